@@ -1,0 +1,25 @@
+"""The one contraction of the last axis. Every matrix is stored as the papers write it: it maps its last letter to the
+ones before it (`W1_FD` maps D to F), and tokens are rows."""
+
+import jax
+import jax.numpy as jnp
+
+
+def rows(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array:
+    """y = W x (+ b) for every token x. Shapes: x (..., D), W (out..., D), b (out...) -> y (..., out...).
+
+    All leading axes are flattened into rows: on XLA:CPU three-dimensional contractions make the whole training step
+    1.4 times slower; on GPU and TPU it makes no difference.
+    """
+    D = x.shape[-1]
+    y_TO = jnp.matmul(x.reshape(-1, D), W.reshape(-1, D).T)
+    y = y_TO.reshape(*x.shape[:-1], *W.shape[:-1])
+    return y if b is None else y + b
+
+
+def heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = None) -> jax.Array:
+    """U_h x_n (+ b_h) for every head and token: q_BHNK.
+
+    Heads come before tokens because products of (B, H, N, K) operands cost about half of (B, N, H, K) ones on CPU.
+    """
+    return rows(x_BND, U_HKD, b_HK).swapaxes(1, 2)

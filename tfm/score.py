@@ -1,0 +1,65 @@
+"""How two tokens are compared: a score turns tokens into the queries and keys whose product is the logit.
+
+l_{n,s} = scale * q_n . k_s, where n attends to s. A score is `(init, apply)`:
+`init(key, *, H, K, D, bias) -> params` and `apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`; a head axis of size one
+is shared by all heads. In self-attention both arguments are the same array.
+"""
+
+import math
+
+import jax
+
+from tfm import initial, linear
+from tfm.variant import Variant
+
+
+def _none_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+    return {}
+
+
+def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A proportional to exp(x_s^T x_n): queries and keys are the tokens, K = D, one map for all heads (E4)."""
+    return x_BND[:, None], x_BSD[:, None]
+
+
+def _tied_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+    params = initial.normal(key, "U_HKD", D**-0.5, H=H, K=K, D=D)
+    return params | (initial.zeros("b_HK", H=H, K=K) if bias else {})
+
+
+def _tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A proportional to exp(x_s^T U^T U x_n): one matrix for queries and keys, symmetric logits (E5)."""
+    q_BHNK = linear.heads(x_BND, params["U_HKD"], params.get("b_HK"))
+    k_BHSK = q_BHNK if x_BSD is x_BND else linear.heads(x_BSD, params["U_HKD"], params.get("b_HK"))
+    return q_BHNK, k_BHSK
+
+
+def _asymmetric_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+    params = {}
+    for side in "qk":
+        params |= initial.normal(key, f"U{side}_HKD", D**-0.5, H=H, K=K, D=D)
+        params |= initial.zeros(f"b{side}_HK", H=H, K=K) if bias else {}
+    return params
+
+
+def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11)."""
+    q_BHNK = linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK"))
+    k_BHSK = linear.heads(x_BSD, params["Uk_HKD"], params.get("bk_HK"))
+    return q_BHNK, k_BHSK
+
+
+none = Variant(_none_init, _none)
+tied = Variant(_tied_init, _tied)
+asymmetric = Variant(_asymmetric_init, _asymmetric)
+
+SCALES = {
+    "1/sqrt(K)": lambda K, D: 1 / math.sqrt(K),  # seeds 001 and 004, the default
+    "1/sqrt(D)": lambda K, D: 1 / math.sqrt(D),  # seed 000
+    "1": lambda K, D: 1.0,  # seed 002; in seed 003 the scale is absorbed in U
+}
+
+
+def scale(name: str, *, K: int, D: int) -> float:
+    """The factor on the logits (E7); K is the number of features the queries really have. Names: see SCALES."""
+    return SCALES[name](K, D)

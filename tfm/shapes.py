@@ -1,0 +1,85 @@
+"""Names carry shapes: a parameter's key ends in its dimension letters (`Uq_HKD`), and the letters can be computed with.
+
+Everything under a `blocks` node is stacked over layers and has a leading `M`. From the letters alone follow a check of
+all shapes (`check`), the layout over devices (`specs`) and what weight decay calls a matrix (`is_matrix`). The same
+functions read an optimiser's state, since optax mirrors the parameter tree.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+_SUFFIX = re.compile(r"_([A-Z]+)$")
+STACKED = "blocks"  # the node whose leaves are stacked over layers
+COPIES = "MH"  # layers and heads count copies of a matrix; they are not one of its two sides
+
+
+class ShapeError(ValueError):
+    """A parameter whose shape contradicts its name, or two parameters that disagree about a letter."""
+
+
+def names(path: Any) -> tuple[str, ...]:
+    """A tree path as a tuple of strings, from a JAX key path or a string such as 'blocks/score/Uq_HKD'."""
+    if isinstance(path, str):
+        return tuple(path.split("/"))
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
+
+
+def letters(path: Any) -> str:
+    """The dimension letters of a leaf: letters('blocks/score/Uq_HKD') == 'MHKD'; '' where the name carries none."""
+    parts = names(path)
+    found = _SUFFIX.search(parts[-1]) if parts else None
+    if found is None:
+        return ""
+    return ("M" if STACKED in parts[:-1] else "") + found.group(1)
+
+
+def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape a name asks for: size('Uq_HKD', {'H': 2, 'K': 3, 'D': 5}) == (2, 3, 5)."""
+    return tuple(sizes[letter] for letter in letters(name))
+
+
+def check(params: Any) -> dict[str, int]:
+    """The size of every letter in the tree. Raises ShapeError naming the leaves where name and shape disagree."""
+    sizes: dict[str, tuple[int, str]] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        where = "/".join(names(path))
+        if len(letters(path)) != len(leaf.shape):
+            raise ShapeError(f"{where} has shape {leaf.shape}, but its name asks for the axes '{letters(path)}'")
+        for letter, n in zip(letters(path), leaf.shape, strict=True):
+            known, source = sizes.setdefault(letter, (n, where))
+            if known != n:
+                raise ShapeError(f"{letter} is {n} in {where} but {known} in {source}")
+    return {letter: n for letter, (n, _) in sizes.items()}
+
+
+def specs(params: Any, rules: Mapping[str, str]) -> Any:
+    """A PartitionSpec per leaf from rules such as {'D': 'fsdp', 'H': 'tensor'}.
+
+    A mesh axis shards one dimension of a leaf at most (the first that asks for it); a leaf without letters, such as an
+    optimiser's step count, is replicated.
+    """
+
+    def spec(path: Any, _: Any) -> PartitionSpec:
+        axes: list[str | None] = []
+        for letter in letters(path):
+            axis = rules.get(letter)
+            axes.append(axis if axis not in axes else None)
+        while axes and axes[-1] is None:
+            axes.pop()
+        return PartitionSpec(*axes)
+
+    return jax.tree_util.tree_map_with_path(spec, params)
+
+
+def is_matrix(path: Any) -> bool:
+    """Whether a leaf maps between two spaces (weights, embeddings), unlike biases, gains and shifts."""
+    return sum(letter not in COPIES for letter in letters(path)) >= 2
+
+
+def total(params: Any) -> int:
+    """How many numbers the tree holds."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
