@@ -1,0 +1,163 @@
+"""Labelled images in a training and an evaluation part, and how they become examples."""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.engine import errors
+from experiments.engine.data import archive, batches, download, idx, labelled, split
+
+GARMENTS = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+DIGITS = tuple("0123456789")
+FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+EVALUATION_SHARE = 0.2
+CHUNK = 4096  # images at a time: statistics need float64, and all images at once would not fit
+
+
+class Images(NamedTuple):
+    """Raw pixels (uint8 or float32) and labels 0 .. C-1 (int32) of both parts; a name for each class."""
+
+    name: str
+    train_image_BYXZ: np.ndarray
+    train_label_B: np.ndarray
+    evaluation_image_BYXZ: np.ndarray
+    evaluation_label_B: np.ndarray
+    classes: tuple[str, ...]
+
+
+def load(source: str, *, data_dir: str = "") -> Images:
+    """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
+
+    A path leads to a folder of IDX files, or to an .npz file with x_train, y_train, x_test and y_test, or with x and y.
+    What does not come in two parts is split by content, about 20 % for evaluation.
+
+    Raises:
+      UserError: neither a name nor a path that exists; missing, damaged or contradictory files; labels out of range.
+    """
+    if source == "digits":
+        return _digits()
+    if source in FOLDERS:
+        return _named(source, data_dir=data_dir)
+    path = pathlib.Path(os.path.expanduser(source))
+    if source and os.path.isdir(path):
+        return _folder(source, path, known=())
+    if source and os.path.isfile(path) and path.suffix == ".npz":
+        return _npz(source, path)
+    if source and os.path.exists(path):
+        raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
+    names = ", ".join(sorted(["digits", *FOLDERS]))
+    raise errors.UserError(
+        f"{source!r} is neither a named set of images ({names}) nor an existing path ({path.absolute()})"
+    )
+
+
+def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the raw pixels of each channel, float32; a deviation of 0 is given as 1."""
+    parts = [image_BYXZ[at : at + CHUNK] for at in range(0, len(image_BYXZ), CHUNK)]
+    pixels = np.prod(image_BYXZ.shape[:-1])
+    mean_Z = sum(part.sum((0, 1, 2), dtype=np.float64) for part in parts) / pixels
+    variance_Z = sum(np.square(part - mean_Z).sum((0, 1, 2)) for part in parts) / pixels
+    std_Z = np.sqrt(variance_Z)
+    return mean_Z.astype(np.float32), np.where(std_Z > 0, std_Z, 1).astype(np.float32)
+
+
+def examples(
+    image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, shift: int = 0
+) -> tuple[batches.Fetch, int]:
+    """`(fetch, n)` for `batches`: normalised `image_BYXZ` (float32), `label_B` (int32), and `weight_B` 1 (float32).
+
+    Normalised is a pixel less the mean, divided by the deviation. With an `rng`, each image is first moved by its own
+    uniform offset in [-shift, shift]^2 pixels; the border it uncovers has raw pixel value 0, the background.
+
+    Raises:
+      UserError: a shift that is negative or could move an image out of sight.
+    """
+    if not 0 <= shift < min(image_BYXZ.shape[1:3]):
+        rows, columns = image_BYXZ.shape[1:3]
+        raise errors.UserError(f"images of {rows} x {columns} pixels cannot be shifted by {shift}")
+
+    def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        batch_BYXZ = image_BYXZ[index_B]
+        if shift and rng is not None:
+            batch_BYXZ = _moved(batch_BYXZ, rng.integers(-shift, shift, (2, len(index_B)), endpoint=True), shift=shift)
+        image = (batch_BYXZ.astype(np.float32) - mean_Z) / std_Z
+        return {"image_BYXZ": image, "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
+
+    return fetch, len(image_BYXZ)
+
+
+def _moved(image_BYXZ: np.ndarray, offset_2B: np.ndarray, *, shift: int) -> np.ndarray:
+    """Pixel (y, x) of an image moved by (down, right) is its pixel (y - down, x - right), 0 where there is none."""
+    B, Y, X, _ = image_BYXZ.shape
+    padded = np.pad(image_BYXZ, ((0, 0), (shift, shift), (shift, shift), (0, 0)))
+    row_BY = shift + np.arange(Y) - offset_2B[0][:, None]
+    column_BX = shift + np.arange(X) - offset_2B[1][:, None]
+    return padded[np.arange(B)[:, None, None], row_BY[:, :, None], column_BX[:, None, :]]
+
+
+def _digits() -> Images:
+    # Imported where it is needed: scikit-learn takes a second that no other set should cost.
+    from sklearn import datasets
+
+    digits = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
+    return _split("digits", digits.images.astype(np.uint8), digits.target, known=DIGITS)
+
+
+def _named(name: str, *, data_dir: str) -> Images:
+    folder_name, known = FOLDERS[name]
+    places = [place / folder_name for place in download.places(data_dir)]
+    for folder in places:
+        if os.path.isdir(folder):
+            return _folder(name, folder, known=known)
+    raise errors.UserError(
+        f"{name} is not here: put the files {', '.join(FILES)} (gzipped or not) into {' or '.join(map(str, places))}"
+    )
+
+
+def _folder(name: str, folder: pathlib.Path, *, known: tuple[str, ...]) -> Images:
+    candidates = [(folder / file, folder / f"{file}.gz") for file in FILES]
+    paths = [next((path for path in pair if os.path.isfile(path)), None) for pair in candidates]
+    missing = [file for file, path in zip(FILES, paths, strict=True) if path is None]
+    if missing:
+        raise errors.UserError(f"the folder {folder} lacks {', '.join(missing)} (gzipped or not)")
+    train_image, train_label, evaluation_image, evaluation_label = (
+        idx.read(path, axes=axes) for path, axes in zip(paths, (3, 1, 3, 1), strict=True)
+    )
+    return _parts(name, (train_image, train_label), (evaluation_image, evaluation_label), known=known)
+
+
+def _npz(name: str, path: pathlib.Path) -> Images:
+    arrays = archive.read(path, [("x_train", "y_train", "x_test", "y_test"), ("x", "y")])
+    if len(arrays) == 2:
+        return _split(name, *arrays, known=())
+    return _parts(name, (arrays[0], arrays[1]), (arrays[2], arrays[3]), known=())
+
+
+def _parts(name: str, train: tuple, evaluation: tuple, *, known: tuple[str, ...]) -> Images:
+    """Two parts that come apart already: (image, label) of each."""
+    first, second = f"{name}, training part", f"{name}, evaluation part"
+    train_image_BYXZ, evaluation_image_BYXZ = labelled.images(first, train[0]), labelled.images(second, evaluation[0])
+    if train_image_BYXZ.shape[1:] != evaluation_image_BYXZ.shape[1:]:
+        shapes = f"{train_image_BYXZ.shape[1:]} and {evaluation_image_BYXZ.shape[1:]}"
+        raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes}")
+    train_label_B = labelled.labels(first, train[1], n=len(train_image_BYXZ))
+    evaluation_label_B = labelled.labels(second, evaluation[1], n=len(evaluation_image_BYXZ))
+    classes = labelled.classes(first, train_label_B, known=known)
+    train_label_B = labelled.in_range(first, train_label_B, C=len(classes))
+    evaluation_label_B = labelled.in_range(second, evaluation_label_B, C=len(classes))
+    return Images(name, train_image_BYXZ, train_label_B, evaluation_image_BYXZ, evaluation_label_B, classes)
+
+
+def _split(name: str, image: np.ndarray, label: np.ndarray, *, known: tuple[str, ...]) -> Images:
+    """One set in two: about 20 % of the different images are held out, chosen by their bytes."""
+    image_BYXZ = labelled.images(name, image)
+    label_B = labelled.labels(name, label, n=len(image_BYXZ))
+    classes = labelled.classes(name, label_B, known=known)
+    label_B = labelled.in_range(name, label_B, C=len(classes))
+    out_B = split.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
+    return Images(name, image_BYXZ[~out_B], label_B[~out_B], image_BYXZ[out_B], label_B[out_B], classes)

@@ -1,0 +1,381 @@
+"""Images are read whole and in range or refused, split by content, normalised, and moved a little."""
+
+import gzip
+import io
+import math
+import os
+import struct
+import zipfile
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from experiments.engine import errors
+from experiments.engine.data import archive, batches, download, idx, images
+
+CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
+TRAIN, EVALUATION, Y, X, C = 11, 7, 5, 3, 4
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """No data of the machine's own is found."""
+    monkeypatch.delenv("TFM_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def idx_bytes(array: np.ndarray) -> bytes:
+    code = CODES[array.dtype.str[1:]]
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape)
+        + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    )
+
+
+def arrays(seed: int = 0) -> dict[str, np.ndarray]:
+    """A small set: x_train, y_train, x_test, y_test."""
+    draw = np.random.default_rng(seed)
+    return {
+        "x_train": draw.integers(0, 256, (TRAIN, Y, X), np.uint8),
+        "y_train": (np.arange(TRAIN) % C).astype(np.uint8),
+        "x_test": draw.integers(0, 256, (EVALUATION, Y, X), np.uint8),
+        "y_test": (np.arange(EVALUATION) % C).astype(np.uint8),
+    }
+
+
+def idx_folder(folder, *, pack: bool = False, **changed):
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, array in zip(images.FILES, (arrays() | changed).values(), strict=True):
+        content = idx_bytes(array)
+        (folder / (file + ".gz" if pack else file)).write_bytes(gzip.compress(content) if pack else content)
+    return str(folder)
+
+
+def npz(path, **changed):
+    np.savez(path, **(arrays() | changed))
+    return str(path)
+
+
+# IDX files.
+
+
+@pytest.mark.parametrize("dtype", sorted(CODES))
+@pytest.mark.parametrize("pack", [False, True])
+def test_idx_files_are_read_back(tmp_path, dtype, pack):
+    array = (np.random.default_rng(0).normal(size=(7, 5, 3)) * 50).astype(dtype)
+    content = idx_bytes(array)
+    (tmp_path / "a").write_bytes(gzip.compress(content) if pack else content)  # the name says nothing about gzip
+    found = idx.read(tmp_path / "a", axes=3)
+    assert np.array_equal(found, array) and found.dtype == array.dtype and found.dtype.isnative
+
+
+WHOLE = idx_bytes(np.arange(7 * 5 * 3, dtype=np.int16).reshape(7, 5, 3))
+BODY = 7 * 5 * 3 * 2
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "not an IDX file.*none"),
+        (b"\x89PNG", "not an IDX file.*89 50 4e 47"),
+        (b"\0\0\x0a\x03" + WHOLE[4:], "not an IDX file"),
+        (idx_bytes(np.arange(7, dtype=np.int16)), "1 axes where 3"),
+        (WHOLE[:13], "expected 16 bytes of header, found 13"),
+        (WHOLE[:-1], f"expected {BODY} bytes of values, found {BODY - 1}"),
+        (WHOLE[:16], f"expected {BODY} bytes of values, found 0"),
+        (WHOLE + b"\0", f"expected {BODY} bytes of values, found more"),
+        (WHOLE[:4] + b"\0\0\0\0" + WHOLE[8:], r"shape \(0, 5, 3\)"),
+        (WHOLE[:4] + b"\xff" * 12 + WHOLE[16:], f"announces {2 * (2**32 - 1) ** 3} bytes"),
+        (WHOLE[:4] + b"\x10\0\0\0" + WHOLE[8:], f"expected {2**28 * 30} bytes of values, found {BODY}"),
+    ],
+)
+def test_idx_files_with_other_bytes_than_announced_are_refused(tmp_path, pack, content, complaint):
+    (tmp_path / "a").write_bytes(gzip.compress(content) if pack else content)
+    with pytest.raises(errors.UserError, match=f"{tmp_path}/a .*{complaint}"):
+        idx.read(tmp_path / "a", axes=3)
+
+
+def test_damaged_gzip_is_refused(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (307, 31, 37), np.uint8)  # nothing that gzip can shorten
+    packed = gzip.compress(idx_bytes(noise))
+    half = len(packed) // 2
+    for content, complaint in (
+        (packed[:half] + bytes([packed[half] ^ 0xFF]) + packed[half + 1 :], "damaged gzip"),
+        (packed[:-8] + bytes(4) + packed[-4:], "damaged gzip"),  # the checksum
+        (b"\x1f\x8b" + packed[2:][::-1], "damaged gzip"),
+        (packed[:half], f"expected {noise.size} bytes of values, found 1[67]"),  # about half of 352,129
+    ):
+        (tmp_path / "a.gz").write_bytes(content)
+        with pytest.raises(errors.UserError, match=complaint):
+            idx.read(tmp_path / "a.gz", axes=3)
+    for missing in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(errors.UserError, match="cannot be read"):
+            idx.read(missing, axes=3)
+
+
+@hypothesis.given(st.booleans(), st.data())
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_no_damage_to_a_file_gets_past_as_anything_else(tmp_path, pack, data):
+    """Whatever one byte becomes, an IDX file is read or refused with a sentence."""
+    content = bytearray(gzip.compress(WHOLE) if pack else WHOLE)
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    (tmp_path / "a").write_bytes(content)
+    try:
+        assert idx.read(tmp_path / "a", axes=3).size == BODY // 2
+    except errors.UserError as error:
+        assert str(tmp_path) in str(error)
+
+
+# Sets.
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_folder_and_an_archive_give_the_same_images(tmp_path, pack):
+    given = arrays()
+    for source in (idx_folder(tmp_path / "idx", pack=pack), npz(tmp_path / "a.npz")):
+        found = images.load(source)
+        assert found.name == source and found.classes == ("0", "1", "2", "3")
+        for array, expected in zip(found[1:5], given.values(), strict=True):
+            assert np.array_equal(array, expected if expected.ndim == 1 else expected[..., None])
+        assert [array.dtype for array in found[1:5]] == [np.uint8, np.int32] * 2
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion_mnist", "fashion-mnist")])
+def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, folder):
+    monkeypatch.setenv("TFM_DATA", str(tmp_path / "env"))
+    with pytest.raises(
+        errors.UserError, match=f"t10k-labels-idx1-ubyte .*{tmp_path}/env/{folder} or .*data/{folder} or"
+    ):
+        images.load(name, data_dir=str(tmp_path / "data"))
+    for number, place in enumerate(("cache/tfm", "data", "env")):
+        x_train = np.full((TRAIN, Y, X), number, np.uint8)
+        idx_folder(tmp_path / place / folder, x_train=x_train)
+        found = images.load(name, data_dir=str(tmp_path / "data"))
+        assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10
+    assert (images.load("fashion_mnist").classes[9] == "Ankle boot") if name == "fashion_mnist" else True
+    (tmp_path / "env" / folder / images.FILES[1]).unlink()
+    with pytest.raises(errors.UserError, match="lacks train-labels-idx1-ubyte"):
+        images.load(name)
+
+
+def test_colours_and_other_numbers(tmp_path):
+    colour = np.random.default_rng(0).normal(size=(TRAIN, Y, X, 3))
+    found = images.load(npz(tmp_path / "a.npz", x_train=colour, x_test=colour[:EVALUATION].astype(">f4")))
+    assert found.train_image_BYXZ.shape == (TRAIN, Y, X, 3)
+    assert np.array_equal(found.train_image_BYXZ, colour.astype(np.float32))
+    assert found.evaluation_image_BYXZ.dtype == found.train_image_BYXZ.dtype == np.float32
+    grey = arrays()["x_train"].astype(np.int64)
+    assert images.load(npz(tmp_path / "b.npz", x_train=grey)).train_image_BYXZ.dtype == np.uint8
+    assert images.load(npz(tmp_path / "b.npz", x_train=grey - 1)).train_image_BYXZ.min() == grey.min() - 1
+
+
+def test_one_set_is_split_by_content(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (1009, Y, X), np.uint8)
+    x[500:600] = x[:100]  # copies
+    y = np.arange(1009) % 7
+    np.savez(tmp_path / "a.npz", x=x, y=y)
+    found = images.load(str(tmp_path / "a.npz"))
+    label_of = {(image.tobytes(), label) for image, label in zip(x, y, strict=True)}
+    train = [image.tobytes() for image in found.train_image_BYXZ]
+    held = [image.tobytes() for image in found.evaluation_image_BYXZ]
+    assert sorted(train + held) == sorted(image.tobytes() for image in x) and not set(train) & set(held)
+    assert set(zip(train + held, [*found.train_label_B, *found.evaluation_label_B], strict=True)) == label_of
+    assert abs(len(set(held)) / 909 - 0.2) < 5 * math.sqrt(0.16 / 909)
+    back = np.arange(1009)[::-1]
+    np.savez(tmp_path / "b.npz", x=x[back], y=y[back])
+    assert np.array_equal(images.load(str(tmp_path / "b.npz")).evaluation_label_B, found.evaluation_label_B[::-1])
+
+
+def test_the_digits_are_split_in_two():
+    found = images.load("digits")
+    sizes = len(found.train_label_B), len(found.evaluation_label_B)
+    assert sum(sizes) == 1797 and 0.16 < sizes[1] / 1797 < 0.24
+    assert found.train_image_BYXZ.shape[1:] == (8, 8, 1) and found.train_image_BYXZ.max() == 16
+    assert found.classes == tuple("0123456789") and set(found.evaluation_label_B) == set(range(10))
+    train, held = (
+        {image.tobytes() for image in part} for part in (found.train_image_BYXZ, found.evaluation_image_BYXZ)
+    )
+    assert not train & held
+
+
+WRONG = {
+    "too many labels": ({"y_train": np.zeros(TRAIN + 1, np.uint8)}, f"{TRAIN} images need labels"),
+    "too few labels": ({"y_test": np.zeros(EVALUATION - 1, np.uint8)}, "evaluation part.*7 images need labels"),
+    "a label beyond": ({"y_test": np.arange(EVALUATION, dtype=np.uint8)}, r"label 6 is out of range: .* 0 \.\. 3"),
+    "negative label": ({"y_train": np.full(TRAIN, -1, np.int32)}, "label -1 is out of range"),
+    "one negative": ({"y_train": np.r_[0, 1, -1, np.zeros(TRAIN - 3)].astype(np.int32)}, "label -1 is out of range"),
+    "fractions": ({"y_train": np.full(TRAIN, 0.5, np.float32)}, "integers.*float32"),
+    "absurd label": ({"y_train": np.r_[np.zeros(TRAIN - 1), 2**31 - 1].astype(np.int32)}, "2147483647 is out of range"),
+    "other size": ({"x_test": np.zeros((EVALUATION, X, Y), np.uint8)}, "differ in shape"),
+    "not finite": ({"x_train": np.full((TRAIN, Y, X), np.nan, np.float32)}, "not a finite number"),
+}
+
+
+@pytest.mark.parametrize("case", sorted(WRONG))
+def test_contradictory_sets_are_refused(tmp_path, case):
+    changed, complaint = WRONG[case]
+    for source in (idx_folder(tmp_path / "idx", **changed), npz(tmp_path / "a.npz", **changed)):
+        with pytest.raises(errors.UserError, match=complaint):
+            images.load(source)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"x_train": np.array([{}] * TRAIN, object)}, "a.npz.*Object arrays"),
+        ({"x_train": np.array(["word"] * TRAIN)}, "real numbers.*<U4"),
+        ({"x_train": np.ones((TRAIN, Y, X), complex)}, "real numbers.*complex"),
+        ({"x_train": np.ones((TRAIN, Y))}, r"\(11, 5\)"),
+        ({"x_train": np.ones((0, Y, X)), "y_train": np.ones(0, int)}, r"\(0, 5, 3\)"),
+        ({"x_train": np.full((TRAIN, Y, X), 1e300)}, "not a finite number"),
+        ({"y_train": np.zeros((TRAIN, 1), int)}, r"shape \(11,\).*\(11, 1\)"),
+    ],
+)
+def test_archives_hold_numbers_of_the_right_shape(tmp_path, changed, complaint):
+    with pytest.raises(errors.UserError, match=complaint):
+        images.load(npz(tmp_path / "a.npz", **changed))
+
+
+def test_archives_are_refused_when_damaged_incomplete_or_too_large(tmp_path, monkeypatch):
+    path = tmp_path / "a.npz"
+    npz(path)
+    content = path.read_bytes()
+    for wrong, complaint in (
+        (content[:-30], "damaged"),
+        (b"", "damaged"),
+        (content.replace(b"NUMPY", b"NUMPX"), "damaged"),
+        (content[:300] + bytes([content[300] ^ 1]) + content[301:], "damaged"),
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(errors.UserError, match=f"{path} is {complaint}"):
+            images.load(str(path))
+    np.savez(path, x=np.zeros(3), label=np.zeros(3))
+    with pytest.raises(errors.UserError, match=r"\(x, y\), and has x, label"):
+        images.load(str(path))
+    monkeypatch.setattr(archive, "LARGEST", 100)
+    with pytest.raises(errors.UserError, match="100 are allowed"):
+        images.load(str(path))
+
+
+def test_an_archive_that_announces_more_than_it_has_is_refused(tmp_path):
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": (2**40, Y, X)})
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as members:
+        members.writestr("x.npy", header.getvalue() + b"\0" * 100)
+        members.writestr("y.npy", header.getvalue())
+    with pytest.raises(errors.UserError, match="damaged"):
+        images.load(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("source", ["", "nothing/here", "digit", "a\0b"])
+def test_an_unknown_source_lists_the_named_ones(source):
+    with pytest.raises(errors.UserError, match="digits, fashion_mnist, mnist"):
+        images.load(source)
+
+
+def test_another_file_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"text")
+    with pytest.raises(errors.UserError, match="a.txt is neither"):
+        images.load(str(tmp_path / "a.txt"))
+    with pytest.raises(errors.UserError, match="lacks train-images"):
+        images.load(str(tmp_path))
+
+
+# Examples.
+
+
+def test_statistics_are_those_of_each_channel(monkeypatch):
+    monkeypatch.setattr(images, "CHUNK", 4)  # 11 images in three parts
+    image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
+    image[..., 1] = 7
+    mean, std = images.statistics(image)
+    assert mean.dtype == std.dtype == np.float32
+    np.testing.assert_allclose(mean, image.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(std, [image[..., 0].std(), 1], rtol=1e-6)
+
+
+def plain(image, **settings):
+    label = np.arange(len(image), dtype=np.int32)
+    return images.examples(image, label, mean_Z=np.float32([0]), std_Z=np.float32([1]), **settings)
+
+
+def test_examples_are_normalised():
+    image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
+    label = (np.arange(TRAIN) % C).astype(np.int32)
+    mean, std = images.statistics(image)
+    fetch, n = images.examples(image, label, mean_Z=mean, std_Z=std)
+    batch = fetch(np.array([10, 2, 2]), np.random.default_rng(0))
+    assert n == TRAIN and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
+    assert [batch[name].dtype for name in ("image_BYXZ", "label_B", "weight_B")] == [np.float32, np.int32, np.float32]
+    np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)
+
+
+@hypothesis.given(st.integers(0, 2), st.integers(0, 2**32))
+@hypothesis.settings(deadline=None)
+def test_a_moved_image_is_the_image_moved(shift, seed):
+    image = np.random.default_rng(0).integers(1, 256, (TRAIN, Y, X, 2), np.uint8)
+    fetch, _ = plain(image, shift=shift)
+    moved = fetch(np.arange(TRAIN), np.random.default_rng(seed))["image_BYXZ"]
+    assert moved.shape == image.shape
+    for before, after in zip(image, moved, strict=True):
+        found = []
+        for down in range(-shift, shift + 1):
+            for right in range(-shift, shift + 1):
+                expected = np.zeros_like(before)
+                inner = before[max(-down, 0) : Y - max(down, 0), max(-right, 0) : X - max(right, 0)]
+                expected[max(down, 0) : Y + min(down, 0), max(right, 0) : X + min(right, 0)] = inner
+                found.append(np.array_equal(after, expected))
+        assert sum(found) == 1
+
+
+def test_every_offset_is_equally_likely_and_none_is_shared():
+    n, shift = 5003, 1
+    image = np.zeros((n, 3, 3, 1), np.uint8)
+    image[:, 1, 1] = 1
+    fetch, _ = plain(image, shift=shift)
+    where = fetch(np.arange(n), np.random.default_rng(0))["image_BYXZ"].reshape(n, 9)
+    assert (where.sum(1) == 1).all()
+    share = 1 / 9
+    assert (abs(where.mean(0) - share) < 5 * math.sqrt(share * (1 - share) / n)).all()
+
+
+def test_images_stay_in_place_without_a_generator_and_the_border_is_background():
+    image = np.full((TRAIN, Y, X, 1), 9, np.uint8)
+    fetch, n = plain(image, shift=2)
+    assert (batches.evaluation(fetch, n=n, batch=4)[0]["image_BYXZ"] == 9).all()
+    label = np.zeros(TRAIN, np.int32)
+    fetch, _ = images.examples(image, label, mean_Z=np.float32([4]), std_Z=np.float32([2]), shift=2)
+    assert set(fetch(np.arange(TRAIN), np.random.default_rng(0))["image_BYXZ"].ravel()) == {
+        2.5,
+        -2.0,
+    }  # (9-4)/2, (0-4)/2
+
+
+def test_a_shift_leaves_something_to_see():
+    image = np.ones((TRAIN, Y, X, 1), np.uint8)
+    for shift in (-1, X):
+        with pytest.raises(errors.UserError, match=f"5 x 3 pixels.*{shift}"):
+            plain(image, shift=shift)
+    assert plain(image, shift=X - 1)[1] == TRAIN
+
+
+DATA = os.environ.get("TFM_DATA", "")  # read before a test hides it
+
+
+@pytest.mark.skipif(not os.path.isdir(os.path.join(DATA, "fashion-mnist")), reason="$TFM_DATA has no fashion-mnist")
+def test_fashion_mnist_has_its_known_numbers():
+    found = images.load("fashion_mnist", data_dir=DATA)
+    assert found.train_image_BYXZ.shape == (60_000, 28, 28, 1)
+    assert found.evaluation_image_BYXZ.shape == (10_000, 28, 28, 1)
+    mean, std = images.statistics(found.train_image_BYXZ)
+    assert (round(float(mean[0]) / 255, 4), round(float(std[0]) / 255, 4)) == (0.2860, 0.3530)
+    assert np.bincount(found.evaluation_label_B).tolist() == [1000] * 10
+
+
+def test_the_cache_is_the_last_place(tmp_path, monkeypatch):
+    assert download.places("~") == [download.pathlib.Path.home(), tmp_path / "cache" / "tfm"]
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert download.places() == [download.pathlib.Path.home() / ".cache" / "tfm"]
