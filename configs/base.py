@@ -1,0 +1,115 @@
+"""Every field of a config, with its default and one comment. A config file starts from here and changes a few.
+
+A field that an experiment does not use may not be changed from its default: that is an error, not a silence.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+    """The defaults, locked: a new key or a value of another type is refused."""
+    config = ml_collections.ConfigDict()
+    config.experiment = ""  # the file of experiments/ that runs: language, vision
+    config.seed = 0  # of initial parameters, data order, augmentation; never of the split into train and evaluation
+    config.device = "any"  # any, cpu, gpu, tpu: what must be there
+    config.data_dir = ""  # folder searched for data sets after $TFM_DATA and before the cache folder
+    config.mesh = mesh()
+    config.model = model()
+    config.text = text()
+    config.image = image()
+    config.optim = optim()
+    config.train = train()
+    config.sample = sample()
+    return config.lock()
+
+
+def mesh() -> ml_collections.ConfigDict:
+    """How devices are arranged."""
+    config = ml_collections.ConfigDict()
+    config.data = -1  # devices that share each batch; -1: all that JAX sees
+    return config
+
+
+def model() -> ml_collections.ConfigDict:
+    """The transformer: sizes by their letters, variants by their names (or 'my_module:my_variant')."""
+    config = ml_collections.ConfigDict()
+    config.M = 4  # layers
+    config.D = 128  # features of a token
+    config.H = 4  # heads
+    config.K = config.get_ref("D") // config.get_ref("H")  # query, key and value features of a head
+    config.F = config.get_ref("D") * 4  # hidden units of the MLP
+    config.score = "asymmetric"  # none, tied, asymmetric (score.py)
+    config.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
+    config.value = "low_rank"  # low_rank (value.py)
+    config.norm = "token"  # token, token_plain (norm.py)
+    config.eps = 1e-5  # inside the root of the norm
+    config.mlp = "gelu"  # relu, gelu (mlp.py)
+    config.position = "learned"  # learned, sinusoidal, none (position.py)
+    config.block = "pre_norm"  # pre_norm, post_norm (block.py)
+    config.final_norm = True  # a norm between the last block and the head
+    config.bias = True  # on queries, keys, values, outputs and the MLP
+    config.attention = "explicit"  # how attention is computed (attention.py)
+    config.remat = False  # compute a block's intermediates again in the backward pass instead of keeping them
+    config.unroll = 0  # layers written out in the program; 0: all (fastest on CPU), 1: a loop (fastest to compile)
+    return config
+
+
+def text() -> ml_collections.ConfigDict:
+    """The data of `language`."""
+    config = ml_collections.ConfigDict()
+    config.source = "stdlib"  # stdlib (Python's own sources), tinyshakespeare, or a path to a file or folder of text
+    config.tokenizer = "bytes"  # bytes, characters
+    config.N = 64  # tokens of a window, the context
+    config.objective = "causal"  # causal: the next word; masked: hidden words
+    config.mask_rate = 0.15  # share of hidden words (masked only)
+    config.tied_output = False  # the output matrix is the embedding
+    return config
+
+
+def image() -> ml_collections.ConfigDict:
+    """The data of `vision`."""
+    config = ml_collections.ConfigDict()
+    config.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
+    config.patch = 2  # pixels of a patch's side
+    config.head = "pooled"  # pooled, class_token (head.py)
+    config.shift = 0  # augmentation: each training image is moved by up to so many pixels each way
+    return config
+
+
+def optim() -> ml_collections.ConfigDict:
+    """AdamW and its learning rate."""
+    config = ml_collections.ConfigDict()
+    config.learning_rate = 1e-3  # the peak
+    config.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd
+    config.warmup_steps = 100  # linear rise
+    config.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak (not for constant)
+    config.decay_fraction = 0.2  # share of all steps over which wsd falls
+    config.beta1 = 0.9  # decay of the mean of gradients
+    config.beta2 = 0.99  # decay of the mean of their squares
+    config.eps = 1e-8  # added to the root of the second moment
+    config.weight_decay = 0.1  # on matrices only
+    config.clip = 1.0  # largest global norm of the gradient; 0: no clipping
+    return config
+
+
+def train() -> ml_collections.ConfigDict:
+    """The loop."""
+    config = ml_collections.ConfigDict()
+    config.steps = 1000
+    config.batch = 64  # examples of a step, over all devices and accumulated parts
+    config.accumulation = 1  # parts a batch is computed in, one after the other; the gradient is that of the whole
+    config.log_every = 10  # steps between lines of metrics.jsonl
+    config.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only
+    config.evaluate_batch = 256  # examples of an evaluation batch, over all devices
+    config.save_every = 0  # steps between checkpoints; 0: at the end only
+    config.keep = 2  # newest checkpoints kept
+    return config
+
+
+def sample() -> ml_collections.ConfigDict:
+    """What `language` shows at the end."""
+    config = ml_collections.ConfigDict()
+    config.prompt = "\n"  # what generated text begins with (causal only)
+    config.length = 400  # tokens generated (causal only)
+    config.temperature = 0.8  # 0: always the most likely (causal only)
+    return config

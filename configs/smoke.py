@@ -1,0 +1,11 @@
+"""draft"""
+from configs import base
+def get_config():
+    config = base.get_config()
+    config.experiment = "vision"
+    config.model.M = 2
+    config.model.D = 32
+    config.train.steps = 50
+    config.train.batch = 32
+    config.optim.warmup_steps = 10
+    return config

@@ -1,0 +1,48 @@
+"""Checkpoints with Orbax: written in the background, restored onto whatever mesh the run has now."""
+
+import hashlib
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from tfm import shapes
+
+
+class Checkpoints:
+    """The folder of a run's checkpoints, one for each step saved; the newest `keep` are kept."""
+
+    def __init__(self, folder: pathlib.Path, *, keep: int):
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+
+    def latest(self) -> int | None:
+        """The newest step on disk."""
+        return self._manager.latest_step()
+
+    def save(self, step: int, state: Any) -> None:
+        """Copy the state to the host and write it in the background; a step already on disk is left as it is."""
+        if step not in self._manager.all_steps():
+            self._manager.save(step, args=ocp.args.StandardSave(state))
+
+    def restore(self, step: int, like: Any) -> Any:
+        """The state saved at `step`, with the tree, types and layout of `like`."""
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+
+    def close(self) -> None:
+        """Wait for writes under way."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def digest(params: Any) -> str:
+    """sha256 over the names and bytes of all parameters, in sorted order."""
+    leaves = {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    total = hashlib.sha256()
+    for name in sorted(leaves):
+        total.update(name.encode())
+        total.update(np.ascontiguousarray(jax.device_get(leaves[name])).tobytes())
+    return total.hexdigest()

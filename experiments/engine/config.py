@@ -1,0 +1,211 @@
+"""Configs: load strictly, override from the command line, save as JSON, choose variants by name, notice what is unused.
+
+A config is an `ml_collections.ConfigDict` made by a file's `get_config()`; a config file is code and is executed, a
+`.json` one (what a run has saved) is data and is only read.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
+
+import ml_collections
+
+from experiments.engine import errors
+
+
+# What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
+_FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+def nearest(name: str, right: Iterable[str]) -> str:
+    """' (did you mean "steps"?)' where a right name is near, else ''."""
+    found = difflib.get_close_matches(name, list(right), n=1, cutoff=0.5)
+    return f' (did you mean "{found[0]}"?)' if found else ""
+
+
+def load(path: str, *, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over `base`)."""
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise errors.UserError(f"there is no config file {path}")
+    if file.suffix == ".json":
+        return _from_json(file, base)
+    if file.suffix != ".py":
+        raise errors.UserError(f"a config is a .py or a .json file, and {path} is neither")
+    return _from_python(file)
+
+
+def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise errors.UserError(f"{file} is not a config in JSON: {error}") from error
+    values = saved.get("config", saved) if isinstance(saved, dict) else None
+    if not isinstance(values, dict):
+        raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
+    config = base.copy_and_resolve_references()
+    for key, value in flat(values).items():
+        assign(config, key, value)
+    return config
+
+
+def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
+    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except errors.UserError:
+        raise
+    except _FAULTS as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        where = f"{file}, line {lines[-1]}" if lines else str(file)
+        raise errors.UserError(f"{where}: {_sentence(error)}") from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise errors.UserError(f"{file}: get_config() must return the ConfigDict of base.get_config()")
+    return config
+
+
+def _sentence(error: Exception) -> str:
+    """ml_collections' message without its print-out of the whole config."""
+    unknown = re.search(r'Key "(.*?)" does not exist', str(error))
+    if unknown:
+        meant = re.search(r'Did you mean "(.*?)"', str(error))
+        hint = f' (did you mean "{meant.group(1)}"?)' if meant else ""
+        return f'unknown config key "{unknown.group(1)}"{hint}'
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{'a': {'b': 1}} as {'a.b': 1}."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = list(value) if isinstance(value, tuple) else value
+    return result
+
+
+def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
+    """config.<key> = value, strictly: an unknown key or a value of the wrong type is a UserError."""
+    keys = flat(config.to_dict())
+    if key not in keys:
+        raise errors.UserError(f'unknown config key "{key}"{nearest(key, keys)}')
+    wanted = type(keys[key])
+    fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and wanted is not bool):
+        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {value!r} is not')
+    config.update_from_flattened_dict({key: wanted(value)})
+
+
+def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:
+    """config.<key> = the value that `text`, from the command line, stands for in the type of that field."""
+    keys = flat(config.to_dict())
+    if key not in keys:
+        raise errors.UserError(f'unknown config key "{key}"{nearest(key, keys)}')
+    wanted = type(keys[key])
+    try:
+        assign(config, key, _parse(text, wanted))
+    except ValueError as error:
+        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and "{text}" is not') from error
+
+
+def _parse(text: str, wanted: type) -> Any:
+    if wanted is str:
+        return text
+    if wanted is bool:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    if wanted is list:
+        return json.loads(text)
+    return wanted(text)
+
+
+def candidates(module: Any) -> dict[str, Any]:
+    """The variants of a room: its public attributes that are pairs of `init` and `apply`."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and isinstance(value, tuple) and hasattr(value, "init") and hasattr(value, "apply")
+    }
+
+
+def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
+    """The variant called `name`; 'my_module:my_variant' is imported from the user's own file."""
+    if ":" not in name:
+        if name not in right:
+            listed = ", ".join(right)
+            raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
+        return right[name]
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise errors.UserError(f'the {what} "{name}" cannot be imported: {error}') from error
+
+
+def experiment(name: str) -> ModuleType:
+    """The module experiments.<name>, which has run(settings, folder). UserError lists the right ones."""
+    folder = pathlib.Path(__file__).parent.parent
+    right = [file.stem for file in sorted(folder.glob("*.py")) if "\ndef run(" in file.read_text(encoding="utf-8")]
+    if name not in right:
+        raise errors.UserError(
+            f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}'
+        )
+    return importlib.import_module(f"experiments.{name}")
+
+
+class Settings:
+    """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
+
+    def __init__(self, config: ml_collections.ConfigDict, *, defaults: ml_collections.ConfigDict):
+        self._values, self._defaults = config.to_dict(), flat(defaults.to_dict())
+        self._prefix, self._read = "", set()
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._values[name] if name in self._values else _no_such(self._prefix + name)
+        if not isinstance(value, dict):
+            self._read.add(self._prefix + name)
+            return value
+        inner = object.__new__(Settings)
+        inner._values, inner._defaults = value, self._defaults
+        inner._prefix, inner._read = f"{self._prefix}{name}.", self._read
+        return inner
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plain nested values."""
+        return self._values
+
+    def refuse_unused(self) -> None:
+        """UserError for settings that were changed from their default but that this experiment never looked at."""
+        values = flat(self._values)
+        unused = [k for k in values if k not in self._read and values[k] != self._defaults.get(k)]
+        if unused:
+            verb = "is" if len(unused) == 1 else "are"
+            raise errors.UserError(
+                f"{', '.join(unused)} {verb} set, but this experiment does not use {'it' if verb == 'is' else 'them'}"
+            )
+
+
+def _no_such(name: str) -> Any:
+    raise AttributeError(f"there is no setting {name}")

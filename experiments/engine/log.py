@@ -1,0 +1,103 @@
+"""What a run writes while it trains: metrics.jsonl, TensorBoard events, and the line a person watches."""
+
+import json
+import math
+import pathlib
+import sys
+import time
+from typing import Any
+
+import tensorboardX
+import tqdm
+
+
+def read(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; a last line cut off by a crash is left out."""
+    file = folder / "metrics.jsonl"
+    rows = []
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class Log:
+    """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first."""
+
+    def __init__(self, folder: pathlib.Path, *, start: int):
+        kept = [json.dumps(row) + "\n" for row in read(folder) if row["step"] <= start]
+        draft = folder / "metrics.jsonl.tmp"
+        draft.write_text("".join(kept), encoding="utf-8")
+        draft.replace(folder / "metrics.jsonl")
+        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._events = tensorboardX.SummaryWriter(str(folder / "events"), purge_step=start + 1 if start else None)
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """One line {"step": ..., name: value, ...}, and the same to TensorBoard. NaN becomes null, as JSON has none."""
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step} | finite) + "\n")
+        self._file.flush()
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        self._events.close()
+
+
+class Progress:
+    """The live line on a terminal; elsewhere a plain line every ten seconds."""
+
+    EVERY_SECONDS = 10.0
+
+    def __init__(self, *, start: int, steps: int, tokens_per_step: int, flops_per_step: int, peak: float):
+        self._bar = tqdm.tqdm(
+            total=steps,
+            initial=start,
+            disable=not sys.stderr.isatty(),
+            bar_format="{n_fmt}/{total_fmt} steps |{bar:20}| {postfix}, {remaining} left",
+            dynamic_ncols=True,
+        )
+        self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
+        self._seconds, self._taken, self._since = 0.0, 0, time.perf_counter()
+        self._spoke = time.perf_counter()
+
+    def advance(self, step: int, loss: float | None) -> None:
+        """A step is done; the loss is shown where it was fetched."""
+        self._seconds += time.perf_counter() - self._since
+        self._since = time.perf_counter()
+        self._taken += 1
+        self._bar.update(1)
+        if loss is None:
+            return
+        rate = self._taken / self._seconds
+        share = f", {100 * self._flops * rate / self._peak:.0f} % of peak" if self._peak else ""
+        line = f"loss {loss:.4f}, {self._tokens * rate:,.0f} tokens/s{share}"
+        self._bar.set_postfix_str(line, refresh=False)
+        if self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
+            self._spoke = time.perf_counter()
+            left = (self._steps - step) / rate
+            print(f"step {step:,}/{self._steps:,}: {line}, {left // 60:.0f}:{left % 60:02.0f} left", flush=True)
+
+    def pause(self) -> None:
+        """What follows (an evaluation, a save) is not training time; ends at `resume`."""
+        self._seconds += time.perf_counter() - self._since
+
+    def resume(self) -> None:
+        self._since = time.perf_counter()
+
+    def say(self, line: str) -> None:
+        """A line that stays, above the live one."""
+        if self._bar.disable:
+            print(line, flush=True)
+        else:
+            self._bar.write(line)
+
+    def tokens_per_second(self) -> float:
+        """Throughput of the training steps alone, compilation, evaluations and saves left out."""
+        return self._tokens * self._taken / self._seconds if self._seconds else 0.0
+
+    def close(self) -> None:
+        self._bar.close()

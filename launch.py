@@ -1,0 +1,63 @@
+"""python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]"""
+
+import datetime
+import pathlib
+import sys
+
+from absl import flags
+
+from configs import base
+from experiments.engine import config as configs
+from experiments.engine import errors
+
+CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>."
+)
+DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
+
+
+def arguments(argv: list[str]) -> list[tuple[str, str]]:
+    """Parse the flags; what begins with --config. is returned as (key, value)."""
+    overrides, rest = [], []
+    words = iter(argv)
+    for word in words:
+        if word.startswith(("--config.", "-config.")):
+            key, equals, value = word.partition("config.")[2].partition("=")
+            overrides.append((key, value if equals else next(words, "")))
+        else:
+            rest.append(word)
+    try:
+        surplus = flags.FLAGS(rest)[1:]
+    except flags.Error as error:
+        raise errors.UserError(str(error)) from error
+    if surplus:
+        raise errors.UserError(f'what is "{surplus[0]}"? Settings are given as --config.key=value')
+    if CONFIG.value is None:
+        raise errors.UserError("say which config to run: python launch.py --config configs/vit.py")
+    return overrides
+
+
+def main(argv: list[str]) -> int:
+    """Load the config, and hand it to its experiment. Returns the exit code."""
+    try:
+        overrides = arguments(argv)
+        config = configs.load(CONFIG.value, base=base.get_config())
+        for key, value in overrides:
+            configs.override(config, key, value)
+        settings = configs.Settings(config, defaults=base.get_config())
+        experiment = configs.experiment(settings.experiment)
+        when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        folder = pathlib.Path(WORKDIR.value or pathlib.Path("runs") / pathlib.Path(CONFIG.value).stem / when)
+        experiment.run(settings, None if DRY_RUN.value else folder)
+    except errors.UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command with the same --workdir goes on from the last checkpoint", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
