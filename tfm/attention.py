@@ -12,8 +12,9 @@ from tfm import score as scores
 
 
 def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float) -> jax.Array:
-    """l_{n,s} = scale * q_n . k_s in float32 (the exponents of E6)."""
-    return scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=jnp.float32)
+    """l_{n,s} = scale * q_n . k_s in float32 or wider (the exponents of E6)."""
+    wide = jnp.promote_types(q_BHNK.dtype, jnp.float32)
+    return scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=wide)
 
 
 def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:

@@ -26,8 +26,11 @@ def sample(
 
     `next_word` maps w_BC, C = context, to logits_BCW and must be causal. Each word sees at most the last `context`
     words before it; while there are fewer, the rest of the window lies in the future, which a causal model ignores.
+    ValueError for prompts without a word: there is nothing to predict from.
     """
     B, N = prompt_BN.shape
+    if N == 0:
+        raise ValueError("a prompt must hold at least one word")
     room = max(N + steps, context)
     words = jnp.zeros((B, room), prompt_BN.dtype).at[:, :N].set(prompt_BN)
 

@@ -1,7 +1,6 @@
 """What the tokens are asked: the next word, the hidden word, the class of an image. Logits are float32."""
 
 import jax
-import jax.numpy as jnp
 
 from tfm import initial, linear
 from tfm.variant import Variant
@@ -15,7 +14,7 @@ def _word_init(key: jax.Array, *, W: int, D: int) -> dict:
 def _word(params: dict, x_BND: jax.Array) -> jax.Array:
     """l_{n,w} = g_w^T x_n, whose softmax over w is p(w_{n+1} = w | x_n) (E24), or p(w_n = w | x_n) where the word was
     hidden and the tokens on both sides are seen (E27)."""
-    return linear.rows(x_BND, params["G_WD"]).astype(jnp.float32)
+    return linear.wide(linear.rows(x_BND, params["G_WD"]))
 
 
 def _class_init(key: jax.Array, *, C: int, D: int) -> dict:
@@ -24,12 +23,12 @@ def _class_init(key: jax.Array, *, C: int, D: int) -> dict:
 
 def _pooled(params: dict, x_BND: jax.Array) -> jax.Array:
     """l_c = g_c^T mean_n x_n + b_c: the whole sequence is pooled (E25)."""
-    return linear.rows(x_BND.mean(axis=1), params["G_CD"], params["b_C"]).astype(jnp.float32)
+    return linear.wide(linear.rows(x_BND.mean(axis=1), params["G_CD"], params["b_C"]))
 
 
 def _class_token(params: dict, x_BND: jax.Array) -> jax.Array:
     """l_c = g_c^T x_0 + b_c: the class token, which stands first, answers for all (E25)."""
-    return linear.rows(x_BND[:, 0], params["G_CD"], params["b_C"]).astype(jnp.float32)
+    return linear.wide(linear.rows(x_BND[:, 0], params["G_CD"], params["b_C"]))
 
 
 next_word = Variant(_word_init, _word)

@@ -17,6 +17,11 @@ def rows(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array:
     return y if b is None else y + b
 
 
+def wide(x: jax.Array) -> jax.Array:
+    """x in float32, or in float64 where it is that already: for statistics, logits and losses."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = None) -> jax.Array:
     """U_h x_n (+ b_h) for every head and token: q_BHNK.
 

@@ -3,16 +3,16 @@
 import jax
 import jax.numpy as jnp
 
-from tfm import initial
+from tfm import initial, linear
 from tfm.variant import Variant
 
 
 def standardise(x_BND: jax.Array, *, eps: float) -> jax.Array:
     """(x_n - mean(x_n)) / sqrt(var(x_n) + eps), var dividing by D, over the features of each token (E15; eps: E16).
 
-    Statistics are taken in float32 whatever the dtype of x. With eps = 0 a constant token is 0/0 = NaN, as in E15.
+    Statistics are in float32 or wider whatever the dtype of x. With eps = 0 a constant token is 0/0 = NaN, as in E15.
     """
-    x = x_BND.astype(jnp.float32)
+    x = linear.wide(x_BND)
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
     return (centred * jax.lax.rsqrt(variance + eps)).astype(x_BND.dtype)

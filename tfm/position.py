@@ -14,7 +14,7 @@ from tfm.variant import Variant
 def sinusoids(N: int, D: int) -> np.ndarray:
     """P_{n,2i} = sin(n / 10000^(2i/D)), P_{n,2i+1} = cos(the same): p_ND (Vaswani et al. 2017, section 3.5)."""
     angle = np.arange(N)[:, None] / 10000.0 ** (2 * (np.arange(D) // 2) / D)[None, :]
-    return np.where(np.arange(D) % 2 == 0, np.sin(angle), np.cos(angle)).astype(np.float32)
+    return np.where(np.arange(D) % 2 == 0, np.sin(angle), np.cos(angle))
 
 
 def _learned_init(key: jax.Array, *, N: int, D: int) -> dict:

@@ -20,7 +20,6 @@ import ml_collections
 
 from experiments.engine import errors
 
-
 # What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
 _FAULTS = (
     ArithmeticError,
@@ -37,7 +36,9 @@ _FAULTS = (
 
 def nearest(name: str, right: Iterable[str]) -> str:
     """' (did you mean "steps"?)' where a right name is near, else ''."""
-    found = difflib.get_close_matches(name, list(right), n=1, cutoff=0.5)
+    right = list(right)
+    same = [other for other in right if other.lower() == name.lower()]  # d and D are as far apart as d and M
+    found = same or difflib.get_close_matches(name, right, n=1, cutoff=0.5)
     return f' (did you mean "{found[0]}"?)' if found else ""
 
 

@@ -148,6 +148,9 @@ def train_and_save(made: Plan, state: train.State, compiled: Any, folder: pathli
     def due(what: str, n: int) -> bool:
         return n == made.steps or (made.every[what] > 0 and n % made.every[what] == 0)
 
+    def held_out(params: Any) -> dict[str, float]:
+        return {f"eval/{name}": value for name, value in evaluate(params).items()}
+
     def on_metrics(n: int, metrics: dict) -> None:
         values = {f"train/{name}": float(value) for name, value in metrics.items()} if due("log", n) else {}
         if values:
@@ -157,30 +160,31 @@ def train_and_save(made: Plan, state: train.State, compiled: Any, folder: pathli
     def on_stop(n: int, state: train.State) -> None:
         progress.pause()
         if due("evaluate", n):
-            final.update({f"eval/{name}": value for name, value in evaluate(state.params).items()})
+            final.update(held_out(state.params))
             writer.write(n, final)
             progress.say(f"step {n:,}: " + ", ".join(f"{name} {value:.4f}" for name, value in final.items()))
         if due("save", n):
             saves.save(n, state)
         progress.resume()
 
-    if start == made.steps:  # trained to the end, but stopped before its result was written
-        on_stop(start, state)
-    state = train.fit(
-        state,
-        compiled,
-        batches.iterate(made.task.train, start=start),
-        start=start,
-        steps=made.steps,
-        mesh=made.mesh,
-        on_metrics=on_metrics,
-        stops=lambda n: due("evaluate", n) or due("save", n),
-        on_stop=on_stop,
-    )
-    numbers = final | {"tokens_per_second": progress.tokens_per_second()}
-    for part in (progress, writer, saves):
-        part.close()
-    return state, numbers
+    try:
+        if start == made.steps:  # trained to the end and evaluated, but stopped before its result was written
+            final.update(held_out(state.params))
+        state = train.fit(
+            state,
+            compiled,
+            batches.iterate(made.task.train, start=start),
+            start=start,
+            steps=made.steps,
+            mesh=made.mesh,
+            on_metrics=on_metrics,
+            stops=lambda n: due("evaluate", n) or due("save", n),
+            on_stop=on_stop,
+        )
+    finally:  # also where a person stops the run: a checkpoint under way is finished
+        for part in (progress, writer, saves):
+            part.close()
+    return state, final | {"tokens_per_second": progress.tokens_per_second()}
 
 
 def loss_figure(file: pathlib.Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:

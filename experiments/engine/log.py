@@ -32,7 +32,9 @@ class Log:
         draft.write_text("".join(kept), encoding="utf-8")
         draft.replace(folder / "metrics.jsonl")
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._events = tensorboardX.SummaryWriter(str(folder / "events"), purge_step=start + 1 if start else None)
+        self._events = tensorboardX.SummaryWriter(
+            str(folder / "events"), purge_step=start + 1 if start else None, filename_suffix=f".{start}"
+        )  # without the suffix, two files of the same second would be one
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line {"step": ..., name: value, ...}, and the same to TensorBoard. NaN becomes null, as JSON has none."""

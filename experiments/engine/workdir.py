@@ -42,14 +42,16 @@ def enter(folder: pathlib.Path, config: dict[str, Any]) -> bool:
             _same(json.loads(saved.read_text(encoding="utf-8"))["config"], config, folder)
         elif any(folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
-        write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
+        finished = (folder / "summary.json").exists()
+        if not finished:
+            write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
     except OSError as error:
         raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise errors.UserError(
             f"{saved} is damaged, so this run cannot be resumed: choose another --workdir"
         ) from error
-    return (folder / "summary.json").exists()
+    return finished
 
 
 def _same(old: dict[str, Any], new: dict[str, Any], folder: pathlib.Path) -> None:

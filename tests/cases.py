@@ -1,0 +1,114 @@
+"""What the tests of the core share: sizes that are distinct primes, random inputs and parameters, 64-bit precision."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from tfm import attention, block, embed, head, mlp, norm, position, score, transformer, value
+
+B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
+SCORES = {"none": score.none, "tied": score.tied, "asymmetric": score.asymmetric}
+NORMS = {"token": norm.token, "token_plain": norm.token_plain}
+MLPS = {"relu": mlp.relu, "gelu": mlp.gelu}
+POSITIONS = {"learned": position.learned, "sinusoidal": position.sinusoidal, "none": position.none}
+
+
+@contextlib.contextmanager
+def float64() -> Iterator[None]:
+    """Arrays made inside have 64 bits; also a decorator. (JAX 0.7 has enable_x64 in jax.experimental only.)"""
+    enable_x64 = getattr(jax, "enable_x64", None)
+    if enable_x64 is None:
+        from jax.experimental import enable_x64
+    with enable_x64(True):
+        yield
+
+
+def normal(seed: int, *shape: int, std: float = 1.0) -> jax.Array:
+    """Normal numbers in the precision of the moment."""
+    return jax.numpy.asarray(std * np.random.default_rng(seed).standard_normal(shape))
+
+
+def drawn(init: Callable[[jax.Array], dict], seed: int = 0, std: float = 0.3) -> dict:
+    """A tree as `init(key)` makes it, with normal numbers on every leaf: no bias is zero and no gain is one."""
+    leaves, tree = jax.tree.flatten(jax.eval_shape(init, jax.random.key(0)))
+    return jax.tree.unflatten(tree, [normal(1000 * seed + i, *leaf.shape, std=std) for i, leaf in enumerate(leaves)])
+
+
+def wide(tree):
+    """The tree in 64 bits; inside `float64` only. (JAX draws other random numbers there, so nothing is drawn again.)"""
+    return jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, np.float64), tree)
+
+
+def score_params(name: str, bias: bool) -> dict:
+    """Parameters of a score."""
+    return drawn(lambda key: SCORES[name].init(key, H=H, K=K, D=D, bias=bias))
+
+
+def close(fast, slow, tolerance: float = 1e-10) -> None:
+    """Equal up to `tolerance`, absolutely or relative to the largest number. For 64-bit numbers unless said."""
+    fast, slow = np.asarray(fast), np.asarray(slow)
+    assert fast.shape == slow.shape, f"{fast.shape} is not {slow.shape}"
+    np.testing.assert_allclose(fast, slow, rtol=tolerance, atol=tolerance * max(1.0, np.abs(slow).max()))
+
+
+class Model(NamedTuple):
+    """`init(key) -> params` and `apply(params, inputs, mask=..., **) -> logits`."""
+
+    init: Callable
+    apply: Callable
+
+
+def model(
+    *,
+    score=score.asymmetric,
+    norm=norm.token,
+    mlp=mlp.gelu,
+    position=position.learned,
+    order=block.pre_norm,
+    head=head.next_word,
+    outputs: dict | None = None,
+    bias: bool = True,
+    eps: float = 1e-5,
+    scale: str = "1/sqrt(K)",
+    sizes: dict | None = None,
+    **tree,
+) -> Model:
+    """A word model of the sizes above; `tree` holds final_norm, class_token and tied_output.
+
+    Compiled, and with a loop over the layers, since that takes a test the least time.
+    """
+    shape = dict(M=M, D=D, N=N, H=H, K=K, F=F) | (sizes or {})
+
+    def init(key: jax.Array) -> dict:
+        return transformer.init(
+            key,
+            embed_init=lambda key, D: embed.words.init(key, W=W, D=D),
+            head_init=lambda key, D: head.init(key, D=D, **(outputs or {"W": W})),
+            **(dict(final_norm=True) | tree | shape),
+            **dict(score=score, value=value.low_rank, norm=norm, mlp=mlp, position=position, bias=bias),
+        )
+
+    @functools.partial(jax.jit, static_argnames=("mask", "unroll", "remat", "maps"))
+    def apply(params: dict, w_BN: jax.Array, *, mask=None, unroll=1, **settings):
+        return transformer.apply(
+            params,
+            w_BN,
+            embed_apply=embed.words.apply,
+            head_apply=head.apply,
+            mask=mask,
+            **dict(order=order, compute=attention.explicit, scale=scale, eps=eps),
+            **dict(score=score, value=value.low_rank, norm=norm, mlp=mlp, position=position),
+            unroll=unroll,
+            **settings,
+        )
+
+    return Model(init, apply)
+
+
+def words(seed: int = 0, *, n: int = N, b: int = B) -> jax.Array:
+    """Random words w_BN."""
+    return jax.numpy.asarray(np.random.default_rng(seed).integers(0, W, (b, n)))

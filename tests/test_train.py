@@ -1,0 +1,334 @@
+"""The loop: devices, accumulation and evaluation batches change no number, and the same seed gives the same bits."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from experiments.engine import mesh as meshes
+from experiments.engine import optim, train
+from tfm import loss
+
+EIGHT = 8
+
+
+@functools.cache
+def mesh(n):
+    return meshes.make(data=n)
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """A small task of each objective."""
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_bytes(tiny.TEXT)
+    text = {"text__source": str(file), "text__N": 7, "train__evaluate_batch": 8}
+    return {
+        "causal": tiny.task_of(tiny.settings("language", **text)),
+        "masked": tiny.task_of(tiny.settings("language", text__objective="masked", **text)),
+        "vision": tiny.task_of(tiny.settings("vision", image__patch=4, image__shift=1)),
+    }
+
+
+KINDS = pytest.mark.parametrize("kind", ["causal", "masked", "vision"])
+
+
+def adamw(rate=None):
+    rate = rate or optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1, decay_fraction=0.0)
+    return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
+
+
+def trained(task, *, devices, params=None, seed=3, steps=5):
+    """The losses and the last state of a few steps from the initial parameters, or from these."""
+    rate, optimiser = adamw()
+    if params is None:
+        state = train.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
+    else:
+        state = train.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(seed))
+    state = jax.device_put(state, meshes.replicated(mesh(devices)))
+    step = train.update(task, optimiser, rate, mesh(devices), accumulation=1)
+    losses = []
+    for i in range(steps):
+        state, metrics = step(state, meshes.place_batch(mesh(devices), task.train[i]))
+        losses.append(float(metrics["loss"]))
+    return losses, state
+
+
+def batch_with(**arrays):
+    """A batch of the linear task with other arrays."""
+    return dict(tiny.linear_task().train[0]) | arrays
+
+
+def gradients(task, params, batch, *, devices, accumulation=1):
+    function = jax.jit(train.gradient(task, mesh(devices), accumulation=accumulation))
+    return function(params, meshes.place_batch(mesh(devices), batch), jax.random.key(1))
+
+
+def plain(task, params, batch):
+    """Gradient and means as they are defined: sum / count over the whole batch, on one device."""
+
+    def means(params, batch):
+        ratios = task.measure(params, batch, jax.random.key(1))
+        found = {name: total / count for name, (total, count) in ratios.items()}
+        return found["loss"], found
+
+    return jax.jit(jax.grad(means, has_aux=True))(params, batch)
+
+
+def close(one, other, rtol=1e-5, atol=1e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=atol), one, other)
+
+
+def asked_per_device(batch):
+    (weight,) = (array for name, array in batch.items() if name.startswith("weight_"))
+    return weight.reshape(EIGHT, -1).sum(-1).astype(int).tolist()
+
+
+@KINDS
+def test_eight_devices_train_as_one(tasks, kind):
+    task = tasks[kind]
+    eight, _ = trained(task, devices=EIGHT, params=tiny.drawn(task))
+    one, state = trained(task, devices=1, params=tiny.drawn(task))
+    np.testing.assert_allclose(eight, one, rtol=2e-5)
+    assert len(set(one)) == 5 and int(state.step) == 5
+
+
+def test_the_numbers_of_hidden_words_differ_between_devices(tasks):
+    """What makes the test above, and the next one, a test of ragged sums."""
+    asked = [asked_per_device(tasks["masked"].train[i]) for i in range(5)]
+    assert all(len(set(counts)) > 2 for counts in asked)
+    assert any(0 in counts for counts in asked)
+
+
+def test_the_gradient_is_that_of_the_mean_over_the_batch(tasks):
+    task = tasks["masked"]
+    batch = next(task.train[i] for i in range(9) if 0 in asked_per_device(task.train[i]))
+    params = tiny.drawn(task)
+    expected, means = plain(task, params, batch)
+    found, metrics = gradients(task, params, batch, devices=EIGHT)
+    close(found, expected)
+    close(metrics, means)
+    found, metrics = gradients(task, params, batch, devices=EIGHT, accumulation=2)
+    close(found, expected)
+    close(metrics, means)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_accumulated_parts_are_the_whole_batch(devices, accumulation):
+    task = tiny.linear_task()
+    batch, params = task.train[0], task.init(jax.random.key(0))
+    parts = batch["weight_B"].reshape(devices * accumulation, -1).sum(-1)
+    assert parts.size == 1 or len(set(parts.tolist())) > 1
+    expected, means = plain(task, params, batch)
+    found, metrics = gradients(task, params, batch, devices=devices, accumulation=accumulation)
+    close(found, expected)
+    close(metrics, means)
+
+
+def test_every_accumulated_part_has_a_random_key_of_its_own():
+    def measure(params, batch, key):
+        return {"loss": (params["G_CD"].sum() * jax.random.normal(key), jnp.float32(1))}
+
+    task = tiny.linear_task()._replace(measure=measure)
+    params = {"G_CD": jnp.ones((tiny.C, tiny.D))}
+    grads, _ = gradients(task, params, task.train[0], devices=1, accumulation=4)
+    draws = [float(jax.random.normal(jax.random.fold_in(jax.random.key(1), i))) for i in range(4)]
+    assert len(set(draws)) == 4
+    np.testing.assert_allclose(grads["G_CD"], np.full((tiny.C, tiny.D), sum(draws) / 4), rtol=1e-5)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("asked", [[1, 2, 0, 0, 3, 0, 0, 0, 1, 1, 0, 0, 0, 0, 5, 1], [0] * 16])
+def test_nothing_asked_of_a_device_or_of_a_whole_batch_is_no_nan(accumulation, asked):
+    task = tiny.linear_task()
+    batch, params = batch_with(weight_B=np.float32(asked)), task.init(jax.random.key(0))
+    found, metrics = gradients(task, params, batch, devices=EIGHT, accumulation=accumulation)
+    if any(asked):
+        expected, means = plain(task, params, batch)
+    else:
+        expected, means = jax.tree.map(jnp.zeros_like, params), {"loss": 0.0, "accuracy": 0.0}
+    close(found, expected)
+    close(metrics, means)
+
+
+def by_hand(task, params):
+    """The means over the evaluation part of the linear task, example by example, in float64."""
+    total, right, count = 0.0, 0.0, 0.0
+    wide = {name: np.asarray(array, np.float64) for name, array in params.items()}
+    for i in range(len(task.evaluation)):
+        for x_D, label, weight in zip(*(task.evaluation[i][k] for k in ("x_BD", "label_B", "weight_B")), strict=True):
+            l_C = wide["G_CD"] @ x_D + wide["b_C"]
+            total += weight * (np.log(np.sum(np.exp(l_C))) - l_C[label])
+            right += weight * (np.argmax(l_C) == label)
+            count += weight
+    return {"loss": total / count, "accuracy": right / count}, count
+
+
+@pytest.mark.parametrize("devices", [1, EIGHT])
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_evaluation_is_exact(devices, size):
+    n, n_evaluation = 61, 29
+    task = tiny.linear_task(n=n, n_evaluation=n_evaluation, evaluate_batch=size)
+    params = task.init(jax.random.key(2))
+    expected, count = by_hand(task, params)
+    assert len(task.evaluation) * size > n_evaluation  # the last batch is padded
+    assert count == sum(i % 3 for i in range(n, n + n_evaluation))
+    found = train.evaluator(task, mesh(devices))(params)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+@KINDS
+def test_evaluation_of_an_experiment_is_exact(tasks, kind):
+    """Against the examples one by one."""
+    task = tasks[kind]
+    params = tiny.drawn(task)
+    measure = jax.jit(task.measure)
+    totals = {"loss": np.zeros(2), "accuracy": np.zeros(2)}
+    for i in range(len(task.evaluation)):
+        batch = task.evaluation[i]
+        for at in range(len(next(iter(batch.values())))):
+            one = {name: array[at : at + 1] for name, array in batch.items()}
+            if any(array.any() for name, array in one.items() if name.startswith("weight_")):
+                for name, ratio in measure(params, one, jax.random.key(0)).items():
+                    totals[name] += np.asarray(ratio, np.float64)
+    expected = {name: total / count for name, (total, count) in totals.items()}
+    assert train.evaluator(task, mesh(EIGHT))(params) == pytest.approx(expected, rel=1e-5)
+
+
+def counted(task):
+    traces = []
+
+    def measure(params, batch, key):
+        traces.append(1)
+        return task.measure(params, batch, key)
+
+    return task._replace(measure=measure), traces
+
+
+def test_nothing_is_compiled_twice():
+    task, traces = counted(tiny.linear_task())
+    _, state = trained(task, devices=EIGHT, steps=1)
+    first = len(traces)
+    traces.clear()
+    _, state = trained(task, devices=EIGHT, steps=6)
+    assert len(traces) == first > 0
+    evaluate = train.evaluator(task, mesh(EIGHT))
+    evaluate(state.params)
+    traces.clear()
+    evaluate(state.params)
+    assert not traces
+
+
+def test_the_state_is_whole_on_every_device_and_donated():
+    task = tiny.linear_task()
+    rate, optimiser = adamw()
+    step = train.update(task, optimiser, rate, mesh(EIGHT), accumulation=1)
+    old = train.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
+    new, metrics = step(old, meshes.place_batch(mesh(EIGHT), task.train[0]))
+    for leaf in jax.tree.leaves((new, metrics)):
+        assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == EIGHT
+    assert old.params["G_CD"].is_deleted() and jax.tree.leaves(old.opt_state)[1].is_deleted()
+    assert not new.params["G_CD"].is_deleted()
+
+
+def test_metrics_tell_the_rate_and_the_norm_before_clipping():
+    task = tiny.linear_task()
+    rate, optimiser = adamw()
+    state = train.initial_state(task, optimiser, seed=0, mesh=mesh(2))
+    expected, means = plain(task, state.params, task.train[0])
+    _, metrics = train.update(task, optimiser, rate, mesh(2), accumulation=1)(state, task.train[0])
+    norm = np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(expected)))
+    assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate"}
+    assert float(metrics["gradient_norm"]) == pytest.approx(norm, rel=1e-5)
+    assert float(metrics["learning_rate"]) == pytest.approx(0.01 / 3)
+    close({name: metrics[name] for name in means}, means)
+
+
+def test_the_random_key_of_a_step_depends_on_seed_and_step():
+    def measure(params, batch, key):
+        draw = jax.random.uniform(key)
+        return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}
+
+    task = tiny.linear_task()._replace(measure=measure)
+    rate, optimiser = adamw()
+    step = train.update(task, optimiser, rate, mesh(1), accumulation=1)
+    draws = []
+    for seed in (0, 1):
+        state = train.initial_state(task, optimiser, seed=seed, mesh=mesh(1))
+        for i in range(3):
+            state, metrics = step(state, task.train[i])
+            draws.append(float(metrics["draw"]))
+    assert len(set(draws)) == 6
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
+    def bits(seed):
+        losses, state = trained(tiny.linear_task(seed=seed), devices=EIGHT, seed=seed)
+        return losses[0], losses[1:], np.asarray(state.params["G_CD"]).tobytes()
+
+    first, again, other = bits(5), bits(5), bits(6)
+    assert first == again
+    assert all(one != another for one, another in zip(first, other, strict=True))
+
+
+def fit(*, start, steps, stops):
+    """What happens in which order, with a step that only counts."""
+    events = []
+
+    def step(state, batch):
+        events.append(f"step {state + 1}")
+        assert batch["at"] == state  # the batch of this step
+        return state + 1, {"loss": jnp.float32(10 * (state + 1))}
+
+    def on_metrics(n, metrics):
+        assert float(metrics["loss"]) == 10 * n
+        events.append(f"metrics {n}")
+
+    last = train.fit(
+        start,
+        step,
+        ({"at": np.full(1, i)} for i in range(start, steps)),
+        start=start,
+        steps=steps,
+        mesh=mesh(1),
+        on_metrics=on_metrics,
+        stops=lambda n: n in stops,
+        on_stop=lambda n, state: events.append(f"stop {n} with {state}"),
+    )
+    assert last == steps
+    return events
+
+
+def test_metrics_come_one_step_late_and_before_a_stop():
+    assert fit(start=0, steps=5, stops=(3,)) == [
+        *("step 1", "step 2", "metrics 1", "step 3", "metrics 2", "metrics 3", "stop 3 with 3"),
+        *("step 4", "step 5", "metrics 4", "metrics 5"),
+    ]
+    assert fit(start=7, steps=9, stops=(9,)) == ["step 8", "step 9", "metrics 8", "metrics 9", "stop 9 with 9"]
+    assert fit(start=4, steps=4, stops=(4,)) == []
+
+
+def test_the_loss_that_is_minimised_is_the_one_reported():
+    """The update goes downhill in `loss`, not in another measure."""
+    task = tiny.linear_task()
+    losses, _ = trained(task._replace(train=_same_batch(task)), devices=2, steps=30)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def _same_batch(task):
+    batch = task.train[0]
+    return [batch] * 30
+
+
+def test_the_linear_task_is_what_it_says():
+    """Guards the guard: unequal weights, some of them zero, noise in training only."""
+    task = tiny.linear_task()
+    batch = task.train[0]
+    assert set(batch["weight_B"].tolist()) == {0.0, 1.0, 2.0}
+    assert not np.array_equal(np.sort(batch["x_BD"], 0), np.sort(task.train[1]["x_BD"], 0))
+    ratio = loss.cross_entropy(jnp.zeros((16, 3)), batch["label_B"], batch["weight_B"])
+    assert float(ratio[0] / ratio[1]) == pytest.approx(np.log(3))

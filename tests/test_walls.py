@@ -1,0 +1,113 @@
+"""The walls between the rooms: who may import whom, and what stands in one file only. Read from the syntax alone."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PURE = set("jax numpy math functools itertools operator typing collections dataclasses zlib re tfm".split())
+DEVICES = {"shard_map", "distributed", "devices", "local_devices", "__version__", "version"}
+MESH = "experiments/engine/mesh.py"
+
+
+def imported(node: ast.AST) -> list[str]:
+    """`from a import b, c` is a.b and a.c, and `import a.b` is a.b."""
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{name.name}" for name in node.names]
+    return [name.name for name in node.names] if isinstance(node, ast.Import) else []
+
+
+def faults(path: str, source: str) -> set[str]:
+    """What the file at `path` (from the root) does that it may not."""
+    found, room = set(), path.split("/")[0]
+    experiment = re.fullmatch(r"experiments/(\w+)\.py", path)
+    for node in ast.walk(ast.parse(source)):
+        for name in imported(node):
+            top, parts = name.split(".")[0], name.split(".")
+            if room == "tfm" and top not in PURE:
+                found.add(f"tfm imports {top}")
+            if path.startswith("experiments/engine/") and top == "tfm" and parts[1:2] != ["shapes"]:
+                found.add(f"the engine imports {name}")
+            if path.startswith("experiments/engine/") and top == "experiments" and parts[1:2] != ["engine"]:
+                found.add(f"the engine imports {name}")
+            if experiment and experiment[1] not in ("model", "__init__") and top == "experiments":
+                if parts[1:2] not in (["engine"], ["model"]):
+                    found.add(f"an experiment imports {name}")
+            if top == "configs" and room not in ("launch.py", "configs", "tests"):
+                found.add("imports configs")
+            if top in ("pickle", "cloudpickle", "dill", "tensorflow"):
+                found.add(f"imports {top}")
+            if parts[-1] in DEVICES and top == "jax" and path != MESH and room != "tests":
+                found.add(f"touches {name}")
+        if isinstance(node, ast.Name) and room == "tfm" and node.id in ("print", "open"):
+            found.add(f"tfm uses {node.id}")
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "jax":
+            if node.attr in DEVICES and path != MESH and room != "tests":
+                found.add(f"touches jax.{node.attr}")
+        if getattr(node, "id", None) == "pmap" or getattr(node, "attr", None) == "pmap":
+            found.add("uses pmap")
+        if isinstance(node, ast.keyword) and node.arg == "check_vma" and getattr(node.value, "value", None) is not True:
+            found.add("switches check_vma off")
+    return found
+
+
+def test_the_walls_stand():
+    here = [
+        ROOT / "launch.py",
+        *(f for room in ("tfm", "experiments", "configs", "benchmarks", "tests") for f in (ROOT / room).rglob("*.py")),
+    ]
+    files = {str(file.relative_to(ROOT)): file.read_text() for file in here if file.exists()}
+    assert "tfm/shapes.py" in files
+    assert {path: faults(path, source) for path, source in files.items() if faults(path, source)} == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "fault"),
+    [
+        ("tfm/a.py", "import optax", "tfm imports optax"),
+        ("tfm/a.py", "def f():\n    from flax import struct", "tfm imports flax"),
+        ("tfm/a.py", "import os.path", "tfm imports os"),
+        ("tfm/a.py", "print(1)", "tfm uses print"),
+        ("tfm/a.py", "x = open('x')", "tfm uses open"),
+        ("tfm/a.py", "from experiments.engine import train", "tfm imports experiments"),
+        ("experiments/engine/train.py", "from tfm import attention", "the engine imports tfm.attention"),
+        ("experiments/engine/data/text.py", "import tfm", "the engine imports tfm"),
+        ("experiments/engine/train.py", "from experiments import vision", "the engine imports experiments.vision"),
+        ("experiments/vision.py", "from experiments import language", "an experiment imports experiments.language"),
+        ("experiments/vision.py", "import experiments.language.x", "an experiment imports experiments.language.x"),
+        ("experiments/vision.py", "from configs import base", "imports configs"),
+        ("benchmarks/a.py", "import configs.base", "imports configs"),
+        ("tests/a.py", "import pickle", "imports pickle"),
+        ("launch.py", "from tensorflow import data", "imports tensorflow"),
+        ("experiments/engine/train.py", "import jax\njax.shard_map(f)", "touches jax.shard_map"),
+        (
+            "experiments/engine/train.py",
+            "from jax.experimental.shard_map import shard_map",
+            "touches jax.experimental.shard_map.shard_map",
+        ),
+        ("launch.py", "import jax\njax.distributed.initialize()", "touches jax.distributed"),
+        ("launch.py", "from jax import devices", "touches jax.devices"),
+        ("tfm/a.py", "jax.__version__", "touches jax.__version__"),
+        ("tests/a.py", "jax.pmap(f)", "uses pmap"),
+        ("tests/a.py", "f(check_vma=False)", "switches check_vma off"),
+    ],
+)
+def test_a_hole_in_a_wall_is_seen(path, source, fault):
+    assert fault in faults(path, source)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("experiments/engine/optim.py", "from tfm import shapes\nimport tfm.shapes\nfrom tfm.shapes import letters"),
+        ("experiments/vision.py", "from experiments import model\nfrom experiments.engine import train\nimport tfm"),
+        ("experiments/engine/mesh.py", "import jax\njax.shard_map(f, check_vma=True)\njax.devices()\njax.__version__"),
+        ("launch.py", "import configs\nprint(open)"),
+        ("tests/a.py", "import jax\nfrom configs import base\njax.devices()"),
+        ("tfm/a.py", "from collections.abc import Callable\nimport jax.numpy as jnp\nfrom tfm import shapes"),
+    ],
+)
+def test_a_door_is_no_hole(path, source):
+    assert faults(path, source) == set()

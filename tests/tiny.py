@@ -1,0 +1,103 @@
+"""What the tests of the engine share: the launcher in this process, and tasks that compile in a second."""
+
+import contextlib
+import io
+import pathlib
+from typing import NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+import launch
+from configs import base
+from experiments.engine import config, job, train
+from experiments.engine.data import batches
+from tfm import loss
+
+MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.unroll": 1}
+TRAIN = {"optim.warmup_steps": 2, "train.steps": 5, "train.batch": 16}
+TEXT = (b"A king who reads is worth two kings who fight. " * 3 + bytes(range(32, 127))) * 5  # 1180 bytes
+
+
+class Outcome(NamedTuple):
+    """What a person sees of a run."""
+
+    code: int
+    out: str
+    err: str
+
+
+def run(*arguments: str) -> Outcome:
+    """`python launch.py ARGUMENTS`, in this process."""
+    for name in ("config", "workdir", "dry_run"):
+        flags.FLAGS[name].unparse()
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = launch.main(["launch.py", *arguments])
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
+    """The path of a config file in `folder` with these changes (dots of keys may be written as __)."""
+    changes = {"experiment": experiment} | changes
+    lines = [f"    config.{key.replace('__', '.')} = {value!r}\n" for key, value in changes.items()]
+    head = "from configs import base\n\n\ndef get_config():\n    config = base.get_config()\n"
+    file = folder / f"{experiment}_config.py"
+    file.write_text(head + "".join(lines) + "    return config\n", encoding="utf-8")
+    return str(file)
+
+
+def settings(experiment: str, *, model: bool = True, **changes) -> config.Settings:
+    """A config with few steps, a small model (where there is one) and these changes (dots of keys written as __)."""
+    made = base.get_config()
+    small = {"experiment": experiment} | TRAIN | (MODEL if model else {})
+    made.update_from_flattened_dict(small | {key.replace("__", "."): value for key, value in changes.items()})
+    return config.Settings(made, defaults=base.get_config())
+
+
+def task_of(settings: config.Settings) -> train.Task:
+    """The task that an experiment hands to the loop."""
+    with mock.patch.object(job, "run") as handed, contextlib.redirect_stdout(io.StringIO()):
+        config.experiment(settings.experiment).run(settings, None)
+    return handed.call_args.args[2]
+
+
+def drawn(task: train.Task) -> dict:
+    """Parameters of the task's tree, all of them normal numbers, biases and gains too; its `init` is not compiled."""
+    rng = np.random.default_rng(0)
+    tree = jax.eval_shape(task.init, jax.random.key(0))
+    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.standard_normal(leaf.shape), leaf.dtype), tree)
+
+
+D, C = 5, 3  # of the linear task
+
+
+def linear_task(*, n: int = 61, n_evaluation: int = 29, batch: int = 16, evaluate_batch: int = 8, seed: int = 0):
+    """Classification by one matrix. Examples have unequal weights, every third none, and training adds noise."""
+    rng = np.random.default_rng(0)
+    x_BD = rng.standard_normal((n + n_evaluation, D)).astype(np.float32)
+    label_B = rng.integers(0, C, n + n_evaluation).astype(np.int32)
+    weight_B = (np.arange(n + n_evaluation) % 3).astype(np.float32)
+
+    def fetch(index_B, rng):
+        noise = 0 if rng is None else 0.1 * rng.standard_normal((len(index_B), D)).astype(np.float32)
+        return {"x_BD": x_BD[index_B] + noise, "label_B": label_B[index_B], "weight_B": weight_B[index_B]}
+
+    def init(key):
+        return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
+
+    def measure(params, batch, key):
+        logits_BC = batch["x_BD"] @ params["G_CD"].T + params["b_C"]
+        answer = logits_BC, batch["label_B"], batch["weight_B"]
+        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
+
+    return train.Task(
+        init=init,
+        measure=measure,
+        train=batches.train(fetch, n=n, batch=batch, seed=seed),
+        evaluation=batches.evaluation(lambda i_B, rng: fetch(i_B + n, rng), n=n_evaluation, batch=evaluate_batch),
+        tokens_per_example=1,
+        baseline={"accuracy": 1 / C},
+    )
