@@ -72,7 +72,7 @@ def image() -> ml_collections.ConfigDict:
     config.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
     config.patch = 2  # pixels of a patch's side
     config.head = "pooled"  # pooled, class_token (head.py)
-    config.shift = 0  # augmentation: each training image is moved by up to so many pixels each way
+    config.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
     return config
 
 

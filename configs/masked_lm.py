@@ -1,5 +1,7 @@
 """draft"""
 from configs import base
+
+
 def get_config():
     config = base.get_config()
     config.experiment = "language"

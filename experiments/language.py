@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from experiments import model as models
 from experiments.engine import config, errors, job, mesh, train
 from experiments.engine.data import batches, text, tokenizer, windows
-from tfm import decode, embed, head, loss
+from tfm import decode, embed, head, loss, variant
 from tfm import mask as masks
 
 MASK = "[MASK]"
@@ -30,10 +31,10 @@ class Objective(NamedTuple):
     """What is asked of the tokens."""
 
     specials: tuple[str, ...]  # ids beside those of the text
-    mask: Any  # batch -> who may attend to whom
-    head: Any
-    windows: Any  # (settings, corpus) -> (fetch, n) for training and (fetch, n) for evaluation
-    show: Any  # (settings, corpus, task, logits) -> (params -> text for a person, printed and saved)
+    mask: Callable[[dict], masks.Mask]  # batch -> who may attend to whom
+    head: variant.Variant
+    windows: Callable[..., tuple]  # (settings, corpus) -> (fetch, n) for training and (fetch, n) for evaluation
+    show: Callable[..., Callable[[Any], str]]  # (settings, corpus, task, logits) -> (params -> text for a person)
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:

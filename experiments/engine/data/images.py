@@ -67,12 +67,13 @@ def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def examples(
-    image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, shift: int = 0
+    image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, shift: float = 0.0
 ) -> tuple[batches.Fetch, int]:
     """`(fetch, n)` for `batches`: normalised `image_BYXZ` (float32), `label_B` (int32), and `weight_B` 1 (float32).
 
     Normalised is a pixel less the mean, divided by the deviation. With an `rng`, each image is first moved by its own
-    uniform offset in [-shift, shift]^2 pixels; the border it uncovers has raw pixel value 0, the background.
+    uniform offset in [-shift, shift]^2 pixels, interpolated linearly between pixels (the digits fill their 8 rows, and
+    a whole pixel would cut one off); the border it uncovers has raw pixel value 0, the background.
 
     Raises:
       UserError: a shift that is negative or could move an image out of sight.
@@ -84,20 +85,33 @@ def examples(
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         batch_BYXZ = image_BYXZ[index_B]
         if shift and rng is not None:
-            batch_BYXZ = _moved(batch_BYXZ, rng.integers(-shift, shift, (2, len(index_B)), endpoint=True), shift=shift)
+            batch_BYXZ = _moved(batch_BYXZ, rng.uniform(-shift, shift, (2, len(index_B))))
         image = (batch_BYXZ.astype(np.float32) - mean_Z) / std_Z
         return {"image_BYXZ": image, "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
 
     return fetch, len(image_BYXZ)
 
 
-def _moved(image_BYXZ: np.ndarray, offset_2B: np.ndarray, *, shift: int) -> np.ndarray:
-    """Pixel (y, x) of an image moved by (down, right) is its pixel (y - down, x - right), 0 where there is none."""
-    B, Y, X, _ = image_BYXZ.shape
-    padded = np.pad(image_BYXZ, ((0, 0), (shift, shift), (shift, shift), (0, 0)))
-    row_BY = shift + np.arange(Y) - offset_2B[0][:, None]
-    column_BX = shift + np.arange(X) - offset_2B[1][:, None]
-    return padded[np.arange(B)[:, None, None], row_BY[:, :, None], column_BX[:, None, :]]
+def _moved(image_BYXZ: np.ndarray, offset_2B: np.ndarray) -> np.ndarray:
+    """Each image moved (down, right) by its offset in pixels, interpolated linearly, 0 where nothing was."""
+    moved_YBXZ = _moved_along_first(image_BYXZ.swapaxes(0, 1), offset_2B[0])
+    moved_XBYZ = _moved_along_first(moved_YBXZ.transpose(2, 1, 0, 3), offset_2B[1])
+    return moved_XBYZ.transpose(1, 2, 0, 3)
+
+
+def _moved_along_first(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
+    """y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b], the offset being whole + part."""
+    L, B = x_LB.shape[:2]
+    whole_B = np.floor(offset_B).astype(int)
+    part_B = (offset_B - whole_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
+    from_LB = np.arange(L)[:, None] - whole_B
+
+    def taken(from_LB: np.ndarray) -> np.ndarray:
+        inside_LB = (from_LB >= 0) & (from_LB < L)
+        x = x_LB[np.clip(from_LB, 0, L - 1), np.arange(B)]
+        return np.where(inside_LB.reshape(L, B, *[1] * (x_LB.ndim - 2)), x, np.zeros((), x.dtype))
+
+    return (1 - part_B) * taken(from_LB) + part_B * taken(from_LB - 1)
 
 
 def _digits() -> Images:
