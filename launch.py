@@ -11,14 +11,15 @@ from experiments.engine import config as configs
 from experiments.engine import errors
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
-WORKDIR = flags.DEFINE_string(
-    "workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>."
-)
+WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
 
 
 def arguments(argv: list[str]) -> list[tuple[str, str]]:
     """Parse the flags; what begins with --config. is returned as (key, value)."""
+    if "--help" in argv:
+        print(f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\nEvery setting, with a comment, is in configs/base.py.")
+        sys.exit(0)
     overrides, rest = [], []
     words = iter(argv)
     for word in words:

@@ -57,7 +57,7 @@ def model() -> ml_collections.ConfigDict:
 def text() -> ml_collections.ConfigDict:
     """The data of `language`."""
     config = ml_collections.ConfigDict()
-    config.source = "stdlib"  # stdlib (Python's own sources), tinyshakespeare, or a path to a file or folder of text
+    config.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
     config.tokenizer = "bytes"  # bytes, characters
     config.N = 64  # tokens of a window, the context
     config.objective = "causal"  # causal: the next word; masked: hidden words
@@ -73,6 +73,7 @@ def image() -> ml_collections.ConfigDict:
     config.patch = 2  # pixels of a patch's side
     config.head = "pooled"  # pooled, class_token (head.py)
     config.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
+    config.turn = 0.0  # augmentation: each training image is turned by up to so many degrees each way
     return config
 
 

@@ -1,4 +1,5 @@
 """draft"""
+
 from configs import base
 
 

@@ -1,13 +1,17 @@
 """draft"""
+
 from configs import base
 
 
 def get_config():
     config = base.get_config()
     config.experiment = "language"
+    config.model.bias = False
+    config.text.source = "docstrings"
     config.text.objective = "masked"
-    config.text.N = 128
+    config.optim.learning_rate = 2e-3
     config.train.steps = 3000
-    config.train.batch = 16
+    config.train.batch = 24
     config.train.evaluate_every = 1000
+    config.train.save_every = 1000
     return config

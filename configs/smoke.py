@@ -1,4 +1,5 @@
 """draft"""
+
 from configs import base
 
 
@@ -7,7 +8,6 @@ def get_config():
     config.experiment = "vision"
     config.model.M = 2
     config.model.D = 32
-    config.train.steps = 50
-    config.train.batch = 32
     config.optim.warmup_steps = 10
+    config.train.steps = 100
     return config

@@ -1,4 +1,5 @@
 """draft"""
+
 from configs import base
 
 
@@ -9,9 +10,10 @@ def get_config():
     config.model.D = 64
     config.image.source = "fashion_mnist"
     config.image.patch = 4
-    config.image.shift = 1
+    config.image.shift = 1.0
     config.optim.learning_rate = 2e-3
-    config.train.steps = 3000
+    config.train.steps = 5000
     config.train.batch = 128
     config.train.evaluate_every = 1000
+    config.train.save_every = 1000
     return config

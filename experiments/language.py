@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, job, mesh, train
+from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, text, tokenizer, windows
 from tfm import decode, embed, head, loss, variant
 from tfm import mask as masks
@@ -43,7 +43,6 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     objective = config.choose("objective", settings.text.objective, OBJECTIVES)
     corpus = read(settings, objective)
     model = build(settings, corpus, objective)
-    mesh.check_batch(devices, batch=settings.train.evaluate_batch)
     (fetch, n), (fetch_evaluation, n_evaluation) = objective.windows(settings, corpus)
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
@@ -68,6 +67,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
 
 def read(settings: config.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
+    config.at_least(1, {"text.N": settings.text.N})
     documents = text.load(settings.text.source, data_dir=settings.data_dir)
     made = tokenizer.make(
         settings.text.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation
@@ -119,9 +119,13 @@ def masked_windows(settings: config.Settings, corpus: Corpus) -> Any:
 def generated(settings: config.Settings, corpus: Corpus, task: train.Task, logits: Any) -> Any:
     """params -> the prompt, continued by the model."""
     s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
-    prompt_BN = jnp.asarray(corpus.tokenizer.encode(s.prompt.encode()))[None]
+    try:
+        prompt_BN = jnp.asarray(corpus.tokenizer.encode(s.prompt.encode()))[None]
+    except errors.UserError as error:
+        raise errors.UserError(f"sample.prompt does not suit this text: {error}") from error
     if prompt_BN.size == 0:
         raise errors.UserError("sample.prompt must hold at least one token")
+    config.at_least(0, {"sample.length": s.length, "sample.temperature": s.temperature})
     sample = functools.partial(decode.sample, steps=s.length, context=context, temperature=s.temperature)
 
     @jax.jit

@@ -28,9 +28,8 @@ def build(
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. Raises UserError for a wrong name or size."""
     sizes = {letter: getattr(m, letter) for letter in "MDHKF"}
-    for letter, n in sizes.items():
-        if n < 1:
-            raise errors.UserError(f"model.{letter} must be at least 1, and {n} is not")
+    config.at_least(1, {f"model.{letter}": n for letter, n in sizes.items()})
+    config.at_least(0, {"model.unroll": m.unroll, "model.eps": m.eps})
     if m.D % m.H and m.K == m.D // m.H:
         raise errors.UserError(
             f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
@@ -44,7 +43,6 @@ def build(
         "value": config.choose("value", m.value, config.candidates(value)),
         "mlp": config.choose("mlp", m.mlp, config.candidates(mlp)),
     }
-    config.choose("scale", m.scale, score.SCALES)
     init = functools.partial(
         transformer.init,
         **sizes,
@@ -65,7 +63,7 @@ def build(
         embed_apply=embed_apply,
         head_apply=head_apply,
         eps=m.eps,
-        scale=m.scale,
+        scale=config.choose("scale", m.scale, score.SCALES),
         order=config.choose("block", m.block, block.ORDERS),
         compute=config.choose("attention", m.attention, attention.WAYS),
         remat=m.remat,

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, job, mesh, train
+from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, images
 from tfm import embed, head, loss
 
@@ -23,8 +23,9 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     model = build(settings, data)
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}
-    mesh.check_batch(devices, batch=t.evaluate_batch)
-    fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
+    fetch, n = images.examples(
+        data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, turn=settings.image.turn, **normal
+    )
     fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
 
     def logits(params: Any, image_BYXZ: jax.Array, **options: Any) -> Any:

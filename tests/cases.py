@@ -73,7 +73,7 @@ def model(
     outputs: dict | None = None,
     bias: bool = True,
     eps: float = 1e-5,
-    scale: str = "1/sqrt(K)",
+    scale=score.SCALES["1/sqrt(K)"],
     sizes: dict | None = None,
     **tree,
 ) -> Model:

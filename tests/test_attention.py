@@ -211,7 +211,7 @@ def drawn_params(name: str, bias: bool) -> dict:
 
 def fast(name: str, params: dict, x_BND, x_BSD, the_mask, scale: str):
     variants = dict(score=cases.SCORES[name], value=value.low_rank, compute=attention.explicit)
-    return attention.multihead(params, x_BND, x_BSD, mask=the_mask, scale=scale, **variants)
+    return attention.multihead(params, x_BND, x_BSD, mask=the_mask, scale=score.SCALES[scale], **variants)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_blocks_equal_the_reference(order, norm_name, mlp_name, eps):
 
     def attend(x_BND):
         variants = dict(score=score.asymmetric, value=value.low_rank, compute=attention.explicit)
-        return attention.multihead(params, x_BND, x_BND, mask=mask.causal, scale="1/sqrt(K)", **variants)
+        return attention.multihead(params, x_BND, x_BND, mask=mask.causal, scale=score.SCALES["1/sqrt(K)"], **variants)
 
     y_BND, A_BHNS = block.ORDERS[order](
         x_BND,
@@ -67,6 +67,8 @@ def test_transformers_equal_the_reference(name):
     causal = chosen.pop("causal", False)
     rooms = dict(score=score, mlp=mlp, position=position, norm=norm, order=block)
     functions = {key: getattr(rooms[key], pick) if key in rooms else pick for key, pick in chosen.items()}
+    if "scale" in chosen:
+        functions["scale"] = score.SCALES[chosen["scale"]]
     outputs = {"W": W} if answers == "next_word" else {"C": C}
     sizes = dict(N=N + 1) if "class_token" in chosen else {}
     model = cases.model(**functions, head=getattr(head, answers), outputs=outputs, sizes=sizes)
@@ -129,7 +131,7 @@ def stack_of(
 ):
     variants = dict(score=chosen, value=value.low_rank, norm=norm.token, mlp=mlp.gelu, compute=attention.explicit)
     return transformer.stack(
-        params, x_BND, mask=the_mask, order=order, scale="1/sqrt(K)", eps=eps, **variants, **settings
+        params, x_BND, mask=the_mask, order=order, scale=score.SCALES["1/sqrt(K)"], eps=eps, **variants, **settings
     )
 
 

@@ -64,7 +64,7 @@ def test_a_state_comes_back_on_any_number_of_devices(tmp_path, saved_on, restore
     after = saves.restore(1, like)
     saves.close()
     assert jax.tree.structure(after) == jax.tree.structure(before)
-    for old, new, wanted in zip(numbers(before), numbers(after), jax.tree.leaves(like), strict=True):
+    for old, new in zip(numbers(before), numbers(after), strict=True):
         assert np.array_equal(old, new) and old.dtype == new.dtype
     for new, wanted in zip(jax.tree.leaves(after), jax.tree.leaves(like), strict=True):
         assert new.sharding.is_equivalent_to(wanted.sharding, new.ndim)
@@ -93,6 +93,8 @@ def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     assert checkpoint.digest({"head": {"G_CD": a.T.copy().T, "b_C": b}}) == expected  # whatever the memory's order
     replicated = jax.device_put(tree, meshes.replicated(meshes.make(data=8)))
     assert checkpoint.digest(replicated) == expected
+    both = hashlib.sha256(b"head 2/b_C" + b.tobytes() + b"head/G_CD" + a.tobytes()).hexdigest()
+    assert checkpoint.digest({"head": {"G_CD": a}, "head 2": {"b_C": b}}) == both  # whole names, not level by level
     others = [{"head": {"G_CD": a, "c_C": b}}, {"head": {"G_CD": a, "b_C": np.nextafter(b, 2)}}, {"head": {"G_CD": a}}]
     assert len({checkpoint.digest(other) for other in others} | {expected}) == 4
 
@@ -158,9 +160,9 @@ def test_the_plain_progress_line(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(log.time, "perf_counter", lambda: now)
     progress = log.Progress(start=10, steps=100, tokens_per_step=1000, flops_per_step=60, peak=100.0)
-    for step, loss in ((11, 3.0), (12, None), (13, 0.12345)):  # steps of 4 s; a line at most every 10 s
+    for step, value in ((11, 3.0), (12, None), (13, 0.12345)):  # steps of 4 s; a line at most every 10 s
         now += 4
-        progress.advance(step, loss)
+        progress.advance(step, value)
         if step == 11:
             progress.pause()
             now += 6  # an evaluation

@@ -79,6 +79,14 @@ def test_a_json_config_may_be_a_part_and_is_not_executed(tmp_path):
     assert found == defaults | {"train.steps": 3, "optim.clip": 2.0} and isinstance(found["optim.clip"], float)
 
 
+def test_what_a_saved_config_derived_stays_derived(tmp_path):
+    saved = tmp_path / "config.json"
+    saved.write_text(json.dumps({"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
+    found = configs.load(str(saved), base=base.get_config())
+    configs.override(found, "model.D", "64")
+    assert values(found)["model.K"] == 32 and values(found)["model.F"] == 7
+
+
 def test_loading_a_config_leaves_base_as_it_was(tmp_path):
     before = values(base.get_config())
     configs.load(tiny.config_file(tmp_path, "vision", model__D=96), base=base.get_config())
@@ -230,12 +238,12 @@ def test_choosing_by_name():
 
 
 def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "my_arms.py").write_text("from tfm import score\n\ncosine = score.tied._replace(init='mine')\n")
+    (tmp_path / "arms_of_mine.py").write_text("from tfm import score\n\ncosine = score.tied._replace(init='mine')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if path != ""])
-    found = configs.choose("score", "my_arms:cosine", configs.candidates(score))
+    found = configs.choose("score", "arms_of_mine:cosine", configs.candidates(score))
     assert (found.init, found.apply) == ("mine", score.tied.apply)
-    for wrong, word in (("my_arms:sine", "sine"), ("my_legs:cosine", "my_legs")):
+    for wrong, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs")):
         with pytest.raises(errors.UserError, match=f'the score "{wrong}" cannot be imported: .*{word}'):
             configs.choose("score", wrong, {})
 

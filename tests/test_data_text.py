@@ -1,12 +1,15 @@
 """Text is found or downloaded whole or not at all, split by its content, and turned into ids and back."""
 
+import argparse
 import contextlib
 import hashlib
 import http.server
+import inspect
 import json
 import os
 import socket
 import sysconfig
+import textwrap
 import threading
 
 import hypothesis
@@ -100,10 +103,19 @@ def test_the_standard_library_is_text():
     assert text.load("stdlib") == found
 
 
+def test_docstrings_are_the_english_of_the_standard_library():
+    found = text.load("docstrings")
+    everything = b"".join(found.train + found.evaluation)
+    assert inspect.getdoc(argparse).encode() in everything and inspect.getdoc(textwrap.dedent).encode() in everything
+    code = b"".join(text.load("stdlib").train + text.load("stdlib").evaluation)
+    assert 0.1 * len(code) < len(everything) < 0.5 * len(code)
+    assert b"return self" in code and b"return self" not in everything
+
+
 @pytest.mark.parametrize("source", ["", "nothing/here", "a\0b", "tinyshakespear"])
 def test_an_unknown_source_lists_the_named_ones(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(errors.UserError, match=r"stdlib, tinyshakespeare.*" + str(tmp_path)):
+    with pytest.raises(errors.UserError, match=r"stdlib, docstrings, tinyshakespeare.*" + str(tmp_path)):
         text.load(source)
 
 

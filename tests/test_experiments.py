@@ -182,6 +182,31 @@ def test_the_baseline_of_text_is_the_most_frequent_training_token(tmp_path):
     assert task.tokens_per_example == 4
 
 
+def test_only_masked_words_see_what_comes_after_them_and_padding_is_seen_by_none(tmp_path):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    losses = {}
+    for objective in ("causal", "masked"):
+        task = tiny.task_of(
+            tiny.settings("language", text__source=str(tmp_path / "text.txt"), text__N=7, text__objective=objective)
+        )
+        measure = jax.jit(task.measure)
+        batch = dict(task.train[0]) | {"weight_BN": np.float32(np.arange(7) < 3) * np.ones((16, 1), np.float32)}
+
+        params = tiny.drawn(task)
+
+        def loss(changed, measure=measure, params=params, batch=batch, **arrays):
+            w_BN = np.where(np.arange(7) == changed, ord("#"), batch["w_BN"])
+            return float(measure(params, batch | arrays | {"w_BN": w_BN}, jax.random.key(0))["loss"][0])
+
+        losses[objective] = [loss(changed) for changed in (None, 2, 3, 6)]
+        if objective == "masked":
+            short = {"valid_BN": np.arange(7) < np.full((16, 1), 5)}
+            assert loss(None, **short) == loss(5, **short) == loss(6, **short) != loss(None)
+    nothing, at_2, at_3, at_6 = losses["causal"]
+    assert nothing == at_3 == at_6 != at_2
+    assert len(set(losses["masked"])) == 4
+
+
 def test_the_evaluation_part_of_images_is_never_shifted():
     tasks = [tiny.task_of(tiny.settings("vision", image__patch=4, image__shift=shift)) for shift in (0, 2)]
     still, shifted = ([task.train[0]["image_BYXZ"], task.evaluation[0]["image_BYXZ"]] for task in tasks)

@@ -11,7 +11,7 @@ import reference
 import translate
 from cases import B, D, F, N
 
-from tfm import norm, position, shapes
+from tfm import mlp, norm, position, shapes
 
 
 @pytest.mark.parametrize(("name", "eps"), [*itertools.product(cases.NORMS, [0.0, 1e-5, 0.7])])
@@ -157,3 +157,12 @@ def test_initial_positions():
     assert (
         position.sinusoidal.init(jax.random.key(0), N=N, D=D) == position.none.init(jax.random.key(0), N=N, D=D) == {}
     )
+
+
+@cases.float64()
+def test_the_derivative_of_gelu_is_its_difference_quotient():
+    x = jnp.linspace(-6, 6, 101)
+    h = 1e-5
+    slope = (mlp.exact_gelu(x + h) - mlp.exact_gelu(x - h)) / (2 * h)
+    cases.close(jax.vmap(jax.grad(mlp.exact_gelu))(x), slope, 1e-8)
+    cases.close(mlp.exact_gelu(x), jax.nn.gelu(x, approximate=False), 1e-12)

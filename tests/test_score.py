@@ -18,7 +18,7 @@ VARIANTS = list(itertools.product(cases.SCORES, [True, False], score.SCALES))
 
 def fast_logits(name: str, params: dict, x_BND, x_BSD, scale: str):
     q_BHNK, k_BHSK = cases.SCORES[name].apply(params, x_BND, x_BSD)
-    return attention.logits(q_BHNK, k_BHSK, scale=score.scale(scale, K=q_BHNK.shape[-1], D=x_BND.shape[-1]))
+    return attention.logits(q_BHNK, k_BHSK, scale=score.SCALES[scale](q_BHNK.shape[-1], x_BND.shape[-1]))
 
 
 @pytest.mark.parametrize(("name", "bias", "scale"), VARIANTS)
@@ -72,11 +72,8 @@ def test_asymmetric_logits_are_not_symmetric():
 
 
 def test_scales():
-    assert {name: score.scale(name, K=4, D=25) for name in score.SCALES} == {
-        "1/sqrt(K)": 0.5,
-        "1/sqrt(D)": 0.2,
-        "1": 1.0,
-    }
+    found = {name: scale(4, 25) for name, scale in score.SCALES.items()}
+    assert found == {"1/sqrt(K)": 0.5, "1/sqrt(D)": 0.2, "1": 1.0}
 
 
 def test_initial_parameters_have_unit_variance_and_no_two_matrices_alike():

@@ -36,8 +36,9 @@ def tasks(tmp_path_factory):
 KINDS = pytest.mark.parametrize("kind", ["causal", "masked", "vision"])
 
 
-def adamw(rate=None):
-    rate = rate or optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1, decay_fraction=0.0)
+def adamw():
+    """A schedule, and AdamW with it."""
+    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1, decay_fraction=0.0)
     return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
 
 
@@ -315,13 +316,8 @@ def test_metrics_come_one_step_late_and_before_a_stop():
 def test_the_loss_that_is_minimised_is_the_one_reported():
     """The update goes downhill in `loss`, not in another measure."""
     task = tiny.linear_task()
-    losses, _ = trained(task._replace(train=_same_batch(task)), devices=2, steps=30)
+    losses, _ = trained(task._replace(train=[task.train[0]] * 30), devices=2, steps=30)
     assert losses[-1] < 0.8 * losses[0]
-
-
-def _same_batch(task):
-    batch = task.train[0]
-    return [batch] * 30
 
 
 def test_the_linear_task_is_what_it_says():

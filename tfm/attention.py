@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from tfm import mask as masks
-from tfm import score as scores
 
 
 def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float) -> jax.Array:
@@ -56,18 +55,19 @@ def explicit(
 
 
 def multihead(
-    params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, score, value, mask: masks.Mask | None, scale: str, compute
+    params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, score, value, mask: masks.Mask | None, scale, compute
 ) -> tuple[jax.Array, jax.Array | None]:
     """Y = sum_h V_h X A_h: each head compares (score), averages (compute), is mapped back (value) (E9; seed 003 eq. 4).
 
-    x_BND attend, x_BSD are attended to (the same array in self-attention). `scale` names a row of score.SCALES.
+    x_BND attend, x_BSD are attended to (the same array in self-attention). `scale` maps (K, D) to the factor on the
+    logits (a value of score.SCALES).
     """
     with jax.named_scope("score"):
         q_BHNK, k_BHSK = score.apply(params["score"], x_BND, x_BSD)
     with jax.named_scope("value"):
         v_BHSK = value.apply(params["value"], x_BSD)
     with jax.named_scope("average"):
-        factor = scores.scale(scale, K=q_BHNK.shape[-1], D=x_BND.shape[-1])
+        factor = scale(q_BHNK.shape[-1], x_BND.shape[-1])
         y_BHNK, A_BHNS = compute(q_BHNK, k_BHSK, v_BHSK, mask=mask, scale=factor)
     with jax.named_scope("combine"):
         return value.combine(params["value"], y_BHNK), A_BHNS

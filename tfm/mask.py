@@ -27,6 +27,7 @@ def causal(n_N: jax.Array, s_S: jax.Array) -> jax.Array:
 
 def padding(valid_BS: jax.Array) -> Mask:
     """Only real tokens may be attended to: valid_BS is False at padding."""
+    valid_BS = jnp.asarray(valid_BS)
     return lambda n_N, s_S: jnp.broadcast_to(valid_BS[:, s_S][:, None, :], (valid_BS.shape[0], n_N.size, s_S.size))
 
 

@@ -53,13 +53,9 @@ none = Variant(_none_init, _none)
 tied = Variant(_tied_init, _tied)
 asymmetric = Variant(_asymmetric_init, _asymmetric)
 
+# The factor on the logits (E7) from K, the features that queries and keys really have, and D.
 SCALES = {
     "1/sqrt(K)": lambda K, D: 1 / math.sqrt(K),  # seeds 001 and 004, the default
     "1/sqrt(D)": lambda K, D: 1 / math.sqrt(D),  # seed 000
     "1": lambda K, D: 1.0,  # seed 002; in seed 003 the scale is absorbed in U
 }
-
-
-def scale(name: str, *, K: int, D: int) -> float:
-    """The factor on the logits (E7); K is the number of features the queries really have. Names: see SCALES."""
-    return SCALES[name](K, D)

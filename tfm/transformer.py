@@ -55,7 +55,7 @@ def stack(
     norm,
     mlp,
     compute,
-    scale: str,
+    scale,
     eps: float,
     remat: bool = False,
     unroll: int | bool = True,

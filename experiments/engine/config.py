@@ -4,10 +4,12 @@ A config is an `ml_collections.ConfigDict` made by a file's `get_config()`; a co
 `.json` one (what a run has saved) is data and is only read.
 """
 
+import copy
 import difflib
 import importlib
 import importlib.util
 import json
+import math
 import pathlib
 import re
 import sys
@@ -62,9 +64,10 @@ def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_collec
     values = saved.get("config", saved) if isinstance(saved, dict) else None
     if not isinstance(values, dict):
         raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
-    config = base.copy_and_resolve_references()
-    for key, value in flat(values).items():
-        assign(config, key, value)
+    config = copy.deepcopy(base)
+    for key, value in sorted(flat(values).items()):  # in this order, D and H come before F and K, derived from them
+        if value != flat(values_of(config)).get(key):  # what is derived stays derived
+            assign(config, key, value)
     return config
 
 
@@ -95,6 +98,16 @@ def _sentence(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
+def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
+    """The plain nested values, with what is derived (K = D // H) worked out."""
+    try:
+        return config.to_dict()
+    except ZeroDivisionError as error:
+        raise errors.UserError(
+            "a size of the model that others are divided by is 0: model.H must be at least 1"
+        ) from error
+
+
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{'a': {'b': 1}} as {'a.b': 1}."""
     result: dict[str, Any] = {}
@@ -108,7 +121,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     """config.<key> = value, strictly: an unknown key or a value of the wrong type is a UserError."""
-    keys = flat(config.to_dict())
+    keys = flat(values_of(config))
     if key not in keys:
         raise errors.UserError(f'unknown config key "{key}"{nearest(key, keys)}')
     wanted = type(keys[key])
@@ -120,7 +133,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
 def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     """config.<key> = the value that `text`, from the command line, stands for in the type of that field."""
-    keys = flat(config.to_dict())
+    keys = flat(values_of(config))
     if key not in keys:
         raise errors.UserError(f'unknown config key "{key}"{nearest(key, keys)}')
     wanted = type(keys[key])
@@ -160,9 +173,14 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
         raise errors.UserError(f'the {what} "{name}" cannot be imported: {error}') from error
+    like = next(iter(right.values()))
+    parts = getattr(like, "_fields", ())  # of a pair: init and apply; none where a variant is one function
+    if not all(hasattr(found, part) for part in parts) or (callable(like) and not callable(found)):
+        raise errors.UserError(f'the {what} "{name}" must be {" and ".join(parts) or "a function"}, and it is not')
+    return found
 
 
 def experiment(name: str) -> ModuleType:
@@ -176,11 +194,18 @@ def experiment(name: str) -> ModuleType:
     return importlib.import_module(f"experiments.{name}")
 
 
+def at_least(least: float, values: Mapping[str, float]) -> None:
+    """UserError for the first of these settings, by their keys, that is smaller than `least` or no number."""
+    for key, value in values.items():
+        if not least <= value < math.inf:
+            raise errors.UserError(f"{key} must be at least {least}, and {value} is not")
+
+
 class Settings:
     """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
 
     def __init__(self, config: ml_collections.ConfigDict, *, defaults: ml_collections.ConfigDict):
-        self._values, self._defaults = config.to_dict(), flat(defaults.to_dict())
+        self._values, self._defaults = values_of(config), flat(values_of(defaults))
         self._prefix, self._read = "", set()
 
     def __getattr__(self, name: str) -> Any:

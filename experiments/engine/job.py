@@ -10,10 +10,11 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import checkpoint, config, cost, errors, log, mesh, optim, report, train, workdir
+from experiments.engine import checkpoint, config, cost, log, mesh, optim, report, train, workdir
 from experiments.engine.data import batches
 from tfm import shapes
 
+NOT_NEGATIVE = ("learning_rate", "warmup_steps", "final_fraction", "beta1", "beta2", "eps", "weight_decay", "clip")
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path]]  # (params, folder, metrics) -> files written
 
 
@@ -43,9 +44,12 @@ def devices(settings: config.Settings) -> Mesh:
 def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
     """Optimiser and compiled step from the config. Raises UserError for what does not fit together."""
     t, o = settings.train, settings.optim
-    if t.steps < 1 or t.accumulation < 1 or t.keep < 1:
-        raise errors.UserError("train.steps, train.accumulation and train.keep must be at least 1")
-    mesh.check_batch(devices, batch=t.batch, parts=t.accumulation)
+    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation, "train.keep": t.keep})
+    every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
+    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
+    mesh.check_batch(devices, "train.batch", batch=t.batch, parts=t.accumulation)
+    mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
+    config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE})
     rate = optim.schedule(
         o.schedule,
         peak=o.learning_rate,
@@ -63,7 +67,7 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
         batch=t.batch,
         steps=t.steps,
         seed=settings.seed,
-        every={"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every},
+        every=every,
         keep=t.keep,
     )
 

@@ -60,14 +60,12 @@ def make(*, data: int) -> Mesh:
     return Mesh(np.array(devices[:n]), (DATA,), axis_types=(AxisType.Auto,))
 
 
-def check_batch(mesh: Mesh, *, batch: int, parts: int = 1) -> None:
+def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
     """UserError unless a batch divides evenly over the devices (and, there, over the parts of an accumulation)."""
     n = mesh.shape[DATA]
     if batch < 1 or batch % (n * parts):
         over = f"{n} devices" + (f" x {parts} accumulated parts" if parts > 1 else "")
-        raise errors.UserError(
-            f"a batch of {batch} does not divide evenly over {over}: choose a multiple of {n * parts}"
-        )
+        raise errors.UserError(f"{name} = {batch} does not divide evenly over {over}: choose a multiple of {n * parts}")
 
 
 def over_data(function: Callable, mesh: Mesh, *, batched: tuple[bool, ...]) -> Callable:

@@ -1,5 +1,6 @@
 """Text as the contents of files, in a training and an evaluation part that depend on those contents alone."""
 
+import ast
 import os
 import pathlib
 import stat
@@ -10,6 +11,7 @@ from experiments.engine import errors
 from experiments.engine.data import download, split
 
 STDLIB = "stdlib"
+DOCSTRINGS = "docstrings"
 EVALUATION_SHARE = 0.1
 
 
@@ -22,7 +24,7 @@ class Text(NamedTuple):
 
 
 def load(source: str, *, data_dir: str = "") -> Text:
-    """Text from 'stdlib' (Python's own source files), a named set, or a path to a file or folder.
+    """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path.
 
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out. One file is
     cut in two, its first 90 % for training; of several files about 10 % are held out, chosen by their contents.
@@ -30,13 +32,14 @@ def load(source: str, *, data_dir: str = "") -> Text:
     Raises:
       UserError: neither a name nor a path that exists; something that cannot be read; too little text to split.
     """
-    if source == STDLIB:
+    if source in (STDLIB, DOCSTRINGS):
         paths = sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))
     elif source in download.NAMED:
         paths = [download.fetch(source, data_dir=data_dir)]
     else:
         paths = _paths(source)
-    contents = [content for content in map(_read, paths) if content]
+    read = _docstrings if source == DOCSTRINGS else _read
+    contents = [content for content in map(read, paths) if content]
     if not contents:
         raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
     train, evaluation = _cut(contents[0]) if len(set(contents)) == 1 else _choose(contents)
@@ -71,7 +74,7 @@ def _paths(source: str) -> list[pathlib.Path]:
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error
     if mode is None:
-        names = ", ".join([STDLIB, *sorted(download.NAMED)])
+        names = ", ".join([STDLIB, DOCSTRINGS, *sorted(download.NAMED)])
         raise errors.UserError(
             f"{source!r} is neither a named text ({names}) nor a path that exists ({path.absolute()})"
         )
@@ -87,6 +90,13 @@ def _walk(folder: pathlib.Path) -> list[pathlib.Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [pathlib.Path(parent) / name for name in files if not name.startswith(".")]
     return sorted(found)
+
+
+def _docstrings(path: pathlib.Path) -> bytes:
+    """What a Python file says about itself in English: the docstrings of its modules, classes and functions."""
+    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(_read(path))) if isinstance(node, described)]
+    return "\n\n".join(filter(None, map(ast.get_docstring, nodes))).encode()
 
 
 def _read(path: pathlib.Path) -> bytes:
