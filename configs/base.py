@@ -73,7 +73,6 @@ def image() -> ml_collections.ConfigDict:
     config.patch = 2  # pixels of a patch's side
     config.head = "pooled"  # pooled, class_token (head.py)
     config.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
-    config.turn = 0.0  # augmentation: each training image is turned by up to so many degrees each way
     return config
 
 

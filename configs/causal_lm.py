@@ -1,4 +1,9 @@
-"""draft"""
+"""The next byte of Python's own standard library: a causal language model that needs no download.
+
+python launch.py --config configs/causal_lm.py
+
+Two CPU cores: @T. Held-out files of Python 3.11, seed 0: @R.
+"""
 
 from configs import base
 

@@ -1,4 +1,9 @@
-"""draft"""
+"""Hidden bytes (15 %) of the English in Python's standard library, from both sides: masked language without a download.
+
+python launch.py --config configs/masked_lm.py
+
+Two CPU cores: @T. Held-out modules of Python 3.11, seed 0: @R.
+"""
 
 from configs import base
 

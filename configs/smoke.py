@@ -1,4 +1,9 @@
-"""draft"""
+"""Everything a run does, on real digits, in a few seconds: does this machine work?
+
+python launch.py --config configs/smoke.py
+
+Two CPU cores: 8 s with start and compilation. 334 held-out digits, seed 0: 85.3 %.
+"""
 
 from configs import base
 

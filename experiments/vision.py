@@ -23,9 +23,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     model = build(settings, data)
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}
-    fetch, n = images.examples(
-        data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, turn=settings.image.turn, **normal
-    )
+    fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
     fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
 
     def logits(params: Any, image_BYXZ: jax.Array, **options: Any) -> Any:

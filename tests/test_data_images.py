@@ -314,22 +314,17 @@ def test_examples_are_normalised():
     np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)
 
 
-@hypothesis.given(st.floats(0, 2.9), st.sampled_from([0.0, 17.0, 180.0]), st.integers(0, 2**32))
+@hypothesis.given(st.floats(0, 2.9), st.integers(0, 2**32))
 @hypothesis.settings(deadline=None)
-def test_a_moved_image_is_the_image_moved(shift, turn, seed):
+def test_a_moved_image_is_the_image_moved(shift, seed):
     image = np.random.default_rng(0).integers(1, 256, (TRAIN, Y, X, 2), np.uint8)
-    fetch, _ = plain(image, shift=shift, turn=turn)
+    fetch, _ = plain(image, shift=shift)
     moved = fetch(np.arange(TRAIN), np.random.default_rng(seed))["image_BYXZ"]
-    rng = np.random.default_rng(seed)
-    offset_2B, angle_B = rng.uniform(-shift, shift, (2, TRAIN)), np.radians(rng.uniform(-turn, turn, TRAIN))
+    offset_2B = np.random.default_rng(seed).uniform(-shift, shift, (2, TRAIN)) if shift else np.zeros((2, TRAIN))
     assert moved.shape == image.shape and moved.dtype == np.float32
     for b in range(TRAIN):
-        cos, sin = np.cos(angle_B[b]), np.sin(angle_B[b])
-        back, centre = np.array([[cos, sin], [-sin, cos]]), np.array([(Y - 1) / 2, (X - 1) / 2])
-        start = centre - back @ (centre + offset_2B[:, b])
-        layers = np.moveaxis(image[b].astype(np.float64), -1, 0)
-        found = [ndimage.affine_transform(z, back, start, order=1, mode="grid-constant") for z in layers]
-        expected = np.moveaxis(np.array(found), 0, -1)
+        offset = (*offset_2B[:, b], 0)
+        expected = ndimage.shift(image[b].astype(np.float64), offset, order=1, mode="grid-constant")
         np.testing.assert_allclose(moved[b], expected, atol=1e-3)
 
 
@@ -362,9 +357,6 @@ def test_a_shift_leaves_something_to_see():
         with pytest.raises(errors.UserError, match=f"5 x 3 pixels.*{shift}"):
             plain(image, shift=shift)
     assert plain(image, shift=X - 1)[1] == TRAIN
-    for turn in (-1, 181):
-        with pytest.raises(errors.UserError, match=f"degrees.*{turn}"):
-            plain(image, turn=turn)
 
 
 DATA = os.environ.get("TFM_DATA", "")  # read before a test hides it

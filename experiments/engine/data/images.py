@@ -67,63 +67,51 @@ def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def examples(
-    image_BYXZ: np.ndarray,
-    label_B: np.ndarray,
-    *,
-    mean_Z: np.ndarray,
-    std_Z: np.ndarray,
-    shift: float = 0.0,
-    turn: float = 0.0,
+    image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, shift: float = 0.0
 ) -> tuple[batches.Fetch, int]:
     """`(fetch, n)` for `batches`: normalised `image_BYXZ` (float32), `label_B` (int32), and `weight_B` 1 (float32).
 
-    Normalised is a pixel less the mean, divided by the deviation. With an `rng`, each image is first turned by its own
-    uniform angle in [-turn, turn] degrees and moved by its own uniform offset in [-shift, shift]^2 pixels, interpolated
-    linearly between pixels (the digits fill their 8 rows, and a whole pixel would cut one off); what this uncovers has
-    raw pixel value 0, the background.
+    Normalised is a pixel less the mean, divided by the deviation. With an `rng`, each image is first moved by its own
+    uniform offset in [-shift, shift]^2 pixels, interpolated linearly between pixels (the digits fill their 8 rows, and
+    a whole pixel would cut one off); the border it uncovers has raw pixel value 0, the background.
 
     Raises:
-      UserError: a shift that is negative or could move an image out of sight; a turn outside 0 .. 180 degrees.
+      UserError: a shift that is negative or could move an image out of sight.
     """
     if not 0 <= shift < min(image_BYXZ.shape[1:3]):
         rows, columns = image_BYXZ.shape[1:3]
         raise errors.UserError(f"images of {rows} x {columns} pixels cannot be shifted by {shift}")
 
-    if not 0 <= turn <= 180:
-        raise errors.UserError(f"images are turned by up to 0 to 180 degrees, not {turn}")
-
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         batch_BYXZ = image_BYXZ[index_B]
-        if (shift or turn) and rng is not None:
-            offset_2B = rng.uniform(-shift, shift, (2, len(index_B)))
-            batch_BYXZ = _moved(batch_BYXZ, offset_2B, np.radians(rng.uniform(-turn, turn, len(index_B))))
+        if shift and rng is not None:
+            batch_BYXZ = _moved(batch_BYXZ, rng.uniform(-shift, shift, (2, len(index_B))))
         image = (batch_BYXZ.astype(np.float32) - mean_Z) / std_Z
         return {"image_BYXZ": image, "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
 
     return fetch, len(image_BYXZ)
 
 
-def _moved(image_BYXZ: np.ndarray, offset_2B: np.ndarray, angle_B: np.ndarray) -> np.ndarray:
-    """Each image turned about its centre by its angle, then moved (down, right) by its offset; 0 where nothing was.
+def _moved(image_BYXZ: np.ndarray, offset_2B: np.ndarray) -> np.ndarray:
+    """Each image moved (down, right) by its offset in pixels, interpolated linearly, 0 where nothing was."""
+    moved_YBXZ = _moved_along_first(image_BYXZ.swapaxes(0, 1), offset_2B[0])
+    moved_XBYZ = _moved_along_first(moved_YBXZ.transpose(2, 1, 0, 3), offset_2B[1])
+    return moved_XBYZ.transpose(1, 2, 0, 3)
 
-    Pixel p of the result is the image at R^T (p - centre - offset) + centre, R the rotation that takes the row axis
-    towards the column axis, interpolated linearly between the four pixels around that point.
-    """
-    B, Y, X, _ = image_BYXZ.shape
-    down_BYX = np.arange(Y)[:, None] - (Y - 1) / 2 - offset_2B[0][:, None, None]
-    right_BYX = np.arange(X)[None, :] - (X - 1) / 2 - offset_2B[1][:, None, None]
-    cos_BYX, sin_BYX = np.cos(angle_B)[:, None, None], np.sin(angle_B)[:, None, None]
-    y_BYX = cos_BYX * down_BYX + sin_BYX * right_BYX + (Y - 1) / 2
-    x_BYX = cos_BYX * right_BYX - sin_BYX * down_BYX + (X - 1) / 2
-    top_BYX, left_BYX = np.floor(y_BYX).astype(int), np.floor(x_BYX).astype(int)
-    result = np.zeros(image_BYXZ.shape, np.float32)
-    for row, column in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        rows, columns = top_BYX + row, left_BYX + column
-        share = (1 - abs(y_BYX - rows)) * (1 - abs(x_BYX - columns))
-        share *= (rows >= 0) & (rows < Y) & (columns >= 0) & (columns < X)
-        near = image_BYXZ[np.arange(B)[:, None, None], rows.clip(0, Y - 1), columns.clip(0, X - 1)]
-        result += share[..., None].astype(np.float32) * near
-    return result
+
+def _moved_along_first(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
+    """y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b], the offset being whole + part."""
+    L, B = x_LB.shape[:2]
+    whole_B = np.floor(offset_B).astype(int)
+    part_B = (offset_B - whole_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
+    from_LB = np.arange(L)[:, None] - whole_B
+
+    def taken(from_LB: np.ndarray) -> np.ndarray:
+        inside_LB = (from_LB >= 0) & (from_LB < L)
+        x = x_LB[np.clip(from_LB, 0, L - 1), np.arange(B)]
+        return np.where(inside_LB.reshape(L, B, *[1] * (x_LB.ndim - 2)), x, np.zeros((), x.dtype))
+
+    return (1 - part_B) * taken(from_LB) + part_B * taken(from_LB - 1)
 
 
 def _digits() -> Images:
