@@ -12,14 +12,12 @@ from configs import base
 def get_config():
     config = base.get_config()
     config.experiment = "vision"
-    config.model.M = 4
+    config.model.M = 2
     config.model.D = 64
     config.image.source = "fashion_mnist"
     config.image.patch = 4
-    config.image.shift = 1.0
     config.optim.learning_rate = 2e-3
-    config.train.steps = 3000
-    config.train.batch = 128
-    config.train.evaluate_every = 1000
-    config.train.save_every = 1000
+    config.train.steps = 8000
+    config.train.evaluate_every = 2000
+    config.train.save_every = 2000
     return config
