@@ -2,7 +2,8 @@
 
 python launch.py --config configs/masked_lm.py
 
-Two CPU cores: 248 s with start and compilation. Held-out modules of Python 3.11, seed 0: 55.5 % right; the most frequent byte: 16.8 %.
+Two CPU cores: 248 s with start and compilation. Held-out modules of Python 3.11, seed 0: 55.5 % of the hidden bytes
+(always guessing the most frequent one: 16.8 %).
 """
 
 from configs import base
