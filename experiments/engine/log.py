@@ -59,7 +59,7 @@ class Progress:
             total=steps,
             initial=start,
             disable=not sys.stderr.isatty(),
-            bar_format="{n_fmt}/{total_fmt} steps |{bar:20}| {postfix}, {remaining} left",
+            bar_format="{n_fmt}/{total_fmt} steps{postfix}, {remaining} left |{bar:20}|",
             dynamic_ncols=True,
         )
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
