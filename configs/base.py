@@ -9,13 +9,17 @@ import ml_collections
 def get_config() -> ml_collections.ConfigDict:
     """The defaults, locked: a new key or a value of another type is refused."""
     config = ml_collections.ConfigDict()
-    config.experiment = ""  # the file of experiments/ that runs: language, vision
+    config.experiment = ""  # the file of experiments/ that runs: language, vision, translation, masked_image, ...
     config.seed = 0  # of initial parameters, data order, augmentation; never of the split into train and evaluation
     config.device = "any"  # any, cpu, gpu, tpu: what must be there
     config.data_dir = ""  # folder searched for data sets after $TFM_DATA and before the cache folder
+    config.init_from = ""  # pretrained weights to start from: a folder or a .safetensors file
+    config.init_fresh = ""  # parts that may be missing there and start anew, as paths: 'head', 'head,position'
+    config.resize_positions = False  # fit a position table of another length by interpolation instead of refusing it
     config.mesh = mesh()
     config.model = model()
     config.text = text()
+    config.pairs = pairs()
     config.image = image()
     config.optim = optim()
     config.train = train()
@@ -38,17 +42,24 @@ def model() -> ml_collections.ConfigDict:
     config.H = 4  # heads
     config.K = config.get_ref("D") // config.get_ref("H")  # query, key and value features of a head
     config.F = config.get_ref("D") * 4  # hidden units of the MLP
-    config.score = "asymmetric"  # none, tied, asymmetric (score.py)
+    config.score = "asymmetric"  # none, tied, asymmetric, constant (score.py)
     config.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
-    config.value = "low_rank"  # low_rank (value.py)
-    config.norm = "token"  # token, token_plain (norm.py)
+    config.value = "low_rank"  # low_rank, full_rank, identity (value.py)
+    config.norm = "token"  # token, token_plain, rms, batch, instance (norm.py)
     config.eps = 1e-5  # inside the root of the norm
-    config.mlp = "gelu"  # relu, gelu (mlp.py)
-    config.position = "learned"  # learned, sinusoidal, none (position.py)
+    config.mlp = "gelu"  # relu, gelu, gelu_tanh, two_hidden_relu, two_hidden_gelu, swiglu (mlp.py)
+    config.position = "learned"  # learned, sinusoidal, either + _concatenated, none: put into tokens (position.py)
+    config.relation = "none"  # rotary, rotary_halves, relative, buckets, alibi: put into attention (relation.py)
+    config.rotary_base = 10000.0  # the longest wavelength of rotary positions is 2 pi times this
+    config.window = 0  # attention only to tokens nearer than this; 0: to all
     config.block = "pre_norm"  # pre_norm, post_norm (block.py)
     config.final_norm = True  # a norm between the last block and the head
+    config.embed_norm = False  # a norm between the positions and the first block
+    config.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
     config.bias = True  # on queries, keys, values, outputs and the MLP
-    config.attention = "explicit"  # how attention is computed (attention.py)
+    config.dropout = 0.0  # share of each stage's output, and of the embedding's, set to 0 in training
+    config.attention = "explicit"  # explicit, blockwise (memory linear in N), fused (the backend's) (attention.py)
+    config.compute_dtype = "float32"  # float32, bfloat16: of products and tokens; softmax, norms, loss stay float32
     config.remat = False  # compute a block's intermediates again in the backward pass instead of keeping them
     config.unroll = 0  # layers written out in the program; 0: all (fastest on CPU), 1: a loop (fastest to compile)
     return config
@@ -60,9 +71,26 @@ def text() -> ml_collections.ConfigDict:
     config.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
     config.tokenizer = "bytes"  # bytes, characters
     config.N = 64  # tokens of a window, the context
-    config.objective = "causal"  # causal: the next word; masked: hidden words
+    config.objective = "causal"  # causal: the next word; prefix: the same after a prefix; masked: hidden words
+    config.prefix = 16  # words that are read in both directions before the first one is predicted (prefix only)
     config.mask_rate = 0.15  # share of hidden words (masked only)
     config.tied_output = False  # the output matrix is the embedding
+    config.transform = False  # one more layer, with norm and bias, before the output matrix, as BERT has
+    return config
+
+
+def pairs() -> ml_collections.ConfigDict:
+    """The data of `translation`, and how it is decoded and scored."""
+    config = ml_collections.ConfigDict()
+    config.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
+    config.reverse = False  # translate from the second column into the first
+    config.share = 1.0  # share of the training pairs that is used; the held-out pairs stay the same
+    config.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
+    config.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
+    config.tied_output = True  # the output matrix is the embedding
+    config.beam = 4  # translations kept by beam search; 1: none but the greedy one is made
+    config.length_penalty = 0.6  # beam search divides log p by ((5 + length) / 6) to this power; 0: no penalty
+    config.score_sentences = 500  # held-out source sentences translated for chrF and BLEU
     return config
 
 
@@ -72,6 +100,7 @@ def image() -> ml_collections.ConfigDict:
     config.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
     config.patch = 2  # pixels of a patch's side
     config.head = "pooled"  # pooled, class_token (head.py)
+    config.hide = 0.75  # share of hidden patches (masked_image only)
     config.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
     return config
 
@@ -112,4 +141,6 @@ def sample() -> ml_collections.ConfigDict:
     config.prompt = "\n"  # what generated text begins with (causal only)
     config.length = 400  # tokens generated (causal only)
     config.temperature = 0.8  # 0: always the most likely (causal only)
+    config.top_k = 0  # only the k most likely tokens are drawn; 0: all (causal only)
+    config.top_p = 1.0  # only the most likely tokens that together reach this probability are drawn (causal only)
     return config

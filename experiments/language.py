@@ -1,4 +1,4 @@
-"""Text: predict the next word (causal, E24) or the hidden words from both sides (masked, E27)."""
+"""Text: predict the next word (causal, prefix; E24) or the hidden words from both sides (masked; E27)."""
 
 import functools
 import pathlib
@@ -12,7 +12,7 @@ import numpy as np
 from experiments import model as models
 from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, text, tokenizer, windows
-from tfm import decode, embed, head, loss, variant
+from tfm import decode, head, loss, variant
 from tfm import mask as masks
 
 MASK = "[MASK]"
@@ -31,14 +31,14 @@ class Objective(NamedTuple):
     """What is asked of the tokens."""
 
     specials: tuple[str, ...]  # ids beside those of the text
-    mask: Callable[[dict], masks.Mask]  # batch -> who may attend to whom
+    mask: Callable[[config.Settings, dict], masks.Mask]  # (settings, batch) -> who may attend to whom
     head: variant.Variant
     windows: Callable[..., tuple]  # (settings, corpus) -> (fetch, n) for training and (fetch, n) for evaluation
-    show: Callable[..., Callable[[Any], str]]  # (settings, corpus, task, logits) -> (params -> text for a person)
+    show: Callable[..., Callable[[Any], str]]  # (settings, corpus, task, model, logits) -> (params -> text to read)
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Train and evaluate what the config says; causal: write a sample of text, masked: fill hidden words in."""
+    """Train and evaluate what the config says; then write a sample of text, or (masked) fill hidden words in."""
     devices = job.devices(settings)
     objective = config.choose("objective", settings.text.objective, OBJECTIVES)
     corpus = read(settings, objective)
@@ -46,11 +46,13 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     (fetch, n), (fetch_evaluation, n_evaluation) = objective.windows(settings, corpus)
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
-        return model.apply(params, batch["w_BN"], mask=objective.mask(batch), **options)
+        mask = models.masked(settings.model, objective.mask(settings, batch))
+        return model.apply(params, batch["w_BN"], mask=mask, **options)
 
-    def measure(params: Any, batch: dict, key: jax.Array) -> train.Ratios:
-        answer = logits(params, batch), batch["target_BN"], batch["weight_BN"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
+    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
+        logits_BNW, seen = logits(params, batch, key_B=key_B)
+        answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
+        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | train.running(seen)
 
     evaluation = batches.evaluation(fetch_evaluation, n=n_evaluation, batch=settings.train.evaluate_batch)
     task = train.Task(
@@ -61,7 +63,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         tokens_per_example=settings.text.N,
         baseline={"accuracy": most_frequent(corpus, evaluation)},
     )
-    show = objective.show(settings, corpus, task, logits)
+    show = objective.show(settings, corpus, task, model, logits)
     job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, task, logits, show))
 
 
@@ -80,16 +82,17 @@ def read(settings: config.Settings, objective: Objective) -> Corpus:
 
 
 def build(settings: config.Settings, corpus: Corpus, objective: Objective) -> models.Model:
-    """The language model for this vocabulary."""
-    W = corpus.tokenizer.size
-    return models.build(
+    """The language model for this vocabulary. UserError where its predictions would look at what they predict."""
+    if settings.text.objective != "masked" and settings.model.norm == "instance":
+        raise errors.UserError("model.norm = instance looks at later words, which a causal model is to predict")
+    t = settings.text
+    return models.language(
         settings.model,
-        embed_init=functools.partial(embed.words.init, W=W),
-        embed_apply=embed.words.apply,
-        head_init=functools.partial(objective.head.init, W=W),
-        head_apply=objective.head.apply,
-        N=settings.text.N,
-        tied_output=settings.text.tied_output,
+        answer=objective.head,
+        W=corpus.tokenizer.size,
+        N=t.N,
+        tied_output=t.tied_output,
+        transform=t.transform,
     )
 
 
@@ -109,6 +112,23 @@ def causal_windows(settings: config.Settings, corpus: Corpus) -> Any:
     return windows.causal(corpus.train_T, N=N), windows.causal_evaluation(corpus.evaluation_T, N=N)
 
 
+def prefix_windows(settings: config.Settings, corpus: Corpus) -> Any:
+    """As causal, but nothing is asked inside the prefix, where a word is seen before it would be predicted."""
+    prefix = settings.text.prefix
+    if not 1 <= prefix < settings.text.N:
+        raise errors.UserError(f"text.prefix must be at least 1 and less than text.N, and {prefix} is not")
+
+    def beyond(fetch: batches.Fetch) -> batches.Fetch:
+        def cut(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+            batch = fetch(index_B, rng)
+            asked_N = np.arange(settings.text.N) >= prefix - 1
+            return batch | {"weight_BN": batch["weight_BN"] * asked_N.astype(np.float32)}
+
+        return cut
+
+    return tuple((beyond(fetch), n) for fetch, n in causal_windows(settings, corpus))
+
+
 def masked_windows(settings: config.Settings, corpus: Corpus) -> Any:
     made = corpus.tokenizer
     rule = {"W": made.size, "ordinary": made.ordinary, "mask_id": made.special(MASK), "rate": settings.text.mask_rate}
@@ -116,26 +136,62 @@ def masked_windows(settings: config.Settings, corpus: Corpus) -> Any:
     return windows.masked(corpus.train_T, N=N, **rule), windows.masked_evaluation(corpus.evaluation_T, N=N, **rule)
 
 
-def generated(settings: config.Settings, corpus: Corpus, task: train.Task, logits: Any) -> Any:
-    """params -> the prompt, continued by the model."""
-    s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
+def prompt(settings: config.Settings, corpus: Corpus) -> jax.Array:
+    """The prompt of the config as one row of tokens, (1, N)."""
     try:
-        prompt_BN = jnp.asarray(corpus.tokenizer.encode(s.prompt.encode()))[None]
+        prompt_BN = jnp.asarray(corpus.tokenizer.encode(settings.sample.prompt.encode()))[None]
     except errors.UserError as error:
         raise errors.UserError(f"sample.prompt does not suit this text: {error}") from error
     if prompt_BN.size == 0:
         raise errors.UserError("sample.prompt must hold at least one token")
-    config.at_least(0, {"sample.length": s.length, "sample.temperature": s.temperature})
-    sample = functools.partial(decode.sample, steps=s.length, context=context, temperature=s.temperature)
+    return prompt_BN
+
+
+def generated(settings: config.Settings, corpus: Corpus, task: train.Task, model: models.Model, logits: Any) -> Any:
+    """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window."""
+    s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
+    prompt_BN = prompt(settings, corpus)
+    config.at_least(0, {"sample.length": s.length, "sample.temperature": s.temperature, "sample.top_k": s.top_k})
+    drawing = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
+    if not 0 < s.top_p <= 1:
+        raise errors.UserError(f"sample.top_p must be above 0 and at most 1, and {s.top_p} is not")
+
+    room = context - prompt_BN.shape[1]
+    if room < 1 and settings.text.objective == "prefix":
+        raise errors.UserError(f"sample.prompt has {prompt_BN.size} tokens, which leaves no room in text.N = {context}")
 
     @jax.jit
     def words(params: Any) -> jax.Array:
-        return sample(lambda w_BC: logits(params, {"w_BN": w_BC}), prompt_BN, key)
+        if settings.text.objective == "prefix" or s.length <= room:
+            return continued(model, settings, params, prompt_BN, key, steps=min(s.length, room), **drawing)
+        return decode.sample(
+            lambda w_BC: logits(params, {"w_BN": w_BC})[0], prompt_BN, key, steps=s.length, context=context, **drawing
+        )
 
     return lambda params: corpus.tokenizer.decode(np.asarray(words(params))[0])
 
 
-def filled(settings: config.Settings, corpus: Corpus, task: train.Task, logits: Any) -> Any:
+def continued(
+    model: models.Model, settings: config.Settings, params: Any, prompt_BN: jax.Array, key: jax.Array, **drawing: Any
+) -> jax.Array:
+    """The prompt and the words after it, each computed from kept keys and values (E23); a prefix is read both ways."""
+    B, N = prompt_BN.shape
+    first = masks.causal
+    if settings.text.objective == "prefix":
+        first = masks.either(masks.causal, masks.prefix(N))
+    later = models.masked(settings.model, masks.causal)
+
+    def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
+        mask = models.masked(settings.model, first)
+        return model.start(params, w_BN, length_B, room=N + drawing["steps"], mask=mask)
+
+    def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
+        return model.step(params, cache, w_B, n_B, mask=later)
+
+    return decode.generate(start, step, prompt_BN, jnp.full(B, N), key, **drawing)[0]
+
+
+def filled(settings: config.Settings, corpus: Corpus, task: train.Task, model: models.Model, logits: Any) -> Any:
     """params -> held-out windows: what the model saw (hidden tokens as _), what it made of it, and what stood there."""
     shown = 4
 
@@ -144,7 +200,7 @@ def filled(settings: config.Settings, corpus: Corpus, task: train.Task, logits: 
 
     def fill(params: Any) -> str:
         batch = {name: array[:shown] for name, array in task.evaluation[0].items()}
-        found_BN = np.asarray(jax.jit(logits)(params, batch)).argmax(-1)
+        found_BN = np.asarray(jax.jit(logits)(params, batch)[0]).argmax(-1)
         lines = []
         for target_N, hidden_N, found_N in zip(batch["target_BN"], batch["weight_BN"] > 0, found_BN, strict=True):
             truth, answer = spell(target_N), spell(found_N)
@@ -157,10 +213,15 @@ def filled(settings: config.Settings, corpus: Corpus, task: train.Task, logits: 
     return fill
 
 
+def read_both_ways(settings: config.Settings, batch: dict) -> masks.Mask:
+    return masks.either(masks.causal, masks.prefix(settings.text.prefix))
+
+
 OBJECTIVES = {
-    "causal": Objective((), lambda batch: masks.causal, head.next_word, causal_windows, generated),
+    "causal": Objective((), lambda settings, batch: masks.causal, head.next_word, causal_windows, generated),
+    "prefix": Objective((), read_both_ways, head.next_word, prefix_windows, generated),
     "masked": Objective(
-        (MASK,), lambda batch: masks.padding(batch["valid_BN"]), head.masked_word, masked_windows, filled
+        (MASK,), lambda settings, batch: masks.padding(batch["valid_BN"]), head.masked_word, masked_windows, filled
     ),
 }
 
@@ -176,7 +237,7 @@ def figures(
         files["loss"], rows, unit="nats per token", title=f"{settings.text.objective} language: {corpus.name}"
     )
     piece = {name: array[:1, :24] for name, array in task.evaluation[0].items()}
-    _, A_MBHNS = jax.jit(functools.partial(logits, maps=True))(params, piece)
+    A_MBHNS = jax.jit(functools.partial(logits, maps=True))(params, piece)[1]["A_MBHNS"]
     tokens = [corpus.tokenizer.decode([token]) for token in piece["w_BN"][0]]
     draw.attention_matrices(files["attention"], A_MHNS=np.asarray(A_MBHNS)[:, 0], tokens=tokens)
     words = folder / "sample.txt"

@@ -2,71 +2,223 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.engine import config, errors
-from tfm import attention, block, mlp, norm, position, score, transformer, value
+import jax.numpy as jnp
+
+from experiments.engine import config, errors, mesh
+from tfm import (
+    attention,
+    block,
+    embed,
+    head,
+    incremental,
+    mask,
+    mlp,
+    norm,
+    position,
+    relation,
+    score,
+    transformer,
+    value,
+)
+from tfm import encoder_decoder as seq2seq
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
 
 
 class Model(NamedTuple):
-    """`init(key) -> params` and `apply(params, inputs, *, mask, maps=False) -> logits` (with maps: and A_MBHNS)."""
+    """A model as functions of its parameters.
+
+    init(key) -> params
+    apply(params, inputs, *, mask, key_B=None, maps=False) -> (logits, seen)      (transformer.apply)
+    start(params, prompt_BN, length_B, *, room, mask) -> (logits_BW, cache)       (incremental.start)
+    step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                  (incremental.step)
+    """
 
     init: Callable
     apply: Callable
+    start: Callable
+    step: Callable
+
+
+class Seq2Seq(NamedTuple):
+    """A sequence-to-sequence model as functions of its parameters.
+
+    init(key) -> params
+    apply(params, source_BS, valid_BS, w_BN, *, key_B=None, maps=False) -> (logits_BNW, seen)
+    start(params, source_BS, valid_BS, prompt_BN, length_B, *, room) -> (logits_BW, cache)
+    step(params, cache, w_B, n_B) -> (logits_BW, cache)
+    """
+
+    init: Callable
+    apply: Callable
+    start: Callable
+    step: Callable
+
+
+def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: bool = False) -> Model:
+    """A model of words: `answer` is the head. transform: one more layer before the output matrix, as BERT has."""
+    size = {"W": W}
+    if m.segments:
+        size["J"] = m.segments
+    head_init = functools.partial(answer.init, W=W)
+    return build(
+        m,
+        embed_init=functools.partial(embed.words.init, **size),
+        embed_apply=embed.words.apply,
+        head_init=functools.partial(with_transform, head_init, design(m).norm) if transform else head_init,
+        head_apply=answer.apply,
+        N=N,
+        tied_output=tied_output,
+    )
+
+
+def with_transform(head_init: Callable, norm: Any, key: Any, *, D: int) -> dict:
+    """The parameters of a head that begins with BERT's transform, and has a bias for each word."""
+    made = head_init(key, D=D)
+    W = made["G_WD"].shape[0]
+    return made | {"b_W": jnp.zeros(W), "transform": head.transform_init(key, D=D, norm=norm)}
+
+
+def vision(m: config.Settings, *, answer: str, Y: int, X: int, Z: int, patch: int, C: int) -> Model:
+    """A model of images of Y x X pixels and Z channels. Raises UserError for a patch that does not divide them."""
+    if patch < 1 or Y % patch or X % patch:
+        raise errors.UserError(
+            f"images of {Y} x {X} pixels do not divide into patches of {patch} x {patch} (image.patch)"
+        )
+    chosen = config.choose("head", answer, CLASS_HEADS)
+    return build(
+        m,
+        embed_init=functools.partial(embed.patches.init, P=patch * patch * Z),
+        embed_apply=embed.patches.apply,
+        head_init=functools.partial(chosen.init, C=C),
+        head_apply=chosen.apply,
+        N=image_tokens(Y, X, patch=patch, answer=answer),
+        class_token=answer == "class_token",
+    )
+
+
+def image_tokens(Y: int, X: int, *, patch: int, answer: str) -> int:
+    """Tokens of one image, the class token included."""
+    return (Y // patch) * (X // patch) + (answer == "class_token")
 
 
 def build(
     m: config.Settings,
     *,
-    embed_init,
-    embed_apply,
-    head_init,
-    head_apply,
+    embed_init: Callable,
+    embed_apply: Callable,
+    head_init: Callable,
+    head_apply: Callable,
     N: int,
     class_token: bool = False,
     tied_output: bool = False,
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. Raises UserError for a wrong name or size."""
-    sizes = {letter: getattr(m, letter) for letter in "MDHKF"}
-    config.at_least(1, {f"model.{letter}": n for letter, n in sizes.items()})
-    config.at_least(0, {"model.unroll": m.unroll, "model.eps": m.eps})
-    if m.D % m.H and m.K == m.D // m.H:
-        raise errors.UserError(
-            f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
-        )
-    shared = {
-        "norm": config.choose("norm", m.norm, config.candidates(norm)),
-        "position": config.choose("position", m.position, config.candidates(position)),
-    }
-    variants = {
-        "score": config.choose("score", m.score, config.candidates(score)),
-        "value": config.choose("value", m.value, config.candidates(value)),
-        "mlp": config.choose("mlp", m.mlp, config.candidates(mlp)),
-    }
+    parts = {"design": design(m), "position": config.choose("position", m.position, config.candidates(position))}
     init = functools.partial(
         transformer.init,
-        **sizes,
-        **shared,
-        **variants,
+        **sizes(m),
+        **parts,
         N=N,
         embed_init=embed_init,
         head_init=head_init,
         final_norm=m.final_norm,
+        embed_norm=m.embed_norm,
         class_token=class_token,
         tied_output=tied_output,
         bias=m.bias,
     )
-    apply = functools.partial(
-        transformer.apply,
-        **shared,
-        **variants,
-        embed_apply=embed_apply,
-        head_apply=head_apply,
-        eps=m.eps,
-        scale=config.choose("scale", m.scale, score.SCALES),
+    call = {"embed_apply": embed_apply, "head_apply": head_apply, **parts, **computing(m)}
+    return Model(
+        init,
+        seeing(transformer.apply, call),
+        functools.partial(incremental.start, **call),
+        functools.partial(incremental.step, **call),
+    )
+
+
+def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) -> Seq2Seq:
+    """The encoder-decoder that the section `m` describes, M layers each, for up to N tokens on either side."""
+    if m.norm == "instance":
+        raise errors.UserError("model.norm = instance looks at later tokens: a decoder needs another norm")
+    parts = {"design": design(m), "position": config.choose("position", m.position, config.candidates(position))}
+    init = functools.partial(
+        seq2seq.init,
+        **sizes(m),
+        **parts,
+        N=N,
+        embed_init=functools.partial(embed.words.init, W=W),
+        head_init=functools.partial(head.next_word.init, W=W),
+        final_norm=m.final_norm,
+        tied_output=tied_output,
+        bias=m.bias,
+    )
+    call = {"embed_apply": embed.words.apply, "head_apply": head.next_word.apply, **parts, **computing(m)}
+    return Seq2Seq(
+        init,
+        seeing(seq2seq.apply, call),
+        functools.partial(seq2seq.start, **call),
+        functools.partial(seq2seq.step, **call),
+    )
+
+
+def seeing(apply: Callable, call: dict) -> Callable:
+    """`apply` with these arguments; where the weights are asked for, computed in the way that forms them."""
+
+    def applied(*arrays: Any, maps: bool = False, **options: Any) -> Any:
+        design = call["design"]._replace(compute=attention.explicit) if maps else call["design"]
+        return apply(*arrays, **call | {"design": design}, maps=maps, **options)
+
+    return applied
+
+
+def sizes(m: config.Settings) -> dict[str, int]:
+    """The sizes M, D, H, K, F, checked."""
+    found = {letter: getattr(m, letter) for letter in "MDHKF"}
+    config.at_least(1, {f"model.{letter}": n for letter, n in found.items()})
+    if m.D % m.H and m.K == m.D // m.H:
+        raise errors.UserError(
+            f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
+        )
+    return found
+
+
+def computing(m: config.Settings) -> dict[str, Any]:
+    """How it is computed: dtype, rematerialisation, unrolled layers."""
+    config.at_least(0, {"model.unroll": m.unroll})
+    dtype = config.choose("compute_dtype", m.compute_dtype, DTYPES)
+    return {"dtype": None if dtype is jnp.float32 else dtype, "remat": m.remat, "unroll": m.unroll or True}
+
+
+def design(m: config.Settings) -> block.Design:
+    """The function for each place of a block, by its name in the config."""
+    config.at_least(0, {"model.eps": m.eps, "model.dropout": m.dropout})
+    if m.dropout >= 1:
+        raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
+    rooms = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp}
+    chosen = {name: config.choose(name, getattr(m, name), config.candidates(room)) for name, room in rooms.items()}
+    if m.relation.startswith("rotary"):
+        if m.K % 2 and m.score != "none":
+            raise errors.UserError(f"model.relation = {m.relation} turns pairs of features, and K = {m.K} is odd")
+        chosen["relation"] = relation.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
+    return block.Design(
+        **chosen,
         order=config.choose("block", m.block, block.ORDERS),
         compute=config.choose("attention", m.attention, attention.WAYS),
-        remat=m.remat,
-        unroll=m.unroll or True,
+        scale=config.choose("scale", m.scale, score.SCALES),
+        eps=m.eps,
+        dropout=m.dropout,
+        axis=mesh.DATA,
     )
-    return Model(init, apply)
+
+
+def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
+    """The mask of an experiment, and beside it the sliding window that the config asks for (model.window; 0: none)."""
+    config.at_least(0, {"model.window": m.window})
+    if not m.window:
+        return who
+    near = mask.window(m.window)
+    return near if who is None else mask.both(who, near)

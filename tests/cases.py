@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from tfm import attention, block, embed, head, mlp, norm, position, score, transformer, value
+from tfm import attention, block, embed, head, mlp, norm, position, relation, score, transformer, value
 
 B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
 SCORES = {"none": score.none, "tied": score.tied, "asymmetric": score.asymmetric}
@@ -55,33 +55,33 @@ def close(fast, slow, tolerance: float = 1e-10) -> None:
     np.testing.assert_allclose(fast, slow, rtol=tolerance, atol=tolerance * max(1.0, np.abs(slow).max()))
 
 
+def design(**parts) -> block.Design:
+    """The parts of a block: GPT-2's, and these."""
+    usual = dict(score=score.asymmetric, value=value.low_rank, relation=relation.none, norm=norm.token, mlp=mlp.gelu)
+    usual |= dict(order=block.pre_norm, compute=attention.explicit, scale=score.SCALES["1/sqrt(K)"])
+    return block.Design(**(usual | parts))
+
+
 class Model(NamedTuple):
-    """`init(key) -> params` and `apply(params, inputs, mask=..., **) -> logits`."""
+    """`init(key) -> params`, `apply(params, inputs, mask=..., **) -> logits` (with maps: and A_MBHNS), and the arguments
+    of transformer.apply that make it."""
 
     init: Callable
     apply: Callable
+    call: dict
 
 
 def model(
-    *,
-    score=score.asymmetric,
-    norm=norm.token,
-    mlp=mlp.gelu,
-    position=position.learned,
-    order=block.pre_norm,
-    head=head.next_word,
-    outputs: dict | None = None,
-    bias: bool = True,
-    eps: float = 1e-5,
-    scale=score.SCALES["1/sqrt(K)"],
-    sizes: dict | None = None,
-    **tree,
+    *, position=position.learned, head=head.next_word, outputs: dict | None = None, bias=True, sizes=None, **changes
 ) -> Model:
-    """A word model of the sizes above; `tree` holds final_norm, class_token and tied_output.
+    """A word model of the sizes above; `changes` are parts of the design, final_norm, class_token and tied_output.
 
     Compiled, and with a loop over the layers, since that takes a test the least time.
     """
     shape = dict(M=M, D=D, N=N, H=H, K=K, F=F) | (sizes or {})
+    parts = design(**{name: part for name, part in changes.items() if name in block.Design._fields})
+    tree = {name: choice for name, choice in changes.items() if name not in block.Design._fields}
+    call = dict(embed_apply=embed.words.apply, head_apply=head.apply, position=position, design=parts)
 
     def init(key: jax.Array) -> dict:
         return transformer.init(
@@ -89,24 +89,15 @@ def model(
             embed_init=lambda key, D: embed.words.init(key, W=W, D=D),
             head_init=lambda key, D: head.init(key, D=D, **(outputs or {"W": W})),
             **(dict(final_norm=True) | tree | shape),
-            **dict(score=score, value=value.low_rank, norm=norm, mlp=mlp, position=position, bias=bias),
+            **dict(design=parts, position=position, bias=bias),
         )
 
     @functools.partial(jax.jit, static_argnames=("mask", "unroll", "remat", "maps"))
-    def apply(params: dict, w_BN: jax.Array, *, mask=None, unroll=1, **settings):
-        return transformer.apply(
-            params,
-            w_BN,
-            embed_apply=embed.words.apply,
-            head_apply=head.apply,
-            mask=mask,
-            **dict(order=order, compute=attention.explicit, scale=scale, eps=eps),
-            **dict(score=score, value=value.low_rank, norm=norm, mlp=mlp, position=position),
-            unroll=unroll,
-            **settings,
-        )
+    def apply(params: dict, w_BN: jax.Array, *, mask=None, unroll=1, maps=False, **settings):
+        logits, seen = transformer.apply(params, w_BN, mask=mask, unroll=unroll, maps=maps, **call, **settings)
+        return (logits, seen["A_MBHNS"]) if maps else logits
 
-    return Model(init, apply)
+    return Model(init, apply, call)
 
 
 def words(seed: int = 0, *, n: int = N, b: int = B) -> jax.Array:

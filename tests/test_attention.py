@@ -12,7 +12,7 @@ import reference
 import translate
 from cases import B, D, H, K, N, S
 
-from tfm import attention, mask, score, value
+from tfm import attention, block, mask, multihead, score, value
 
 VALID_BS = np.arange(S)[None, :] < np.array([S, 8])[:, None]  # the second sequence ends with three paddings
 VALID_BS[0, 2] = False
@@ -210,8 +210,8 @@ def drawn_params(name: str, bias: bool) -> dict:
 
 
 def fast(name: str, params: dict, x_BND, x_BSD, the_mask, scale: str):
-    variants = dict(score=cases.SCORES[name], value=value.low_rank, compute=attention.explicit)
-    return attention.multihead(params, x_BND, x_BSD, mask=the_mask, scale=score.SCALES[scale], **variants)
+    design = cases.design(score=cases.SCORES[name], scale=score.SCALES[scale])
+    return multihead.across(params, x_BND, design=design, memory=block.Memory(x_BSD, the_mask))[:2]
 
 
 @pytest.mark.parametrize(

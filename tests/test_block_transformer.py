@@ -24,25 +24,14 @@ from tfm import attention, block, head, initial, mask, mlp, norm, position, scor
 )
 @cases.float64()
 def test_blocks_equal_the_reference(order, norm_name, mlp_name, eps):
-    variants = dict(score=score.asymmetric, value=value.low_rank, norm=cases.NORMS[norm_name], mlp=cases.MLPS[mlp_name])
-    sizes = dict(D=D, H=H, K=K, F=F, M=1, bias=True)
-    params, x_BND = cases.drawn(lambda key: block.init(key, **sizes, **variants)), cases.normal(1, 1, N, D)
-
-    def attend(x_BND):
-        variants = dict(score=score.asymmetric, value=value.low_rank, compute=attention.explicit)
-        return attention.multihead(params, x_BND, x_BND, mask=mask.causal, scale=score.SCALES["1/sqrt(K)"], **variants)
-
-    y_BND, A_BHNS = block.ORDERS[order](
-        x_BND,
-        attend=attend,
-        feed=lambda x_BND: cases.MLPS[mlp_name].apply(params["mlp"], x_BND),
-        norm_1=lambda x_BND: cases.NORMS[norm_name].apply(params["norm1"], x_BND, eps=eps),
-        norm_2=lambda x_BND: cases.NORMS[norm_name].apply(params["norm2"], x_BND, eps=eps),
-    )
+    parts = dict(norm=cases.NORMS[norm_name], mlp=cases.MLPS[mlp_name], order=block.ORDERS[order], eps=eps)
+    design, sizes = cases.design(**parts), dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
+    params, x_BND = cases.drawn(lambda key: block.init(key, design=design, **sizes)), cases.normal(1, 1, N, D)
+    y_BND, seen = block.apply(params, x_BND, design=design, mask=mask.causal, maps=True)
     settings = dict(order=order, score="asymmetric", mlp=mlp_name, scale="1/sqrt(K)", eps=eps)
     slow = translate.block(params, translate.columns(x_BND[0]), allowed=reference.upper_triangular(N, N), **settings)
     cases.close(y_BND[0], slow.T)
-    assert A_BHNS.shape == (1, H, N, N)
+    assert seen["A"].shape == (1, H, N, N)
 
 
 WHOLE = {
@@ -126,13 +115,11 @@ def test_pooled_classification_is_permutation_invariant_without_positions():
 # ----------------------------------------------------------------------------------------------------------- causality
 
 
-def stack_of(
-    params, x_BND, *, order=block.pre_norm, the_mask=mask.causal, chosen=score.asymmetric, eps=1e-5, **settings
-):
-    variants = dict(score=chosen, value=value.low_rank, norm=norm.token, mlp=mlp.gelu, compute=attention.explicit)
-    return transformer.stack(
-        params, x_BND, mask=the_mask, order=order, scale=score.SCALES["1/sqrt(K)"], eps=eps, **variants, **settings
+def stack_of(params, x_BND, *, the_mask=mask.causal, unroll=True, remat=False, maps=False, **parts):
+    y_BND, seen = transformer.stack(
+        params, x_BND, mask=the_mask, design=cases.design(**parts), unroll=unroll, remat=remat, maps=maps
     )
+    return y_BND, seen.get("A")
 
 
 def layers(depth: int = M, chosen=score.asymmetric, std: float = 0.3) -> dict:
@@ -143,7 +130,7 @@ def layers(depth: int = M, chosen=score.asymmetric, std: float = 0.3) -> dict:
 @pytest.mark.parametrize("name", cases.SCORES)
 def test_the_gradient_with_respect_to_later_inputs_is_exactly_zero(order, name):
     params, x_ND = layers(2, cases.SCORES[name]), cases.normal(1, N, D)
-    settings = dict(order=block.ORDERS[order], chosen=cases.SCORES[name])
+    settings = dict(order=block.ORDERS[order], score=cases.SCORES[name])
     jacobian = jax.jit(jax.jacobian(lambda x_ND: stack_of(params, x_ND[None], **settings)[0][0]))(x_ND)
     reached_NS = np.abs(jacobian).sum((1, 3)) > 0
     np.testing.assert_array_equal(reached_NS, np.tril(np.ones((N, N))))
@@ -194,7 +181,7 @@ def test_zero_output_projections_make_pre_norm_blocks_the_identity(name):
     params, x_BND = layers(M, cases.SCORES[name]), cases.normal(1, B, N, D)
     for part, output in (("value", ("Uo_HDK", "bo_D")), ("mlp", ("W2_DF", "b2_D"))):
         params[part] |= {key: jnp.zeros_like(params[part][key]) for key in output}
-    np.testing.assert_array_equal(stack_of(params, x_BND, chosen=cases.SCORES[name])[0], x_BND)
+    np.testing.assert_array_equal(stack_of(params, x_BND, score=cases.SCORES[name])[0], x_BND)
 
 
 def test_each_half_of_a_block_has_its_own_residual_connection():

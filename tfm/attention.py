@@ -4,9 +4,12 @@ A way of computing it is a function `(q_BHNK, k_BHSK, v_BHSK, *, mask, scale) ->
 forms the weights returns None for A. `explicit` is the definition.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
+from tfm import blockwise, fused, shield
 from tfm import mask as masks
 
 
@@ -29,48 +32,26 @@ def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
     return jnp.where(allowed, A_BHNS, 0)
 
 
-def shield(k_BHSK: jax.Array, v_BHSK: jax.Array, allowed: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys and values without NaN or infinity, and the queries that were allowed to see one (True in (B or 1, N)).
-
-    A weight of zero does not keep NaN out of an average (0 * NaN = NaN); replacing the value does.
-    """
-    sound_BS = jnp.isfinite(k_BHSK).all((1, 3)) & jnp.isfinite(v_BHSK).all((1, 3))
-    hit_BN = (allowed & ~sound_BS[:, None, :]).any(-1)
-    clean = [jnp.where(sound_BS[:, None, :, None], x, 0) for x in (k_BHSK, v_BHSK)]
-    return clean[0], clean[1], hit_BN
-
-
 def explicit(
-    q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, *, mask: masks.Mask | None, scale: float
+    q_BHNK: jax.Array,
+    k_BHSK: jax.Array,
+    v_BHSV: jax.Array,
+    *,
+    mask: masks.Mask | None,
+    scale: float,
+    bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    n: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """y_n = sum_s A_{n,s} v_s with the N x S weights in memory (E3): the definition, and the weights to look at."""
-    if mask is None:
-        A_BHNS = weights(logits(q_BHNK, k_BHSK, scale=scale))
-        return jnp.matmul(A_BHNS.astype(v_BHSK.dtype), v_BHSK), A_BHNS
-    allowed = masks.dense(mask, N=q_BHNK.shape[2], S=k_BHSK.shape[2])
-    k_BHSK, v_BHSK, hit_BN = shield(k_BHSK, v_BHSK, allowed)
-    A_BHNS = weights(logits(q_BHNK, k_BHSK, scale=scale), allowed)
-    y_BHNK = jnp.matmul(A_BHNS.astype(v_BHSK.dtype), v_BHSK)
-    return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNK), A_BHNS
+    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
+    n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
+    allowed = None if mask is None else mask(n, s_S)
+    if allowed is not None:
+        k_BHSK, v_BHSV, sound_BS = shield.clean(k_BHSK, v_BHSV)
+    l_BHNS = logits(q_BHNK, k_BHSK, scale=scale)
+    A_BHNS = weights(l_BHNS if bias is None else l_BHNS + bias(n, s_S), allowed)
+    y_BHNV = jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV)
+    return (y_BHNV if allowed is None else shield.strike(y_BHNV, shield.hit(allowed, sound_BS))), A_BHNS
 
 
-def multihead(
-    params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, score, value, mask: masks.Mask | None, scale, compute
-) -> tuple[jax.Array, jax.Array | None]:
-    """Y = sum_h V_h X A_h: each head compares (score), averages (compute), is mapped back (value) (E9; seed 003 eq. 4).
-
-    x_BND attend, x_BSD are attended to (the same array in self-attention). `scale` maps (K, D) to the factor on the
-    logits (a value of score.SCALES).
-    """
-    with jax.named_scope("score"):
-        q_BHNK, k_BHSK = score.apply(params["score"], x_BND, x_BSD)
-    with jax.named_scope("value"):
-        v_BHSK = value.apply(params["value"], x_BSD)
-    with jax.named_scope("average"):
-        factor = scale(q_BHNK.shape[-1], x_BND.shape[-1])
-        y_BHNK, A_BHNS = compute(q_BHNK, k_BHSK, v_BHSK, mask=mask, scale=factor)
-    with jax.named_scope("combine"):
-        return value.combine(params["value"], y_BHNK), A_BHNS
-
-
-WAYS = {"explicit": explicit}
+WAYS = {"explicit": explicit, "blockwise": blockwise.blockwise, "fused": fused.fused}

@@ -1,41 +1,139 @@
-"""The transformer block: one stage across tokens, one across features, each with a residual connection (E13).
+"""The transformer block: stages across tokens and across features, each with a residual connection (E13).
 
-`attend` maps tokens to (tokens, weights A); `feed`, `norm_1` and `norm_2` map tokens to tokens. The two orders are
-functions of the same signature, and a config names one of them.
+`Design` says which function fills each place. What the tree holds decides the rest: biases where there are bias
+leaves, cross-attention where there are `score_cross` and `value_cross` (E26).
 """
 
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 
-from tfm import initial
-
-Tokens = Callable[[jax.Array], jax.Array]
-
-
-def init(key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, score, value, norm, mlp, bias: bool) -> dict:
-    """Parameters of one block; M, the depth of the stack, sets the initial scale of the two output projections."""
-    return {
-        "norm1": norm.init(initial.key(key, "norm1"), D=D),
-        "score": score.init(initial.key(key, "score"), H=H, K=K, D=D, bias=bias),
-        "value": value.init(initial.key(key, "value"), H=H, K=K, D=D, M=M, bias=bias),
-        "norm2": norm.init(initial.key(key, "norm2"), D=D),
-        "mlp": mlp.init(initial.key(key, "mlp"), D=D, F=F, M=M, bias=bias),
-    }
+from tfm import dropout, initial, multihead
+from tfm import mask as masks
 
 
-def pre_norm(x_BND: jax.Array, *, attend, feed: Tokens, norm_1: Tokens, norm_2: Tokens):
-    """Y = X + MHSA(LN(X)); X' = Y + MLP(LN(Y)) (E18). Returns (X', A)."""
-    y_BND, A = attend(norm_1(x_BND))
-    x_BND = x_BND + y_BND
-    return x_BND + feed(norm_2(x_BND)), A
+class Design(NamedTuple):
+    """The function that fills each place of a block; the rooms of the same names say what each must be."""
+
+    score: Any
+    value: Any
+    relation: Any
+    norm: Any
+    mlp: Any
+    order: Callable
+    compute: Callable
+    scale: Callable[[int, int], float]  # (K, D) -> the factor on the logits
+    eps: float = 1e-5  # inside the root of the norms
+    dropout: float = 0.0  # share of a stage's output that is set to 0 in training
+    axis: str | None = None  # the mesh axis over which norms share their statistics in training
 
 
-def post_norm(x_BND: jax.Array, *, attend, feed: Tokens, norm_1: Tokens, norm_2: Tokens):
-    """X <- LN(X + MHSA(X)); X <- LN(X + MLP(X)) (E19). Returns (X, A)."""
-    y_BND, A = attend(x_BND)
-    x_BND = norm_1(x_BND + y_BND)
-    return norm_2(x_BND + feed(x_BND)), A
+class Memory(NamedTuple):
+    """What a decoder attends to: the encoder's tokens, and which of them are real."""
+
+    x_BSD: jax.Array
+    mask: masks.Mask | None
+
+
+def init(
+    key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, design: Design, bias: bool, cross: bool = False
+) -> dict:
+    """Parameters of one block; M, the depth of the stack, sets the initial scale of the output projections."""
+
+    def part(name: str, variant: Any, **sizes: Any) -> dict:
+        return {name: variant.init(initial.key(key, name), **sizes)}
+
+    def attend(suffix: str) -> dict:
+        score = part(f"score{suffix}", design.score, H=H, K=K, D=D, bias=bias)
+        return score | part(f"value{suffix}", design.value, H=H, K=K, D=D, M=M, bias=bias)
+
+    params = part("norm1", design.norm, D=D) | attend("") | part("relation", design.relation, H=H, K=K, N=N)
+    if cross:
+        params |= part("norm_cross", design.norm, D=D) | attend("_cross")
+    return params | part("norm2", design.norm, D=D) | part("mlp", design.mlp, D=D, F=F, M=M, bias=bias)
+
+
+def pre_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> jax.Array:
+    """x + res(LN(x)): with attention, then the MLP, as res, these are the two lines of E18."""
+    return x_BND + residual(norm(x_BND))
+
+
+def post_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> jax.Array:
+    """LN(x + res(x)): the two lines of E19."""
+    return norm(x_BND + residual(x_BND))
 
 
 ORDERS = {"pre_norm": pre_norm, "post_norm": post_norm}
+
+
+def apply(
+    params: dict,
+    x_BND: jax.Array,
+    *,
+    design: Design,
+    mask: masks.Mask | None,
+    n: jax.Array | None = None,
+    memory: Memory | None = None,
+    cache: dict | None = None,
+    key_B: jax.Array | None = None,
+    maps: bool = False,
+    keep: bool = False,
+) -> tuple[jax.Array, dict]:
+    """One block (E18, E19; with `memory` a decoder's block, E26): the tokens, and what was seen on the way.
+
+    n: the tokens' positions, (N,) or (B, N); None: 0 .. N-1. key_B: a random key for each sequence in training, None
+    in evaluation. cache: the keys and values of earlier tokens, from `keep` or from the step before.
+    Seen are `A`, `A_cross` with maps (the weights, (B, H, N, S)), `cache` with keep or a cache, and `running`, the
+    statistics of norms that keep running averages, in training.
+    """
+    seen: dict = {"running": {}}
+    kept: dict = {}
+
+    def normed(name: str) -> Callable:
+        return lambda x: statistical_norm(params[name], x, name=name, design=design, key_B=key_B, seen=seen["running"])
+
+    def dropped(name: str, residual: Callable) -> Callable:
+        def run(x: jax.Array) -> jax.Array:
+            with jax.named_scope(name):
+                return dropout.drop(keys(key_B, name), residual(x), design.dropout)
+
+        return run
+
+    def attend(x: jax.Array) -> jax.Array:
+        y, A, kept["self"] = multihead.itself(params, x, design=design, mask=mask, n=n, cache=cache and cache["self"])
+        seen.update({"A": A} if maps else {})
+        return y
+
+    def cross(x: jax.Array) -> jax.Array:
+        own = {name: params[f"{name}_cross"] for name in ("score", "value")}
+        y, A, kept["cross"] = multihead.across(own, x, design=design, memory=memory, cache=cache and cache["cross"])
+        seen.update({"A_cross": A} if maps else {})
+        return y
+
+    def feed(x: jax.Array) -> jax.Array:
+        return design.mlp.apply(params["mlp"], x)
+
+    x_BND = design.order(x_BND, dropped("attention", attend), normed("norm1"))
+    if "score_cross" in params:
+        x_BND = design.order(x_BND, dropped("cross", cross), normed("norm_cross"))
+    x_BND = design.order(x_BND, dropped("mlp", feed), normed("norm2"))
+    if keep or cache is not None:
+        seen["cache"] = kept
+    return x_BND, seen
+
+
+def statistical_norm(
+    params: dict, x_BND: jax.Array, *, name: str, design: Design, key_B: jax.Array | None, seen: dict
+) -> jax.Array:
+    """The norm; in training with the batch's own statistics where it has any, which are put into `seen` (E17)."""
+    observe = getattr(design.norm, "observe", None)
+    if key_B is not None and observe is not None:
+        seen[name] = observe(x_BND, axis=design.axis)
+        params = params | seen[name]
+    return design.norm.apply(params, x_BND, eps=design.eps)
+
+
+def keys(key_B: jax.Array | None, name: str) -> jax.Array | None:
+    """The random keys of the stage `name`, one for each sequence."""
+    return None if key_B is None else jax.vmap(lambda key: initial.key(key, name))(key_B)

@@ -1,4 +1,4 @@
-"""From words and images to tokens (E1, E2)."""
+"""From words and images, whole or partly hidden, to tokens (E1, E2, E26)."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,23 @@ from tfm import initial, linear
 from tfm.variant import Variant
 
 
-def _words_init(key: jax.Array, *, W: int, D: int) -> dict:
-    return initial.normal(key, "E_WD", D**-0.5, W=W, D=D)
+def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0) -> dict:
+    """J: how many kinds of segments there are, such as first and second sentence; 0: they are not told apart."""
+    params = initial.normal(key, "E_WD", D**-0.5, W=W, D=D)
+    return params | (initial.normal(key, "S_JD", D**-0.5, J=J, D=D) if J else {})
 
 
-def _words(params: dict, w_BN: jax.Array) -> jax.Array:
-    """X_i = x_i E with x_i the one-hot vector of word i: row w_i of the embedding (E1, seed 004)."""
-    return params["E_WD"][w_BN]
+def _words(params: dict, inputs: jax.Array | dict[str, jax.Array]) -> jax.Array:
+    """X_i = x_i E with x_i the one-hot vector of word i: row w_i of the embedding (E1, seed 004).
+
+    inputs: w_BN, or {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al.
+    2019, figure 2); words alone belong to segment 0.
+    """
+    words = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
+    x_BND = params["E_WD"][words["w_BN"]]
+    if "S_JD" not in params:
+        return x_BND
+    return x_BND + params["S_JD"][words["segment_BN"] if "segment_BN" in words else 0]
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
@@ -28,6 +38,18 @@ def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
     return rows.swapaxes(2, 3).reshape(B, (Y // size) * (X // size), size * size * Z)
 
 
+def join(v_BNP: jax.Array, *, Y: int, X: int, size: int) -> jax.Array:
+    """image_BYXZ of Y x X pixels from its patches in reading order: undoes `cut`.
+
+    ValueError where so many patches do not make such an image.
+    """
+    B, N, P = v_BNP.shape
+    if Y % size or X % size or N != (Y // size) * (X // size) or P % size**2:
+        raise ValueError(f"{N} patches of {P} values, {size} x {size} pixels each, do not make {Y} x {X} pixels")
+    rows = v_BNP.reshape(B, Y // size, X // size, size, size, P // size**2)
+    return rows.swapaxes(2, 3).reshape(B, Y, X, P // size**2)
+
+
 def _patches_init(key: jax.Array, *, P: int, D: int) -> dict:
     return initial.normal(key, "W_DP", (P * D) ** -0.5, D=D, P=P) | initial.zeros("b_D", D=D)
 
@@ -35,6 +57,21 @@ def _patches_init(key: jax.Array, *, P: int, D: int) -> dict:
 def _patches(params: dict, v_BNP: jax.Array) -> jax.Array:
     """x_n = W vec(patch_n) + b (E2, seed 003)."""
     return linear.rows(v_BNP, params["W_DP"], params["b_D"])
+
+
+def _masked_patches_init(key: jax.Array, *, P: int, D: int) -> dict:
+    return _patches_init(key, P=P, D=D) | initial.normal(key, "h_D", D**-0.5, D=D)
+
+
+def _masked_patches(params: dict, inputs: dict[str, jax.Array]) -> jax.Array:
+    """x_n = h for the hidden patches, the same learned token for all, and W vec(patch_n) + b for the others (E26).
+
+    inputs: patches `v_BNP`, and `hidden_BN` (bool), True where a patch is hidden. No hidden pixel reaches a token, be
+    it NaN, nor the gradient of W, to which 0 * NaN would still be NaN.
+    """
+    hidden_BN1 = inputs["hidden_BN"][..., None]
+    visible_BNP = jnp.where(hidden_BN1, 0, inputs["v_BNP"]).astype(params["W_DP"].dtype)
+    return jnp.where(hidden_BN1, params["h_D"], _patches(params, visible_BNP))
 
 
 def class_token_init(key: jax.Array, *, D: int) -> dict:
@@ -50,3 +87,4 @@ def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
 
 words = Variant(_words_init, _words)
 patches = Variant(_patches_init, _patches)
+masked_patches = Variant(_masked_patches_init, _masked_patches)

@@ -1,8 +1,8 @@
-"""What the tokens are asked: the next word, the hidden word, the class of an image. Logits are float32."""
+"""What the tokens are asked: the next or the hidden word, the class of an image, hidden pixels. Answers are float32."""
 
 import jax
 
-from tfm import initial, linear
+from tfm import initial, linear, mlp
 from tfm.variant import Variant
 
 
@@ -14,7 +14,19 @@ def _word_init(key: jax.Array, *, W: int, D: int) -> dict:
 def _word(params: dict, x_BND: jax.Array) -> jax.Array:
     """l_{n,w} = g_w^T x_n, whose softmax over w is p(w_{n+1} = w | x_n) (E24), or p(w_n = w | x_n) where the word was
     hidden and the tokens on both sides are seen (E27)."""
-    return linear.wide(linear.rows(x_BND, params["G_WD"]))
+    return linear.answers(x_BND, params["G_WD"], params.get("b_W"))
+
+
+def transform_init(key: jax.Array, *, D: int, norm) -> dict:
+    """What BERT puts before the output matrix: one more layer and its norm."""
+    matrix = initial.normal(key, "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
+    return matrix | {"norm": norm.init(initial.key(key, "norm"), D=D)}
+
+
+def transform(params: dict, x_BND: jax.Array, *, norm, eps: float) -> jax.Array:
+    """LN(gelu(W x_n + b)) (Devlin et al. 2019, in their code): the token once more, before it is asked."""
+    y_BND = mlp.exact_gelu(linear.rows(x_BND, params["W_DD"], params["b_D"]))
+    return norm.apply(params["norm"], y_BND, eps=eps)
 
 
 def _class_init(key: jax.Array, *, C: int, D: int) -> dict:
@@ -23,15 +35,25 @@ def _class_init(key: jax.Array, *, C: int, D: int) -> dict:
 
 def _pooled(params: dict, x_BND: jax.Array) -> jax.Array:
     """l_c = g_c^T mean_n x_n + b_c: the whole sequence is pooled (E25)."""
-    return linear.wide(linear.rows(x_BND.mean(axis=1), params["G_CD"], params["b_C"]))
+    return linear.answers(linear.wide(x_BND).mean(axis=1).astype(x_BND.dtype), params["G_CD"], params["b_C"])
 
 
 def _class_token(params: dict, x_BND: jax.Array) -> jax.Array:
     """l_c = g_c^T x_0 + b_c: the class token, which stands first, answers for all (E25)."""
-    return linear.wide(linear.rows(x_BND[:, 0], params["G_CD"], params["b_C"]))
+    return linear.answers(x_BND[:, 0], params["G_CD"], params["b_C"])
+
+
+def _pixels_init(key: jax.Array, *, P: int, D: int) -> dict:
+    return initial.normal(key, "W_PD", 0.02, P=P, D=D) | initial.zeros("b_P", P=P)
+
+
+def _pixels(params: dict, x_BND: jax.Array) -> jax.Array:
+    """v_n = W x_n + b, the predicted vec(patch_n), back from a token to pixels: E2 turned around (E26)."""
+    return linear.answers(x_BND, params["W_PD"], params["b_P"])
 
 
 next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)
 pooled = Variant(_class_init, _pooled)
 class_token = Variant(_class_init, _class_token)
+pixels = Variant(_pixels_init, _pixels)

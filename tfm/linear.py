@@ -17,6 +17,14 @@ def rows(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array:
     return y if b is None else y + b
 
 
+def answers(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array:
+    """As `rows`, but the products are added up, and stay, in float32 (or float64) whatever the dtype of x: logits."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    y_TO = jnp.matmul(x.reshape(-1, x.shape[-1]), W.T, preferred_element_type=dtype)
+    y = y_TO.reshape(*x.shape[:-1], W.shape[0])
+    return y if b is None else y + b
+
+
 def wide(x: jax.Array) -> jax.Array:
     """x in float32, or in float64 where it is that already: for statistics, logits and losses."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

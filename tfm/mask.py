@@ -1,7 +1,8 @@
-"""Who may attend to whom. A mask is a function `mask(n_N, s_S) -> bool` of query and key positions, True = may attend.
+"""Who may attend to whom. A mask is a function `mask(n, s_S) -> bool` of query and key positions, True = may attend.
 
-The result has shape (N, S), or (B, N, S) where it depends on the sequence. Because a mask is a function of positions,
-a way of computing attention may ask for any block of it and need never hold all of it (`dense` does).
+`n` is (N,), or (B, N) where every sequence of a batch stands at its own positions. The result is (N, S), or (B, N, S)
+where n is (B, N) or the mask depends on the sequence. Because a mask is a function of positions, a way of computing
+attention may ask for any block of it and need never hold all of it (`dense` does).
 """
 
 from collections.abc import Callable
@@ -12,28 +13,58 @@ import jax.numpy as jnp
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def everything(n_N: jax.Array, s_S: jax.Array) -> jax.Array:
+def everything(n: jax.Array, s_S: jax.Array) -> jax.Array:
     """No restriction."""
-    return jnp.ones((n_N.size, s_S.size), bool)
+    return jnp.ones((*n.shape, s_S.size), bool)
 
 
-def causal(n_N: jax.Array, s_S: jax.Array) -> jax.Array:
+def causal(n: jax.Array, s_S: jax.Array) -> jax.Array:
     """A token attends to itself and to what came before: s <= n.
 
     E22 has A_{n,n'} = 0 for n > n' with columns attending (upper-triangular); with rows it is lower-triangular.
     """
-    return s_S[None, :] <= n_N[:, None]
+    return s_S <= n[..., None]
+
+
+def window(w: int) -> Mask:
+    """Only near tokens, |n - s| < w: itself and w - 1 to each side; with causal, the last w. ValueError for w < 1."""
+    if w < 1:
+        raise ValueError(f"a window holds at least 1 token, the query's own, and {w} was asked for")
+    return lambda n, s_S: jnp.abs(s_S - n[..., None]) < w
+
+
+def prefix(length: int | jax.Array) -> Mask:
+    """All may attend to the first `length` tokens, s < length; length_B where each sequence has its own.
+
+    With `either(causal, prefix(length))` a prefix is read in both directions and the rest written word by word.
+    """
+    length = jnp.asarray(length)
+
+    def mask(n: jax.Array, s_S: jax.Array) -> jax.Array:
+        inside = s_S < length[..., None, None]  # (1, S) or (B, 1, S)
+        return jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, (*n.shape, s_S.size)))
+
+    return mask
 
 
 def padding(valid_BS: jax.Array) -> Mask:
     """Only real tokens may be attended to: valid_BS is False at padding."""
     valid_BS = jnp.asarray(valid_BS)
-    return lambda n_N, s_S: jnp.broadcast_to(valid_BS[:, s_S][:, None, :], (valid_BS.shape[0], n_N.size, s_S.size))
+
+    def mask(n: jax.Array, s_S: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(valid_BS[:, s_S][:, None, :], (valid_BS.shape[0], n.shape[-1], s_S.size))
+
+    return mask
 
 
 def both(first: Mask, second: Mask) -> Mask:
     """The product of two masks: what both allow."""
-    return lambda n_N, s_S: first(n_N, s_S) & second(n_N, s_S)
+    return lambda n, s_S: first(n, s_S) & second(n, s_S)
+
+
+def either(first: Mask, second: Mask) -> Mask:
+    """The sum of two masks: what one of them allows."""
+    return lambda n, s_S: first(n, s_S) | second(n, s_S)
 
 
 def dense(mask: Mask, *, N: int, S: int) -> jax.Array:

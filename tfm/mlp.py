@@ -1,5 +1,6 @@
 """The second stage: a small network applied to each token by itself, with the same parameters for all (E12)."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 from tfm import initial, linear
 from tfm.variant import Variant
 
+Activation = Callable[[jax.Array], jax.Array]
+
 
 def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
     """W2 starts at 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance."""
@@ -17,13 +20,36 @@ def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
     return params | (initial.zeros("b1_F", F=F) | initial.zeros("b2_D", D=D) if bias else {})
 
 
-def _apply(activation: Callable[[jax.Array], jax.Array]) -> Callable[[dict, jax.Array], jax.Array]:
-    def apply(params: dict, x_BND: jax.Array) -> jax.Array:
-        """W_2 activation(W_1 x_n + b_1) + b_2 for every token (E12; in seed 004 with row vectors, x W_1)."""
-        h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
-        return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"))
+def _two_hidden_init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
+    """A second hidden layer between the two matrices, as wide as the first."""
+    params = _init(key, D=D, F=F, M=M, bias=bias) | initial.normal(key, "Wh_FF", F**-0.5, F=F)
+    return params | (initial.zeros("bh_F", F=F) if bias else {})
 
-    return apply
+
+def _gated_init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
+    """A gate for each hidden unit, so 3 D F weights: F = 8/3 D has as many as the MLP without a gate at F = 4 D."""
+    params = _init(key, D=D, F=F, M=M, bias=bias) | initial.normal(key, "Wg_FD", D**-0.5, F=F, D=D)
+    return params | (initial.zeros("bg_F", F=F) if bias else {})
+
+
+def _apply(activation: Activation, params: dict, x_BND: jax.Array) -> jax.Array:
+    """W_2 activation(W_1 x_n + b_1) + b_2 for every token (E12; in seed 004 with row vectors, x W_1)."""
+    h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"))
+
+
+def _two_hidden(activation: Activation, params: dict, x_BND: jax.Array) -> jax.Array:
+    """W_2 activation(W_h activation(W_1 x_n + b_1) + b_h) + b_2 for every token (E12 with two hidden layers)."""
+    h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
+    h_BNF = activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F")))
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"))
+
+
+def _gated(activation: Activation, params: dict, x_BND: jax.Array) -> jax.Array:
+    """W_2 (activation(W_g x_n + b_g) * (W_1 x_n + b_1)) + b_2 for every token (Shazeer 2020, eq. 6, without biases)."""
+    gate_BNF = activation(linear.rows(x_BND, params["Wg_FD"], params.get("bg_F")))
+    h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"))
 
 
 @jax.custom_jvp
@@ -43,5 +69,19 @@ def exact_gelu(x: jax.Array) -> jax.Array:
     return x * _Phi(x)
 
 
-relu = Variant(_init, _apply(jax.nn.relu))
-gelu = Variant(_init, _apply(exact_gelu))
+def tanh_gelu(x: jax.Array) -> jax.Array:
+    """x / 2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): GELU as GPT-2 has it (Hendrycks and Gimpel 2016, section 2)."""
+    return x / 2 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def silu(x: jax.Array) -> jax.Array:
+    """x / (1 + exp(-x)), also called swish."""
+    return x * jax.lax.logistic(x)
+
+
+relu = Variant(_init, functools.partial(_apply, jax.nn.relu))
+gelu = Variant(_init, functools.partial(_apply, exact_gelu))
+gelu_tanh = Variant(_init, functools.partial(_apply, tanh_gelu))
+two_hidden_relu = Variant(_two_hidden_init, functools.partial(_two_hidden, jax.nn.relu))
+two_hidden_gelu = Variant(_two_hidden_init, functools.partial(_two_hidden, exact_gelu))
+swiglu = Variant(_gated_init, functools.partial(_gated, silu))

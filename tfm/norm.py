@@ -1,10 +1,44 @@
-"""Token norms: each token is standardised over its own features, so nothing is exchanged between tokens (E14-E16)."""
+"""Norms: standardisation over some axes, then a gain and a shift per feature (E14-E17).
+
+| name                          | over                                    | tokens exchange something               |
+|-------------------------------|-----------------------------------------|-----------------------------------------|
+| token, token_plain, rms       | the features of each token              | no                                      |
+| batch                         | batch and sequence, for each feature    | in training; in evaluation nothing      |
+| instance                      | the sequence, for each feature          | always                                  |
+
+Where tokens exchange something, no mask keeps any out: paddings count like words, later tokens like earlier ones (so a
+model with a causal mask is causal no longer), and a NaN reaches the others. In evaluation `batch` uses an average of
+the statistics of past batches, paddings and all; `instance` has none, and cannot be decoded token by token.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear
-from tfm.variant import Variant
+
+
+class Norm(NamedTuple):
+    """`init(key, *, D) -> params`, `apply(params, x_BND, *, eps) -> x_BND`, and `observe` where statistics are kept.
+
+    `observe(x_BND, *, axis) -> {name: statistic}` measures a batch that is spread over the mesh axis `axis` (None: one
+    device has it all). In training it is used at once, `apply(params | observe(x, axis=axis), x, eps=eps)`, and a
+    running average of it is kept in the parameters, where `apply` finds it in evaluation.
+    """
+
+    init: Callable[..., dict[str, Any]]
+    apply: Callable[..., jax.Array]
+    observe: Callable[..., dict[str, jax.Array]] | None = None
+
+
+def _standardise(x: jax.Array, *, axis: int, eps: float) -> jax.Array:
+    """(x - mean) / sqrt(var + eps) along one axis, var dividing by its length; in float32 or wider."""
+    x = linear.wide(x)
+    centred = x - jnp.mean(x, axis=axis, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=axis, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + eps)
 
 
 def standardise(x_BND: jax.Array, *, eps: float) -> jax.Array:
@@ -12,32 +46,79 @@ def standardise(x_BND: jax.Array, *, eps: float) -> jax.Array:
 
     Statistics are in float32 or wider whatever the dtype of x. With eps = 0 a constant token is 0/0 = NaN, as in E15.
     """
-    x = linear.wide(x_BND)
-    centred = x - jnp.mean(x, axis=-1, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
-    return (centred * jax.lax.rsqrt(variance + eps)).astype(x_BND.dtype)
+    return _standardise(x_BND, axis=-1, eps=eps).astype(x_BND.dtype)
+
+
+def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """y_{d,n} * gain_d + shift_d, each where the tree has it (E15 has neither), rounded once at the end."""
+    if "gain_D" in params:
+        y_BND = y_BND * params["gain_D"]
+    if "shift_D" in params:
+        y_BND = y_BND + params["shift_D"]
+    return y_BND.astype(dtype)
 
 
 def apply(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
-    """LayerNorm(X)_{d,n} = (x_{d,n} - mean(x_n)) / sqrt(var(x_n) + eps) * gain_d + shift_d (E14 with eps = 0, E16).
+    """LayerNorm(X)_{d,n} = (x_{d,n} - mean(x_n)) / sqrt(var(x_n) + eps) * gain_d + shift_d (E14 with eps = 0, E16)."""
+    return _scale(params, _standardise(x_BND, axis=-1, eps=eps), x_BND.dtype)
 
-    Gain and shift are used where the tree has them (E15 has neither).
+
+def _rms(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
+    """x_{d,n} / sqrt(mean_d x_{d,n}^2 + eps) * gain_d: E16 without mean and shift (Zhang and Sennrich 2019, eq. 4)."""
+    x = linear.wide(x_BND)
+    return _scale(params, x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps), x_BND.dtype)
+
+
+def _instance(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
+    """(x_{d,n} - mean_n x_{d,n}) / sqrt(var_n x_{d,n} + eps) * gain_d + shift_d: E17, over the sequence."""
+    return _scale(params, _standardise(x_BND, axis=-2, eps=eps), x_BND.dtype)
+
+
+def _batch(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
+    """(x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d: E17, with the statistics that stand in `params`.
+
+    Those are the batch's own where `observe` has just put them there (training), else the running averages (evaluation:
+    each token by itself). They are to be in float32 also where x has fewer bits, since the mean is subtracted.
     """
-    y = standardise(x_BND, eps=eps)
-    if "gain_D" in params:
-        y = y * params["gain_D"]
-    if "shift_D" in params:
-        y = y + params["shift_D"]
-    return y
+    factor_D = jax.lax.rsqrt(linear.wide(params["var_D"]) + eps)
+    return _scale(params, (linear.wide(x_BND) - params["mean_D"]) * factor_D, x_BND.dtype)
+
+
+def _observe(x_BND: jax.Array, *, axis: str | None) -> dict[str, jax.Array]:
+    """Mean and variance of each feature over all tokens of all sequences (E17), also those of the other devices.
+
+    In float32 or wider; var divides by the number of tokens. The variance is taken around the mean over all devices, in
+    a second pass: the mean of squares less the square of the mean loses every digit where the mean is large. Every
+    device has as many tokens as another, so a mean of means is the mean.
+    """
+
+    def average(x_BND: jax.Array) -> jax.Array:
+        mean_D = jnp.mean(x_BND, axis=(0, 1))
+        return mean_D if axis is None else jax.lax.pmean(mean_D, axis)
+
+    x_BND = linear.wide(x_BND)
+    mean_D = average(x_BND)
+    return {"mean_D": mean_D, "var_D": average(jnp.square(x_BND - mean_D))}
 
 
 def _gain_and_shift(key: jax.Array, *, D: int) -> dict:
     return initial.ones("gain_D", D=D) | initial.zeros("shift_D", D=D)
 
 
+def _gain(key: jax.Array, *, D: int) -> dict:
+    return initial.ones("gain_D", D=D)
+
+
 def _nothing(key: jax.Array, *, D: int) -> dict:
     return {}
 
 
-token = Variant(_gain_and_shift, apply)  # TokenNorm with gain and shift: E14, E16
-token_plain = Variant(_nothing, apply)  # without: E15
+def _with_statistics(key: jax.Array, *, D: int) -> dict:
+    return _gain_and_shift(key, D=D) | initial.zeros("mean_D", D=D) | initial.ones("var_D", D=D)
+
+
+token = Norm(_gain_and_shift, apply)  # TokenNorm with gain and shift: E14, E16
+token_plain = Norm(_nothing, apply)  # without: E15
+rms = Norm(_gain, _rms)
+batch = Norm(_with_statistics, _batch, _observe)
+instance = Norm(_gain_and_shift, _instance)

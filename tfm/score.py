@@ -8,6 +8,7 @@ is shared by all heads. In self-attention both arguments are the same array.
 import math
 
 import jax
+import jax.numpy as jnp
 
 from tfm import initial, linear
 from tfm.variant import Variant
@@ -49,9 +50,15 @@ def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.A
     return q_BHNK, k_BHSK
 
 
+def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """All logits 0: the weights follow from positions alone, from a mask or a relation's bias (E28)."""
+    return jnp.zeros_like(x_BND[:, None, :, :1]), jnp.zeros_like(x_BSD[:, None, :, :1])
+
+
 none = Variant(_none_init, _none)
 tied = Variant(_tied_init, _tied)
 asymmetric = Variant(_asymmetric_init, _asymmetric)
+constant = Variant(_none_init, _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.
 SCALES = {

@@ -1,103 +1,181 @@
 """The whole: tokens, positions, M blocks, head. `init` makes the parameter tree, `apply` is the model.
 
-params = {embed, position, blocks, head} and, where the model has them, {class, norm}: what is optional is read off the
-tree. The settings (`score`, `norm`, ...) are the variants of the other rooms.
+params = {embed, position, blocks, head} and, where the model has them, {class, norm}, and {norm} in embed: what is
+optional is read off the tree. `design` is the block's (block.py); `position` a variant of position.py.
 """
 
-import jax
+from typing import Any
 
-from tfm import attention, embed, initial
+import jax
+import jax.numpy as jnp
+
 from tfm import block as blocks
-from tfm import mask as masks
+from tfm import dropout, embed, initial
+from tfm import head as heads
+
+STATISTICS = ("mean_D", "var_D")  # running averages keep their precision
 
 
 def init(
     key: jax.Array,
     *,
-    M: int,
     D: int,
-    N: int,
     embed_init,
     head_init,
-    position,
-    norm,
-    final_norm: bool,
+    design: blocks.Design,
     class_token: bool = False,
+    embed_norm: bool = False,
     tied_output: bool = False,
-    **sizes_and_variants,
+    **trunk: Any,
 ) -> dict:
     """The parameter tree for up to N tokens (class token included); `embed_init`, `head_init`: (key, D=) -> params.
 
     With tied_output the head has no matrix of its own: g_w is row w of the embedding.
     """
-    layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jax.numpy.arange(M))
+    head = head_init(initial.key(key, "head"), D=D)
     params = {
         "embed": embed_init(initial.key(key, "embed"), D=D),
-        "position": position.init(initial.key(key, "position"), N=N, D=D),
-        "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, norm=norm, **sizes_and_variants))(layer_keys),
-        "head": {} if tied_output else head_init(initial.key(key, "head"), D=D),
+        "head": {name: leaf for name, leaf in head.items() if name != "G_WD"} if tied_output else head,
+        **trunk_init(key, D=D, design=design, **trunk),
     }
+    if embed_norm:
+        params["embed"]["norm"] = design.norm.init(initial.key(key, "embed_norm"), D=D)
     if class_token:
         params["class"] = embed.class_token_init(initial.key(key, "class"), D=D)
-    if final_norm:
-        params["norm"] = norm.init(initial.key(key, "norm"), D=D)
     return params
+
+
+def trunk_init(
+    key: jax.Array, *, M: int, D: int, N: int, design: blocks.Design, position, final_norm: bool, **sizes: Any
+) -> dict:
+    """{position, blocks} and, with final_norm, {norm}: what lies between the embedding and the head."""
+    layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jnp.arange(M))
+    params = {
+        "position": position.init(initial.key(key, "position"), N=N, D=D),
+        "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, N=N, design=design, **sizes))(layer_keys),
+    }
+    return params | ({"norm": design.norm.init(initial.key(key, "norm"), D=D)} if final_norm else {})
 
 
 def stack(
     layers: dict,
     x_BND: jax.Array,
     *,
-    mask: masks.Mask | None,
-    order,
-    score,
-    value,
-    norm,
-    mlp,
-    compute,
-    scale,
-    eps: float,
+    design: blocks.Design,
+    key_B: jax.Array | None = None,
+    caches: list[dict] | None = None,
     remat: bool = False,
     unroll: int | bool = True,
-    maps: bool = False,
-) -> tuple[jax.Array, jax.Array | None]:
-    """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and the weights A_MBHNS of all layers if `maps`.
+    **call: Any,
+) -> tuple[jax.Array, dict]:
+    """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and what the blocks saw, stacked over layers.
 
     remat: a block's intermediates are computed again in the backward pass instead of kept. unroll: how many layers of
-    the scan are written out (True: all); on CPU writing out is 1.15-1.25 times faster at depths up to 6.
+    the scan are written out (True: all); on CPU writing out is 1.15-1.25 times faster at depths up to 6. call: mask,
+    n, memory, maps, keep (block.apply). With caches, one for each layer, the new ones are in a list.
     """
 
-    def layer(x_BND: jax.Array, params: dict):
-        def attend(x_BND: jax.Array):
-            with jax.named_scope("attention"):
-                return attention.multihead(
-                    params, x_BND, x_BND, score=score, value=value, mask=mask, scale=scale, compute=compute
-                )
+    def layer(x_BND: jax.Array, numbered: tuple, cache: dict | None = None) -> tuple[jax.Array, dict]:
+        m, params = numbered
+        own_B = None if key_B is None else jax.vmap(lambda key: jax.random.fold_in(key, m))(key_B)
+        return blocks.apply(params, x_BND, design=design, key_B=own_B, cache=cache, **call)
 
-        def feed(x_BND: jax.Array) -> jax.Array:
-            with jax.named_scope("mlp"):
-                return mlp.apply(params["mlp"], x_BND)
-
-        def norms(name: str):
-            return lambda x_BND: norm.apply(params[name], x_BND, eps=eps)
-
-        x_BND, A = order(x_BND, attend=attend, feed=feed, norm_1=norms("norm1"), norm_2=norms("norm2"))
-        return x_BND, A if maps else None
-
+    M = jax.tree.leaves(layers)[0].shape[0]
     with jax.named_scope("blocks"):
-        return jax.lax.scan(jax.checkpoint(layer) if remat else layer, x_BND, layers, unroll=unroll)
+        if caches is None:
+            return jax.lax.scan(
+                jax.checkpoint(layer) if remat else layer, x_BND, (jnp.arange(M), layers), unroll=unroll
+            )
+        new = []
+        for m, cache in enumerate(caches):  # a loop written out: each layer's cache is updated in place
+            x_BND, seen = layer(x_BND, (m, layer_of(layers, m)), cache)
+            new.append(seen["cache"])
+        return x_BND, {"cache": new}
 
 
-def apply(params: dict, inputs: jax.Array, *, embed_apply, head_apply, position, norm, eps: float, **settings):
-    """Logits of words w_BN or patches v_BNP. With maps=True in settings: (logits, A_MBHNS)."""
+def layer_of(stacked: Any, m: int) -> Any:
+    """The part of layer m of a tree whose leaves are stacked over layers."""
+    return jax.tree.map(lambda leaf: leaf[m], stacked)
+
+
+def tokens(params: dict, inputs: Any, *, embed_apply, design: blocks.Design, position, n=None, key_B=None):
+    """X^(0): what the input is, and where it stands (E1, E2, E21, E25). Returns (X, statistics of the norm)."""
+    seen: dict = {}
     with jax.named_scope("embed"):
-        x_BND = embed_apply(params["embed"], inputs)
+        x_BND = embed_apply({name: leaf for name, leaf in params["embed"].items() if name != "norm"}, inputs)
         if "class" in params:
             x_BND = embed.class_token(params["class"], x_BND)
-        x_BND = position.apply(params["position"], x_BND)
-    x_BND, A_MBHNS = stack(params["blocks"], x_BND, norm=norm, eps=eps, **settings)
+        x_BND = position.apply(params["position"], x_BND, n)
+        if "norm" in params["embed"]:
+            x_BND = blocks.statistical_norm(
+                params["embed"]["norm"], x_BND, name="norm", design=design, key_B=key_B, seen=seen
+            )
+        return dropout.drop(blocks.keys(key_B, "embed"), x_BND, design.dropout), {"embed": seen} if seen else {}
+
+
+def represent(
+    params: dict, inputs: Any, *, embed_apply, position, design: blocks.Design, n=None, key_B=None, **call: Any
+) -> tuple[jax.Array, dict]:
+    """X^(M) after the last norm, and what was seen on the way (`apply`)."""
+    x_BND, around = tokens(params, inputs, embed_apply=embed_apply, design=design, position=position, n=n, key_B=key_B)
+    x_BND, seen = stack(params["blocks"], x_BND, design=design, key_B=key_B, n=n, **call)
+    if "norm" in params:
+        last: dict = {}
+        x_BND = blocks.statistical_norm(params["norm"], x_BND, name="norm", design=design, key_B=key_B, seen=last)
+        around = around | last
+    return x_BND, gather(seen, around)
+
+
+def answer(params: dict, x_BND: jax.Array, *, head_apply, design: blocks.Design) -> jax.Array:
+    """The head's answer (E24-E27). A head without a matrix of its own takes the embedding: g_w is row w of it."""
+    head = params["head"]
     with jax.named_scope("head"):
-        if "norm" in params:
-            x_BND = norm.apply(params["norm"], x_BND, eps=eps)
-        logits = head_apply(params["head"] or {"G_WD": params["embed"]["E_WD"]}, x_BND)
-    return (logits, A_MBHNS) if settings.get("maps") else logits
+        if "transform" in head:
+            x_BND = heads.transform(head["transform"], x_BND, norm=design.norm, eps=design.eps)
+        if not {"G_WD", "G_CD", "W_PD"} & head.keys():
+            head = head | {"G_WD": params["embed"]["E_WD"]}
+        return head_apply(head, x_BND)
+
+
+def cast(params: dict, dtype: Any) -> dict:
+    """The parameters in the dtype that the products are computed in; running statistics stay as they are."""
+    if dtype is None:
+        return params
+
+    def narrow(path: Any, leaf: jax.Array) -> jax.Array:
+        kept = path[-1].key in STATISTICS or not jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf if kept else leaf.astype(dtype)
+
+    return jax.tree_util.tree_map_with_path(narrow, params)
+
+
+def apply(
+    params: dict,
+    inputs: Any,
+    *,
+    embed_apply,
+    head_apply,
+    position,
+    design: blocks.Design,
+    dtype: Any = None,
+    **call: Any,
+) -> tuple[jax.Array, dict]:
+    """(logits, seen) of words w_BN or patches v_BNP.
+
+    dtype: that of products and tokens (None: the parameters' own); softmax, statistics of norms and logits are float32
+    at least. call: key_B, one random key for each sequence in training (dropout, batch statistics), None in evaluation;
+    mask, n, memory, remat, unroll, caches, maps, keep (stack).
+    Seen, where asked for: A_MBHNS with maps, `cache` with keep or caches, and in training `running`, a tree like the
+    parameters' with the statistics of this batch (E17).
+    """
+    params = cast(params, dtype)
+    x_BND, seen = represent(params, inputs, embed_apply=embed_apply, position=position, design=design, **call)
+    return answer(params, x_BND, head_apply=head_apply, design=design), seen
+
+
+def gather(seen: dict, around: dict) -> dict:
+    """What the layers saw, under the names by which it leaves the model, with the statistics from around them."""
+    running = ({"blocks": seen["running"]} if seen.get("running") else {}) | around
+    named = {"A": "A_MBHNS", "A_cross": "A_cross_MBHNS", "cache": "cache"}
+    found = {name: seen[key] for key, name in named.items() if key in seen}
+    return found | ({"running": running} if running else {})

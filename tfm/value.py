@@ -1,13 +1,15 @@
 """What is averaged: the values of a head, and how the heads' averages come together again.
 
-A value path is `(init, apply, combine)`: `apply(params, x_BSD) -> v_BHSK` before the average over tokens and
-`combine(params, y_BHNK) -> y_BND` after it.
+A value path is `(init, apply, combine)`: `apply(params, x_BSD) -> v_BHSV` before the average over tokens and
+`combine(params, y_BHNV) -> y_BND` after it. V is K for values of low rank and D for the others; a head axis of size one
+is shared by all heads.
 """
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from tfm import initial, linear
 
@@ -33,14 +35,48 @@ def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
 
 
 def _low_rank_combine(params: dict, y_BHNK: jax.Array) -> jax.Array:
-    """sum_h U_h y_{h,n} (+ b_o): equation (4) of seed 003 with V_h = U_h U_{v,h} (E9).
+    """sum_h U_h y_{h,n} (+ b_o): equation (4) of seed 003 with V_h = U_h U_{v,h} (E9)."""
+    return _sum_over_heads(params["Uo_HDK"], y_BHNK, params.get("bo_D"))
 
-    The sum over heads is one product of the concatenated heads with the U_h side by side (E10).
+
+def _full_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
+    """V_h starts at 1/sqrt(2 M H D), so that the 2 M residual terms of a stack add up to unit variance.
+
+    A bias of the values would be one of the output, since the weights of a query sum to one: there is b_o only.
     """
-    B, H, N, K = y_BHNK.shape
-    heads_BNC = y_BHNK.swapaxes(1, 2).reshape(B, N, H * K)
-    Uo_DC = params["Uo_HDK"].swapaxes(0, 1).reshape(-1, H * K)
-    return linear.rows(heads_BNC, Uo_DC, params.get("bo_D"))
+    params = initial.normal(key, "V_HDD", (2 * M * H * D) ** -0.5, H=H, D=D)
+    return params | (initial.zeros("bo_D", D=D) if bias else {})
+
+
+def _tokens(params: dict, x_BSD: jax.Array) -> jax.Array:
+    """v_s = x_s for all heads: the tokens themselves are averaged (E3)."""
+    return x_BSD[:, None]
+
+
+def _full_rank_combine(params: dict, y_BHND: jax.Array) -> jax.Array:
+    """sum_h V_h y_{h,n} (+ b_o), V_h of D x D: Y = sum_h V_h X A_h (E8; seed 000, seed 003 eq. 4)."""
+    return _sum_over_heads(params["V_HDD"], y_BHND, params.get("bo_D"))
+
+
+def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None) -> jax.Array:
+    """sum_h U_h y_{h,n} (+ b): one product of the concatenated heads with the U_h side by side (E10)."""
+    if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
+        U_HDV = U_HDV.sum(0, keepdims=True)
+    B, H, N, V = y_BHNV.shape
+    heads_BNC = y_BHNV.swapaxes(1, 2).reshape(B, N, H * V)
+    U_DC = U_HDV.swapaxes(0, 1).reshape(-1, H * V)
+    return linear.rows(heads_BNC, U_DC, b_D)
+
+
+def _identity_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
+    return {}
+
+
+def _mean_over_heads(params: dict, y_BHND: jax.Array) -> jax.Array:
+    """sum_h V_h y_{h,n} with V_h = I / H: the mean over heads, for one head E3 as it stands."""
+    return jnp.mean(y_BHND, axis=1)
 
 
 low_rank = Value(_low_rank_init, _low_rank, _low_rank_combine)
+full_rank = Value(_full_rank_init, _tokens, _full_rank_combine)
+identity = Value(_identity_init, _tokens, _mean_over_heads)

@@ -154,11 +154,11 @@ def _parse(text: str, wanted: type) -> Any:
 
 
 def candidates(module: Any) -> dict[str, Any]:
-    """The variants of a room: its public attributes that are pairs of `init` and `apply`."""
+    """The variants of a room: its public attributes that are tuples of functions, `init` among them."""
     return {
         name: value
         for name, value in vars(module).items()
-        if not name.startswith("_") and isinstance(value, tuple) and hasattr(value, "init") and hasattr(value, "apply")
+        if not name.startswith("_") and isinstance(value, tuple) and hasattr(value, "init")
     }
 
 
@@ -177,7 +177,8 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise errors.UserError(f'the {what} "{name}" cannot be imported: {error}') from error
     like = next(iter(right.values()))
-    parts = getattr(like, "_fields", ())  # of a pair: init and apply; none where a variant is one function
+    # Of a pair init and apply; what has a default may be left out; none where a variant is one function.
+    parts = [part for part in getattr(like, "_fields", ()) if part not in like._field_defaults]
     if not all(hasattr(found, part) for part in parts) or (callable(like) and not callable(found)):
         raise errors.UserError(f'the {what} "{name}" must be {" and ".join(parts) or "a function"}, and it is not')
     return found

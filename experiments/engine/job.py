@@ -15,7 +15,8 @@ from experiments.engine.data import batches
 from tfm import shapes
 
 NOT_NEGATIVE = ("learning_rate", "warmup_steps", "final_fraction", "beta1", "beta2", "eps", "weight_decay", "clip")
-Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path]]  # (params, folder, metrics) -> files written
+# (params, folder, metrics) -> files written, or these and more final numbers by name
+Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +91,15 @@ def run(
         return
     state, numbers = train_and_save(made, state, compiled, folder, flops)
     (folder / "figures").mkdir(exist_ok=True)
-    files = figures(jax.device_get(state.params), folder, log.read(folder))
+    shown = figures(jax.device_get(state.params), folder, log.read(folder))
+    files, more = shown if isinstance(shown, tuple) else (shown, {})
     summary = {
         "experiment": settings.experiment,
         "steps": made.steps,
         "params": shapes.total(state.params),
         "params_sha256": checkpoint.digest(state.params),
         **numbers,
+        **more,
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "wall_seconds": time.perf_counter() - began,
         "compile_seconds": seconds,
@@ -112,7 +115,7 @@ def describe(made: Plan, state: train.State) -> int:
     """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
     shapes.check(state.params)
     example = made.task.train[0]
-    forward = cost.flops(made.task.measure, state.params, example, state.key)
+    forward = cost.flops(made.task.measure, state.params, example, None)
     tokens = made.batch * made.task.tokens_per_example
     print(report.table(state.params))
     print(

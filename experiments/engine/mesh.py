@@ -74,6 +74,15 @@ def over_data(function: Callable, mesh: Mesh, *, batched: tuple[bool, ...]) -> C
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=PartitionSpec())
 
 
+def keys(key: jax.Array, n: int) -> jax.Array:
+    """Inside `over_data`: a random key for each of this device's n examples, from its place in the whole batch.
+
+    What is random about an example thus does not depend on how many devices share the batch.
+    """
+    first = jax.lax.axis_index(DATA) * n
+    return jax.vmap(lambda i: jax.random.fold_in(key, first + i))(np.arange(n))
+
+
 def place_batch(mesh: Mesh, batch: Any) -> Any:
     """The batch on the devices, its first axis spread over 'data'."""
     return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(DATA)))

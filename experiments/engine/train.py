@@ -12,16 +12,21 @@ import optax
 from jax.sharding import Mesh
 
 from experiments.engine import mesh as meshes
+from tfm import shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 LOSS = "loss"
+RUNNING = "running/"  # begins the names of statistics that a parameter follows
+MOMENTUM = 0.9  # of running averages, for each step
 
 
 class Task(NamedTuple):
     """What an experiment hands to the loop."""
 
     init: Callable[[jax.Array], Any]  # random key -> parameters
-    measure: Callable[[Any, dict, jax.Array], Ratios]  # (params, batch, key) -> sums and counts; 'loss' is minimised
+    # (params, batch, key_B) -> sums and counts; 'loss' is minimised. key_B: a random key for each example in training,
+    # None in evaluation. What is called 'running/<path>' is followed by the parameter at that path (`running`).
+    measure: Callable[[Any, dict, jax.Array | None], Ratios]
     train: grain.MapDataset  # train[step] is the batch of that step
     evaluation: grain.MapDataset  # every held-out example once
     tokens_per_example: int  # for the throughput
@@ -57,27 +62,27 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
     devices hold: no other collective is needed. Accumulation adds the parts' sums before the one division.
     """
 
-    def sums(params: Any, part: dict, key: jax.Array) -> tuple[jax.Array, Ratios]:
-        ratios = jax.tree.map(lambda x: jax.lax.psum(x, meshes.DATA), task.measure(params, part, key))
+    def sums(params: Any, part: dict, key_B: jax.Array) -> tuple[jax.Array, Ratios]:
+        ratios = jax.tree.map(lambda x: jax.lax.psum(x, meshes.DATA), task.measure(params, part, key_B))
         return ratios[LOSS][0], ratios
 
-    def one_part(params: Any, part: dict, key: jax.Array) -> tuple[Any, Ratios]:
-        grads, ratios = jax.grad(sums, has_aux=True)(params, part, key)
+    def one_part(params: Any, part: dict, key_B: jax.Array) -> tuple[Any, Ratios]:
+        grads, ratios = jax.grad(sums, has_aux=True)(params, part, key_B)
         return grads, ratios
 
     def local(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
+        key_B = meshes.keys(key, len(jax.tree.leaves(batch)[0]))
         if accumulation == 1:
-            grads, ratios = one_part(params, batch, key)
+            grads, ratios = one_part(params, batch, key_B)
         else:
-            parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+            parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
 
-            def add(total: Any, numbered: Any) -> tuple[Any, None]:
-                i, part = numbered
-                return jax.tree.map(jnp.add, total, one_part(params, part, jax.random.fold_in(key, i))), None
+            def add(total: Any, part: Any) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, total, one_part(params, *part)), None
 
-            shapes = jax.eval_shape(one_part, params, jax.tree.map(lambda x: x[0], parts), key)
-            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-            (grads, ratios), _ = jax.lax.scan(add, zeros, (jnp.arange(accumulation), parts))
+            abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
+            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), abstract)
+            (grads, ratios), _ = jax.lax.scan(add, zeros, parts)
         metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in ratios.items()}
         return jax.tree.map(lambda g: g / jnp.maximum(ratios[LOSS][1], 1), grads), metrics
 
@@ -95,20 +100,37 @@ def update(
         grads, metrics = grads_and_metrics(state.params, batch, key)
         with jax.named_scope("optimiser"):
             updates, opt_state = optimiser.update(grads, state.opt_state, state.params)
-            params = optax.apply_updates(state.params, updates)
+            params = follow(optax.apply_updates(state.params, updates), metrics)
+        metrics = {name: value for name, value in metrics.items() if not name.startswith(RUNNING)}
         metrics |= {"gradient_norm": optax.tree.norm(grads), "learning_rate": rate(state.step)}
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
 
     return jax.jit(step, donate_argnums=0)
 
 
+def running(seen: dict) -> Ratios:
+    """What a model saw of its batch's statistics (`running`, a tree like the parameters'), for a task's `measure`."""
+    leaves = jax.tree_util.tree_leaves_with_path(seen.get("running", {}))
+    return {RUNNING + "/".join(shapes.names(path)): (leaf, jnp.float32(1)) for path, leaf in leaves}
+
+
+def follow(params: Any, metrics: dict) -> Any:
+    """The parameters, where those that keep a running average move towards their statistic of this batch (E17)."""
+
+    def move(path: Any, leaf: jax.Array) -> jax.Array:
+        new = metrics.get(RUNNING + "/".join(shapes.names(path)))
+        return leaf if new is None else MOMENTUM * leaf + (1 - MOMENTUM) * new
+
+    return jax.tree_util.tree_map_with_path(move, params)
+
+
 def evaluator(task: Task, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
     """params -> the exact mean of every measure over the held-out part: each example once, padding not counted."""
 
-    def local(params: Any, batch: dict, key: jax.Array) -> Ratios:
-        return jax.tree.map(lambda x: jax.lax.psum(x, meshes.DATA), task.measure(params, batch, key))
+    def local(params: Any, batch: dict) -> Ratios:
+        return jax.tree.map(lambda x: jax.lax.psum(x, meshes.DATA), task.measure(params, batch, None))
 
-    sums = jax.jit(meshes.over_data(local, mesh, batched=(False, True, False)))
+    sums = jax.jit(meshes.over_data(local, mesh, batched=(False, True)))
 
     def evaluate(params: Any) -> dict[str, float]:
         totals: dict[str, np.ndarray] = {}
@@ -116,7 +138,7 @@ def evaluator(task: Task, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
         for i in range(len(task.evaluation) + 1):  # fetched one batch late, so that the devices never wait
             due = waiting
             if i < len(task.evaluation):
-                waiting = sums(params, meshes.place_batch(mesh, task.evaluation[i]), jax.random.key(0))
+                waiting = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
             for name, pair in jax.device_get(due or {}).items():
                 totals[name] = totals.get(name, 0) + np.asarray(pair, np.float64)
         return {name: float(total / count) for name, (total, count) in totals.items()}

@@ -1,0 +1,156 @@
+"""E23: one token at a time gives what the whole sequence gives, for every variant that permits it."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cases import M, N, W
+
+from tfm import attention, decode, encoder_decoder, head, incremental, mask, norm, position, relation, score, value
+
+SMALL = dict(D=12, H=2, K=4, F=7, M=2)
+CASES = {
+    "default": {},
+    "tied": dict(score=score.tied),
+    "none": dict(score=score.none),
+    "constant": dict(score=score.constant, relation=relation.relative),
+    "full rank": dict(value=value.full_rank),
+    "identity": dict(value=value.identity),
+    "none, full rank": dict(score=score.none, value=value.full_rank),
+    "sinusoidal": dict(position=position.sinusoidal),
+    "learned, concatenated": dict(position=position.learned_concatenated),
+    "sinusoidal, concatenated": dict(position=position.sinusoidal_concatenated),
+    "rotary": dict(position=position.none, relation=relation.rotary),
+    "rotary halves": dict(position=position.none, relation=relation.rotary_halves),
+    "rotary, tied": dict(position=position.none, relation=relation.rotary, score=score.tied),
+    "relative": dict(position=position.none, relation=relation.relative),
+    "buckets": dict(position=position.none, relation=relation.buckets),
+    "alibi": dict(position=position.none, relation=relation.alibi),
+    "no position": dict(position=position.none),
+    "batch norm": dict(norm=norm.batch),
+    "blockwise": dict(compute=attention.WAYS.get("blockwise")),
+    "fused": dict(compute=attention.WAYS.get("fused")),
+}
+
+
+def functions(name: str, length: int = N, mask_=mask.causal):
+    """(params, whole, start, step) of a small model."""
+    model = cases.model(sizes=SMALL | dict(N=N + 4), **CASES[name])
+    params = cases.drawn(model.init)
+    if "norm" in CASES[name]:  # a variance is positive
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: jnp.abs(leaf) + 0.5 if path[-1].key == "var_D" else leaf, params
+        )
+    start = functools.partial(incremental.start, params, room=N + 3, mask=mask_, **model.call)
+    step = functools.partial(incremental.step, params, mask=mask_, **model.call)
+    return params, functools.partial(model.apply, params, mask=mask_), jax.jit(start), jax.jit(step)
+
+
+@pytest.mark.parametrize("name", CASES)
+@cases.float64()
+def test_every_position_through_the_cache_equals_the_full_pass(name):
+    """Prompts of 2 and 4 words at once, each continued from its own end to the last word of the sequence."""
+    _, whole, start, step = functions(name)
+    w_BN, length_B = cases.words(), jnp.array([2, 4])
+    full_BNW = whole(w_BN)
+    logits_BW, cache = start(w_BN[:, :4], length_B)
+    rows = jnp.arange(len(w_BN))
+    cases.close(logits_BW, full_BNW[rows, length_B - 1], 1e-9)
+    for t in range(N - 4):
+        n_B = length_B + t
+        logits_BW, cache = step(cache, w_BN[rows, n_B], n_B)
+        cases.close(logits_BW, full_BNW[rows, n_B], 1e-9)
+
+
+@cases.float64()
+def test_a_sliding_window_through_the_cache_equals_the_full_pass():
+    near = mask.both(mask.causal, mask.window(3))
+    _, whole, start, step = functions("rotary", mask_=near)
+    w_BN = cases.words()
+    full_BNW = whole(w_BN)
+    assert np.abs(full_BNW - functions("rotary")[1](w_BN)).max() > 0.01
+    logits_BW, cache = start(w_BN[:, :1], jnp.ones(2, int))
+    for n in range(1, N):
+        logits_BW, cache = step(cache, w_BN[:, n], jnp.full(2, n))
+        cases.close(logits_BW, full_BNW[:, n], 1e-9)
+
+
+@cases.float64()
+def test_greedy_text_is_the_same_with_the_cache_and_without():
+    _, whole, start, step = functions("rotary")
+    prompt_BN, key = cases.words(3, n=2), jax.random.key(0)
+    with_cache, _ = decode.generate(
+        start, step, prompt_BN, jnp.full(2, 2), key, steps=N - 2, temperature=0.0, top_k=0, top_p=1.0
+    )
+    anew = decode.sample(whole, prompt_BN, key, steps=N - 2, context=N, temperature=0.0, top_k=0, top_p=1.0)
+    np.testing.assert_array_equal(with_cache, anew)
+
+
+def test_a_norm_that_looks_at_later_tokens_is_refused():
+    model = cases.model(norm=norm.instance, sizes=SMALL)
+    params = cases.drawn(model.init)
+    with pytest.raises(ValueError, match="instance norm looks at later tokens"):
+        incremental.start(params, cases.words(), jnp.full(2, N), room=N, mask=mask.causal, **model.call)
+
+
+# --------------------------------------------------------------------------------------------------- encoder, decoder
+
+
+def pair(**parts):
+    """(params, call) of a small encoder-decoder."""
+    design, sizes = cases.design(**parts), dict(SMALL, N=13)
+    call = dict(design=design, position=position.learned, unroll=1)
+    call |= dict(embed_apply=lambda params, w_BN: params["E_WD"][w_BN], head_apply=head.next_word.apply)
+
+    def init(key):
+        words = {"embed_init": lambda key, D: {"E_WD": jnp.zeros((W, D))}}
+        words["head_init"] = lambda key, D: head.next_word.init(key, W=W, D=D)
+        return encoder_decoder.init(
+            key, design=design, position=position.learned, final_norm=True, bias=True, **words, **sizes
+        )
+
+    return cases.drawn(init), call
+
+
+@cases.float64()
+def test_a_decoder_with_a_cache_equals_the_full_pass():
+    params, call = pair()
+    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
+    valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
+    full_BNW, seen = jax.jit(functools.partial(encoder_decoder.apply, maps=True, **call))(
+        params, source_BS, valid_BS, w_BN
+    )
+    assert seen["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
+    np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, 6:], 0)
+    logits_BW, cache = encoder_decoder.start(
+        params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int), room=N, **call
+    )
+    cases.close(logits_BW, full_BNW[:, 0], 1e-9)
+    step = jax.jit(functools.partial(encoder_decoder.step, params, **call))
+    for n in range(1, N):
+        logits_BW, cache = step(cache, w_BN[:, n], jnp.full(2, n))
+        cases.close(logits_BW, full_BNW[:, n], 1e-9)
+
+
+@cases.float64()
+def test_the_source_matters_and_its_padding_does_not():
+    params, call = pair()
+    apply = jax.jit(functools.partial(encoder_decoder.apply, **call))
+    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
+    valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
+    logits_BNW, _ = apply(params, source_BS, valid_BS, w_BN)
+    padding, real = (apply(params, source_BS.at[0, s].add(1) % W, valid_BS, w_BN)[0] for s in (6, 5))
+    np.testing.assert_array_equal(padding, logits_BNW)
+    assert np.abs(real[0] - logits_BNW[0]).max() > 1e-3
+    np.testing.assert_array_equal(real[1], logits_BNW[1])
+
+
+def test_the_loops_over_layers_agree():
+    params, call = pair()
+    given = cases.words(1, n=11), jnp.ones((2, 11), bool), cases.words(2)
+    looped, unrolled = (encoder_decoder.apply(params, *given, **call | {"unroll": u})[0] for u in (1, True))
+    assert M > 1
+    cases.close(looped, unrolled, 1e-5)

@@ -1,0 +1,117 @@
+"""Sequence to sequence: an encoder reads one sequence, a decoder writes another and attends to the first (E26).
+
+params = {embed, encoder, decoder, head}: both sides share the embedding (one vocabulary for both), and each is a
+trunk of transformer.py, {position, blocks, norm}; the decoder's blocks also have cross-attention.
+"""
+
+from typing import Any
+
+import jax
+
+from tfm import block as blocks
+from tfm import incremental, initial, transformer
+from tfm import mask as masks
+
+
+def init(key: jax.Array, *, D: int, embed_init, head_init, tied_output: bool = False, **trunk: Any) -> dict:
+    """The parameter tree; with tied_output the head uses the embedding. trunk: as in transformer.trunk_init."""
+    return {
+        "embed": embed_init(initial.key(key, "embed"), D=D),
+        "encoder": transformer.trunk_init(initial.key(key, "encoder"), D=D, **trunk),
+        "decoder": transformer.trunk_init(initial.key(key, "decoder"), D=D, cross=True, **trunk),
+        "head": {} if tied_output else head_init(initial.key(key, "head"), D=D),
+    }
+
+
+def side(params: dict, name: str) -> dict:
+    """The encoder or the decoder as a tree of transformer.py: with the embedding, and the decoder with the head."""
+    return {"embed": params["embed"], "head": params["head"]} | params[name]
+
+
+def encode(
+    params: dict, source_BS: jax.Array, valid_BS: jax.Array, *, dtype: Any = None, key_B=None, **model: Any
+) -> tuple[blocks.Memory, dict]:
+    """The memory: the source's tokens after M blocks, each attending to all real ones (valid_BS); and what was seen."""
+    mask = masks.padding(valid_BS)
+    x_BSD, seen = transformer.represent(
+        transformer.cast(side(params, "encoder"), dtype),
+        source_BS,
+        mask=mask,
+        key_B=blocks.keys(key_B, "encoder"),
+        **model,
+    )
+    return blocks.Memory(x_BSD, mask), seen
+
+
+def apply(
+    params: dict,
+    source_BS: jax.Array,
+    valid_BS: jax.Array,
+    w_BN: jax.Array,
+    *,
+    head_apply,
+    key_B: jax.Array | None = None,
+    maps: bool = False,
+    **model: Any,
+) -> tuple[jax.Array, dict]:
+    """(logits_BNW, seen): the next word of the target after each of its words w_BN, given the whole source (E24, E26).
+
+    The arguments are those of transformer.apply; seen has A_MBHNS and A_cross_MBHNS of the decoder with maps.
+    """
+    memory, at_encoder = encode(params, source_BS, valid_BS, key_B=key_B, **model)
+    logits_BNW, seen = transformer.apply(
+        side(params, "decoder"),
+        w_BN,
+        mask=masks.causal,
+        memory=memory,
+        head_apply=head_apply,
+        key_B=blocks.keys(key_B, "decoder"),
+        maps=maps,
+        **model,
+    )
+    running = {name: s["running"] for name, s in (("encoder", at_encoder), ("decoder", seen)) if "running" in s}
+    return logits_BNW, seen | ({"running": running} if running else {})
+
+
+def start(
+    params: dict,
+    source_BS: jax.Array,
+    valid_BS: jax.Array,
+    prompt_BN: jax.Array,
+    length_B: jax.Array,
+    *,
+    room: int,
+    head_apply,
+    **model: Any,
+) -> tuple[jax.Array, dict]:
+    """The logits_BW after each prompt (the word that begins a target), and the cache: the source is read once."""
+    memory, _ = encode(params, source_BS, valid_BS, **model)
+    logits_BW, layers = incremental.start(
+        side(params, "decoder"),
+        prompt_BN,
+        length_B,
+        room=room,
+        mask=masks.causal,
+        memory=memory,
+        head_apply=head_apply,
+        **model,
+    )
+    return logits_BW, {"layers": layers, "valid_BS": valid_BS}
+
+
+def step(
+    params: dict, cache: dict, w_B: jax.Array, n_B: jax.Array, *, head_apply, **model: Any
+) -> tuple[jax.Array, dict]:
+    """Word w_B at position n_B of each target: the logits_BW of the next one, and the cache with this one in it."""
+    memory = blocks.Memory(x_BSD=None, mask=masks.padding(cache["valid_BS"]))
+    logits_BW, layers = incremental.step(
+        side(params, "decoder"),
+        cache["layers"],
+        w_B,
+        n_B,
+        mask=masks.causal,
+        memory=memory,
+        head_apply=head_apply,
+        **model,
+    )
+    return logits_BW, cache | {"layers": layers}

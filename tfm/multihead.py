@@ -1,0 +1,87 @@
+"""Heads: several averages side by side, each with its own comparison and its own values (E8-E10), over the tokens
+themselves (self-attention) or over those of another sequence (cross-attention, E26).
+
+`design` is the block's (block.py): score, relation, compute, scale and value are functions of their own rooms. Keys and
+values may be kept: a token that comes later then needs only its own query, key and value (E23).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tfm import mask as masks
+from tfm import shapes
+
+Kept = dict[str, jax.Array]  # k_BHSK and v_BHSV
+
+
+def itself(
+    params: dict,
+    x_BND: jax.Array,
+    *,
+    design: Any,
+    mask: masks.Mask | None,
+    n: jax.Array | None = None,
+    cache: Kept | None = None,
+) -> tuple[jax.Array, jax.Array | None, Kept]:
+    """Y = sum_h V_h X A_h, the tokens attending to each other (E9; seed 003 eq. 4).
+
+    n: their positions, (N,) or (B, N); None: 0 .. N-1. With a cache of S places, where place s is for the token at
+    position s, they attend to those before them too, and `mask` must forbid what comes later.
+    Returns (Y, A_BHNS or None, the keys and values attended to).
+    """
+    with jax.named_scope("score"):
+        q_BHNK, k_BHSK = design.score.apply(params["score"], x_BND, x_BND)
+        here = jnp.arange(x_BND.shape[1]) if n is None else n
+        q_BHNK, k_BHSK = design.relation.turn(params["relation"], q_BHNK, k_BHSK, here)
+    with jax.named_scope("value"):
+        kept = {"k_BHSK": k_BHSK, "v_BHSV": design.value.apply(params["value"], x_BND)}
+    if cache is not None:
+        kept = {name: write(cache[name], kept[name], n) for name in kept}
+    bias = design.relation.bias(params["relation"], shapes.check(params["value"]).get("H", 1))
+    y_BND, A_BHNS = average(params["value"], q_BHNK, kept, design=design, mask=mask, n=n, bias=bias, D=x_BND.shape[-1])
+    return y_BND, A_BHNS, kept
+
+
+def across(
+    params: dict, x_BND: jax.Array, *, design: Any, memory: Any, cache: Kept | None = None
+) -> tuple[jax.Array, jax.Array | None, Kept]:
+    """Y = sum_h V_h X' A_h, the tokens attending to those of the memory, X' (block.Memory; E26).
+
+    A cache holds the memory's keys and values from an earlier call. Returns (Y, A_BHNS or None, those).
+    """
+    with jax.named_scope("score"):
+        source = memory.x_BSD if cache is None else x_BND  # with a cache only the queries are used
+        q_BHNK, k_BHSK = design.score.apply(params["score"], x_BND, source)
+    if cache is None:
+        with jax.named_scope("value"):
+            cache = {"k_BHSK": k_BHSK, "v_BHSV": design.value.apply(params["value"], source)}
+    y_BND, A_BHNS = average(params["value"], q_BHNK, cache, design=design, mask=memory.mask, D=x_BND.shape[-1])
+    return y_BND, A_BHNS, cache
+
+
+def average(
+    value_params: dict,
+    q_BHNK: jax.Array,
+    kept: Kept,
+    *,
+    design: Any,
+    mask: masks.Mask | None,
+    D: int,
+    n=None,
+    bias=None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """The averages of the values, mapped back to D features, and the weights where they are formed."""
+    with jax.named_scope("average"):
+        scale = design.scale(q_BHNK.shape[-1], D)
+        y_BHNV, A_BHNS = design.compute(q_BHNK, kept["k_BHSK"], kept["v_BHSV"], mask=mask, scale=scale, bias=bias, n=n)
+    with jax.named_scope("combine"):
+        return design.value.combine(value_params, y_BHNV), A_BHNS
+
+
+def write(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax.Array:
+    """The cache with the new tokens at their places n, (N,) or (B, N); places beyond its end are not written."""
+    B, _, N, _ = new_BHNK.shape
+    n_BN = jnp.broadcast_to(n, (B, N))
+    return cache_BHSK.at[jnp.arange(B)[:, None], :, n_BN].set(new_BHNK.swapaxes(1, 2).astype(cache_BHSK.dtype))

@@ -1,0 +1,154 @@
+"""How far apart two tokens stand: positions inside the attention, where logits learn of n - s (E21, seed 003).
+
+A relation is `(init, turn, bias)`. Parameters are a layer's own: `init(key, *, H, K, N) -> params` for up to N tokens.
+`turn(params, q_BHNK, k_BHNK, n) -> (q, k)` turns queries and keys that stand at n, (N,) or (B, N), before keys are
+cached. `bias(params, H)` is None, or a function `b(n, s_S)` of query and key positions that gives what is added to
+the logits after their scale, (H, N, S), or (B, H, N, S) for n of (B, N), in float32: like a mask, it may be asked for
+any block. Each relation turns or adds; `none` does neither.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm import initial, linear, position
+
+Bias = Callable[[jax.Array, jax.Array], jax.Array]
+BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, all offsets beyond 128 share one
+
+
+class Relation(NamedTuple):
+    """See the module's first lines."""
+
+    init: Callable[..., dict]
+    turn: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    bias: Callable[[dict, int], Bias | None]
+
+
+def _no_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
+    return {}
+
+
+def _no_turn(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return q_BHNK, k_BHNK
+
+
+def _no_bias(params: dict, H: int) -> None:
+    return None
+
+
+def offsets(n: jax.Array, s_S: jax.Array) -> jax.Array:
+    """s - n, how many positions after the query a key stands: (N, S), or (B, N, S)."""
+    return s_S - jnp.asarray(n)[..., None]
+
+
+def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
+    """b_{h,index}: (H, N, S), or (B, H, N, S)."""
+    return jnp.moveaxis(linear.wide(b_HR)[:, index], 0, -3)
+
+
+# ---------------------------------------------------------------------------------------------------- turned: rotary
+
+
+def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> jax.Array:
+    """Pair i of the features turned by the angle n / base^(2i/K), in float32 (Su et al. 2021, equation 34).
+
+    (a, b) becomes (a cos - b sin, a sin + b cos), so that q_n . k_s depends on n - s only. Pair i is (x_2i, x_2i+1), or
+    with `halves` (x_i, x_{i+K/2}). ValueError for an odd number of features.
+    """
+    *leading, K = x_BHNK.shape
+    if K % 2:
+        raise ValueError(f"rotary positions turn pairs of features, and {K} features per head are not an even number")
+    angle = position.angles(n, K, base=base)[..., None, :, :]  # an axis for the heads
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    axis = -2 if halves else -1  # of the two members of a pair
+    pairs = linear.wide(x_BHNK).reshape(*leading, *((2, K // 2) if halves else (K // 2, 2)))
+    a, b = (jnp.take(pairs, i, axis=axis) for i in range(2))
+    turned = jnp.stack([a * cos - b * sin, a * sin + b * cos], axis=axis)
+    return turned.reshape(x_BHNK.shape).astype(x_BHNK.dtype)
+
+
+def rotary_of(base: float, *, halves: bool = False) -> Relation:
+    """Rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 there, 500000 in Llama 3.
+
+    halves: features i and i + K/2 are a pair, as in the published Llama weights on the Hugging Face hub, instead of
+    neighbours. The two differ by an order of the features only.
+    """
+
+    def turn(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return rotated(q_BHNK, n, base=base, halves=halves), rotated(k_BHNK, n, base=base, halves=halves)
+
+    return Relation(_no_init, turn, _no_bias)
+
+
+# -------------------------------------------------------------------------------------------------- added: the biases
+
+
+def _relative_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
+    return initial.zeros("b_HR", H=H, R=2 * N - 1)
+
+
+def _relative(params: dict, H: int) -> Bias:
+    """b_h(s - n), a free parameter for each of the offsets -(N-1) ... N-1; offsets beyond share the last one."""
+    b_HR = params["b_HR"]
+    farthest = b_HR.shape[1] // 2
+    return lambda n, s_S: _gathered(b_HR, jnp.clip(offsets(n, s_S), -farthest, farthest) + farthest)
+
+
+def _bucket(offset: int) -> int:
+    """The bucket of an offset s - n; the second half is for keys after the query. Whole numbers: nothing is rounded.
+
+    Of one direction's 16, the first 8 hold one distance each; the j-th of the others begins at 8 * (128 / 8)^(j / 8),
+    and the last has no end (Raffel et al. 2020, section 2.1, and the code published with it).
+    """
+    one_way, distance = BUCKETS // 2, abs(offset)
+    near = one_way // 2
+    wide = one_way - near
+    begun = sum(distance**wide >= near ** (wide - j) * FARTHEST**j for j in range(1, wide))
+    return (one_way if offset > 0 else 0) + (distance if distance < near else near + begun)
+
+
+_BUCKET_OF = np.array([_bucket(offset) for offset in range(-FARTHEST, FARTHEST + 1)])
+
+
+def _buckets_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
+    return initial.zeros("b_HR", H=H, R=BUCKETS)
+
+
+def _buckets(params: dict, H: int) -> Bias:
+    """b_h(bucket of s - n): a parameter for each near offset, and one for ever wider ranges of far ones (T5)."""
+
+    def bias(n: jax.Array, s_S: jax.Array) -> jax.Array:
+        index = jnp.clip(offsets(n, s_S), -FARTHEST, FARTHEST) + FARTHEST
+        return _gathered(params["b_HR"], jnp.asarray(_BUCKET_OF)[index])
+
+    return bias
+
+
+def slopes(H: int) -> list[float]:
+    """2^(-8h/H) for h = 1 ... H (Press et al. 2022, section 3).
+
+    Where H is no power of two, those of the largest power below, then every second one of the next power (the code
+    published with the paper).
+    """
+    power = 2 ** math.floor(math.log2(H))
+    first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
+    return first + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)][: H - power]
+
+
+def _alibi(params: dict, H: int) -> Bias:
+    """-slope_h |n - s|: far tokens count less, in each head at its own rate (Press et al. 2022)."""
+    slope_H = jnp.asarray(slopes(H), float)
+    return lambda n, s_S: -slope_H[:, None, None] * jnp.abs(offsets(n, s_S))[..., None, :, :]
+
+
+none = Relation(_no_init, _no_turn, _no_bias)
+rotary = rotary_of(position.BASE)
+rotary_halves = rotary_of(position.BASE, halves=True)
+relative = Relation(_relative_init, _no_turn, _relative)
+buckets = Relation(_buckets_init, _no_turn, _buckets)
+alibi = Relation(_no_init, _no_turn, _alibi)
