@@ -48,8 +48,8 @@ def model() -> ml_collections.ConfigDict:
     config.norm = "token"  # token, token_plain, rms, batch, instance (norm.py)
     config.eps = 1e-5  # inside the root of the norm
     config.mlp = "gelu"  # relu, gelu, gelu_tanh, two_hidden_relu, two_hidden_gelu, swiglu (mlp.py)
-    config.position = "learned"  # learned, sinusoidal, either + _concatenated, none: put into tokens (position.py)
-    config.relation = "none"  # rotary, rotary_halves, relative, buckets, alibi: put into attention (relation.py)
+    config.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position.py)
+    config.relation = "none"  # none, rotary, rotary_halves, relative, buckets, alibi (relation.py; inside attention)
     config.rotary_base = 10000.0  # the longest wavelength of rotary positions is 2 pi times this
     config.window = 0  # attention only to tokens nearer than this; 0: to all
     config.block = "pre_norm"  # pre_norm, post_norm (block.py)
@@ -58,8 +58,8 @@ def model() -> ml_collections.ConfigDict:
     config.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
     config.bias = True  # on queries, keys, values, outputs and the MLP
     config.dropout = 0.0  # share of each stage's output, and of the embedding's, set to 0 in training
-    config.attention = "explicit"  # explicit, blockwise (memory linear in N), fused (the backend's) (attention.py)
-    config.compute_dtype = "float32"  # float32, bfloat16: of products and tokens; softmax, norms, loss stay float32
+    config.attention = "explicit"  # explicit, blockwise, fused (attention.py; blockwise: memory linear in N)
+    config.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)
     config.remat = False  # compute a block's intermediates again in the backward pass instead of keeping them
     config.unroll = 0  # layers written out in the program; 0: all (fastest on CPU), 1: a loop (fastest to compile)
     return config

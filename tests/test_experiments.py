@@ -10,11 +10,12 @@ import pytest
 import tiny
 
 from configs import base
-from experiments import language, vision
+from experiments import language
+from experiments import model as models
 from experiments.engine import config as configs
 from experiments.engine import cost, errors, log, optim
 from experiments.engine.data import download, tokenizer
-from tfm import attention, block, mlp, norm, position, score, value
+from tfm import attention, block, mlp, norm, position, relation, score, value
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SIZES = {"model.M": 2, "model.D": 8, "model.H": 2, "train.batch": 16, "train.evaluate_batch": 64, "sample.length": 20}
@@ -56,26 +57,80 @@ RUNS = {
         "text.source": "stdlib",
         "text.objective": "masked",
         "text.N": 31,
+        "text.transform": True,
         "model.score": "none",
         "model.scale": "1",
+        "model.value": "full_rank",
+        "model.norm": "rms",
+        "model.mlp": "gelu_tanh",
+        "model.embed_norm": True,
+        "model.segments": 2,
+        "model.relation": "buckets",
         "optim.schedule": "constant",
         "train.evaluate_batch": 2048,
     },
-    "digits": {"image.patch": 4, "image.shift": 1, "optim.schedule": "wsd", "optim.decay_fraction": 0.5},
-    "idx": {"image.head": "class_token", "image.patch": 3, "model.position": "none", "model.unroll": 1},
-    "npz": {"image.patch": 2, "model.K": 3, "model.F": 5, "model.remat": True, "mesh.data": 2},
+    "prefix": {
+        "text.objective": "prefix",
+        "text.N": 32,
+        "text.prefix": 5,
+        "model.relation": "rotary_halves",
+        "model.mlp": "swiglu",
+        "model.attention": "blockwise",
+        "model.compute_dtype": "bfloat16",
+        "model.window": 11,
+        "model.dropout": 0.1,
+        "model.remat": True,
+        "sample.prompt": "A king",
+        "sample.top_k": 20,
+        "sample.top_p": 0.9,
+    },
+    "digits": {
+        "image.patch": 4,
+        "image.shift": 1,
+        "model.norm": "batch",
+        "model.value": "identity",
+        "model.mlp": "two_hidden_relu",
+        "model.position": "learned_concatenated",
+        "model.relation": "relative",
+        "model.dropout": 0.2,
+        "model.embed_norm": True,
+        "optim.schedule": "wsd",
+        "optim.decay_fraction": 0.5,
+        "train.accumulation": 2,
+    },
+    "idx": {
+        "image.head": "class_token",
+        "image.patch": 3,
+        "model.position": "none",
+        "model.relation": "rotary",
+        "model.norm": "instance",
+        "model.mlp": "two_hidden_gelu",
+        "model.unroll": 1,
+    },
+    "npz": {
+        "image.patch": 2,
+        "model.K": 3,
+        "model.F": 5,
+        "model.remat": True,
+        "model.score": "constant",
+        "model.position": "sinusoidal_concatenated",
+        "model.relation": "alibi",
+        "model.attention": "fused",
+        "model.window": 2,
+        "mesh.data": 2,
+    },
 }
 FIGURES = {"language": {"loss", "attention"}, "vision": {"loss", "predictions", "confusion", "attention"}}
 
 
 def experiment_of(name):
-    return "language" if name in ("causal", "causal characters", "masked") else "vision"
+    return "language" if name in ("causal", "causal characters", "masked", "prefix") else "vision"
 
 
 def source(name, folder):
     """The data of a run that has none of its own, written to the folder."""
     rng = np.random.default_rng(0)
-    if name.startswith("causal"):
+    if name.startswith("causal") or name == "prefix":
         (folder / "text.txt").write_bytes(tiny.TEXT * 3)
         return {"text.source": str(folder / "text.txt")}
     if name == "idx":
@@ -196,7 +251,7 @@ def test_only_masked_words_see_what_comes_after_them_and_padding_is_seen_by_none
 
         def loss(changed, measure=measure, params=params, batch=batch, **arrays):
             w_BN = np.where(np.arange(7) == changed, ord("#"), batch["w_BN"])
-            return float(measure(params, batch | arrays | {"w_BN": w_BN}, jax.random.key(0))["loss"][0])
+            return float(measure(params, batch | arrays | {"w_BN": w_BN}, None)["loss"][0])
 
         losses[objective] = [loss(changed) for changed in (None, 2, 3, 6)]
         if objective == "masked":
@@ -249,10 +304,14 @@ def test_together_the_runs_name_every_variant():
         "text.objective": set(language.OBJECTIVES),
         "text.tokenizer": set(tokenizer.KINDS),
         "text.tied_output": {True, False},
-        "image.head": set(vision.HEADS),
+        "model.relation": set(configs.candidates(relation)),
+        "model.compute_dtype": set(models.DTYPES),
+        "model.embed_norm": {True, False},
+        "text.transform": {True, False},
+        "image.head": set(models.CLASS_HEADS),
         "optim.schedule": listed(schedule, "?"),
     }
     defaults = configs.flat(base.get_config().to_dict())
     used = {key: {run.get(key, defaults[key]) for run in RUNS.values()} for key in offered}
     assert used == offered
-    assert download.NAMED.keys() == {"tinyshakespeare"}  # data sets that are downloaded are not run here
+    assert "tinyshakespeare" in download.NAMED  # data sets that are downloaded are not run here

@@ -1,4 +1,4 @@
-"""Norms (E14-E16), the MLP (E12) and added positions (E21) against the slow reference."""
+"""Norms (E14-E17) and the MLPs (E12) against the slow reference."""
 
 import itertools
 
@@ -8,21 +8,46 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+import reference_tokens
 import translate
 from cases import B, D, F, N
 
-from tfm import mlp, norm, position, shapes
+from experiments.engine import mesh
+from tfm import mlp, norm, shapes
+
+NORMS = {"token": norm.token, "token_plain": norm.token_plain, "rms": norm.rms}
+NORMS |= {"batch": norm.batch, "instance": norm.instance}
+LEAVES = {"token": {"gain_D", "shift_D"}, "token_plain": set(), "rms": {"gain_D"}, "instance": {"gain_D", "shift_D"}}
+LEAVES |= {"batch": {"gain_D", "shift_D", "mean_D", "var_D"}}
 
 
-@pytest.mark.parametrize(("name", "eps"), [*itertools.product(cases.NORMS, [0.0, 1e-5, 0.7])])
+def norm_params(name: str) -> dict:
+    """Random parameters; a variance is positive."""
+    params = cases.drawn(lambda key: NORMS[name].init(key, D=D))
+    return params | ({"var_D": jnp.square(params["var_D"]) + 0.1} if name == "batch" else {})
+
+
+def slow_norm(name: str, params: dict, X, *, eps: float):
+    """The reference of one sequence."""
+    p = {key: np.asarray(leaf, np.float64) for key, leaf in params.items()}
+    if name == "rms":
+        return reference_tokens.rms_norm(X, p["gain_D"], eps)
+    if name == "batch":
+        return reference_tokens.batch_norm(X, p["mean_D"], p["var_D"], p["gain_D"], p["shift_D"], eps)
+    if name == "instance":
+        return reference_tokens.instance_norm(X, p["gain_D"], p["shift_D"], eps)
+    return translate.norm(params, X, eps=eps)
+
+
+@pytest.mark.parametrize(("name", "eps"), [*itertools.product(NORMS, [0.0, 1e-5, 0.7])])
 @cases.float64()
 def test_norms_equal_the_reference(name, eps):
-    params = cases.drawn(lambda key: cases.NORMS[name].init(key, D=D))
-    assert set(params) == ({"gain_D", "shift_D"} if name == "token" else set())
+    params = norm_params(name)
+    assert set(params) == LEAVES[name]
     x_BND = cases.normal(1, B, N, D) * 3 + 2
-    y_BND = cases.NORMS[name].apply(params, x_BND, eps=eps)
+    y_BND = NORMS[name].apply(params, x_BND, eps=eps)
     for b in range(B):
-        cases.close(y_BND[b], translate.norm(params, translate.columns(x_BND[b]), eps=eps).T)
+        cases.close(y_BND[b], slow_norm(name, params, translate.columns(x_BND[b]), eps=eps).T)
 
 
 @cases.float64()
@@ -45,10 +70,14 @@ def test_a_constant_token_is_zero_with_eps():
 
 
 def test_norms_start_as_standardisation():
+    """Over their own axes; rms divides by the root of the mean square, and batch knows no other batch yet."""
     x_BND = cases.normal(1, B, N, D)
-    for variant in cases.NORMS.values():
-        params = variant.init(jax.random.key(0), D=D)
-        np.testing.assert_array_equal(variant.apply(params, x_BND, eps=0.1), norm.standardise(x_BND, eps=0.1))
+    start = {name: NORMS[name].apply(NORMS[name].init(jax.random.key(0), D=D), x_BND, eps=0.1) for name in NORMS}
+    np.testing.assert_array_equal(start["token"], norm.standardise(x_BND, eps=0.1))
+    np.testing.assert_array_equal(start["token_plain"], norm.standardise(x_BND, eps=0.1))
+    cases.close(start["instance"], norm.standardise(x_BND.swapaxes(1, 2), eps=0.1).swapaxes(1, 2), 1e-6)
+    cases.close(start["batch"], x_BND / np.sqrt(1.1), 1e-6)
+    cases.close(start["rms"], x_BND / np.sqrt(np.square(x_BND).mean(-1, keepdims=True) + 0.1), 1e-6)
 
 
 def test_bfloat16_tokens_keep_float32_statistics():
@@ -61,102 +90,130 @@ def test_bfloat16_tokens_keep_float32_statistics():
     assert (np.abs(np.asarray(y_BND[0], np.float64) - exact) <= one_rounding).all()
 
 
-def test_float32_norm_is_close_to_float64():
-    params, x_BND = cases.drawn(lambda key: norm.token.init(key, D=D)), cases.normal(1, B, N, D)
-    narrow = norm.token.apply(params, x_BND, eps=1e-5)
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_bfloat16_tokens_are_rounded_once(name):
+    """Gain and shift have more bits than the tokens; the batch norm takes the statistics of these very tokens."""
+    x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
+    params = norm_params(name)
+    if name == "batch":
+        params |= norm.batch.observe(x_BND, axis=None)
+    y_BND = NORMS[name].apply(params, x_BND, eps=1e-6)
+    assert y_BND.dtype == jnp.bfloat16
+    exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
+    assert (np.abs(np.asarray(y_BND[0], np.float64) - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_float32_norm_is_close_to_float64(name):
+    params, x_BND = norm_params(name), cases.normal(1, B, N, D)
+    narrow = NORMS[name].apply(params, x_BND, eps=1e-5)
     with cases.float64():
-        wide = norm.token.apply(*cases.wide((params, x_BND)), eps=1e-5)
+        wide = NORMS[name].apply(*cases.wide((params, x_BND)), eps=1e-5)
     assert narrow.dtype == np.float32 and wide.dtype == np.float64
     cases.close(narrow, wide, 1e-5)
 
 
+@pytest.mark.parametrize("name", NORMS)
+def test_which_tokens_a_norm_lets_meet(name):
+    """Changing the last token changes it alone, except where the norm is over the sequence (and in that one only)."""
+    x_BND, params = cases.normal(1, B, N, D), norm_params(name)
+    y_BND = NORMS[name].apply(params, x_BND, eps=1e-5)
+    other = NORMS[name].apply(params, x_BND.at[0, -1].add(1.0), eps=1e-5)
+    changed_BN = (np.asarray(other) != np.asarray(y_BND)).any(-1)
+    np.testing.assert_array_equal(changed_BN[0], np.ones(N) if name == "instance" else np.arange(N) == N - 1)
+    assert not changed_BN[1:].any()
+
+
 # --------------------------------------------------------------------------------------------------------------- MLP
+
+MLPS = {name: getattr(mlp, name) for name in "relu gelu gelu_tanh two_hidden_relu two_hidden_gelu swiglu".split()}
+MATRICES = dict.fromkeys(MLPS, {"W1_FD", "W2_DF"})
+MATRICES |= {"two_hidden_relu": {"W1_FD", "Wh_FF", "W2_DF"}, "two_hidden_gelu": {"W1_FD", "Wh_FF", "W2_DF"}}
+MATRICES |= {"swiglu": {"W1_FD", "Wg_FD", "W2_DF"}}
 
 
 def mlp_params(name: str, bias: bool) -> dict:
-    return cases.drawn(lambda key: cases.MLPS[name].init(key, D=D, F=F, M=1, bias=bias), std=0.5)
+    return cases.drawn(lambda key: MLPS[name].init(key, D=D, F=F, M=1, bias=bias), std=0.5)
 
 
-@pytest.mark.parametrize(("name", "bias"), [*itertools.product(cases.MLPS, [True, False])])
+def slow_mlp(name: str, params: dict, X):
+    """The reference of one sequence; its matrices are transposed, since seed 004 writes x W_1."""
+
+    def of(matrix: str, bias: str):
+        W = np.asarray(params[matrix], np.float64)
+        return W.T, np.asarray(params.get(bias, np.zeros(len(W))), np.float64)
+
+    first, last = of("W1_FD", "b1_F"), of("W2_DF", "b2_D")
+    if name == "swiglu":
+        return reference_tokens.swiglu(X, *of("Wg_FD", "bg_F"), *first, *last)
+    if name == "gelu_tanh":
+        return reference.mlp(X, *first, *last, reference_tokens.gelu_tanh)
+    activation = getattr(reference, name.removeprefix("two_hidden_"))
+    if name.startswith("two_hidden"):
+        return reference_tokens.two_hidden_mlp(X, *first, *of("Wh_FF", "bh_F"), *last, activation)
+    return reference.mlp(X, *first, *last, activation)
+
+
+@pytest.mark.parametrize(("name", "bias"), [*itertools.product(MLPS, [True, False])])
 @cases.float64()
 def test_mlp_equals_the_reference(name, bias):
     params, x_BND = mlp_params(name, bias), cases.normal(1, B, N, D)
-    y_BND = cases.MLPS[name].apply(params, x_BND)
+    assert {key for key in params if key.startswith("W")} == MATRICES[name]
+    assert len(params) == (2 if bias else 1) * len(MATRICES[name])
+    y_BND = MLPS[name].apply(params, x_BND)
     for b in range(B):
-        cases.close(y_BND[b], translate.feed(name, params, translate.columns(x_BND[b])).T)
+        cases.close(y_BND[b], slow_mlp(name, params, translate.columns(x_BND[b])).T)
 
 
-@pytest.mark.parametrize("name", cases.MLPS)
+@pytest.mark.parametrize("name", MLPS)
 def test_mlp_treats_every_token_alike_and_alone(name):
     params, x_BND = mlp_params(name, True), cases.normal(1, B, N, D)
-    y_BND, order = cases.MLPS[name].apply(params, x_BND), np.random.default_rng(0).permutation(N)
-    cases.close(cases.MLPS[name].apply(params, x_BND[:, order]), y_BND[:, order], 1e-6)
-    cases.close(cases.MLPS[name].apply(params, x_BND[:, :1]), y_BND[:, :1], 1e-6)
+    y_BND, order = MLPS[name].apply(params, x_BND), np.random.default_rng(0).permutation(N)
+    cases.close(MLPS[name].apply(params, x_BND[:, order]), y_BND[:, order], 1e-6)
+    cases.close(MLPS[name].apply(params, x_BND[:, :1]), y_BND[:, :1], 1e-6)
 
 
-@pytest.mark.parametrize("name", cases.MLPS)
+@pytest.mark.parametrize("name", MLPS)
 def test_initial_mlp(name):
-    """W1 keeps unit variance; W2 starts at 1/sqrt(2 M F); biases are zero, and their absence changes no matrix."""
-    init, sizes = cases.MLPS[name].init, dict(D=97, F=211, M=7)
+    """W1, Wh and Wg keep unit variance; W2 starts at 1/sqrt(2 M F); biases are zero and change no matrix."""
+    init, sizes = MLPS[name].init, dict(D=97, F=211, M=7)
     params = init(jax.random.key(0), bias=True, **sizes)
+    stds = {"W1_FD": 97**-0.5, "Wg_FD": 97**-0.5, "Wh_FF": 211**-0.5, "W2_DF": (2 * 7 * 211) ** -0.5}
     assert shapes.check(params) == {"D": 97, "F": 211}
-    assert float(params["W1_FD"].std()) == pytest.approx(97**-0.5, rel=0.03)
-    assert float(params["W2_DF"].std()) == pytest.approx((2 * 7 * 211) ** -0.5, rel=0.03)
+    for key in MATRICES[name]:
+        assert float(params[key].std()) == pytest.approx(stds[key], rel=0.03)
     assert abs(np.corrcoef(params["W1_FD"].ravel(), params["W2_DF"].T.ravel())[0, 1]) < 0.04
-    assert not params["b1_F"].any() and not params["b2_D"].any()
+    if "Wg_FD" in params:
+        assert abs(np.corrcoef(params["W1_FD"].ravel(), params["Wg_FD"].ravel())[0, 1]) < 0.04
+    assert not any(params[key].any() for key in params.keys() - MATRICES[name])
     without = init(jax.random.key(0), bias=False, **sizes)
-    assert set(without) == {"W1_FD", "W2_DF"}
+    assert set(without) == MATRICES[name]
     for key in without:
         np.testing.assert_array_equal(without[key], params[key])
 
 
-# --------------------------------------------------------------------------------------------------------- positions
+def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
+    """Every activation can be differentiated inside shard_map, whichever JAX it is."""
+    all_params, x_BND = {name: mlp_params(name, True) for name in MLPS}, cases.normal(1, 8, N, D)
+
+    def loss(all_params, x_BND):
+        return sum(jnp.sum(jnp.sin(MLPS[name].apply(params, x_BND))) for name, params in all_params.items())
+
+    def local(all_params, x_BND):
+        return jax.grad(lambda all_params: jax.lax.psum(loss(all_params, x_BND), mesh.DATA))(all_params)
+
+    one = jax.jit(jax.grad(loss))(all_params, x_BND)
+    eight = jax.jit(mesh.over_data(local, mesh.make(data=8), batched=(False, True)))(all_params, x_BND)
+    jax.tree.map(lambda spread, single: cases.close(spread, single, 1e-5), eight, one)
 
 
-@pytest.mark.parametrize(("n", "d"), [(N, D), (101, 16), (1, 2)])
-def test_sinusoids_equal_the_reference(n, d):
-    cases.close(position.sinusoids(n, d), reference.sinusoids(d, n).T, 1e-12)
-
-
-def test_sinusoids_by_hand():
-    """Position 0 is (0, 1, 0, 1); position 3 turns by 3 and by 3/100 radians."""
-    by_hand = [[0, 1, 0, 1], [np.sin(3), np.cos(3), np.sin(0.03), np.cos(0.03)]]
-    np.testing.assert_allclose(position.sinusoids(4, 4)[[0, 3]], by_hand, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", cases.POSITIONS)
-@pytest.mark.parametrize("longest", [N, N + 4])
-@cases.float64()
-def test_added_positions_equal_the_reference(name, longest):
-    params, x_BND = cases.drawn(lambda key: cases.POSITIONS[name].init(key, N=longest, D=D)), cases.normal(1, B, N, D)
-    y_BND = cases.POSITIONS[name].apply(params, x_BND)
-    table = {
-        "learned": translate.columns(params.get("P_ND", np.zeros((N, D)))),
-        "sinusoidal": reference.sinusoids(D, N),
-        "none": np.zeros((D, N)),
-    }[name]
-    for b in range(B):
-        cases.close(y_BND[b], reference.added_positions(translate.columns(x_BND[b]), table).T)
-
-
-def test_more_tokens_than_learned_positions_are_refused():
-    params = position.learned.init(jax.random.key(0), N=N, D=D)
-    with pytest.raises(ValueError, match=f"{N + 1} tokens, but the position table holds {N}"):
-        position.learned.apply(params, cases.normal(1, B, N + 1, D))
-
-
-def test_sinusoidal_positions_keep_the_dtype():
-    x_BND = cases.normal(1, B, N, D).astype(jnp.bfloat16)
-    assert position.sinusoidal.apply({}, x_BND).dtype == jnp.bfloat16
-
-
-def test_initial_positions():
-    params = position.learned.init(jax.random.key(0), N=101, D=97)
-    assert shapes.check(params) == {"N": 101, "D": 97}
-    assert float(params["P_ND"].std()) == pytest.approx(97**-0.5, rel=0.03)
-    assert (
-        position.sinusoidal.init(jax.random.key(0), N=N, D=D) == position.none.init(jax.random.key(0), N=N, D=D) == {}
-    )
+@pytest.mark.parametrize("name", MLPS)
+def test_an_mlp_keeps_bfloat16(name):
+    params, x_BND = mlp_params(name, True), cases.normal(1, B, N, D)
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x_BND))
+    y_BND = MLPS[name].apply(*narrow)
+    assert y_BND.dtype == jnp.bfloat16
+    cases.close(y_BND.astype(np.float32), MLPS[name].apply(params, x_BND), 0.05)
 
 
 @cases.float64()

@@ -72,7 +72,7 @@ def plain(task, params, batch):
     """Gradient and means as they are defined: sum / count over the whole batch, on one device."""
 
     def means(params, batch):
-        ratios = task.measure(params, batch, jax.random.key(1))
+        ratios = task.measure(params, batch, None)
         found = {name: total / count for name, (total, count) in ratios.items()}
         return found["loss"], found
 
@@ -130,16 +130,22 @@ def test_accumulated_parts_are_the_whole_batch(devices, accumulation):
     close(metrics, means)
 
 
-def test_every_accumulated_part_has_a_random_key_of_its_own():
-    def measure(params, batch, key):
-        return {"loss": (params["G_CD"].sum() * jax.random.normal(key), jnp.float32(1))}
+@pytest.mark.parametrize(("devices", "accumulation"), [(1, 1), (1, 4), (EIGHT, 1), (EIGHT, 2)])
+def test_every_example_has_a_random_key_of_its_own(devices, accumulation):
+    """What is random about an example depends on its place in the batch, not on who computes it."""
+
+    def measure(params, batch, key_B):
+        draw_B = jax.vmap(jax.random.normal)(key_B)
+        return {"loss": (jnp.sum(params["G_CD"].sum() * draw_B * batch["x_BD"][:, 0]), jnp.float32(len(draw_B)))}
 
     task = tiny.linear_task()._replace(measure=measure)
     params = {"G_CD": jnp.ones((tiny.C, tiny.D))}
-    grads, _ = gradients(task, params, task.train[0], devices=1, accumulation=4)
-    draws = [float(jax.random.normal(jax.random.fold_in(jax.random.key(1), i))) for i in range(4)]
-    assert len(set(draws)) == 4
-    np.testing.assert_allclose(grads["G_CD"], np.full((tiny.C, tiny.D), sum(draws) / 4), rtol=1e-5)
+    batch = task.train[0]
+    grads, _ = gradients(task, params, batch, devices=devices, accumulation=accumulation)
+    draws = [float(jax.random.normal(jax.random.fold_in(jax.random.key(1), i))) for i in range(16)]
+    assert len(set(draws)) == 16
+    expected = np.dot(draws, batch["x_BD"][:, 0]) / 16
+    np.testing.assert_allclose(grads["G_CD"], np.full((tiny.C, tiny.D), expected), rtol=1e-5)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
@@ -194,7 +200,7 @@ def test_evaluation_of_an_experiment_is_exact(tasks, kind):
         for at in range(len(next(iter(batch.values())))):
             one = {name: array[at : at + 1] for name, array in batch.items()}
             if any(array.any() for name, array in one.items() if name.startswith("weight_")):
-                for name, ratio in measure(params, one, jax.random.key(0)).items():
+                for name, ratio in measure(params, one, None).items():
                     totals[name] += np.asarray(ratio, np.float64)
     expected = {name: total / count for name, (total, count) in totals.items()}
     assert train.evaluator(task, mesh(EIGHT))(params) == pytest.approx(expected, rel=1e-5)
@@ -203,9 +209,9 @@ def test_evaluation_of_an_experiment_is_exact(tasks, kind):
 def counted(task):
     traces = []
 
-    def measure(params, batch, key):
+    def measure(params, batch, key_B):
         traces.append(1)
-        return task.measure(params, batch, key)
+        return task.measure(params, batch, key_B)
 
     return task._replace(measure=measure), traces
 
@@ -250,8 +256,8 @@ def test_metrics_tell_the_rate_and_the_norm_before_clipping():
 
 
 def test_the_random_key_of_a_step_depends_on_seed_and_step():
-    def measure(params, batch, key):
-        draw = jax.random.uniform(key)
+    def measure(params, batch, key_B):
+        draw = jax.random.uniform(key_B[0])
         return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}
 
     task = tiny.linear_task()._replace(measure=measure)

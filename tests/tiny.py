@@ -88,7 +88,7 @@ def linear_task(*, n: int = 61, n_evaluation: int = 29, batch: int = 16, evaluat
     def init(key):
         return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
 
-    def measure(params, batch, key):
+    def measure(params, batch, key_B):
         logits_BC = batch["x_BD"] @ params["G_CD"].T + params["b_C"]
         answer = logits_BC, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}

@@ -123,11 +123,11 @@ def read(
         raise ValueError(f"the number of words to append must be 0 or more, not {steps}")
     if np.shape(length_B) != (B,):
         raise ValueError(f"{B} prompts have {B} lengths, not an array of shape {np.shape(length_B)}")
-    known = not isinstance(length_B, jax.core.Tracer)
-    if N == 0 or known and np.min(length_B) < 1:
+    known_B = [N] if isinstance(length_B, jax.core.Tracer) else np.asarray(jax.device_get(length_B))
+    if N == 0 or min(known_B, default=1) < 1:
         raise ValueError("a prompt must hold at least one word")
-    if known and np.max(length_B) > N:
-        raise ValueError(f"a prompt of {np.max(length_B)} words does not fit into {N} columns")
+    if max(known_B, default=1) > N:
+        raise ValueError(f"a prompt of {max(known_B)} words does not fit into {N} columns")
     length_B = jnp.asarray(length_B)
     w_BN = jnp.where(jnp.arange(N) < length_B[:, None], prompt_BN, 0)
     return jnp.pad(w_BN, ((0, 0), (0, steps))), length_B, *start(w_BN, length_B)

@@ -25,6 +25,7 @@ def fused(
 ) -> tuple[jax.Array, None]:
     """y_n = sum_s A_{n,s} v_s (E3); arguments as of `explicit`. The softmax is in float32, of 64-bit numbers too."""
     N, S, V = q_BHNK.shape[2], k_BHSK.shape[2], v_BHSV.shape[-1]
+    triangle = mask is masks.causal and n is None and N == S  # kernels know this one, and need no N x S array for it
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     allowed, seeing, b_BHNS = None, None, None
     if mask is not None:
@@ -32,15 +33,16 @@ def fused(
         allowed = mask(n, s_S)
         seeing = allowed.any(-1, keepdims=True)
     if bias is not None:
-        b_BHNS = bias(n, s_S)
+        b_BHNS = bias(n, s_S).astype(jnp.promote_types(q_BHNK.dtype, jnp.float32))
         b_BHNS = b_BHNS if b_BHNS.ndim == 4 else b_BHNS[None]
     rows = _alike(q_BHNK, k_BHSK, v_BHSV, heads=1 if b_BHNS is None else b_BHNS.shape[1])
     y_BNHV = jax.nn.dot_product_attention(
         *rows,
         bias=b_BHNS,
-        mask=None if allowed is None else _heads(allowed | ~seeing),  # a query that sees nothing: zeros, below
+        mask=None if allowed is None or triangle else _heads(allowed | ~seeing),  # who sees nothing gets zeros, below
+        is_causal=triangle,
         scale=scale,
-        implementation=_implementation(q_BHNK.dtype),
+        implementation=_implementation(rows[0], S, dense=bias is not None or (mask is not None and not triangle)),
     )
     y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V]
     if allowed is None:
@@ -48,9 +50,11 @@ def fused(
     return shield.strike(jnp.where(_heads(seeing), y_BHNV, 0), shield.hit(allowed, sound_BS)), None
 
 
-def _implementation(dtype: jnp.dtype) -> str:
-    """cuDNN knows only numbers of 16 bits."""
-    return "cudnn" if jax.default_backend() == "gpu" and dtype in (jnp.bfloat16, jnp.float16) else "xla"
+def _implementation(q_BNHK: jax.Array, S: int, *, dense: bool) -> str:
+    """cuDNN averages numbers of 16 bits, up to 128 features and, beside a dense mask or bias, even lengths only."""
+    _, N, _, K = q_BNHK.shape
+    fits = q_BNHK.dtype in (jnp.bfloat16, jnp.float16) and K <= 128 and not (dense and (N % 2 or S % 2))
+    return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"
 
 
 def _heads(allowed: jax.Array) -> jax.Array:

@@ -16,7 +16,8 @@ def heat(logits_BW: jax.Array, temperature: Number) -> jax.Array:
     """
     l_BW = logits_BW - logits_BW.max(axis=-1, keepdims=True)
     coldest_BW = jnp.where(jnp.arange(l_BW.shape[-1]) == l_BW.argmax(axis=-1, keepdims=True), 0, -jnp.inf)
-    return jnp.where(temperature > 0, l_BW / jnp.where(temperature > 0, temperature, 1), coldest_BW)
+    tiny = jnp.finfo(l_BW.dtype).tiny  # what is smaller still counts as 0 on most devices
+    return jnp.where(temperature > 0, l_BW / jnp.maximum(temperature, tiny), coldest_BW)
 
 
 def keep_top_k(logits_BW: jax.Array, k: int | jax.Array) -> jax.Array:
