@@ -60,6 +60,8 @@ class Seq2Seq(NamedTuple):
 
 def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: bool = False) -> Model:
     """A model of words: `answer` is the head. transform: one more layer before the output matrix, as BERT has."""
+    if transform and m.norm == "batch":
+        raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
     size = {"W": W}
     if m.segments:
         size["J"] = m.segments
@@ -200,9 +202,13 @@ def design(m: config.Settings) -> block.Design:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
     rooms = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp}
     chosen = {name: config.choose(name, getattr(m, name), config.candidates(room)) for name, room in rooms.items()}
-    if m.relation.startswith("rotary"):
-        if m.K % 2 and m.score != "none":
-            raise errors.UserError(f"model.relation = {m.relation} turns pairs of features, and K = {m.K} is odd")
+    if m.relation in ("rotary", "rotary_halves"):
+        features = "D" if m.score == "none" else "K"  # without a matrix the tokens themselves are turned
+        if getattr(m, features) % 2:
+            raise errors.UserError(
+                f"model.relation = {m.relation} turns pairs of features: model.{features} must be even, and it is "
+                f"{getattr(m, features)}"
+            )
         chosen["relation"] = relation.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
     return block.Design(
         **chosen,

@@ -13,7 +13,7 @@ import reference
 import translate
 from cases import B, C, D, F, H, K, M, N, W
 
-from tfm import attention, block, head, initial, mask, mlp, norm, position, score, shapes, transformer, value
+from tfm import block, head, initial, mask, mlp, norm, position, score, shapes, transformer
 
 # ------------------------------------------------------------------------------------------------ against the reference
 

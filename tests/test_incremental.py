@@ -125,9 +125,7 @@ def test_a_decoder_with_a_cache_equals_the_full_pass():
     )
     assert seen["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
     np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, 6:], 0)
-    logits_BW, cache = encoder_decoder.start(
-        params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int), room=N, **call
-    )
+    logits_BW, cache = encoder_decoder.start(params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int), room=N, **call)
     cases.close(logits_BW, full_BNW[:, 0], 1e-9)
     step = jax.jit(functools.partial(encoder_decoder.step, params, **call))
     for n in range(1, N):

@@ -39,7 +39,8 @@ def itself(
         kept = {"k_BHSK": k_BHSK, "v_BHSV": design.value.apply(params["value"], x_BND)}
     if cache is not None:
         kept = {name: write(cache[name], kept[name], n) for name in kept}
-    bias = design.relation.bias(params["relation"], shapes.check(params["value"]).get("H", 1))
+    H = max(q_BHNK.shape[1], shapes.check(params["value"]).get("H", 1))
+    bias = design.relation.bias(params["relation"], H)
     y_BND, A_BHNS = average(params["value"], q_BHNK, kept, design=design, mask=mask, n=n, bias=bias, D=x_BND.shape[-1])
     return y_BND, A_BHNS, kept
 
