@@ -1,0 +1,83 @@
+"""Small published models made here: every name and shape a file of each family has, and its config.json.
+
+Written from the state dicts of the transformers library, one layer's names in a string; numbers are random.
+"""
+
+import json
+import math
+
+import numpy as np
+
+from experiments.engine import safetensors
+
+M, D, H, K, F, W, N = 2, 21, 3, 7, 19, 23, 13
+GPT2 = f"""wte.weight {W} {D}|wpe.weight {N} {D}|ln_f.weight {D}|ln_f.bias {D}
+h.*.ln_1.weight {D}|h.*.ln_1.bias {D}|h.*.ln_2.weight {D}|h.*.ln_2.bias {D}
+h.*.attn.c_attn.weight {D} {3 * D}|h.*.attn.c_attn.bias {3 * D}|h.*.attn.c_proj.weight {D} {D}|h.*.attn.c_proj.bias {D}
+h.*.mlp.c_fc.weight {D} {F}|h.*.mlp.c_fc.bias {F}|h.*.mlp.c_proj.weight {F} {D}|h.*.mlp.c_proj.bias {D}"""
+_BERT = f"""attention.self.query.weight {D} {D}|attention.self.query.bias {D}|attention.self.key.weight {D} {D}
+attention.self.key.bias {D}|attention.self.value.weight {D} {D}|attention.self.value.bias {D}
+attention.output.dense.weight {D} {D}|attention.output.dense.bias {D}|attention.output.LayerNorm.weight {D}
+attention.output.LayerNorm.bias {D}|intermediate.dense.weight {F} {D}|intermediate.dense.bias {F}
+output.dense.weight {D} {F}|output.dense.bias {D}|output.LayerNorm.weight {D}|output.LayerNorm.bias {D}"""
+BERT = f"""embeddings.word_embeddings.weight {W} {D}|embeddings.position_embeddings.weight {N} {D}
+embeddings.token_type_embeddings.weight 2 {D}|embeddings.LayerNorm.weight {D}|embeddings.LayerNorm.bias {D}
+pooler.dense.weight {D} {D}|pooler.dense.bias {D}
+""" + "\n".join(f"encoder.layer.*.{line}" for line in _BERT.replace("|", "\n").splitlines())
+BERT_HEADS = f"""cls.predictions.bias {W}|cls.predictions.transform.dense.weight {D} {D}
+cls.predictions.transform.dense.bias {D}|cls.predictions.transform.LayerNorm.weight {D}
+cls.predictions.transform.LayerNorm.bias {D}|cls.seq_relationship.weight 2 {D}|cls.seq_relationship.bias 2"""
+_VIT = f"""attention.attention.query.weight {D} {D}|attention.attention.query.bias {D}
+attention.attention.key.weight {D} {D}|attention.attention.key.bias {D}|attention.attention.value.weight {D} {D}
+attention.attention.value.bias {D}|attention.output.dense.weight {D} {D}|attention.output.dense.bias {D}
+intermediate.dense.weight {F} {D}|intermediate.dense.bias {F}|output.dense.weight {D} {F}|output.dense.bias {D}
+layernorm_before.weight {D}|layernorm_before.bias {D}|layernorm_after.weight {D}|layernorm_after.bias {D}"""
+VIT = f"""embeddings.cls_token 1 1 {D}|embeddings.position_embeddings 1 7 {D}
+embeddings.patch_embeddings.projection.weight {D} 2 5 5|embeddings.patch_embeddings.projection.bias {D}
+layernorm.weight {D}|layernorm.bias {D}
+""" + "\n".join(f"encoder.layer.*.{line}" for line in _VIT.replace("|", "\n").splitlines())
+LLAMA_D, LLAMA_H, LLAMA_G, LLAMA_K = 18, 6, 2, 4
+_D, _Q, _G = LLAMA_D, LLAMA_H * LLAMA_K, LLAMA_G * LLAMA_K
+LLAMA = f"""embed_tokens.weight {W} {_D}|norm.weight {_D}
+layers.*.self_attn.q_proj.weight {_Q} {_D}|layers.*.self_attn.k_proj.weight {_G} {_D}
+layers.*.self_attn.v_proj.weight {_G} {_D}|layers.*.self_attn.o_proj.weight {_D} {_Q}
+layers.*.mlp.gate_proj.weight {F} {_D}|layers.*.mlp.up_proj.weight {F} {_D}|layers.*.mlp.down_proj.weight {_D} {F}
+layers.*.input_layernorm.weight {_D}|layers.*.post_attention_layernorm.weight {_D}"""
+
+CONFIGS = {
+    "gpt2": dict(n_layer=M, n_embd=D, n_head=H, n_inner=F, vocab_size=W, n_positions=N),
+    "bert": dict(num_hidden_layers=M, hidden_size=D, num_attention_heads=H, intermediate_size=F, vocab_size=W)
+    | dict(max_position_embeddings=N),
+    "vit": dict(num_hidden_layers=M, hidden_size=D, num_attention_heads=H, intermediate_size=F)
+    | dict(image_size=[15, 10], patch_size=5, num_channels=2, id2label={"0": "cat", "1": "dog", "2": "owl"}),
+    "llama": dict(num_hidden_layers=M, hidden_size=_D, num_attention_heads=LLAMA_H, intermediate_size=F, vocab_size=W)
+    | dict(num_key_value_heads=LLAMA_G, head_dim=LLAMA_K, max_position_embeddings=N, rope_theta=500000.0),
+}
+PREFIXES = {"gpt2": "transformer.", "bert": "bert.", "vit": "vit.", "llama": "model."}
+BODIES = {"gpt2": GPT2, "bert": BERT, "vit": VIT, "llama": LLAMA}
+HEADS = {"gpt2": "", "bert": BERT_HEADS, "vit": f"classifier.weight 3 {D}|classifier.bias 3"} | {
+    "llama": f"lm_head.weight {W} {_D}"
+}
+
+
+def tensors(family: str, *, prefix: str | None = None, layers: int = M) -> dict[str, np.ndarray]:
+    """Random tensors under the names of the files of `family`."""
+    rng, found = np.random.default_rng(7), {}
+    prefix = PREFIXES[family] if prefix is None else prefix
+    for beginning, text in ((prefix, BODIES[family]), ("", HEADS[family])):
+        for entry in filter(None, text.replace("|", "\n").splitlines()):
+            name, *shape = entry.split()
+            for m in range(layers if "*" in name else 1):
+                shape_ = [int(n) for n in shape]
+                array = rng.standard_normal(math.prod(shape_)).reshape(shape_)
+                found[beginning + name.replace("*", str(m))] = array.astype(np.float32)
+    return found
+
+
+def save(folder, family: str, arrays: dict[str, np.ndarray] | None = None, **changed):
+    """A folder with such a model, its config.json with these fields changed; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = tensors(family) if arrays is None else arrays
+    safetensors.write(folder / "model.safetensors", arrays, {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps({"model_type": family} | CONFIGS[family] | changed))
+    return folder
