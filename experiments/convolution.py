@@ -1,0 +1,206 @@
+"""Attention contains convolution (E28): a layer that knows positions only learns a convolution of real pixel rows.
+
+An image is a sequence of its pixel columns: token n holds the D pixels of column n, one per row (and channel). A
+depthwise convolution gives every row a kernel of its own, y_{d,n} = sum_h kernel_{h,d} x_{d,n+o_h} with one head h for
+each offset o_h. The layer is Y = sum_h V_h X A_h with all scores 0: A_h follows from the biases b_h(s - n) alone.
+Beyond the first and the last column the image goes on as it ends.
+"""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.engine import config, errors, job, train
+from experiments.engine.data import batches, images
+from tfm import attention, block, initial, loss, multihead, relation, score, value
+
+PARTS = {"score": score.constant, "relation": relation.relative, "value": value.full_rank}
+STEEP = 1000.0  # exp(-1000) is 0 in float32 and float64: a weight is 1 or 0
+COMPARED = 64  # held-out images that the constructed layer and numpy convolve
+SHOWN = 8
+
+
+def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+    """Train the layer on a random kernel's output; compare a constructed one, which needs no training, with numpy."""
+    devices = job.devices(settings)
+    t, H = settings.train, settings.model.H
+    data = images.load(settings.image.source, data_dir=settings.data_dir)
+    _, Y, X, Z = data.train_image_BYXZ.shape
+    config.at_least(1, {"model.H": H})
+    if H > X:
+        raise errors.UserError(f"a kernel of {H} pixels (model.H) does not fit into rows of {X} pixels")
+    kernel_HD = np.random.default_rng(settings.seed).standard_normal((H, Y * Z)) / np.sqrt(H)
+    mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
+    normal = {"mean_Z": mean_Z, "std_Z": std_Z}
+    fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, **normal)
+    fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
+    average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - mean_Z) / std_Z
+    average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
+
+    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
+        error, count = loss.squared_error(apply(params, batch["x_BND"])[0], batch["target_BND"], batch["weight_BN"])
+        guess_BND = jnp.broadcast_to(average_ND, batch["target_BND"].shape)
+        distance, _ = loss.squared_error(guess_BND, batch["target_BND"], batch["weight_BN"])
+        return {"loss": (error, count), "explained": (distance - error, distance)}
+
+    evaluation = batches.evaluation(examples(fetch_evaluation, kernel_HD), n=n_evaluation, batch=t.evaluate_batch)
+    task = train.Task(
+        init=functools.partial(init, H=H, K=settings.model.K, D=Y * Z, N=X),
+        measure=measure,
+        train=batches.train(examples(fetch, kernel_HD), n=n, batch=t.batch, seed=settings.seed),
+        evaluation=evaluation,
+        tokens_per_example=X,
+        baseline={"loss": baseline(evaluation, average_ND)},
+    )
+    job.run(settings, folder, task, devices, functools.partial(figures, settings, data, kernel_HD, evaluation))
+
+
+# ----------------------------------------------------------------------------------------------------------- the layer
+
+
+def init(key: jax.Array, *, H: int, K: int, D: int, N: int) -> dict:
+    """b_h(s - n) = 0 for all offsets, and random V_h: nothing is known of the kernel. No part has K features."""
+    sizes = {"score": {"D": D, "bias": False}, "relation": {"N": N}, "value": {"D": D, "M": 1, "bias": False}}
+    return {name: PARTS[name].init(initial.key(key, name), H=H, K=K, **sizes[name]) for name in PARTS}
+
+
+def constructed(kernel_HD: np.ndarray, *, N: int) -> dict:
+    """The parameters that are the convolution: b_h falls steeply on both sides of the offset, V_h = diag(kernel_h).
+
+    All of a query's weight is then on the key nearest to n + o_h: on that key, or at the ends on the first or last.
+    """
+    distance_HR = np.abs(np.arange(1 - N, N) - offsets(len(kernel_HD))[:, None])
+    V_HDD = np.stack([np.diag(kernel_D) for kernel_D in kernel_HD])
+    return {
+        "score": {},
+        "relation": {"b_HR": jnp.asarray(-STEEP * distance_HR, float)},
+        "value": {"V_HDD": jnp.asarray(V_HDD, float)},
+    }
+
+
+def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Y = sum_h V_h X A_h and the weights A_BHNS, which are the same for every image."""
+    rest = dict(norm=None, mlp=None, order=block.pre_norm)  # of a block; the attention alone needs none of them
+    design = block.Design(**PARTS, **rest, compute=attention.explicit, scale=score.SCALES["1"])
+    y_BND, A_BHNS, _ = multihead.itself(params, x_BND, design=design, mask=None)
+    return y_BND, A_BHNS
+
+
+def learned_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
+    """What the layer does with each offset o: kernel_HD, sum_h (V_h)_{d,d} A_{h,n,n+o}, averaged over n.
+
+    Over those n that have all their offsets within the sequence. A head may mix offsets if the values of the others
+    take apart again what it mixed, so no head's A alone says what was learned.
+    """
+    H, N = A_HNS.shape[:2]
+    n = np.arange(H // 2, N - (H - 1) // 2)
+    A_OH = np.array([A_HNS[:, n, n + o].mean(1) for o in offsets(H)])
+    return A_OH @ np.asarray(params["value"]["V_HDD"]).diagonal(axis1=1, axis2=2)
+
+
+# ----------------------------------------------------------------------------------------------------- the convolution
+
+
+def offsets(H: int) -> np.ndarray:
+    """o_h = s - n, as centred as an even number of them can be: -2 ... 2 for five heads."""
+    return np.arange(H) - H // 2
+
+
+def columns(image_BYXZ: np.ndarray) -> np.ndarray:
+    """x_BND: token n is pixel column n, its features are the pixels of that column."""
+    B, Y, X, Z = image_BYXZ.shape
+    return image_BYXZ.swapaxes(1, 2).reshape(B, X, Y * Z)
+
+
+def continued(x_BND: np.ndarray, H: int) -> np.ndarray:
+    """The sequences with their first and last token repeated as often as the farthest offsets need."""
+    return np.pad(x_BND, [(0, 0), (H // 2, (H - 1) // 2), (0, 0)], mode="edge")
+
+
+def convolved(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
+    """y_{n,d} = sum_h kernel_{h,d} x_{n+o_h,d}, float32: what the layer is asked for."""
+    x_BNDH = np.lib.stride_tricks.sliding_window_view(continued(x_BND, len(kernel_HD)), len(kernel_HD), axis=1)
+    return np.einsum("bndh,hd->bnd", x_BNDH, kernel_HD).astype(np.float32)
+
+
+def convolved_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
+    """The same with numpy.convolve in float64, row by row; its kernels run backwards."""
+    long_BND = continued(x_BND.astype(np.float64), len(kernel_HD))
+    rows = [
+        [np.convolve(row_N, kernel_H[::-1], "valid") for row_N, kernel_H in zip(x_ND.T, kernel_HD.T, strict=True)]
+        for x_ND in long_BND
+    ]
+    return np.array(rows).swapaxes(1, 2)
+
+
+def examples(fetch: batches.Fetch, kernel_HD: np.ndarray) -> batches.Fetch:
+    """Tokens x_BND, their convolution target_BND, and weight_BN, which is 1."""
+
+    def fetch_convolved(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        x_BND = columns(fetch(index_B, rng)["image_BYXZ"])
+        weight_BN = np.ones(x_BND.shape[:2], np.float32)
+        return {"x_BND": x_BND, "target_BND": convolved(x_BND, kernel_HD), "weight_BN": weight_BN}
+
+    return fetch_convolved
+
+
+def baseline(evaluation: Any, average_ND: np.ndarray) -> float:
+    """The loss of answering the convolved average training image, whatever is seen."""
+    error = count = 0.0
+    for i in range(len(evaluation)):
+        weight_BN1 = evaluation[i]["weight_BN"][..., None]
+        error += float(np.sum(weight_BN1 * (evaluation[i]["target_BND"] - average_ND) ** 2, dtype=np.float64))
+        count += float(weight_BN1.sum()) * average_ND.shape[-1]
+    return error / count
+
+
+# -------------------------------------------------------------------------------------------------------- what is shown
+
+
+def figures(
+    settings, data: images.Images, kernel_HD: np.ndarray, evaluation: Any, params: Any, folder: pathlib.Path, rows
+) -> tuple[list[pathlib.Path], dict[str, float]]:
+    """Loss curves; kernels and weights, learned and constructed; images, and what the layers and numpy make of them.
+
+    Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the true.
+    """
+    from experiments.engine import convolution_figure as draw  # matplotlib, only where something is drawn
+
+    files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "convolution", "images")}
+    job.loss_figure(files["loss"], rows, unit="squared error", title=f"{settings.experiment}: {data.name}")
+    x_BND = evaluation[0]["x_BND"][:COMPARED]
+    true_BND = convolved_by_numpy(x_BND, kernel_HD)
+    with jax.default_matmul_precision("highest"):  # some accelerators round the factors of a product otherwise
+        built_BND, built_BHNS = jax.jit(apply)(constructed(kernel_HD, N=x_BND.shape[1]), x_BND)
+    learned_BND, A_BHNS = jax.jit(apply)(params, x_BND)
+    learned_HD = learned_kernel(params, np.asarray(A_BHNS[0]))
+    numbers = {
+        "constructed/largest_difference": float(np.abs(built_BND - true_BND).max()),
+        "constructed/largest_value": float(np.abs(true_BND).max()),
+        "learned/largest_kernel_error": float(np.abs(learned_HD - kernel_HD).max()),
+    }
+    print(
+        "  constructed, not learned: attention differs from numpy.convolve by at most"
+        f" {numbers['constructed/largest_difference']:.1e} (values up to {numbers['constructed/largest_value']:.1f})\n"
+        f"  learned: the kernel is met to {numbers['learned/largest_kernel_error']:.1e} (its largest entry is"
+        f" {np.abs(kernel_HD).max():.1f})"
+    )
+    draw.kernels_and_weights(
+        files["convolution"],
+        kernel_HD=kernel_HD,
+        learned_HD=learned_HD,
+        offsets=offsets(len(kernel_HD)),
+        learned_HNS=np.asarray(A_BHNS[0]),
+        constructed_HNS=np.asarray(built_BHNS[0]),
+        difference=numbers["constructed/largest_difference"],
+    )
+    Y, Z = data.evaluation_image_BYXZ.shape[1], data.evaluation_image_BYXZ.shape[3]
+    shown = {"input": x_BND, "numpy.convolve": true_BND, "learned": learned_BND, "constructed": built_BND}
+    pictures = {name: np.asarray(x[:SHOWN]).swapaxes(1, 2) for name, x in shown.items()}
+    first = {name: x_BDN.reshape(len(x_BDN), Y, Z, -1).mean(2) for name, x_BDN in pictures.items()}
+    draw.rows_of_images(files["images"], first, title=f"{data.name}: held-out images, each pixel row convolved")
+    return list(files.values()), numbers
