@@ -2,20 +2,47 @@
 
 Letters (every array's name ends in its axes; tokens are rows, while Turner and Prince write them as columns):
 B sequences, N query positions, S key positions, T = B * N rows, D features, H heads, K query/key features of a head,
-F hidden units of the MLP, M layers, W vocabulary, C classes, P pixels of a patch, Y X Z rows, columns and channels of
-an image.
+V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
+patch, R offsets (or buckets of offsets) between two tokens, Y X Z rows, columns and channels of an image.
 
-| paper                                   | here                         | file           | rows of the mathematics |
-|-----------------------------------------|------------------------------|----------------|-------------------------|
-| x_i E; W vec(patch)                     | E_WD; W_DP                   | embed.py       | E1, E2, E25 (class)     |
-| p_n                                     | P_ND                         | position.py    | E21 (added)             |
-| q_n = U_q x_n, k_n = U_k x_n (Omega_q)  | Uq_HKD, Uk_HKD, bq_HK, bk_HK | score.py       | E4-E7, E11              |
-| A_{n',n} (columns sum to one)           | A_BHNS (rows sum to one)     | attention.py   | E3, E22                 |
-| A_{n,n'} = 0 for n > n'                 | s <= n                       | mask.py        | E22                     |
-| V_h = U_h U_{v,h} (Omega_v, Omega_c, O) | Uo_HDK, Uv_HKD, bv_HK, bo_D  | value.py       | E9, E11                 |
-| W_1, b_1, W_2, b_2                      | W1_FD, b1_F, W2_DF, b2_D     | mlp.py         | E12                     |
-| gamma, beta                             | gain_D, shift_D              | norm.py        | E14-E16                 |
-| X + MHSA(LN(X)), LN(X + MHSA(X))        | pre_norm, post_norm          | block.py       | E13, E18, E19           |
-| X^(m), m = 1..M                         | stack                        | transformer.py | E20                     |
-| g_w; class logits                       | G_WD; G_CD, b_C              | head.py        | E24, E25, E27           |
+| id  | paper                                     | here                               | file               |
+|-----|-------------------------------------------|------------------------------------|--------------------|
+| E1  | X_i = x_i E                               | E_WD (segments: S_JD)              | embed.py           |
+| E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join               | embed.py           |
+| E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one            | attention.py       |
+| E4  | A ~ exp(x_n'^T x_n)                       | none                               | score.py           |
+| E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                  | score.py           |
+| E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD         | score.py           |
+| E7  | scale of the logits                       | SCALES                             | score.py           |
+| E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity         | value.py           |
+| E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD           | value.py           |
+| E10 | Omega_c [Sa_1; ...; Sa_H]                 | the sum over heads as one product  | value.py           |
+| E11 | beta_q 1^T + Omega_q X, ...               | bq_HK, bk_HK, bv_HK, bo_D          | score.py, value.py |
+| E12 | W_1, W_2; one or two hidden layers; gated | W1_FD, Wh_FF, Wg_FD, W2_DF, b...   | mlp.py             |
+| E13 | x + res(x)                                | the stages of `apply`; dropout     | block.py           |
+| E14 | (x - mean)/sqrt(var) gamma + beta         | token: gain_D, shift_D; rms        | norm.py            |
+| E15 | ... without gamma, beta                   | token_plain                        | norm.py            |
+| E16 | ... with eps inside the root              | eps                                | norm.py            |
+| E17 | over batch and sequence; over sequence    | batch: mean_D, var_D; instance     | norm.py            |
+| E18 | X + MHSA(LN(X)); Y + MLP(LN(Y))           | pre_norm                           | block.py           |
+| E19 | LN(X + MHSA(X)); LN(X + MLP(X))           | post_norm                          | block.py           |
+| E20 | X^(m) = block(X^(m-1))                    | stack                              | transformer.py     |
+| E21 | positions added or concatenated           | P_ND; Wx_DD, Wp_DD                 | position.py        |
+|     | relative, inside the attention            | rotary, b_HR, buckets, alibi       | relation.py        |
+| E22 | A_{n,n'} = 0 for n > n'                   | causal: s <= n; padding, prefix,   | mask.py            |
+|     |                                           | window, both, either               |                    |
+| E23 | X^(n) = first n columns of X^(n+1)        | start, step: k_BHSK, v_BHSV kept   | incremental.py     |
+| E24 | p(w_n = w) = softmax(g_w^T x_{n-1})       | next_word: G_WD, b_W               | head.py            |
+|     | drawing words; beams                      | generate, search                   | decode.py, beam.py |
+| E25 | pooled; class token                       | G_CD, b_C; c_D                     | head.py, embed.py  |
+| E26 | sequence to sequence                      | Uq_HKD ... under *_cross           | encoder_decoder.py |
+|     | image to image                            | h_D; W_PD, b_P                     | embed.py, head.py  |
+| E27 | hidden words                              | masked_word; transform: W_DD       | head.py            |
+| E28 | A_{n',n} = a(n' - n)                      | constant; relative: b_HR           | score.py,          |
+|     |                                           |                                    | relation.py        |
+| E29 | cost                                      | the same weights in blocks         | blockwise.py       |
+| E30 | training                                  | experiments/engine/optim.py        |                    |
+
+Heads side by side are in multihead.py; sampling.py has temperature, top-k and top-p; fused.py calls the backend's own
+kernels; shield.py keeps NaN behind the mask; loss.py has sums and counts.
 """
