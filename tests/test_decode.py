@@ -205,7 +205,7 @@ def test_a_text_made_in_pieces_is_the_text_made_at_once(size, stop):
     state = begin(PROMPTS_BN, LENGTH_B, key, steps=STEPS, **settings)
     np.testing.assert_array_equal(state.length_B, LENGTH_B + 1)
     count = 0
-    while not state.done_B.all():
+    while not state.done_B.all() and count < STEPS:
         state, count = more(state, steps=size, **settings), count + 1
     words, length_B = compiled()[0](key, stop=stop, **CHANCES["all"])
     np.testing.assert_array_equal(state.w_BN, words)

@@ -56,7 +56,7 @@ def _patches_init(key: jax.Array, *, P: int, D: int) -> dict:
 
 def _patches(params: dict, v_BNP: jax.Array) -> jax.Array:
     """x_n = W vec(patch_n) + b (E2, seed 003)."""
-    return linear.rows(v_BNP, params["W_DP"], params["b_D"])
+    return linear.rows(v_BNP.astype(params["W_DP"].dtype), params["W_DP"], params["b_D"])
 
 
 def _masked_patches_init(key: jax.Array, *, P: int, D: int) -> dict:
