@@ -119,6 +119,7 @@ def build(
     tied_output: bool = False,
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. Raises UserError for a wrong name or size."""
+    config.at_least(0, {"model.window": m.window})
     parts = {"design": design(m), "position": config.choose("position", m.position, config.candidates(position))}
     init = functools.partial(
         transformer.init,
@@ -223,7 +224,6 @@ def design(m: config.Settings) -> block.Design:
 
 def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
     """The mask of an experiment, and beside it the sliding window that the config asks for (model.window; 0: none)."""
-    config.at_least(0, {"model.window": m.window})
     if not m.window:
         return who
     near = mask.window(m.window)

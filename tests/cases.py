@@ -63,8 +63,8 @@ def design(**parts) -> block.Design:
 
 
 class Model(NamedTuple):
-    """`init(key) -> params`, `apply(params, inputs, mask=..., **) -> logits` (with maps: and A_MBHNS), and the arguments
-    of transformer.apply that make it."""
+    """`init(key) -> params`, `apply(params, inputs, mask=..., **) -> logits` (with maps: and A_MBHNS), and the other
+    arguments of transformer.apply."""
 
     init: Callable
     apply: Callable

@@ -1,0 +1,25 @@
+"""BERT's blocks on hidden bytes: post-norm, a norm after the embedding, one more layer before a tied output matrix.
+
+python launch.py --config configs/bert.py
+
+RESULT
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "language"
+    config.model.block = "post_norm"
+    config.model.final_norm = False
+    config.model.embed_norm = True
+    config.model.eps = 1e-12
+    config.model.segments = 2
+    config.text.source = "docstrings"
+    config.text.objective = "masked"
+    config.text.tied_output = True
+    config.text.transform = True
+    config.train.steps = 1000
+    config.train.batch = 24
+    return config

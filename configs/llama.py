@@ -1,0 +1,24 @@
+"""Llama's blocks on bytes: RMS norm, rotary positions, gated MLP, no biases (E14 without mean, E21 in the attention).
+
+python launch.py --config configs/llama.py
+
+RESULT
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "language"
+    config.model.norm = "rms"
+    config.model.mlp = "swiglu"
+    config.model.F = 344
+    config.model.position = "none"
+    config.model.relation = "rotary"
+    config.model.bias = False
+    config.text.source = "docstrings"
+    config.optim.learning_rate = 2e-3
+    config.train.steps = 600
+    config.train.batch = 24
+    return config

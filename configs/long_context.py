@@ -1,0 +1,27 @@
+"""Windows of 2,048 bytes: attention without its N x N weights, to the last 256 only, with ALiBi instead of positions.
+
+python launch.py --config configs/long_context.py
+
+RESULT
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "language"
+    config.model.M = 2
+    config.model.position = "none"
+    config.model.relation = "alibi"
+    config.model.window = 256
+    config.model.attention = "blockwise"
+    config.model.remat = True
+    config.text.source = "docstrings"
+    config.text.N = 2048
+    config.train.steps = 100
+    config.train.batch = 2
+    config.train.evaluate_batch = 8
+    config.optim.warmup_steps = 20
+    config.optim.learning_rate = 3e-3
+    return config

@@ -1,0 +1,18 @@
+"""Three quarters of the patches of handwritten digits (8 x 8 pixels) hidden, and their pixels predicted.
+
+python launch.py --config configs/masked_image.py
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "masked_image"
+    config.model.M = 3
+    config.model.D = 64
+    config.optim.learning_rate = 2e-3
+    config.train.steps = 3000
+    config.train.evaluate_every = 1000
+    config.train.save_every = 1000
+    return config

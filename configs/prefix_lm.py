@@ -1,0 +1,26 @@
+"""32 bytes are read in both directions, the next 32 are predicted; T5's relative buckets, tied output, dropout.
+
+python launch.py --config configs/prefix_lm.py
+
+RESULT
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "language"
+    config.model.position = "none"
+    config.model.relation = "buckets"
+    config.model.dropout = 0.05
+    config.text.source = "docstrings"
+    config.text.objective = "prefix"
+    config.text.prefix = 32
+    config.text.tied_output = True
+    config.optim.learning_rate = 2e-3
+    config.train.steps = 600
+    config.train.batch = 24
+    config.sample.prompt = "Return the number of "
+    config.sample.length = 40
+    return config

@@ -1,0 +1,22 @@
+"""Turner's equations before the usual economies: symmetric weights (E5) and full-rank values, V_h of D x D (E8).
+
+python launch.py --config configs/turner.py
+
+RESULT
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "language"
+    config.model.score = "tied"
+    config.model.value = "full_rank"
+    config.model.mlp = "relu"
+    config.model.bias = False
+    config.text.source = "docstrings"
+    config.optim.learning_rate = 2e-3
+    config.train.steps = 600
+    config.train.batch = 24
+    return config

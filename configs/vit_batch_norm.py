@@ -1,0 +1,21 @@
+"""Digits once more: batch norm with running statistics (E17), positions concatenated (E21), MLPs of two hidden layers.
+
+python launch.py --config configs/vit_batch_norm.py
+
+RESULT
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "vision"
+    config.model.M = 2
+    config.model.D = 64
+    config.model.norm = "batch"
+    config.model.mlp = "two_hidden_relu"
+    config.model.position = "learned_concatenated"
+    config.image.shift = 0.5
+    config.train.steps = 400
+    return config

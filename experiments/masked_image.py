@@ -1,0 +1,135 @@
+"""Image to image: most patches are hidden, and their pixels are predicted from the others (E26)."""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import model as models
+from experiments.engine import config, errors, job, train
+from experiments.engine.data import batches, hidden, images
+from tfm import embed, head, loss
+
+
+def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+    """Train and evaluate what the config says, and show what is made of held-out images with hidden patches."""
+    devices = job.devices(settings)
+    size = settings.image.patch
+    data = images.load(settings.image.source, data_dir=settings.data_dir)
+    mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
+    normal = {"mean_Z": mean_Z, "std_Z": std_Z}
+    average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32) - mean_Z) / std_Z
+    N, P = patches(settings, data)
+    training, evaluation = parts(settings, data, normal, N=N)
+    model, mask = build(settings, N=N, P=P), models.masked(settings.model, None)
+
+    def predict(params: Any, batch: dict, **options: Any) -> Any:
+        inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=size), "hidden_BN": batch["hidden_BN"]}
+        return model.apply(params, inputs, mask=mask, **options)
+
+    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
+        prediction_BNP, seen = predict(params, batch, key_B=key_B)
+        return measures(prediction_BNP, batch, average_YXZ, size=size) | train.running(seen)
+
+    task = train.Task(
+        init=model.init,
+        measure=measure,
+        train=training,
+        evaluation=evaluation,
+        tokens_per_example=N,
+        baseline={"loss": baseline(evaluation, average_YXZ, size=size)},
+    )
+    job.run(settings, folder, task, devices, functools.partial(figures, settings, data, normal, task, predict))
+
+
+def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:
+    """Batches of normalised images with hidden patches: of the training part, and of the one held out."""
+    t, hide = settings.train, functools.partial(hidden.examples, N=N, share=settings.image.hide)
+    fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
+    fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
+    return (
+        batches.train(hide(fetch), n=n, batch=t.batch, seed=settings.seed),
+        batches.evaluation(hide(fetch_evaluation), n=n_evaluation, batch=t.evaluate_batch),
+    )
+
+
+def patches(settings: config.Settings, data: images.Images) -> tuple[int, int]:
+    """(N, P): the patches of an image, and the values of one. Raises UserError for a patch that does not divide it."""
+    _, Y, X, Z = data.train_image_BYXZ.shape
+    size = settings.image.patch
+    if size < 1 or Y % size or X % size:
+        raise errors.UserError(
+            f"images of {Y} x {X} pixels do not divide into patches of {size} x {size} (image.patch)"
+        )
+    return (Y // size) * (X // size), size * size * Z
+
+
+def build(settings: config.Settings, *, N: int, P: int) -> models.Model:
+    """The transformer from patches, some of them hidden, to the pixels of all of them."""
+    return models.build(
+        settings.model,
+        embed_init=functools.partial(embed.masked_patches.init, P=P),
+        embed_apply=embed.masked_patches.apply,
+        head_init=functools.partial(head.pixels.init, P=P),
+        head_apply=head.pixels.apply,
+        N=N,
+    )
+
+
+def measures(prediction_BNP: Any, batch: dict, average_YXZ: np.ndarray, *, size: int) -> train.Ratios:
+    """The squared error per hidden pixel, and the share it explains of the squared distance from the average image."""
+    target_BNP = embed.cut(batch["image_BYXZ"], size=size)
+    average_BNP = jnp.broadcast_to(embed.cut(average_YXZ[None], size=size), target_BNP.shape)
+    error, pixels = loss.squared_error(prediction_BNP, target_BNP, batch["weight_BN"])
+    distance, _ = loss.squared_error(average_BNP, target_BNP, batch["weight_BN"])
+    return {"loss": (error, pixels), "explained": (distance - error, distance)}
+
+
+def baseline(evaluation: Any, average_YXZ: np.ndarray, *, size: int) -> float:
+    """The loss, on what the evaluation asks for, of predicting the average training image whatever is seen."""
+    average_NP = embed.cut(average_YXZ[None], size=size)[0]
+    error = pixels = 0.0
+    for i in range(len(evaluation)):
+        weight_BN = evaluation[i]["weight_BN"]
+        difference_BNP = embed.cut(evaluation[i]["image_BYXZ"], size=size) - average_NP
+        error += float(np.sum(weight_BN[..., None] * difference_BNP**2, dtype=np.float64))
+        pixels += float(weight_BN.sum()) * difference_BNP.shape[-1]
+    return error / pixels
+
+
+def figures(
+    settings, data: images.Images, normal: dict, task: train.Task, predict, params, folder: pathlib.Path, rows: list
+):
+    """Loss curves; what the first held-out images were, looked like and became; where the tokens of one attend."""
+    from experiments.engine import figures as draw  # matplotlib, only where something is drawn
+    from experiments.engine import image_figures
+
+    size, image_BYXZ = settings.image.patch, data.evaluation_image_BYXZ[: image_figures.MOST_IMAGES]
+    B, Y, X, _ = image_BYXZ.shape
+    batch = {name: array[:B] for name, array in task.evaluation[0].items()}
+    v_BNP, seen = jax.jit(functools.partial(predict, maps=True))(params, batch)
+    prediction_BYXZ = np.asarray(embed.join(v_BNP, Y=Y, X=X, size=size)) * normal["std_Z"] + normal["mean_Z"]
+    explained = [row["eval/explained"] for row in rows if row.get("eval/explained") is not None][-1]
+    files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "prediction", "attention")}
+    unit = "squared error of a hidden pixel (pixels have variance 1)"
+    job.loss_figure(files["loss"], rows, unit=unit, title=f"{settings.experiment}: {data.name}")
+    image_figures.hidden_patches(
+        files["prediction"],
+        image_BYXZ=image_BYXZ,
+        prediction_BYXZ=prediction_BYXZ,
+        hidden_BN=batch["hidden_BN"],
+        size=size,
+        title=f"held-out images, {int(batch['hidden_BN'][0].sum())} of {v_BNP.shape[1]} patches hidden:"
+        f" the prediction explains {100 * explained:.0f} % of the hidden pixels' variance",
+    )
+    draw.attention_maps(
+        files["attention"],
+        image_YXZ=image_figures.seen(image_BYXZ[:1], batch["hidden_BN"][:1], size=size)[0],
+        A_MHNS=np.asarray(seen["A_MBHNS"])[:, 0],
+        grid=(Y // size, X // size),
+        class_token=False,
+    )
+    return list(files.values())
