@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, job, train
+from experiments.engine import config, job, train
 from experiments.engine.data import batches, hidden, images
 from tfm import embed, head, loss
 
@@ -22,7 +22,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32) - mean_Z) / std_Z
-    N, P = patches(settings, data)
+    N, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=size)
     training, evaluation = parts(settings, data, normal, N=N)
     model, mask = build(settings, N=N, P=P), models.masked(settings.model, None)
 
@@ -54,17 +54,6 @@ def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: in
         batches.train(hide(fetch), n=n, batch=t.batch, seed=settings.seed),
         batches.evaluation(hide(fetch_evaluation), n=n_evaluation, batch=t.evaluate_batch),
     )
-
-
-def patches(settings: config.Settings, data: images.Images) -> tuple[int, int]:
-    """(N, P): the patches of an image, and the values of one. Raises UserError for a patch that does not divide it."""
-    _, Y, X, Z = data.train_image_BYXZ.shape
-    size = settings.image.patch
-    if size < 1 or Y % size or X % size:
-        raise errors.UserError(
-            f"images of {Y} x {X} pixels do not divide into patches of {size} x {size} (image.patch)"
-        )
-    return (Y // size) * (X // size), size * size * Z
 
 
 def build(settings: config.Settings, *, N: int, P: int) -> models.Model:

@@ -86,20 +86,26 @@ def with_transform(head_init: Callable, norm: Any, key: Any, *, D: int) -> dict:
 
 def vision(m: config.Settings, *, answer: str, Y: int, X: int, Z: int, patch: int, C: int) -> Model:
     """A model of images of Y x X pixels and Z channels. Raises UserError for a patch that does not divide them."""
-    if patch < 1 or Y % patch or X % patch:
-        raise errors.UserError(
-            f"images of {Y} x {X} pixels do not divide into patches of {patch} x {patch} (image.patch)"
-        )
+    _, P = patches(Y, X, Z, patch=patch)
     chosen = config.choose("head", answer, CLASS_HEADS)
     return build(
         m,
-        embed_init=functools.partial(embed.patches.init, P=patch * patch * Z),
+        embed_init=functools.partial(embed.patches.init, P=P),
         embed_apply=embed.patches.apply,
         head_init=functools.partial(chosen.init, C=C),
         head_apply=chosen.apply,
         N=image_tokens(Y, X, patch=patch, answer=answer),
         class_token=answer == "class_token",
     )
+
+
+def patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
+    """(N, P): the patches of an image, and the values of one. Raises UserError for a patch that does not divide it."""
+    if patch < 1 or Y % patch or X % patch:
+        raise errors.UserError(
+            f"images of {Y} x {X} pixels do not divide into patches of {patch} x {patch} (image.patch)"
+        )
+    return (Y // patch) * (X // patch), patch * patch * Z
 
 
 def image_tokens(Y: int, X: int, *, patch: int, answer: str) -> int:

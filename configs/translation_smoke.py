@@ -1,0 +1,19 @@
+"""A few steps of everything that translation does, on a tenth of the pairs.
+
+python launch.py --config configs/translation_smoke.py
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "translation"
+    config.pairs.share = 0.1
+    config.pairs.vocabulary = 1024
+    config.pairs.score_sentences = 64
+    config.model.M = 1
+    config.model.D = 32
+    config.optim.warmup_steps = 10
+    config.train.steps = 100
+    return config

@@ -1,0 +1,33 @@
+"""How near translations come to those that people wrote. Needs the extra `[text]`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.engine import errors
+
+
+def scores(found: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
+    """chrF (Popovic 2015: 2-fold weighted recall, 6-grams of characters) and BLEU (Papineni et al. 2002), 0 .. 100.
+
+    Both over all sentences together, by sacrebleu's defaults; a sentence may have several references.
+
+    Raises:
+      UserError: no `sacrebleu`.
+      ValueError: no sentence, another number of references than of sentences, or a sentence without a reference.
+    """
+    if not found or len(found) != len(references) or not all(references):
+        raise ValueError(f"{len(found)} sentences need as many lists of references, none of them empty")
+    most = max(map(len, references))
+    # The library wants one list of sentences per translator, None where he has none.
+    translators = [[some[i] if i < len(some) else None for some in references] for i in range(most)]
+    return {name: metric.corpus_score(list(found), translators).score for name, metric in metrics().items()}
+
+
+def metrics() -> dict[str, Any]:
+    """The metrics by name. Raises UserError where `sacrebleu` is missing."""
+    try:
+        from sacrebleu import metrics as found  # an extra: only here, where it is needed
+    except ImportError as error:
+        raise errors.UserError('chrF and BLEU need the library sacrebleu: pip install -e ".[text]"') from error
+    # force: text that is not tokenised may end in " ."; without it, 100 such sentences print a warning
+    return {"chrf": found.CHRF(), "bleu": found.BLEU(force=True)}

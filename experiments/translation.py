@@ -1,0 +1,190 @@
+"""Sequence to sequence: a sentence of one language into one of another, learned from pairs (E26)."""
+
+import functools
+import hashlib
+import pathlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import model as models
+from experiments.engine import config, errors, job, train, translation_score, workdir
+from experiments.engine.data import batches, pairs, parallel, subwords
+from tfm import beam, decode, loss
+
+SHOWN = 12  # translations in sample.txt
+
+
+class Corpus(NamedTuple):
+    """Sentence pairs as ids, and the held-out sentences that are translated, each with all its translations."""
+
+    name: str
+    subwords: subwords.Subwords
+    train: parallel.Rows
+    evaluation: parallel.Rows
+    sources: list[str]
+    references: list[list[str]]
+
+
+def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+    """Train and evaluate what the config says; translate held-out sentences, greedily and with beam search."""
+    devices = job.devices(settings)
+    translation_score.metrics()  # a missing library is said before the training, not after it
+    corpus = read(settings)
+    p, t, W = settings.pairs, settings.train, corpus.subwords.size
+    model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=p.tied_output)
+
+    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
+        inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
+        logits_BNW, seen = model.apply(params, *inputs, key_B=key_B)
+        answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
+        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | train.running(seen)
+
+    (fetch, n), (fetch_evaluation, n_evaluation) = map(parallel.examples, (corpus.train, corpus.evaluation))
+    task = train.Task(
+        init=model.init,
+        measure=measure,
+        train=batches.train(fetch, n=n, batch=t.batch, seed=settings.seed),
+        evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
+        tokens_per_example=2 * p.N,
+        baseline={"accuracy": most_frequent(corpus)},
+    )
+    translate = translator(settings, corpus, model)
+    job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, model, translate))
+
+
+def read(settings: config.Settings) -> Corpus:
+    """The pairs of the config; subwords come from the training part. Says how many pairs are longer than pairs.N."""
+    p = settings.pairs
+    config.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
+    config.at_least(1, {"pairs.score_sentences": p.score_sentences})
+    loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share)
+    made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
+    rows = [parallel.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
+    counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
+    print(f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}")
+    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, p.score_sentences))
+
+
+def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:
+    """n of the source sentences (or all) and the translations of each, whatever their order in the file."""
+    found: dict[str, list[str]] = {}
+    for source, target in held_out:
+        found.setdefault(source, []).append(target)
+    sources = sorted(found, key=lambda source: hashlib.sha256(source.encode()).digest())[:n]
+    return sources, [found[source] for source in sources]
+
+
+def most_frequent(corpus: Corpus) -> float:
+    """The accuracy, on the held-out pairs, of always answering the most frequent token of the training targets."""
+    count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=corpus.subwords.size)
+    count_W[subwords.PAD] = 0
+    target_BN = corpus.evaluation.target_BN
+    return float(np.sum(target_BN == count_W.argmax()) / np.sum(target_BN != subwords.PAD))
+
+
+def translator(settings: config.Settings, corpus: Corpus, model: models.Seq2Seq) -> Callable:
+    """(params, sentences) -> {'greedy': translations, 'beam': translations}; of a sentence that is too long: ''."""
+    p, batch = settings.pairs, settings.train.evaluate_batch
+    config.at_least(1, {"pairs.beam": p.beam})
+    config.at_least(0, {"pairs.length_penalty": p.length_penalty})
+    if p.beam > corpus.subwords.size:
+        raise errors.UserError(f"pairs.beam = {p.beam} is larger than the vocabulary, {corpus.subwords.size} subwords")
+
+    @jax.jit
+    def decoded(params: Any, source_BS: jax.Array, valid_BS: jax.Array) -> dict[str, jax.Array]:
+        B = len(source_BS)
+        begin = jnp.full((B, 1), subwords.BOS, jnp.int32), jnp.ones(B, jnp.int32)
+        start = functools.partial(model.start, params, source_BS, valid_BS, room=p.N)
+        search = functools.partial(model.step, params)
+        how = {"steps": p.N, "stop": (subwords.EOS,)}
+        w_BN, _ = decode.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)
+        if p.beam == 1:
+            return {"greedy": w_BN}
+        w_BQN, _ = beam.search(start, search, *begin, beam=p.beam, length_penalty=p.length_penalty, **how)
+        return {"greedy": w_BN, "beam": w_BQN[:, 0]}
+
+    def translate(params: Any, sentences: list[str]) -> dict[str, list[str]]:
+        source_BS, fits_B = parallel.padded(corpus.subwords, sentences, N=p.N)
+        found: dict[str, list[str]] = {}
+        for first in range(0, len(sentences), batch):
+            index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)
+            some = jax.device_get(decoded(params, source_BS[index_B], source_BS[index_B] != subwords.PAD))
+            for way in sorted(some, reverse=True):  # greedy comes first
+                found.setdefault(way, []).extend(map(corpus.subwords.decode, some[way]))
+        ways = {way: zip(some, fits_B, strict=False) for way, some in found.items()}  # behind the last, it comes again
+        return {way: [words if fits else "" for words, fits in some] for way, some in ways.items()}
+
+    return translate
+
+
+def score(found: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
+    """chrF and BLEU of each way of decoding, and of a guess that ignores the source: the translation of another one."""
+    another = [some[0] for some in references[1:] + references[:1]]
+    every = {f"eval/{{}}_{way}": translations for way, translations in found.items()} | {"baseline/{}": another}
+    return {
+        name.format(metric): value
+        for name, translations in every.items()
+        for metric, value in translation_score.scores(translations, references).items()
+    }
+
+
+def table(corpus: Corpus, found: dict[str, list[str]]) -> str:
+    """Source, what people made of it, and what each way of decoding makes of it, for the first sentences."""
+    lines = []
+    for i, (source, truth) in enumerate(zip(corpus.sources[:SHOWN], corpus.references, strict=False)):
+        lines += [f"source: {source}", f"truth:  {' / '.join(truth)}"]
+        lines += [f"{way + ':':<7} {translations[i]}" for way, translations in found.items()] + [""]
+    return "\n".join(lines).rstrip("\n")
+
+
+def figures(
+    settings: config.Settings,
+    corpus: Corpus,
+    model: models.Seq2Seq,
+    translate: Callable,
+    params: Any,
+    folder: pathlib.Path,
+    rows: list[dict],
+) -> tuple[list[pathlib.Path], dict[str, float]]:
+    """Loss curves, cross-attention of one sentence, a table of translations, the subwords; and the scores."""
+    files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "cross_attention")}
+    job.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
+    found = translate(params, corpus.sources)
+    look(files["cross_attention"], settings, corpus, model, params, found["greedy"])
+    _, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=settings.pairs.N)
+    words, saved = folder / "sample.txt", folder / "tokenizer.json"
+    words.write_text(table(corpus, found) + "\n", encoding="utf-8")
+    workdir.write_json(saved, corpus.subwords.to_json())
+    print(
+        f"\n{table(corpus, found)}\n\n  chrF and BLEU of {len(fits_B):,} held-out sentences, {int(np.sum(~fits_B)):,}"
+    )
+    print(f"  of them longer than {settings.pairs.N} tokens, which count as translated by nothing")
+    return [*files.values(), words, saved], score(found, corpus.references)
+
+
+def look(
+    file: pathlib.Path, settings: config.Settings, corpus: Corpus, model: Any, params: Any, found: list[str]
+) -> None:
+    """Draw the cross-attention while a sentence is translated: the first whose sides fit and that has enough words."""
+    from experiments.engine import translation_figures  # matplotlib, only where something is drawn
+
+    N = settings.pairs.N
+    source_BS, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=N)
+    target_BN, whole_B = parallel.padded(corpus.subwords, found, N=N)
+    length_B = np.sum(source_BS != subwords.PAD, axis=1) * (fits_B & whole_B)
+    b = int(np.argmax(length_B >= min(8, length_B.max())))
+    batch = parallel.examples(parallel.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
+    inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
+    _, seen = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
+    source, target = (names(corpus, row) for row in (source_BS[b], target_BN[b]))
+    A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(target), : len(source)]
+    translation_figures.cross_attention(file, A_MHNS=A_MHNS, source=source, target=target)
+
+
+def names(corpus: Corpus, id_N: np.ndarray) -> list[str]:
+    """The tokens of a row, without its padding."""
+    return corpus.subwords.names(id_N[id_N != subwords.PAD])
