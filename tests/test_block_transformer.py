@@ -405,3 +405,38 @@ def test_the_whole_tree():
         "blocks/mlp/b1_F": (M, F),
         "blocks/mlp/b2_D": (M, D),
     }
+
+
+# ------------------------------------------------------------------------------------------------- mixed precision
+
+
+def test_bfloat16_narrows_products_and_tokens_and_nothing_else():
+    model = cases.model()
+    params, w_BN = cases.drawn(model.init, std=0.2), cases.words()
+    kept = functools.partial(transformer.apply, mask=mask.causal, unroll=1, maps=True, keep=True, **model.call)
+    logits, seen = jax.eval_shape(functools.partial(kept, dtype=jnp.bfloat16), params, w_BN)
+    assert logits.dtype == jnp.float32 and seen["A_MBHNS"].dtype == jnp.float32
+    assert seen["cache"]["self"]["k_BHSK"].dtype == jnp.bfloat16
+
+    def loss(params, dtype):
+        logits, _ = transformer.apply(params, w_BN, mask=mask.causal, unroll=1, dtype=dtype, **model.call)
+        return jnp.square(logits).mean()
+
+    wide, narrow = (
+        jax.jit(jax.value_and_grad(functools.partial(loss, dtype=dtype)))(params) for dtype in (None, jnp.bfloat16)
+    )
+    assert 0 < abs(float(wide[0] - narrow[0])) < 0.02 * float(wide[0])
+    assert {leaf.dtype for leaf in jax.tree.leaves(narrow[1])} == {jnp.dtype("float32")}
+    norm = np.sqrt(sum(float(jnp.square(leaf).sum()) for leaf in jax.tree.leaves(wide[1])))
+    apart = jax.tree.map(lambda a, b: float(jnp.square(a - b).sum()), *(pair[1] for pair in (wide, narrow)))
+    assert np.sqrt(sum(jax.tree.leaves(apart))) < 0.05 * norm
+
+
+def test_running_statistics_keep_their_precision():
+    params = {"norm": {"mean_D": jnp.ones(3), "var_D": jnp.ones(3), "gain_D": jnp.ones(3)}}
+    found = transformer.cast(params, jnp.bfloat16)["norm"]
+    assert {name: leaf.dtype for name, leaf in found.items()} == {
+        "mean_D": jnp.float32,
+        "var_D": jnp.float32,
+        "gain_D": jnp.bfloat16,
+    }

@@ -97,6 +97,47 @@ def test_eight_devices_train_as_one(tasks, kind):
     assert len(set(one)) == 5 and int(state.step) == 5
 
 
+def test_eight_devices_train_as_one_with_dropout_and_batch_statistics():
+    """Both depend on the examples alone, and on all of them."""
+    task = tiny.task_of(
+        tiny.settings(
+            "vision", image__patch=4, model__M=1, model__norm="batch", model__dropout=0.3, model__value="full_rank"
+        )
+    )
+    params = jax.device_get(jax.jit(task.init)(jax.random.key(0)))
+    (eight, state_8), (one, state_1) = (trained(task, devices=n, params=params, steps=3) for n in (EIGHT, 1))
+    np.testing.assert_allclose(eight, one, rtol=2e-5)
+    kept_8, kept_1 = (state.params["blocks"]["norm2"] for state in (state_8, state_1))
+    close(kept_8, kept_1, rtol=1e-4, atol=1e-5)  # not the biases of keys: their gradient is 0, which Adam divides by 0
+    assert float(jnp.abs(kept_1["mean_D"]).min()) > 1e-4
+    quiet = tiny.task_of(
+        tiny.settings("vision", image__patch=4, model__M=1, model__norm="batch", model__value="full_rank")
+    )
+    assert abs(trained(quiet, devices=1, params=params, steps=1)[0][0] - one[0]) > 1e-3
+
+
+@pytest.mark.parametrize(("devices", "accumulation"), [(1, 1), (EIGHT, 2)])
+def test_running_averages_follow_the_statistics_of_the_batches(devices, accumulation):
+    def measure(params, batch, key_B):
+        answer = tiny.linear_task().measure({name: params[name] for name in ("G_CD", "b_C")}, batch, key_B)
+        now = jax.lax.pmean(batch["x_BD"].mean(0), meshes.DATA)
+        return answer | train.running({"running": {"norm": {"mean_D": now}}})
+
+    task = tiny.linear_task()._replace(measure=measure)
+    rate, optimiser = adamw()
+    params = tiny.linear_task().init(jax.random.key(0)) | {"norm": {"mean_D": jnp.ones(tiny.D)}}
+    state = train.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
+    step = train.update(task, optimiser, rate, mesh(devices), accumulation=accumulation)
+    expected = np.ones(tiny.D)
+    for i in range(3):
+        state, metrics = step(
+            jax.device_put(state, meshes.replicated(mesh(devices))), meshes.place_batch(mesh(devices), task.train[i])
+        )
+        expected = 0.9 * expected + 0.1 * task.train[i]["x_BD"].mean(0)
+    np.testing.assert_allclose(state.params["norm"]["mean_D"], expected, rtol=1e-5)
+    assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate"}
+
+
 def test_the_numbers_of_hidden_words_differ_between_devices(tasks):
     """What makes the test above, and the next one, a test of ragged sums."""
     asked = [asked_per_device(tasks["masked"].train[i]) for i in range(5)]
