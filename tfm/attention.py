@@ -1,7 +1,9 @@
 """Attention: every token becomes a weighted average of values, with weights computed from the tokens themselves.
 
-A way of computing it is a function `(q_BHNK, k_BHSK, v_BHSK, *, mask, scale) -> (y_BHNK, A_BHNS)`; one that never
-forms the weights returns None for A. `explicit` is the definition.
+A way of computing it is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`; one that
+never forms the weights returns None for A. `explicit` is the definition. Common to all: an axis of heads of size one is
+shared by all heads; a value that a mask hides never reaches an output, even if it is NaN; a query that sees nothing
+gets zeros, with zero gradient.
 """
 
 from collections.abc import Callable
@@ -42,7 +44,11 @@ def explicit(
     bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     n: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """y_n = sum_s A_{n,s} v_s with the N x S weights in memory (E3): the definition, and the weights to look at."""
+    """y_n = sum_s A_{n,s} v_s with the N x S weights in memory (E3): the definition, and the weights to look at.
+
+    mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled logits. n: the
+    positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at 0 .. S-1.
+    """
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     allowed = None if mask is None else mask(n, s_S)

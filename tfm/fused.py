@@ -39,12 +39,12 @@ def fused(
     y_BNHV = jax.nn.dot_product_attention(
         *rows,
         bias=b_BHNS,
-        mask=None if allowed is None or triangle else _heads(allowed | ~seeing),  # who sees nothing gets zeros, below
+        mask=None if allowed is None or triangle else _heads(allowed | ~seeing),  # no row without a key: it may be NaN
         is_causal=triangle,
         scale=scale,
         implementation=_implementation(rows[0], S, dense=bias is not None or (mask is not None and not triangle)),
     )
-    y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V]
+    y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V].astype(v_BHSV.dtype)
     if allowed is None:
         return y_BHNV, None
     return shield.strike(jnp.where(_heads(seeing), y_BHNV, 0), shield.hit(allowed, sound_BS)), None
@@ -69,5 +69,7 @@ def _alike(*qkv: jax.Array, heads: int) -> list[jax.Array]:
     """
     heads = max(heads, *(x.shape[1] for x in qkv))
     features = -(-max(x.shape[-1] for x in qkv) // 8) * 8
+    if jax.default_backend() == "cpu":  # XLA has no product of 16-bit numbers in 32 bits there (jaxlib 0.8.0)
+        qkv = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in qkv]
     padded = [jnp.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])]) for x in qkv]
     return [jnp.broadcast_to(x, (x.shape[0], heads, *x.shape[2:])).swapaxes(1, 2) for x in padded]
