@@ -16,7 +16,7 @@ FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "model.F": 12, "model.unroll": 1}
 QUICK = {"train.steps": 2, "train.batch": 8, "train.evaluate_batch": 256, "optim.warmup_steps": 1}
 QUICK |= {"train.evaluate_every": 0, "train.save_every": 0, "device": "any"}
-SHORT = {"text.source": "stdlib", "text.N": 48, "sample.length": 8}
+SHORT = {"text.N": 48, "sample.length": 8, "sample.prompt": "A"}
 RUN_ELSEWHERE = {"smoke", "vit", "causal_lm", "masked_lm"}  # what these name, test_experiments runs as well
 NEEDS = {
     "shakespeare_char": "tinyshakespeare.txt",
@@ -33,7 +33,7 @@ def changes(file: pathlib.Path, folder: pathlib.Path) -> list[str]:
         small |= SMALL | SHORT | {"text.source": str(folder / "text.txt")}
         small |= {"text.prefix": 17} if config.text.objective == "prefix" else {}
         if config.text.objective == "masked":
-            del small["sample.length"]
+            del small["sample.length"], small["sample.prompt"]
     if config.experiment == "vision":
         small |= SMALL
     return [f"--config.{key}={value}" for key, value in small.items() if value != configs.flat(config.to_dict())[key]]

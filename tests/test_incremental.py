@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import M, N, W
+from cases import N
 
-from tfm import attention, decode, encoder_decoder, head, incremental, mask, norm, position, relation, score, value
+from tfm import attention, decode, incremental, mask, norm, position, relation, score, value
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 CASES = {
@@ -94,61 +94,3 @@ def test_a_norm_that_looks_at_later_tokens_is_refused():
     params = cases.drawn(model.init)
     with pytest.raises(ValueError, match="instance norm looks at later tokens"):
         incremental.start(params, cases.words(), jnp.full(2, N), room=N, mask=mask.causal, **model.call)
-
-
-# --------------------------------------------------------------------------------------------------- encoder, decoder
-
-
-def pair(**parts):
-    """(params, call) of a small encoder-decoder."""
-    design, sizes = cases.design(**parts), dict(SMALL, N=13)
-    call = dict(design=design, position=position.learned, unroll=1)
-    call |= dict(embed_apply=lambda params, w_BN: params["E_WD"][w_BN], head_apply=head.next_word.apply)
-
-    def init(key):
-        words = {"embed_init": lambda key, D: {"E_WD": jnp.zeros((W, D))}}
-        words["head_init"] = lambda key, D: head.next_word.init(key, W=W, D=D)
-        return encoder_decoder.init(
-            key, design=design, position=position.learned, final_norm=True, bias=True, **words, **sizes
-        )
-
-    return cases.drawn(init), call
-
-
-@cases.float64()
-def test_a_decoder_with_a_cache_equals_the_full_pass():
-    params, call = pair()
-    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
-    valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
-    full_BNW, seen = jax.jit(functools.partial(encoder_decoder.apply, maps=True, **call))(
-        params, source_BS, valid_BS, w_BN
-    )
-    assert seen["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
-    np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, 6:], 0)
-    logits_BW, cache = encoder_decoder.start(params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int), room=N, **call)
-    cases.close(logits_BW, full_BNW[:, 0], 1e-9)
-    step = jax.jit(functools.partial(encoder_decoder.step, params, **call))
-    for n in range(1, N):
-        logits_BW, cache = step(cache, w_BN[:, n], jnp.full(2, n))
-        cases.close(logits_BW, full_BNW[:, n], 1e-9)
-
-
-@cases.float64()
-def test_the_source_matters_and_its_padding_does_not():
-    params, call = pair()
-    apply = jax.jit(functools.partial(encoder_decoder.apply, **call))
-    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
-    valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
-    logits_BNW, _ = apply(params, source_BS, valid_BS, w_BN)
-    padding, real = (apply(params, source_BS.at[0, s].add(1) % W, valid_BS, w_BN)[0] for s in (6, 5))
-    np.testing.assert_array_equal(padding, logits_BNW)
-    assert np.abs(real[0] - logits_BNW[0]).max() > 1e-3
-    np.testing.assert_array_equal(real[1], logits_BNW[1])
-
-
-def test_the_loops_over_layers_agree():
-    params, call = pair()
-    given = cases.words(1, n=11), jnp.ones((2, 11), bool), cases.words(2)
-    looped, unrolled = (encoder_decoder.apply(params, *given, **call | {"unroll": u})[0] for u in (1, True))
-    assert M > 1
-    cases.close(looped, unrolled, 1e-5)
