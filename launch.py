@@ -49,13 +49,15 @@ def main(argv: list[str]) -> int:
         settings = configs.Settings(config, defaults=base.get_config())
         experiment = configs.experiment(settings.experiment)
         when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        folder = pathlib.Path(WORKDIR.value or pathlib.Path("runs") / pathlib.Path(CONFIG.value).stem / when)
-        experiment.run(settings, None if DRY_RUN.value else folder)
+        usual = pathlib.Path("runs") / pathlib.Path(CONFIG.value).stem / when
+        folder = pathlib.Path(WORKDIR.value) if WORKDIR.value else usual
+        silent = DRY_RUN.value or not (WORKDIR.value or getattr(experiment, "WRITES", True))
+        experiment.run(settings, None if silent else folder)
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; the same command with the same --workdir goes on from the last checkpoint", file=sys.stderr)
+        print("stopped; a run goes on from its last checkpoint with the same command and --workdir", file=sys.stderr)
         return 130
     return 0
 

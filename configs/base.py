@@ -13,9 +13,14 @@ def get_config() -> ml_collections.ConfigDict:
     config.seed = 0  # of initial parameters, data order, augmentation; never of the split into train and evaluation
     config.device = "any"  # any, cpu, gpu, tpu: what must be there
     config.data_dir = ""  # folder searched for data sets after $TFM_DATA and before the cache folder
-    config.init_from = ""  # pretrained weights to start from: a folder or a .safetensors file
+    config.init_from = ""  # a trained model to start from: a run's folder, a published model's folder or file
     config.init_fresh = ""  # parts that may be missing there and start anew, as paths: 'head', 'head,position'
     config.resize_positions = False  # fit a position table of another length by interpolation instead of refusing it
+    config.checkpoint = ""  # a trained model to use: a run's folder, a published model's folder or file
+    config.prompt = ""  # text to go on with (sample), or with a [MASK] for each hidden word (fill)
+    config.prompts = []  # several such texts at once instead (sample only)
+    config.file = ""  # the image file to classify (classify only)
+    config.family = ""  # in whose form a model is written: gpt2, bert, vit, llama (export only)
     config.mesh = mesh()
     config.model = model()
     config.text = text()
@@ -69,7 +74,7 @@ def text() -> ml_collections.ConfigDict:
     """The data of `language`."""
     config = ml_collections.ConfigDict()
     config.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
-    config.tokenizer = "bytes"  # bytes, characters
+    config.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     config.N = 64  # tokens of a window, the context
     config.objective = "causal"  # causal: the next word; prefix: the same after a prefix; masked: hidden words
     config.prefix = 16  # words that are read in both directions before the first one is predicted (prefix only)
@@ -136,11 +141,12 @@ def train() -> ml_collections.ConfigDict:
 
 
 def sample() -> ml_collections.ConfigDict:
-    """What `language` shows at the end."""
+    """What `language` shows at the end, and how `sample` draws."""
     config = ml_collections.ConfigDict()
     config.prompt = "\n"  # what generated text begins with (causal only)
-    config.length = 400  # tokens generated (causal only)
+    config.length = 400  # tokens generated (causal only); 0, in `sample`: what the context holds, 256 at most
     config.temperature = 0.8  # 0: always the most likely (causal only)
     config.top_k = 0  # only the k most likely tokens are drawn; 0: all (causal only)
     config.top_p = 1.0  # only the most likely tokens that together reach this probability are drawn (causal only)
+    config.stop = ""  # the text ends before this one, and in any case where the model ends it (sample only)
     return config

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments import model as models
 from experiments.engine import config, errors, job, train
-from experiments.engine.data import batches, text, tokenizer, windows
+from experiments.engine.data import batches, borrowed, text, tokenizer, windows
 from tfm import decode, head, loss, variant
 from tfm import mask as masks
 
@@ -22,7 +22,7 @@ class Corpus(NamedTuple):
     """A text as token ids, split into training and evaluation part."""
 
     name: str
-    tokenizer: tokenizer.Tokenizer
+    tokenizer: tokenizer.Tokenizer | borrowed.Borrowed
     train_T: np.ndarray
     evaluation_T: np.ndarray
 
@@ -64,14 +64,15 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         baseline={"accuracy": most_frequent(corpus, evaluation)},
     )
     show = objective.show(settings, corpus, task, model, logits)
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, task, logits, show))
+    kept = borrowed.files(corpus.tokenizer)
+    job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, task, logits, show), kept)
 
 
 def read(settings: config.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
     config.at_least(1, {"text.N": settings.text.N})
     documents = text.load(settings.text.source, data_dir=settings.data_dir)
-    made = tokenizer.make(
+    made = borrowed.make(
         settings.text.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation
     )
     parts = [tokenizer.join(made, part) for part in (documents.train, documents.evaluation)]

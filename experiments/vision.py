@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, job, train
-from experiments.engine.data import batches, images
+from experiments.engine import config, job, train, workdir
+from experiments.engine.data import batches, images, picture
 from tfm import embed, loss
 
 
@@ -42,7 +42,8 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         ),
         baseline={"accuracy": float(np.mean(data.evaluation_label_B == np.bincount(data.train_label_B).argmax()))},
     )
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, data, task, logits))
+    kept = {"data.json": workdir.as_json(picture.describe(data))}
+    job.run(settings, folder, task, devices, functools.partial(figures, settings, data, task, logits), kept)
 
 
 def build(settings: config.Settings, data: images.Images) -> models.Model:

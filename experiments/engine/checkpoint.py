@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from experiments.engine import errors
 from tfm import shapes
 
 
@@ -36,6 +37,27 @@ class Checkpoints:
         """Wait for writes under way."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def newest(folder: pathlib.Path) -> int | None:
+    """The step of the newest whole checkpoint in this folder of checkpoints, which may be absent; None without one."""
+    return max(ocp.utils.checkpoint_steps(folder.absolute()), default=None)
+
+
+def parameters(folder: pathlib.Path, step: int) -> dict:
+    """The parameters of the state saved at `step`, and nothing else of it, as numpy arrays, whatever devices it had.
+
+    Raises UserError where the checkpoint is damaged.
+    """
+    saved, handler = folder.absolute() / str(step) / "default", ocp.PyTreeCheckpointHandler()
+    try:
+        tree = handler.metadata(saved).tree["params"]
+        like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
+        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), like)
+        wanted = ocp.args.PyTreeRestore(item=like, restore_args=plain, partial_restore=True)
+        return handler.restore(saved, args=wanted)["params"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise errors.UserError(f"the checkpoint {saved.parent} is damaged ({type(error).__name__})") from error
 
 
 def digest(params: Any) -> str:

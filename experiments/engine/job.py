@@ -3,14 +3,14 @@
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import checkpoint, config, cost, log, mesh, optim, report, train, workdir
+from experiments.engine import checkpoint, config, cost, initial_weights, log, mesh, optim, report, train, workdir
 from experiments.engine.data import batches
 from tfm import shapes
 
@@ -74,16 +74,29 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
 
 
 def run(
-    settings: config.Settings, folder: pathlib.Path | None, task: train.Task, devices: Mesh, figures: Figures
+    settings: config.Settings,
+    folder: pathlib.Path | None,
+    task: train.Task,
+    devices: Mesh,
+    figures: Figures,
+    kept: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Train `task` as the config says and write the results into `folder`; without one, only show what it would be."""
+    """Train `task` as the config says and write the results into `folder`; without one, only show what it would be.
+
+    kept: small files, by their names, that the trained model cannot be used without (its words, its classes).
+    """
     began = time.perf_counter()
     made = plan(settings, task, devices)
+    resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
+    imported = initial_weights.load(settings, task.init, resumed=resumed)
     settings.refuse_unused()
     if folder is not None and workdir.enter(folder, settings.to_dict()):
         print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
         return
+    for name, content in (kept or {}).items() if folder is not None else ():
+        workdir.write(folder / name, content)
     state = train.initial_state(task, made.optimiser, seed=made.seed, mesh=devices)
+    state = state.replace(params=initial_weights.placed(imported, state.params))
     flops = describe(made, state)
     compiled, seconds = compile_step(made, state)
     if folder is None:

@@ -23,11 +23,36 @@ def commit() -> str:
     return found.stdout.strip()
 
 
-def write_json(file: pathlib.Path, value: Any) -> None:
-    """The value as JSON, never half-written: a draft is put in place by renaming."""
+def write(file: pathlib.Path, content: bytes) -> None:
+    """The file with this content, never half-written: a draft is put in place by renaming."""
     draft = file.with_name(file.name + ".tmp")
-    draft.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    draft.write_bytes(content)
     os.replace(draft, file)
+
+
+def as_json(value: Any) -> bytes:
+    """The content of a JSON file."""
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+def write_json(file: pathlib.Path, value: Any) -> None:
+    """The value as JSON, never half-written."""
+    write(file, as_json(value))
+
+
+def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """The path of a file that is to be written into the folder, which is made where it is not there.
+
+    Raises UserError where there is such a file already, or the folder cannot be written.
+    """
+    file = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
+    if file.exists():
+        raise errors.UserError(f"{file} is there already: choose another --workdir")
+    return file
 
 
 def enter(folder: pathlib.Path, config: dict[str, Any]) -> bool:

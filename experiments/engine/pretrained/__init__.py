@@ -44,9 +44,15 @@ def read(path: str | pathlib.Path) -> Imported:
     """
     path = pathlib.Path(path)
     config = _config((path if path.is_dir() else path.parent) / "config.json")
+    _family(config.get("model_type"))  # before a large file is read
+    return interpret(config, safetensors.read(path), path)
+
+
+def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pathlib.Path) -> Imported:
+    """The model that config.json describes and the tensors hold. UserError as `read`, which names `path`."""
     family = _family(config.get("model_type"))
     description = family.describe(config)
-    found = families.plain(family, safetensors.read(path))
+    found = families.plain(family, arrays)
     groups = family.groups(description, set(found))
     lines = [line for line in family.lines if line.group in groups | {""}]
     known = [one for one in family.known if one.unless not in groups]

@@ -1,0 +1,43 @@
+"""The class of an image file, told by a trained model (E25)."""
+
+import pathlib
+
+import jax
+import numpy as np
+
+from experiments import model as models
+from experiments.engine import config, errors, mesh, trained, workdir
+from experiments.engine.data import picture
+from tfm import embed
+
+WRITES = False  # nothing, unless --workdir is given
+SHOWN = 5  # likeliest classes
+
+
+def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+    """Print the likeliest classes of the config's image file, and how it was made like the model's own images."""
+    mesh.start(settings.device)
+    made = trained.open(settings.checkpoint)
+    trained.expect(made, "image")
+    if not settings.file:
+        raise errors.UserError("say which image: --config.file=PATH")
+    like = picture.expected(made.path, made.extras)
+    image_1YXZ, done = picture.read(pathlib.Path(settings.file).expanduser(), like)
+    fields = trained.fields(made, settings.model.to_dict())
+    Y, X, Z = like["image"]
+    model = models.vision(fields, Y=Y, X=X, **made.facts)
+    params = trained.checked(made, model.init)
+    settings.refuse_unused()
+    file = workdir.new_file(folder, "classes.txt") if folder is not None else None
+    mask, patch = models.masked(fields, None), made.facts["patch"]
+    apply = jax.jit(lambda params, image_BYXZ: model.apply(params, embed.cut(image_BYXZ, size=patch), mask=mask)[0])
+    p_C = np.asarray(jax.nn.softmax(apply(params, image_1YXZ)[0]))
+    told = f"{done}\n{likeliest(p_C, like['classes'])}"
+    print(told)
+    if file is not None:
+        workdir.write(file, (told + "\n").encode())
+
+
+def likeliest(p_C: np.ndarray, classes: list[str]) -> str:
+    """A line for each of the likeliest classes, with its probability."""
+    return "\n".join(f"  {p_C[c]:.3f}  {classes[c]}" for c in np.argsort(-p_C, kind="stable")[:SHOWN])

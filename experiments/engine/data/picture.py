@@ -1,0 +1,105 @@
+"""One image from a file, made like the images that a model was trained on."""
+
+import json
+import pathlib
+import struct
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.engine import errors
+from experiments.engine.data import images
+
+LARGEST = 2**26  # pixels of a file, looked at before they are unpacked
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # plain pixels: no format that runs a program
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # of the channels Z, as Pillow calls them
+COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
+
+
+def describe(data: images.Images) -> dict[str, Any]:
+    """What must be known about images to make another one like them, and the names of their classes; for JSON."""
+    image_BYXZ = data.train_image_BYXZ
+    mean_Z, std_Z = images.statistics(image_BYXZ)
+    return {
+        "image": list(image_BYXZ.shape[1:]),
+        "values": [float(image_BYXZ.min()), float(image_BYXZ.max())],
+        "mean": mean_Z.tolist(),
+        "std": std_Z.tolist(),
+        "classes": list(data.classes),
+    }
+
+
+def expected(path: pathlib.Path, extras: Mapping[str, Any]) -> dict[str, Any]:
+    """What `describe` says about the images of a trained model: of a run's folder, or of a published ViT (`extras`).
+
+    Raises UserError where the file that says it is absent or damaged.
+    """
+    if "image" not in extras:
+        saved = _object(path / "data.json")
+        if saved.keys() != {"image", "values", "mean", "std", "classes"}:
+            raise errors.UserError(f"{path / 'data.json'} is damaged: it does not describe images")
+        return saved
+    file = (path if path.is_dir() else path.parent) / "preprocessor_config.json"
+    saved = _object(file) if file.exists() else {}  # what it does not say is as the ViTs of transformers have it
+    Z = extras["channels"]
+    white = 255 * saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 255
+    mean, std = (0.5, 0.5) if saved.get("do_normalize", True) else (0, 1)
+    return {
+        "image": [*extras["image"], Z],
+        "values": [0, white],
+        "mean": saved.get("image_mean", [mean] * Z),
+        "std": saved.get("image_std", [std] * Z),
+        "classes": extras["class_names"],
+    }
+
+
+def _object(file: pathlib.Path) -> dict[str, Any]:
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise errors.UserError(f"there is no {file}, which says what the model's images are like") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise errors.UserError(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(saved, dict):
+        raise errors.UserError(f"{file} must hold an object")
+    return saved
+
+
+def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
+    """The file's image as image_1YXZ, normalised like the images that `like` describes; and what was done to it.
+
+    Black and white become the least and the greatest of their values, rows and columns are resized to theirs.
+
+    Raises:
+      UserError: no such file; no image, or a damaged one; one of too many pixels, or of more than 8 bits a value.
+    """
+    from PIL import Image, ImageOps  # comes with matplotlib; only here, where it is needed
+
+    Y, X, Z = like["image"]
+    if Z not in MODES:
+        raise errors.UserError(f"the model reads images of {Z} channels, and no image file has them")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is looked at here
+            file = Image.open(path, formats=FORMATS)
+        with file:
+            was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
+            _refuse(path, file.size, file.mode)
+            image = ImageOps.exif_transpose(file).convert(MODES[Z]).resize((X, Y), Image.Resampling.BILINEAR)
+    except FileNotFoundError:
+        raise errors.UserError(f"there is no image file {path}") from None
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise errors.UserError(f"{path} is no image that can be read here ({', '.join(FORMATS)}): {error}") from error
+    low, high = like["values"]
+    image_1YXZ = low + (high - low) / 255 * np.asarray(image, np.float32).reshape(1, Y, X, Z)
+    told = f"{path}: {was}, made {Y} x {X}, {COLOURS[MODES[Z]]}, black {low:g} and white {high:g}"
+    return (image_1YXZ - np.float32(like["mean"])) / np.float32(like["std"]), told + " as the model's own images"
+
+
+def _refuse(path: pathlib.Path, size: tuple[int, int], mode: str) -> None:
+    if size[0] * size[1] > LARGEST:
+        raise errors.UserError(f"{path} has {size[0] * size[1]:,} pixels, and at most {LARGEST:,} are read")
+    if mode.startswith(("I", "F")):
+        raise errors.UserError(f"{path} has more than 8 bits a value (mode {mode}): save it with 8")

@@ -1,0 +1,171 @@
+"""Trained models, our own and published ones, each opened from its path as the same few facts."""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments.engine import checkpoint, errors, llama2c, pretrained
+from experiments.engine.data import vocabulary
+from tfm import shapes
+
+# What a model can do, by its kind. A run of another experiment has that one's name for its kind.
+DOES = {
+    "causal": "predicts the next word",
+    "prefix": "predicts the next word after a prefix",
+    "masked": "fills hidden words in",
+    "image": "tells the classes of images",
+}
+KINDS = {"gpt2": "causal", "llama": "causal", "bert": "masked", "vit": "image"}
+
+
+class Trained(NamedTuple):
+    """A model and what its user must know.
+
+    kind: one of DOES, or the name of another experiment. params: our tree, numpy arrays. model: fields of a config's
+    `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, tied_output,
+    transform; Y, X, Z, patch, C, answer). table: what became of each tensor of a published model, '' for our own.
+    """
+
+    path: pathlib.Path
+    kind: str
+    params: dict
+    model: dict[str, Any]
+    facts: dict[str, Any]
+    extras: dict[str, Any]
+    table: str
+
+
+def open(path: str) -> Trained:
+    """The model at the path: a run's folder (its newest checkpoint), a folder with a published model, or its file.
+
+    A published model is config.json beside model.safetensors, or a .bin of llama2.c. UserError where there is none.
+    """
+    where = pathlib.Path(path).expanduser()
+    if not path or not where.exists():
+        told = f"there is no {path}" if path else "say which model: --config.checkpoint=PATH"
+        raise errors.UserError(f"{told}; a model is a run's folder, or the folder or file of a published one")
+    if where.is_file() and where.suffix == ".bin":
+        return _llama2c(where)
+    saved = _config_of_run(where / "config.json") if where.is_dir() else None
+    return _published(where, pretrained.read(where)) if saved is None else _run(where, saved)
+
+
+def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
+    """The config that a run of ours saved there; None where the file is another one."""
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None  # who reads it as that of a published model says what is wrong
+    config = saved.get("config") if isinstance(saved, dict) else None
+    return config if isinstance(config, dict) and "experiment" in config else None
+
+
+def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
+    step = checkpoint.newest(folder / "checkpoints")
+    if step is None:
+        raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
+    params = checkpoint.parameters(folder / "checkpoints", step)
+    name = saved["experiment"]
+    try:
+        kind = {"language": saved["text"]["objective"], "vision": "image"}.get(name, name)
+        facts = {"language": _words, "vision": _images}.get(name, lambda *_: {})(folder, saved, params)
+        model = saved["model"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
+    return Trained(folder, kind, params, model, facts, {}, "")
+
+
+def _words(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
+    text = saved["text"]
+    W = params["embed"]["E_WD"].shape[0]
+    return {"W": W, "N": text["N"], "tied_output": text["tied_output"], "transform": text["transform"]}
+
+
+def _images(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
+    C, P = params["head"]["G_CD"].shape[0], params["embed"]["W_DP"].shape[1]
+    patch = saved["image"]["patch"]
+    return {"patch": patch, "C": C, "answer": saved["image"]["head"], "Z": P // patch**2}
+
+
+def _published(path: pathlib.Path, read: pretrained.Imported) -> Trained:
+    kind, extras = KINDS[read.family], dict(read.extras)
+    if kind == "image":
+        facts = {"patch": extras["patch"], "C": len(extras["class_names"]), "answer": "class_token"}
+        facts |= {"Z": extras["channels"]}
+    else:
+        facts = {name: extras[name] for name in ("W", "N", "tied_output")}
+        facts["transform"] = read.family == "bert"
+    return Trained(path, kind, read.params, read.model, facts, extras, pretrained.show(read))
+
+
+def _llama2c(path: pathlib.Path) -> Trained:
+    found = llama2c.read(path)
+    read = pretrained.interpret({"model_type": "llama", **found.settings}, found.tensors, path)
+    if found.interleaved:
+        read.model["relation"] = "rotary"
+    return _published(path, read)
+
+
+def expect(made: Trained, *kinds: str) -> None:
+    """UserError unless the model is of one of these kinds (the first names what is needed), and has a head."""
+    wanted = DOES[kinds[0]]
+    if made.kind not in kinds:
+        does = DOES[made.kind] if made.kind in DOES else f"is of the experiment {made.kind}"
+        raise errors.UserError(f"a model that {wanted} is needed here, and the one in {made.path} {does}")
+    if made.extras.get("headless"):
+        raise errors.UserError(f"the model in {made.path} ends before its head, and one that {wanted} is needed here")
+
+
+def fields(made: Trained, defaults: Mapping[str, Any]) -> Any:
+    """The section `model` of the config that the model was made with; what it does not say is as in `defaults`."""
+    return _Section({**defaults, **made.model})
+
+
+class _Section:
+    """Values by name, as a config's section has them."""
+
+    def __init__(self, values: dict[str, Any]):
+        vars(self).update(values)
+
+
+def checked(made: Trained, init: Callable[[jax.Array], dict]) -> dict:
+    """The parameters, if they are those of a model made by `init`. UserError that lists what is not."""
+    expected = jax.eval_shape(init, jax.random.key(0))
+    faults = differences(flat(made.params), flat(expected))
+    if faults:
+        raise errors.UserError(f"{made.path} does not hold the model that its config.json describes: {listed(faults)}")
+    return made.params
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    """The leaves by their paths."""
+    return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """What keeps parameters, by their paths, from being those expected: missing, left over, of another shape."""
+    faults = [f"{path} {leaf.shape} is missing" for path, leaf in expected.items() if path not in found]
+    faults += [f"{path} {leaf.shape} is left over" for path, leaf in found.items() if path not in expected]
+    both = {path: (found[path].shape, expected[path].shape) for path in found.keys() & expected.keys()}
+    return faults + [f"{path} has shape {a} and not {b}" for path, (a, b) in sorted(both.items()) if a != b]
+
+
+def listed(faults: list[str], most: int = 24) -> str:
+    """The first `most` in one sentence, and how many more there are."""
+    return "; ".join(faults[:most] + ([f"and {len(faults) - most} more"] if len(faults) > most else []))
+
+
+def words(made: Trained) -> vocabulary.Vocabulary:
+    """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
+    W = made.facts["W"]
+    own = made.path.with_name(f"tok{W}.bin")  # of several tokenizers of llama2.c, the one with so many words
+    if made.path.is_file() and own.is_file():
+        found = vocabulary.read(own)
+    else:
+        found = vocabulary.read(made.path if made.path.is_dir() else made.path.parent)
+    if found.size > W:
+        raise errors.UserError(f"the tokenizer at {made.path} has {found.size} words, and the model {W}")
+    return found

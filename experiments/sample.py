@@ -1,0 +1,162 @@
+"""Text from a trained model, told as it is drawn (E24), each word computed from kept keys and values (E23)."""
+
+import functools
+import itertools
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import model as models
+from experiments.engine import config, errors, mesh, trained, workdir
+from experiments.engine.data import vocabulary
+from tfm import decode, head, sampling
+from tfm import mask as masks
+
+WRITES = False  # nothing, unless --workdir is given
+AT_ONCE = 8  # words between two looks at what has been drawn
+MOST = 256  # words, where the config leaves their number open
+CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
+
+
+def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+    """Go on with the prompts of the config: one is streamed; several are drawn together and told at the end."""
+    mesh.start(settings.device)
+    made = trained.open(settings.checkpoint)
+    trained.expect(made, "causal", "prefix")
+    words = trained.words(made)
+    texts = prompts(settings)
+    ids = [encoded(words, text) for text in texts]
+    steps = length(settings.sample.length, max(map(len, ids)), made.facts["N"])
+    gained = drawn(settings, made, ids, steps=steps, ends={words.bos, words.eos} - {None})
+    stop = settings.sample.stop
+    settings.refuse_unused()
+    file = workdir.new_file(folder, "sample.txt") if folder is not None else None
+    if len(texts) == 1:
+        new = itertools.chain.from_iterable(new_B[0] for new_B in gained)
+        told = [told_while_drawn(texts[0], until(words.stream(new, after=ids[0]), stop))]
+    else:
+        whole = [list(itertools.chain(*parts)) for parts in zip(*gained, strict=True)]
+        more = ["".join(until(words.stream(new, after=old), stop)) for new, old in zip(whole, ids, strict=True)]
+        told = [text + rest for text, rest in zip(texts, more, strict=True)]
+        say("\n\n".join(told) + "\n")
+    if file is not None:
+        workdir.write(file, ("\n\n".join(told) + "\n").encode())
+
+
+def prompts(settings: config.Settings) -> list[str]:
+    """The texts to go on with."""
+    several, one = settings.prompts, settings.prompt
+    if several and one:
+        raise errors.UserError("prompt and prompts are both set: give one of them")
+    if not all(isinstance(text, str) for text in several):
+        raise errors.UserError('prompts must be texts, as in --config.prompts=\'["One", "Two"]\'')
+    return list(several) or [one]
+
+
+def encoded(words: vocabulary.Vocabulary, text: str) -> list[int]:
+    """The ids of a prompt; of an empty one that of the start, where the model knows one."""
+    ids = words.encode(text).tolist()
+    if not ids and words.bos is None:
+        raise errors.UserError("this model needs a prompt of at least one token: --config.prompt='...'")
+    return ids or [words.bos]
+
+
+def length(asked: int, prompt: int, context: int) -> int:
+    """How many words to draw after a prompt of so many. UserError where they do not fit into the context."""
+    config.at_least(0, {"sample.length": asked})
+    room = context - prompt
+    if room < 1:
+        raise errors.UserError(f"the prompt has {prompt} tokens, and the context of the model holds {context} in all")
+    if asked > room:
+        raise errors.UserError(
+            f"sample.length = {asked} tokens after a prompt of {prompt} do not fit into the context of {context}: "
+            f"{room} do"
+        )
+    return asked or min(room, MOST)
+
+
+def drawn(
+    settings: config.Settings, made: trained.Trained, ids: list[list[int]], *, steps: int, ends: set[int]
+) -> Iterator[list[list[int]]]:
+    """In each round the new ids of each text; all checks are done before the first. `ends` end a text and are left out.
+
+    Prompts are padded to the same power of two, so that few lengths are compiled, and one program draws every round.
+    """
+    fields = trained.fields(made, settings.model.to_dict())
+    model = models.language(fields, answer=head.next_word, **made.facts)
+    params = jax.device_put(trained.checked(made, model.init))
+    N = decode.bucket(max(map(len, ids)), made.facts["N"])
+    prompt_BN = np.array([row + [0] * (N - len(row)) for row in ids], np.int32)
+    how = chance(settings) | {"stop": sorted(ends)}
+
+    @jax.jit
+    def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> decode.State:
+        first = masks.either(masks.causal, masks.prefix(length_B)) if made.kind == "prefix" else masks.causal
+        start = functools.partial(model.start, params, room=N + steps, mask=models.masked(fields, first))
+        return decode.begin(start, prompt_BN, length_B, key, steps=steps, **how)
+
+    @jax.jit
+    def more(params: Any, state: decode.State) -> decode.State:
+        step = functools.partial(model.step, params, mask=models.masked(fields, masks.causal))
+        return decode.more(step, state, steps=AT_ONCE, **how)
+
+    first, then = functools.partial(begin, params, prompt_BN), functools.partial(more, params)
+    return rounds(first, then, ids, settings.seed, ends)
+
+
+def rounds(begin: Any, more: Any, ids: list[list[int]], seed: int, ends: set[int]) -> Iterator[list[list[int]]]:
+    """What each text has gained, until every text is done."""
+    told_B = np.array([len(row) for row in ids])
+    state = begin(told_B, jax.random.key(seed))
+    while True:
+        w_BN, length_B, done_B = jax.device_get((state.w_BN, state.length_B, state.done_B))
+        new = [row[a:b].tolist() for row, a, b in zip(w_BN, told_B, length_B, strict=True)]
+        yield [[word for word in some if word not in ends] for some in new]
+        if done_B.all():
+            return
+        told_B, state = length_B, more(state)
+
+
+def chance(settings: config.Settings) -> dict[str, float]:
+    """How words are drawn, checked."""
+    found = {name: getattr(settings.sample, name) for name in ("temperature", "top_k", "top_p")}
+    try:
+        sampling.refuse(**found)
+    except ValueError as error:
+        raise errors.UserError(f"sample: {error}") from error
+    return found
+
+
+def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
+    """The text before `stop`, in pieces; what may be its beginning is held back until that is known ('': no end)."""
+    held = ""
+    for piece in pieces:
+        held += piece
+        if stop and stop in held:
+            yield held[: held.index(stop)]
+            return
+        back = next((n for n in range(min(len(stop) - 1, len(held)), 0, -1) if held.endswith(stop[:n])), 0)
+        yield held[: len(held) - back]
+        held = held[len(held) - back :]
+    yield held
+
+
+def told_while_drawn(text: str, pieces: Iterator[str]) -> str:
+    """The text and its pieces, each said as it comes; the whole."""
+    say(text)
+    parts = [text]
+    for piece in pieces:
+        say(piece)
+        parts.append(piece)
+    say("\n")
+    return "".join(parts)
+
+
+def say(text: str) -> None:
+    """Print at once; control characters, which may be commands to a terminal, as U+FFFD, what it cannot show as ?."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.translate(CONTROL).encode(encoding, "replace").decode(encoding), end="", flush=True)

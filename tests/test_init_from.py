@@ -1,0 +1,203 @@
+"""Training from another model's parameters: they are there at step 0, a misfit is named, resuming needs none."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import published
+import pytest
+import tiny
+
+from experiments import language, vision
+from experiments import model as models
+from experiments.engine import errors, initial_weights, trained
+from experiments.engine.data import borrowed, tokenizer, vocabulary
+from tfm import head
+
+GPT2 = {"M": 2, "D": 21, "H": 3, "F": 19, "mlp": "gelu_tanh"}  # as tests/published.py
+STILL = {"optim__learning_rate": 0.0, "train__steps": 1, "train__batch": 8, "optim__warmup_steps": 0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nothing is drawn, and the peak is not measured."""
+    monkeypatch.setattr(language, "figures", lambda *_: [])
+    monkeypatch.setattr(vision, "figures", lambda *_: [])
+    monkeypatch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+
+
+def words_model(settings, N: int = 13):
+    return models.language(settings.model, answer=head.next_word, W=23, N=N, tied_output=True)
+
+
+def gpt2(**changes):
+    fields = {f"model__{name}": value for name, value in GPT2.items()} | {"text__N": 13, "text__tied_output": True}
+    return tiny.settings("language", model=False, **(fields | changes))
+
+
+def load(settings, model, resumed=False):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        return initial_weights.load(settings, model.init, resumed=resumed), out.getvalue()
+
+
+def refusal(settings, model) -> str:
+    with pytest.raises(errors.UserError) as error:
+        load(settings, model)
+    return str(error.value)
+
+
+def digits(folder, **changes):
+    """A run on digits from a command."""
+    small = {**tiny.MODEL, "image.patch": 4, "train.evaluate_batch": 512} | {"model.M": 1}
+    changes = small | {key.replace("__", "."): value for key, value in (STILL | changes).items()}
+    file = tiny.config_file(folder, "vision", **changes)
+    return tiny.run("--config", file, "--workdir", str(folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The folder of a run on digits."""
+    folder = tmp_path_factory.mktemp("source")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision, "figures", lambda *_: [])
+        patch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+        assert digits(folder, optim__learning_rate=0.1).code == 0
+    return folder / "run"
+
+
+def test_a_run_starts_from_another_ones_parameters_and_resumes_without_them(source, tmp_path):
+    theirs = shutil.copytree(source, tmp_path / "theirs")
+    there = trained.flat(trained.open(str(theirs)).params)
+    changes = {"init_from": str(theirs), "seed": 3, "model__dropout": 0.25, "model__remat": True}
+    outcome = digits(tmp_path, **changes)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"starting from {theirs}: {sum(x.size for x in there.values()):,} of its parameters\n" in outcome.out
+    ours = trained.flat(trained.open(str(tmp_path / "run")).params)  # after a step of learning rate 0
+    assert ours.keys() == there.keys()
+    for path, array in there.items():
+        np.testing.assert_array_equal(ours[path], array, err_msg=path)
+    shutil.rmtree(theirs)
+    (tmp_path / "run" / "summary.json").unlink()
+    outcome = digits(tmp_path, **changes)
+    assert outcome.code == 0 and "resuming" in outcome.out and (tmp_path / "run" / "summary.json").exists()
+    again = trained.flat(trained.open(str(tmp_path / "run")).params)
+    np.testing.assert_array_equal(again["embed/W_DP"], there["embed/W_DP"])
+
+
+def test_a_fresh_head_may_have_other_classes(source, tmp_path):
+    np.savez(tmp_path / "three.npz", x=np.arange(90 * 64).reshape(90, 8, 8) % 251, y=np.arange(90) % 3)
+    other = {"image__source": str(tmp_path / "three.npz"), "init_from": str(source)}
+    outcome = digits(tmp_path, **other)
+    assert outcome.code == 2 and "head/G_CD has shape (10, 8) and not (3, 8)" in outcome.err
+    assert not (tmp_path / "run").exists()
+    outcome = digits(tmp_path, **other, init_fresh="head")
+    assert outcome.code == 0 and "parameters, anew: head" in outcome.out
+    made, theirs = (trained.open(str(folder)).params for folder in (tmp_path / "run", source))
+    assert made["head"]["G_CD"].shape == (3, 8)
+    np.testing.assert_array_equal(made["embed"]["W_DP"], theirs["embed"]["W_DP"])
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["classes"] == ["0", "1", "2"]
+
+
+def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
+    folder = published.save(tmp_path, "gpt2")
+    for path in (folder, folder / "model.safetensors"):
+        settings = gpt2(init_from=str(path))
+        found, out = load(settings, words_model(settings))
+        assert "wte.weight" in out and "split in 3" in out and "starting from" in out
+    params = words_model(settings).init(jax.random.key(0))
+    placed = initial_weights.placed(found, params)
+    assert jax.tree.structure(placed) == jax.tree.structure(params)
+    np.testing.assert_array_equal(placed["embed"]["E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
+    assert load(settings, words_model(settings), resumed=True) == ({}, "")
+
+
+def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path):
+    folder = published.save(tmp_path, "gpt2")
+    wrong = {"model__D": 24, "model__norm": "rms", "text__tied_output": False, "model__dropout": 0.5}
+    settings = gpt2(init_from=str(folder), **wrong)
+    told = refusal(settings, words_model(settings))
+    for words in ("model.D = 21 (it is 24)", "model.norm = 'token' (it is 'rms')", "text.tied_output = True (it is "):
+        assert words in told
+    assert "model.K = 7 (it is 8)" in told and "model.H" not in told and "dropout" not in told
+    assert "norm1/shift_D (2, 21) is left over" in told
+    settings = gpt2(init_from=str(folder))
+    bytes_model = models.language(settings.model, answer=head.next_word, W=256, N=13, tied_output=True)
+    told = refusal(settings, bytes_model)
+    assert "text.tokenizer to that of its 23 words (this one has 256)" in told
+    assert "embed/E_WD has shape (23, 21) and not (256, 21)" in told
+    settings = gpt2(init_from=str(tmp_path / "absent"))
+    assert "there is no" in refusal(settings, words_model(settings))
+
+
+@pytest.mark.parametrize(("N", "rule"), [(5, "cut"), (17, "linear")])
+def test_positions_are_resized_only_where_it_is_asked(tmp_path, N, rule):
+    folder = published.save(tmp_path, "gpt2")
+    settings = gpt2(init_from=str(folder), text__N=N)
+    told = refusal(settings, words_model(settings, N))
+    assert f"text.N = 13 (it is {N}); or resize_positions = True to make {N} positions of its 13" in told
+    settings = gpt2(init_from=str(folder), text__N=N, resize_positions=True)
+    found, out = load(settings, words_model(settings, N))
+    assert f"the 13 learned positions are made {N} by the rule {rule}" in out
+    theirs = published.tensors("gpt2", prefix="")["wpe.weight"]
+    np.testing.assert_allclose(found["position/P_ND"][[0, -1]], theirs[[0, 4 if rule == "cut" else -1]], rtol=1e-6)
+    assert found["position/P_ND"].shape == (N, 21)
+
+
+def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
+    settings = gpt2(init_fresh="head")
+    assert "no meaning without init_from" in refusal(settings, words_model(settings))
+    settings = gpt2(init_from=str(published.save(tmp_path, "gpt2")), init_fresh="embed, positoin")
+    told = refusal(settings, words_model(settings))
+    assert 'no part "positoin" (did you mean "position"?); its parts are: blocks, embed, norm, position' in told
+    settings = gpt2(init_from=str(tmp_path), init_fresh="blocks/mlp,position", text__N=5)
+    found, _ = load(settings, words_model(settings, 5))
+    assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
+
+
+# The words of a trained model.
+
+
+def test_the_words_of_another_run_are_used_and_kept(tmp_path):
+    theirs = tokenizer.make("characters", [b"abc d"], specials=("[MASK]",))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "tokenizer.json").write_text(json.dumps(theirs.to_json()))
+    for path in (tmp_path / "theirs", tmp_path / "theirs" / "tokenizer.json"):
+        made = borrowed.make(str(path), [b"other text"], specials=(), evaluation=[])
+        assert (made.size, made.ordinary, made.special("[MASK]")) == (6, 6, 5)
+        np.testing.assert_array_equal(made.encode(b"bad"), theirs.encode(b"bad"))
+        assert made.decode(made.encode(b"bad")) == "bad"
+        assert borrowed.files(made) == {"tokenizer.json": (tmp_path / "theirs" / "tokenizer.json").read_bytes()}
+    with pytest.raises(errors.UserError, match="UTF-8"):
+        made.encode(b"\xff")
+    with pytest.raises(errors.UserError, match="no special"):
+        made.special("[PAD]")
+    own = borrowed.make("bytes", [b"text"], specials=(), evaluation=[])
+    (tmp_path / "tokenizer.json").write_bytes(borrowed.files(own)["tokenizer.json"])
+    assert vocabulary.read(tmp_path).size == own.size == 256
+    with pytest.raises(errors.UserError, match="bytes, characters"):
+        borrowed.make("byts", [b"text"], specials=(), evaluation=[])
+
+
+def test_stories260k_goes_on_learning(tmp_path):
+    folder = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K"
+    if not os.environ.get("TFM_DATA") or not folder.is_dir():
+        pytest.skip("TFM_DATA names no folder with stories260K")
+    text = (folder / "greedy.txt").read_text(encoding="utf-8")
+    (tmp_path / "text.txt").write_text(text * 3, encoding="utf-8")
+    changes = {"text.source": tmp_path / "text.txt", "text.N": 61, "model.unroll": 1, "sample.length": 1}
+    changes |= {"train.steps": 1, "train.batch": 8, "train.evaluate_batch": 8, "optim.learning_rate": 0.0}
+    changes |= {"init_from": folder / "stories260K.bin", "text.tokenizer": folder / "tok512.bin"}
+    changes |= {"optim.warmup_steps": 0}
+    config = str(pathlib.Path(__file__).parent.parent / "configs" / "finetune.py")
+    settings = [f"--config.{key}={value}" for key, value in changes.items()]
+    outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"), *settings)
+    assert (outcome.code, outcome.err) == (0, "")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["eval/loss"] < 2  # 1.36, of its own words; at random it would be log 512 = 6.2
+    assert (tmp_path / "run" / "tok512.bin").read_bytes() == (folder / "tok512.bin").read_bytes()
+    assert trained.words(trained.open(str(tmp_path / "run"))).size == 512
