@@ -53,7 +53,8 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         baseline={"accuracy": most_frequent(corpus)},
     )
     translate = translator(settings, corpus, model)
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, model, translate))
+    kept = {"tokenizer.json": workdir.as_json(corpus.subwords.to_json())}
+    job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, model, translate), kept)
 
 
 def read(settings: config.Settings) -> Corpus:
@@ -150,20 +151,18 @@ def figures(
     folder: pathlib.Path,
     rows: list[dict],
 ) -> tuple[list[pathlib.Path], dict[str, float]]:
-    """Loss curves, cross-attention of one sentence, a table of translations, the subwords; and the scores."""
+    """Loss curves, cross-attention of one sentence, a table of translations; and the scores."""
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "cross_attention")}
     job.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
     found = translate(params, corpus.sources)
     look(files["cross_attention"], settings, corpus, model, params, found["greedy"])
     _, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=settings.pairs.N)
-    words, saved = folder / "sample.txt", folder / "tokenizer.json"
+    words = folder / "sample.txt"
     words.write_text(table(corpus, found) + "\n", encoding="utf-8")
-    workdir.write_json(saved, corpus.subwords.to_json())
-    print(
-        f"\n{table(corpus, found)}\n\n  chrF and BLEU of {len(fits_B):,} held-out sentences, {int(np.sum(~fits_B)):,}"
-    )
-    print(f"  of them longer than {settings.pairs.N} tokens, which count as translated by nothing")
-    return [*files.values(), words, saved], score(found, corpus.references)
+    long, scored = int(np.sum(~fits_B)), len(fits_B)
+    print(f"\n{table(corpus, found)}\n\n  chrF and BLEU of {scored:,} held-out sentences, {long:,} of them longer than")
+    print(f"  {settings.pairs.N} tokens, which count as translated by nothing")
+    return [*files.values(), words], score(found, corpus.references)
 
 
 def look(
