@@ -85,6 +85,7 @@ def constructed(kernel_HD: np.ndarray, *, N: int) -> dict:
 def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Y = sum_h V_h X A_h and the weights A_BHNS, which are the same for every image."""
     rest = dict(norm=None, mlp=None, order=block.pre_norm)  # of a block; the attention alone needs none of them
+    rest["H"] = params["value"]["V_HDD"].shape[0]
     design = block.Design(**PARTS, **rest, compute=attention.explicit, scale=score.SCALES["1"])
     y_BND, A_BHNS, _ = multihead.itself(params, x_BND, design=design, mask=None)
     return y_BND, A_BHNS

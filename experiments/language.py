@@ -105,6 +105,8 @@ def most_frequent(corpus: Corpus, evaluation: Any) -> float:
         batch = evaluation[i]
         right += float(np.sum((batch["target_BN"] == answer) * batch["weight_BN"]))
         asked += float(np.sum(batch["weight_BN"]))
+    if not asked:
+        raise errors.UserError("not one held-out word is hidden: give more text, or a larger text.mask_rate")
     return right / asked
 
 
@@ -158,13 +160,15 @@ def generated(settings: config.Settings, corpus: Corpus, task: train.Task, model
         raise errors.UserError(f"sample.top_p must be above 0 and at most 1, and {s.top_p} is not")
 
     room = context - prompt_BN.shape[1]
-    if room < 1 and settings.text.objective == "prefix":
-        raise errors.UserError(f"sample.prompt has {prompt_BN.size} tokens, which leaves no room in text.N = {context}")
+    if settings.text.objective == "prefix" and s.length > room:
+        raise errors.UserError(
+            f"sample.length = {s.length} tokens after a prompt of {prompt_BN.size} do not fit into text.N = {context}"
+        )
 
     @jax.jit
     def words(params: Any) -> jax.Array:
         if settings.text.objective == "prefix" or s.length <= room:
-            return continued(model, settings, params, prompt_BN, key, steps=min(s.length, room), **drawing)
+            return continued(model, settings, params, prompt_BN, key, steps=s.length, **drawing)
         return decode.sample(
             lambda w_BC: logits(params, {"w_BN": w_BC})[0], prompt_BN, key, steps=s.length, context=context, **drawing
         )

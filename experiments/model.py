@@ -62,6 +62,7 @@ def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bo
     """A model of words: `answer` is the head. transform: one more layer before the output matrix, as BERT has."""
     if transform and m.norm == "batch":
         raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
+    config.at_least(0, {"model.segments": m.segments})
     size = {"W": W}
     if m.segments:
         size["J"] = m.segments
@@ -210,6 +211,11 @@ def design(m: config.Settings) -> block.Design:
     rooms = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp}
     chosen = {name: config.choose(name, getattr(m, name), config.candidates(room)) for name, room in rooms.items()}
     if m.relation in ("rotary", "rotary_halves"):
+        if m.score == "constant":
+            raise errors.UserError(
+                f"model.score = constant compares nothing that model.relation = {m.relation} can turn"
+            )
+        config.at_least(1, {"model.rotary_base": m.rotary_base})
         features = "D" if m.score == "none" else "K"  # without a matrix the tokens themselves are turned
         if getattr(m, features) % 2:
             raise errors.UserError(
@@ -222,6 +228,7 @@ def design(m: config.Settings) -> block.Design:
         order=config.choose("block", m.block, block.ORDERS),
         compute=config.choose("attention", m.attention, attention.WAYS),
         scale=config.choose("scale", m.scale, score.SCALES),
+        H=m.H,
         eps=m.eps,
         dropout=m.dropout,
         axis=mesh.DATA,

@@ -61,7 +61,7 @@ def read(settings: config.Settings) -> Corpus:
     """The pairs of the config; subwords come from the training part. Says how many pairs are longer than pairs.N."""
     p = settings.pairs
     config.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
-    config.at_least(1, {"pairs.score_sentences": p.score_sentences})
+    config.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
     loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share)
     made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [parallel.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
@@ -91,7 +91,8 @@ def translator(settings: config.Settings, corpus: Corpus, model: models.Seq2Seq)
     """(params, sentences) -> {'greedy': translations, 'beam': translations}; of a sentence that is too long: ''."""
     p, batch = settings.pairs, settings.train.evaluate_batch
     config.at_least(1, {"pairs.beam": p.beam})
-    config.at_least(0, {"pairs.length_penalty": p.length_penalty})
+    if p.beam > 1:
+        config.at_least(0, {"pairs.length_penalty": p.length_penalty})
     if p.beam > corpus.subwords.size:
         raise errors.UserError(f"pairs.beam = {p.beam} is larger than the vocabulary, {corpus.subwords.size} subwords")
 
@@ -155,7 +156,8 @@ def figures(
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "cross_attention")}
     job.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
     found = translate(params, corpus.sources)
-    look(files["cross_attention"], settings, corpus, model, params, found["greedy"])
+    if not look(files["cross_attention"], settings, corpus, model, params, found["greedy"]):
+        del files["cross_attention"]
     _, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=settings.pairs.N)
     words = folder / "sample.txt"
     words.write_text(table(corpus, found) + "\n", encoding="utf-8")
@@ -167,14 +169,19 @@ def figures(
 
 def look(
     file: pathlib.Path, settings: config.Settings, corpus: Corpus, model: Any, params: Any, found: list[str]
-) -> None:
-    """Draw the cross-attention while a sentence is translated: the first whose sides fit and that has enough words."""
+) -> bool:
+    """Draw the cross-attention while a sentence is translated: the first whose sides fit and that has enough words.
+
+    False where no sentence fits on both sides, and nothing is drawn.
+    """
     from experiments.engine import translation_figures  # matplotlib, only where something is drawn
 
     N = settings.pairs.N
     source_BS, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=N)
     target_BN, whole_B = parallel.padded(corpus.subwords, found, N=N)
     length_B = np.sum(source_BS != subwords.PAD, axis=1) * (fits_B & whole_B)
+    if not length_B.any():
+        return False
     b = int(np.argmax(length_B >= min(8, length_B.max())))
     batch = parallel.examples(parallel.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
     inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
@@ -182,6 +189,7 @@ def look(
     source, target = (names(corpus, row) for row in (source_BS[b], target_BN[b]))
     A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(target), : len(source)]
     translation_figures.cross_attention(file, A_MHNS=A_MHNS, source=source, target=target)
+    return True
 
 
 def names(corpus: Corpus, id_N: np.ndarray) -> list[str]:

@@ -58,7 +58,7 @@ def close(fast, slow, tolerance: float = 1e-10) -> None:
 def design(**parts) -> block.Design:
     """The parts of a block: GPT-2's, and these."""
     usual = dict(score=score.asymmetric, value=value.low_rank, relation=relation.none, norm=norm.token, mlp=mlp.gelu)
-    usual |= dict(order=block.pre_norm, compute=attention.explicit, scale=score.SCALES["1/sqrt(K)"])
+    usual |= dict(H=H, order=block.pre_norm, compute=attention.explicit, scale=score.SCALES["1/sqrt(K)"])
     return block.Design(**(usual | parts))
 
 
@@ -79,7 +79,7 @@ def model(
     Compiled, and with a loop over the layers, since that takes a test the least time.
     """
     shape = dict(M=M, D=D, N=N, H=H, K=K, F=F) | (sizes or {})
-    parts = design(**{name: part for name, part in changes.items() if name in block.Design._fields})
+    parts = design(H=shape["H"], **{name: part for name, part in changes.items() if name in block.Design._fields})
     tree = {name: choice for name, choice in changes.items() if name not in block.Design._fields}
     call = dict(embed_apply=embed.words.apply, head_apply=head.apply, position=position, design=parts)
 

@@ -13,7 +13,7 @@ import reference
 import translate
 from cases import B, C, D, F, H, K, M, N, W
 
-from tfm import block, head, initial, mask, mlp, norm, position, score, shapes, transformer
+from tfm import block, head, initial, mask, mlp, multihead, norm, position, relation, score, shapes, transformer, value
 
 # ------------------------------------------------------------------------------------------------ against the reference
 
@@ -432,11 +432,15 @@ def test_bfloat16_narrows_products_and_tokens_and_nothing_else():
     assert np.sqrt(sum(jax.tree.leaves(apart))) < 0.05 * norm
 
 
-def test_running_statistics_keep_their_precision():
-    params = {"norm": {"mean_D": jnp.ones(3), "var_D": jnp.ones(3), "gain_D": jnp.ones(3)}}
-    found = transformer.cast(params, jnp.bfloat16)["norm"]
-    assert {name: leaf.dtype for name, leaf in found.items()} == {
-        "mean_D": jnp.float32,
-        "var_D": jnp.float32,
-        "gain_D": jnp.bfloat16,
-    }
+def test_running_statistics_and_biases_of_logits_keep_their_precision():
+    wide, narrow = ("mean_D", "var_D", "b_HR"), ("gain_D", "Uq_HKD")
+    found = transformer.cast({"norm": {name: jnp.ones(3) for name in wide + narrow}}, jnp.bfloat16)["norm"]
+    assert {name for name, leaf in found.items() if leaf.dtype == jnp.float32} == set(wide)
+    assert {name for name, leaf in found.items() if leaf.dtype == jnp.bfloat16} == set(narrow)
+
+
+def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads_apart():
+    design = cases.design(score=score.constant, value=value.identity, relation=relation.alibi)
+    x_BND = cases.normal(1, 1, N, D)
+    _, A_BHNS, _ = multihead.itself({"score": {}, "value": {}, "relation": {}}, x_BND, design=design, mask=None)
+    assert A_BHNS.shape == (1, H, N, N) and len({float(a) for a in A_BHNS[0, :, 0, 0]}) == H

@@ -1,5 +1,7 @@
 """FLOPs against the formulas of E29, the parameter table, and what --dry_run shows."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 import tiny
 
 from experiments.engine import cost, report
+from tfm import attention, mask
 
 B, N, D, H, M, F, W = 2, 7, 12, 3, 5, 20, 256
 
@@ -147,3 +150,13 @@ def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):
     assert 0.5 * held < 1000 * float(shown["arguments"].split()[0]) < 2 * held
     assert float(shown["temporary"].split()[0]) > 0
     assert not (tmp_path / "run").exists() and not list((tmp_path / "here").iterdir())
+
+
+def test_products_in_branches_count():
+    """Blockwise attention skips what is masked behind a condition: the dearest branch of each is what counts."""
+    x_BHNK = jnp.ones((1, 2, 64, 8))
+    one = {}
+    for name, way in attention.WAYS.items():
+        call = functools.partial(way, mask=mask.causal, scale=1.0)
+        one[name] = cost.flops(call, x_BHNK, x_BHNK, x_BHNK)
+    assert one["blockwise"] == one["explicit"] == 2 * 2 * 2 * 64 * 64 * 8

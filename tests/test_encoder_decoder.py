@@ -17,7 +17,7 @@ SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 
 def pair(**parts):
     """(params, call) of a small encoder-decoder."""
-    design, sizes = cases.design(**parts), dict(SMALL, N=13)
+    design, sizes = cases.design(H=SMALL["H"], **parts), dict(SMALL, N=13)
     call = dict(design=design, position=position.learned, unroll=1)
     call |= dict(embed_apply=lambda params, w_BN: params["E_WD"][w_BN], head_apply=head.next_word.apply)
 

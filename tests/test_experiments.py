@@ -96,7 +96,6 @@ RUNS = {
         "model.embed_norm": True,
         "optim.schedule": "wsd",
         "optim.decay_fraction": 0.5,
-        "train.accumulation": 2,
     },
     "idx": {
         "image.head": "class_token",

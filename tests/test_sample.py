@@ -350,8 +350,13 @@ def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
     assert "there is no" in refusal("classify", checkpoint=copy, **file)
 
 
-def test_a_published_vit_classifies(tmp_path):
-    published.save(tmp_path, "vit")
+@pytest.mark.parametrize("query_bias", [True, False])
+def test_a_published_vit_classifies(tmp_path, query_bias):
+    arrays = published.tensors("vit")
+    sides = ("query.bias", "key.bias", "value.bias")
+    kept = {name: array for name, array in arrays.items() if query_bias or not name.endswith(sides)}
+    assert query_bias or len(kept) < len(arrays)
+    published.save(tmp_path, "vit", kept, qkv_bias=query_bias)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
     like = picture.expected(tmp_path, trained.open(str(tmp_path)).extras)
     assert like["image"] == [15, 10, 2] and like["mean"] == [0.1, 0.2] and like["values"] == [0, pytest.approx(1)]

@@ -41,7 +41,7 @@ patch, R offsets (or buckets of offsets) between two tokens, Y X Z rows, columns
 | E28 | A_{n',n} = a(n' - n)                      | constant; relative: b_HR           | score.py,          |
 |     |                                           |                                    | relation.py        |
 | E29 | cost                                      | the same weights in blocks         | blockwise.py       |
-| E30 | training                                  | experiments/engine/optim.py        |                    |
+| E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py        |                    |
 
 Heads side by side are in multihead.py; sampling.py has temperature, top-k and top-p; fused.py calls the backend's own
 kernels; shield.py keeps NaN behind the mask; loss.py has sums and counts.

@@ -24,6 +24,7 @@ class Design(NamedTuple):
     order: Callable
     compute: Callable
     scale: Callable[[int, int], float]  # (K, D) -> the factor on the logits
+    H: int  # heads, for relations that have no parameter of their own to tell them by
     eps: float = 1e-5  # inside the root of the norms
     dropout: float = 0.0  # share of a stage's output that is set to 0 in training
     axis: str | None = None  # the mesh axis over which norms share their statistics in training

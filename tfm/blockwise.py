@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm import blocks, shield
 from tfm import mask as masks
+from tfm import shield, tiles
 
 # Forward and gradient under the causal mask on two CPU cores, JAX 0.10.2, K = 32, in seconds for square blocks of 512,
 # 256, 128, 64: 0.52, 0.51, -, - for 8,192 tokens and 4 heads; 0.96, 0.65, 0.47, 0.52 for 16 x 1,024 tokens and 8 heads.
@@ -41,21 +41,21 @@ def blockwise(
     """
     N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
     side = _side(q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV)))
-    queries, keys, narrow = blocks.size(N, queries or side), blocks.size(S, keys or side), v_BHSV.dtype
-    zero = blocks.zero((q_BHNK, k_BHSK, v_BHSV, n))
+    queries, keys, narrow = tiles.size(N, queries or side), tiles.size(S, keys or side), v_BHSV.dtype
+    zero = tiles.zero((q_BHNK, k_BHSK, v_BHSV, n))
     n, s_S = (jnp.arange(S - N, S) if n is None else n) + zero, jnp.arange(S) + zero
     # Filled up with the last position, so that what fills up a block is not what makes it needed.
-    query, key = {"n": blocks.cut(n, -1, queries, mode="edge")}, {"s": blocks.cut(s_S, 0, keys, mode="edge")}
-    rules, consts = blocks.rules(mask, bias, *jax.tree.map(lambda x: x[0], (query, key)))
-    zero += blocks.zero(consts)
+    query, key = {"n": tiles.cut(n, -1, queries, mode="edge")}, {"s": tiles.cut(s_S, 0, keys, mode="edge")}
+    rules, consts = tiles.rules(mask, bias, *jax.tree.map(lambda x: x[0], (query, key)))
+    zero += tiles.zero(consts)
     if mask is not None:
         k_BHSK, v_BHSV, sound_BS = shield.clean(k_BHSK, v_BHSV)
-        key["sound"] = blocks.cut(sound_BS, 1, keys)
+        key["sound"] = tiles.cut(sound_BS, 1, keys)
     if S % keys:
-        key["real"] = blocks.cut(s_S < S, 0, keys)
-    key["k"], key["v"] = (blocks.cut(x.astype(wide) + zero, 2, keys) for x in (k_BHSK, v_BHSV))
-    query["q"] = blocks.cut(scale * q_BHNK.astype(wide) + zero, 2, queries)
-    return blocks.join(_average(rules, query, key, consts), N).astype(narrow), None
+        key["real"] = tiles.cut(s_S < S, 0, keys)
+    key["k"], key["v"] = (tiles.cut(x.astype(wide) + zero, 2, keys) for x in (k_BHSK, v_BHSV))
+    query["q"] = tiles.cut(scale * q_BHNK.astype(wide) + zero, 2, queries)
+    return tiles.join(_average(rules, query, key, consts), N).astype(narrow), None
 
 
 def _side(tables: int) -> int:
@@ -73,7 +73,7 @@ def _logits(q_BHNK: jax.Array, k_BHSK: jax.Array, bias: jax.Array | None, allowe
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _average(rules: blocks.Rules, query: dict, key: dict, consts: Tree) -> jax.Array:
+def _average(rules: tiles.Rules, query: dict, key: dict, consts: Tree) -> jax.Array:
     """y_IBHNV for blocks of queries and of keys."""
     return _forward(rules, query, key, consts)[0]
 
@@ -81,17 +81,17 @@ def _average(rules: blocks.Rules, query: dict, key: dict, consts: Tree) -> jax.A
 # ------------------------------------------------------------------------------------------------------------ forward
 
 
-def _forward(rules: blocks.Rules, query: dict, key: dict, consts: Tree) -> tuple[jax.Array, Tree]:
+def _forward(rules: tiles.Rules, query: dict, key: dict, consts: Tree) -> tuple[jax.Array, Tree]:
     y_IBHNV, lse_IBHN1 = jax.lax.map(lambda block: _over_keys(rules, block, key, consts), query)
     return y_IBHNV, (query, key, consts, y_IBHNV, lse_IBHN1)
 
 
-def _over_keys(rules: blocks.Rules, query: dict, key: dict, consts: Tree) -> tuple[jax.Array, jax.Array]:
+def _over_keys(rules: tiles.Rules, query: dict, key: dict, consts: Tree) -> tuple[jax.Array, jax.Array]:
     """y_BHNV of one block of queries, and log sum_s exp(l_{n,s}): infinite for queries that pass on no gradient."""
 
     def step(sums: tuple, key: dict) -> tuple[tuple, None]:
         allowed = rules.allowed(query, key, consts)
-        return blocks.if_any(allowed, lambda *sums: _add(sums, rules, query, key, consts, allowed), *sums), None
+        return tiles.if_any(allowed, lambda *sums: _add(sums, rules, query, key, consts, allowed), *sums), None
 
     (top, total, y_BHNV, hit_BN), _ = jax.lax.scan(step, _empty(rules, query, key, consts), key)
     blind = total == 0
@@ -100,17 +100,17 @@ def _over_keys(rules: blocks.Rules, query: dict, key: dict, consts: Tree) -> tup
     return y_BHNV, jnp.where(blind | hit_BN[:, None, :, None], jnp.inf, top + jnp.log(total))
 
 
-def _empty(rules: blocks.Rules, query: dict, key: dict, consts: Tree) -> tuple:
+def _empty(rules: tiles.Rules, query: dict, key: dict, consts: Tree) -> tuple:
     """The sums over no key."""
     first = jax.tree.map(lambda x: x[0], key)
     l_BHNS = jax.eval_shape(lambda: _logits(query["q"], first["k"], rules.added(query, first, consts["bias"]), None))
     y_BHNV = jax.eval_shape(jnp.matmul, l_BHNS, first["v"])
-    zero = blocks.zero((query, key, consts)).astype(l_BHNS.dtype)
+    zero = tiles.zero((query, key, consts)).astype(l_BHNS.dtype)
     row_BHN1 = jnp.full((*l_BHNS.shape[:-1], 1), zero)
     return row_BHN1 - jnp.inf, row_BHN1, jnp.full(y_BHNV.shape, zero), row_BHN1[:, 0, :, 0] > 0
 
 
-def _add(sums: tuple, rules: blocks.Rules, query: dict, key: dict, consts: Tree, allowed: jax.Array | None) -> tuple:
+def _add(sums: tuple, rules: tiles.Rules, query: dict, key: dict, consts: Tree, allowed: jax.Array | None) -> tuple:
     """The largest logit, the sum of exp(logit - largest), the sum of that times the value, with one more block."""
     top, total, y_BHNV, hit_BN = sums
     l_BHNS = _logits(query["q"], key["k"], rules.added(query, key, consts["bias"]), allowed)
@@ -131,7 +131,7 @@ def _struck(allowed: jax.Array, sound_BS: jax.Array, hit_BN: jax.Array) -> jax.A
 # ----------------------------------------------------------------------------------------------------------- gradient
 
 
-def _backward(rules: blocks.Rules, saved: Tree, dy_IBHNV: jax.Array) -> tuple[dict, dict, Tree]:
+def _backward(rules: tiles.Rules, saved: Tree, dy_IBHNV: jax.Array) -> tuple[dict, dict, Tree]:
     """Gradients from the weights A = exp(l - lse), formed again: dl = A (dA - sum_s A dA), and sum_s A dA = y . dy."""
     query, key, consts, y_IBHNV, lse_IBHN1 = saved
     quiet = lse_IBHN1 == jnp.inf
@@ -146,22 +146,22 @@ def _backward(rules: blocks.Rules, saved: Tree, dy_IBHNV: jax.Array) -> tuple[di
         (dk_BHSK, dv_BHSV, dconsts), dq_IBHNK = _over_queries(rules, query | {"dq": dq_IBHNK}, key, consts, dconsts)
         return (dq_IBHNK, dconsts), (dk_BHSK, dv_BHSV)
 
-    start = jax.tree.map(jnp.zeros_like, (query["q"], blocks.smooth(consts["bias"])))
+    start = jax.tree.map(jnp.zeros_like, (query["q"], tiles.smooth(consts["bias"])))
     (dq_IBHNK, dconsts), (dk_JBHSK, dv_JBHSV) = jax.lax.scan(step, start, key)
     dkey = dict.fromkeys(key) | {"k": dk_JBHSK, "v": dv_JBHSV}
     return {"q": dq_IBHNK, "n": None}, dkey, {"mask": [None] * len(consts["mask"]), "bias": dconsts}
 
 
-def _over_queries(rules: blocks.Rules, query: dict, key: dict, consts: Tree, dconsts: list) -> tuple[tuple, jax.Array]:
+def _over_queries(rules: tiles.Rules, query: dict, key: dict, consts: Tree, dconsts: list) -> tuple[tuple, jax.Array]:
     """The gradients of one block of keys, and those of the queries and of the bias with what it adds."""
-    zero = blocks.zero((query, key, consts))
+    zero = tiles.zero((query, key, consts))
 
     def step(carry: tuple, query: dict) -> tuple[tuple, jax.Array]:
         dk_BHSK, dv_BHSV, dconsts = carry
         allowed, bias = rules.allowed(query, key, consts), rules.added(query, key, consts["bias"])
         dbias = None if bias is None else jnp.zeros_like(bias) + zero
         pull = functools.partial(_pull, rules, query, key, consts, allowed)
-        dk_BHSK, dv_BHSV, dq_BHNK, dbias = blocks.if_any(allowed, pull, dk_BHSK, dv_BHSV, query["dq"], dbias)
+        dk_BHSK, dv_BHSV, dq_BHNK, dbias = tiles.if_any(allowed, pull, dk_BHSK, dv_BHSV, query["dq"], dbias)
         # Outside of the branch: inside `shard_map` this sums over devices, and not all may take the same branch.
         more = rules.into_consts(query, key, consts["bias"], dbias)
         return (dk_BHSK, dv_BHSV, jax.tree.map(jnp.add, dconsts, more)), dq_BHNK

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from tfm import mask as masks
-from tfm import shapes
 
 Kept = dict[str, jax.Array]  # k_BHSK and v_BHSV
 
@@ -39,8 +38,7 @@ def itself(
         kept = {"k_BHSK": k_BHSK, "v_BHSV": design.value.apply(params["value"], x_BND)}
     if cache is not None:
         kept = {name: write(cache[name], kept[name], n) for name in kept}
-    H = max(q_BHNK.shape[1], shapes.check(params["value"]).get("H", 1))
-    bias = design.relation.bias(params["relation"], H)
+    bias = design.relation.bias(params["relation"], design.H)
     y_BND, A_BHNS = average(params["value"], q_BHNK, kept, design=design, mask=mask, n=n, bias=bias, D=x_BND.shape[-1])
     return y_BND, A_BHNS, kept
 

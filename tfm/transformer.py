@@ -13,7 +13,7 @@ from tfm import block as blocks
 from tfm import dropout, embed, initial
 from tfm import head as heads
 
-STATISTICS = ("mean_D", "var_D")  # running averages keep their precision
+KEPT_WIDE = ("mean_D", "var_D", "b_HR")  # running averages, and what is added to logits, keep their precision
 
 
 def init(
@@ -138,12 +138,12 @@ def answer(params: dict, x_BND: jax.Array, *, head_apply, design: blocks.Design)
 
 
 def cast(params: dict, dtype: Any) -> dict:
-    """The parameters in the dtype that the products are computed in; running statistics stay as they are."""
+    """The parameters in the dtype of the products; statistics and biases of logits stay as they are."""
     if dtype is None:
         return params
 
     def narrow(path: Any, leaf: jax.Array) -> jax.Array:
-        kept = path[-1].key in STATISTICS or not jnp.issubdtype(leaf.dtype, jnp.floating)
+        kept = path[-1].key in KEPT_WIDE or not jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf if kept else leaf.astype(dtype)
 
     return jax.tree_util.tree_map_with_path(narrow, params)

@@ -24,10 +24,9 @@ def _count(jaxpr: Any) -> int:
         if equation.primitive.name == "dot_general":
             total += _dot(equation)
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        for value in equation.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                total += times * _count(inner)
+        for value in equation.params.values():  # a branch, of which the dearest counts, a body, or something else
+            inner = [getattr(one, "jaxpr", one) for one in (value if isinstance(value, tuple) else (value,))]
+            total += times * max((_count(one) for one in inner if hasattr(one, "eqns")), default=0)
     return total
 
 

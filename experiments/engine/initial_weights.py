@@ -115,7 +115,7 @@ def _vocabulary(found: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]
 
 def _resized(made: trained.Trained, P_ND: np.ndarray, N: int) -> np.ndarray:
     """The position table for N positions: patches between their neighbours, words cut or stretched."""
-    rule = "grid" if made.kind == "image" else "cut" if N <= P_ND.shape[0] else "linear"
+    rule = "grid" if made.kind in ("image", "masked_image") else "cut" if N <= P_ND.shape[0] else "linear"
     if N != P_ND.shape[0]:
         print(f"the {P_ND.shape[0]} learned positions are made {N} by the rule {rule}")
     return pretrained.resize_positions(P_ND, N, rule)

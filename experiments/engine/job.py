@@ -10,11 +10,23 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import checkpoint, config, cost, initial_weights, log, mesh, optim, report, train, workdir
+from experiments.engine import (
+    checkpoint,
+    config,
+    cost,
+    errors,
+    initial_weights,
+    log,
+    mesh,
+    optim,
+    report,
+    train,
+    workdir,
+)
 from experiments.engine.data import batches
 from tfm import shapes
 
-NOT_NEGATIVE = ("learning_rate", "warmup_steps", "final_fraction", "beta1", "beta2", "eps", "weight_decay", "clip")
+NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
 
@@ -36,6 +48,8 @@ class Plan:
 
 def devices(settings: config.Settings) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another."""
+    if not 0 <= settings.seed < 2**32:
+        raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {settings.seed} does not")
     mesh.start(settings.device)
     devices = mesh.make(data=settings.mesh.data)
     print(mesh.describe(devices), flush=True)
@@ -50,13 +64,20 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
     config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
     mesh.check_batch(devices, "train.batch", batch=t.batch, parts=t.accumulation)
     mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
+    if t.accumulation > 1 and settings.model.norm == "batch":
+        raise errors.UserError(
+            "train.accumulation > 1 would give each part statistics of its own: not with model.norm = batch"
+        )
     config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE})
+    for name in ("beta1", "beta2"):
+        if getattr(o, name) >= 1:
+            raise errors.UserError(f"optim.{name} must be less than 1, and {getattr(o, name)} is not")
     rate = optim.schedule(
         o.schedule,
         peak=o.learning_rate,
         steps=t.steps,
         warmup_steps=o.warmup_steps,
-        final_fraction=o.final_fraction,
+        final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
         decay_fraction=o.decay_fraction if o.schedule == "wsd" else 0.0,
     )
     optimiser = optim.adamw(rate, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, clip=o.clip)

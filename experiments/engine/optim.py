@@ -19,6 +19,10 @@ def schedule(
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
+    if final_fraction < 0 or not 0 <= decay_fraction <= 1:
+        raise errors.UserError("optim.final_fraction must be at least 0, and optim.decay_fraction between 0 and 1")
+    if ":" in name:
+        raise errors.UserError(f'unknown schedule "{name}": a schedule is named, and cannot be imported')
     rest, final = steps - warmup_steps, peak * final_fraction
     fall = min(max(1, round(steps * decay_fraction)), rest)
     after = config.choose(

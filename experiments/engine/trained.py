@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from experiments.engine import checkpoint, errors, llama2c, pretrained
 from experiments.engine.data import vocabulary
@@ -98,7 +99,16 @@ def _published(path: pathlib.Path, read: pretrained.Imported) -> Trained:
     else:
         facts = {name: extras[name] for name in ("W", "N", "tied_output")}
         facts["transform"] = read.family == "bert"
-    return Trained(path, kind, read.params, read.model, facts, extras, pretrained.show(read))
+    params = read.params if extras.get("query_bias", True) else _biased(read.params)
+    return Trained(path, kind, params, read.model, facts, extras, pretrained.show(read))
+
+
+def _biased(params: dict) -> dict:
+    """A published ViT without biases on queries, keys and values, with zeros for them: ours has all biases or none."""
+    blocks = params["blocks"]
+    zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)
+    score = blocks["score"] | {"bq_HK": zeros_MHK, "bk_HK": zeros_MHK}
+    return params | {"blocks": blocks | {"score": score, "value": blocks["value"] | {"bv_HK": zeros_MHK}}}
 
 
 def _llama2c(path: pathlib.Path) -> Trained:

@@ -1,0 +1,68 @@
+"""Settings that make no sense together: one sentence, before anything runs or is written."""
+
+import contextlib
+import io
+
+import pytest
+import tiny
+
+from experiments import model as models
+from experiments.engine import config, errors
+
+MODELS = {
+    "model.window must be at least 0": dict(window=-1),
+    "model.dropout must be less than 1": dict(dropout=1.0),
+    "model.dropout must be at least 0": dict(dropout=-0.1),
+    "model.K must be even, and it is 3": dict(relation="rotary", K=3),
+    "model.D must be even, and it is 9": dict(relation="rotary_halves", score="none", D=9, H=3),
+    "model.rotary_base must be at least 1": dict(relation="rotary", rotary_base=0.0),
+    "model.score = constant compares nothing": dict(relation="rotary", score="constant"),
+    "unknown relation .*alibi": dict(relation="alibbi"),
+    "unknown compute_dtype .*bfloat16": dict(compute_dtype="bf16"),
+    "unknown attention .*blockwise": dict(attention="flash"),
+}
+TEXTS = {
+    "model.norm = instance looks at later words": dict(model__norm="instance"),
+    "model.segments must be at least 0": dict(model__segments=-1),
+    "text.prefix must be at least 1 and less than text.N": dict(text__objective="prefix", text__prefix=8),
+    "sample.length = 400 tokens after a prompt of 1": dict(text__objective="prefix", text__prefix=3),
+    "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
+    "sample.top_p must be above 0": dict(sample__top_p=0.0),
+    "sample.top_k must be at least 0": dict(sample__top_k=-1),
+    "not one held-out word is hidden": dict(text__objective="masked", text__mask_rate=1e-9),
+}
+TRAININGS = {
+    "train.accumulation > 1": dict(model__norm="batch", train__accumulation=2),
+    "optim.beta2 must be less than 1": dict(optim__beta2=1.0),
+    "optim.decay_fraction between 0 and 1": dict(optim__schedule="wsd", optim__decay_fraction=1.5),
+    "a schedule is named, and cannot be imported": dict(optim__schedule="a:b"),
+    "the seed must lie between": dict(seed=-1),
+}
+
+
+@pytest.mark.parametrize("words", MODELS)
+def test_a_model_that_cannot_be(words):
+    settings = tiny.settings("vision", **{f"model__{name}": value for name, value in MODELS[words].items()})
+    with pytest.raises(errors.UserError, match=words):
+        models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+
+
+@pytest.mark.parametrize("words", TEXTS)
+def test_a_text_run_that_cannot_be(words, tmp_path):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    changes = dict(text__source=str(tmp_path / "text.txt"), text__N=8) | TEXTS[words]
+    with pytest.raises(errors.UserError, match=words):
+        tiny.task_of(tiny.settings("language", **changes))
+
+
+@pytest.mark.parametrize("words", TRAININGS)
+def test_a_training_that_cannot_be(words, tmp_path):
+    settings = tiny.settings("vision", image__patch=4, **TRAININGS[words])
+    with pytest.raises(errors.UserError, match=words), contextlib.redirect_stdout(io.StringIO()):
+        config.experiment("vision").run(settings, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead():
+    with pytest.raises(errors.UserError, match="model.norm = instance looks at later tokens"):
+        models.encoder_decoder(tiny.settings("vision", model__norm="instance").model, W=5, N=4, tied_output=True)
