@@ -20,6 +20,7 @@ def get_config():
     config.text.objective = "masked"
     config.text.tied_output = True
     config.text.transform = True
-    config.train.steps = 1000
+    config.optim.learning_rate = 2e-3
+    config.train.steps = 2000
     config.train.batch = 24
     return config

@@ -2,7 +2,8 @@
 
 python launch.py --config configs/prefix_lm.py
 
-RESULT
+Two CPU cores: 73 s with start and compilation. Held-out modules of Python 3.11, seed 0: 2.244 nats per byte,
+37.1 % right (always guessing the most frequent: 16.1 %).
 """
 
 from configs import base
