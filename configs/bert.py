@@ -2,7 +2,8 @@
 
 python launch.py --config configs/bert.py
 
-RESULT
+Two CPU cores: 166 s with start and compilation. Held-out modules of Python 3.11, seed 0: 2.921 nats per hidden byte,
+24.7 % right (always guessing the most frequent: 16.8 %).
 """
 
 from configs import base

@@ -2,7 +2,8 @@
 
 python launch.py --config configs/llama.py
 
-RESULT
+Two CPU cores: 52 s with start and compilation. Held-out modules of Python 3.11, seed 0: 1.603 nats per byte,
+56.0 % right (always guessing the most frequent: 16.3 %).
 """
 
 from configs import base
