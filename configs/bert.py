@@ -3,7 +3,8 @@
 python launch.py --config configs/bert.py
 
 Two CPU cores: 166 s with start and compilation. Held-out modules of Python 3.11, seed 0: 2.921 nats per hidden byte,
-24.7 % right (always guessing the most frequent: 16.8 %).
+24.7 % right (always guessing the most frequent: 16.8 %). Post-norm learns slowly here: with pre-norm and without the
+norm after the embedding (configs/masked_lm.py) 1,000 steps give 36.2 %, with post-norm in their place 24.5 %.
 """
 
 from configs import base
