@@ -361,7 +361,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on(vision, tmp_path, monkeypatch):
     monkeypatch.setattr(workdir, "enter", stopped)
     outcome = tiny.run(*vision, *SMALL, "--workdir", str(tmp_path / "run"))
     assert outcome.code == 130
-    assert "same --workdir" in outcome.err and outcome.err.count("\n") == 1
+    assert "--workdir" in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_any_other_error_is_not_hidden(vision, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int) -> grain.MapDataset:
     _check(n=n, batch=batch)
     if n < batch:
         raise errors.UserError(
-            f"the training part has {n} examples, fewer than one batch of {batch}: ask for a smaller batch"
+            f"the training part has {n} examples, fewer than one batch of {batch}: make train.batch smaller"
         )
     if not 0 <= seed < 2**32:
         raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")

@@ -55,6 +55,8 @@ def make(
     UserError as `tokenizer.make` and `vocabulary.read`.
     """
     path = pathlib.Path(name).expanduser()
+    if len(path.parts) > 1 and not path.exists():
+        raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there (bytes and characters need none)")
     if name in tokenizer.KINDS or not name or not path.exists():
         return tokenizer.make(name, documents, specials=specials, evaluation=evaluation)
     words = vocabulary.read(path)
