@@ -56,7 +56,7 @@ def make(
     """
     path = pathlib.Path(name).expanduser()
     if len(path.parts) > 1 and not path.exists():
-        raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there (bytes and characters need none)")
+        raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there")
     if name in tokenizer.KINDS or not name or not path.exists():
         return tokenizer.make(name, documents, specials=specials, evaluation=evaluation)
     words = vocabulary.read(path)
