@@ -205,7 +205,7 @@ def test_a_sentence_that_is_too_long_is_translated_by_nothing_and_a_beam_of_one_
         ({"pairs.N": 2}, "at most N = 2 tokens a side"),
         ({"pairs.vocabulary": 3}, "at least 259 ids"),
         ({"pairs.length_penalty": -1.0}, "pairs.length_penalty must be at least 0"),
-        ({"pairs.score_sentences": 0}, "pairs.score_sentences must be at least 1"),
+        ({"pairs.score_sentences": 0}, "pairs.score_sentences must be at least 2"),
         ({"pairs.share": 0.0}, "share of the pairs"),
         ({"pairs.source": "nowhere.tsv"}, "nor a path that exists"),
         ({"model.norm": "instance"}, "later tokens"),
