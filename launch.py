@@ -1,6 +1,8 @@
 """python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]"""
 
+import contextlib
 import datetime
+import os
 import pathlib
 import sys
 
@@ -18,7 +20,10 @@ DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory o
 def arguments(argv: list[str]) -> list[tuple[str, str]]:
     """Parse the flags; what begins with --config. is returned as (key, value)."""
     if "--help" in argv:
-        print(f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\nEvery setting, with a comment, is in configs/base.py.")
+        print(
+            f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\nEvery setting, with a comment, is in configs/base.py.",
+            flush=True,
+        )
         sys.exit(0)
     overrides, rest = [], []
     words = iter(argv)
@@ -42,24 +47,46 @@ def arguments(argv: list[str]) -> list[tuple[str, str]]:
 def main(argv: list[str]) -> int:
     """Load the config, and hand it to its experiment. Returns the exit code."""
     try:
+        code = attempt(argv)
+        sys.stdout.flush()  # here, where it can be noticed that nobody reads it
+    except BrokenPipeError:  # as in `... | head -1`
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nobody:
+            os.dup2(nobody.fileno(), sys.stdout.fileno())  # for what is flushed at the end
+        return 1
+    return code
+
+
+def attempt(argv: list[str]) -> int:
+    """The same, for a reader who stays."""
+    stopped = "stopped"
+    try:
         overrides = arguments(argv)
-        config = configs.load(CONFIG.value, base=base.get_config())
+        config = configs.load(CONFIG.value, base=base.get_config(), given=[key for key, _ in overrides])
         for key, value in overrides:
             configs.override(config, key, value)
         settings = configs.Settings(config, defaults=base.get_config())
         experiment = configs.experiment(settings.experiment)
-        when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        usual = pathlib.Path("runs") / pathlib.Path(CONFIG.value).stem / when
-        folder = pathlib.Path(WORKDIR.value) if WORKDIR.value else usual
-        silent = DRY_RUN.value or not (WORKDIR.value or getattr(experiment, "WRITES", True))
-        experiment.run(settings, None if silent else folder)
+        trains = getattr(experiment, "WRITES", True)
+        if trains:
+            stopped += "; a run goes on from its last checkpoint with the same command and --workdir"
+        elif DRY_RUN.value:
+            raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
+        experiment.run(settings, folder_of(trains))
     except errors.UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; a run goes on from its last checkpoint with the same command and --workdir", file=sys.stderr)
+        print(stopped, file=sys.stderr)
         return 130
     return 0
+
+
+def folder_of(trains: bool) -> pathlib.Path | None:
+    """Where to write; None: nowhere."""
+    if DRY_RUN.value or not (WORKDIR.value or trains):
+        return None
+    when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    return pathlib.Path(WORKDIR.value or pathlib.Path("runs") / pathlib.Path(CONFIG.value).stem / when)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.device = "any"  # any, cpu, gpu, tpu: what must be there
     config.data_dir = ""  # folder searched for data sets after $TFM_DATA and before the cache folder
     config.init_from = ""  # a trained model to start from: a run's folder, a published model's folder or file
-    config.init_fresh = ""  # parts that may be missing there and start anew, as paths: 'head', 'head,position'
+    config.init_fresh = ""  # parts that may be missing there and start anew, or be left behind: 'head,embed/h_D'
     config.resize_positions = False  # fit a position table of another length by interpolation instead of refusing it
     config.checkpoint = ""  # a trained model to use: a run's folder, a published model's folder or file
     config.prompt = ""  # text to go on with (sample), or with a [MASK] for each hidden word (fill)

@@ -2,8 +2,9 @@
 
 python launch.py --config configs/export.py --config.checkpoint=DIR --config.family=gpt2 --workdir=OUT
 
-DIR is a run's folder. OUT gets model.safetensors and config.json; the words are not written, since a tokenizer of bytes
-or characters has no such form there. A field of the run's config that the family does not have is refused by its name.
+DIR is a run's folder, or that of a published model. OUT gets model.safetensors, config.json and the files of its words
+(those of bytes or characters only this project reads). A field of the run's config that the family does not have is
+refused by its name; rotary positions are written in Llama's order of the features.
 """
 
 from configs import base

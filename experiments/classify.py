@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, mesh, trained, workdir
+from experiments.engine import config, errors, mesh, terminal, trained, workdir
 from experiments.engine.data import picture
 from tfm import embed
 
@@ -21,9 +21,10 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     trained.expect(made, "image")
     if not settings.file:
         raise errors.UserError("say which image: --config.file=PATH")
-    like = picture.expected(made.path, made.extras)
+    like = picture.expected(made.path, made.extras, Z=made.facts["Z"], C=made.facts["C"])
     image_1YXZ, done = picture.read(pathlib.Path(settings.file).expanduser(), like)
-    fields = trained.fields(made, settings.model.to_dict())
+    fields = trained.fields(made, config.beside(settings.model, made.model, made.path))
+    config.beside(settings.image, {"head": made.facts["answer"]}, made.path, "image")
     Y, X, Z = like["image"]
     model = models.vision(fields, Y=Y, X=X, **made.facts)
     params = trained.checked(made, model.init)
@@ -33,9 +34,9 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     apply = jax.jit(lambda params, image_BYXZ: model.apply(params, embed.cut(image_BYXZ, size=patch), mask=mask)[0])
     p_C = np.asarray(jax.nn.softmax(apply(params, image_1YXZ)[0]))
     told = f"{done}\n{likeliest(p_C, like['classes'])}"
-    print(told)
+    terminal.say(told, "\n")
     if file is not None:
-        workdir.write(file, (told + "\n").encode())
+        workdir.write_new(file, (told + "\n").encode())
 
 
 def likeliest(p_C: np.ndarray, classes: list[str]) -> str:

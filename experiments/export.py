@@ -1,10 +1,12 @@
 """A model trained here, written in the form of a published family, so that the transformers library opens it."""
 
 import pathlib
+import shutil
 from typing import Any
 
-from experiments.engine import config, errors, pretrained, trained, workdir
-from experiments.engine.data import picture
+from experiments.engine import config, errors, pretrained, terminal, trained, workdir
+from experiments.engine.data import picture, vocabulary
+from experiments.engine.pretrained import llama
 
 WRITES = False  # without --workdir it is not known where to
 WORDS = {"transform": ("text.transform", False)}
@@ -17,25 +19,32 @@ FACTS = {  # fact -> the field of a config that says it, and what the family has
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Write model.safetensors and config.json into the folder, which must be new."""
+    """Write model.safetensors and config.json into the folder, which must be new, and what else belongs to a model."""
     family = config.choose("family", settings.family, {name: name for name in pretrained.FAMILIES})
     made = trained.open(settings.checkpoint)
     trained.expect(made, trained.KINDS[family])
+    trained.finite(made.path, trained.flat(made.params))
     fields = {**settings.model.to_dict(), **made.model}
     refuse(family, made.facts, fields)
-    like = picture.expected(made.path, made.extras) if made.kind == "image" else None
+    like = (
+        picture.expected(made.path, made.extras, Z=made.facts["Z"], C=made.facts["C"]) if made.kind == "image" else None
+    )
     settings.refuse_unused()
     if folder is None:
         raise errors.UserError("say where to write it: --workdir=FOLDER")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise errors.UserError(f"{folder} is there already: choose another --workdir")
     extras = made.facts | made.extras | ({"image": like["image"][:2], "class_names": like["classes"]} if like else {})
-    pretrained.write(folder, family=family, params=made.params, model=fields, extras=extras)
+    params = made.params
+    if family == "llama" and fields["relation"] == "rotary":  # theirs is rotary_halves
+        params, fields = llama.in_halves(params, fields)
+    pretrained.write(folder, family=family, params=params, model=fields, extras=extras)
     files = ["model.safetensors", "config.json"]
     if like and like["values"][0] == 0:  # theirs have no other black
         workdir.write_json(folder / "preprocessor_config.json", preprocessor(like))
         files.append("preprocessor_config.json")
-    print(f"{made.path} is written as {family}: {', '.join(str(folder / file) for file in files)}")
+    files += copied(made, folder) if not like else []
+    terminal.say(f"{made.path} is written as {family}: {', '.join(str(folder / file) for file in files)}", "\n")
 
 
 def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -49,6 +58,24 @@ def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
         wrong.append("model.segments is 0 and not 1 or more")
     if wrong:
         raise errors.UserError(f"this model cannot be written as {family}: {'; '.join(wrong)}")
+
+
+def copied(made: trained.Trained, folder: pathlib.Path) -> list[str]:
+    """The names of the files that say what the model's words are, which are copied into the folder.
+
+    tokenizer.json of the `tokenizers` library is one that transformers reads; a run's own kind, and llama2.c's, only we
+    do, and opening the model without a tokenizer is no worse for it.
+    """
+    beside = made.path if made.path.is_dir() else made.path.parent
+    own = [beside / f"tok{made.facts['W']}.bin"] if made.path.is_file() else []  # as trained.words looks for it
+    names = ("tokenizer.json", *vocabulary.ROLE_FILES)
+    found = [file for file in own if file.is_file()] or [beside / name for name in names if (beside / name).is_file()]
+    try:
+        for file in found:
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise errors.UserError(f"{file} cannot be copied to {folder}: {error.strerror or error}") from error
+    return [file.name for file in found]
 
 
 def preprocessor(like: dict[str, Any]) -> dict[str, Any]:

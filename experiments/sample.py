@@ -3,7 +3,6 @@
 import functools
 import itertools
 import pathlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, mesh, trained, workdir
+from experiments.engine import config, errors, mesh, terminal, trained, workdir
 from experiments.engine.data import vocabulary
 from tfm import decode, head, sampling
 from tfm import mask as masks
@@ -19,11 +18,11 @@ from tfm import mask as masks
 WRITES = False  # nothing, unless --workdir is given
 AT_ONCE = 8  # words between two looks at what has been drawn
 MOST = 256  # words, where the config leaves their number open
-CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     """Go on with the prompts of the config: one is streamed; several are drawn together and told at the end."""
+    config.check_seed(settings.seed)
     mesh.start(settings.device)
     made = trained.open(settings.checkpoint)
     trained.expect(made, "causal", "prefix")
@@ -42,9 +41,9 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         whole = [list(itertools.chain(*parts)) for parts in zip(*gained, strict=True)]
         more = ["".join(until(words.stream(new, after=old), stop)) for new, old in zip(whole, ids, strict=True)]
         told = [text + rest for text, rest in zip(texts, more, strict=True)]
-        say("\n\n".join(told) + "\n")
+        terminal.say("\n\n".join(told) + "\n")
     if file is not None:
-        workdir.write(file, ("\n\n".join(told) + "\n").encode())
+        workdir.write_new(file, ("\n\n".join(told) + "\n").encode())
 
 
 def prompts(settings: config.Settings) -> list[str]:
@@ -86,7 +85,7 @@ def drawn(
 
     Prompts are padded to the same power of two, so that few lengths are compiled, and one program draws every round.
     """
-    fields = trained.fields(made, settings.model.to_dict())
+    fields = trained.fields(made, config.beside(settings.model, made.model, made.path))
     model = models.language(fields, answer=head.next_word, **made.facts)
     params = jax.device_put(trained.checked(made, model.init))
     N = decode.bucket(max(map(len, ids)), made.facts["N"])
@@ -124,6 +123,8 @@ def rounds(begin: Any, more: Any, ids: list[list[int]], seed: int, ends: set[int
 def chance(settings: config.Settings) -> dict[str, float]:
     """How words are drawn, checked."""
     found = {name: getattr(settings.sample, name) for name in ("temperature", "top_k", "top_p")}
+    if found["top_p"] == 0:
+        raise errors.UserError("sample.top_p must be above 0 and at most 1, and 0 is not")
     try:
         sampling.refuse(**found)
     except ValueError as error:
@@ -147,16 +148,10 @@ def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
 
 def told_while_drawn(text: str, pieces: Iterator[str]) -> str:
     """The text and its pieces, each said as it comes; the whole."""
-    say(text)
+    terminal.say(text)
     parts = [text]
     for piece in pieces:
-        say(piece)
+        terminal.say(piece)
         parts.append(piece)
-    say("\n")
+    terminal.say("\n")
     return "".join(parts)
-
-
-def say(text: str) -> None:
-    """Print at once; control characters, which may be commands to a terminal, as U+FFFD, what it cannot show as ?."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.translate(CONTROL).encode(encoding, "replace").decode(encoding), end="", flush=True)

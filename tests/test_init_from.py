@@ -40,14 +40,14 @@ def gpt2(**changes):
     return tiny.settings("language", model=False, **(fields | changes))
 
 
-def load(settings, model, resumed=False):
+def load(settings, model, resumed=False, kept=None):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        return initial_weights.load(settings, model.init, resumed=resumed), out.getvalue()
+        return initial_weights.load(settings, model.init, resumed=resumed, kept=kept), out.getvalue()
 
 
-def refusal(settings, model) -> str:
+def refusal(settings, model, kept=None) -> str:
     with pytest.raises(errors.UserError) as error:
-        load(settings, model)
+        load(settings, model, kept=kept)
     return str(error.value)
 
 
@@ -94,6 +94,7 @@ def test_a_fresh_head_may_have_other_classes(source, tmp_path):
     other = {"image__source": str(tmp_path / "three.npz"), "init_from": str(source)}
     outcome = digits(tmp_path, **other)
     assert outcome.code == 2 and "head/G_CD has shape (10, 8) and not (3, 8)" in outcome.err
+    assert "(3,); or init_fresh = head to begin with a new head" in outcome.err
     assert not (tmp_path / "run").exists()
     outcome = digits(tmp_path, **other, init_fresh="head")
     assert outcome.code == 0 and "parameters, anew: head" in outcome.out
@@ -121,6 +122,7 @@ def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path):
     wrong = {"model__D": 24, "model__norm": "rms", "text__tied_output": False, "model__dropout": 0.5}
     settings = gpt2(init_from=str(folder), **wrong)
     told = refusal(settings, words_model(settings))
+    assert "init_fresh" not in told
     for words in ("model.D = 21 (it is 24)", "model.norm = 'token' (it is 'rms')", "text.tied_output = True (it is "):
         assert words in told
     assert "model.K = 7 (it is 8)" in told and "model.H" not in told and "dropout" not in told
@@ -139,13 +141,15 @@ def test_positions_are_resized_only_where_it_is_asked(tmp_path, N, rule):
     folder = published.save(tmp_path, "gpt2")
     settings = gpt2(init_from=str(folder), text__N=N)
     told = refusal(settings, words_model(settings, N))
-    assert f"text.N = 13 (it is {N}); or resize_positions = True to make {N} positions of its 13" in told
+    assert told.count("resize_positions") == 1 and f"set text.N = 13 (it is {N}), or resize_positions = True; " in told
     settings = gpt2(init_from=str(folder), text__N=N, resize_positions=True)
     found, out = load(settings, words_model(settings, N))
     assert f"the 13 learned positions are made {N} by the rule {rule}" in out
     theirs = published.tensors("gpt2", prefix="")["wpe.weight"]
     np.testing.assert_allclose(found["position/P_ND"][[0, -1]], theirs[[0, 4 if rule == "cut" else -1]], rtol=1e-6)
     assert found["position/P_ND"].shape == (N, 21)
+    settings = gpt2(init_from=str(folder), resize_positions=True)
+    assert "resize_positions = True is not needed" in refusal(settings, words_model(settings))
 
 
 def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
@@ -157,6 +161,101 @@ def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
     settings = gpt2(init_from=str(tmp_path), init_fresh="blocks/mlp,position", text__N=5)
     found, _ = load(settings, words_model(settings, 5))
     assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
+
+
+def images(Y=8, patch=4, P=16, **changes):
+    """Settings and model of a run on images of Y x Y pixels, as `digits`."""
+    fields = {"model__M": 1, "image__patch": patch} | changes
+    settings = tiny.settings("vision", **fields)
+    sizes = {"Y": Y, "X": Y, "Z": P // patch**2, "patch": patch, "C": 10}
+    return settings, models.vision(settings.model, answer=settings.to_dict()["image"]["head"], **sizes)
+
+
+def test_other_positions_of_patches_are_offered_only_where_all_else_fits(source):
+    start = {"init_from": str(source)}
+    assert "set resize_positions = True to make 16 positions of its 4;" in refusal(*images(Y=16, **start))
+    found, _ = load(*images(Y=16, **start, resize_positions=True))
+    assert found["position/P_ND"].shape == (16, 8)
+    told = refusal(*images(patch=2, P=4, **start))
+    assert "set image.patch = 4 (it is 2); it is for images of 8 x 8 pixels and 1 channel;" in told
+    unlike = images(Y=16, P=48, **start), images(image__head="class_token", **start), images(patch=2, **start)
+    for case in unlike:
+        told = refusal(*case)
+        assert "it is for images of 8 x 8 pixels and 1 channel;" in told and "resize_positions" not in told
+
+
+def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path, source, monkeypatch):
+    made = trained.open(str(source))
+    params = {**made.params, "embed": {**made.params["embed"], "h_D": np.ones(8, np.float32)}}
+    params["head"] = {"G_PD": np.ones((16, 8), np.float32), "b_P": np.ones(16, np.float32)}
+    other = made._replace(params=params, kind="masked_image", facts={"patch": 4, "Z": 1})
+    monkeypatch.setattr(trained, "open", lambda path: other)
+    told = refusal(*images(init_from="there", init_fresh="head"))
+    assert "embed/h_D (8,) is left over; init_fresh may name parts to begin anew, or to leave behind" in told
+    assert "set " not in told and "new head" not in told
+    found, out = load(*images(init_from="there", init_fresh="head,embed/h_D"))
+    assert "anew: head, left behind: embed/h_D\n" in out and "embed/h_D" not in found and "embed/W_DP" in found
+    assert 'no part "embed/x"' in refusal(*images(init_from="there", init_fresh="head,embed/x"))
+
+
+# What a path means, and whether it is whole.
+
+
+def test_numbers_that_are_not_finite_are_not_used(tmp_path):
+    arrays = published.tensors("gpt2")
+    arrays["transformer.h.1.mlp.c_proj.bias"][3] = np.inf
+    folder = published.save(tmp_path, "gpt2", arrays)
+    settings = gpt2(init_from=str(folder))
+    wanted = f"{folder} is damaged: blocks/mlp/b2_D holds values that are not finite numbers"
+    assert refusal(settings, words_model(settings)) == wanted
+    with pytest.raises(errors.UserError) as error:
+        trained.checked(trained.open(str(folder)), words_model(settings).init)
+    assert str(error.value) == wanted
+    settings = gpt2(init_from=str(folder), init_fresh="blocks/mlp")
+    assert "embed/E_WD" in load(settings, words_model(settings))[0]  # what is not taken may be anything
+
+
+def test_a_run_must_hold_what_its_summary_says(source, tmp_path):
+    copy = shutil.copytree(source, tmp_path / "copy")
+    trained.open(str(copy))
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64}))
+    with pytest.raises(errors.UserError, match="is damaged: the parameters of step 1 are not those of params_sha256"):
+        trained.open(str(copy))
+    (copy / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64, "steps": 2}))
+    trained.open(str(copy))  # of another step
+
+
+def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp_path, monkeypatch):
+    assert trained.open(str(source / "config.json")).path == source
+    folder = published.save(tmp_path / "gpt2", "gpt2")
+    assert trained.open(str(folder / "config.json")).kind == "causal"
+    own = tokenizer.make("characters", [b"abc"], specials=())
+    (folder / "tokenizer.json").write_text(json.dumps(own.to_json()))
+    monkeypatch.chdir(source)
+    assert trained.open(".").kind == trained.open("config.json").kind == "image"
+    monkeypatch.chdir(folder)
+    for path in (".", "config.json", "model.safetensors"):
+        assert trained.words(trained.open(path)).size == 3
+    with pytest.raises(errors.UserError, match="alone.pt is not read.*AutoTokenizer"):
+        (tmp_path / "alone.pt").write_bytes(b"\x80\x04.")
+        trained.open(str(tmp_path / "alone.pt"))
+
+
+def test_the_only_llama2c_model_of_a_folder_is_opened(tmp_path, monkeypatch):
+    sizes = [8, 5, 1, 2, 2, 11, 7]  # D, F, M, H, G, W, N
+    numbers = 11 * 8 + 8 + 4 * 64 + 8 + 3 * 40 + 8 + 2 * 7 * 2
+    content = np.int32(sizes).tobytes() + np.zeros(numbers, np.float32).tobytes()
+    (tmp_path / "tok11.bin").write_bytes(b"words")
+    with pytest.raises(errors.UserError, match="tok11.bin is not read|holds neither"):
+        trained.open(str(tmp_path))
+    (tmp_path / "a.bin").write_bytes(content)
+    made = trained.open(str(tmp_path))
+    assert made.path == tmp_path / "a.bin" and made.facts["W"] == 11
+    assert trained.tokenizers(made) == [tmp_path / "tok11.bin"]
+    (tmp_path / "b.bin").write_bytes(content)
+    with pytest.raises(errors.UserError, match="holds 2 models: give one, as .*a.bin"):
+        trained.open(str(tmp_path))
 
 
 # The words of a trained model.
@@ -181,6 +280,46 @@ def test_the_words_of_another_run_are_used_and_kept(tmp_path):
     assert vocabulary.read(tmp_path).size == own.size == 256
     with pytest.raises(errors.UserError, match="bytes, characters"):
         borrowed.make("byts", [b"text"], specials=(), evaluation=[])
+
+
+def saved_words(text: str, **more) -> bytes:
+    made = tokenizer.make("characters", [text.encode()], specials=())
+    return json.dumps(made.to_json() | more).encode()
+
+
+def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
+    folder = published.save(tmp_path, "gpt2")
+    settings = gpt2(init_from=str(folder))
+    model, ours = words_model(settings), {"tokenizer.json": saved_words("abcdefghij")}
+    load(settings, model, kept=ours)  # nobody knows what they mean there
+    (folder / "tokenizer.json").write_bytes(saved_words("klmnopqrst"))
+    told = refusal(settings, model, kept=ours)
+    assert told.endswith(f"its words are not those of this run: set text.tokenizer = {folder}")
+    assert told == refusal(settings, model, kept={"tok23.bin": b"words"})
+    (folder / "tokenizer.json").write_bytes(b"\n" + saved_words("abcdefghij", padding={"length": 7}))
+    load(settings, model, kept=ours)
+    (folder / "tokenizer.json").write_bytes(saved_words("klmnopqrst"))
+    settings = gpt2(init_from=str(folder), init_fresh="embed")
+    load(settings, model, kept=ours)  # no row of a word is taken from it
+    settings = gpt2(init_from=str(folder))
+    load(settings, model, kept={"data.json": b"{}"})
+    larger = models.language(settings.model, answer=head.next_word, W=256, N=13, tied_output=True)
+    told = refusal(settings, larger, kept=ours)
+    assert f"set text.tokenizer = {folder}, for its 23 words (this one has 256); embed/E_WD" in told
+    settings = tiny.settings("translation", init_from=str(folder))
+    assert "its subwords are not those of this run" in refusal(settings, model, kept=ours)
+
+
+def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
+    (tmp_path / "text.txt").write_text("abcdefghijklmnopqrstuvw" * 20)  # 23 words
+    folder = published.save(tmp_path / "gpt2", "gpt2")
+    (folder / "tokenizer.json").write_bytes(saved_words("ABCDEFGHIJKLMNOPQRSTUVW"))
+    fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.tied_output": True}
+    fields |= {"text.source": str(tmp_path / "text.txt"), "text.tokenizer": "characters", "train.batch": 8}
+    fields |= {"sample.prompt": "abc", "sample.length": 1}
+    file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields, **{"train.evaluate_batch": 8})
+    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err
 
 
 def test_stories260k_goes_on_learning(tmp_path):

@@ -185,10 +185,26 @@ def test_a_setting_that_is_not_ours_is_refused_by_its_name(tmp_path, family, cha
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with refused("there is no .*config.json"):
+    with refused(
+        r"holds neither a run nor a published model \(config.json with model.safetensors, or a llama2c .bin\)"
+    ):
         pretrained.read(tmp_path)
+    for name in (
+        "pytorch_model.bin",
+        "alone.pt",
+    ):  # said first, with how to convert it, and not the lack of config.json
+        (tmp_path / name).write_bytes(b"\x80\x04.")
+        for path in (tmp_path, tmp_path / name):
+            with refused(f"{name if path != tmp_path else 'pytorch_model.bin'} is not read.*AutoModelForCausalLM"):
+                pretrained.read(path)
     published.save(tmp_path, "gpt2")
     assert pretrained.read(tmp_path / "model.safetensors").family == "gpt2"
+    (tmp_path / "config.json").write_text("{}")
+    with refused("config.json has no model_type, which must be one of gpt2, bert, vit, llama"):
+        pretrained.read(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with refused("there is no .*config.json"):
+        pretrained.read(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with refused("cannot be read as JSON"):
         pretrained.read(tmp_path)

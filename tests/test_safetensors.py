@@ -323,8 +323,19 @@ def test_pickles_are_refused_with_the_way_out(tmp_path, suffix):
     file = tmp_path / f"pytorch_model{suffix}"
     file.write_bytes(b"\x80\x04.")
     for path in (file, tmp_path, tmp_path / f"absent{suffix}"):
-        with pytest.raises(errors.UserError, match=r"save_pretrained\(DIR, safe_serialization=True\)"):
+        with pytest.raises(
+            errors.UserError, match=r"AutoModelForMaskedLM or .*\).save_pretrained\(DIR\), its words by"
+        ):
             safetensors.read(path)
+
+
+def test_of_several_pickles_that_of_the_model_is_named_and_none_beside_safetensors(tmp_path):
+    for name in ("optimizer.pt", "pytorch_model.bin"):
+        (tmp_path / name).write_bytes(b"\x80\x04.")
+    assert "pytorch_model.bin is not read" in fault(tmp_path)
+    safetensors.write(tmp_path / "model.safetensors", ONE)
+    safetensors.refuse_pickles(tmp_path)
+    same(safetensors.read(tmp_path), ONE)
 
 
 def test_what_is_not_there_is_said(tmp_path):

@@ -1,10 +1,14 @@
 """Trained models in use, from the command: text, hidden words, classes, and other people's files."""
 
+import contextlib
+import io
 import json
+import math
 import os
 import pathlib
 import shutil
 import struct
+import time
 import zlib
 
 import jax
@@ -14,10 +18,10 @@ import pytest
 import tiny
 
 from configs import base
-from experiments import language, sample, vision
+from experiments import export, fill, language, sample, vision
 from experiments import model as models
-from experiments.engine import checkpoint, config, errors, pretrained, trained
-from experiments.engine.data import images, picture, vocabulary
+from experiments.engine import checkpoint, config, errors, pretrained, terminal, trained
+from experiments.engine.data import images, picture, tokenizer, vocabulary
 from tfm import embed, head
 from tfm import mask as masks
 
@@ -130,7 +134,7 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run_of
     saves.close()
     monkeypatch.setattr(sample, "AT_ONCE", 3)
     said = []
-    monkeypatch.setattr(sample, "say", said.append)
+    monkeypatch.setattr(terminal, "say", said.append)
     monkeypatch.chdir(tmp_path)
     assert use("sample", checkpoint=folder, prompt="kings", sample__temperature=0.0).code == 0
     assert trained.open(str(folder)).params["embed"]["E_WD"][0, 0] == large["embed"]["E_WD"][0, 0]  # the newest
@@ -172,8 +176,11 @@ def test_the_text_ends_before_the_stop_however_it_comes():
 
 
 def test_control_characters_are_not_sent_to_the_terminal(capsys):
-    sample.say("a\x1b[2J\tb\n\x9b\x7f")
+    terminal.say("a\x1b[2J\tb\n\x9b\x7f")
     assert capsys.readouterr().out == "a\ufffd[2J\tb\n\ufffd\ufffd"
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii") as out, contextlib.redirect_stdout(out):
+        terminal.say("a\xe9b\udc80")
+        assert out.buffer.getvalue() == b"a?b?"
 
 
 @pytest.mark.skipif(not STORIES.is_dir(), reason="TFM_DATA names no folder with stories260K")
@@ -199,6 +206,9 @@ def test_stories260k_tells_its_story_through_the_cache_and_without_it():
         ("causal", {"prompt": "A", "prompts": '["B"]'}, "give one of them"),
         ("causal", {"prompts": "[1]"}, "must be texts"),
         ("causal", {"prompt": "A", "sample__top_p": 2.0}, "top_p must be a probability"),
+        ("causal", {"prompt": "A", "sample__top_p": 0.0}, "sample.top_p must be above 0"),
+        ("causal", {"prompt": "A", "seed": -1}, "the seed must lie between 0"),
+        ("causal", {"prompts": "One"}, r"""as '\["One", "Two"\]'"""),
         ("causal", {"prompt": "A", "model__M": 3}, "model.M is set, but this experiment does not use it"),
         ("masked", {"prompt": "A"}, "a model that predicts the next word is needed .* fills hidden words in"),
         ("image", {"prompt": "A"}, "tells the classes of images"),
@@ -231,8 +241,21 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run_of, tmp_path):
     (copy / "config.json").write_text(json.dumps(saved))
     shutil.copytree(run_of("causal") / "checkpoints", copy / "checkpoints")
     assert "damaged, or of an older version: no 'text'" in refusal("sample", prompt="A", checkpoint=copy)
+    copy = changed(run_of("causal"), tmp_path / "c", model__score="payload:s")
+    code = {"model__score": "payload:s"}
+    assert "a program that would be run" in refusal("sample", prompt="A", checkpoint=copy)
+    assert 'score "payload:s" cannot be imported' in refusal("sample", prompt="A", checkpoint=copy, **code)
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     assert "can run any program" in refusal("sample", prompt="A", checkpoint=tmp_path / "pytorch_model.bin")
+
+
+def test_a_cut_checkpoint_is_refused_in_a_sentence_alone(run_of, tmp_path, capfd):
+    copy = shutil.copytree(run_of("causal"), tmp_path / "copy")
+    for file in (copy / "checkpoints" / "2" / "default").rglob("d/*"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    assert "is damaged" in refusal("sample", prompt="A", checkpoint=copy)
+    time.sleep(0.2)  # what reads in other threads would be done by then
+    assert capfd.readouterr() == ("", "")
 
 
 # Hidden words.
@@ -246,7 +269,8 @@ def test_hidden_words_are_filled_in_with_their_probabilities(run_of, tmp_path):
     p_NW = np.asarray(jax.nn.softmax(apply(params, id_N[None], mask=None)[0][0]))
     text, first, second = outcome.out.splitlines()
     words = vocabulary.read(run_of("masked"))
-    assert text == words.decode([*b"A k", p_NW[3].argmax(), *b"ng ", p_NW[7].argmax()])
+    last = words.decode([p_NW[7].argmax()])
+    assert text == "A k" + words.decode([p_NW[3].argmax()]) + "ng " + (last.lstrip() or last)
     for line, n, p_W in ((first, 1, p_NW[3]), (second, 2, p_NW[7])):
         shown = ", ".join(f"{words.decode([w])!r} {p_W[w]:.3f}" for w in np.argsort(-p_W)[:5])
         assert line == f"  [MASK] {n}: {shown}"
@@ -254,6 +278,9 @@ def test_hidden_words_are_filled_in_with_their_probabilities(run_of, tmp_path):
     assert "must have a [MASK]" in refusal("fill", checkpoint=run_of("masked"), prompt="A king")
     assert "fills hidden words in is needed" in refusal("fill", checkpoint=run_of("causal"), prompt="A [MASK]")
     assert "has 18 tokens" in refusal("fill", checkpoint=run_of("masked"), prompt="[MASK]" + "A" * N)
+    several = refusal("fill", checkpoint=run_of("masked"), prompts='["[MASK]"]')
+    assert "prompts is not used here" in several
+    assert "\x1b" not in use("fill", checkpoint=run_of("masked"), prompt="\x1b[2J[MASK]").out
 
 
 def test_a_published_bert_fills_words_in(tmp_path):
@@ -266,8 +293,9 @@ def test_a_published_bert_fills_words_in(tmp_path):
     made.post_processor = library.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     published.save(tmp_path, "bert")
     made.save(str(tmp_path / "tokenizer.json"))
-    outcome = use("fill", checkpoint=tmp_path, prompt="word3 [MASK] word0")
+    outcome = use("fill", checkpoint=tmp_path, prompt="word3   [MASK] word0")
     assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("word3   ") and outcome.out.splitlines()[0].endswith(" word0")
     apply, params = opened(tmp_path, head.masked_word)
     l_W = np.asarray(apply(params, np.array([[2, 8, 4, 5, 3]]), mask=None)[0][0, 2])
     assert f"{made.decode([int(l_W.argmax())], skip_special_tokens=True)!r}" in outcome.out.splitlines()[1]
@@ -276,6 +304,30 @@ def test_a_published_bert_fills_words_in(tmp_path):
     published.save(tmp_path / "bare", "bert", bare)
     assert "ends before its head" in refusal("fill", checkpoint=tmp_path / "bare", prompt="[MASK]")
     assert "predicts the next word is needed" in refusal("sample", checkpoint=tmp_path, prompt="word3")
+
+
+def test_the_words_of_a_text_stay_and_a_special_has_its_name():
+    library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
+    names = ["[UNK]", "[MASK]", "the", "king", "##dom"]
+    made = library.Tokenizer(library.models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    made.normalizer = library.normalizers.Lowercase()
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.decoder = library.decoders.WordPiece()
+    made.add_special_tokens(names[:2])
+    words = vocabulary.of_library(made, {"mask": "[MASK]"})
+    p_NW = np.array([[0.1, 0.0, 0.2, 0.6, 0.1], [0.1, 0.0, 0.2, 0.1, 0.6]])
+    text, first, _ = fill.table(words, "THE  (Old-[MASK][MASK])!", p_NW).splitlines()
+    assert text == "THE  (Old-kingdom)!" and "'[UNK]' 0.100" in first and "''" not in first
+    assert fill.table(words, "My [MASK] -[MASK]", p_NW).startswith("My king -dom\n")
+    assert fill.table(words, "[MASK]", p_NW[:1, :1]).startswith("[UNK]\n")
+    assert fill.filled(words, ["a ", "", ""], [3, 0]) == "a king[UNK]"
+    with pytest.raises(errors.UserError, match="write <m> for each"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fill, "MASK", "<m>")
+        np.testing.assert_array_equal(fill.hidden(words, "The <m>"), [2, 1])
+        fill.hidden(words, "<m> [MASK]")
+    umlaut = vocabulary.of_run(tokenizer.Tokenizer("bytes", "", ("[MASK]",)))
+    p_NW = np.eye(257)[[*"\xf6".encode(), ord(" ")]]
+    assert fill.table(umlaut, "k[MASK][MASK]nig [MASK]", p_NW).startswith("k\xf6nig  \n")
 
 
 # Classes of images.
@@ -342,12 +394,54 @@ def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
         start = whole[:8] + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
         (tmp_path / "bomb.png").write_bytes(start + whole[33:])
         assert "pixels" in told("bomb.png")
+    image = np.zeros((3, 3), np.uint8)
+    assert "\x1b" not in use("classify", checkpoint=run_of("image"), file=saved(tmp_path, image, "\x1b[2J.png")).out
+    code = changed(run_of("image"), tmp_path / "code", image__head="payload:s")
+    assert "a program that would be run" in refusal("classify", checkpoint=code, file=tmp_path / "a.png")
     copy = shutil.copytree(run_of("image"), tmp_path / "copy")
     (copy / "data.json").write_text("{}")
     file = {"file": tmp_path / "a.png"}
     assert "does not describe images" in refusal("classify", checkpoint=copy, **file)
     (copy / "data.json").unlink()
     assert "there is no" in refusal("classify", checkpoint=copy, **file)
+
+
+RIGHT = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("image", [None, 7, [2, 3], [2, 3, 1], [2, 0, 3], [2.5, 3, 3]]),
+        ("values", [None, [0], [0, "1"], [0, math.nan]]),
+        ("mean", [None, 0.5, [], [1, 2], ["1"], [True], [math.inf]]),
+        ("std", [None, [0, 0, 0], [1, 1, -1], [1, 1], [math.nan]]),
+        ("classes", [None, ["a"], ["a", 1], "ab"]),
+    ],
+)
+def test_what_is_said_of_the_images_must_be_usable(tmp_path, name, wrong):
+    def of_run(values):
+        (tmp_path / "data.json").write_text(json.dumps(RIGHT | values))
+        return picture.expected(tmp_path, {}, Z=3, C=2)
+
+    assert of_run({}) == RIGHT | {"mean": [0.5] * 3}
+    for value in wrong:
+        with pytest.raises(errors.UserError, match=rf"data\.json: {name} must be .* is not$"):
+            of_run({name: value})
+
+
+def test_what_a_published_model_says_of_its_images_must_be_usable(tmp_path):
+    def published_one(values):
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
+        return picture.expected(tmp_path, {"image": [2, 3], "class_names": ["a", "b"]}, Z=3, C=2)
+
+    assert published_one({"image_mean": [0.25]})["mean"] == [0.25] * 3
+    wrong = {"image_mean": None, "image_std": [0, 0, 0], "rescale_factor": "1"}
+    for name, value in wrong.items():
+        with pytest.raises(errors.UserError, match=rf"preprocessor_config\.json: {name} must be"):
+            published_one({name: value})
+    with pytest.raises(errors.UserError, match="rescale_factor must be a number above 0"):
+        published_one({"rescale_factor": 0})
 
 
 @pytest.mark.parametrize("query_bias", [True, False])
@@ -358,7 +452,7 @@ def test_a_published_vit_classifies(tmp_path, query_bias):
     assert query_bias or len(kept) < len(arrays)
     published.save(tmp_path, "vit", kept, qkv_bias=query_bias)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
-    like = picture.expected(tmp_path, trained.open(str(tmp_path)).extras)
+    like = picture.expected(tmp_path, trained.open(str(tmp_path)).extras, Z=2, C=3)
     assert like["image"] == [15, 10, 2] and like["mean"] == [0.1, 0.2] and like["values"] == [0, pytest.approx(1)]
     file = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
     outcome = use("classify", checkpoint=tmp_path, file=file)
@@ -377,8 +471,12 @@ def test_a_run_is_exported_and_opened_again(run_of, tmp_path, family, kind):
     assert (theirs.kind, theirs.facts) == (ours.kind, ours.facts)
     jax.tree.map(np.testing.assert_array_equal, ours.params, theirs.params)
     assert {ours.model[field] == value for field, value in theirs.model.items()} == {True}
-    if family == "vit":
-        mine, read = (picture.expected(made.path, made.extras) for made in (ours, theirs))
+    if family != "vit":  # the export is used like the run
+        assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (run_of(kind) / "tokenizer.json").read_bytes()
+        assert str(tmp_path / "out" / "tokenizer.json") in outcome.out
+        assert trained.words(theirs).size == trained.words(ours).size
+    else:
+        mine, read = (picture.expected(made.path, made.extras, Z=1, C=10) for made in (ours, theirs))
         assert mine == read | {"values": [0.0, pytest.approx(16)]}
     again = refusal("export", tmp_path / "out", checkpoint=run_of(kind), family=family)
     assert "is there already" in again
@@ -396,6 +494,76 @@ def test_what_the_family_does_not_have_is_named(run_of, tmp_path):
     pooled = changed(run_of("image"), tmp_path / "pooled", image__head="pooled")
     told = refusal("export", tmp_path / "out", checkpoint=pooled, family="vit")
     assert "image.head is 'pooled' and not 'class_token'" in told
+
+
+def of_rotary(folder) -> trained.Trained:
+    """A model as those of configs/llama.py, of random numbers."""
+    fields = base.get_config().model
+    fields.update(M=2, D=20, H=2, F=7, norm="rms", mlp="swiglu", position="none", relation="rotary", bias=False)
+    facts = {"W": 23, "N": 13, "tied_output": False, "transform": False}
+    fields.unroll = 1
+    tree = jax.eval_shape(models.language(fields, answer=head.next_word, **facts).init, jax.random.key(0))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: 0.3 * rng.standard_normal(leaf.shape, np.float32), tree)
+    return trained.Trained(folder, "causal", params, fields.to_dict(), facts, {}, "")
+
+
+@pytest.fixture
+def rotary_export(tmp_path, monkeypatch):
+    """(a rotary model, the folder it was exported to as a Llama, what was told)."""
+    made = of_rotary(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(trained, "open", lambda path: made)
+        outcome = use("export", tmp_path / "out", checkpoint="it", family="llama")
+    assert (outcome.code, outcome.err) == (0, "")
+    return made, tmp_path / "out", outcome.out
+
+
+def logits(made, w_BN) -> np.ndarray:
+    fields = trained.fields(made, base.get_config().model.to_dict())
+    model = models.language(fields, answer=head.next_word, **made.facts)
+    return np.asarray(model.apply(made.params, w_BN, mask=masks.causal)[0])
+
+
+def test_a_rotary_model_is_exported_as_a_llama_of_the_same_answers(rotary_export):
+    made, folder, told = rotary_export
+    read = trained.open(str(folder))
+    assert (made.model["relation"], read.model["relation"]) == ("rotary", "rotary_halves")
+    assert told.count("out/") == 2  # there was no tokenizer
+    w_BN = np.random.default_rng(1).integers(0, 23, (2, 11))
+    np.testing.assert_allclose(logits(read, w_BN), logits(made, w_BN), atol=2e-5)
+    turned = read._replace(model=read.model | {"relation": "rotary"})
+    assert np.abs(logits(turned, w_BN) - logits(made, w_BN)).max() > 1e-2  # the order does matter
+
+
+def test_transformers_opens_the_exported_rotary_model(rotary_export):
+    torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
+    transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+    made, folder, _ = rotary_export
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    w_BN = np.random.default_rng(1).integers(0, 23, (2, 11))
+    with torch.no_grad():
+        np.testing.assert_allclose(theirs(torch.tensor(w_BN)).logits.numpy(), logits(made, w_BN), atol=1e-4)
+
+
+@pytest.mark.skipif(not STORIES.is_dir(), reason="TFM_DATA names no folder with stories260K")
+def test_stories260k_is_exported_and_goes_on_as_before(tmp_path):
+    outcome = use("export", tmp_path / "out", checkpoint=STORIES / "stories260K.bin", family="llama")
+    assert (outcome.code, outcome.err) == (0, "") and "tok512.bin" in outcome.out
+    greedy = {"sample__temperature": 0.0, "sample__length": 40}
+    again = use("sample", checkpoint=tmp_path / "out", **greedy)
+    assert again.out == use("sample", checkpoint=STORIES / "stories260K.bin", **greedy).out != ""
+
+
+def test_the_files_of_a_published_tokenizer_are_copied(rotary_export, tmp_path):
+    made, folder, _ = rotary_export
+    beside, out = tmp_path / "published", tmp_path / "copy"
+    for one in (beside, out):
+        one.mkdir()
+    for name in ("tokenizer.json", "special_tokens_map.json", "weights.txt"):
+        (beside / name).write_text(name)
+    assert export.copied(made._replace(path=beside), out) == ["tokenizer.json", "special_tokens_map.json"]
+    assert sorted(file.name for file in out.iterdir()) == ["special_tokens_map.json", "tokenizer.json"]
 
 
 def test_transformers_opens_an_exported_run(run_of, tmp_path, monkeypatch):

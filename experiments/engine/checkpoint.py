@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
 from experiments.engine import errors
 from tfm import shapes
@@ -51,6 +52,7 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
     """
     saved, handler = folder.absolute() / str(step) / "default", ocp.PyTreeCheckpointHandler()
     try:
+        _read_through(saved)
         tree = handler.metadata(saved).tree["params"]
         like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
         plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), like)
@@ -58,6 +60,18 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
         return handler.restore(saved, args=wanted)["params"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise errors.UserError(f"the checkpoint {saved.parent} is damaged ({type(error).__name__})") from error
+
+
+def _read_through(saved: pathlib.Path) -> None:
+    """ValueError where the bytes of a parameter are not all there.
+
+    Orbax reads many at once; after the first that fails, the others write tracebacks of an event loop that is closed.
+    """
+    base = {"driver": "file", "path": f"{saved}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    for name in store.list().result():
+        if name.startswith(b"params."):
+            store.read(name).result()
 
 
 def digest(params: Any) -> str:

@@ -34,6 +34,7 @@ _FAULTS = (
     TypeError,
     ValueError,
 )
+CHOSEN = ("text.objective", "image.head", "optim.schedule", "family")  # what is chosen by name outside of `model`
 
 
 def nearest(name: str, right: Iterable[str]) -> str:
@@ -44,19 +45,22 @@ def nearest(name: str, right: Iterable[str]) -> str:
     return f' (did you mean "{found[0]}"?)' if found else ""
 
 
-def load(path: str, *, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over `base`)."""
+def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = ()) -> ml_collections.ConfigDict:
+    """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over `base`).
+
+    UserError for a `.json` that names code, except for the keys `given` on the command line, which has the last word.
+    """
     file = pathlib.Path(path)
     if not file.is_file():
         raise errors.UserError(f"there is no config file {path}")
     if file.suffix == ".json":
-        return _from_json(file, base)
+        return _from_json(file, base, set(given))
     if file.suffix != ".py":
         raise errors.UserError(f"a config is a .py or a .json file, and {path} is neither")
     return _from_python(file)
 
 
-def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[str]) -> ml_collections.ConfigDict:
     try:
         saved = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -66,9 +70,24 @@ def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_collec
         raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
     config = copy.deepcopy(base)
     for key, value in sorted(flat(values).items()):  # in this order, D and H come before F and K, derived from them
-        if value != flat(values_of(config)).get(key):  # what is derived stays derived
+        if _is_code(key, value):
+            if key not in given:
+                raise _distrust(file, key, value)
+        elif value != flat(values_of(config)).get(key):  # what is derived stays derived
             assign(config, key, value)
     return config
+
+
+def _is_code(key: str, value: Any) -> bool:
+    """Whether the setting would have a module imported (`choose`), and so executed."""
+    return (key.startswith("model.") or key in CHOSEN) and isinstance(value, str) and ":" in value
+
+
+def _distrust(file: pathlib.Path, key: str, value: str) -> errors.UserError:
+    return errors.UserError(
+        f'{file} has {key} = "{value}", a program that would be run: give it on the command line, '
+        f"--config.{key}={value}, if you trust it"
+    )
 
 
 def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
@@ -137,10 +156,11 @@ def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     if key not in keys:
         raise errors.UserError(f'unknown config key "{key}"{nearest(key, keys)}')
     wanted = type(keys[key])
+    example = """, as '["One", "Two"]'""" if wanted is list else ""
     try:
         assign(config, key, _parse(text, wanted))
     except ValueError as error:
-        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and "{text}" is not') from error
+        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}{example}, and "{text}" is not') from error
 
 
 def _parse(text: str, wanted: type) -> Any:
@@ -195,6 +215,12 @@ def experiment(name: str) -> ModuleType:
     return importlib.import_module(f"experiments.{name}")
 
 
+def check_seed(seed: int) -> None:
+    """UserError for a seed that is none."""
+    if not 0 <= seed < 2**32:
+        raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")
+
+
 def at_least(least: float, values: Mapping[str, float]) -> None:
     """UserError for the first of these settings, by their keys, that is smaller than `least` or no number."""
     for key, value in values.items():
@@ -232,6 +258,17 @@ class Settings:
             raise errors.UserError(
                 f"{', '.join(unused)} {verb} set, but this experiment does not use {'it' if verb == 'is' else 'them'}"
             )
+
+
+def beside(section: Settings, saved: Mapping[str, Any], path: pathlib.Path, called: str = "model") -> dict[str, Any]:
+    """The values of the section of this name, as defaults for those that were saved at `path`.
+
+    UserError where a saved one names code and the section, which is the user's own, does not name the same.
+    """
+    for name, value in saved.items():
+        if _is_code(f"{called}.{name}", value) and getattr(section, name, None) != value:
+            raise _distrust(path, f"{called}.{name}", value)
+    return section.to_dict()
 
 
 def _no_such(name: str) -> Any:

@@ -48,8 +48,7 @@ class Plan:
 
 def devices(settings: config.Settings) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another."""
-    if not 0 <= settings.seed < 2**32:
-        raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {settings.seed} does not")
+    config.check_seed(settings.seed)
     mesh.start(settings.device)
     devices = mesh.make(data=settings.mesh.data)
     print(mesh.describe(devices), flush=True)
@@ -109,7 +108,7 @@ def run(
     began = time.perf_counter()
     made = plan(settings, task, devices)
     resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-    imported = initial_weights.load(settings, task.init, resumed=resumed)
+    imported = initial_weights.load(settings, task.init, resumed=resumed, kept=kept)
     settings.refuse_unused()
     if folder is not None and workdir.enter(folder, settings.to_dict()):
         print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")

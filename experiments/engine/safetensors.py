@@ -75,8 +75,25 @@ def refusal(path: str | os.PathLike) -> errors.UserError:
     """The error for a file of pickles: opening one can run any program, so it has to be converted."""
     return errors.UserError(
         f"{path} is not read, since opening such a file can run any program that it hides: if you trust it, convert it "
-        "with transformers, AutoModel.from_pretrained(...).save_pretrained(DIR, safe_serialization=True), and give DIR"
+        "with transformers by the class with the head (AutoModelForCausalLM, AutoModelForMaskedLM or "
+        "AutoModelForImageClassification).from_pretrained(...).save_pretrained(DIR), its words by "
+        "AutoTokenizer.from_pretrained(...).save_pretrained(DIR), and give DIR"
     )
+
+
+def refuse_pickles(path: str | os.PathLike) -> None:
+    """UserError, with the way out, for a file of pickles, and for a folder that has such files and no safetensors."""
+    path = pathlib.Path(path)
+    with _doing(path, "read"):
+        if not path.is_dir():
+            found = [path] if path.suffix in PICKLES else []
+        elif any((path / name).is_file() for name in (FILE, INDEX)):
+            found = []
+        else:  # what else is pickled there (the state of an optimiser, ...) is not what is meant
+            files = (file for file in path.iterdir() if file.suffix in PICKLES)
+            found = sorted(files, key=lambda file: (not file.name.startswith("pytorch_model"), file.name))
+    if found:
+        raise refusal(found[0])
 
 
 @contextlib.contextmanager
@@ -91,10 +108,9 @@ def _doing(path: pathlib.Path, what: str) -> Iterator[None]:
 def _file(path: pathlib.Path) -> pathlib.Path:
     """The file that a path given by the user means."""
     with _doing(path, "read"):
+        refuse_pickles(path)
         if path.is_dir():
             return _in_folder(path)
-        if path.suffix in PICKLES:
-            raise refusal(path)
         if not path.is_file():
             raise errors.UserError(f"{path} is not there, or not a file")
         return path
@@ -104,9 +120,6 @@ def _in_folder(folder: pathlib.Path) -> pathlib.Path:
     found = next((folder / name for name in (FILE, INDEX) if (folder / name).is_file()), None)
     if found:
         return found
-    pickles = sorted(file for file in folder.iterdir() if file.suffix in PICKLES)
-    if pickles:
-        raise refusal(pickles[0])
     raise errors.UserError(f"the folder {folder} has neither {FILE} nor {INDEX}")
 
 

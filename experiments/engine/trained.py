@@ -1,5 +1,6 @@
 """Trained models, our own and published ones, each opened from its path as the same few facts."""
 
+import contextlib
 import json
 import pathlib
 from collections.abc import Callable, Mapping
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, errors, llama2c, pretrained
+from experiments.engine import checkpoint, errors, llama2c, pretrained, safetensors
 from experiments.engine.data import vocabulary
 from tfm import shapes
 
@@ -42,16 +43,35 @@ class Trained(NamedTuple):
 def open(path: str) -> Trained:
     """The model at the path: a run's folder (its newest checkpoint), a folder with a published model, or its file.
 
-    A published model is config.json beside model.safetensors, or a .bin of llama2.c. UserError where there is none.
+    A published model is config.json beside model.safetensors, or a .bin of llama2.c (also the only one in a folder); a
+    config.json stands for its folder. UserError where there is none.
     """
     where = pathlib.Path(path).expanduser()
     if not path or not where.exists():
         told = f"there is no {path}" if path else "say which model: --config.checkpoint=PATH"
         raise errors.UserError(f"{told}; a model is a run's folder, or the folder or file of a published one")
+    where = where.parent if where.name == "config.json" and where.is_file() else where
     if where.is_file() and where.suffix == ".bin":
         return _llama2c(where)
+    alone = _only_llama2c(where)
+    if alone:
+        return _llama2c(alone)
     saved = _config_of_run(where / "config.json") if where.is_dir() else None
     return _published(where, pretrained.read(where)) if saved is None else _run(where, saved)
+
+
+def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:
+    """The one .bin of llama2.c in a folder that holds nothing else a model could be; UserError for several of them."""
+    if not folder.is_dir() or any((folder / name).exists() for name in ("config.json", safetensors.FILE)):
+        return None
+    found = []
+    for file in sorted(folder.glob("*.bin")):
+        with contextlib.suppress(errors.UserError):  # a file of pickles, or of words
+            llama2c.read(file)
+            found.append(file)
+    if len(found) > 1:
+        raise errors.UserError(f"{folder} holds {len(found)} models: give one, as {found[0]}")
+    return found[0] if found else None
 
 
 def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
@@ -69,14 +89,30 @@ def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
     if step is None:
         raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
     params = checkpoint.parameters(folder / "checkpoints", step)
+    _as_summarised(folder, step, params)
     name = saved["experiment"]
     try:
         kind = {"language": saved["text"]["objective"], "vision": "image"}.get(name, name)
-        facts = {"language": _words, "vision": _images}.get(name, lambda *_: {})(folder, saved, params)
+        facts = {"language": _words, "vision": _images, "masked_image": _patches}.get(name, lambda *_: {})(
+            folder, saved, params
+        )
         model = saved["model"]
     except (KeyError, TypeError, AttributeError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
     return Trained(folder, kind, params, model, facts, {}, "")
+
+
+def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
+    """UserError where the run's summary.json tells other parameters of this very step."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # a run that has not come to its end
+    told = summary.get("params_sha256") if isinstance(summary, dict) and summary.get("steps") == step else None
+    if told is not None and told != checkpoint.digest(params):
+        raise errors.UserError(
+            f"{folder} is damaged: the parameters of step {step} are not those of params_sha256 in its summary.json"
+        )
 
 
 def _words(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
@@ -86,9 +122,13 @@ def _words(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[st
 
 
 def _images(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
-    C, P = params["head"]["G_CD"].shape[0], params["embed"]["W_DP"].shape[1]
+    C = params["head"]["G_CD"].shape[0]
+    return _patches(folder, saved, params) | {"C": C, "answer": saved["image"]["head"]}
+
+
+def _patches(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
     patch = saved["image"]["patch"]
-    return {"patch": patch, "C": C, "answer": saved["image"]["head"], "Z": P // patch**2}
+    return {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
 
 
 def _published(path: pathlib.Path, read: pretrained.Imported) -> Trained:
@@ -142,12 +182,22 @@ class _Section:
 
 
 def checked(made: Trained, init: Callable[[jax.Array], dict]) -> dict:
-    """The parameters, if they are those of a model made by `init`. UserError that lists what is not."""
+    """The parameters, if they are those of a model made by `init`, and numbers. UserError that lists what is not."""
     expected = jax.eval_shape(init, jax.random.key(0))
-    faults = differences(flat(made.params), flat(expected))
+    found = flat(made.params)
+    faults = differences(found, flat(expected))
     if faults:
         raise errors.UserError(f"{made.path} does not hold the model that its config.json describes: {listed(faults)}")
+    finite(made.path, found)
     return made.params
+
+
+def finite(path: pathlib.Path, found: Mapping[str, np.ndarray]) -> None:
+    """UserError for parameters, by their paths, that are not all finite numbers; `path` is where they come from."""
+    wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
+    if wrong:
+        hold = f"holds values that are not finite numbers{f', and so do {len(wrong) - 1} more' if wrong[1:] else ''}"
+        raise errors.UserError(f"{path} is damaged: {wrong[0]} {hold}")
 
 
 def flat(tree: Any) -> dict[str, Any]:
@@ -170,12 +220,22 @@ def listed(faults: list[str], most: int = 24) -> str:
 
 def words(made: Trained) -> vocabulary.Vocabulary:
     """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
-    W = made.facts["W"]
-    own = made.path.with_name(f"tok{W}.bin")  # of several tokenizers of llama2.c, the one with so many words
-    if made.path.is_file() and own.is_file():
-        found = vocabulary.read(own)
-    else:
-        found = vocabulary.read(made.path if made.path.is_dir() else made.path.parent)
+    W, files = made.facts["W"], tokenizers(made)
+    # of several tokenizers of llama2.c, the one with so many words
+    own = files and files[0].name == f"tok{W}.bin"
+    found = vocabulary.read(files[0] if own else folder_of(made))
     if found.size > W:
         raise errors.UserError(f"the tokenizer at {made.path} has {found.size} words, and the model {W}")
     return found
+
+
+def folder_of(made: Trained) -> pathlib.Path:
+    """Where the model's other files are."""
+    return made.path if made.path.is_dir() else made.path.parent
+
+
+def tokenizers(made: Trained) -> list[pathlib.Path]:
+    """The files there that may hold the model's words; of several, that of its own number of words comes first."""
+    own = f"tok{made.facts.get('W')}.bin" if made.path.is_file() else ""
+    found = [file for pattern in vocabulary.FILES for file in sorted(folder_of(made).glob(pattern)) if file.is_file()]
+    return sorted(found, key=lambda file: file.name != own)

@@ -41,18 +41,27 @@ def write_json(file: pathlib.Path, value: Any) -> None:
 
 
 def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """The path of a file that is to be written into the folder, which is made where it is not there.
+    """The path of a file that `write_new` is to write into the folder; nothing is made yet.
 
     Raises UserError where there is such a file already, or the folder cannot be written.
     """
     file = folder / name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
+    above = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        reason = "may not be written" if above.is_dir() else "is a file"
+        raise errors.UserError(f"the workdir {folder} cannot be written: {above} {reason}")
     if file.exists():
         raise errors.UserError(f"{file} is there already: choose another --workdir")
     return file
+
+
+def write_new(file: pathlib.Path, content: bytes) -> None:
+    """The file with this content, in a folder that is made where it is not there. UserError where it cannot be."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write(file, content)
+    except OSError as error:
+        raise errors.UserError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def enter(folder: pathlib.Path, config: dict[str, Any]) -> bool:

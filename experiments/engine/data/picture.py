@@ -1,6 +1,7 @@
 """One image from a file, made like the images that a model was trained on."""
 
 import json
+import math
 import pathlib
 import struct
 import warnings
@@ -31,28 +32,58 @@ def describe(data: images.Images) -> dict[str, Any]:
     }
 
 
-def expected(path: pathlib.Path, extras: Mapping[str, Any]) -> dict[str, Any]:
+def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
     """What `describe` says about the images of a trained model: of a run's folder, or of a published ViT (`extras`).
 
-    Raises UserError where the file that says it is absent or damaged.
+    Z, C: the channels and classes of the model. Raises UserError where the file that says it is absent or damaged.
     """
     if "image" not in extras:
-        saved = _object(path / "data.json")
+        file = path / "data.json"
+        saved = _object(file)
         if saved.keys() != {"image", "values", "mean", "std", "classes"}:
-            raise errors.UserError(f"{path / 'data.json'} is damaged: it does not describe images")
-        return saved
+            raise errors.UserError(f"{file} is damaged: it does not describe images")
+        return _whole(file, saved, Z, C, {name: name for name in saved})
     file = (path if path.is_dir() else path.parent) / "preprocessor_config.json"
     saved = _object(file) if file.exists() else {}  # what it does not say is as the ViTs of transformers have it
-    Z = extras["channels"]
-    white = 255 * saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 255
+    factor = saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 1
+    _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
     mean, std = (0.5, 0.5) if saved.get("do_normalize", True) else (0, 1)
-    return {
+    found = {
         "image": [*extras["image"], Z],
-        "values": [0, white],
+        "values": [0, 255 * factor],
         "mean": saved.get("image_mean", [mean] * Z),
         "std": saved.get("image_std", [std] * Z),
         "classes": extras["class_names"],
     }
+    return _whole(file, found, Z, C, {name: name for name in found} | {"mean": "image_mean", "std": "image_std"})
+
+
+def _whole(file: pathlib.Path, found: dict[str, Any], Z: int, C: int, called: Mapping[str, str]) -> dict[str, Any]:
+    """What was found, if each of its entries can be used; `called` has their names in the file. A number for all
+    channels is made one for each."""
+    image, values, classes = found["image"], found["values"], found["classes"]
+    sides = isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
+    _check(file, called["image"], sides and image[2] == Z, f"rows, columns and the model's {Z} channels", image)
+    _check(file, called["values"], _numbers(values, (2,)), "two finite numbers", values)
+    for name in ("mean", "std"):
+        right = _numbers(found[name], (1, Z)) and (name == "mean" or min(found[name]) > 0)
+        _check(file, called[name], right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", found[name])
+    named = isinstance(classes, list) and len(classes) == C and all(isinstance(one, str) for one in classes)
+    _check(file, called["classes"], named, f"the names of the model's {C} classes", classes)
+    return found | {name: found[name] * (Z // len(found[name])) for name in ("mean", "std")}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _numbers(value: Any, lengths: tuple[int, ...]) -> bool:
+    return isinstance(value, list) and len(value) in lengths and all(map(_number, value))
+
+
+def _check(file: pathlib.Path, name: str, right: bool, what: str, value: Any) -> None:
+    if not right:
+        raise errors.UserError(f"{file}: {name} must be {what}, and {str(value)[:60]} is not")
 
 
 def _object(file: pathlib.Path) -> dict[str, Any]:

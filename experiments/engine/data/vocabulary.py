@@ -37,12 +37,14 @@ class Vocabulary:
     decode(ids) -> text, without the specials; what is not UTF-8 is U+FFFD.
     stream(ids, after=()) -> what the ids add to the text of the ids `after`, as they come, in whole characters:
       "".join(stream(ids)) == decode(ids).
+    name(id) -> what the id is called in its file, the name of a special too.
     """
 
     encode: Callable[..., np.ndarray]
     decode: Callable[[Sequence[int] | np.ndarray], str]
     stream: Callable[..., Iterator[str]]
     size: int
+    name: Callable[[int], str]
     bos: int | None = None
     eos: int | None = None
     mask: int | None = None
@@ -82,7 +84,7 @@ def of_run(made: tokenizer.Tokenizer) -> Vocabulary:
         return map(content, ids)
 
     mask = made.special("[MASK]") if "[MASK]" in made.specials else None
-    return Vocabulary(encode, *_from_bytes(bytes_of), size=made.size, mask=mask)
+    return Vocabulary(encode, *_from_bytes(bytes_of), size=made.size, name=lambda id: made.decode([id]), mask=mask)
 
 
 def of_pieces(table: pieces.Pieces) -> Vocabulary:
@@ -91,7 +93,11 @@ def of_pieces(table: pieces.Pieces) -> Vocabulary:
     def encode(text: str, *, specials: bool = True) -> np.ndarray:
         return np.asarray([pieces.BOS] * specials + table.encode(_unicode(text)), np.int32)
 
-    return Vocabulary(encode, *_from_bytes(table.decode), size=len(table.pieces), bos=pieces.BOS, eos=pieces.EOS)
+    def name(id: int) -> str:
+        return table.pieces[id].decode("utf-8", "replace")
+
+    parts = _from_bytes(table.decode)
+    return Vocabulary(encode, *parts, size=len(table.pieces), name=name, bos=pieces.BOS, eos=pieces.EOS)
 
 
 def of_library(made: Any, roles: dict[str, str | None]) -> Vocabulary:
@@ -121,8 +127,11 @@ def of_library(made: Any, roles: dict[str, str | None]) -> Vocabulary:
         if rest:
             yield rest
 
+    def name(id: int) -> str:
+        return made.id_to_token(id) or f"[{id}]"  # a row of the model that the file has no word for
+
     ids_of = {role: None if name is None else made.token_to_id(name) for role, name in roles.items()}
-    return Vocabulary(encode, decode, stream, size=size, **ids_of)
+    return Vocabulary(encode, decode, stream, size=size, name=name, **ids_of)
 
 
 def _from_bytes(bytes_of: Callable[[Iterable[int]], Iterator[bytes]]) -> tuple[Callable, Callable]:

@@ -43,8 +43,16 @@ def read(path: str | pathlib.Path) -> Imported:
     over, of another shape, or not what they must be.
     """
     path = pathlib.Path(path)
-    config = _config((path if path.is_dir() else path.parent) / "config.json")
-    _family(config.get("model_type"))  # before a large file is read
+    safetensors.refuse_pickles(path)  # also where no config.json says what they are
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if path.is_dir() and not file.exists() and not any(map(_is_weights, path.iterdir())):
+        raise errors.UserError(
+            f"{path} holds neither a run nor a published model (config.json with {safetensors.FILE}, or a llama2c .bin)"
+        )
+    config = _config(file)
+    if "model_type" not in config:
+        raise errors.UserError(f"{file} has no model_type, which must be one of {', '.join(FAMILIES)}")
+    _family(config["model_type"])  # before a large file is read
     return interpret(config, safetensors.read(path), path)
 
 
@@ -105,6 +113,10 @@ def write(
 def show(imported: Imported) -> str:
     """The table of tensors for a person: theirs, ours, and what was done."""
     return tensors.text(imported.table)
+
+
+def _is_weights(file: pathlib.Path) -> bool:
+    return file.name in (safetensors.FILE, safetensors.INDEX)
 
 
 def _family(name: Any) -> families.Family:

@@ -9,6 +9,7 @@ from experiments.engine import errors
 from experiments.engine.pretrained import family, fields, tensors
 
 BASE = 10000.0  # of the rotary wavelengths, where none is given
+ROTATED = ("Uq_HKD", "Uk_HKD")
 
 LINES = (
     tensors.Line("embed_tokens.weight", "W D", ("embed/E_WD",)),
@@ -44,6 +45,20 @@ FIXED = family.COMMON | {
     "mlp": "swiglu",
     "bias": False,
 }
+
+
+def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
+    """The same model, its rotary positions turning the pairs (i, i + K/2) instead of (2i, 2i+1): queries and keys with
+    the features K of each head in another order. params is our tree, `model` the fields of a config's `model`."""
+    score = {
+        name: _evens_first(array) if name in ROTATED else array for name, array in params["blocks"]["score"].items()
+    }
+    blocks = dict(params["blocks"]) | {"score": score}
+    return dict(params) | {"blocks": blocks}, dict(model) | {"relation": "rotary_halves"}
+
+
+def _evens_first(U_MHKD: np.ndarray) -> np.ndarray:
+    return np.concatenate([U_MHKD[:, :, 0::2], U_MHKD[:, :, 1::2]], axis=2)
 
 
 def base(config: fields.Config) -> float:
