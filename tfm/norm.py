@@ -41,14 +41,6 @@ def _standardise(x: jax.Array, *, axis: int, eps: float) -> jax.Array:
     return centred * jax.lax.rsqrt(variance + eps)
 
 
-def standardise(x_BND: jax.Array, *, eps: float) -> jax.Array:
-    """(x_n - mean(x_n)) / sqrt(var(x_n) + eps), var dividing by D, over the features of each token (E15; eps: E16).
-
-    Statistics are in float32 or wider whatever the dtype of x. With eps = 0 a constant token is 0/0 = NaN, as in E15.
-    """
-    return _standardise(x_BND, axis=-1, eps=eps).astype(x_BND.dtype)
-
-
 def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """y_{d,n} * gain_d + shift_d, each where the tree has it (E15 has neither), rounded once at the end."""
     if "gain_D" in params:
@@ -59,7 +51,10 @@ def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 
 def apply(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
-    """LayerNorm(X)_{d,n} = (x_{d,n} - mean(x_n)) / sqrt(var(x_n) + eps) * gain_d + shift_d (E14 with eps = 0, E16)."""
+    """LayerNorm(X)_{d,n} = (x_{d,n} - mean(x_n)) / sqrt(var(x_n) + eps) * gain_d + shift_d (E14 with eps = 0, E16).
+
+    Without gain and shift in the tree it is E15, where with eps = 0 a constant token is 0/0 = NaN.
+    """
     return _scale(params, _standardise(x_BND, axis=-1, eps=eps), x_BND.dtype)
 
 

@@ -1,6 +1,5 @@
 """One image from a file, made like the images that a model was trained on."""
 
-import json
 import math
 import pathlib
 import struct
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.engine import errors, json_file
 from experiments.engine.data import images
 
 LARGEST = 2**26  # pixels of a file, looked at before they are unpacked
@@ -39,12 +38,14 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
     """
     if "image" not in extras:
         file = path / "data.json"
-        saved = _object(file)
+        saved = json_file.read(file, says="what the model's images are like")
         if saved.keys() != {"image", "values", "mean", "std", "classes"}:
             raise errors.UserError(f"{file} is damaged: it does not describe images")
         return _whole(file, saved, Z, C, {name: name for name in saved})
     file = (path if path.is_dir() else path.parent) / "preprocessor_config.json"
-    saved = _object(file) if file.exists() else {}  # what it does not say is as the ViTs of transformers have it
+    saved = (
+        json_file.read(file, says="how images are normalised") if file.exists() else {}
+    )  # what it does not say is as the ViTs of transformers have it
     factor = saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 1
     _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
     mean, std = (0.5, 0.5) if saved.get("do_normalize", True) else (0, 1)
@@ -84,18 +85,6 @@ def _numbers(value: Any, lengths: tuple[int, ...]) -> bool:
 def _check(file: pathlib.Path, name: str, right: bool, what: str, value: Any) -> None:
     if not right:
         raise errors.UserError(f"{file}: {name} must be {what}, and {str(value)[:60]} is not")
-
-
-def _object(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise errors.UserError(f"there is no {file}, which says what the model's images are like") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise errors.UserError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(saved, dict):
-        raise errors.UserError(f"{file} must hold an object")
-    return saved
 
 
 def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import errors, safetensors
+from experiments.engine import errors, json_file, safetensors
 from experiments.engine.pretrained import bert, gpt2, llama, positions, tensors, vit
 from experiments.engine.pretrained import family as families
 from tfm import shapes
@@ -49,7 +49,7 @@ def read(path: str | pathlib.Path) -> Imported:
         raise errors.UserError(
             f"{path} holds neither a run nor a published model (config.json with {safetensors.FILE}, or a llama2c .bin)"
         )
-    config = _config(file)
+    config = json_file.read(file, says="what the model beside it is")
     if "model_type" not in config:
         raise errors.UserError(f"{file} has no model_type, which must be one of {', '.join(FAMILIES)}")
     _family(config["model_type"])  # before a large file is read
@@ -140,18 +140,6 @@ def _save(folder: pathlib.Path, arrays: Mapping[str, np.ndarray], config: Mappin
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise errors.UserError(f"{folder} cannot be written: {error.strerror or error}") from error
-
-
-def _config(file: pathlib.Path) -> dict[str, Any]:
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise errors.UserError(f"there is no {file}: it must say what the model beside it is") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise errors.UserError(f"{file} cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise errors.UserError(f"{file} must hold an object with the model's settings")
-    return config
 
 
 def _same(right: Mapping[str, Any], found: Mapping[str, Any], what: str, prefix: str = "") -> None:
