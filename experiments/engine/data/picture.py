@@ -43,9 +43,8 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
             raise errors.UserError(f"{file} is damaged: it does not describe images")
         return _whole(file, saved, Z, C, {name: name for name in saved})
     file = (path if path.is_dir() else path.parent) / "preprocessor_config.json"
-    saved = (
-        json_file.read(file, says="how images are normalised") if file.exists() else {}
-    )  # what it does not say is as the ViTs of transformers have it
+    # What it does not say is as the ViTs of transformers have it.
+    saved = json_file.read(file, says="how images are normalised") if file.exists() else {}
     factor = saved.get("rescale_factor", 1 / 255) if saved.get("do_rescale", True) else 1
     _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
     mean, std = (0.5, 0.5) if saved.get("do_normalize", True) else (0, 1)
