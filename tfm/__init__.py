@@ -42,7 +42,9 @@ patch, R offsets (or buckets of offsets) between two tokens, Y X Z rows, columns
 |     |                                           |                                    | relation.py        |
 | E29 | cost                                      | the same weights in blocks         | blockwise.py       |
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py        |                    |
+|     | batch size that grows during training     | experiments/engine/data/growth.py  |                    |
 
 Heads side by side are in multihead.py; sampling.py has temperature, top-k and top-p; fused.py calls the backend's own
-kernels; shield.py keeps NaN behind the mask; loss.py has sums and counts.
+kernels; shield.py keeps NaN behind the mask; loss.py has sums and counts. layout.py says what several devices share,
+and ring.py passes keys and values around those that share a sequence.
 """

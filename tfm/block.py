@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tfm import dropout, initial, multihead
+from tfm import layout as layouts
 from tfm import mask as masks
 
 
@@ -27,7 +28,7 @@ class Design(NamedTuple):
     H: int  # heads, for relations that have no parameter of their own to tell them by
     eps: float = 1e-5  # inside the root of the norms
     dropout: float = 0.0  # share of a stage's output that is set to 0 in training
-    axis: str | None = None  # the mesh axis over which norms share their statistics in training
+    layout: layouts.Layout = layouts.ONE  # which devices share the model, inside shard_map
 
 
 class Memory(NamedTuple):
@@ -90,6 +91,7 @@ def apply(
     """
     seen: dict = {"running": {}}
     kept: dict = {}
+    params = layouts.gathered(params, design.layout)
 
     def normed(name: str) -> Callable:
         return lambda x: statistical_norm(params[name], x, name=name, design=design, key_B=key_B, seen=seen["running"])
@@ -97,7 +99,7 @@ def apply(
     def dropped(name: str, residual: Callable) -> Callable:
         def run(x: jax.Array) -> jax.Array:
             with jax.named_scope(name):
-                return dropout.drop(keys(key_B, name), residual(x), design.dropout)
+                return dropout.drop(keys(key_B, name), residual(x), design.dropout, layout=design.layout)
 
         return run
 
@@ -113,7 +115,7 @@ def apply(
         return y
 
     def feed(x: jax.Array) -> jax.Array:
-        return design.mlp.apply(params["mlp"], x)
+        return design.mlp.apply(params["mlp"], x, **shared(design))
 
     x_BND = design.order(x_BND, dropped("attention", attend), normed("norm1"))
     if "score_cross" in params:
@@ -130,7 +132,7 @@ def statistical_norm(
     """The norm; in training with the batch's own statistics where it has any, which are put into `seen` (E17)."""
     observe = getattr(design.norm, "observe", None)
     if key_B is not None and observe is not None:
-        seen[name] = observe(x_BND, axis=design.axis)
+        seen[name] = observe(x_BND, axis=design.layout.tokens)
         params = params | seen[name]
     return design.norm.apply(params, x_BND, eps=design.eps)
 
@@ -138,3 +140,8 @@ def statistical_norm(
 def keys(key_B: jax.Array | None, name: str) -> jax.Array | None:
     """The random keys of the stage `name`, one for each sequence."""
     return None if key_B is None else jax.vmap(lambda key: initial.key(key, name))(key_B)
+
+
+def shared(design: Design) -> dict[str, str]:
+    """The argument of functions whose heads or hidden units may be shared by devices, where they are."""
+    return {"tensor": design.layout.tensor} if design.layout.tensor else {}

@@ -31,13 +31,19 @@ def side(params: dict, name: str) -> dict:
 def encode(
     params: dict, source_BS: jax.Array, valid_BS: jax.Array, *, dtype: Any = None, key_B=None, **model: Any
 ) -> tuple[blocks.Memory, dict]:
-    """The memory: the source's tokens after M blocks, each attending to all real ones (valid_BS); and what was seen."""
+    """The memory: the source's tokens after M blocks, each attending to all real ones (valid_BS); and what was seen.
+
+    Devices that share a target's tokens all read the whole source.
+    """
     mask = masks.padding(valid_BS)
+    design = model.pop("design")
+    design = design._replace(layout=design.layout.whole)
     x_BSD, seen = transformer.represent(
         transformer.cast(side(params, "encoder"), dtype),
         source_BS,
         mask=mask,
         key_B=blocks.keys(key_B, "encoder"),
+        design=design,
         **model,
     )
     return blocks.Memory(x_BSD, mask), seen

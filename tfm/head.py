@@ -33,9 +33,11 @@ def _class_init(key: jax.Array, *, C: int, D: int) -> dict:
     return initial.normal(key, "G_CD", 0.02, C=C, D=D) | initial.zeros("b_C", C=C)
 
 
-def _pooled(params: dict, x_BND: jax.Array) -> jax.Array:
-    """l_c = g_c^T mean_n x_n + b_c: the whole sequence is pooled (E25)."""
-    return linear.answers(linear.wide(x_BND).mean(axis=1).astype(x_BND.dtype), params["G_CD"], params["b_C"])
+def _pooled(params: dict, x_BND: jax.Array, *, sequence: str | None = None) -> jax.Array:
+    """l_c = g_c^T mean_n x_n + b_c: the whole sequence is pooled (E25), also where devices have some tokens each."""
+    mean_BD = linear.wide(x_BND).mean(axis=1)
+    mean_BD = mean_BD if sequence is None else jax.lax.pmean(mean_BD, sequence)
+    return linear.answers(mean_BD.astype(x_BND.dtype), params["G_CD"], params["b_C"])
 
 
 def _class_token(params: dict, x_BND: jax.Array) -> jax.Array:

@@ -1,4 +1,8 @@
-"""The second stage: a small network applied to each token by itself, with the same parameters for all (E12)."""
+"""The second stage: a small network applied to each token by itself, with the same parameters for all (E12).
+
+An MLP is `(init, apply)`, `apply(params, x_BND, *, tensor=None) -> y_BND`; tensor is the mesh axis whose devices each
+have some of the hidden units (layout.py), over which the second product is added up.
+"""
 
 import functools
 import math
@@ -32,24 +36,26 @@ def _gated_init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
     return params | (initial.zeros("bg_F", F=F) if bias else {})
 
 
-def _apply(activation: Activation, params: dict, x_BND: jax.Array) -> jax.Array:
+def _apply(activation: Activation, params: dict, x_BND: jax.Array, *, tensor: str | None = None) -> jax.Array:
     """W_2 activation(W_1 x_n + b_1) + b_2 for every token (E12; in seed 004 with row vectors, x W_1)."""
     h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"))
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=tensor)
 
 
-def _two_hidden(activation: Activation, params: dict, x_BND: jax.Array) -> jax.Array:
+def _two_hidden(activation: Activation, params: dict, x_BND: jax.Array, *, tensor: str | None = None) -> jax.Array:
     """W_2 activation(W_h activation(W_1 x_n + b_1) + b_h) + b_2 for every token (E12 with two hidden layers)."""
     h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
+    if tensor is not None:
+        h_BNF = jax.lax.all_gather(h_BNF, tensor, axis=2, tiled=True)
     h_BNF = activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F")))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"))
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=tensor)
 
 
-def _gated(activation: Activation, params: dict, x_BND: jax.Array) -> jax.Array:
+def _gated(activation: Activation, params: dict, x_BND: jax.Array, *, tensor: str | None = None) -> jax.Array:
     """W_2 (activation(W_g x_n + b_g) * (W_1 x_n + b_1)) + b_2 for every token (Shazeer 2020, eq. 6, without biases)."""
     gate_BNF = activation(linear.rows(x_BND, params["Wg_FD"], params.get("bg_F")))
     h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"))
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=tensor)
 
 
 @jax.custom_jvp

@@ -5,12 +5,15 @@ themselves (self-attention) or over those of another sequence (cross-attention, 
 values may be kept: a token that comes later then needs only its own query, key and value (E23).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from tfm import layout as layouts
 from tfm import mask as masks
+from tfm import tiles
 
 Kept = dict[str, jax.Array]  # k_BHSK and v_BHSV
 
@@ -38,9 +41,34 @@ def itself(
         kept = {"k_BHSK": k_BHSK, "v_BHSV": design.value.apply(params["value"], x_BND)}
     if cache is not None:
         kept = {name: write(cache[name], kept[name], n) for name in kept}
-    bias = design.relation.bias(params["relation"], design.H)
-    y_BND, A_BHNS = average(params["value"], q_BHNK, kept, design=design, mask=mask, n=n, bias=bias, D=x_BND.shape[-1])
+    y_BND, A_BHNS = average(
+        params["value"],
+        q_BHNK,
+        kept,
+        design=design,
+        mask=mask,
+        n=n,
+        bias=bias_of(params["relation"], (x_BND, n), design),
+        D=x_BND.shape[-1],
+        **({"axis": design.layout.sequence} if design.layout.sequence else {}),
+    )
     return y_BND, A_BHNS, kept
+
+
+def bias_of(params: dict, tokens: Any, design: Any) -> Callable | None:
+    """The relation's bias, of this device's heads where devices share them."""
+    if design.layout.batch:  # the gradients of all blocks are added up here first, and then once over the devices
+        params = jax.tree.map(lambda leaf: leaf + tiles.zero(tokens), params)
+    bias, axis = design.relation.bias(params, design.H), design.layout.tensor
+    if bias is None or axis is None:
+        return bias
+    heads = design.H // jax.lax.axis_size(axis)
+
+    def own(n: jax.Array, s_S: jax.Array) -> jax.Array:  # a bias made from shared parameters has these heads already
+        b_HNS = bias(n, s_S)
+        return layouts.part(b_HNS, axis, dimension=b_HNS.ndim - 3, size=heads) if b_HNS.shape[-3] > heads else b_HNS
+
+    return own
 
 
 def across(
@@ -70,13 +98,19 @@ def average(
     D: int,
     n=None,
     bias=None,
+    **ring: str,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The averages of the values, mapped back to D features, and the weights where they are formed."""
+    """The averages of the values, mapped back to D features, and the weights where they are formed.
+
+    ring: the mesh `axis` around which keys and values travel, where devices share the tokens.
+    """
     with jax.named_scope("average"):
         scale = design.scale(q_BHNK.shape[-1], D)
-        y_BHNV, A_BHNS = design.compute(q_BHNK, kept["k_BHSK"], kept["v_BHSV"], mask=mask, scale=scale, bias=bias, n=n)
+        of = q_BHNK, kept["k_BHSK"], kept["v_BHSV"]
+        y_BHNV, A_BHNS = design.compute(*of, mask=mask, scale=scale, bias=bias, n=n, **ring)
     with jax.named_scope("combine"):
-        return design.value.combine(value_params, y_BHNV), A_BHNS
+        shared = {"tensor": design.layout.tensor} if design.layout.tensor else {}
+        return design.value.combine(value_params, y_BHNV, **shared), A_BHNS
 
 
 def write(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax.Array:

@@ -56,18 +56,19 @@ def check(params: Any) -> dict[str, int]:
     return {letter: n for letter, (n, _) in sizes.items()}
 
 
-def specs(params: Any, rules: Mapping[str, str]) -> Any:
-    """A PartitionSpec per leaf from rules such as {'D': 'fsdp', 'H': 'tensor'}.
+def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
+    """A PartitionSpec per leaf from rules such as {'D': 'fsdp', 'H': 'tensor'}, or ('tensor', 'fsdp') for a choice.
 
-    A mesh axis shards one dimension of a leaf at most (the first that asks for it); a leaf without letters, such as an
-    optimiser's step count, is replicated.
+    A mesh axis shards one dimension of a leaf at most: a dimension gets the first axis of its letter that is still
+    free. A leaf without letters, such as an optimiser's step count, is replicated.
     """
 
     def spec(path: Any, _: Any) -> PartitionSpec:
         axes: list[str | None] = []
         for letter in letters(path):
-            axis = rules.get(letter)
-            axes.append(axis if axis not in axes else None)
+            choice = rules.get(letter, ())
+            choice = (choice,) if isinstance(choice, str) else choice
+            axes.append(next((axis for axis in choice if axis not in axes), None))
         while axes and axes[-1] is None:
             axes.pop()
         return PartitionSpec(*axes)

@@ -4,6 +4,7 @@ params = {embed, position, blocks, head} and, where the model has them, {class, 
 optional is read off the tree. `design` is the block's (block.py); `position` a variant of position.py.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from tfm import block as blocks
 from tfm import dropout, embed, initial
 from tfm import head as heads
+from tfm import layout as layouts
 
 KEPT_WIDE = ("mean_D", "var_D", "b_HR")  # running averages, and what is added to logits, keep their precision
 
@@ -83,14 +85,20 @@ def stack(
     M = jax.tree.leaves(layers)[0].shape[0]
     with jax.named_scope("blocks"):
         if caches is None:
-            return jax.lax.scan(
-                jax.checkpoint(layer) if remat else layer, x_BND, (jnp.arange(M), layers), unroll=unroll
-            )
+            return jax.lax.scan(again(layer, design=design, remat=remat), x_BND, (jnp.arange(M), layers), unroll=unroll)
         new = []
         for m, cache in enumerate(caches):  # a loop written out: each layer's cache is updated in place
             x_BND, seen = layer(x_BND, (m, layer_of(layers, m)), cache)
             new.append(seen["cache"])
         return x_BND, {"cache": new}
+
+
+def again(layer: Callable, *, design: blocks.Design, remat: bool) -> Callable:
+    """The layer, of which the backward pass computes all again (remat), or, where a layer's weights are gathered from
+    several devices, all but the products: weights are gathered a second time instead of being kept."""
+    if remat:
+        return jax.checkpoint(layer)
+    return jax.checkpoint(layer, policy=layouts.products) if design.layout.fsdp else layer
 
 
 def layer_of(stacked: Any, m: int) -> Any:
@@ -101,16 +109,31 @@ def layer_of(stacked: Any, m: int) -> Any:
 def tokens(params: dict, inputs: Any, *, embed_apply, design: blocks.Design, position, n=None, key_B=None):
     """X^(0): what the input is, and where it stands (E1, E2, E21, E25). Returns (X, statistics of the norm)."""
     seen: dict = {}
+    params = layouts.gathered(
+        {name: params[name] for name in params.keys() & {"embed", "class", "position"}}, design.layout
+    )
     with jax.named_scope("embed"):
-        x_BND = embed_apply({name: leaf for name, leaf in params["embed"].items() if name != "norm"}, inputs)
+        rows = {name: leaf for name, leaf in params["embed"].items() if name != "norm"}
+        x_BND = embed_apply(rows, inputs, **split_words(design))
         if "class" in params:
             x_BND = embed.class_token(params["class"], x_BND)
-        x_BND = position.apply(params["position"], x_BND, n)
+        x_BND = position.apply(params["position"], x_BND, standing(x_BND, n, design))
         if "norm" in params["embed"]:
             x_BND = blocks.statistical_norm(
                 params["embed"]["norm"], x_BND, name="norm", design=design, key_B=key_B, seen=seen
             )
-        return dropout.drop(blocks.keys(key_B, "embed"), x_BND, design.dropout), {"embed": seen} if seen else {}
+        x_BND = dropout.drop(blocks.keys(key_B, "embed"), x_BND, design.dropout, layout=design.layout)
+    return x_BND, {"embed": seen} if seen else {}
+
+
+def standing(x_BND: jax.Array, n: jax.Array | None, design: blocks.Design) -> jax.Array | None:
+    """The positions of the tokens, where they are given or devices share the sequences; None: 0 ... N-1."""
+    return layouts.positions(design.layout, x_BND.shape[1]) if n is None else n
+
+
+def split_words(design: blocks.Design) -> dict[str, str]:
+    """The argument of functions whose vocabulary devices may share, where they do."""
+    return {"words": design.layout.words} if design.layout.words else {}
 
 
 def represent(
@@ -118,22 +141,24 @@ def represent(
 ) -> tuple[jax.Array, dict]:
     """X^(M) after the last norm, and what was seen on the way (`apply`)."""
     x_BND, around = tokens(params, inputs, embed_apply=embed_apply, design=design, position=position, n=n, key_B=key_B)
+    n = standing(x_BND, n, design)
     x_BND, seen = stack(params["blocks"], x_BND, design=design, key_B=key_B, n=n, **call)
     if "norm" in params:
         last: dict = {}
-        x_BND = blocks.statistical_norm(params["norm"], x_BND, name="norm", design=design, key_B=key_B, seen=last)
+        final = layouts.gathered(params["norm"], design.layout)
+        x_BND = blocks.statistical_norm(final, x_BND, name="norm", design=design, key_B=key_B, seen=last)
         around = around | last
     return x_BND, gather(seen, around)
 
 
 def answer(params: dict, x_BND: jax.Array, *, head_apply, design: blocks.Design) -> jax.Array:
     """The head's answer (E24-E27). A head without a matrix of its own takes the embedding: g_w is row w of it."""
-    head = params["head"]
+    head = layouts.gathered(params["head"], design.layout)
     with jax.named_scope("head"):
         if "transform" in head:
             x_BND = heads.transform(head["transform"], x_BND, norm=design.norm, eps=design.eps)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():
-            head = head | {"G_WD": params["embed"]["E_WD"]}
+            head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, design.layout)["E_WD"]}
         return head_apply(head, x_BND)
 
 

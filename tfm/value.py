@@ -1,8 +1,8 @@
 """What is averaged: the values of a head, and how the heads' averages come together again.
 
 A value path is `(init, apply, combine)`: `apply(params, x_BSD) -> v_BHSV` before the average over tokens and
-`combine(params, y_BHNV) -> y_BND` after it. V is K for values of low rank and D for the others; a head axis of size one
-is shared by all heads.
+`combine(params, y_BHNV, *, tensor=None) -> y_BND` after it. V is K for values of low rank and D for the others; a head
+axis of size one is shared by all heads. tensor: the mesh axis whose devices each have some of the heads (layout.py).
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Value(NamedTuple):
 
     init: Callable[..., dict]
     apply: Callable[[dict, jax.Array], jax.Array]
-    combine: Callable[[dict, jax.Array], jax.Array]
+    combine: Callable[..., jax.Array]
 
 
 def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
@@ -34,9 +34,9 @@ def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
     return linear.heads(x_BSD, params["Uv_HKD"], params.get("bv_HK"))
 
 
-def _low_rank_combine(params: dict, y_BHNK: jax.Array) -> jax.Array:
+def _low_rank_combine(params: dict, y_BHNK: jax.Array, *, tensor: str | None = None) -> jax.Array:
     """sum_h U_h y_{h,n} (+ b_o): equation (4) of seed 003 with V_h = U_h U_{v,h} (E9)."""
-    return _sum_over_heads(params["Uo_HDK"], y_BHNK, params.get("bo_D"))
+    return _sum_over_heads(params["Uo_HDK"], y_BHNK, params.get("bo_D"), tensor)
 
 
 def _full_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
@@ -53,28 +53,32 @@ def _tokens(params: dict, x_BSD: jax.Array) -> jax.Array:
     return x_BSD[:, None]
 
 
-def _full_rank_combine(params: dict, y_BHND: jax.Array) -> jax.Array:
+def _full_rank_combine(params: dict, y_BHND: jax.Array, *, tensor: str | None = None) -> jax.Array:
     """sum_h V_h y_{h,n} (+ b_o), V_h of D x D: Y = sum_h V_h X A_h (E8; seed 000, seed 003 eq. 4)."""
-    return _sum_over_heads(params["V_HDD"], y_BHND, params.get("bo_D"))
+    return _sum_over_heads(params["V_HDD"], y_BHND, params.get("bo_D"), tensor)
 
 
-def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None) -> jax.Array:
-    """sum_h U_h y_{h,n} (+ b): one product of the concatenated heads with the U_h side by side (E10)."""
+def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None, tensor: str | None) -> jax.Array:
+    """sum_h U_h y_{h,n} (+ b): one product of the concatenated heads with the U_h side by side (E10).
+
+    Where devices have some heads each, the products are added up over them.
+    """
     if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
     B, H, N, V = y_BHNV.shape
     heads_BNC = y_BHNV.swapaxes(1, 2).reshape(B, N, H * V)
     U_DC = U_HDV.swapaxes(0, 1).reshape(-1, H * V)
-    return linear.rows(heads_BNC, U_DC, b_D)
+    return linear.rows(heads_BNC, U_DC, b_D, tensor=tensor)
 
 
 def _identity_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
     return {}
 
 
-def _mean_over_heads(params: dict, y_BHND: jax.Array) -> jax.Array:
+def _mean_over_heads(params: dict, y_BHND: jax.Array, *, tensor: str | None = None) -> jax.Array:
     """sum_h V_h y_{h,n} with V_h = I / H: the mean over heads, for one head E3 as it stands."""
-    return jnp.mean(y_BHND, axis=1)
+    mean_BND = jnp.mean(y_BHND, axis=1)
+    return mean_BND if tensor is None else jax.lax.pmean(mean_BND, tensor)
 
 
 low_rank = Value(_low_rank_init, _low_rank, _low_rank_combine)

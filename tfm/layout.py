@@ -1,0 +1,103 @@
+"""One model on many devices: who holds which heads, hidden units, words, features and tokens, and the explicit sums and
+gatherings that put the parts together. All of it happens inside `jax.shard_map`; on one device nothing is done.
+
+| axis     | what each device holds                        | what passes between devices                              |
+|----------|-----------------------------------------------|----------------------------------------------------------|
+| batch    | some of the sequences                         | sums of losses and counts (gradients follow)             |
+| fsdp     | a part of each weight's features D            | a block's weights, gathered when the block needs them    |
+| tensor   | some heads and hidden units (E8: sum_h V_h)   | the sum over heads, the sum over hidden units            |
+| words    | some words of embedding and output            | sums over words (softmax), the rows that were looked up  |
+| sequence | some tokens of each sequence                  | keys and values, around a ring (blockwise.py)            |
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tfm import shapes
+
+
+class Layout(NamedTuple):
+    """The names of the mesh axes; None (or none) where nothing is shared."""
+
+    batch: tuple[str, ...] = ()
+    fsdp: str | None = None
+    tensor: str | None = None
+    words: str | None = None
+    sequence: str | None = None
+
+    @property
+    def rules(self) -> dict[str, tuple[str, ...]]:
+        """The mesh axes that may share a letter of a weight (shapes.specs)."""
+        rules = {"H": (self.tensor,), "F": (self.tensor, self.fsdp), "W": (self.words,), "D": (self.fsdp,)}
+        present = {letter: tuple(axis for axis in axes if axis) for letter, axes in rules.items()}
+        return {letter: axes for letter, axes in present.items() if axes}
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The axes over which the tokens of a batch are spread."""
+        return self.batch + ((self.sequence,) if self.sequence else ())
+
+    @property
+    def whole(self) -> "Layout":
+        """The same for sequences that are not shared: every device has all tokens of its sequences."""
+        return self._replace(sequence=None)
+
+
+ONE = Layout()  # one device has it all
+
+
+def gathered(params: Any, layout: Layout) -> Any:
+    """The weights with all their features D, from the parts of the devices of `fsdp`.
+
+    The transpose of gathering is to sum gradients and scatter them: each device gets the gradient of its part.
+    """
+    if not layout.fsdp:
+        return params
+
+    def gather(leaf: jax.Array, spec: Any) -> jax.Array:
+        if layout.fsdp not in spec:
+            return leaf
+        return jax.lax.all_gather(leaf, layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True)
+
+    with jax.named_scope("gather"):
+        return jax.tree.map(gather, params, shapes.specs(params, layout.rules))
+
+
+# What the backward pass of a block keeps where weights are gathered: products and sums over devices, but no gathered
+# weight and nothing made from one.
+def products(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy of jax.checkpoint."""
+    return primitive.name in ("dot_general", "psum", "psum_invariant")
+
+
+def part(x: jax.Array, axis: str | None, *, dimension: int, size: int) -> jax.Array:
+    """This device's `size` of the equal parts of a dimension; x as it is without an axis."""
+    if axis is None:
+        return x
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, dimension)
+
+
+def total(x: jax.Array, axis: str | None) -> jax.Array:
+    """The sum of x over the devices of an axis."""
+    return x if axis is None else jax.lax.psum(x, axis)
+
+
+def positions(layout: Layout, N: int) -> jax.Array | None:
+    """Where this device's N tokens stand, where sequences are shared; else None, which means 0 ... N-1.
+
+    Tokens are dealt out like cards: of P devices, device i holds the tokens i, P + i, 2 P + i, ... With a causal mask
+    all then have the same work (Brandon et al. 2023, striped attention).
+    """
+    if layout.sequence is None:
+        return None
+    return jax.lax.axis_index(layout.sequence) + jax.lax.axis_size(layout.sequence) * jnp.arange(N)
+
+
+def own(x_BN: jax.Array, layout: Layout) -> jax.Array:
+    """This device's tokens of whole sequences, (B, N, ...)."""
+    if layout.sequence is None:
+        return x_BN
+    N = x_BN.shape[1] // jax.lax.axis_size(layout.sequence)
+    return jnp.take(x_BN, positions(layout, N), axis=1)

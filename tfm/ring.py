@@ -1,0 +1,65 @@
+"""Attention over tokens that are spread over the devices of a mesh axis: queries stay, blocks of keys go around a ring.
+
+After as many turns as there are devices every query has met every key, and no device ever held more than the keys of
+one (Liu et al. 2023). With a causal mask the tokens are best dealt out like cards, device i of P holding i, i + P,
+i + 2P, ...: then every device has the same work in every turn (Brandon et al. 2023, striped attention).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+
+
+def positions(n: jax.Array | None, N: int, S: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
+    """Where the queries and the keys stand: with an axis at the same places, the keys at (B, S) where n is (B, N).
+
+    ValueError for tokens that are spread over an axis without their positions, or not as many keys as queries.
+    """
+    if axis is None:
+        return jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
+    if n is None or N != S:
+        raise ValueError(f"tokens spread over {axis!r} need positions n, and a key each: {N} queries and {S} keys")
+    return n, n
+
+
+def onward(tree: Tree, axis: str | None) -> Tree:
+    """What the device before this one on the mesh axis holds; without an axis there is one device, and it keeps all."""
+    if axis is None:
+        return tree
+    devices = jax.lax.axis_size(axis)
+    return jax.lax.ppermute(tree, axis, [(i, (i + 1) % devices) for i in range(devices)])
+
+
+def around(turn: Callable[[Tree, Tree], Tree], carry: Tree, key: Tree, axis: str | None) -> Tree:
+    """`carry = turn(carry, key)` once for the keys of every device of the axis, a device's own ones first."""
+    if axis is None:
+        return turn(carry, key)
+
+    def step(state: tuple, _: None) -> tuple[tuple, None]:
+        carry, key = state
+        # Sending does not wait for the turn, so that the two can happen at the same time.
+        return (turn(carry, key), onward(key, axis)), None
+
+    return jax.lax.scan(step, (carry, key), None, length=jax.lax.axis_size(axis))[0][0]
+
+
+def paired(function: Callable | None, ndim: int) -> Callable | None:
+    """A mask (ndim 3) or a bias (ndim 4) of positions n_BN and s_S, for keys that stand at s_BS.
+
+    Each sequence takes its own row of what the function says of its keys' positions, which is asked for every one.
+    """
+    if function is None:
+        return None
+
+    def of(n_BN: jax.Array, s_BS: jax.Array) -> jax.Array:
+        def row(b: jax.Array, s_S: jax.Array) -> jax.Array:
+            x = function(n_BN, s_S)
+            return jnp.broadcast_to(x, (n_BN.shape[0], *x.shape[-(ndim - 1) :]))[b]
+
+        return jax.vmap(row)(jnp.arange(n_BN.shape[0]), s_BS)
+
+    return of
