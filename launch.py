@@ -2,19 +2,28 @@
 
 import contextlib
 import datetime
+import functools
 import os
 import pathlib
+import shlex
 import sys
+from collections.abc import Callable
 
+import ml_collections
 from absl import flags
 
 from configs import base
+from experiments.engine import compilation, errors, group, interruption, mesh, parting, replay
 from experiments.engine import config as configs
-from experiments.engine import errors
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
+REPLAY = flags.DEFINE_string("replay", None, "A folder left by a run whose numbers went wrong: compute its step again.")
+COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0, given to all.")
+PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
+PROCESS = flags.DEFINE_integer("process", None, "Several processes: which one this is, from 0.")
+DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "Several processes: JAX asks the cluster (Slurm, TPU pod).")
 
 
 def arguments(argv: list[str]) -> list[tuple[str, str]]:
@@ -39,7 +48,9 @@ def arguments(argv: list[str]) -> list[tuple[str, str]]:
         raise errors.UserError(str(error)) from error
     if surplus:
         raise errors.UserError(f'what is "{surplus[0]}"? Settings are given as --config.key=value')
-    if CONFIG.value is None:
+    if REPLAY.value is not None and (CONFIG.value or WORKDIR.value or DRY_RUN.value):
+        raise errors.UserError("--replay DIR takes its config from DIR and writes nothing: leave the other flags out")
+    if CONFIG.value is None and REPLAY.value is None:
         raise errors.UserError("say which config to run: python launch.py --config configs/vit.py")
     return overrides
 
@@ -58,27 +69,70 @@ def main(argv: list[str]) -> int:
 
 def attempt(argv: list[str]) -> int:
     """The same, for a reader who stays."""
-    stopped = "stopped"
+    how_to_go_on = ""
     try:
-        overrides = arguments(argv)
-        config = configs.load(CONFIG.value, base=base.get_config(), given=[key for key, _ in overrides])
-        for key, value in overrides:
-            configs.override(config, key, value)
-        settings = configs.Settings(config, defaults=base.get_config())
-        experiment = configs.experiment(settings.experiment)
-        trains = getattr(experiment, "WRITES", True)
-        if trains:
-            stopped += "; a run goes on from its last checkpoint with the same command and --workdir"
-        elif DRY_RUN.value:
-            raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
-        experiment.run(settings, folder_of(trains))
-    except errors.UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        with interruption.at_once():
+            action, how_to_go_on = prepared(argv)
+            with group.joined(together(), detect=DISTRIBUTED.value):
+                action()
+    except (errors.UserError, errors.RunError) as error:
+        print(f"error: {errors.line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, errors.UserError) else 1
+    except errors.Interrupted as error:
+        print(f"{error}{how_to_go_on}", file=sys.stderr)
+        return error.code
     except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
+        print(f"stopped{how_to_go_on}", file=sys.stderr)
         return 130
     return 0
+
+
+def prepared(argv: list[str]) -> tuple[Callable[[], None], str]:
+    """What the command does, once its config is read and checked, and what to say where a person stops it."""
+    overrides = arguments(argv)
+    bundle = pathlib.Path(REPLAY.value) if REPLAY.value is not None else None
+    settings = configs.Settings(loaded(overrides, bundle), defaults=base.get_config())
+    experiment = configs.experiment(settings.experiment)
+    compilation.keep_in(settings.compilation_cache)
+    if DRY_RUN.value:
+        mesh.simulate(settings.mesh.to_dict())
+    if bundle is not None:
+        return functools.partial(replay.instead_of_training, bundle, experiment.run, settings, None), ""
+    trains = getattr(experiment, "WRITES", True)
+    if DRY_RUN.value and not trains:
+        raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
+    if not trains and (together() or DISTRIBUTED.value):
+        raise errors.UserError(f"several processes are for training: {settings.experiment} takes one")
+    folder = folder_of(trains)
+    hint = f"; go on with: {same_command(argv, folder)}" if trains and folder is not None else ""
+    return functools.partial(experiment.run, settings, folder), hint
+
+
+def together() -> group.Group | None:
+    """The processes that this run has, None: one. UserError where several cannot do what is asked."""
+    found = group.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    if (found or DISTRIBUTED.value) and (WORKDIR.value is None or DRY_RUN.value or REPLAY.value is not None):
+        raise errors.UserError("several processes train one run: all need the same --workdir, and no other task")
+    return found
+
+
+def loaded(overrides: list[tuple[str, str]], bundle: pathlib.Path | None) -> ml_collections.ConfigDict:
+    """The config of --config, or that of a replay bundle, for one device; and what the command line changes."""
+    if bundle is not None and not (bundle / "config.json").is_file():
+        raise errors.UserError(f"{bundle} is no replay bundle: it has no config.json")
+    path = str(bundle / "config.json") if bundle is not None else CONFIG.value
+    config = configs.load(path, base=base.get_config(), given=[key for key, _ in overrides])
+    for axis in config.mesh if bundle is not None else ():
+        config.mesh[axis] = 1
+    for key, value in overrides:
+        configs.override(config, key, value)
+    return config
+
+
+def same_command(argv: list[str], folder: pathlib.Path) -> str:
+    """What to type for the same run in the same folder."""
+    given = any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv[1:])
+    return shlex.join(["python", *argv, *([] if given else [f"--workdir={folder}"])])
 
 
 def folder_of(trains: bool) -> pathlib.Path | None:
@@ -90,4 +144,4 @@ def folder_of(trains: bool) -> pathlib.Path | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv))
+    parting.leave(main(sys.argv))

@@ -21,6 +21,8 @@ def get_config() -> ml_collections.ConfigDict:
     config.prompts = []  # several such texts at once instead (sample only)
     config.file = ""  # the image file to classify (classify only)
     config.family = ""  # in whose form a model is written: gpt2, bert, vit, llama (export only)
+    config.resume = "latest"  # latest, latest_valid: the newest checkpoint, or the newest that is not damaged
+    config.compilation_cache = "user"  # where compiled programs are kept: the user's cache folder, a path, '' nowhere
     config.mesh = mesh()
     config.model = model()
     config.text = text()
@@ -29,13 +31,17 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim = optim()
     config.train = train()
     config.sample = sample()
+    config.debug = debug()
     return config.lock()
 
 
 def mesh() -> ml_collections.ConfigDict:
-    """How devices are arranged."""
+    """How devices are arranged: their number is the product of all four. One may be -1: all that is left."""
     config = ml_collections.ConfigDict()
-    config.data = -1  # devices that share each batch; -1: all that JAX sees
+    config.data = -1  # devices that share each batch and hold all weights
+    config.fsdp = 1  # devices that share each batch and the weights, which are gathered one block at a time
+    config.tensor = 1  # devices that share the heads, the hidden units and the vocabulary
+    config.sequence = 1  # devices that share the tokens of each sequence (ring attention)
     return config
 
 
@@ -123,6 +129,7 @@ def optim() -> ml_collections.ConfigDict:
     config.eps = 1e-8  # added to the root of the second moment
     config.weight_decay = 0.1  # on matrices only
     config.clip = 1.0  # largest global norm of the gradient; 0: no clipping
+    config.batch_rule = "none"  # where train.growth changes the batch, the rate changes too: none, linear, sqrt
     return config
 
 
@@ -131,12 +138,17 @@ def train() -> ml_collections.ConfigDict:
     config = ml_collections.ConfigDict()
     config.steps = 1000
     config.batch = 64  # examples of a step, over all devices and accumulated parts
+    config.growth = []  # larger batches later: [[500, 128], [800, 256]], 128 from 500 steps on, 256 from 800 on
     config.accumulation = 1  # parts a batch is computed in, one after the other; the gradient is that of the whole
+    config.nan = "abort"  # where loss, gradient or new parameters are not finite: abort, or skip the step
+    config.spike = 0.0  # a step whose loss or gradient norm jumps by more standard deviations is skipped (6); 0: none
     config.log_every = 10  # steps between lines of metrics.jsonl
     config.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only
     config.evaluate_batch = 256  # examples of an evaluation batch, over all devices
     config.save_every = 0  # steps between checkpoints; 0: at the end only
+    config.save_minutes = 0.0  # minutes between checkpoints, whatever the steps; 0: none for that reason
     config.keep = 2  # newest checkpoints kept
+    config.keep_best = ""  # and the best one by this metric, as eval/loss or eval/accuracy; '': none for that reason
     return config
 
 
@@ -149,4 +161,14 @@ def sample() -> ml_collections.ConfigDict:
     config.top_k = 0  # only the k most likely tokens are drawn; 0: all (causal only)
     config.top_p = 1.0  # only the most likely tokens that together reach this probability are drawn (causal only)
     config.stop = ""  # the text ends before this one, and in any case where the model ends it (sample only)
+    return config
+
+
+def debug() -> ml_collections.ConfigDict:
+    """To look into a run that does something strange; each costs time, and none changes a number."""
+    config = ml_collections.ConfigDict()
+    config.check_shapes = False  # of every batch, and of the state after every step, against the letters of their names
+    config.nans = False  # stop at the operation that makes the first NaN, and say where it stands
+    config.no_jit = False  # compute one operation after the other instead of a compiled program
+    config.transfer_guard = ""  # of data that moves between host and devices without being asked to: log, disallow
     return config

@@ -17,6 +17,7 @@ import numpy as np
 from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, images
 from tfm import attention, block, initial, loss, multihead, relation, score, value
+from tfm import layout as layouts
 
 PARTS = {"score": score.constant, "relation": relation.relative, "value": value.full_rank}
 STEEP = 1000.0  # exp(-1000) is 0 in float32 and float64: a weight is 1 or 0
@@ -41,7 +42,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - mean_Z) / std_Z
     average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
+    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
         error, count = loss.squared_error(apply(params, batch["x_BND"])[0], batch["target_BND"], batch["weight_BN"])
         guess_BND = jnp.broadcast_to(average_ND, batch["target_BND"].shape)
         distance, _ = loss.squared_error(guess_BND, batch["target_BND"], batch["weight_BN"])
@@ -51,7 +52,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     task = train.Task(
         init=functools.partial(init, H=H, K=settings.model.K, D=Y * Z, N=X),
         measure=measure,
-        train=batches.train(examples(fetch, kernel_HD), n=n, batch=t.batch, seed=settings.seed),
+        train=batches.train(examples(fetch, kernel_HD), n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
         evaluation=evaluation,
         tokens_per_example=X,
         baseline={"loss": baseline(evaluation, average_ND)},

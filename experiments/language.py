@@ -13,9 +13,11 @@ from experiments import model as models
 from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, borrowed, text, tokenizer, windows
 from tfm import decode, head, loss, variant
+from tfm import layout as layouts
 from tfm import mask as masks
 
 MASK = "[MASK]"
+LONGEST = 1_000_000  # tokens of the sample at the end of a run
 
 
 class Corpus(NamedTuple):
@@ -49,19 +51,21 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         mask = models.masked(settings.model, objective.mask(settings, batch))
         return model.apply(params, batch["w_BN"], mask=mask, **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
-        logits_BNW, seen = logits(params, batch, key_B=key_B)
+    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+        logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
         answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | train.running(seen)
+        measures = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
+        return {name: of(*answer, words=over.words) for name, of in measures.items()} | train.running(seen)
 
     evaluation = batches.evaluation(fetch_evaluation, n=n_evaluation, batch=settings.train.evaluate_batch)
     task = train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=n, batch=settings.train.batch, seed=settings.seed),
+        train=batches.train(fetch, n=n, batch=settings.train.batch, seed=settings.seed, growth=settings.train.growth),
         evaluation=evaluation,
         tokens_per_example=settings.text.N,
         baseline={"accuracy": most_frequent(corpus, evaluation)},
+        layout=models.layout(settings.model, devices, W=corpus.tokenizer.size),
     )
     show = objective.show(settings, corpus, task, model, logits)
     kept = borrowed.files(corpus.tokenizer)
@@ -156,6 +160,8 @@ def generated(settings: config.Settings, corpus: Corpus, task: train.Task, model
     prompt_BN = prompt(settings, corpus)
     config.at_least(0, {"sample.length": s.length, "sample.temperature": s.temperature, "sample.top_k": s.top_k})
     drawing = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
+    if s.length > LONGEST:  # or the run would not end
+        raise errors.UserError(f"sample.length must be at most {LONGEST:,}, and {s.length:,} is not")
     if not 0 < s.top_p <= 1:
         raise errors.UserError(f"sample.top_p must be above 0 and at most 1, and {s.top_p} is not")
 
@@ -226,7 +232,7 @@ OBJECTIVES = {
     "causal": Objective((), lambda settings, batch: masks.causal, head.next_word, causal_windows, generated),
     "prefix": Objective((), read_both_ways, head.next_word, prefix_windows, generated),
     "masked": Objective(
-        (MASK,), lambda settings, batch: masks.padding(batch["valid_BN"]), head.masked_word, masked_windows, filled
+        (MASK,), lambda settings, batch: masks.padding(batch["valid_BS"]), head.masked_word, masked_windows, filled
     ),
 }
 

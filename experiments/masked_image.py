@@ -12,6 +12,7 @@ from experiments import model as models
 from experiments.engine import config, job, train
 from experiments.engine.data import batches, hidden, images
 from tfm import embed, head, loss
+from tfm import layout as layouts
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
@@ -26,13 +27,13 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     training, evaluation = parts(settings, data, normal, N=N)
     model, mask = build(settings, N=N, P=P), models.masked(settings.model, None)
 
-    def predict(params: Any, batch: dict, **options: Any) -> Any:
-        inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=size), "hidden_BN": batch["hidden_BN"]}
-        return model.apply(params, inputs, mask=mask, **options)
+    def predict(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=size), over)
+        return model.apply(params, {"v_BNP": v_BNP, "hidden_BN": batch["hidden_BN"]}, mask=mask, over=over, **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
-        prediction_BNP, seen = predict(params, batch, key_B=key_B)
-        return measures(prediction_BNP, batch, average_YXZ, size=size) | train.running(seen)
+    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+        prediction_BNP, seen = predict(params, batch, over, key_B=key_B)
+        return measures(prediction_BNP, batch, average_YXZ, size=size, over=over) | train.running(seen)
 
     task = train.Task(
         init=model.init,
@@ -41,6 +42,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         evaluation=evaluation,
         tokens_per_example=N,
         baseline={"loss": baseline(evaluation, average_YXZ, size=size)},
+        layout=models.layout(settings.model, devices, N=N),
     )
     job.run(settings, folder, task, devices, functools.partial(figures, settings, data, normal, task, predict))
 
@@ -51,7 +53,7 @@ def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: in
     fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
     fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
     return (
-        batches.train(hide(fetch), n=n, batch=t.batch, seed=settings.seed),
+        batches.train(hide(fetch), n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
         batches.evaluation(hide(fetch_evaluation), n=n_evaluation, batch=t.evaluate_batch),
     )
 
@@ -68,10 +70,12 @@ def build(settings: config.Settings, *, N: int, P: int) -> models.Model:
     )
 
 
-def measures(prediction_BNP: Any, batch: dict, average_YXZ: np.ndarray, *, size: int) -> train.Ratios:
+def measures(
+    prediction_BNP: Any, batch: dict, average_YXZ: np.ndarray, *, size: int, over: layouts.Layout = layouts.ONE
+) -> train.Ratios:
     """The squared error per hidden pixel, and the share it explains of the squared distance from the average image."""
-    target_BNP = embed.cut(batch["image_BYXZ"], size=size)
-    average_BNP = jnp.broadcast_to(embed.cut(average_YXZ[None], size=size), target_BNP.shape)
+    target_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=size), over)
+    average_BNP = jnp.broadcast_to(layouts.own(embed.cut(average_YXZ[None], size=size), over), target_BNP.shape)
     error, pixels = loss.squared_error(prediction_BNP, target_BNP, batch["weight_BN"])
     distance, _ = loss.squared_error(average_BNP, target_BNP, batch["weight_BN"])
     return {"loss": (error, pixels), "explained": (distance - error, distance)}

@@ -1,6 +1,7 @@
 """From the `model` section of a config to pure functions of `tfm`: names become variants, sizes become keywords."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -23,8 +24,10 @@ from tfm import (
     value,
 )
 from tfm import encoder_decoder as seq2seq
+from tfm import layout as layouts
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+MOST_UNROLLED = 512  # layers written out in a program
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
 
 
@@ -32,7 +35,7 @@ class Model(NamedTuple):
     """A model as functions of its parameters.
 
     init(key) -> params
-    apply(params, inputs, *, mask, key_B=None, maps=False) -> (logits, seen)      (transformer.apply)
+    apply(params, inputs, *, mask, key_B=None, maps=False, over=layout.ONE) -> (logits, seen)    (transformer.apply)
     start(params, prompt_BN, length_B, *, room, mask) -> (logits_BW, cache)       (incremental.start)
     step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                  (incremental.step)
     """
@@ -47,7 +50,7 @@ class Seq2Seq(NamedTuple):
     """A sequence-to-sequence model as functions of its parameters.
 
     init(key) -> params
-    apply(params, source_BS, valid_BS, w_BN, *, key_B=None, maps=False) -> (logits_BNW, seen)
+    apply(params, source_BS, valid_BS, w_BN, *, key_B=None, maps=False, over=layout.ONE) -> (logits_BNW, seen)
     start(params, source_BS, valid_BS, prompt_BN, length_B, *, room) -> (logits_BW, cache)
     step(params, cache, w_B, n_B) -> (logits_BW, cache)
     """
@@ -176,13 +179,54 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
 
 
 def seeing(apply: Callable, call: dict) -> Callable:
-    """`apply` with these arguments; where the weights are asked for, computed in the way that forms them."""
+    """`apply` with these arguments; where the weights are asked for, computed in the way that forms them.
 
-    def applied(*arrays: Any, maps: bool = False, **options: Any) -> Any:
+    over: the devices that share the model (inside shard_map).
+    """
+
+    def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         design = call["design"]._replace(compute=attention.explicit) if maps else call["design"]
-        return apply(*arrays, **call | {"design": design}, maps=maps, **options)
+        return apply(*arrays, **call | shared(call, design, over), maps=maps, **options)
 
     return applied
+
+
+def shared(call: dict, design: block.Design, over: layouts.Layout) -> dict[str, Any]:
+    """The arguments of `call` that change where devices share the model."""
+    changed = {"design": design._replace(layout=over)}
+    if over.sequence:
+        own_norm = norm.instance_over(over.sequence) if design.norm is norm.instance else design.norm
+        changed["design"] = changed["design"]._replace(compute=attention.WAYS["blockwise"], norm=own_norm)
+        if call["head_apply"] is head.pooled.apply:
+            changed["head_apply"] = functools.partial(head.pooled.apply, sequence=over.sequence)
+    return changed
+
+
+def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
+    """How the model that `m` describes is shared over a mesh. W: its words; N, head: its patches and class head.
+
+    Raises UserError for what cannot be shared so, with the reason.
+    """
+    over, size = mesh.layout(devices, W=W), devices.shape
+    if over.sequence and m.attention == "fused":
+        raise errors.UserError("model.attention = fused needs whole sequences: choose blockwise, or mesh.sequence = 1")
+    if over.sequence and head == "class_token":
+        raise errors.UserError(
+            "the class token is no part of the image that devices could share: choose image.head = pooled, or "
+            "mesh.sequence = 1"
+        )
+    if over.sequence and N % size[over.sequence]:
+        raise errors.UserError(f"{N} patches do not divide evenly over mesh.sequence = {size[over.sequence]}")
+    if over.tensor and m.H % size[over.tensor]:
+        raise errors.UserError(f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {size[over.tensor]}")
+    parts = design(m)
+    for name, function in (("mlp", parts.mlp.apply), ("value", parts.value.combine)):
+        if over.tensor and "tensor" not in inspect.signature(function).parameters:
+            raise errors.UserError(
+                f'model.{name} = "{getattr(m, name)}" does not take the argument `tensor`, the mesh axis over which it '
+                "would have to be added up: mesh.tensor must be 1"
+            )
+    return over
 
 
 def sizes(m: config.Settings) -> dict[str, int]:
@@ -199,6 +243,11 @@ def sizes(m: config.Settings) -> dict[str, int]:
 def computing(m: config.Settings) -> dict[str, Any]:
     """How it is computed: dtype, rematerialisation, unrolled layers."""
     config.at_least(0, {"model.unroll": m.unroll})
+    if min(m.unroll or m.M, m.M) > MOST_UNROLLED:
+        raise errors.UserError(
+            f"model.unroll = {m.unroll} would write out {min(m.unroll or m.M, m.M)} layers, and compiling would not end"
+            f" soon: at most {MOST_UNROLLED} are possible, and model.unroll = 1 makes a loop of any number"
+        )
     dtype = config.choose("compute_dtype", m.compute_dtype, DTYPES)
     return {"dtype": None if dtype is jnp.float32 else dtype, "remat": m.remat, "unroll": m.unroll or True}
 
@@ -231,7 +280,6 @@ def design(m: config.Settings) -> block.Design:
         H=m.H,
         eps=m.eps,
         dropout=m.dropout,
-        axis=mesh.DATA,
     )
 
 

@@ -14,6 +14,7 @@ from experiments import model as models
 from experiments.engine import config, errors, job, train, translation_score, workdir
 from experiments.engine.data import batches, pairs, parallel, subwords
 from tfm import beam, decode, loss
+from tfm import layout as layouts
 
 SHOWN = 12  # translations in sample.txt
 
@@ -37,20 +38,22 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     p, t, W = settings.pairs, settings.train, corpus.subwords.size
     model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=p.tied_output)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
+    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
         inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
-        logits_BNW, seen = model.apply(params, *inputs, key_B=key_B)
+        logits_BNW, seen = model.apply(params, *inputs, key_B=key_B, over=over)
         answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | train.running(seen)
+        measures = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
+        return {name: of(*answer, words=over.words) for name, of in measures.items()} | train.running(seen)
 
     (fetch, n), (fetch_evaluation, n_evaluation) = map(parallel.examples, (corpus.train, corpus.evaluation))
     task = train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=n, batch=t.batch, seed=settings.seed),
+        train=batches.train(fetch, n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
         tokens_per_example=2 * p.N,
         baseline={"accuracy": most_frequent(corpus)},
+        layout=models.layout(settings.model, devices, W=W),
     )
     translate = translator(settings, corpus, model)
     kept = {"tokenizer.json": workdir.as_json(corpus.subwords.to_json())}

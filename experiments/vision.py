@@ -11,6 +11,7 @@ from experiments import model as models
 from experiments.engine import config, job, train, workdir
 from experiments.engine.data import batches, images, picture
 from tfm import embed, loss
+from tfm import layout as layouts
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
@@ -24,23 +25,24 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
     fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
 
-    def logits(params: Any, image_BYXZ: jax.Array, **options: Any) -> Any:
-        return model.apply(params, embed.cut(image_BYXZ, size=size), mask=mask, **options)
+    def logits(params: Any, image_BYXZ: jax.Array, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        v_BNP = layouts.own(embed.cut(image_BYXZ, size=size), over)
+        return model.apply(params, v_BNP, mask=mask, over=over, **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None) -> train.Ratios:
-        logits_BC, seen = logits(params, batch["image_BYXZ"], key_B=key_B)
+    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+        logits_BC, seen = logits(params, batch["image_BYXZ"], over, key_B=key_B)
         answer = logits_BC, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | train.running(seen)
 
+    tokens = models.image_tokens(*data.train_image_BYXZ.shape[1:3], patch=size, answer=settings.image.head)
     task = train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=n, batch=t.batch, seed=settings.seed),
+        train=batches.train(fetch, n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
-        tokens_per_example=models.image_tokens(
-            *data.train_image_BYXZ.shape[1:3], patch=size, answer=settings.image.head
-        ),
+        tokens_per_example=tokens,
         baseline={"accuracy": float(np.mean(data.evaluation_label_B == np.bincount(data.train_label_B).argmax()))},
+        layout=models.layout(settings.model, devices, N=tokens, head=settings.image.head),
     )
     kept = {"data.json": workdir.as_json(picture.describe(data))}
     job.run(settings, folder, task, devices, functools.partial(figures, settings, data, task, logits), kept)

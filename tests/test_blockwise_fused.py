@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh
 from tfm import attention, blockwise, fused, mask, score, value
@@ -190,7 +191,7 @@ def test_eight_devices_equal_one(way):
         *of_qkv, of_bias = jax.grad(total)([*qkv, b_HR])
         return [jax.lax.psum((x * x).sum((0, 2)), mesh.DATA) for x in of_qkv], of_bias
 
-    spread = jax.jit(mesh.over_data(share, mesh.make(data=8), batched=(False, True, True)))
+    spread = jax.jit(mesh.spread(share, mesh.make(data=8), in_specs=(P(), P("data"), P("data"))))
     *of_qkv, of_bias = gradients(attention.explicit, [*qkv, b_HR], valid_BS, name="padding", bias=True)[0]
     agree(spread(b_HR, qkv, valid_BS), ([(x * x).sum((0, 2)) for x in of_qkv], of_bias), tolerance)
 
@@ -267,7 +268,6 @@ def largest(compiled) -> int:
     return max(math.prod(map(int, shape.split(","))) for shape in shapes)
 
 
-@pytest.mark.slow
 def test_a_step_on_16384_tokens_never_holds_their_weights():
     compiled, params, x_BND = training_step(blockwise.blockwise, 16384)
     temporary = [training_step(blockwise.blockwise, n)[0].memory_analysis().temp_size_in_bytes for n in (4096, 8192)]

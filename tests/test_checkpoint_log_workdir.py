@@ -12,8 +12,9 @@ import pytest
 import tiny
 from tensorboardX.proto import event_pb2
 
-from experiments.engine import checkpoint, cost, errors, job, log, optim, train, workdir
+from experiments.engine import checkpoint, cost, errors, job, log, train, workdir
 from experiments.engine import mesh as meshes
+from experiments.engine import plan as plans
 from experiments.engine.data import batches, images
 from tfm import loss
 
@@ -32,57 +33,7 @@ class Stopped(Exception):
     """The machine goes away."""
 
 
-def state(devices, seed=0):
-    task = tiny.linear_task()
-    rate = optim.schedule("constant", peak=0.1, steps=9, warmup_steps=2, final_fraction=1.0, decay_fraction=0.0)
-    optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
-    mesh = meshes.make(data=devices)
-    fresh = train.initial_state(task, optimiser, seed=seed, mesh=mesh)
-    return train.update(task, optimiser, rate, mesh, accumulation=1)(fresh, meshes.place_batch(mesh, task.train[0]))[0]
-
-
-def numbers(tree):
-    """Every leaf as numpy, random keys as their data."""
-    leaves = [
-        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(tree)
-    ]
-    return [np.asarray(leaf) for leaf in leaves]
-
-
-# Checkpoints
-
-
-@pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 8), (8, 1), (8, 8)])
-def test_a_state_comes_back_on_any_number_of_devices(tmp_path, saved_on, restored_on):
-    before, like = state(saved_on), state(restored_on, seed=1)
-    saves = checkpoint.Checkpoints(tmp_path / "checkpoints", keep=2)
-    assert saves.latest() is None
-    saves.save(1, before)
-    saves.close()
-    saves = checkpoint.Checkpoints(tmp_path / "checkpoints", keep=2)
-    assert saves.latest() == 1
-    after = saves.restore(1, like)
-    saves.close()
-    assert jax.tree.structure(after) == jax.tree.structure(before)
-    for old, new in zip(numbers(before), numbers(after), strict=True):
-        assert np.array_equal(old, new) and old.dtype == new.dtype
-    for new, wanted in zip(jax.tree.leaves(after), jax.tree.leaves(like), strict=True):
-        assert new.sharding.is_equivalent_to(wanted.sharding, new.ndim)
-    assert any(not np.array_equal(old, other) for old, other in zip(numbers(before), numbers(like), strict=True))
-
-
-def test_the_newest_checkpoints_are_kept_and_never_overwritten(tmp_path):
-    saves = checkpoint.Checkpoints(tmp_path, keep=2)
-    first, second = state(1), state(1, seed=1)
-    for step in (2, 4, 6):
-        saves.save(step, first)
-    saves.save(6, second)
-    saves.close()
-    saves = checkpoint.Checkpoints(tmp_path, keep=2)
-    restored = saves.restore(6, second)
-    saves.close()
-    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["4", "6"]
-    assert np.array_equal(restored.params["G_CD"], first.params["G_CD"])
+# The digest
 
 
 def test_the_digest_is_over_names_and_bytes_in_sorted_order():
@@ -184,7 +135,7 @@ def shifted_images():
     fetch, n = images.examples(image_BYXZ[:20], label_B[:20], mean_Z=mean_Z, std_Z=std_Z, shift=1)
     fetch_evaluation, n_evaluation = images.examples(image_BYXZ[20:], label_B[20:], mean_Z=mean_Z, std_Z=std_Z)
 
-    def measure(params, batch, key):
+    def measure(params, batch, key, layout=None):
         logits_BC = batch["image_BYXZ"].reshape(-1, 25) @ params["G_CD"].T
         answer = logits_BC, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
@@ -216,7 +167,7 @@ def stop_before(monkeypatch, step):
                 raise Stopped
             yield batch
 
-    monkeypatch.setattr(job.batches, "iterate", iterate)
+    monkeypatch.setattr(batches, "iterate", iterate)
 
 
 def summary(folder):
@@ -269,7 +220,7 @@ def test_the_summary_keeps_the_contract(straight):
 def test_the_summary_is_about_the_last_parameters(straight):
     task = shifted_images()
     saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
-    like = job.plan(tiny.settings("vision", model=False, train__batch=8, **SETTINGS), task, meshes.make(data=8))
+    like = plans.plan(tiny.settings("vision", model=False, train__batch=8, **SETTINGS), task, meshes.make(data=8))
     fresh = train.initial_state(task, like.optimiser, seed=0, mesh=like.mesh)
     last = saves.restore(STEPS, fresh)
     saves.close()
@@ -344,20 +295,21 @@ def test_another_config_is_refused_with_both_values(straight):
         run(straight, seed=7, optim__learning_rate=0.5, mesh__data=2)
     sentence = str(caught.value)
     assert str(straight) in sentence and "optim.learning_rate (0.001 -> 0.5), seed (0 -> 7)" in sentence
-    assert "mesh" not in sentence and "\n" not in sentence
+    assert "mesh" not in sentence.partition("; what may: ")[0] and "\n" not in sentence
     assert contents(straight) == before
 
 
 def test_what_may_change_on_resume_exists():
     keys = tiny.config.flat(tiny.base.get_config().to_dict())
-    assert set(workdir.MAY_CHANGE) <= keys.keys()
+    for right in workdir.MAY_CHANGE:
+        assert right in keys or (right.endswith(".") and any(key.startswith(right) for key in keys)), right
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"config": 3}', '{"config": {"seed": '])
 def test_a_damaged_config_is_not_resumed(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(errors.UserError, match="config.json is damaged"):
-        workdir.enter(tmp_path, {"seed": 0})
+        workdir.enter(tmp_path, {"seed": 0, "train": {"steps": 1}})
     assert (tmp_path / "config.json").read_text() == content
 
 

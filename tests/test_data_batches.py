@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from experiments.engine import errors
-from experiments.engine.data import batches, windows
+from experiments.engine.data import batches, growth, windows
 
 SIZES = st.tuples(st.integers(1, 41), st.integers(1, 41)).map(sorted)  # batch <= n
 
@@ -63,6 +63,77 @@ def test_training_refuses_what_makes_no_batch():
     with pytest.raises(errors.UserError, match="seed"):
         batches.train(numbers, n=4, batch=2, seed=-1)
     assert batches.train(numbers, n=5, batch=5, seed=2**32 - 1)[0]["index_B"].shape == (5,)
+
+
+GROWTHS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 13)), min_size=1, max_size=4)  # steps between, size
+
+
+@hypothesis.given(GROWTHS, st.integers(1, 13), st.integers(13, 41), st.integers(0, 2**32 - 1))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_where_batches_grow_the_stream_of_examples_goes_on(gaps, batch, n, seed):
+    """The examples, joined, are those of batches of one; a batch has its size, and the numbers of its examples."""
+    pairs, expected, step = [], [], 0
+    for steps, size in gaps:
+        expected += [pairs[-1][1] if pairs else batch] * steps
+        step += steps
+        pairs.append([step, size])
+    expected += [pairs[-1][1]] * 5
+    dataset = batches.train(numbers, n=n, batch=batch, seed=seed, growth=pairs)
+    found = [dataset[step] for step in range(len(expected))]
+    assert [len(part["index_B"]) for part in found] == expected
+    ones = batches.train(numbers, n=n, batch=1, seed=seed)
+    joined = np.concatenate([part["index_B"] for part in found])
+    assert joined.tolist() == [int(ones[i]["index_B"][0]) for i in range(sum(expected))]
+    for epoch in range(len(joined) // n):
+        assert sorted(joined[epoch * n : (epoch + 1) * n]) == list(range(n))
+    assert all(np.array_equal(part["example_B"], part["index_B"]) for part in found)
+    assert {part["example_B"].dtype for part in found} == {np.dtype(np.int32)}
+    late = batches.iterate(dataset, start=gaps[0][0], threads=1)
+    assert all(same(next(late), dataset[gaps[0][0] + i]) for i in range(5))  # starting at the change
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_a_batch_is_that_of_a_plain_pipeline_and_until_it_grows_as_if_it_never_did(seed):
+    plain = grain.MapDataset.range(23).seed(seed).shuffle().repeat().batch(5).random_map(numbers)
+    never = batches.train(numbers, n=23, batch=5, seed=seed)
+    later = batches.train(numbers, n=23, batch=5, seed=seed, growth=[[13, 11]])
+    for step in (0, 1, 4, 5, 12, 13, 10**9):
+        expected = plain[step] | {"example_B": plain[step]["index_B"]}
+        assert same(never[step], expected) and same(later[step], expected) == (step < 13)
+    assert len({tuple(later[step]["draw_B"]) for step in (12, 13, 14)}) == 3
+
+
+def test_the_batch_sizes_of_a_growth():
+    sizes = growth.growth(4, [[3, 6], (5, 2)])
+    assert [sizes.size(step) for step in range(8)] == [4, 4, 4, 6, 6, 2, 2, 2]
+    assert [sizes.before(step) for step in range(8)] == [0, 4, 8, 12, 18, 24, 26, 28]
+    assert [sizes.reached(steps).sizes for steps in (1, 3, 4, 5, 6)] == [(4,), (4,), (4, 6), (4, 6), (4, 6, 2)]
+    assert growth.growth(4) == growth.growth(4, []) == ((0,), (4,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([[5, 8], [5, 9]], "must ascend from 1 on, and 5 comes after 5"),
+        ([[5, 8], [4, 9]], "must ascend from 1 on, and 4 comes after 5"),
+        ([[0, 8]], "must ascend from 1 on, and 0 comes after 0"),
+        ([[-1, 8]], "must ascend from 1 on, and -1"),
+        ([[5, 0]], "batches of 0 examples"),
+        ([[5, -8]], "batches of -8 examples"),
+        *(([pair], "no pair of whole numbers: write") for pair in (5, [5], [5, 8, 9], [5, 8.0], ["5", 8], [True, 8])),
+        *(([pair], "no pair of whole numbers: write") for pair in (None, {"5": 8, "6": 9}, [5, [8]], [], "58")),
+    ],
+)
+def test_what_is_no_growth(pairs, said):
+    with pytest.raises(errors.UserError) as caught:
+        batches.train(numbers, n=41, batch=4, seed=0, growth=pairs)
+    assert said in str(caught.value) and "train.growth" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_grown_batch_needs_as_many_examples():
+    with pytest.raises(errors.UserError, match="23 examples.* 24: make train.growth smaller"):
+        batches.train(numbers, n=23, batch=4, seed=0, growth=[[5, 24]])
+    assert len(batches.train(numbers, n=23, batch=4, seed=0, growth=[[5, 23]])[5]["index_B"]) == 23
 
 
 @hypothesis.given(st.integers(1, 41), st.integers(1, 13))
@@ -173,7 +244,7 @@ def test_masking_follows_the_rule():
     w, target, hidden = batch["w_BN"], batch["target_BN"], batch["weight_BN"] == 1
     assert (target == token_T[index_B[:, None] + np.arange(N)]).all()
     assert (w[~hidden] == target[~hidden]).all() and (batch["weight_BN"][~hidden] == 0).all()
-    assert batch["valid_BN"].all() and batch["valid_BN"].dtype == bool
+    assert batch["valid_BS"].all() and batch["valid_BS"].dtype == bool
     assert (w.dtype, target.dtype, batch["weight_BN"].dtype) == (np.int32, np.int32, np.float32)
     # Shares within five standard deviations of a binomial.
     count = hidden.sum()
@@ -203,8 +274,8 @@ def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_
 
     one, other = everything(first), everything(second)
     assert same(one, other)
-    assert one["target_BN"][one["valid_BN"]].tolist() == list(range(T))
-    assert not one["weight_BN"][~one["valid_BN"]].any()
+    assert one["target_BN"][one["valid_BS"]].tolist() == list(range(T))
+    assert not one["weight_BN"][~one["valid_BS"]].any()
 
 
 def test_masked_evaluation_hides_different_places_in_different_windows():

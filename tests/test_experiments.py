@@ -254,7 +254,7 @@ def test_only_masked_words_see_what_comes_after_them_and_padding_is_seen_by_none
 
         losses[objective] = [loss(changed) for changed in (None, 2, 3, 6)]
         if objective == "masked":
-            short = {"valid_BN": np.arange(7) < np.full((16, 1), 5)}
+            short = {"valid_BS": np.arange(7) < np.full((16, 1), 5)}
             assert loss(None, **short) == loss(5, **short) == loss(6, **short) != loss(None)
     nothing, at_2, at_3, at_6 = losses["causal"]
     assert nothing == at_3 == at_6 != at_2

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import sys
 import types
 
@@ -55,7 +56,7 @@ def test_a_reader_who_leaves_is_no_error(with_experiment, capfd):
         reads, writes = os.pipe()
         os.close(reads)
         with open(writes, "w") as out, contextlib.redirect_stdout(out):
-            for name in ("config", "workdir", "dry_run"):
+            for name in ("config", "workdir", "dry_run", "replay"):
                 launch.flags.FLAGS[name].unparse()
             assert launch.main(["launch.py", "--config", SAMPLE]) == 1
             print("more")  # what is still to come goes nowhere
@@ -73,7 +74,13 @@ def test_a_person_who_stops_a_command_is_told_so(with_experiment, tmp_path):
     assert tiny.run("--config", SAMPLE, "--workdir", where) == (130, "", "stopped\n")
     assert not (tmp_path / "out").exists()
     with_experiment(stop, writes=True)
-    assert "goes on from its last checkpoint" in tiny.run("--config", SAMPLE, "--workdir", where).err
+    told = tiny.run("--config", SAMPLE, "--workdir", where, "--config.seed=3")
+    command = f"python launch.py --config {SAMPLE} --workdir {where} --config.seed=3"
+    assert told == (130, "", f"stopped; go on with: {command}\n")
+    told = tiny.run("--config", SAMPLE, "--config.sample.prompt=a b")  # without --workdir, the one that was made
+    assert re.search(
+        r"go on with: python launch.py .* '--config.sample.prompt=a b' --workdir=runs/sample/\S+\n$", told.err
+    )
 
 
 def test_only_training_can_be_tried_dry():

@@ -231,7 +231,7 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run_of, tmp_path):
     assert "has 257 words, and the model 256" in refusal("sample", prompt="A", checkpoint=copy)
     copy = changed(run_of("causal"), tmp_path / "b", model__F=31)
     assert "blocks/mlp/W1_FD has shape (2, 32, 8) and not (2, 31, 8)" in refusal("sample", prompt="A", checkpoint=copy)
-    saved = copy / "checkpoints" / "2" / "default"
+    saved = copy / "checkpoints" / "2" / "state"
     shutil.rmtree(saved)
     assert "is damaged" in refusal("sample", prompt="A", checkpoint=copy)
     shutil.rmtree(copy / "checkpoints")
@@ -251,7 +251,7 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run_of, tmp_path):
 
 def test_a_cut_checkpoint_is_refused_in_a_sentence_alone(run_of, tmp_path, capfd):
     copy = shutil.copytree(run_of("causal"), tmp_path / "copy")
-    for file in (copy / "checkpoints" / "2" / "default").rglob("d/*"):
+    for file in (copy / "checkpoints" / "2" / "state").rglob("d/*"):
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     assert "is damaged" in refusal("sample", prompt="A", checkpoint=copy)
     time.sleep(0.2)  # what reads in other threads would be done by then

@@ -118,9 +118,9 @@ def test_eight_devices_train_as_one_with_dropout_and_batch_statistics():
 
 @pytest.mark.parametrize(("devices", "accumulation"), [(1, 1), (EIGHT, 2)])
 def test_running_averages_follow_the_statistics_of_the_batches(devices, accumulation):
-    def measure(params, batch, key_B):
+    def measure(params, batch, key_B, over=None):
         answer = tiny.linear_task().measure({name: params[name] for name in ("G_CD", "b_C")}, batch, key_B)
-        now = jax.lax.pmean(batch["x_BD"].mean(0), meshes.DATA)
+        now = jax.lax.pmean(batch["x_BD"].mean(0), meshes.BATCH)
         return answer | train.running({"running": {"norm": {"mean_D": now}}})
 
     task = tiny.linear_task()._replace(measure=measure)
@@ -135,7 +135,7 @@ def test_running_averages_follow_the_statistics_of_the_batches(devices, accumula
         )
         expected = 0.9 * expected + 0.1 * task.train[i]["x_BD"].mean(0)
     np.testing.assert_allclose(state.params["norm"]["mean_D"], expected, rtol=1e-5)
-    assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate"}
+    assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate", "alive"}
 
 
 def test_the_numbers_of_hidden_words_differ_between_devices(tasks):
@@ -175,7 +175,7 @@ def test_accumulated_parts_are_the_whole_batch(devices, accumulation):
 def test_every_example_has_a_random_key_of_its_own(devices, accumulation):
     """What is random about an example depends on its place in the batch, not on who computes it."""
 
-    def measure(params, batch, key_B):
+    def measure(params, batch, key_B, over=None):
         draw_B = jax.vmap(jax.random.normal)(key_B)
         return {"loss": (jnp.sum(params["G_CD"].sum() * draw_B * batch["x_BD"][:, 0]), jnp.float32(len(draw_B)))}
 
@@ -250,7 +250,7 @@ def test_evaluation_of_an_experiment_is_exact(tasks, kind):
 def counted(task):
     traces = []
 
-    def measure(params, batch, key_B):
+    def measure(params, batch, key_B, over=None):
         traces.append(1)
         return task.measure(params, batch, key_B)
 
@@ -290,14 +290,14 @@ def test_metrics_tell_the_rate_and_the_norm_before_clipping():
     expected, means = plain(task, state.params, task.train[0])
     _, metrics = train.update(task, optimiser, rate, mesh(2), accumulation=1)(state, task.train[0])
     norm = np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(expected)))
-    assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate"}
+    assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate", "alive"}
     assert float(metrics["gradient_norm"]) == pytest.approx(norm, rel=1e-5)
     assert float(metrics["learning_rate"]) == pytest.approx(0.01 / 3)
     close({name: metrics[name] for name in means}, means)
 
 
 def test_the_random_key_of_a_step_depends_on_seed_and_step():
-    def measure(params, batch, key_B):
+    def measure(params, batch, key_B, over=None):
         draw = jax.random.uniform(key_B[0])
         return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}
 
@@ -323,31 +323,35 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
     assert all(one != another for one, another in zip(first, other, strict=True))
 
 
-def fit(*, start, steps, stops):
-    """What happens in which order, with a step that only counts."""
+def fit(*, start, steps, stops, dies=0):
+    """What happens in which order, with a step that only counts, and changes nothing from step `dies` on."""
     events = []
 
-    def step(state, batch):
-        events.append(f"step {state + 1}")
-        assert batch["at"] == state  # the batch of this step
-        return state + 1, {"loss": jnp.float32(10 * (state + 1))}
+    def step(state, batch, alive):
+        events.append(f"step {state + 1}" if alive else "nothing")
+        assert batch["at_B"] == state + (not alive)  # the batch of this step
+        alive = alive and state + 1 != dies
+        return state + bool(alive), {"loss": jnp.float32(10 * (state + 1)), "alive": jnp.bool_(alive)}
 
     def on_metrics(n, metrics):
-        assert float(metrics["loss"]) == 10 * n
+        assert metrics == {"loss": 10 * n}
         events.append(f"metrics {n}")
 
     last = train.fit(
         start,
         step,
-        ({"at": np.full(1, i)} for i in range(start, steps)),
+        ({"at_B": np.full(1, i)} for i in range(start, steps)),
         start=start,
         steps=steps,
         mesh=mesh(1),
         on_metrics=on_metrics,
         stops=lambda n: n in stops,
         on_stop=lambda n, state: events.append(f"stop {n} with {state}"),
+        on_failure=lambda n, state, batch, metrics: events.append(
+            f"failure {n} with {state}, {batch['at_B']}, {float(metrics['loss']):.0f}"
+        ),
     )
-    assert last == steps
+    assert last == (dies - 1 if dies else steps)
     return events
 
 
@@ -358,6 +362,13 @@ def test_metrics_come_one_step_late_and_before_a_stop():
     ]
     assert fit(start=7, steps=9, stops=(9,)) == ["step 8", "step 9", "metrics 8", "metrics 9", "stop 9 with 9"]
     assert fit(start=4, steps=4, stops=(4,)) == []
+
+
+def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it():
+    begin = ["step 1", "step 2", "metrics 1"]
+    assert fit(start=0, steps=5, stops=(5,), dies=2) == [*begin, "nothing", "failure 2 with 1, [1], 20"]
+    assert fit(start=0, steps=5, stops=(2,), dies=2) == [*begin, "failure 2 with 1, [1], 20"]  # and it is not saved
+    assert fit(start=0, steps=2, stops=(), dies=2) == [*begin, "failure 2 with 1, [1], 20"]
 
 
 def test_the_loss_that_is_minimised_is_the_one_reported():

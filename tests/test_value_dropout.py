@@ -12,6 +12,7 @@ import reference
 import reference_tokens
 import translate
 from cases import B, D, H, K, N, S
+from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh
 from tfm import attention, dropout, shapes, value
@@ -188,7 +189,7 @@ def test_dropout_on_eight_devices_is_dropout_on_one():
     def local(key_B, x_BND, w_D):
         return jax.grad(lambda w_D: jax.lax.psum(loss(key_B, x_BND, w_D), mesh.DATA))(w_D)
 
-    spread = jax.jit(mesh.over_data(local, mesh.make(data=8), batched=(True, True, False)))
+    spread = jax.jit(mesh.spread(local, mesh.make(data=8), in_specs=(P("data"), P("data"), P())))
     w_D = cases.normal(2, D)
     cases.close(spread(key_B, x_BND, w_D), jax.grad(loss, argnums=2)(key_B, x_BND, w_D), 1e-5)
 

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 def run(*arguments: str) -> Outcome:
     """`python launch.py ARGUMENTS`, in this process."""
-    for name in ("config", "workdir", "dry_run"):
+    for name in ("config", "workdir", "dry_run", "replay", "coordinator", "processes", "process", "distributed"):
         flags.FLAGS[name].unparse()
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = launch.main(["launch.py", *arguments])
@@ -88,7 +88,7 @@ def linear_task(*, n: int = 61, n_evaluation: int = 29, batch: int = 16, evaluat
     def init(key):
         return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
 
-    def measure(params, batch, key_B):
+    def measure(params, batch, key_B, over=None):
         logits_BC = batch["x_BD"] @ params["G_CD"].T + params["b_C"]
         answer = logits_BC, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}

@@ -1,48 +1,195 @@
-"""Checkpoints with Orbax: written in the background, restored onto whatever mesh the run has now."""
+"""Checkpoints with Orbax: written in the background, whole or not at all, and verified before they are used.
 
+<step>/state is Orbax's, <step>/manifest.json the list of its files; both are made in <step>.writing, which is renamed
+when all of it is on the disk. Before there was a manifest the state lay in <step>/default, and that is still read.
+"""
+
+import concurrent.futures
+import contextlib
+import errno
 import hashlib
+import math
+import os
 import pathlib
+import shutil
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import tensorstore
 
-from experiments.engine import errors
+from experiments.engine import disk_errors, errors, manifest, mesh, processes, retention, saved_arrays, step_folders
 from tfm import shapes
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints, one for each step saved; the newest `keep` are kept."""
+    """The folder of a run's checkpoints, of which the newest `keep` and the best by the metric `best` are kept.
 
-    def __init__(self, folder: pathlib.Path, *, keep: int):
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+    best: '' for none, or a name as 'eval/loss', 'eval/accuracy'. With several processes each has one of these and calls
+    all methods; the first of them writes manifests, renames and deletes. Raises UserError where the folder cannot be
+    used. What a run that was killed left half-done is removed, and said.
+    """
+
+    def __init__(self, folder: pathlib.Path, *, keep: int, best: str = ""):
+        retention.check(best)
+        self._folder, self._keep, self._best = folder.absolute(), keep, best
+        self._main = processes.main()
+        try:
+            if self._main:
+                step_folders.tidy(self._folder)
+            steps = step_folders.steps(self._folder)
+            self._opened = os.open(self._folder, os.O_RDONLY) if self._main else -1
+        except OSError as error:
+            raise errors.UserError(f"{folder} cannot be used for checkpoints: {disk_errors.reason(error)}") from error
+        self._measured = {step: _measured(self._folder / str(step), step) for step in steps}
+        self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
+        self._under_way: tuple[int, concurrent.futures.Future] | None = None
+        disk_errors.quiet()
 
     def latest(self) -> int | None:
         """The newest step on disk."""
-        return self._manager.latest_step()
+        return newest(self._folder)
 
-    def save(self, step: int, state: Any) -> None:
-        """Copy the state to the host and write it in the background; a step already on disk is left as it is."""
-        if step not in self._manager.all_steps():
-            self._manager.save(step, args=ocp.args.StandardSave(state))
+    def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
+        """Copy the state to the host and write it in the background; a step already on disk is left as it is.
 
-    def restore(self, step: int, like: Any) -> Any:
-        """The state saved at `step`, with the tree, types and layout of `like`."""
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-        return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
+        An earlier save is waited for. Raises RunError where it failed, or where this one cannot begin.
+        """
+        self.wait()
+        if step in self._measured:
+            return
+        writing = self._writing(step)
+        try:
+            if self._main:
+                self._check_folder()
+                writing.mkdir()
+            self._orbax.save(writing / saved_arrays.STATE, args=ocp.args.StandardSave(state))
+        except disk_errors.NOT_WRITTEN as error:
+            raise self._failed(step, error) from error
+        self._measured[step] = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
+        self._under_way = step, self._thread.submit(self._finish, step)
+
+    def _finish(self, step: int) -> None:
+        """In the background: wait for Orbax (in all processes), and make what it wrote a checkpoint."""
+        self._orbax.wait_until_finished()
+        if not self._main:
+            return
+        writing = self._writing(step)
+        self._check_folder()
+        manifest.write(writing, step=step, metrics=self._measured[step], versions=mesh.versions())
+        os.rename(writing, self._folder / str(step))
+        manifest.flush(self._folder)
+        self._remove_superfluous()
+
+    def _remove_superfluous(self) -> None:
+        for old in retention.superfluous(self._measured, keep=self._keep, best=self._best):
+            step_folders.remove(self._folder / str(old))
+            del self._measured[old]
+
+    def _writing(self, step: int) -> pathlib.Path:
+        return self._folder / f"{step}{step_folders.WRITING}"
+
+    def _check_folder(self) -> None:
+        """FileNotFoundError where the folder has vanished, also where tensorstore has made the path anew."""
+        if not self._folder.is_dir() or not os.path.samestat(os.fstat(self._opened), os.stat(self._folder)):
+            raise FileNotFoundError(errno.ENOENT, "the folder was taken away")
+
+    def _failed(self, step: int, error: BaseException) -> errors.RunError:
+        self._measured.pop(step, None)
+        if self._main:
+            shutil.rmtree(self._writing(step), ignore_errors=True)  # it may be what fills the disk
+            try:
+                self._check_folder()
+            except OSError as vanished:
+                error = vanished
+                with contextlib.suppress(OSError):  # what tensorstore made, which is empty now
+                    self._folder.rmdir()
+                    self._folder.parent.rmdir()
+        return errors.RunError(f"step {step:,} could not be saved in {self._folder}: {disk_errors.reason(error)}")
+
+    def wait(self) -> None:
+        """Return when the save under way is on the disk. Raises RunError where it failed."""
+        step, future = self._under_way or (0, None)
+        self._under_way = None
+        if future is not None:
+            try:
+                future.result()
+            except disk_errors.NOT_WRITTEN as error:
+                raise self._failed(step, error) from error
 
     def close(self) -> None:
-        """Wait for writes under way."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """The same, for the last time."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            if self._opened >= 0:
+                os.close(self._opened)
+                self._opened = -1
+            with contextlib.suppress(*disk_errors.NOT_WRITTEN):  # what `wait` has told already
+                self._orbax.close()
+
+    def restore(self, step: int, like: Any) -> Any:
+        """The state saved at `step`, with the tree, types and layout of `like`, on whatever mesh that is now.
+
+        Raises manifest.Damaged (a UserError), and UserError where it holds other arrays than `like`.
+        """
+        return saved_arrays.restored(self._folder / str(step), step, like)
+
+    def resume(self, like: Any, *, fall_back: bool) -> tuple[int, Any] | None:
+        """The newest step and its state, as `restore` gives it; None where there is no checkpoint.
+
+        fall_back: a damaged one is passed over, saying so, and put aside as <step>.damaged. Else it is a UserError.
+        """
+        self.wait()
+        if processes.agree(self.latest() or 0) != (self.latest() or 0):
+            raise errors.UserError(
+                f"not every process sees the same checkpoints in {self._folder}: it must be one disk"
+            )
+        passed: list[tuple[int, manifest.Damaged]] = []
+        for step in sorted(self._measured, reverse=True):
+            try:
+                state = self.restore(step, like)
+            except manifest.Damaged as error:
+                if not fall_back:
+                    raise errors.UserError(f"{error}; {self._advice()}") from error
+                passed.append((step, error))
+                continue
+            for bad, error in passed:
+                self._put_aside(bad, f"{error}; it is put aside, and step {step:,} is taken instead")
+            self._leave_out()
+            return step, state
+        if passed:
+            raise errors.UserError(f"no checkpoint is valid, choose another --workdir; the newest: {passed[0][1]}")
+        return None
+
+    def _leave_out(self) -> None:
+        """Remove what a run that was killed behind its last save still had to, or what train.keep no longer keeps."""
+        try:
+            if self._main:
+                self._remove_superfluous()
+        except OSError as error:
+            raise errors.UserError(f"{self._folder} cannot be written: {disk_errors.reason(error)}") from error
+
+    def _advice(self) -> str:
+        if len(self._measured) == 1:
+            return "there is no other one: choose another --workdir"
+        return "--config.resume=latest_valid goes on from the newest valid one before it"
+
+    def _put_aside(self, step: int, said: str) -> None:
+        self._measured.pop(step, None)
+        if self._main:
+            print(said, flush=True)
+            try:
+                step_folders.put_aside(self._folder / str(step))
+            except OSError as error:
+                raise errors.UserError(f"{self._folder} cannot be written: {disk_errors.reason(error)}") from error
 
 
 def newest(folder: pathlib.Path) -> int | None:
-    """The step of the newest whole checkpoint in this folder of checkpoints, which may be absent; None without one."""
-    return max(ocp.utils.checkpoint_steps(folder.absolute()), default=None)
+    """The step of the newest checkpoint in this folder of checkpoints, which may be absent; None without one."""
+    return max(step_folders.steps(folder), default=None)
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
@@ -50,28 +197,10 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
 
     Raises UserError where the checkpoint is damaged.
     """
-    saved, handler = folder.absolute() / str(step) / "default", ocp.PyTreeCheckpointHandler()
     try:
-        _read_through(saved)
-        tree = handler.metadata(saved).tree["params"]
-        like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
-        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), like)
-        wanted = ocp.args.PyTreeRestore(item=like, restore_args=plain, partial_restore=True)
-        return handler.restore(saved, args=wanted)["params"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise errors.UserError(f"the checkpoint {saved.parent} is damaged ({type(error).__name__})") from error
-
-
-def _read_through(saved: pathlib.Path) -> None:
-    """ValueError where the bytes of a parameter are not all there.
-
-    Orbax reads many at once; after the first that fails, the others write tracebacks of an event loop that is closed.
-    """
-    base = {"driver": "file", "path": f"{saved}/"}
-    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
-    for name in store.list().result():
-        if name.startswith(b"params."):
-            store.read(name).result()
+        return saved_arrays.parameters(folder.absolute() / str(step), step)
+    except manifest.Damaged as error:
+        raise errors.UserError(f"{error}; take that folder away to use an earlier one") from error
 
 
 def digest(params: Any) -> str:
@@ -82,3 +211,11 @@ def digest(params: Any) -> str:
         total.update(name.encode())
         total.update(np.ascontiguousarray(jax.device_get(leaves[name])).tobytes())
     return total.hexdigest()
+
+
+def _measured(saved: pathlib.Path, step: int) -> dict[str, float]:
+    """What the manifest says that was measured at this step; nothing where there is none to believe."""
+    try:
+        return manifest.read(saved, step=step)["metrics"]
+    except errors.UserError:  # it is said when the checkpoint is used
+        return {}

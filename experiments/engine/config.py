@@ -20,7 +20,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import errors
+from experiments.engine import errors, json_file
 
 # What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
 _FAULTS = (
@@ -34,6 +34,7 @@ _FAULTS = (
     TypeError,
     ValueError,
 )
+LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 CHOSEN = ("text.objective", "image.head", "optim.schedule", "family")  # what is chosen by name outside of `model`
 
 
@@ -57,13 +58,13 @@ def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = (
         return _from_json(file, base, set(given))
     if file.suffix != ".py":
         raise errors.UserError(f"a config is a .py or a .json file, and {path} is neither")
-    return _from_python(file)
+    return _from_python(file, base)
 
 
 def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[str]) -> ml_collections.ConfigDict:
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        saved = json.loads(json_file.text(file))
+    except (OSError, ValueError, RecursionError) as error:
         raise errors.UserError(f"{file} is not a config in JSON: {error}") from error
     values = saved.get("config", saved) if isinstance(saved, dict) else None
     if not isinstance(values, dict):
@@ -90,7 +91,7 @@ def _distrust(file: pathlib.Path, key: str, value: str) -> errors.UserError:
     )
 
 
-def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
+def _from_python(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     try:
@@ -104,6 +105,13 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
         raise errors.UserError(f"{where}: {_sentence(error)}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise errors.UserError(f"{file}: get_config() must return the ConfigDict of base.get_config()")
+    found, right = flat(values_of(config)), flat(values_of(base))
+    for key in found.keys() ^ right.keys():  # of a config that was unlocked, or is not that of base
+        raise errors.UserError(f'{file}: the config {"has" if key in found else "lacks"} the key "{key}"')
+    for key, value in found.items():  # a ConfigDict takes None for anything, and True for 1
+        wanted = type(right[key])
+        if type(value) is not wanted:
+            raise errors.UserError(f'{file}: "{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
     return config
 
 
@@ -134,8 +142,13 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             result |= flat(value, f"{prefix}{key}.")
         else:
-            result[prefix + key] = list(value) if isinstance(value, tuple) else value
+            result[prefix + key] = _lists(value)
     return result
+
+
+def _lists(value: Any) -> Any:
+    """The value with lists for tuples, as JSON has them."""
+    return [_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -146,8 +159,11 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     wanted = type(keys[key])
     fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and wanted is not bool):
-        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {value!r} is not')
-    config.update_from_flattened_dict({key: wanted(value)})
+        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
+    try:
+        config.update_from_flattened_dict({key: wanted(value)})
+    except OverflowError as error:
+        raise errors.UserError(f"{key} = {shown(value)} is too large a number") from error
 
 
 def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:
@@ -228,11 +244,37 @@ def at_least(least: float, values: Mapping[str, float]) -> None:
             raise errors.UserError(f"{key} must be at least {least}, and {value} is not")
 
 
+def check_numbers(values: Mapping[str, Any]) -> None:
+    """UserError for the first number, by its key, that no array index or float32 can be: absurd, infinite or NaN."""
+    for key, value in flat(values).items():
+        for number in _numbers(value):
+            if isinstance(number, int) and abs(number) > (LARGEST_SEED if key == "seed" else LARGEST):
+                raise errors.UserError(f"{key} = {shown(number)} is too large a number: at most {LARGEST} is possible")
+            if isinstance(number, float) and not abs(number) <= LARGEST_FLOAT:
+                raise errors.UserError(f"{key} = {number} is no number that can be computed with")
+
+
+def _numbers(value: Any) -> list[int | float]:
+    if isinstance(value, list):
+        return [number for one in value for number in _numbers(one)]
+    return [value] if isinstance(value, int | float) else []
+
+
+def shown(value: Any) -> str:
+    """For messages: a value may be long, and Python refuses to write numbers of thousands of digits."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__} that is too long to show"
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
 class Settings:
     """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
 
     def __init__(self, config: ml_collections.ConfigDict, *, defaults: ml_collections.ConfigDict):
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
+        check_numbers(self._values)
         self._prefix, self._read = "", set()
 
     def __getattr__(self, name: str) -> Any:
@@ -248,6 +290,10 @@ class Settings:
     def to_dict(self) -> dict[str, Any]:
         """The plain nested values."""
         return self._values
+
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of all settings, by whole keys such as 'train.steps'."""
+        return self._defaults
 
     def refuse_unused(self) -> None:
         """UserError for settings that were changed from their default but that this experiment never looked at."""

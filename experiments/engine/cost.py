@@ -41,6 +41,11 @@ def tree_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
+def device_bytes(tree: Any) -> int:
+    """Bytes of a tree that one device holds, by the arrays' shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
 def measured_peak(*, devices: int, repeats: int = 5) -> float:
     """The float32 matrix-product rate of `devices` devices in FLOP/s: the best of a few large products on one of them.
 

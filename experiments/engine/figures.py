@@ -23,7 +23,7 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> None:
     """Write the figure as a PNG, whole or not at all; its folder is made where it is missing."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # the same again, where a run was killed before
     try:
         backend_agg.FigureCanvasAgg(drawing)
         drawing.savefig(temporary, format="png", dpi=DPI)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import config, errors, pretrained, trained
+from experiments.engine import config, errors, pretrained, processes, trained
 from experiments.engine.data import vocabulary
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
@@ -100,7 +100,7 @@ def placed(imported: Mapping[str, np.ndarray], params: Any) -> Any:
 
     def replaced(leaf: jax.Array) -> jax.Array:
         new = imported.get(next(paths))
-        return leaf if new is None else jax.device_put(np.asarray(new, leaf.dtype), leaf.sharding)
+        return leaf if new is None else processes.put(np.asarray(new, leaf.dtype), leaf.sharding)
 
     return jax.tree.map(replaced, params)
 

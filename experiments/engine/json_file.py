@@ -1,16 +1,20 @@
 """JSON files that somebody else may have written."""
 
+import errno
 import json
+import os
 import pathlib
 from typing import Any
 
 from experiments.engine import errors
 
+LARGEST = 2**26  # bytes; as Python's objects they become several times as many
+
 
 def read(file: pathlib.Path, *, says: str) -> dict[str, Any]:
     """The object in the file. UserError where it is not there (`says`: what it would tell), not JSON, or no object."""
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
+        saved = json.loads(text(file))
     except FileNotFoundError:
         raise errors.UserError(f"there is no {file}, which says {says}") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -18,3 +22,10 @@ def read(file: pathlib.Path, *, says: str) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise errors.UserError(f"{file} must hold an object")
     return saved
+
+
+def text(file: pathlib.Path) -> str:
+    """The content of a file that is small if it is what it seems to be. OSError and ValueError of the system."""
+    if file.stat().st_size > LARGEST:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
+    return file.read_text(encoding="utf-8")

@@ -1,32 +1,56 @@
 """What a run writes while it trains: metrics.jsonl, TensorBoard events, and the line a person watches."""
 
+import itertools
 import json
 import math
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import tensorboardX
 import tqdm
 
+from experiments.engine import errors, processes, room
+
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a last line cut off by a crash is left out."""
+    """The rows of metrics.jsonl, up to a line that is none: the last one may have been cut off by a crash.
+
+    Raises UserError where the file is there, and cannot be read.
+    """
     file = folder / "metrics.jsonl"
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    try:
+        room.check(f"what {file} holds", 3 * file.stat().st_size)
+        lines = file.read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise errors.UserError(f"{file} cannot be read: {error.strerror or error}") from error
+    return list(itertools.takewhile(bool, map(_row, lines)))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The numbers by name in a line, {"step": ..., ...}; None where it is no such line."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    whole = isinstance(row, dict) and type(row.get("step")) is int
+    return row if whole and all(isinstance(x, int | float | None) for x in row.values()) else None
 
 
 class Log:
-    """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first."""
+    """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first.
+
+    Of several processes, only the first writes.
+    """
 
     def __init__(self, folder: pathlib.Path, *, start: int):
+        self._writes = processes.main()
+        if not self._writes:
+            return
         kept = [json.dumps(row) + "\n" for row in read(folder) if row["step"] <= start]
         draft = folder / "metrics.jsonl.tmp"
         draft.write_text("".join(kept), encoding="utf-8")
@@ -37,16 +61,20 @@ class Log:
         )  # without the suffix, two files of the same second would be one
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One line {"step": ..., name: value, ...}, and the same to TensorBoard. NaN becomes null, as JSON has none."""
+        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to TensorBoard."""
+        if not self._writes:
+            return
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step} | finite) + "\n")
         self._file.flush()
-        for name, value in values.items():
-            self._events.add_scalar(name, value, step)
+        for name, value in finite.items():
+            if value is not None:
+                self._events.add_scalar(name, value, step)
 
     def close(self) -> None:
-        self._file.close()
-        self._events.close()
+        if self._writes:
+            self._file.close()
+            self._events.close()
 
 
 class Progress:
@@ -54,23 +82,34 @@ class Progress:
 
     EVERY_SECONDS = 10.0
 
-    def __init__(self, *, start: int, steps: int, tokens_per_step: int, flops_per_step: int, peak: float):
+    def __init__(
+        self,
+        *,
+        start: int,
+        steps: int,
+        tokens_per_step: int,
+        flops_per_step: int,
+        peak: float,
+        work: Callable[[int], float] = float,
+    ):
+        """work(n): how many first steps the first n steps are worth; more than n where batches have grown."""
         self._bar = tqdm.tqdm(
             total=steps,
             initial=start,
-            disable=not sys.stderr.isatty(),
+            disable=not (sys.stderr.isatty() and processes.main()),
             bar_format="{n_fmt}/{total_fmt} steps{postfix}, {remaining} left |{bar:20}|",
             dynamic_ncols=True,
         )
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
-        self._seconds, self._taken, self._since = 0.0, 0, time.perf_counter()
+        self._work, self._begun = work, work(start)
+        self._seconds, self._taken, self._since = 0.0, 0.0, time.perf_counter()
         self._spoke = time.perf_counter()
 
     def advance(self, step: int, loss: float | None) -> None:
         """A step is done; the loss is shown where it was fetched."""
         self._seconds += time.perf_counter() - self._since
         self._since = time.perf_counter()
-        self._taken += 1
+        self._taken = self._work(step) - self._begun
         self._bar.update(1)
         if loss is None:
             return
@@ -80,7 +119,7 @@ class Progress:
         self._bar.set_postfix_str(line, refresh=False)
         if self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
             self._spoke = time.perf_counter()
-            left = (self._steps - step) / rate
+            left = (self._work(self._steps) - self._work(step)) / rate
             print(f"step {step:,}/{self._steps:,}: {line}, {left // 60:.0f}:{left % 60:02.0f} left", flush=True)
 
     def pause(self) -> None:

@@ -1,17 +1,27 @@
 """Devices: the only file that touches them, `shard_map`, and differences between JAX versions."""
 
+import contextlib
 import importlib.metadata
+import math
+import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import errors
+from experiments.engine import errors, processes
+from tfm import layout as layouts
+from tfm import shapes
 
-DATA = "data"  # the mesh axis over which the sequences of a batch are spread
+DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
+BATCH = (DATA, FSDP)  # the axes over which the examples of a batch are spread
+
+WHOLE = PartitionSpec()  # every device holds all of it
+MOST_SIMULATED = 4096  # each has threads of its own
+simulated: list[int] = []  # not empty: `simulate` was called
 
 
 def start(device: str) -> None:
@@ -28,6 +38,20 @@ def start(device: str) -> None:
         raise errors.UserError(f"a {device} was asked for, but JAX {jax.__version__} sees only {_seen()}")
 
 
+def simulate(sizes: Mapping[str, int]) -> None:
+    """From here on a mesh of these sizes may be made that the machine does not have: of simulated CPU devices.
+
+    For programs that are compiled, but not run. To be called before anything has touched a device.
+    """
+    wanted = math.prod(n for n in sizes.values() if n > 1)
+    if wanted > MOST_SIMULATED:
+        raise errors.UserError(f"a mesh of {wanted} devices cannot be simulated: at most {MOST_SIMULATED} can")
+    simulated.append(wanted)
+    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has started: then there are as many as there are
+            jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
+
+
 def _seen() -> str:
     devices = jax.devices()
     return f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})"
@@ -41,51 +65,137 @@ def versions() -> dict[str, str]:
     }
 
 
+def shape(mesh: Mesh) -> str:
+    """The axes that spread something, with their sizes."""
+    return ", ".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1 or axis == DATA)
+
+
 def describe(mesh: Mesh) -> str:
     """Versions, backend and mesh in one line: what a person should see before anything else."""
-    shape = ", ".join(f"{axis}={n}" for axis, n in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind
     found = versions()
     software = ", ".join(f"{name} {found[name]}" for name in ("jax", "flax", "optax"))
     used = f"{mesh.size} of {len(jax.devices())} devices"
-    return f"Python {platform.python_version()}, {software} on {jax.default_backend()} ({kind}): {used}, mesh {shape}"
+    if simulated and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+        used = f"{mesh.size} simulated devices"
+    python, backend = platform.python_version(), jax.default_backend()
+    return f"Python {python}, {software} on {backend} ({kind}): {used}, mesh {shape(mesh)}"
 
 
-def make(*, data: int) -> Mesh:
-    """A mesh of `data` devices (-1: all) with the axis 'data', its type said explicitly, since the default changed."""
-    devices = jax.devices()
-    n = len(devices) if data == -1 else data
-    if not 1 <= n <= len(devices):
-        raise errors.UserError(f"mesh.data = {data}, but JAX sees {_seen()}: choose -1 or 1 to {len(devices)}")
-    return Mesh(np.array(devices[:n]), (DATA,), axis_types=(AxisType.Auto,))
+def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1) -> Mesh:
+    """A mesh with the axes data, fsdp, tensor and sequence; one of them may be -1 and takes what is left.
+
+    Types are said explicitly, since the default changed between JAX releases. Raises UserError for sizes that do not
+    fit the devices there are.
+    """
+    sizes, devices = {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}, jax.devices()
+    for axis, n in sizes.items():
+        if n < 1 and n != -1:
+            raise errors.UserError(f"mesh.{axis} = {n}: choose at least 1, or -1 for what is left of {_seen()}")
+    rest = [axis for axis, n in sizes.items() if n == -1]
+    if len(rest) > 1:
+        raise errors.UserError(f"mesh.{rest[0]} and mesh.{rest[1]} are both -1: only one axis can take what is left")
+    named = math.prod(n for n in sizes.values() if n != -1)
+    said = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
+    if simulated and len(devices) < named <= len(jax.devices("cpu")):
+        devices, rest = jax.devices("cpu")[:named], []
+        sizes |= dict.fromkeys([axis for axis, n in sizes.items() if n == -1], 1)
+    if named > len(devices) or (rest and len(devices) % named):
+        raise errors.UserError(f"{said} does not fit JAX's devices, {_seen()}")
+    sizes |= {axis: len(devices) // named for axis in rest}
+    used = devices[: math.prod(sizes.values())]
+    if len(used) < len(devices) and jax.process_count() > 1:
+        raise errors.UserError(f"{said} takes {len(used)} of {len(devices)} devices: several processes must use all")
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=used)
+
+
+def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:
+    """How a model of W words (0: it has none) is shared over this mesh; words are, where they divide evenly."""
+    named = {axis: axis if mesh.shape[axis] > 1 else None for axis in (FSDP, TENSOR, SEQUENCE)}
+    words = TENSOR if named[TENSOR] and W and W % mesh.shape[TENSOR] == 0 else None
+    return layouts.Layout(batch=BATCH, words=words, **named)
+
+
+def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -> None:
+    """UserError where the letters of the parameters, or the tokens of a batch, do not divide evenly over the mesh."""
+    for axis in (FSDP, TENSOR, SEQUENCE):
+        if mesh.shape[axis] > 1 and getattr(layout, axis) is None:
+            raise errors.UserError(
+                f"this experiment is not shared over mesh.{axis}, which must be 1; mesh.data may be more"
+            )
+    specs = jax.tree.leaves(shapes.specs(params, layout.rules), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(params), specs, strict=True):
+        for letter, n, axis in zip(shapes.letters(path), leaf.shape, spec, strict=False):
+            if axis is not None:
+                _divides(f"{letter} = {n} ({'/'.join(shapes.names(path))})", n, mesh, axis)
+    for name, array in batch.items():
+        if "N" in shapes.letters(name):
+            n = array.shape[shapes.letters(name).index("N")]
+            _divides(f"a sequence of N = {n} tokens ({name})", n, mesh, SEQUENCE)
+
+
+def _divides(what: str, n: int, mesh: Mesh, axis: str) -> None:
+    if n % mesh.shape[axis]:
+        raise errors.UserError(f"{what} does not divide evenly over mesh.{axis} = {mesh.shape[axis]}")
 
 
 def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
     """UserError unless a batch divides evenly over the devices (and, there, over the parts of an accumulation)."""
-    n = mesh.shape[DATA]
+    n = math.prod(mesh.shape[axis] for axis in BATCH)
     if batch < 1 or batch % (n * parts):
         over = f"{n} devices" + (f" x {parts} accumulated parts" if parts > 1 else "")
         raise errors.UserError(f"{name} = {batch} does not divide evenly over {over}: choose a multiple of {n * parts}")
 
 
-def over_data(function: Callable, mesh: Mesh, *, batched: tuple[bool, ...]) -> Callable:
-    """Each device runs `function` on its share of the batched arguments; the others and all results are replicated."""
-    in_specs = tuple(PartitionSpec(DATA) if b else PartitionSpec() for b in batched)
-    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=PartitionSpec())
+def total(tree: Any, mesh: Mesh) -> Any:
+    """Inside `spread`: the sums over all devices that have different examples or tokens, whatever each has of them."""
+    tree = jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree)
+    return jax.tree.map(lambda x: jax.lax.psum(x, SEQUENCE), tree) if mesh.shape[SEQUENCE] > 1 else tree
+
+
+def spread(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:
+    """`function` on every device, each with its part of the arguments; collectives inside are explicit and checked."""
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 
 
 def keys(key: jax.Array, n: int) -> jax.Array:
-    """Inside `over_data`: a random key for each of this device's n examples, from its place in the whole batch.
+    """Inside `spread`: a random key for each of this device's n examples, from its place in the whole batch.
 
     What is random about an example thus does not depend on how many devices share the batch.
     """
-    first = jax.lax.axis_index(DATA) * n
+    first = jax.lax.axis_index(BATCH) * n
     return jax.vmap(lambda i: jax.random.fold_in(key, first + i))(np.arange(n))
 
 
-def place_batch(mesh: Mesh, batch: Any) -> Any:
-    """The batch on the devices, its first axis spread over 'data'."""
-    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec(DATA)))
+def batch_specs(mesh: Mesh, batch: dict) -> dict:
+    """By the letters of the names: examples B over data and fsdp, tokens N over sequence; the rest is whole."""
+    axis = {"B": BATCH, "N": SEQUENCE if mesh.shape[SEQUENCE] > 1 else None}
+    return {name: PartitionSpec(*map(axis.get, shapes.letters(name) or "B")) for name in batch}
+
+
+def place_batch(mesh: Mesh, batch: dict) -> dict:
+    """The batch on the devices, its tokens dealt out like cards to those that share a sequence (tfm/layout.py)."""
+    P = mesh.shape[SEQUENCE]
+    placed = {name: NamedSharding(mesh, spec) for name, spec in batch_specs(mesh, batch).items()}
+    dealt = {name: deal(x, shapes.letters(name).find("N"), P) for name, x in batch.items()}
+    return processes.put(dealt, placed)
+
+
+def deal(x: np.ndarray, dimension: int, P: int) -> np.ndarray:
+    """The tokens 0, P, 2 P, ..., then 1, P + 1, ...: equal parts of it are the tokens of P devices."""
+    if P == 1 or dimension < 0:
+        return x
+    cut = x.reshape(*x.shape[:dimension], -1, P, *x.shape[dimension + 1 :])
+    return cut.swapaxes(dimension, dimension + 1).reshape(x.shape)
+
+
+def shardings(mesh: Mesh, tree: Any, layout: layouts.Layout) -> Any:
+    """Where the leaves of parameters, or of a state with them, lie: by the letters of their names."""
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec),
+        shapes.specs(tree, layout.rules),
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

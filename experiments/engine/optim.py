@@ -3,10 +3,14 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from experiments.engine import config, errors
+from experiments.engine.data import growth as growths
 from tfm import shapes
+
+BATCH_RULES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # exponent of (batch size / first batch size)
 
 
 def schedule(
@@ -40,6 +44,28 @@ def schedule(
     # Step 0 of a warm-up would have learning rate 0 and do nothing: it starts at peak / warmup_steps.
     first = peak / max(warmup_steps, 1)
     return optax.join_schedules([optax.linear_schedule(first, peak, max(warmup_steps - 1, 1)), after], [warmup_steps])
+
+
+def grown(rate: optax.Schedule, growth: growths.Growth, rule: str) -> optax.Schedule:
+    """The schedule where batches grow (E30): times (size / first size)^a from the step on that has this size.
+
+    'none', a = 0: a larger batch at the same rate, in place of a falling rate (Smith et al. 2018, "Don't decay the
+    learning rate, increase the batch size"). 'linear', a = 1: as many steps as there would be with small batches are
+    taken at once, the rule for SGD (Goyal et al. 2017). 'sqrt', a = 1/2: the rule for Adam's, which divide by the
+    noise (Malladi et al. 2022; theirs changes the betas and eps too, which stay as they are here).
+    """
+    if ":" in rule:
+        raise errors.UserError(f'unknown batch_rule "{rule}": a rule is named, and cannot be imported')
+    exponent = config.choose("batch_rule", rule, BATCH_RULES)
+    factors = [(size / growth.sizes[0]) ** exponent for size in growth.sizes]
+    if set(factors) == {1.0}:
+        return rate
+
+    def scaled(step: jax.Array) -> jax.Array:
+        phase = jnp.searchsorted(jnp.array(growth.firsts), step, side="right") - 1
+        return rate(step) * jnp.array(factors, jnp.float32)[phase]
+
+    return scaled
 
 
 def matrices(params: Any) -> Any:

@@ -1,5 +1,6 @@
 """The one training loop: every experiment hands it a Task and calls it."""
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,8 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
+from experiments.engine import guard, processes
 from experiments.engine import mesh as meshes
+from tfm import layout as layouts
 from tfm import shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
@@ -24,13 +28,15 @@ class Task(NamedTuple):
     """What an experiment hands to the loop."""
 
     init: Callable[[jax.Array], Any]  # random key -> parameters
-    # (params, batch, key_B) -> sums and counts; 'loss' is minimised. key_B: a random key for each example in training,
-    # None in evaluation. What is called 'running/<path>' is followed by the parameter at that path (`running`).
-    measure: Callable[[Any, dict, jax.Array | None], Ratios]
+    # (params, batch, key_B, layout) -> sums and counts; 'loss' is minimised. key_B: a random key for each example in
+    # training, None in evaluation. layout: which devices share the model, none by default. What is called
+    # 'running/<path>' is followed by the parameter at that path (`running`).
+    measure: Callable[..., Ratios]
     train: grain.MapDataset  # train[step] is the batch of that step
     evaluation: grain.MapDataset  # every held-out example once
     tokens_per_example: int  # for the throughput
     baseline: dict[str, float]  # what a guess that ignores the input reaches, by the names of `measure`
+    layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
 
 
 @flax.struct.dataclass
@@ -44,26 +50,35 @@ class State:
 
 
 def initial_state(task: Task, optimiser: optax.GradientTransformation, *, seed: int, mesh: Mesh) -> State:
-    """The state of step 0, whole on every device."""
+    """The state of step 0, every leaf on the devices that are to hold it."""
+    make = functools.partial(_state, task, optimiser)
+    key = jax.random.key(seed)
+    return jax.jit(make, out_shardings=meshes.shardings(mesh, jax.eval_shape(make, key), task.layout))(key)
 
-    def make() -> State:
-        key = jax.random.key(seed)
-        params = task.init(key)
-        return State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
-    return jax.jit(make, out_shardings=meshes.replicated(mesh))()
+def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
+    """Shapes, types and places of `initial_state`, without a single number: what a program can be compiled for."""
+    shape = jax.eval_shape(functools.partial(_state, task, optimiser), jax.random.key(0))
+    places = meshes.shardings(mesh, shape, task.layout)
+    return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
+
+
+def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) -> State:
+    params = task.init(key)
+    return State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
 
 def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
-    """(params, batch, key) -> (gradient, metrics) of psum(sums) / psum(counts), whole on every device.
+    """(params, batch, key) -> (gradient, metrics) of psum(sums) / psum(counts), each leaf where its parameter is.
 
     Every device adds up its share and `psum` adds the devices, numerator and denominator apart, so unequal numbers of
-    masked tokens are right. Differentiating a psum inside shard_map gives the summed gradient of a parameter that all
-    devices hold: no other collective is needed. Accumulation adds the parts' sums before the one division.
+    masked tokens are right; what devices have alike counts as often above as below the line. Differentiating a psum
+    inside shard_map gives the summed gradient of a parameter that several devices hold: no other collective is needed.
+    Accumulation adds the parts' sums before the one division.
     """
 
     def sums(params: Any, part: dict, key_B: jax.Array) -> tuple[jax.Array, Ratios]:
-        ratios = jax.tree.map(lambda x: jax.lax.psum(x, meshes.DATA), task.measure(params, part, key_B))
+        ratios = meshes.total(task.measure(params, part, key_B, task.layout), mesh)
         return ratios[LOSS][0], ratios
 
     def one_part(params: Any, part: dict, key_B: jax.Array) -> tuple[Any, Ratios]:
@@ -77,35 +92,88 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
         else:
             parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), (batch, key_B))
 
-            def add(total: Any, part: Any) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, one_part(params, *part)), None
+            def add(so_far: Any, part: Any) -> tuple[Any, None]:
+                return jax.tree.map(jnp.add, so_far, one_part(params, *part)), None
 
-            abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
-            zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), abstract)
+            _, abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
+            zeros = jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), abstract)
             (grads, ratios), _ = jax.lax.scan(add, zeros, parts)
-        metrics = {name: total / jnp.maximum(count, 1) for name, (total, count) in ratios.items()}
+        metrics = {name: value / jnp.maximum(count, 1) for name, (value, count) in ratios.items()}
         return jax.tree.map(lambda g: g / jnp.maximum(ratios[LOSS][1], 1), grads), metrics
 
-    return meshes.over_data(local, mesh, batched=(False, True, False))
+    def spread(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
+        of_params = shapes.specs(params, task.layout.rules)
+        specs = {"in_specs": (of_params, meshes.batch_specs(mesh, batch), P()), "out_specs": (of_params, P())}
+        return meshes.spread(local, mesh, **specs)(params, batch, key)
+
+    return spread
 
 
 def update(
-    task: Task, optimiser: optax.GradientTransformation, rate: optax.Schedule, mesh: Mesh, *, accumulation: int
-) -> Callable[[State, dict], tuple[State, dict]]:
-    """The jitted step (state, batch) -> (state, metrics); the old state is donated."""
-    grads_and_metrics = gradient(task, mesh, accumulation=accumulation)
+    task: Task,
+    optimiser: optax.GradientTransformation,
+    rate: optax.Schedule,
+    mesh: Mesh,
+    *,
+    accumulation: int,
+    nan: str = "abort",
+    spike: float = 0.0,
+) -> Callable[..., tuple[State, dict]]:
+    """The jitted step (state, batch, alive) -> (state, metrics); the old state is donated.
 
-    def step(state: State, batch: dict) -> tuple[State, dict]:
-        key = jax.random.fold_in(state.key, state.step)
-        grads, metrics = grads_and_metrics(state.params, batch, key)
-        with jax.named_scope("optimiser"):
-            updates, opt_state = optimiser.update(grads, state.opt_state, state.params)
-            params = follow(optax.apply_updates(state.params, updates), metrics)
-        metrics = {name: value for name, value in metrics.items() if not name.startswith(RUNNING)}
-        metrics |= {"gradient_norm": optax.tree.norm(grads), "learning_rate": rate(state.step)}
-        return state.replace(step=state.step + 1, params=params, opt_state=opt_state), metrics
+    Where loss, gradient norm or the new parameters are not finite, the state stays as it was. nan='abort': the metric
+    `alive` is then False, and so are the later steps', which get it and change nothing. nan='skip': the step counts,
+    without an update. spike > 0: so does one that jumps by more sigmas (`guard.is_spike`; `guard.remembering` must be
+    around the optimiser). Where steps may be skipped, the metric `skipped` is how many of the run's steps were.
+    """
+    propose = proposal(task, optimiser, mesh, accumulation=accumulation)
+
+    def step(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
+        made = propose(state, batch)
+        loss, used = made.metrics[LOSS], guard.updates_made(state.opt_state)
+        with jax.named_scope("guard"):
+            finite = guard.finite((loss, made.norm, made.params))
+            alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
+            usual = ~guard.is_spike(state.opt_state.history, loss, made.norm, spike) if spike else True
+            new, old = (made.params, made.opt_state), (state.params, state.opt_state)
+            params, opt_state = guard.either(alive & finite & usual, new, old)
+        new = state.replace(step=state.step + alive, params=params, opt_state=opt_state)
+        new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
+        metrics = {name: value for name, value in made.metrics.items() if not name.startswith(RUNNING)}
+        metrics |= {"gradient_norm": made.norm, "learning_rate": rate(used), "alive": alive}
+        if spike or nan == "skip":
+            metrics["skipped"] = new.step - guard.updates_made(opt_state)
+        return new, metrics
 
     return jax.jit(step, donate_argnums=0)
+
+
+class Proposal(NamedTuple):
+    """What a step would change, and the numbers by which that is judged."""
+
+    params: Any
+    opt_state: Any
+    grads: Any
+    norm: jax.Array  # of the gradient, before clipping
+    metrics: dict[str, jax.Array]
+
+
+def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, *, accumulation: int) -> Callable:
+    """(state, batch) -> Proposal: the gradient of the batch, and what the optimiser makes of it."""
+    grads_and_metrics = gradient(task, mesh, accumulation=accumulation)
+    optimiser = optax.with_extra_args_support(optimiser)
+
+    def propose(state: State, batch: dict) -> Proposal:
+        key = jax.random.fold_in(state.key, state.step)
+        grads, metrics = grads_and_metrics(state.params, batch, key)
+        norm = optax.tree.norm(grads)
+        with jax.named_scope("optimiser"):
+            told = {"value": metrics[LOSS], "norm": norm}
+            updates, opt_state = optimiser.update(grads, state.opt_state, state.params, **told)
+            params = follow(optax.apply_updates(state.params, updates), metrics)
+        return Proposal(params, opt_state, grads, norm, metrics)
+
+    return propose
 
 
 def running(seen: dict) -> Ratios:
@@ -128,9 +196,12 @@ def evaluator(task: Task, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
     """params -> the exact mean of every measure over the held-out part: each example once, padding not counted."""
 
     def local(params: Any, batch: dict) -> Ratios:
-        return jax.tree.map(lambda x: jax.lax.psum(x, meshes.DATA), task.measure(params, batch, None))
+        return meshes.total(task.measure(params, batch, None, task.layout), mesh)
 
-    sums = jax.jit(meshes.over_data(local, mesh, batched=(False, True)))
+    @jax.jit
+    def sums(params: Any, batch: dict) -> Ratios:
+        specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
+        return meshes.spread(local, mesh, in_specs=specs)(params, batch)
 
     def evaluate(params: Any) -> dict[str, float]:
         totals: dict[str, np.ndarray] = {}
@@ -148,7 +219,7 @@ def evaluator(task: Task, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
 
 def fit(
     state: State,
-    step: Callable[[State, dict], tuple[State, dict]],
+    step: Callable[..., tuple[State, dict]],
     batches: Iterator[dict],
     *,
     start: int,
@@ -157,21 +228,37 @@ def fit(
     on_metrics: Callable[[int, dict], None],
     stops: Callable[[int], bool],
     on_stop: Callable[[int, State], None],
+    on_failure: Callable[[int, State, dict, dict], None],
 ) -> State:
     """Take the steps start + 1 ... steps, and return the last state.
 
     `on_metrics(n, metrics)` gets the metrics of step n while step n + 1 is already under way, so that the devices never
     wait for the host. Where `stops(n)`, `on_stop(n, state)` is called with the state after n steps, behind the metrics.
+    Where step n was not `alive`, the loop ends with `on_failure(n, state, batch, metrics)`: the state before it.
     """
-    late: tuple[int, dict] | None = None
+    late: tuple[int, dict, dict] | None = None
+    alive = processes.put(np.True_, meshes.replicated(mesh))
+
+    def told(n: int, batch: dict, metrics: dict) -> bool:
+        metrics = jax.block_until_ready(metrics)
+        if not jax.device_get(metrics["alive"]):
+            on_failure(n, state, batch, metrics)
+            return False
+        on_metrics(n, {name: value for name, value in metrics.items() if name != "alive"})
+        return True
+
     for n in range(start + 1, steps + 1):
-        state, metrics = step(state, meshes.place_batch(mesh, next(batches)))
-        if late:
-            on_metrics(late[0], jax.block_until_ready(late[1]))
-        late = (n, metrics)
-        if stops(n) or n == steps:
-            on_metrics(n, jax.block_until_ready(metrics))
+        batch = next(batches)
+        state, metrics = step(state, meshes.place_batch(mesh, batch), alive)
+        alive = metrics["alive"]
+        if late and not told(*late):
+            break
+        late = (n, batch, metrics)
+        stop = stops(n)
+        if stop or n == steps:
+            if not told(*late):
+                break
             late = None
-        if stops(n):
+        if stop:
             on_stop(n, state)
     return state

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, errors, llama2c, pretrained, safetensors
+from experiments.engine import checkpoint, errors, json_file, llama2c, pretrained, safetensors
 from experiments.engine.data import vocabulary
 from tfm import shapes
 
@@ -77,7 +77,7 @@ def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:
 def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
     """The config that a run of ours saved there; None where the file is another one."""
     try:
-        saved = json.loads(file.read_text(encoding="utf-8"))
+        saved = json.loads(json_file.text(file))
     except (OSError, ValueError, RecursionError):
         return None  # who reads it as that of a published model says what is wrong
     config = saved.get("config") if isinstance(saved, dict) else None
@@ -105,7 +105,7 @@ def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
 def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
     """UserError where the run's summary.json tells other parameters of this very step."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads(json_file.text(folder / "summary.json"))
     except (OSError, ValueError, RecursionError):
         return  # a run that has not come to its end
     told = summary.get("params_sha256") if isinstance(summary, dict) and summary.get("steps") == step else None

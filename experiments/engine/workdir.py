@@ -1,15 +1,39 @@
 """The folder of a run: what ran is written there as JSON, and the same folder again means resume."""
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import pathlib
+import socket
 import subprocess
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments.engine import config as configs
-from experiments.engine import errors, mesh
+from experiments.engine import errors, mesh, step_folders
 
-MAY_CHANGE = ("device", "mesh.data", "train.log_every", "train.keep")  # on resume; they do not change a number
+# What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
+# A name that ends with a dot stands for all settings below it.
+MAY_CHANGE = (
+    "resume",
+    "device",
+    "compilation_cache",
+    "mesh.",
+    "debug.",
+    "train.steps",
+    "train.log_every",
+    "train.evaluate_every",
+    "train.evaluate_batch",
+    "train.save_every",
+    "train.save_minutes",
+    "train.keep",
+    "train.keep_best",
+    "train.nan",
+)
+LOCK = "lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that has none says
 
 
 def commit() -> str:
@@ -25,9 +49,13 @@ def commit() -> str:
 
 def write(file: pathlib.Path, content: bytes) -> None:
     """The file with this content, never half-written: a draft is put in place by renaming."""
-    draft = file.with_name(file.name + ".tmp")
-    draft.write_bytes(content)
-    os.replace(draft, file)
+    _draft(file).write_bytes(content)
+    os.replace(_draft(file), file)
+
+
+def _draft(file: pathlib.Path) -> pathlib.Path:
+    """What a process that is killed while it writes the file may leave beside it."""
+    return file.with_name(file.name + ".tmp")
 
 
 def as_json(value: Any) -> bytes:
@@ -64,19 +92,68 @@ def write_new(file: pathlib.Path, content: bytes) -> None:
         raise errors.UserError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
-def enter(folder: pathlib.Path, config: dict[str, Any]) -> bool:
-    """Make the folder, or come back to it; True if its run is finished.
+@contextlib.contextmanager
+def hold(folder: pathlib.Path) -> Iterator[None]:
+    """Inside, no other run can be in this folder, which is made where it is not there.
 
-    Raises UserError where the folder cannot be written, or where it holds a run of another config (naming the keys).
+    Raises UserError where another run holds it (naming that one), or where the folder cannot be written. The system
+    lets go of the lock when the process ends, however it does.
     """
-    saved = folder / "config.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = _locked(folder)
+    except OSError as error:
+        raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the folder may have vanished
+            os.unlink(folder / LOCK)  # before another one can have it
+        os.close(opened)
+
+
+def _locked(folder: pathlib.Path) -> int:
+    """The open lock file of the folder, which this process has alone."""
+    while True:
+        opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(opened).st_ino == os.stat(folder / LOCK).st_ino:
+                break
+            os.close(opened)  # the one who had it removed the file in between
+        except FileNotFoundError:
+            os.close(opened)
+        except BlockingIOError:
+            holder = os.read(opened, 1000).decode(errors="replace").strip() or "another process"
+            os.close(opened)
+            raise errors.UserError(f"{folder} is in use by a run that is under way ({holder})") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                os.close(opened)
+                raise
+            print(f"{folder} cannot be locked: see to it that no other run uses it", flush=True)
+            break
+    os.ftruncate(opened, 0)
+    os.write(opened, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return opened
+
+
+def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, Any] | None = None) -> bool:
+    """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
+
+    defaults: values, by whole keys, of settings that an older version did not have.
+    Raises UserError where the folder cannot be written, or where it holds a run of another config (naming the keys) or
+    one with more steps.
+    """
+    saved, steps = folder / "config.json", config["train"]["steps"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if saved.exists():
-            _same(json.loads(saved.read_text(encoding="utf-8"))["config"], config, folder)
-        elif any(folder.iterdir()):
+            before = json.loads(saved.read_text(encoding="utf-8"))["config"]
+            _same(dict(defaults or {}) | configs.flat(before), configs.flat(config), folder)
+        elif any(found.name not in (LOCK, _draft(saved).name) for found in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
-        finished = (folder / "summary.json").exists()
+        finished = _finished(folder, steps)
         if not finished:
             write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
     except OSError as error:
@@ -88,9 +165,36 @@ def enter(folder: pathlib.Path, config: dict[str, Any]) -> bool:
     return finished
 
 
-def _same(old: dict[str, Any], new: dict[str, Any], folder: pathlib.Path) -> None:
-    before, now = configs.flat(old), configs.flat(new)
-    keys = [k for k in before.keys() | now.keys() if before.get(k) != now.get(k) and k not in MAY_CHANGE]
-    if keys:
-        changes = ", ".join(f"{k} ({before.get(k)!r} -> {now.get(k)!r})" for k in sorted(keys))
-        raise errors.UserError(f"{folder} holds a run with another config, and resuming may not change {changes}")
+def _finished(folder: pathlib.Path, steps: int) -> bool:
+    """Whether the run has its result after so many steps. UserError where it has taken more already."""
+    told = _steps_of_result(folder / "summary.json")
+    taken = max(told, *step_folders.steps(folder / "checkpoints"), 0)
+    if taken > steps:
+        raise errors.UserError(
+            f"{folder} holds a run that has taken {taken:,} steps: train.steps = {steps:,} must not be less"
+        )
+    return told == steps
+
+
+def _steps_of_result(summary: pathlib.Path) -> int:
+    """The steps of a finished run; -1 where there is no summary, or one that is of no use and will be made again."""
+    try:
+        told = json.loads(summary.read_text(encoding="utf-8"))["steps"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return -1
+    return told if isinstance(told, int) else -1
+
+
+def _same(before: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
+    """UserError, naming all of them, where settings changed that may not."""
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k) and not _may_change(k))
+    if changed:
+        changes = ", ".join(f"{k} ({before.get(k)!r} -> {now.get(k)!r})" for k in changed)
+        right = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
+        raise errors.UserError(
+            f"{folder} holds a run with another config, and resuming may not change {changes}; what may: {right}"
+        )
+
+
+def _may_change(key: str) -> bool:
+    return any(key == right or (right.endswith(".") and key.startswith(right)) for right in MAY_CHANGE)

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.engine import errors, room
 
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP = b"\x1f\x8b"
@@ -30,7 +30,11 @@ def read(path: pathlib.Path, *, axes: int) -> np.ndarray:
     try:
         with _open(path) as file:
             dtype, shape = _header(path, file, axes=axes)
-            content = _content(path, file, expected=math.prod(shape) * dtype.itemsize)
+            expected = math.prod(shape) * dtype.itemsize
+            # Packing makes nothing longer by more than this; zeros behind the end would be read through to the last.
+            if path.stat().st_size > expected + expected // 64 + CHUNK:
+                raise errors.UserError(f"{path} is too long: it announces {expected} bytes of values")
+            content = _content(path, file, expected=expected)
     except (gzip.BadGzipFile, zlib.error) as error:
         raise errors.UserError(f"{path} is a damaged gzip file: {error}") from error
     except OSError as error:
@@ -69,6 +73,7 @@ def _header(path: pathlib.Path, file: BinaryIO, *, axes: int) -> tuple[np.dtype,
 def _content(path: pathlib.Path, file: BinaryIO, *, expected: int) -> bytes:
     if expected > LARGEST:
         raise errors.UserError(f"{path} announces {expected} bytes of values, and {LARGEST} are allowed")
+    room.check(f"what {path} announces", 2 * expected)  # the pieces that are read, and then the whole
     # One byte more than expected shows what is too long; for gzip, reaching the end also checks its checksum.
     content = _read_up_to(file, expected + 1)
     if len(content) < expected:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.engine import errors, room
 from experiments.engine.data import download, split
 
 # name -> (file name, where a person finds it, sha256)
@@ -23,7 +23,8 @@ NAMED = {
     ),
 }
 ENDINGS = (".tsv", ".txt")  # of the files of a folder or zip that hold pairs
-LARGEST = 2**30  # bytes of text, unpacked; in memory they become several times as many
+LARGEST = 2**30  # bytes of text, unpacked
+COPIES = 8  # bytes in memory for each of them: strings, of which each has some 50 bytes beside its letters
 EVALUATION_SHARE = 0.05
 BOM = "\ufeff"
 
@@ -148,6 +149,7 @@ def _check_member(path: pathlib.Path, name: str) -> None:
 def _check_size(path: pathlib.Path, size: int) -> None:
     if size > LARGEST:
         raise errors.UserError(f"{path} holds {size} bytes of text, and {LARGEST} are allowed")
+    room.check(f"the text in {path}", COPIES * size)
 
 
 def _wanted(path: pathlib.PurePath) -> bool:

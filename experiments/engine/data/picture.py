@@ -13,6 +13,7 @@ from experiments.engine import errors, json_file
 from experiments.engine.data import images
 
 LARGEST = 2**26  # pixels of a file, looked at before they are unpacked
+LARGEST_FILE = 2**28  # bytes; as many pixels, packed by nobody
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # plain pixels: no format that runs a program
 MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # of the channels Z, as Pillow calls them
 COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
@@ -100,13 +101,15 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     if Z not in MODES:
         raise errors.UserError(f"the model reads images of {Z} channels, and no image file has them")
     try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise errors.UserError(f"{path} has {path.stat().st_size:,} bytes, and at most {LARGEST_FILE:,} are read")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is looked at here
-            file = Image.open(path, formats=FORMATS)
-        with file:
-            was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
-            _refuse(path, file.size, file.mode)
-            image = ImageOps.exif_transpose(file).convert(MODES[Z]).resize((X, Y), Image.Resampling.BILINEAR)
+            warnings.simplefilter("ignore", UserWarning)  # what it says of damaged metadata is of no use here
+            with Image.open(path, formats=FORMATS) as file:
+                was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
+                _refuse(path, file.size, file.mode)
+                image = ImageOps.exif_transpose(file).convert(MODES[Z]).resize((X, Y), Image.Resampling.BILINEAR)
     except FileNotFoundError:
         raise errors.UserError(f"there is no image file {path}") from None
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:

@@ -7,12 +7,13 @@ import stat
 import sysconfig
 from typing import NamedTuple
 
-from experiments.engine import errors
+from experiments.engine import errors, room
 from experiments.engine.data import download, split
 
 STDLIB = "stdlib"
 DOCSTRINGS = "docstrings"
 EVALUATION_SHARE = 0.1
+COPIES = 6  # bytes in memory for each of a text: itself, its parts, and a number of 4 bytes
 
 
 class Text(NamedTuple):
@@ -102,6 +103,10 @@ def _docstrings(path: pathlib.Path) -> bytes:
 def _read(path: pathlib.Path) -> bytes:
     """The file's content; nothing for what is no regular file: reading a pipe or a device could wait forever."""
     try:
-        return path.read_bytes() if stat.S_ISREG(path.stat().st_mode) else b""
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return b""
+        room.check(f"the text {path}", COPIES * found.st_size)
+        return path.read_bytes()
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error

@@ -56,7 +56,8 @@ def masked(
 
     Each position is hidden with probability `rate`; of the hidden ones 80 % become `mask_id`, 10 % any of the first
     `ordinary` ids, 10 % stay. `w_BN` is what the model sees, `target_BN` what stood there (int32), `weight_BN` 1 at
-    hidden positions and 0 elsewhere (float32), `valid_BN` True (bool). `seed` serves where `fetch` gets no `rng`.
+    hidden positions and 0 elsewhere (float32), `valid_BS` True (bool; S, since it is asked of keys). `seed` serves where
+    `fetch` gets no `rng`.
 
     Raises:
       UserError: fewer than N tokens; a rate outside (0, 1]; ids beyond the vocabulary of W.
@@ -69,7 +70,7 @@ def masked(
 def masked_evaluation(
     token_T: np.ndarray, *, N: int, W: int, ordinary: int, mask_id: int, rate: float = 0.15, seed: int = 0
 ) -> tuple[batches.Fetch, int]:
-    """ceil(T / N) windows, as `masked`, in which every token lies once; padding has `valid_BN` False, `weight_BN` 0.
+    """ceil(T / N) windows, as `masked`, in which every token lies once; padding has `valid_BS` False, `weight_BN` 0.
 
     What is hidden depends on `seed` and the window's number only. Leave `seed` alone, and every run is asked the same.
 
@@ -91,15 +92,15 @@ def _masked(
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         position_BN = index_B[:, None] * stride + np.arange(N)
-        valid_BN = position_BN < len(token_T)
+        valid_BS = position_BN < len(token_T)
         target_BN = token_T[np.minimum(position_BN, len(token_T) - 1)]
         hidden_BN, kind_BN, other_BN = _uniforms(index_B, rng, N=N, seed=seed)
-        hidden_BN = (hidden_BN < rate) & valid_BN
+        hidden_BN = (hidden_BN < rate) & valid_BS
         w_BN = np.where(hidden_BN & (kind_BN < HIDE), np.int32(mask_id), target_BN)
         replaced_BN = hidden_BN & (kind_BN >= HIDE) & (kind_BN < HIDE + REPLACE)
         w_BN = np.where(replaced_BN, (other_BN * ordinary).astype(np.int32), w_BN)
         weight_BN = hidden_BN.astype(np.float32)
-        return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN, "valid_BN": valid_BN}
+        return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN, "valid_BS": valid_BS}
 
     return fetch
 

@@ -1,0 +1,189 @@
+"""What happens beside the steps of training: metrics are written, the model is evaluated and saved, signals heeded."""
+
+import contextlib
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.engine import (
+    checkpoint,
+    cost,
+    debug,
+    errors,
+    guard,
+    interruption,
+    log,
+    processes,
+    replay,
+    retention,
+    train,
+)
+from experiments.engine.data import batches
+from experiments.engine.plan import Plan
+
+SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
+
+
+class Beside:
+    """What `train.fit` calls: after each step, where it stops, and where a step failed."""
+
+    def __init__(self, made: Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, start: int, flops: int):
+        self._made, self._folder, self._saves = made, folder, saves
+        self.final: dict[str, float] = {}  # of the newest evaluation
+        self.requests = interruption.Requests()
+        self._evaluate = train.evaluator(made.task, made.mesh)
+        rows = log.read(folder)
+        self._best = max((_score(row, made.keep_best) for row in rows if row["step"] <= start), default=-np.inf)
+        self._writer = log.Log(folder, start=start)
+        self._progress = log.Progress(
+            start=start,
+            steps=made.steps,
+            tokens_per_step=made.growth.sizes[0] * made.task.tokens_per_example,
+            flops_per_step=flops,
+            work=lambda n: made.growth.before(n) / made.growth.sizes[0],
+            peak=cost.measured_peak(devices=made.mesh.size),
+        )
+        self._patience = guard.Patience()
+        self._saved_at, self._wish = time.monotonic(), 0
+
+    def due(self, what: str, n: int) -> bool:
+        """Whether this happens after n steps by their number alone."""
+        return n == self._made.steps or (self._made.every[what] > 0 and n % self._made.every[what] == 0)
+
+    def on_metrics(self, n: int, metrics: dict) -> None:
+        """Log, and show the progress."""
+        if "skipped" in metrics:
+            self._patience(n, int(jax.device_get(metrics["skipped"])))
+        values = {}
+        if self.due("log", n):
+            values = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
+            self._writer.write(n, values)
+        self._progress.advance(n, values.get("train/loss"))
+
+    def stops(self, n: int) -> bool:
+        """Whether `on_stop` has something to do after n steps. All processes give the same answer."""
+        wish = self.requests.signal
+        minutes = (time.monotonic() - self._saved_at) / 60
+        if not wish and self._made.save_minutes and minutes >= self._made.save_minutes and processes.main():
+            wish = SAVE
+        self._wish = processes.agree(wish)
+        return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
+
+    def on_stop(self, n: int, state: train.State) -> None:
+        """Evaluate and save, where it is time to. Raises Interrupted where a signal has come."""
+        self._progress.pause()
+        best = False
+        if self.due("evaluate", n):
+            self.evaluate(state)
+            self._writer.write(n, self.final)
+            self._progress.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.final.items()))
+            best = processes.agree(_score(self.final, self._made.keep_best) > self._best) > 0
+            self._best = max(self._best, _score(self.final, self._made.keep_best))
+        if best or self._wish or self.due("save", n):
+            self._saves.save(n, state, self.final if self.due("evaluate", n) else None)
+            self._saved_at = time.monotonic()
+        self._progress.resume()
+        self.heed(n)
+
+    def evaluate(self, state: train.State) -> None:
+        """The means over the held-out part, into `final`."""
+        self.final = {f"eval/{name}": value for name, value in self._evaluate(state.params).items()}
+        best = self._made.keep_best
+        if best and best not in self.final:
+            raise errors.UserError(f"train.keep_best = {best}, but what is measured is {', '.join(self.final)}")
+
+    def heed(self, n: int) -> None:
+        """Raise Interrupted where a signal stops the run here, after n steps, which are saved."""
+        if self._wish > SAVE:
+            self._saves.wait()
+            processes.barrier()  # none leaves while another one writes
+            raise errors.Interrupted(f"stopped after step {n:,}, which is saved in {self._folder}", 128 + self._wish)
+
+    def on_failure(self, n: int, state: train.State, batch: dict, metrics: dict) -> None:
+        """Raise RunError: what was not finite in step n, and where a bundle lies with which it can be looked at."""
+        made = self._made
+        loss, norm = jax.device_get((metrics[train.LOSS], metrics["gradient_norm"]))
+        seen = replay.Seen(n, float(loss), float(norm), batch)
+        bundle = replay.write(self._folder, seen, state)
+        options = {"accumulation": made.accumulation, "state": state, "batch": batch}
+        try:
+            culprits = replay.examine(made.task, made.optimiser, made.mesh, **options).culprits
+        except jax.errors.JaxRuntimeError:  # the devices have no room for it beside the run
+            culprits = {}
+        raise errors.RunError(
+            f"{replay.sentence(seen, culprits)}; python launch.py --replay {bundle} shows it again on one device, and"
+            f" the run can go on with train.nan = skip from its last checkpoint"
+        )
+
+    def close(self) -> None:
+        """End the live line and the log."""
+        self._progress.close()
+        self._writer.close()
+
+    def tokens_per_second(self) -> float:
+        return self._progress.tokens_per_second()
+
+
+def _score(values: dict[str, Any], metric: str) -> float:
+    """How good an evaluation is, larger for better; -inf where it says nothing about the metric."""
+    value = values.get(metric)
+    if value is None or not np.isfinite(value):
+        return -np.inf
+    return -value if retention.BETTER[metric.rpartition("/")[2]] is min else value
+
+
+def train_and_save(made: Plan, state: train.State, step: Any, folder: pathlib.Path, flops: int):
+    """From the newest checkpoint, or from step 0, to the end: (state, final metrics and throughput).
+
+    Raises RunError where numbers, the disk or a device stop it, and Interrupted for a signal, behind a save.
+    """
+    with contextlib.ExitStack() as stack:  # what is opened is closed however this ends: a save under way is finished
+        saves = stack.enter_context(
+            contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=made.keep, best=made.keep_best))
+        )
+        start, state = saves.resume(state, fall_back=made.fall_back) or (0, state)
+        if not processes.same(start):
+            raise errors.RunError(f"the processes do not see the same checkpoints in {folder}: its disk must be shared")
+        if start and processes.main():
+            print(f"resuming {folder} at step {start:,}")
+        beside = stack.enter_context(contextlib.closing(Beside(made, folder, saves, start, flops)))
+        if start == made.steps:  # trained to the end and evaluated, but stopped before its result was written
+            beside.evaluate(state)
+        inputs = batches.iterate(made.task.train, start=start)
+        with beside.requests.kept(), device_errors(), debug.on(made.debug):
+            state = train.fit(
+                state,
+                debug.checked_step(step) if made.debug.check_shapes else step,
+                debug.checked_batches(inputs) if made.debug.check_shapes else inputs,
+                start=start,
+                steps=made.steps,
+                mesh=made.mesh,
+                on_metrics=beside.on_metrics,
+                stops=beside.stops,
+                on_stop=beside.on_stop,
+                on_failure=beside.on_failure,
+            )
+        late = processes.agree(beside.requests.signal)
+        if late:  # it came behind the last step
+            raise errors.Interrupted(f"stopped after step {made.steps:,}, which is saved in {folder}", 128 + late)
+    skipped = int(jax.device_get(state.step - guard.updates_made(state.opt_state)))
+    more = {"tokens_per_second": beside.tokens_per_second()} | ({"skipped": skipped} if made.may_skip else {})
+    return state, beside.final | more
+
+
+@contextlib.contextmanager
+def device_errors():
+    """Within this, what XLA or a device reports is one sentence, a RunError."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        first = (str(error).strip().splitlines() or ["it says no more"])[0]
+        if "RESOURCE_EXHAUSTED" in first:
+            raise errors.RunError(
+                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch, a larger"
+                f" train.accumulation, model.remat = True or a larger mesh.fsdp needs less ({first})"
+            ) from error
+        raise errors.RunError(f"a device, or the way to another one, failed: {first}") from error

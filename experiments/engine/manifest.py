@@ -1,0 +1,104 @@
+"""The list of a checkpoint's files, with size and sha256 of each, by which it is known to be what was saved."""
+
+import errno
+import hashlib
+import json
+import os
+import pathlib
+from typing import Any
+
+from experiments.engine import errors
+
+FILE = "manifest.json"
+FORMAT = 1  # of what is in it
+
+
+class Damaged(errors.UserError):
+    """A checkpoint that is not what was saved; the sentence names the file."""
+
+
+def write(folder: pathlib.Path, *, step: int, metrics: dict[str, float], versions: dict[str, str]) -> None:
+    """List all files below `folder` in its manifest, and return when the disk has them and it. Raises OSError."""
+    files = {name: _described(folder / name) for name in sorted(_names(folder))}
+    content = {"format": FORMAT, "step": step, "metrics": metrics, "versions": versions, "files": files}
+    (folder / FILE).write_bytes(_signed(content))
+    for path in (*sorted(folder.rglob("*"), reverse=True), folder):  # what a folder holds before the folder
+        flush(path)
+
+
+def flush(path: pathlib.Path) -> None:
+    """Return when the disk has this file, or this folder's list of names."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what a mounted drive that cannot do it says
+            raise
+    finally:
+        os.close(opened)
+
+
+def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
+    """The manifest of the checkpoint of `step` in this folder.
+
+    Raises Damaged where it is not there or not the one that was written, UserError where a later version wrote it.
+    """
+    try:
+        raw = (folder / FILE).read_bytes()
+        content = json.loads(raw)
+        signed = _signed({k: v for k, v in content.items() if k != "sha256"})
+    except FileNotFoundError:
+        raise _damaged(folder, FILE, "is missing") from None
+    except OSError as error:
+        raise _damaged(folder, FILE, f"cannot be read ({error.strerror})") from error
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise _damaged(folder, FILE, "is not what was saved") from error
+    if raw != signed:
+        raise _damaged(folder, FILE, "is not what was saved")
+    if content["format"] != FORMAT:
+        raise errors.UserError(f"{folder / FILE} has format {content['format']}, and this version knows only {FORMAT}")
+    if content["step"] != step:
+        raise _damaged(folder, FILE, f"is that of step {content['step']:,}")
+    return content
+
+
+def verify(folder: pathlib.Path, *, step: int) -> None:
+    """Return when every file of the checkpoint of `step` in this folder is what was saved; else raises Damaged."""
+    told, found = read(folder, step=step)["files"], _names(folder)
+    for name in sorted(told.keys() - found):
+        raise _damaged(folder, name, "is missing")
+    for name in sorted(found - told.keys()):
+        raise _damaged(folder, name, "was not saved with it")
+    try:
+        for name, file in told.items():  # quick, and what a full disk or a broken copy does
+            size = (folder / name).stat().st_size
+            if size != file["bytes"]:
+                raise _damaged(folder, name, f"has {size:,} bytes, and {file['bytes']:,} were saved")
+        for name, file in told.items():
+            if _described(folder / name) != file:
+                raise _damaged(folder, name, "is not what was saved")
+    except OSError as error:
+        raise _damaged(folder, name, f"cannot be read ({error.strerror})") from error
+
+
+def _damaged(folder: pathlib.Path, name: str, how: str) -> Damaged:
+    return Damaged(f"the checkpoint {folder} is damaged: {name} {how}")
+
+
+def _names(folder: pathlib.Path) -> set[str]:
+    """Everything below the folder that is not a folder, by its path from there, but for the manifest."""
+    found = {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
+    }
+    return found - {FILE}
+
+
+def _described(file: pathlib.Path) -> dict[str, Any]:
+    with file.open("rb") as opened:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+
+
+def _signed(content: dict[str, Any]) -> bytes:
+    """As JSON, ending with a digest of the rest; only these very bytes are accepted as the manifest later."""
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return (json.dumps(content | {"sha256": digest}, indent=1) + "\n").encode()

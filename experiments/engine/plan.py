@@ -1,0 +1,108 @@
+"""Everything a run needs, made and checked before anything is written."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import optax
+from jax.sharding import Mesh
+
+from experiments.engine import config, debug, errors, guard, mesh, optim, retention, train
+from experiments.engine.data import growth as growths
+
+NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run is made of."""
+
+    task: train.Task
+    mesh: Mesh
+    optimiser: optax.GradientTransformation
+    step: Callable  # train.update
+    accumulation: int
+    growth: growths.Growth  # the batch size of every step
+    steps: int
+    seed: int
+    every: dict[str, int]  # of what happens every n steps (0: only at the end): log, evaluate, save
+    save_minutes: float  # 0: the clock saves nothing
+    keep: int
+    keep_best: str  # '', or the name of a metric
+    may_skip: bool  # steps are counted that changed nothing
+    fall_back: bool  # resume from an earlier checkpoint where the newest is damaged
+    debug: debug.Switches
+
+
+def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
+    """Optimiser and step from the config. Raises UserError for what does not fit together."""
+    t, switches = settings.train, debug.switches(settings.debug)
+    if switches.check_shapes:
+        debug.check(task.train[0], "a batch")
+    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation, "train.keep": t.keep})
+    every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
+    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()} | {"train.save_minutes": t.save_minutes})
+    guard.check(t.nan, t.spike)
+    retention.check(t.keep_best)
+    if settings.resume not in ("latest", "latest_valid"):
+        raise errors.UserError(f'unknown resume "{settings.resume}"; the right ones are: latest, latest_valid')
+    if t.accumulation > 1 and settings.model.norm == "batch":
+        raise errors.UserError(
+            "train.accumulation > 1 would give each part statistics of its own: not with model.norm = batch"
+        )
+    growth = _growth(settings, devices)
+    mesh.check_layout(devices, task.layout, jax.eval_shape(task.init, jax.random.key(0)), task.train[0])
+    rate, optimiser = _optimiser(settings, growth)
+    if t.spike:
+        optimiser = guard.remembering(optimiser)
+    options = {"accumulation": t.accumulation, "nan": t.nan, "spike": t.spike}
+    return Plan(
+        task=task,
+        mesh=devices,
+        optimiser=optimiser,
+        step=train.update(task, optimiser, rate, devices, **options),
+        accumulation=t.accumulation,
+        growth=growth,
+        steps=t.steps,
+        seed=settings.seed,
+        every=every,
+        save_minutes=t.save_minutes,
+        keep=t.keep,
+        keep_best=t.keep_best,
+        may_skip=t.nan == "skip" or t.spike > 0,
+        fall_back=settings.resume == "latest_valid",
+        debug=switches,
+    )
+
+
+def _growth(settings: config.Settings, devices: Mesh) -> growths.Growth:
+    """The batch sizes of the config, each of which must divide over the devices."""
+    t = settings.train
+    growth = growths.growth(t.batch, t.growth)
+    for key, size in zip(["train.batch"] + [growths.KEY] * len(t.growth), growth.sizes, strict=True):
+        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
+    mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
+    return growth.reached(t.steps)
+
+
+def _optimiser(
+    settings: config.Settings, growth: growths.Growth
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """The learning rate of every step, and AdamW with it."""
+    o = settings.optim
+    config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE})
+    for name in ("beta1", "beta2"):
+        if getattr(o, name) >= 1:
+            raise errors.UserError(f"optim.{name} must be less than 1, and {getattr(o, name)} is not")
+    rate = optim.schedule(
+        o.schedule,
+        peak=o.learning_rate,
+        steps=settings.train.steps,
+        warmup_steps=o.warmup_steps,
+        final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
+        decay_fraction=o.decay_fraction if o.schedule == "wsd" else 0.0,
+    )
+    if settings.train.growth:
+        rate = optim.grown(rate, growth, o.batch_rule)
+    made = optim.adamw(rate, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, clip=o.clip)
+    return rate, made

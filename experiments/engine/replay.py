@@ -1,0 +1,166 @@
+"""A step whose numbers went wrong, kept in a folder of its own, to be looked at again on one device.
+
+The bundle holds what the step was made of: config.json (with versions), state.npz (the state before it, whole),
+batch.npz, and info.json (what was found). `python launch.py --replay DIR` builds the experiment of its config, and
+`job.run`, to which that comes with its task, looks at the step (`again`) in place of training.
+"""
+
+import contextvars
+import json
+import pathlib
+import shutil
+import zipfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from experiments.engine import errors, guard, processes, train, workdir
+from experiments.engine import mesh as meshes
+from tfm import shapes
+
+NEW = "updated parameters"
+LISTED = 8  # numbers of examples in a sentence
+_asked: contextvars.ContextVar[pathlib.Path | None] = contextvars.ContextVar("replay", default=None)
+
+
+class Seen(NamedTuple):
+    """A step that went wrong, as it is known on the host."""
+
+    step: int
+    loss: float
+    norm: float  # of the gradient
+    batch: dict[str, np.ndarray]
+
+    def numbers(self) -> list[int]:
+        """Of the examples, in their order."""
+        return self.batch["example_B"].tolist() if "example_B" in self.batch else []
+
+
+class Findings(NamedTuple):
+    """A step, computed again."""
+
+    loss: float
+    norm: float
+    culprits: dict[str, int]  # how many numbers are not finite, by path, in the order in which they arise
+
+    def reproduced(self) -> bool:
+        """Whether the step would be refused again."""
+        return not np.isfinite([self.loss, self.norm]).all() or any(path.startswith(NEW) for path in self.culprits)
+
+
+def examine(
+    task: train.Task,
+    optimiser: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    accumulation: int,
+    state: train.State,
+    batch: dict,
+) -> Findings:
+    """Compute the step from `state` on `batch` (on the host) again, and look at every number of it."""
+    propose = jax.jit(train.proposal(task, optimiser, mesh, accumulation=accumulation))
+    made = propose(state, meshes.place_batch(mesh, batch))
+    parts = {"parameters": state.params, "batch": batch, "gradient": made.grads, NEW: made.params}
+    culprits = guard.culprits({name: processes.fetch(part) for name, part in parts.items()})
+    return Findings(*(float(jax.device_get(x)) for x in (made.metrics[train.LOSS], made.norm)), culprits)
+
+
+def sentence(seen: Seen, culprits: dict[str, int]) -> str:
+    """What went wrong in which step, with which examples, and where first."""
+    named = {"the loss": seen.loss, "the gradient norm": seen.norm}
+    wrong = [f"{name} ({value})" for name, value in named.items() if not np.isfinite(value)] or ["an updated parameter"]
+    first = next(iter(culprits), "")
+    numbers = seen.numbers()
+    more = f", ... ({len(numbers)} in all)" if len(numbers) > LISTED else ""
+    return (
+        f"step {seen.step:,}: {' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite"
+        + (f", and the first such number is in {first}" if first else "")
+        + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{more}" if numbers else "")
+    )
+
+
+def write(folder: pathlib.Path, seen: Seen, state: train.State) -> pathlib.Path:
+    """The bundle of this step in the folder of its run, and its path. All processes call it, one writes.
+
+    state: the one before the step. Raises RunError where the disk does not take it.
+    """
+    whole = _arrays(processes.fetch(_plain(state)))
+    bundle = folder / "replay" / f"step_{seen.step}"
+    if not processes.main():
+        return bundle
+    draft = bundle.with_name(bundle.name + ".writing")
+    told = {"loss": str(seen.loss), "gradient_norm": str(seen.norm)}  # as text: JSON has no NaN
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        shutil.copyfile(folder / "config.json", draft / "config.json")
+        np.savez(draft / "batch.npz", **seen.batch)
+        np.savez(draft / "state.npz", **whole)
+        workdir.write_json(draft / "info.json", {"step": seen.step, **told, "examples": seen.numbers()})
+        shutil.rmtree(bundle, ignore_errors=True)  # of the same step, from before a resume
+        draft.rename(bundle)
+    except OSError as error:
+        raise errors.RunError(f"{sentence(seen, {})}; {bundle} cannot be written: {error.strerror}") from error
+    return bundle
+
+
+def read(bundle: pathlib.Path, like: train.State) -> tuple[int, train.State, dict]:
+    """(step, the state before it with the tree of `like`, its batch on the host). UserError where it is damaged."""
+    try:
+        step = int(json.loads((bundle / "info.json").read_text(encoding="utf-8"))["step"])
+        batch, arrays = (_loaded(bundle / name) for name in ("batch.npz", "state.npz"))
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise errors.UserError(f"{bundle} is no replay bundle, or a damaged one ({type(error).__name__})") from error
+    expected = _arrays(jax.eval_shape(_plain, like))
+    if {k: (v.shape, v.dtype) for k, v in arrays.items()} != {k: (v.shape, v.dtype) for k, v in expected.items()}:
+        raise errors.UserError(f"the state in {bundle} is not that of the config beside it")
+    plain = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(_plain, like)), [arrays[name] for name in expected])
+    return step, plain.replace(key=jax.random.wrap_key_data(jnp.asarray(plain.key))), batch
+
+
+def _loaded(path: pathlib.Path) -> dict[str, np.ndarray]:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _plain(state: train.State) -> train.State:
+    return state.replace(key=jax.random.key_data(state.key))
+
+
+def _arrays(tree: Any) -> dict[str, Any]:
+    return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def instead_of_training(bundle: pathlib.Path, run: Callable, *arguments: Any) -> None:
+    """Call run(*arguments), an experiment's, in which `job.run` looks at the step of this bundle and does no more."""
+    token = _asked.set(bundle)
+    try:
+        run(*arguments)
+    finally:
+        _asked.reset(token)
+
+
+def asked() -> pathlib.Path | None:
+    """The bundle to look at; None where a run is to train."""
+    return _asked.get()
+
+
+def again(
+    bundle: pathlib.Path, task: train.Task, optimiser: optax.GradientTransformation, mesh: Mesh, *, accumulation: int
+) -> None:
+    """Compute the step of the bundle again and tell every place that is not finite. Raises RunError where one is."""
+    like = jax.eval_shape(lambda: train.initial_state(task, optimiser, seed=0, mesh=mesh))
+    step, state, batch = read(bundle, like)
+    state = jax.device_put(state, meshes.replicated(mesh))
+    found = examine(task, optimiser, mesh, accumulation=accumulation, state=state, batch=batch)
+    print(f"step {step:,} of {bundle}, computed again\n  loss           {found.loss}\n  gradient norm  {found.norm}")
+    for path, count in found.culprits.items():
+        print(f"  {path}: {count:,} not finite")
+    if found.reproduced():
+        raise errors.RunError(sentence(Seen(step, found.loss, found.norm, batch), found.culprits))
+    print("all of it is finite here, on this backend and with these versions of the libraries")

@@ -1,0 +1,248 @@
+"""Signals: a run that trains finishes its step, saves and says how to go on; what else a command does stops at once."""
+
+import errno
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import tiny
+
+from experiments import vision
+from experiments.engine import cost, errors, interruption, log, loop
+from experiments.engine.data import batches
+
+CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "model.dropout": 0.1, "image.shift": 1}
+CHANGES |= {"train.batch": 16, "train.steps": 6, "train.log_every": 1, "train.evaluate_batch": 64, "mesh.data": 1}
+CHANGES |= {"train.evaluate_every": 4, "optim.warmup_steps": 1}
+STEPS = [(signal.SIGTERM, step) for step in (1, 4, 6)] + [(signal.SIGINT, 3)]  # 4: an evaluation too; 6: the last
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(vision, "figures", lambda *arguments: [])
+        yield
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Whatever a command does, the handlers are those from before."""
+    before = [signal.getsignal(number) for number in interruption.SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in interruption.SIGNALS] == before
+
+
+def launched(folder, *more):
+    return tiny.run("--config", tiny.config_file(folder, "vision", **CHANGES), "--workdir", str(folder / "run"), *more)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """(sha256 of the last parameters, rows of the log) of a run that nothing disturbed"""
+    folder = tmp_path_factory.mktemp("unbroken")
+    assert launched(folder).code == 0
+    return summary(folder)["params_sha256"], log.read(folder / "run")
+
+
+def summary(folder):
+    return json.loads((folder / "run" / "summary.json").read_text())
+
+
+def saved(folder):
+    return sorted(int(file.name) for file in (folder / "run" / "checkpoints").iterdir())
+
+
+def signal_with_batch(monkeypatch, step, number):
+    """The signal comes while the batch of this step, counted from 1, is made."""
+    whole = batches.iterate
+
+    def iterate(dataset, *, start):
+        for n, batch in enumerate(whole(dataset, start=start), start + 1):
+            if n == step:
+                os.kill(os.getpid(), number)
+            yield batch
+
+    monkeypatch.setattr(batches, "iterate", iterate)
+
+
+@pytest.mark.parametrize(("number", "step"), STEPS)
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, monkeypatch, unbroken, capfd, step, number):
+    with monkeypatch.context() as patch:
+        signal_with_batch(patch, step, number)
+        told = launched(tmp_path, "--config.seed=0")
+    assert told.code == 128 + number
+    assert "stopping after this step (Ctrl-C: at once" in capfd.readouterr().err
+    assert saved(tmp_path) == [step] and not (tmp_path / "run" / "summary.json").exists()
+    assert told.err.startswith(f"stopped after step {step}, which is saved in {tmp_path / 'run'}; go on with: python ")
+    command = shlex.split(told.err.partition("go on with: ")[2])
+    assert command[:2] == ["python", "launch.py"] and "--config.seed=0" in command
+    assert tiny.run(*command[2:]).code == 0
+    assert (summary(tmp_path)["params_sha256"], log.read(tmp_path / "run")) == unbroken
+
+
+@SIGNALS
+def test_before_training_a_signal_stops_at_once_and_nothing_is_written(tmp_path, monkeypatch, number):
+    def load(*arguments, **options):
+        os.kill(os.getpid(), number)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(vision.images, "load", load)
+    told = launched(tmp_path)
+    assert told.code == 128 + number and told.err.startswith("stopped; go on with: python launch.py --config ")
+    assert not (tmp_path / "run").exists()
+
+
+@SIGNALS
+def test_while_figures_are_drawn_a_signal_stops_at_once_and_only_the_result_is_missing(
+    tmp_path, monkeypatch, unbroken, number
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(vision, "figures", lambda *arguments: os.kill(os.getpid(), number))
+        told = launched(tmp_path)
+    assert told.code == 128 + number and told.err.startswith("stopped; go on with: python launch.py --config ")
+    assert saved(tmp_path) == [6] and not (tmp_path / "run" / "summary.json").exists()
+    assert launched(tmp_path).code == 0
+    assert (summary(tmp_path)["params_sha256"], log.read(tmp_path / "run")) == unbroken
+
+
+SECOND = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from experiments.engine import interruption
+requests = interruption.Requests()
+with requests.kept():
+    for name in sys.argv[2:]:
+        os.kill(os.getpid(), getattr(signal, name))
+        print(name, requests.signal, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "out"),
+    [
+        (["SIGTERM", "SIGTERM"], 0, ["SIGTERM 15", "SIGTERM 15"]),  # a scheduler that says it again
+        (["SIGINT", "SIGTERM"], 0, ["SIGINT 2", "SIGTERM 2"]),
+        (["SIGINT", "SIGINT"], 130, ["SIGINT 2"]),
+        (["SIGTERM", "SIGINT"], 130, ["SIGTERM 15"]),
+    ],
+)
+def test_a_sigint_after_another_signal_stops_at_once(sent, code, out):
+    root = str(pathlib.Path(__file__).parent.parent)
+    ended = subprocess.run([sys.executable, "-c", SECOND, root, *sent], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout.split("\n")[:-1]) == (code, out)
+    assert ended.stderr.count("stopping after this step") == 1
+    assert ("stopped at once" in ended.stderr) == (code == 130)
+
+
+def test_the_first_signal_is_the_one_that_counts_and_none_is_kept_outside():
+    requests = interruption.Requests()
+    with requests.kept():
+        assert requests.signal == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert requests.signal == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    with interruption.at_once(), pytest.raises(errors.Interrupted) as caught:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert caught.value.code == 143 and isinstance(caught.value, KeyboardInterrupt)
+
+
+def test_threads_other_than_the_main_one_leave_signals_alone():
+    found = []
+
+    def work():
+        with interruption.at_once(), interruption.Requests().kept():
+            found.extend(signal.getsignal(number) for number in interruption.SIGNALS)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(number) for number in interruption.SIGNALS]
+
+
+# When a run saves without being told to stop
+
+
+def test_the_clock_saves(tmp_path, monkeypatch):
+    """A minute passes with each step. Looked at after each, 2.5 of them are over after steps 3 and 6."""
+    now = 0.0
+
+    def iterate(dataset, *, start, whole=batches.iterate):
+        nonlocal now
+        for batch in whole(dataset, start=start):
+            now += 60
+            yield batch
+
+    monkeypatch.setattr(batches, "iterate", iterate)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    more = ("--config.train.save_minutes=2.5", "--config.train.steps=8", "--config.train.keep=9")
+    assert launched(tmp_path, *more).code == 0
+    assert saved(tmp_path) == [3, 6, 8]
+
+
+def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
+    values = iter([3.0, 1.0, 2.0, 1.5, 0.5, 4.0])
+    evaluate = lambda params: {"loss": next(values), "accuracy": 0}  # noqa: E731
+    monkeypatch.setattr(loop.train, "evaluator", lambda task, mesh: evaluate)
+    best = ("--config.train.keep_best=eval/loss", "--config.train.evaluate_every=1", "--config.train.keep=1")
+    with monkeypatch.context() as patch:
+        signal_with_batch(patch, 3, signal.SIGTERM)
+        assert launched(tmp_path, *best).code == 143
+    assert saved(tmp_path) == [2, 3]  # the best and the newest, which the signal asked for
+    asked = []
+    save = loop.checkpoint.Checkpoints.save
+
+    def listed(self, step, state, metrics=None):
+        asked.append((step, metrics["eval/loss"]))
+        save(self, step, state, metrics)
+
+    monkeypatch.setattr(loop.checkpoint.Checkpoints, "save", listed)
+    assert launched(tmp_path, *best).code == 0
+    assert asked == [(5, 0.5), (6, 4.0)]  # 1.5 after step 4 is not better than the 1.0 from before the signal
+    assert saved(tmp_path) == [5, 6]
+
+
+def test_a_metric_that_there_is_not(tmp_path):
+    told = launched(tmp_path, "--config.train.keep_best=eval/perplexity")
+    assert told.code == 2 and "train.keep_best" in told.err and not (tmp_path / "run").exists()
+    told = launched(tmp_path, "--config.train.keep_best=train/loss")
+    assert told.code == 2 and "what is measured is eval/accuracy, eval/loss" in told.err
+
+
+def test_a_disk_that_is_full_is_one_sentence_and_what_was_saved_is_whole(tmp_path, monkeypatch, unbroken):
+    write, full = log.Log.write, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.jsonl")
+
+    def writes_four(self, step, values):
+        if step == 5:
+            raise full
+        write(self, step, values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log.Log, "write", writes_four)
+        told = launched(tmp_path, "--config.train.save_every=2")
+    assert told.code == 1 and told.err.startswith("error: metrics.jsonl: No space left on device; once that is mended")
+    assert saved(tmp_path) == [2, 4]
+    assert launched(tmp_path).code == 0
+    assert (summary(tmp_path)["params_sha256"], log.read(tmp_path / "run")) == unbroken
+
+
+def test_what_is_open_is_closed_where_a_save_failed(tmp_path, monkeypatch):
+    """And the sentence of the save is the one that is told, though a signal came too."""
+
+    def wait(self):
+        raise errors.RunError("step 2 could not be saved")
+
+    with monkeypatch.context() as patch:
+        signal_with_batch(patch, 2, signal.SIGTERM)
+        patch.setattr(loop.checkpoint.Checkpoints, "wait", wait)
+        told = launched(tmp_path)
+    assert (told.code, told.err) == (1, "error: step 2 could not be saved\n")
+    assert launched(tmp_path).code == 0

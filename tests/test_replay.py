@@ -1,0 +1,132 @@
+"""A run whose numbers go wrong leaves a bundle, and the bundle shows on one device what was wrong."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import tiny
+
+from experiments.engine import cost
+
+ARM = """
+import collections
+import jax.numpy as jnp
+from tfm import mlp
+
+def apply(params, x, **options):
+    "As relu's, until its parameters have left the neighbourhood of their start."
+    out = mlp.relu.apply(params, x, **options)
+    return out * jnp.where(jnp.max(jnp.abs(params["b2_D"])) > 0.02, jnp.nan, 1)
+
+arm = collections.namedtuple("Arm", "init apply")(mlp.relu.init, apply)
+"""
+
+
+@pytest.fixture(scope="module")
+def aborted(tmp_path_factory):
+    """(folder, arguments, outcome) of a run on eight devices with the user's own arm, which goes wrong at some step."""
+    folder = tmp_path_factory.mktemp("replay")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        (folder / "my_arm.py").write_text(ARM)
+        changes = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch": 16, "train.steps": 20}
+        changes |= {"model.mlp": "my_arm:arm", "optim.learning_rate": 0.01, "optim.warmup_steps": 1}
+        changes |= {"train.accumulation": 2, "train.log_every": 1, "train.spike": 6.0, "train.save_every": 1}
+        file = tiny.config_file(folder, "vision", **changes)
+        yield folder, tiny.run("--config", file, "--workdir", "run")
+    sys.modules.pop("my_arm", None)
+
+
+def bundle_of(folder):
+    (bundle,) = (folder / "run" / "replay").iterdir()
+    return bundle
+
+
+def replayed(folder, *more, bundle=None):
+    return tiny.run("--replay", str(bundle or bundle_of(folder)), "--config.model.mlp=my_arm:arm", *more)
+
+
+def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
+    folder, outcome = aborted
+    assert outcome.code == 1 and outcome.err.count("\n") == 1 and "Traceback" not in outcome.err
+    bundle = bundle_of(folder)
+    assert f"--replay run/replay/{bundle.name} " in outcome.err
+    assert {file.name for file in bundle.iterdir()} == {"config.json", "state.npz", "batch.npz", "info.json"}
+    told = json.loads((bundle / "info.json").read_text())
+    step = told["step"]
+    assert bundle.name == f"step_{step}" and told["loss"] == "nan" and len(told["examples"]) == 16
+    assert f"error: step {step}: the loss (nan) and the gradient norm (nan) are not finite" in outcome.err
+    assert json.loads((bundle / "config.json").read_text()).keys() == {"config", "versions", "commit"}
+    with np.load(bundle / "state.npz", allow_pickle=False) as state, np.load(bundle / "batch.npz") as batch:
+        assert state["step"] == step - 1 and np.isfinite(state["params/blocks/mlp/b2_D"]).all()
+        assert batch["example_B"].tolist() == told["examples"]
+        assert any("mu" in name for name in state) and any("loss_T" in name for name in state)
+    assert sorted(int(file.name) for file in (folder / "run" / "checkpoints").iterdir())[-1] == step - 1
+
+
+def test_the_bundle_shows_it_again_on_one_device_and_writes_nothing(aborted):
+    folder, outcome = aborted
+    before = sorted(str(file) for file in folder.rglob("*"))
+    again = replayed(folder)
+    assert again.code == 1 and "1 of 8 devices" in again.out
+    words = outcome.err.partition("; python launch.py")[0]
+    assert again.err == words + "\n"  # the same step, numbers, place and examples
+    assert "  loss           nan\n" in again.out and "  gradient norm  nan\n" in again.out
+    assert "  gradient/blocks/mlp/W1_FD: 256 not finite\n" in again.out
+    assert "parameters/blocks/mlp/W1_FD" in again.out and "\n  parameters/" not in again.out
+    assert sorted(str(file) for file in folder.rglob("*")) == before
+
+
+def test_what_is_finite_here_is_said_to_be(aborted, tmp_path):
+    """The batch and the state of a step that went well."""
+    folder, _ = aborted
+    bundle = tmp_path / "step"
+    bundle.mkdir()
+    for file in bundle_of(folder).iterdir():
+        (bundle / file.name).write_bytes(file.read_bytes())
+    with np.load(bundle / "state.npz", allow_pickle=False) as file:
+        state = dict(file)
+    np.savez(bundle / "state.npz", **(state | {"params/blocks/mlp/b2_D": 0 * state["params/blocks/mlp/b2_D"]}))
+    again = replayed(folder, bundle=bundle)
+    assert again.code == 0 and again.err == "" and "all of it is finite here" in again.out
+    assert "not finite" not in again.out and "loss           nan" not in again.out
+
+
+def test_code_in_a_bundle_is_not_run_unless_it_is_named(aborted):
+    folder, _ = aborted
+    told = tiny.run("--replay", str(bundle_of(folder)))
+    assert told.code == 2 and 'has model.mlp = "my_arm:arm", a program that would be run' in told.err
+
+
+@pytest.mark.parametrize("name", ["config.json", "info.json", "batch.npz", "state.npz"])
+@pytest.mark.parametrize("damage", ["absent", "cut", "other"])
+def test_a_damaged_bundle_is_told_in_a_sentence(aborted, tmp_path, name, damage):
+    folder, _ = aborted
+    bundle = tmp_path / "step"
+    bundle.mkdir()
+    for file in bundle_of(folder).iterdir():
+        (bundle / file.name).write_bytes(file.read_bytes())
+    content = (bundle / name).read_bytes()
+    if damage == "absent":
+        (bundle / name).unlink()
+    else:
+        (bundle / name).write_bytes(content[: len(content) // 2] if damage == "cut" else b"[1, 2]")
+    told = replayed(folder, bundle=bundle)
+    assert told.code == 2 and told.err.startswith("error: ") and told.err.count("\n") == 1
+
+
+def test_a_state_of_another_model_is_refused(aborted):
+    folder, _ = aborted
+    told = replayed(folder, "--config.model.D=4")
+    assert told.code == 2 and "is not that of the config beside it" in told.err
+
+
+def test_a_replay_takes_no_other_flags(aborted, tmp_path):
+    folder, _ = aborted
+    for more in (("--dry_run",), ("--workdir", str(tmp_path))):
+        told = replayed(folder, *more)
+        assert told.code == 2 and "leave the other flags out" in told.err
+    assert replayed(folder, bundle=tmp_path).err == f"error: {tmp_path} is no replay bundle: it has no config.json\n"

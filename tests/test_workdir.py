@@ -1,0 +1,151 @@
+"""The folder of a run: one run at a time in it, what may change when it goes on, and what an older version left."""
+
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+from experiments.engine import errors, workdir
+
+ROOT = pathlib.Path(__file__).parent.parent
+HOLDS = """
+import pathlib, sys, time
+from experiments.engine import workdir
+with workdir.hold(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def config(**changes):
+    made = tiny.base.get_config()
+    made.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return made.to_dict()
+
+
+def entered(folder, **changes):
+    """What `enter` says, in the lock, as a run does it."""
+    with workdir.hold(folder):
+        return workdir.enter(folder, config(**changes), tiny.config.flat(config()))
+
+
+# One run at a time
+
+
+def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_killed(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(errors.UserError, match=rf"process {first.pid} on {socket.gethostname()}") as caught:
+            entered(tmp_path)
+        assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+        assert [found.name for found in tmp_path.iterdir()] == ["lock"]
+        first.send_signal(signal.SIGKILL)
+    assert (tmp_path / "lock").exists()  # but nobody has it
+    assert not entered(tmp_path)
+    assert {found.name for found in tmp_path.iterdir()} == {"config.json"}
+
+
+def test_nothing_is_left_where_the_folder_is_another_s(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(errors.UserError, match="holds files, but no run"):
+        entered(tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_lock_removed_by_the_one_who_had_it_is_not_taken_for_one(tmp_path, monkeypatch):
+    """Between opening the file and locking it, the other run ends and removes it, and a third one makes a new one."""
+    whole, third = fcntl.flock, []
+
+    def flock(opened, how):
+        if not third:
+            os.unlink(tmp_path / "lock")
+            third.append(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))
+            whole(third[0], how)
+        whole(opened, how)
+
+    monkeypatch.setattr(workdir.fcntl, "flock", flock)
+    with pytest.raises(errors.UserError, match="is in use by a run"), workdir.hold(tmp_path):
+        pass
+    os.close(third[0])
+
+
+def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys):
+    def flock(opened, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(workdir.fcntl, "flock", flock)
+    assert not entered(tmp_path)
+    assert f"{tmp_path} cannot be locked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.UserError, match="cannot be written"):
+        entered(tmp_path / where)
+
+
+# What may change
+
+
+def test_a_run_goes_on_with_what_may_change(tmp_path):
+    assert not entered(tmp_path)
+    changes = {"resume": "latest_valid", "mesh__data": 2, "train__steps": 2000, "train__keep_best": "eval/loss"}
+    assert not entered(tmp_path, **changes)
+    assert json.loads((tmp_path / "config.json").read_text())["config"] == config(**changes)
+
+
+def test_all_else_is_refused_by_name_with_what_may_change(tmp_path):
+    entered(tmp_path)
+    with pytest.raises(errors.UserError) as caught:
+        entered(tmp_path, train__batch=32, seed=1, mesh__data=2)
+    refused, _, right = str(caught.value).partition("; what may: ")
+    assert refused.endswith("resuming may not change seed (0 -> 1), train.batch (64 -> 32)")
+    assert "mesh.*" in right and "train.steps" in right and "\n" not in str(caught.value)
+
+
+def test_a_setting_that_an_older_version_did_not_have_has_its_default(tmp_path):
+    entered(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["config"]["model"]["score"], saved["config"]["text"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert not entered(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(errors.UserError, match=r"may not change model.score \('asymmetric' -> 'tied'\);"):
+        entered(tmp_path, model__score="tied")
+
+
+@pytest.mark.parametrize("settings", [{}, {"device": "cpu"}])
+def test_a_finished_run_goes_on_when_more_steps_are_wanted(tmp_path, settings):
+    entered(tmp_path)
+    (tmp_path / "summary.json").write_text('{"steps": 1000}')
+    assert entered(tmp_path, **settings)
+    assert not entered(tmp_path, train__steps=1001)
+    with pytest.raises(errors.UserError, match="has taken 1,000 steps: train.steps = 999 must not be less"):
+        entered(tmp_path, train__steps=999)
+
+
+def test_fewer_steps_than_a_checkpoint_are_refused(tmp_path):
+    entered(tmp_path)
+    for name in ("300", "2000.writing"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert not entered(tmp_path, train__steps=300)
+    with pytest.raises(errors.UserError, match="has taken 300 steps"):
+        entered(tmp_path, train__steps=299)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', "3", '{"steps": null}'])
+def test_a_damaged_summary_is_made_again(tmp_path, content):
+    entered(tmp_path)
+    (tmp_path / "summary.json").write_text(content)
+    assert not entered(tmp_path)
