@@ -22,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.file = ""  # the image file to classify (classify only)
     config.family = ""  # in whose form a model is written: gpt2, bert, vit, llama (export only)
     config.resume = "latest"  # latest, latest_valid: the newest checkpoint, or the newest that is not damaged
-    config.compilation_cache = "user"  # where compiled programs are kept: the user's cache folder, a path, '' nowhere
+    config.compilation_cache = "user"  # where compiled programs are kept, without a limit: the user's cache folder, a path, '' nowhere
     config.mesh = mesh()
     config.model = model()
     config.text = text()
@@ -72,7 +72,7 @@ def model() -> ml_collections.ConfigDict:
     config.attention = "explicit"  # explicit, blockwise, fused (attention.py; blockwise: memory linear in N)
     config.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)
     config.remat = False  # compute a block's intermediates again in the backward pass instead of keeping them
-    config.unroll = 0  # layers written out in the program; 0: all (fastest on CPU), 1: a loop (fastest to compile)
+    config.unroll = 0  # layers written out; 0: all (fastest on CPU; 1 with remat or fsdp); 1: a loop (quick to compile)
     return config
 
 

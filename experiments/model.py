@@ -194,6 +194,8 @@ def seeing(apply: Callable, call: dict) -> Callable:
 def shared(call: dict, design: block.Design, over: layouts.Layout) -> dict[str, Any]:
     """The arguments of `call` that change where devices share the model."""
     changed = {"design": design._replace(layout=over)}
+    if over.fsdp and call["unroll"] is True:  # written out, XLA:CPU would gather the weights of all layers at once
+        changed["unroll"] = 1
     if over.sequence:
         own_norm = norm.instance_over(over.sequence) if design.norm is norm.instance else design.norm
         changed["design"] = changed["design"]._replace(compute=attention.WAYS["blockwise"], norm=own_norm)
@@ -249,7 +251,11 @@ def computing(m: config.Settings) -> dict[str, Any]:
             f" soon: at most {MOST_UNROLLED} are possible, and model.unroll = 1 makes a loop of any number"
         )
     dtype = config.choose("compute_dtype", m.compute_dtype, DTYPES)
-    return {"dtype": None if dtype is jnp.float32 else dtype, "remat": m.remat, "unroll": m.unroll or True}
+    return {
+        "dtype": None if dtype is jnp.float32 else dtype,
+        "remat": m.remat,
+        "unroll": m.unroll or (1 if m.remat else True),
+    }
 
 
 def design(m: config.Settings) -> block.Design:

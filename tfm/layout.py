@@ -51,14 +51,17 @@ ONE = Layout()  # one device has it all
 def gathered(params: Any, layout: Layout) -> Any:
     """The weights with all their features D, from the parts of the devices of `fsdp`.
 
-    The transpose of gathering is to sum gradients and scatter them: each device gets the gradient of its part.
+    The transpose of gathering is to sum gradients and scatter them: each device gets the gradient of its part, and
+    only that is then summed over the other devices with other tokens.
     """
     if not layout.fsdp:
         return params
+    zero = sum(jax.lax.axis_index(axis) for axis in layout.tokens) * 0  # differs, as far as types say, on all of those
 
     def gather(leaf: jax.Array, spec: Any) -> jax.Array:
         if layout.fsdp not in spec:
             return leaf
+        leaf = leaf + zero.astype(leaf.dtype)
         return jax.lax.all_gather(leaf, layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True)
 
     with jax.named_scope("gather"):

@@ -8,7 +8,8 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "al
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}  # else 4
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
-_OPERATION = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(?:-start)?\(")
+_OPERATION = re.compile(rf"= (.*?) ({'|'.join(KINDS)})(-start)?\(")
+_ALONE = re.compile(r"replica_groups=(?:\{(?:\{\d+\},?)*\}|\[\d+,1\])")  # every device a group of its own
 _CALLED = re.compile(r"(?:body|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -25,7 +26,7 @@ def traffic(program: str) -> dict[str, Traffic]:
     """The collectives of a compiled program (`compiled.as_text()`) by their kinds, loops multiplied out.
 
     A loop whose number of turns XLA does not know counts once; of branches all count. Sums that share one message count
-    as one.
+    as one; what a device does with itself alone is none.
     """
     bodies = _computations(program)
     entry = next(name for name, lines in bodies.items() if lines and lines[0] == "ENTRY")
@@ -58,9 +59,10 @@ def _count(name: str, times: int, bodies: dict[str, list[str]], found: dict[str,
     for line in bodies.get(name, []):
         operation = _OPERATION.search(line)
         if operation:
-            so_far = found.setdefault(operation.group(2), [0, 0])
-            so_far[0] += times
-            so_far[1] += times * _size(operation.group(1), started="-start(" in line)
+            if not _ALONE.search(line):
+                so_far = found.setdefault(operation.group(2), [0, 0])
+                so_far[0] += times
+                so_far[1] += times * _arrived(*operation.groups())
             continue
         turns = _TIMES.search(line)
         inner = _CALLED.findall(line) + [one.strip("% ") for some in _BRANCHES.findall(line) for one in some.split(",")]
@@ -68,10 +70,14 @@ def _count(name: str, times: int, bodies: dict[str, list[str]], found: dict[str,
             _count(called, times * (int(turns.group(1)) if turns else 1), bodies, found)
 
 
-def _size(result: str, *, started: bool) -> int:
-    """Bytes of the arrays of a type; what is only started names its inputs first."""
+def _arrived(result: str, kind: str, started: str | None) -> int:
+    """Bytes of the arrays that a collective brings; one that is only started may name more than its results."""
     arrays = _arrays(result)
-    return sum(arrays[len(arrays) // 2 :] if started and len(arrays) > 1 else arrays)
+    if started and kind == "collective-permute":  # (input, output, two contexts)
+        arrays = arrays[1:2]
+    elif started and kind == "all-gather":  # (inputs, outputs)
+        arrays = arrays[len(arrays) // 2 :]
+    return sum(arrays)
 
 
 def _arrays(result: str) -> list[int]:

@@ -248,8 +248,9 @@ def check_numbers(values: Mapping[str, Any]) -> None:
     """UserError for the first number, by its key, that no array index or float32 can be: absurd, infinite or NaN."""
     for key, value in flat(values).items():
         for number in _numbers(value):
-            if isinstance(number, int) and abs(number) > (LARGEST_SEED if key == "seed" else LARGEST):
-                raise errors.UserError(f"{key} = {shown(number)} is too large a number: at most {LARGEST} is possible")
+            most = LARGEST_SEED if key == "seed" else LARGEST
+            if isinstance(number, int) and abs(number) > most:
+                raise errors.UserError(f"{key} = {shown(number)} is too large a number: at most {most} is possible")
             if isinstance(number, float) and not abs(number) <= LARGEST_FLOAT:
                 raise errors.UserError(f"{key} = {number} is no number that can be computed with")
 

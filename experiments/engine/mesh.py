@@ -1,4 +1,4 @@
-"""Devices: the only file that touches them, `shard_map`, and differences between JAX versions."""
+"""Devices: the only file that arranges them and uses `shard_map` (processes.py, group.py: several processes)."""
 
 import contextlib
 import importlib.metadata

@@ -56,8 +56,8 @@ def masked(
 
     Each position is hidden with probability `rate`; of the hidden ones 80 % become `mask_id`, 10 % any of the first
     `ordinary` ids, 10 % stay. `w_BN` is what the model sees, `target_BN` what stood there (int32), `weight_BN` 1 at
-    hidden positions and 0 elsewhere (float32), `valid_BS` True (bool; S, since it is asked of keys). `seed` serves where
-    `fetch` gets no `rng`.
+    hidden positions and 0 elsewhere (float32), `valid_BS` True (bool). `seed` serves where `fetch` gets
+    no `rng`.
 
     Raises:
       UserError: fewer than N tokens; a rate outside (0, 1]; ids beyond the vocabulary of W.
