@@ -70,5 +70,6 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
         if name.startswith(("eval/", "baseline/")):
             lines.append(f"  {name:<22} {value:.4f}")
     lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
-    lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
+    if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
+        lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
     return "\n".join([*lines, *(f"  {file}" for file in files)])
