@@ -159,6 +159,17 @@ def test_a_damaged_old_checkpoint_is_a_sentence(tmp_path, damage, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_no_memory_for_an_old_checkpoint_is_not_damage(tmp_path, monkeypatch):
+    folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
+
+    def fails(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(saved_arrays.ocp.PyTreeCheckpointHandler, "restore", fails)
+    with pytest.raises(errors.RunError, match="could not be read: MemoryError"):
+        checkpoint.parameters(folder, 6)
+
+
 # Whole or not there
 
 
@@ -218,18 +229,30 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path):
         assert checkpoint.parameters(tmp_path, step)["x_D"][0] == 6 * (step - 1) + 1
 
 
-def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch):
-    """Hashing and syncing hold nothing up but the next save."""
-    whole, returned = manifest.write, threading.Event()
+@pytest.mark.parametrize("held", ["arrays", "manifest"])
+def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch, held):
+    """Neither Orbax's writing nor hashing and syncing hold anything up; the one that is held ends behind the return."""
+    handler, returned = saved_arrays.ocp.StandardCheckpointHandler, threading.Event()
+    begun, listed = handler.async_save, manifest.write
 
-    def slow(*args, **options):
-        assert returned.wait(20)
-        whole(*args, **options)
+    class Held:
+        """A part of what Orbax writes in the background, that takes until `save` has returned."""
 
-    monkeypatch.setattr(manifest, "write", slow)
+        def result(self, timeout=None):
+            assert returned.wait(5), "it was waited for"
+
+    async def arrays(*args, **options):
+        return [*(await begun(*args, **options)), Held()]
+
+    def listing(*args, **options):
+        Held().result()
+        listed(*args, **options)
+
+    where, name, slow = {"arrays": (handler, "async_save", arrays), "manifest": (manifest, "write", listing)}[held]
+    monkeypatch.setattr(where, name, slow)
     saves = checkpoint.Checkpoints(tmp_path, keep=9)
     saves.save(3, state())
-    assert saves.latest() is None
+    assert saves.latest() is None and there(tmp_path) == {"3.writing"}
     returned.set()
     saves.wait()
     assert saves.latest() == 3

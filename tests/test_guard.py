@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import cost, errors, guard, job, log, optim, train
+from experiments.engine import checkpoint, cost, errors, guard, job, log, optim, train
 from experiments.engine import mesh as meshes
 
 BAD, DEVICES = 7, 2
@@ -247,15 +247,36 @@ def test_a_run_aborts_with_a_sentence_and_its_last_good_checkpoint(run, tmp_path
     assert json.loads((run(train__nan="skip") / "summary.json").read_text())["skipped"] == 1
 
 
-def test_the_count_of_skipped_steps_survives_a_resume(run):
+def test_an_aborted_run_keeps_the_state_before_the_step(run, tmp_path, monkeypatch):
+    bad = bad_step(long_task())
+    folder, only_at_the_end = tmp_path / "run" / "checkpoints", {"train__save_every": 0}
+
+    def full(self, step, state, metrics=None):
+        raise errors.RunError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint.Checkpoints, "save", full)
+        with pytest.raises(errors.RunError, match=rf"step {bad + 1}: .* from its last checkpoint \(the disk is full"):
+            run(**only_at_the_end)
+    for _ in range(2):  # the second time from there
+        with pytest.raises(errors.RunError, match=f"step {bad + 1}: .* can go on with .* from step {bad}, which is"):
+            run(**only_at_the_end)
+        assert [file.name for file in folder.iterdir()] == [str(bad)]
+    assert json.loads((run(train__nan="skip", **only_at_the_end) / "summary.json").read_text())["skipped"] == 1
+    assert [row["step"] for row in log.read(folder.parent) if "train/loss" in row] == list(range(1, bad + 3))
+
+
+def test_the_count_of_skipped_steps_survives_a_resume(run, capsys):
     bad = bad_step(long_task())
     folder = run(train__nan="skip", train__steps=bad + 1)
     told = json.loads((folder / "summary.json").read_text())
     assert told["skipped"] == 1 and told["steps"] == bad + 1
     rows = log.read(folder)
     assert [row["train/skipped"] for row in rows if "train/skipped" in row] == [0] * bad + [1]
+    assert "train.steps was" not in capsys.readouterr().out
     told = json.loads((run(train__nan="skip", train__steps=bad + 3) / "summary.json").read_text())
     assert told["skipped"] == 1 and told["steps"] == bad + 3
+    assert f"train.steps was {bad + 1} and is {bad + 3}: the rest of the learning" in capsys.readouterr().out
 
 
 def test_settings_that_there_are_not(run, tmp_path):

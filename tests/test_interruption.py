@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import pytest
 import tiny
 
@@ -168,6 +169,30 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
     assert found == [signal.getsignal(number) for number in interruption.SIGNALS]
 
 
+def test_an_evaluation_that_fails_loses_nothing_and_does_not_come_before_the_save_of_a_signal(
+    tmp_path, monkeypatch, unbroken
+):
+    def evaluator(task, mesh):
+        def evaluate(params):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+        return evaluate
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.train, "evaluator", evaluator)
+        signal_with_batch(patch, 4, signal.SIGTERM)
+        assert launched(tmp_path).code == 143 and saved(tmp_path) == [4]
+        told = launched(tmp_path)  # where it is made up for
+        assert told.code == 1 and "a smaller train.batch or train.evaluate_batch" in told.err
+        assert saved(tmp_path) == [4]
+        told = launched(tmp_path, "--config.train.evaluate_every=0")
+        assert told.code == 1 and "a device ran out of memory" in told.err
+        assert saved(tmp_path) == [4, 6]
+    assert launched(tmp_path, "--config.train.evaluate_every=6").code == 0
+    expected = [row for row in unbroken[1] if row["step"] != 4 or "train/loss" in row]
+    assert (summary(tmp_path)["params_sha256"], log.read(tmp_path / "run")) == (unbroken[0], expected)
+
+
 # When a run saves without being told to stop
 
 
@@ -213,8 +238,10 @@ def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
 def test_a_metric_that_there_is_not(tmp_path):
     told = launched(tmp_path, "--config.train.keep_best=eval/perplexity")
     assert told.code == 2 and "train.keep_best" in told.err and not (tmp_path / "run").exists()
-    told = launched(tmp_path, "--config.train.keep_best=train/loss")
-    assert told.code == 2 and "what is measured is eval/accuracy, eval/loss" in told.err
+    for other in ("train/loss", "eval/explained"):
+        told = launched(tmp_path, f"--config.train.keep_best={other}")
+        assert told.code == 2 and "what is measured is eval/accuracy, eval/loss" in told.err
+        assert not (tmp_path / "run").exists()  # it is said before the training
 
 
 def test_a_disk_that_is_full_is_one_sentence_and_what_was_saved_is_whole(tmp_path, monkeypatch, unbroken):

@@ -1,13 +1,17 @@
 """A run whose numbers go wrong leaves a bundle, and the bundle shows on one device what was wrong."""
 
 import json
+import pathlib
 import sys
+import zipfile
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import cost
+from experiments.engine import cost, errors, json_file, replay, room, train
 
 ARM = """
 import collections
@@ -116,6 +120,71 @@ def test_a_damaged_bundle_is_told_in_a_sentence(aborted, tmp_path, name, damage)
         (bundle / name).write_bytes(content[: len(content) // 2] if damage == "cut" else b"[1, 2]")
     told = replayed(folder, bundle=bundle)
     assert told.code == 2 and told.err.startswith("error: ") and told.err.count("\n") == 1
+
+
+SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}"
+HEADERS = [
+    SHAPE % "(10000000000000,)",
+    SHAPE % "(-1,)",
+    SHAPE % "(True,)",
+    SHAPE.replace("<f4", "V0") % f"({10**30},)",
+    "(" * 5000,
+    "-" * 5000 + "1",
+    "{[]: 1}",
+    "\n  1\n 2",
+]
+
+
+def small_bundle(folder: pathlib.Path) -> tuple[pathlib.Path, train.State]:
+    """The bundle of step 3 of a model of five numbers, and their state."""
+    state = train.State(step=jnp.int32(2), params={"x_D": jnp.arange(5.0)}, opt_state=(), key=jax.random.key(1))
+    (folder / "config.json").write_text("{}")
+    seen = replay.Seen(step=3, loss=float("nan"), norm=1.0, batch={"example_B": np.arange(7)})
+    return replay.write(folder, seen, state), state
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    bundle, state = small_bundle(tmp_path)
+    step, found, batch = replay.read(bundle, state)
+    assert step == 3 and batch.keys() == {"example_B"} and batch["example_B"].tolist() == list(range(7))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state))
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("name", ["batch.npz", "state.npz"])
+def test_a_header_that_lies_is_a_sentence(tmp_path, name, header):
+    bundle, state = small_bundle(tmp_path)
+    with zipfile.ZipFile(bundle / name, "w") as file:
+        begin = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+        file.writestr("params/x_D.npy", begin + header.encode() + bytes(20))
+    told = "announces an array of shape" if header == HEADERS[0] else ""  # before numpy makes room for it
+    with pytest.raises(errors.UserError, match=f"{bundle / name} is damaged.*{told}"):
+        replay.read(bundle, state)
+
+
+def test_a_bundle_for_which_there_is_no_room_is_a_sentence(tmp_path, monkeypatch):
+    bundle, state = small_bundle(tmp_path)
+    monkeypatch.setattr(room, "host", lambda: 100)
+    with pytest.raises(errors.UserError, match=rf"what {bundle / 'batch.npz'} holds unpacked needs .* of memory"):
+        replay.read(bundle, state)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[" * 100_000, "info.json cannot be read as JSON"),
+        ('{"step": 3' + " " * 10_000 + "}", "info.json cannot be read as JSON: it has 10,011 bytes, and 10,000 are"),
+        ('{"step": 1e999}', "its info.json tells no step"),
+        ('{"step": [3]}', "its info.json tells no step"),
+        ("{}", "its info.json tells no step"),
+    ],
+)
+def test_numbers_of_a_bundle_that_are_none_are_a_sentence(tmp_path, monkeypatch, content, told):
+    monkeypatch.setattr(json_file, "LARGEST", 10_000 if len(content) < 100_000 else json_file.LARGEST)
+    bundle, state = small_bundle(tmp_path)
+    (bundle / "info.json").write_text(content)
+    with pytest.raises(errors.UserError, match=told):
+        replay.read(bundle, state)
 
 
 def test_a_state_of_another_model_is_refused(aborted):

@@ -13,7 +13,7 @@ import sys
 import pytest
 import tiny
 
-from experiments.engine import errors, workdir
+from experiments.engine import errors, json_file, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 HOLDS = """
@@ -79,13 +79,28 @@ def test_a_lock_removed_by_the_one_who_had_it_is_not_taken_for_one(tmp_path, mon
     os.close(third[0])
 
 
+def test_a_folder_that_was_moved_takes_no_lock_of_another_run_with_it(tmp_path):
+    """The first run's folder is renamed, and a second run has the path now, and still when the first one ends."""
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    with workdir.hold(folder):
+        os.rename(folder, moved)
+        second = workdir.hold(folder)
+        second.__enter__()
+    with pytest.raises(errors.UserError, match="is in use by a run"), workdir.hold(folder):
+        pass
+    second.__exit__(None, None, None)
+    assert list(folder.iterdir()) == [] and [found.name for found in moved.iterdir()] == ["lock"]
+
+
 def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys):
     def flock(opened, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(workdir.fcntl, "flock", flock)
+    (tmp_path / "lock").write_text("of another run, for all one knows")
     assert not entered(tmp_path)
     assert f"{tmp_path} cannot be locked" in capsys.readouterr().out
+    assert (tmp_path / "lock").exists()
 
 
 @pytest.mark.parametrize("where", ["file", "file/below"])
@@ -93,6 +108,46 @@ def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.UserError, match="cannot be written"):
         entered(tmp_path / where)
+
+
+READ_ONLY = """
+import pathlib, sys
+from experiments.engine import checkpoint, errors, workdir
+folder = pathlib.Path(sys.argv[1])
+
+def told(use, *args, **options):
+    try:
+        use(*args, **options)
+    except errors.UserError as error:
+        print(error)
+
+told(workdir.hold(folder).__enter__)
+told(workdir.hold(folder / "new").__enter__)
+told(checkpoint.Checkpoints, folder / "checkpoints", keep=1)
+told(workdir.write_new, folder / "sample.txt", b"")
+"""
+
+
+def test_a_read_only_drive_is_a_sentence(tmp_path):
+    read_only = f"mount -t tmpfs tmpfs {tmp_path} && mount -o remount,ro {tmp_path}"
+    try:
+        subprocess.run(["unshare", "-rm", "sh", "-c", read_only], check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"a read-only drive cannot be made here: {error}")
+    inside = ["unshare", "-rm", "sh", "-c", f'{read_only} && exec "$@"', "sh"]
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", READ_ONLY, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and done.stdout.splitlines() == [
+        f"the workdir {tmp_path} cannot be written: Read-only file system",
+        f"the workdir {tmp_path / 'new'} cannot be written: Read-only file system",
+        f"{tmp_path / 'checkpoints'} cannot be used for checkpoints: Read-only file system",
+        f"{tmp_path / 'sample.txt'} cannot be written: Read-only file system",
+    ]
 
 
 # What may change
@@ -144,8 +199,26 @@ def test_fewer_steps_than_a_checkpoint_are_refused(tmp_path):
         entered(tmp_path, train__steps=299)
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', "3", '{"steps": null}'])
-def test_a_damaged_summary_is_made_again(tmp_path, content):
+NESTED = "[" * 100_000
+HUGE = 10_000  # bytes, in place of what is too large for a JSON file
+
+
+@pytest.mark.parametrize("content", [NESTED, '{"config": {"seed": ' + NESTED, "padded"])
+def test_a_nested_or_a_huge_config_is_a_sentence(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(json_file, "LARGEST", HUGE if content == "padded" else json_file.LARGEST)
+    entered(tmp_path)
+    whole = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(whole + " " * HUGE if content == "padded" else content)
+    with pytest.raises(errors.UserError, match="config.json is damaged, so this run cannot be resumed: choose another"):
+        entered(tmp_path)
+
+
+PADDED = '{"steps": 1000' + " " * HUGE + "}"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', "3", '{"steps": null}', NESTED, PADDED])
+def test_a_damaged_summary_is_made_again(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(json_file, "LARGEST", HUGE if content == PADDED else json_file.LARGEST)
     entered(tmp_path)
     (tmp_path / "summary.json").write_text(content)
     assert not entered(tmp_path)

@@ -54,7 +54,9 @@ class Checkpoints:
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Copy the state to the host and write it in the background; a step already on disk is left as it is.
 
-        An earlier save is waited for. Raises RunError where it failed, or where this one cannot begin.
+        Waits first where the save before is not on the disk yet, so that the memory never holds more than two copies of
+        the state: the one that is trained and the one that is written. Raises RunError where that save failed, or where
+        this one cannot begin.
         """
         self.wait()
         if step in self._measured:
@@ -133,7 +135,8 @@ class Checkpoints:
     def restore(self, step: int, like: Any) -> Any:
         """The state saved at `step`, with the tree, types and layout of `like`, on whatever mesh that is now.
 
-        Raises manifest.Damaged (a UserError), and UserError where it holds other arrays than `like`.
+        Raises manifest.Damaged (a UserError), UserError where it holds other arrays than `like`, and RunError where it
+        cannot be read now (out of memory, a disk that fails).
         """
         return saved_arrays.restored(self._folder / str(step), step, like)
 
@@ -141,6 +144,7 @@ class Checkpoints:
         """The newest step and its state, as `restore` gives it; None where there is no checkpoint.
 
         fall_back: a damaged one is passed over, saying so, and put aside as <step>.damaged. Else it is a UserError.
+        One that cannot be read now is a RunError in any case, and nothing is put aside.
         """
         self.wait()
         if processes.agree(self.latest() or 0) != (self.latest() or 0):
@@ -195,7 +199,7 @@ def newest(folder: pathlib.Path) -> int | None:
 def parameters(folder: pathlib.Path, step: int) -> dict:
     """The parameters of the state saved at `step`, and nothing else of it, as numpy arrays, whatever devices it had.
 
-    Raises UserError where the checkpoint is damaged.
+    Raises UserError where the checkpoint is damaged, RunError where it cannot be read now.
     """
     try:
         return saved_arrays.parameters(folder.absolute() / str(step), step)
@@ -214,7 +218,10 @@ def digest(params: Any) -> str:
 
 
 def _measured(saved: pathlib.Path, step: int) -> dict[str, float]:
-    """What the manifest says that was measured at this step; nothing where there is none to believe."""
+    """What the manifest says that was measured at this step; nothing where there is none to believe.
+
+    RunError where it cannot be read now: without it the best checkpoint could be taken for one too many.
+    """
     try:
         return manifest.read(saved, step=step)["metrics"]
     except errors.UserError:  # it is said when the checkpoint is used

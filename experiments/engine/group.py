@@ -3,7 +3,9 @@
 import contextlib
 import os
 import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -98,6 +100,8 @@ def start(group: Group | None) -> None:
         if group is None:
             raise errors.UserError(f"--distributed finds no cluster to join ({reason})") from error
         raise errors.RunError(f"the processes cannot meet at {group.coordinator}: {reason}") from error
+    if threading.current_thread() is threading.main_thread():  # elsewhere Python has no handlers
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # JAX has put one over it that says nothing
 
 
 def _reach(group: Group) -> None:

@@ -24,6 +24,7 @@ from experiments.engine import (
     processes,
     replay,
     report,
+    resumption,
     room,
     train,
     workdir,
@@ -69,7 +70,7 @@ def run(
         raise errors.UserError("--dry_run shows the compiled step, but with debug.nans or debug.no_jit there is none")
     room.check_state(train.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
     writes = folder is not None and processes.main()
-    with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors():
+    with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if folder is not None and enter(settings, folder):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             return
@@ -94,14 +95,18 @@ def run(
 
 
 @contextlib.contextmanager
-def file_errors() -> Iterator[None]:
-    """Within this, a file that can no longer be written or read (a full disk, a folder that is gone) is a RunError."""
+def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
+    """Within this, a file that can no longer be written or read (a full disk, a folder that is gone) is a RunError.
+
+    folder: the workdir, for an error that names no file.
+    """
     try:
         yield
     except BrokenPipeError:  # of the reader of what is printed
         raise
     except OSError as error:
-        what = f"{error.filename}: " if error.filename else ""
+        where = error.filename or folder
+        what = f"{where}: " if where else ""
         raise errors.RunError(
             f"{what}{error.strerror or error}; once that is mended, the same command goes on from the last checkpoint"
         ) from error
@@ -115,7 +120,10 @@ def enter(settings: config.Settings, folder: pathlib.Path) -> bool:
     values = settings.to_dict()
     if not processes.same(zlib.crc32(workdir.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
+    changed = resumption.changes(folder, values) if processes.main() else []  # before config.json is written anew
     finished = processes.agree(processes.main() and workdir.enter(folder, values, settings.defaults()))
+    for line in changed if not finished else ():
+        print(line, flush=True)
     until = time.monotonic() + SHARED_SECONDS
     while not processes.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:

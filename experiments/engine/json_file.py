@@ -1,8 +1,6 @@
 """JSON files that somebody else may have written."""
 
-import errno
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -25,7 +23,8 @@ def read(file: pathlib.Path, *, says: str) -> dict[str, Any]:
 
 
 def text(file: pathlib.Path) -> str:
-    """The content of a file that is small if it is what it seems to be. OSError and ValueError of the system."""
-    if file.stat().st_size > LARGEST:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(file))
+    """The content of a file that is small if it is what it seems to be. OSError of the system; ValueError if not."""
+    size = file.stat().st_size
+    if size > LARGEST:
+        raise ValueError(f"it has {size:,} bytes, and {LARGEST:,} are allowed")
     return file.read_text(encoding="utf-8")

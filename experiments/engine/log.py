@@ -1,6 +1,5 @@
 """What a run writes while it trains: metrics.jsonl, TensorBoard events, and the line a person watches."""
 
-import itertools
 import json
 import math
 import pathlib
@@ -9,26 +8,39 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tensorboardX
 import tqdm
 
-from experiments.engine import errors, processes, room
+from experiments.engine import errors, events, processes, room
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl, up to a line that is none: the last one may have been cut off by a crash.
+    """The rows of metrics.jsonl, without lines that are none.
 
     Raises UserError where the file is there, and cannot be read.
     """
+    return [row for row in map(_row, _lines(folder)) if row]
+
+
+def _lines(folder: pathlib.Path) -> list[bytes]:
+    """The lines of metrics.jsonl; the last is empty, unless a crash has cut it off."""
     file = folder / "metrics.jsonl"
     try:
         room.check(f"what {file} holds", 3 * file.stat().st_size)
-        lines = file.read_bytes().splitlines()
+        return file.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
         raise errors.UserError(f"{file} cannot be read: {error.strerror or error}") from error
-    return list(itertools.takewhile(bool, map(_row, lines)))
+
+
+def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """The same as `read`, saying which lines are left out; a crash that cut the last one off is nothing to tell."""
+    rows = list(map(_row, _lines(folder)))
+    damaged = [n for n, row in enumerate(rows[:-1], 1) if not row]
+    if damaged:
+        more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
+        print(f"line {damaged[0]:,}{more} of {folder / 'metrics.jsonl'} is damaged, and left out", flush=True)
+    return [row for row in rows if row]
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
@@ -51,30 +63,31 @@ class Log:
         self._writes = processes.main()
         if not self._writes:
             return
-        kept = [json.dumps(row) + "\n" for row in read(folder) if row["step"] <= start]
+        kept = [json.dumps(row) + "\n" for row in _rows(folder) if row["step"] <= start]
         draft = folder / "metrics.jsonl.tmp"
         draft.write_text("".join(kept), encoding="utf-8")
         draft.replace(folder / "metrics.jsonl")
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._events = tensorboardX.SummaryWriter(
-            str(folder / "events"), purge_step=start + 1 if start else None, filename_suffix=f".{start}"
-        )  # without the suffix, two files of the same second would be one
+        self._events = events.Events(folder / "events", start=start)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to TensorBoard."""
+        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to TensorBoard.
+
+        Raises OSError where the disk takes no more.
+        """
         if not self._writes:
             return
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._file.write(json.dumps({"step": step} | finite) + "\n")
         self._file.flush()
-        for name, value in finite.items():
-            if value is not None:
-                self._events.add_scalar(name, value, step)
+        self._events.write(step, {name: value for name, value in finite.items() if value is not None})
 
     def close(self) -> None:
         if self._writes:
-            self._file.close()
-            self._events.close()
+            try:
+                self._file.close()
+            finally:
+                self._events.close()
 
 
 class Progress:

@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from experiments.engine import (
 from experiments.engine.data import batches
 from experiments.engine.plan import Plan
 
+EVAL = "eval/"  # begins the names of what an evaluation measures
 SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
 
 
@@ -35,8 +37,11 @@ class Beside:
         self.final: dict[str, float] = {}  # of the newest evaluation
         self.requests = interruption.Requests()
         self._evaluate = train.evaluator(made.task, made.mesh)
-        rows = log.read(folder)
-        self._best = max((_score(row, made.keep_best) for row in rows if row["step"] <= start), default=-np.inf)
+        rows = [row for row in log.read(folder) if row["step"] <= start]
+        self._best = max((_score(row, made.keep_best) for row in rows), default=-np.inf)
+        self._evaluated_before = any(
+            row["step"] == start and any(name.startswith(EVAL) for name in row) for row in rows
+        )
         self._writer = log.Log(folder, start=start)
         self._progress = log.Progress(
             start=start,
@@ -47,7 +52,7 @@ class Beside:
             peak=cost.measured_peak(devices=made.mesh.size),
         )
         self._patience = guard.Patience()
-        self._saved_at, self._wish = time.monotonic(), 0
+        self._saved_at, self._wish, self._wishes = time.monotonic(), 0, processes.Late()
 
     def due(self, what: str, n: int) -> bool:
         """Whether this happens after n steps by their number alone."""
@@ -64,36 +69,63 @@ class Beside:
         self._progress.advance(n, values.get("train/loss"))
 
     def stops(self, n: int) -> bool:
-        """Whether `on_stop` has something to do after n steps. All processes give the same answer."""
+        """Whether `on_stop` has something to do after n steps. All processes give the same answer.
+
+        A signal that comes during a step is heeded behind this one, with several processes behind the next.
+        """
         wish = self.requests.signal
         minutes = (time.monotonic() - self._saved_at) / 60
-        if not wish and self._made.save_minutes and minutes >= self._made.save_minutes and processes.main():
-            wish = SAVE
-        self._wish = processes.agree(wish)
+        if self._made.save_minutes and minutes >= self._made.save_minutes and processes.main():
+            wish = wish or (0 if self._wishes.asked else SAVE)  # once: the save comes after the next question
+        self._wish = self._wishes.agree(wish)
         return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
 
     def on_stop(self, n: int, state: train.State) -> None:
         """Evaluate and save, where it is time to. Raises Interrupted where a signal has come."""
         self._progress.pause()
-        best = False
-        if self.due("evaluate", n):
-            self.evaluate(state)
-            self._writer.write(n, self.final)
-            self._progress.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.final.items()))
+        best, evaluates = False, self.due("evaluate", n)
+        if self._wish > SAVE and not self._made.keep_best:  # it may leave seconds: the run that goes on does it
+            evaluates = False
+        if evaluates:
+            with self._saved_anyway(n, state):
+                self._report(n, state)
             best = processes.agree(_score(self.final, self._made.keep_best) > self._best) > 0
             self._best = max(self._best, _score(self.final, self._made.keep_best))
         if best or self._wish or self.due("save", n):
-            self._saves.save(n, state, self.final if self.due("evaluate", n) else None)
+            self._saves.save(n, state, self.final if evaluates else None)
             self._saved_at = time.monotonic()
         self._progress.resume()
         self.heed(n)
 
+    @contextlib.contextmanager
+    def _saved_anyway(self, n: int, state: train.State) -> Iterator[None]:
+        """Where what is within this fails, the state after n steps is saved all the same."""
+        with contextlib.ExitStack() as failed:
+            if jax.process_count() == 1:  # where one of several fails, the others would not join in
+                failed.callback(self._saves.save, n, state)
+            yield
+            failed.pop_all()
+
+    def on_start(self, n: int, state: train.State) -> None:
+        """Evaluate where the run, which goes on from n steps, was stopped before that, or before its result."""
+        if n == 0 or not self.due("evaluate", n):
+            return
+        self._progress.pause()
+        if processes.agree(not self._evaluated_before):
+            self._report(n, state)
+        elif n == self._made.steps:
+            self.evaluate(state)
+        self._progress.resume()
+
+    def _report(self, n: int, state: train.State) -> None:
+        """Evaluate, into the log too."""
+        self.evaluate(state)
+        self._writer.write(n, self.final)
+        self._progress.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.final.items()))
+
     def evaluate(self, state: train.State) -> None:
         """The means over the held-out part, into `final`."""
-        self.final = {f"eval/{name}": value for name, value in self._evaluate(state.params).items()}
-        best = self._made.keep_best
-        if best and best not in self.final:
-            raise errors.UserError(f"train.keep_best = {best}, but what is measured is {', '.join(self.final)}")
+        self.final = {f"{EVAL}{name}": value for name, value in self._evaluate(state.params).items()}
 
     def heed(self, n: int) -> None:
         """Raise Interrupted where a signal stops the run here, after n steps, which are saved."""
@@ -103,11 +135,15 @@ class Beside:
             raise errors.Interrupted(f"stopped after step {n:,}, which is saved in {self._folder}", 128 + self._wish)
 
     def on_failure(self, n: int, state: train.State, batch: dict, metrics: dict) -> None:
-        """Raise RunError: what was not finite in step n, and where a bundle lies with which it can be looked at."""
+        """Raise RunError: what was not finite in step n, and where a bundle lies with which it can be looked at.
+
+        The state before it is saved, so that the run can go on without this step, or look at it again.
+        """
         made = self._made
         loss, norm = jax.device_get((metrics[train.LOSS], metrics["gradient_norm"]))
         seen = replay.Seen(n, float(loss), float(norm), batch)
         bundle = replay.write(self._folder, seen, state)
+        place = self._kept_before(n, state)
         options = {"accumulation": made.accumulation, "state": state, "batch": batch}
         try:
             culprits = replay.examine(made.task, made.optimiser, made.mesh, **options).culprits
@@ -115,8 +151,19 @@ class Beside:
             culprits = {}
         raise errors.RunError(
             f"{replay.sentence(seen, culprits)}; python launch.py --replay {bundle} shows it again on one device, and"
-            f" the run can go on with train.nan = skip from its last checkpoint"
+            f" the run can go on with train.nan = skip from {place}"
         )
+
+    def _kept_before(self, n: int, state: train.State) -> str:
+        """Save the state before step n, and say where a run can go on."""
+        if n == 1:
+            return "its beginning"
+        try:
+            self._saves.save(n - 1, state)
+            self._saves.wait()
+        except errors.RunError as error:  # beside what went wrong before
+            return f"its last checkpoint ({error})"
+        return f"step {n - 1:,}, which is saved"
 
     def close(self) -> None:
         """End the live line and the log."""
@@ -150,10 +197,9 @@ def train_and_save(made: Plan, state: train.State, step: Any, folder: pathlib.Pa
         if start and processes.main():
             print(f"resuming {folder} at step {start:,}")
         beside = stack.enter_context(contextlib.closing(Beside(made, folder, saves, start, flops)))
-        if start == made.steps:  # trained to the end and evaluated, but stopped before its result was written
-            beside.evaluate(state)
         inputs = batches.iterate(made.task.train, start=start)
         with beside.requests.kept(), device_errors(), debug.on(made.debug):
+            beside.on_start(start, state)
             state = train.fit(
                 state,
                 debug.checked_step(step) if made.debug.check_shapes else step,
@@ -183,7 +229,8 @@ def device_errors():
         first = (str(error).strip().splitlines() or ["it says no more"])[0]
         if "RESOURCE_EXHAUSTED" in first:
             raise errors.RunError(
-                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch, a larger"
-                f" train.accumulation, model.remat = True or a larger mesh.fsdp needs less ({first})"
+                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch or"
+                " train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs"
+                f" less ({first})"
             ) from error
         raise errors.RunError(f"a device, or the way to another one, failed: {first}") from error

@@ -7,10 +7,11 @@ import os
 import pathlib
 from typing import Any
 
-from experiments.engine import errors
+from experiments.engine import disk_errors, errors
 
 FILE = "manifest.json"
 FORMAT = 1  # of what is in it
+_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP)  # something else is in its place
 
 
 class Damaged(errors.UserError):
@@ -41,16 +42,15 @@ def flush(path: pathlib.Path) -> None:
 def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
     """The manifest of the checkpoint of `step` in this folder.
 
-    Raises Damaged where it is not there or not the one that was written, UserError where a later version wrote it.
+    Raises Damaged where it is not there or not the one that was written, UserError where a later version wrote it, and
+    RunError where the system does not let it be read.
     """
     try:
         raw = (folder / FILE).read_bytes()
         content = json.loads(raw)
         signed = _signed({k: v for k, v in content.items() if k != "sha256"})
-    except FileNotFoundError:
-        raise _damaged(folder, FILE, "is missing") from None
     except OSError as error:
-        raise _damaged(folder, FILE, f"cannot be read ({error.strerror})") from error
+        raise _not_read(folder, FILE, error) from error
     except (ValueError, AttributeError, RecursionError) as error:
         raise _damaged(folder, FILE, "is not what was saved") from error
     if raw != signed:
@@ -63,13 +63,17 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
 
 
 def verify(folder: pathlib.Path, *, step: int) -> None:
-    """Return when every file of the checkpoint of `step` in this folder is what was saved; else raises Damaged."""
-    told, found = read(folder, step=step)["files"], _names(folder)
-    for name in sorted(told.keys() - found):
-        raise _damaged(folder, name, "is missing")
-    for name in sorted(found - told.keys()):
-        raise _damaged(folder, name, "was not saved with it")
+    """Return when every file of the checkpoint of `step` in this folder is what was saved; else raises Damaged.
+
+    RunError where the system does not let them be read, which says nothing about them.
+    """
+    told, name = read(folder, step=step)["files"], "."
     try:
+        found = _names(folder)
+        for name in sorted(told.keys() - found):
+            raise _damaged(folder, name, "is missing")
+        for name in sorted(found - told.keys()):
+            raise _damaged(folder, name, "was not saved with it")
         for name, file in told.items():  # quick, and what a full disk or a broken copy does
             size = (folder / name).stat().st_size
             if size != file["bytes"]:
@@ -78,7 +82,17 @@ def verify(folder: pathlib.Path, *, step: int) -> None:
             if _described(folder / name) != file:
                 raise _damaged(folder, name, "is not what was saved")
     except OSError as error:
-        raise _damaged(folder, name, f"cannot be read ({error.strerror})") from error
+        raise _not_read(folder, name, error) from error
+
+
+def _not_read(folder: pathlib.Path, name: str, error: OSError) -> Damaged | errors.RunError:
+    """Damaged where there is no such file; not where its reading fails or is forbidden, which may pass."""
+    if error.errno == errno.ENOENT:
+        return _damaged(folder, name, "is missing")
+    said = f"cannot be read ({disk_errors.reason(error)})"
+    if error.errno in _NO_FILE:
+        return _damaged(folder, name, said)
+    return errors.RunError(f"{error.filename or folder / name} {said}: whether that checkpoint is damaged is not known")
 
 
 def _damaged(folder: pathlib.Path, name: str, how: str) -> Damaged:
@@ -86,10 +100,18 @@ def _damaged(folder: pathlib.Path, name: str, how: str) -> Damaged:
 
 
 def _names(folder: pathlib.Path) -> set[str]:
-    """Everything below the folder that is not a folder, by its path from there, but for the manifest."""
-    found = {
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
-    }
+    """Everything below the folder that is not a folder, by its path from there, but for the manifest. Raises OSError.
+
+    (`rglob` would pass over a folder that cannot be read.)
+    """
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    found = set()
+    for where, folders, files in os.walk(folder, onerror=stop):
+        links = [name for name in folders if os.path.islink(os.path.join(where, name))]
+        found |= {(pathlib.Path(where) / name).relative_to(folder).as_posix() for name in (*files, *links)}
     return found - {FILE}
 
 

@@ -53,6 +53,9 @@ def grown(rate: optax.Schedule, growth: growths.Growth, rule: str) -> optax.Sche
     learning rate, increase the batch size"). 'linear', a = 1: as many steps as there would be with small batches are
     taken at once, the rule for SGD (Goyal et al. 2017). 'sqrt', a = 1/2: the rule for Adam's, which divide by the
     noise (Malladi et al. 2022; theirs changes the betas and eps too, which stay as they are here).
+
+    A schedule counts updates, and the batch size follows the step: where steps were skipped, the factor, as all of the
+    schedule, comes by as many steps later than the larger batch.
     """
     if ":" in rule:
         raise errors.UserError(f'unknown batch_rule "{rule}": a rule is named, and cannot be imported')

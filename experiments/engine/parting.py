@@ -75,7 +75,7 @@ def _loss_is_one_sentence(client: Any, me: int) -> Iterator[None]:
     except (errors.RunError, ValueError, RuntimeError) as error:
         if not LOSS.search(str(error)):
             raise
-        raise errors.RunError(_heard(client, me) or LOST) from error
+        raise errors.RunError(_heard(client, me) or f"{LOST} ({_first_line(error)})") from error
 
 
 def _tell(client: Any, me: int, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -83,9 +83,19 @@ def _tell(client: Any, me: int, kind: Any, error: BaseException | None, tracebac
     if isinstance(error, errors.Interrupted):  # all have agreed on it, if all come
         with contextlib.suppress(RuntimeError):
             client.wait_at_barrier(END, LEAVE_SECONDS * 1000)
-    codes = {errors.UserError: 2, errors.Interrupted: getattr(error, "code", 1), KeyboardInterrupt: 130}
     if error is not None:
-        _fail(client, me, codes.get(kind, 1), str(error).partition("\n")[0] or kind.__name__)
+        _fail(client, me, _code(error), _first_line(error))
+
+
+def _code(error: BaseException) -> int:
+    """With which the launcher ends for this error."""
+    if isinstance(error, errors.Interrupted):
+        return error.code
+    return 2 if isinstance(error, errors.UserError) else 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _heard(client: Any, me: int) -> str | None:

@@ -52,6 +52,7 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
         )
     growth = _growth(settings, devices)
     mesh.check_layout(devices, task.layout, jax.eval_shape(task.init, jax.random.key(0)), task.train[0])
+    _check_best(t.keep_best, task)
     rate, optimiser = _optimiser(settings, growth)
     if t.spike:
         optimiser = guard.remembering(optimiser)
@@ -73,6 +74,16 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
         fall_back=settings.resume == "latest_valid",
         debug=switches,
     )
+
+
+def _check_best(best: str, task: train.Task) -> None:
+    """UserError unless train.keep_best is '' or what an evaluation of the task measures."""
+    if not best:
+        return
+    found = jax.eval_shape(task.measure, jax.eval_shape(task.init, jax.random.key(0)), task.evaluation[0], None)
+    measured = sorted(f"eval/{name}" for name in found if not name.startswith(train.RUNNING))
+    if best not in measured:
+        raise errors.UserError(f"train.keep_best = {best}, but what is measured is {', '.join(measured)}")
 
 
 def _growth(settings: config.Settings, devices: Mesh) -> growths.Growth:

@@ -6,10 +6,8 @@ batch.npz, and info.json (what was found). `python launch.py --replay DIR` build
 """
 
 import contextvars
-import json
 import pathlib
 import shutil
-import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,8 +17,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import errors, guard, processes, train, workdir
+from experiments.engine import errors, guard, json_file, processes, train, workdir
 from experiments.engine import mesh as meshes
+from experiments.engine.data import archive
 from tfm import shapes
 
 NEW = "updated parameters"
@@ -111,21 +110,15 @@ def write(folder: pathlib.Path, seen: Seen, state: train.State) -> pathlib.Path:
 
 def read(bundle: pathlib.Path, like: train.State) -> tuple[int, train.State, dict]:
     """(step, the state before it with the tree of `like`, its batch on the host). UserError where it is damaged."""
-    try:
-        step = int(json.loads((bundle / "info.json").read_text(encoding="utf-8"))["step"])
-        batch, arrays = (_loaded(bundle / name) for name in ("batch.npz", "state.npz"))
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise errors.UserError(f"{bundle} is no replay bundle, or a damaged one ({type(error).__name__})") from error
+    step = json_file.read(bundle / "info.json", says="which step went wrong").get("step")
+    if not isinstance(step, int):
+        raise errors.UserError(f"{bundle} is no replay bundle, or a damaged one: its info.json tells no step")
+    batch, arrays = (archive.read_all(bundle / name) for name in ("batch.npz", "state.npz"))
     expected = _arrays(jax.eval_shape(_plain, like))
     if {k: (v.shape, v.dtype) for k, v in arrays.items()} != {k: (v.shape, v.dtype) for k, v in expected.items()}:
         raise errors.UserError(f"the state in {bundle} is not that of the config beside it")
     plain = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(_plain, like)), [arrays[name] for name in expected])
     return step, plain.replace(key=jax.random.wrap_key_data(jnp.asarray(plain.key))), batch
-
-
-def _loaded(path: pathlib.Path) -> dict[str, np.ndarray]:
-    with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return dict(arrays)
 
 
 def _plain(state: train.State) -> train.State:

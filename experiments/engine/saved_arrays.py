@@ -1,6 +1,8 @@
 """The arrays in one checkpoint, read by Orbax only after they were found to be what was saved and what is wanted."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,34 +15,32 @@ from tfm import shapes
 
 OLD = "default"  # where the arrays lay before there was a manifest
 STATE = "state"
+_OF_MEMORY = (MemoryError, jax.errors.JaxRuntimeError)  # the host's or a device's; never what a disk says
 
 
 def restored(saved: pathlib.Path, step: int, like: Any) -> Any:
     """The state in the folder of the checkpoint of `step`, with the tree, types and layout of `like`.
 
-    Raises manifest.Damaged (a UserError), and UserError where it holds other arrays than `like`.
+    Raises manifest.Damaged (a UserError), RunError where what is whole cannot be read now (out of memory, a disk that
+    fails), and UserError where it holds other arrays than `like`.
     """
     inside = _verified(saved, step)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-    try:
+    with _reading(saved, inside):
         _check(saved, _described(ocp.PyTreeCheckpointHandler().metadata(inside).tree), _described(abstract))
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
             return reader.restore(inside, args=ocp.args.StandardRestore(abstract))
-    except disk_errors.NOT_READ as error:
-        raise _unreadable(saved, error) from error
 
 
 def parameters(saved: pathlib.Path, step: int) -> dict:
-    """The parameters in the folder of the checkpoint of `step`, as numpy arrays. Raises manifest.Damaged."""
+    """The parameters in the folder of the checkpoint of `step`, as numpy arrays. Raises as `restored`."""
     inside, handler = _verified(saved, step), ocp.PyTreeCheckpointHandler()
-    try:
+    with _reading(saved, inside):
         tree = handler.metadata(inside).tree["params"]
         like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
         plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), like)
         wanted = ocp.args.PyTreeRestore(item=like, restore_args=plain, partial_restore=True)
         return handler.restore(inside, args=wanted)["params"]
-    except disk_errors.NOT_READ as error:
-        raise _unreadable(saved, error) from error
 
 
 def _verified(saved: pathlib.Path, step: int) -> pathlib.Path:
@@ -48,10 +48,8 @@ def _verified(saved: pathlib.Path, step: int) -> pathlib.Path:
     if not (saved / OLD).is_dir() or any((saved / name).exists() for name in (STATE, manifest.FILE)):
         manifest.verify(saved, step=step)
         return saved / STATE
-    try:
+    with _reading(saved, saved / OLD):
         _read_through(saved / OLD)
-    except disk_errors.NOT_READ as error:
-        raise _unreadable(saved, error) from error
     return saved / OLD
 
 
@@ -66,8 +64,17 @@ def _read_through(inside: pathlib.Path) -> None:
         store.read(name).result()
 
 
-def _unreadable(saved: pathlib.Path, error: Exception) -> manifest.Damaged:
-    return manifest.Damaged(f"the checkpoint {saved} is damaged ({type(error).__name__})")
+@contextlib.contextmanager
+def _reading(saved: pathlib.Path, inside: pathlib.Path) -> Iterator[None]:
+    """Within this, a failure is Damaged in the old format only, where nothing else tells of damage; else a RunError."""
+    try:
+        yield
+    except (*disk_errors.NOT_READ, MemoryError) as error:
+        if inside.name == OLD and not isinstance(error, _OF_MEMORY):
+            raise manifest.Damaged(f"the checkpoint {saved} is damaged ({type(error).__name__})") from error
+        raise errors.RunError(
+            f"the checkpoint {saved} is not damaged, but could not be read: {disk_errors.reason(error)}"
+        ) from error
 
 
 def _described(tree: Any) -> dict[str, str]:

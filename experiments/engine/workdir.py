@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments.engine import config as configs
-from experiments.engine import errors, mesh, step_folders
+from experiments.engine import errors, json_file, mesh, step_folders
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
 # A name that ends with a dot stands for all settings below it.
@@ -101,24 +101,30 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        opened = _locked(folder)
+        opened, alone = _locked(folder)
     except OSError as error:
         raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # the folder may have vanished
-            os.unlink(folder / LOCK)  # before another one can have it
+            if alone and _is_at(opened, folder / LOCK):  # not where it was moved, and another run has this path now
+                os.unlink(folder / LOCK)  # before another one can have it
         os.close(opened)
 
 
-def _locked(folder: pathlib.Path) -> int:
-    """The open lock file of the folder, which this process has alone."""
+def _is_at(opened: int, path: pathlib.Path) -> bool:
+    return os.path.samestat(os.fstat(opened), os.stat(path))
+
+
+def _locked(folder: pathlib.Path) -> tuple[int, bool]:
+    """The open lock file of the folder, and whether this process has it alone: not on a drive without locks."""
     while True:
         opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(opened).st_ino == os.stat(folder / LOCK).st_ino:
+            if _is_at(opened, folder / LOCK):
+                alone = True
                 break
             os.close(opened)  # the one who had it removed the file in between
         except FileNotFoundError:
@@ -132,10 +138,11 @@ def _locked(folder: pathlib.Path) -> int:
                 os.close(opened)
                 raise
             print(f"{folder} cannot be locked: see to it that no other run uses it", flush=True)
+            alone = False
             break
     os.ftruncate(opened, 0)
     os.write(opened, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return opened
+    return opened, alone
 
 
 def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, Any] | None = None) -> bool:
@@ -149,7 +156,7 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if saved.exists():
-            before = json.loads(saved.read_text(encoding="utf-8"))["config"]
+            before = json.loads(json_file.text(saved))["config"]
             _same(dict(defaults or {}) | configs.flat(before), configs.flat(config), folder)
         elif any(found.name not in (LOCK, _draft(saved).name) for found in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
@@ -158,7 +165,7 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
             write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
     except OSError as error:
         raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(
             f"{saved} is damaged, so this run cannot be resumed: choose another --workdir"
         ) from error
@@ -179,8 +186,8 @@ def _finished(folder: pathlib.Path, steps: int) -> bool:
 def _steps_of_result(summary: pathlib.Path) -> int:
     """The steps of a finished run; -1 where there is no summary, or one that is of no use and will be made again."""
     try:
-        told = json.loads(summary.read_text(encoding="utf-8"))["steps"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        told = json.loads(json_file.text(summary))["steps"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return -1
     return told if isinstance(told, int) else -1
 

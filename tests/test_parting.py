@@ -1,0 +1,66 @@
+"""How several processes agree and end together, seen from one of them."""
+
+import json
+import threading
+import time
+import types
+
+import jax
+import pytest
+
+from experiments.engine import errors, loop, manifest, parting, processes
+
+
+class Silent:
+    """The coordination service's client, where no other process has said anything; what this one says is kept."""
+
+    def __init__(self):
+        self.told = []
+
+    def key_value_set(self, key, value):
+        self.told.append((key, json.loads(value)))
+
+    def blocking_key_value_get(self, key, milliseconds):
+        raise RuntimeError("NOT_FOUND")
+
+
+def test_a_lost_process_is_said_with_what_was_seen_of_it():
+    with pytest.raises(errors.RunError) as raised, parting._loss_is_one_sentence(Silent(), 1):
+        raise ValueError("UNAVAILABLE: the disk of the host is away\nand more")
+    assert str(raised.value) == f"{parting.LOST} (UNAVAILABLE: the disk of the host is away)"
+    with pytest.raises(ValueError, match="a wrong shape"), parting._loss_is_one_sentence(Silent(), 1):
+        raise ValueError("a wrong shape")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (manifest.Damaged("a\nb"), 2),
+        (errors.UserError("a"), 2),
+        (errors.RunError("a"), 1),
+        (errors.Interrupted("a", 143), 143),
+        (KeyboardInterrupt("a"), 130),
+        (ZeroDivisionError("a"), 1),
+    ],
+)
+def test_the_others_end_with_the_code_of_the_error(error, code, monkeypatch):
+    monkeypatch.setattr(parting, "_leaving", threading.Event())
+    client = Silent()
+    client.wait_at_barrier = lambda name, milliseconds: None
+    parting._tell(client, 1, type(error), error, None)
+    assert client.told == [(parting.FAILED, [1, code, "a"])]
+
+
+def test_late_agreement_is_heard_one_turn_later_and_asks_for_one_save_by_the_clock(monkeypatch):
+    alone = processes.Late()
+    assert [alone.agree(value) for value in (0, 7, 0)] == [0, 7, 0] and alone.asked == 0
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    made = types.SimpleNamespace(save_minutes=1.0)
+    beside = types.SimpleNamespace(_made=made, _saved_at=-1e9, _wishes=processes.Late(), due=lambda what, n: False)
+    beside.requests = types.SimpleNamespace(signal=0)
+    stops = [loop.Beside.stops(beside, n) for n in (1, 2)]
+    beside._saved_at = time.monotonic()  # as on_stop says it
+    stops += [loop.Beside.stops(beside, n) for n in (3, 4)]
+    beside.requests.signal = 15
+    stops += [loop.Beside.stops(beside, n) for n in (5, 6)]
+    assert stops == [False, True, False, False, False, True] and beside._wish == 15
