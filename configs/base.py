@@ -22,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.file = ""  # the image file to classify (classify only)
     config.family = ""  # in whose form a model is written: gpt2, bert, vit, llama (export only)
     config.resume = "latest"  # latest, latest_valid: the newest checkpoint, or the newest that is not damaged
-    config.compilation_cache = "user"  # folder of compiled programs, unlimited: user (the user's cache), a path, '' none
+    config.compilation_cache = "user"  # folder of compiled programs: user (in the user's cache), a path, '' for none
     config.mesh = mesh()
     config.model = model()
     config.text = text()
