@@ -1,15 +1,23 @@
 """Every test sees eight simulated CPU devices, and the project's root on the path."""
 
+import atexit
 import os
 import pathlib
+import shutil
 import signal
 import sys
+import tempfile
 
 # Tests compile far more than they compute: without LLVM's optimisation a run's test takes 5.5 s of CPU instead of 8.8.
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # nothing is written into the user's cache folder
+# Runs that are resumed or repeated need the programs of the first: kept while the tests run, outside the user's cache
+# folder. Each process has a folder of its own, since JAX reads what another one is still writing.
+COMPILED = tempfile.mkdtemp(prefix="tfm-compiled-")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 # A suite that runs in the background of a shell ignores Ctrl-C, and so would the runs it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 
 import jax
 import pytest
@@ -137,4 +138,5 @@ def test_a_folder_that_cannot_be_written(settings_of_jax, tmp_path, monkeypatch,
 
 
 def test_the_tests_write_nothing_into_the_cache_of_the_user():
-    assert not jax.config.jax_enable_compilation_cache
+    where = pathlib.Path(os.environ[compilation.FOLDER])
+    assert where.parent == pathlib.Path(tempfile.gettempdir()) and where.name.startswith("tfm-compiled-")
