@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiny
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.engine import checkpoint, errors, manifest, retention, saved_arrays, step_folders, train
@@ -364,12 +365,8 @@ def test_a_file_that_cannot_be_written_leaves_the_earlier_checkpoint(tmp_path, r
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
-    mount = f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}"
-    try:
-        subprocess.run(["unshare", "-rm", "sh", "-c", mount], check=True, capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"a small disk cannot be made here: {error}")
-    done = full(tmp_path, 0, "unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh")
+    disk = tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
+    done = full(tmp_path, 0, *disk)
     check_full(done, tmp_path, "No space left on device")
 
 

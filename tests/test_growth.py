@@ -7,9 +7,8 @@ import pytest
 import tiny
 
 from configs import base
-from experiments import vision
 from experiments.engine import config as configs
-from experiments.engine import cost, errors, log, train
+from experiments.engine import errors, log, train
 
 GROWTH = [[3, 32], [6, 48], [8, 32]]
 SIZES = [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
@@ -35,9 +34,7 @@ CHANGES = {
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
-        patch.setattr(vision, "figures", lambda *arguments: [])
+    with tiny.without_figures():
         yield
 
 

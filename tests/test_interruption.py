@@ -15,7 +15,7 @@ import pytest
 import tiny
 
 from experiments import vision
-from experiments.engine import cost, errors, interruption, log, loop
+from experiments.engine import errors, interruption, log, loop
 from experiments.engine.data import batches
 
 CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "model.dropout": 0.1, "image.shift": 1}
@@ -27,9 +27,7 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
-        patch.setattr(vision, "figures", lambda *arguments: [])
+    with tiny.without_figures():
         yield
 
 

@@ -130,11 +130,7 @@ told(workdir.write_new, folder / "sample.txt", b"")
 
 def test_a_read_only_drive_is_a_sentence(tmp_path):
     read_only = f"mount -t tmpfs tmpfs {tmp_path} && mount -o remount,ro {tmp_path}"
-    try:
-        subprocess.run(["unshare", "-rm", "sh", "-c", read_only], check=True, capture_output=True, timeout=10)
-    except (OSError, subprocess.SubprocessError) as error:
-        pytest.skip(f"a read-only drive cannot be made here: {error}")
-    inside = ["unshare", "-rm", "sh", "-c", f'{read_only} && exec "$@"', "sh"]
+    inside = tiny.own_disk(read_only, "a read-only drive")
     done = subprocess.run(
         [*inside, sys.executable, "-c", READ_ONLY, str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -3,17 +3,20 @@
 import contextlib
 import io
 import pathlib
+import subprocess
 from typing import NamedTuple
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl import flags
 
 import launch
 from configs import base
-from experiments.engine import config, job, train
+from experiments import vision
+from experiments.engine import config, cost, job, train
 from experiments.engine.data import batches
 from tfm import loss
 
@@ -101,3 +104,22 @@ def linear_task(*, n: int = 61, n_evaluation: int = 29, batch: int = 16, evaluat
         tokens_per_example=1,
         baseline={"accuracy": 1 / C},
     )
+
+
+def own_disk(commands: str, what: str) -> list[str]:
+    """What to put before a command, so that `sh` does these commands (mounts) for it alone. Skips where none can be."""
+    inside = ["unshare", "-rm", "sh", "-c"]
+    try:
+        subprocess.run([*inside, commands], check=True, capture_output=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"{what} cannot be made here: {error}")
+    return [*inside, f'{commands} && exec "$@"', "sh"]
+
+
+@contextlib.contextmanager
+def without_figures():
+    """Inside, a run of images draws nothing, and the machine's rate is not measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(vision, "figures", lambda *arguments: [])
+        yield

@@ -90,8 +90,8 @@ def run(
         if made.debug.compiles_ahead:
             room.check_step(step.largest(), devices)
         state, numbers = loop.train_and_save(made, state, step, folder, flops)
-        about = {"wall_seconds": began, "compile_seconds": seconds}
-        write_result(settings, made, state, folder, figures, numbers | about)
+        numbers["compile_seconds"] = seconds
+        write_result(settings, made, state, folder, figures, numbers, began=began)
 
 
 @contextlib.contextmanager
@@ -139,8 +139,13 @@ def write_result(
     folder: pathlib.Path,
     figures: Figures,
     numbers: dict[str, float],
+    *,
+    began: float,
 ) -> None:
-    """Draw the figures of a trained model, and write and print its summary with these numbers."""
+    """Draw the figures of a trained model, and write and print its summary with these numbers.
+
+    began: when the run did, in seconds of time.perf_counter.
+    """
     params = processes.fetch(state.params)
     if not processes.main():
         return
@@ -155,7 +160,7 @@ def write_result(
         **numbers,
         **more,
         **{f"baseline/{name}": value for name, value in made.task.baseline.items()},
-        "wall_seconds": time.perf_counter() - numbers["wall_seconds"],
+        "wall_seconds": time.perf_counter() - began,
         "devices": made.mesh.size,
         "backend": jax.default_backend(),
         "versions": mesh.versions(),
