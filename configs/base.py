@@ -31,6 +31,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.optim = optim()
     config.train = train()
     config.sample = sample()
+    config.study = study()
     config.debug = debug()
     return config.lock()
 
@@ -54,6 +55,8 @@ def model() -> ml_collections.ConfigDict:
     config.K = config.get_ref("D") // config.get_ref("H")  # query, key and value features of a head
     config.F = config.get_ref("D") * 4  # hidden units of the MLP
     config.score = "asymmetric"  # none, tied, asymmetric, constant (score.py)
+    config.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
+    config.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     config.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     config.value = "low_rank"  # low_rank, full_rank, identity (value.py)
     config.norm = "token"  # token, token_plain, rms, batch, instance (norm.py)
@@ -142,6 +145,7 @@ def train() -> ml_collections.ConfigDict:
     config.accumulation = 1  # parts a batch is computed in, one after the other; the gradient is that of the whole
     config.nan = "abort"  # where loss, gradient or new parameters are not finite: abort, or skip the step
     config.spike = 0.0  # a step whose loss or gradient norm jumps by more standard deviations is skipped (6); 0: none
+    config.probe = False  # log with the loss how symmetric and how directional every layer's scores are (symmetry.py)
     config.log_every = 10  # steps between lines of metrics.jsonl
     config.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only
     config.evaluate_batch = 256  # examples of an evaluation batch, over all devices
@@ -149,6 +153,21 @@ def train() -> ml_collections.ConfigDict:
     config.save_minutes = 0.0  # minutes between checkpoints, whatever the steps; 0: none for that reason
     config.keep = 2  # newest checkpoints kept
     config.keep_best = ""  # and the best one by this metric, as eval/loss or eval/accuracy; '': none for that reason
+    return config
+
+
+def study() -> ml_collections.ConfigDict:
+    """What `ablation` compares: arms x seeds, in each of some conditions. All other settings are common to all runs."""
+    config = ml_collections.ConfigDict()
+    config.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
+    config.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ
+    config.reference = ""  # the arm that the others are compared with; '': the last one
+    config.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
+    config.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
+    config.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...
+    config.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none
+    config.batched = "auto"  # seeds of a program side by side (yes), one after the other (no); auto: no on one CPU
+    config.probe = True  # log how symmetric every layer's scores are, and measure attention at the end
     return config
 
 

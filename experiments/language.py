@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.engine import config, errors, job, train
@@ -42,6 +43,12 @@ class Objective(NamedTuple):
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     """Train and evaluate what the config says; then write a sample of text, or (masked) fill hidden words in."""
     devices = job.devices(settings)
+    work = prepare(settings, devices)
+    job.run(settings, folder, work.task, devices, work.figures, work.kept)
+
+
+def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+    """The words, the model, what is measured."""
     objective = config.choose("objective", settings.text.objective, OBJECTIVES)
     corpus = read(settings, objective)
     model = build(settings, corpus, objective)
@@ -66,10 +73,11 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         tokens_per_example=settings.text.N,
         baseline={"accuracy": most_frequent(corpus, evaluation)},
         layout=models.layout(settings.model, devices, W=corpus.tokenizer.size),
+        probe=models.probe(settings.model),
+        maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],
     )
     show = objective.show(settings, corpus, task, model, logits)
-    kept = borrowed.files(corpus.tokenizer)
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, task, logits, show), kept)
+    return job.Work(task, functools.partial(figures, settings, corpus, task, show), borrowed.files(corpus.tokenizer))
 
 
 def read(settings: config.Settings, objective: Objective) -> Corpus:
@@ -237,9 +245,7 @@ OBJECTIVES = {
 }
 
 
-def figures(
-    settings, corpus: Corpus, task: train.Task, logits, show, params: Any, folder: pathlib.Path, rows: list[dict]
-):
+def figures(settings, corpus: Corpus, task: train.Task, show, params: Any, folder: pathlib.Path, rows: list[dict]):
     """Loss curves, attention of a short piece of held-out text, and the sample or the filled-in words as text."""
     from experiments.engine import figures as draw  # matplotlib, only where something is drawn
 
@@ -248,7 +254,7 @@ def figures(
         files["loss"], rows, unit="nats per token", title=f"{settings.text.objective} language: {corpus.name}"
     )
     piece = {name: array[:1, :24] for name, array in task.evaluation[0].items()}
-    A_MBHNS = jax.jit(functools.partial(logits, maps=True))(params, piece)[1]["A_MBHNS"]
+    A_MBHNS = jax.jit(task.maps)(params, piece)
     tokens = [corpus.tokenizer.decode([token]) for token in piece["w_BN"][0]]
     draw.attention_matrices(files["attention"], A_MHNS=np.asarray(A_MBHNS)[:, 0], tokens=tokens)
     words = folder / "sample.txt"

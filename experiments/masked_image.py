@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.engine import config, job, train
@@ -18,6 +19,12 @@ from tfm import layout as layouts
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     """Train and evaluate what the config says, and show what is made of held-out images with hidden patches."""
     devices = job.devices(settings)
+    work = prepare(settings, devices)
+    job.run(settings, folder, work.task, devices, work.figures)
+
+
+def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+    """The images, what is hidden of them, the model, what is measured."""
     size = settings.image.patch
     data = images.load(settings.image.source, data_dir=settings.data_dir)
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
@@ -43,8 +50,10 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         tokens_per_example=N,
         baseline={"loss": baseline(evaluation, average_YXZ, size=size)},
         layout=models.layout(settings.model, devices, N=N),
+        probe=models.probe(settings.model),
+        maps=lambda params, batch: predict(params, batch, maps=True)[1]["A_MBHNS"],
     )
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, data, normal, task, predict))
+    return job.Work(task, functools.partial(figures, settings, data, normal, task, predict))
 
 
 def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:

@@ -34,7 +34,7 @@ CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
 class Model(NamedTuple):
     """A model as functions of its parameters.
 
-    init(key) -> params
+    init(key, **numbers) -> params    (from_numbers)
     apply(params, inputs, *, mask, key_B=None, maps=False, over=layout.ONE) -> (logits, seen)    (transformer.apply)
     start(params, prompt_BN, length_B, *, room, mask) -> (logits_BW, cache)       (incremental.start)
     step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                  (incremental.step)
@@ -49,7 +49,7 @@ class Model(NamedTuple):
 class Seq2Seq(NamedTuple):
     """A sequence-to-sequence model as functions of its parameters.
 
-    init(key) -> params
+    init(key, **numbers) -> params    (from_numbers)
     apply(params, source_BS, valid_BS, w_BN, *, key_B=None, maps=False, over=layout.ONE) -> (logits_BNW, seen)
     start(params, source_BS, valid_BS, prompt_BN, length_B, *, room) -> (logits_BW, cache)
     step(params, cache, w_B, n_B) -> (logits_BW, cache)
@@ -131,7 +131,7 @@ def build(
     """The model that the section `m` describes, for up to N tokens. Raises UserError for a wrong name or size."""
     config.at_least(0, {"model.window": m.window})
     parts = {"design": design(m), "position": config.choose("position", m.position, config.candidates(position))}
-    init = functools.partial(
+    init = from_numbers(
         transformer.init,
         **sizes(m),
         **parts,
@@ -158,7 +158,7 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
     if m.norm == "instance":
         raise errors.UserError("model.norm = instance looks at later tokens: a decoder needs another norm")
     parts = {"design": design(m), "position": config.choose("position", m.position, config.candidates(position))}
-    init = functools.partial(
+    init = from_numbers(
         seq2seq.init,
         **sizes(m),
         **parts,
@@ -176,6 +176,16 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
         functools.partial(seq2seq.start, **call),
         functools.partial(seq2seq.step, **call),
     )
+
+
+def from_numbers(init: Callable, *, design: block.Design, **arguments: Any) -> Callable:
+    """(key) -> params; or (key, score_std=...), where that number is not the config's but one of several runs'."""
+    return lambda key, **numbers: init(key, design=design._replace(**numbers), **arguments)
+
+
+def probe(m: config.Settings) -> Callable | None:
+    """params -> {name: number}: how symmetric and directional the scores of every layer are (symmetry.py)."""
+    return None
 
 
 def seeing(apply: Callable, call: dict) -> Callable:
@@ -260,9 +270,11 @@ def computing(m: config.Settings) -> dict[str, Any]:
 
 def design(m: config.Settings) -> block.Design:
     """The function for each place of a block, by its name in the config."""
-    config.at_least(0, {"model.eps": m.eps, "model.dropout": m.dropout})
+    config.at_least(0, {"model.eps": m.eps, "model.dropout": m.dropout, "model.score_std": m.score_std})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
+    if m.diagonal not in ("keep", "exclude"):
+        raise errors.UserError(f'unknown diagonal "{m.diagonal}"; the right ones are: keep, exclude')
     rooms = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp}
     chosen = {name: config.choose(name, getattr(m, name), config.candidates(room)) for name, room in rooms.items()}
     if m.relation in ("rotary", "rotary_halves"):
@@ -286,6 +298,8 @@ def design(m: config.Settings) -> block.Design:
         H=m.H,
         eps=m.eps,
         dropout=m.dropout,
+        itself=m.diagonal == "keep" and getattr(chosen["score"], "itself", True),
+        score_std=m.score_std,
     )
 
 

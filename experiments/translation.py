@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.engine import config, errors, job, train, translation_score, workdir
@@ -33,6 +34,12 @@ class Corpus(NamedTuple):
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     """Train and evaluate what the config says; translate held-out sentences, greedily and with beam search."""
     devices = job.devices(settings)
+    work = prepare(settings, devices)
+    job.run(settings, folder, work.task, devices, work.figures, work.kept)
+
+
+def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+    """The sentence pairs, the model, what is measured."""
     translation_score.metrics()  # a missing library is said before the training, not after it
     corpus = read(settings)
     p, t, W = settings.pairs, settings.train, corpus.subwords.size
@@ -57,7 +64,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     )
     translate = translator(settings, corpus, model)
     kept = {"tokenizer.json": workdir.as_json(corpus.subwords.to_json())}
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, corpus, model, translate), kept)
+    return job.Work(task, functools.partial(figures, settings, corpus, model, translate), kept)
 
 
 def read(settings: config.Settings) -> Corpus:

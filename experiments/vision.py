@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.engine import config, job, train, workdir
@@ -17,6 +18,12 @@ from tfm import layout as layouts
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     """Train and evaluate what the config says, and show predictions, confusions and attention maps."""
     devices = job.devices(settings)
+    work = prepare(settings, devices)
+    job.run(settings, folder, work.task, devices, work.figures, work.kept)
+
+
+def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+    """The images, the model, what is measured."""
     size, t = settings.image.patch, settings.train
     data = images.load(settings.image.source, data_dir=settings.data_dir)
     model, mask = build(settings, data), models.masked(settings.model, None)
@@ -43,9 +50,11 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         tokens_per_example=tokens,
         baseline={"accuracy": float(np.mean(data.evaluation_label_B == np.bincount(data.train_label_B).argmax()))},
         layout=models.layout(settings.model, devices, N=tokens, head=settings.image.head),
+        probe=models.probe(settings.model),
+        maps=lambda params, batch: logits(params, batch["image_BYXZ"], maps=True)[1]["A_MBHNS"],
     )
     kept = {"data.json": workdir.as_json(picture.describe(data))}
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, data, task, logits), kept)
+    return job.Work(task, functools.partial(figures, settings, data, task, logits), kept)
 
 
 def build(settings: config.Settings, data: images.Images) -> models.Model:
@@ -81,8 +90,8 @@ def figures(
         title=f"predicted class and its probability; {wrong} of {len(p_BC)} test images wrong, these first",
     )
     draw.confusion(files["confusion"], count_CC=count_CC, classes=data.classes)
-    first = task.evaluation[0]["image_BYXZ"][:1]
-    A_MBHNS = jax.jit(functools.partial(logits, maps=True))(params, first)[1]["A_MBHNS"]
+    first = {name: array[:1] for name, array in task.evaluation[0].items()}
+    A_MBHNS = jax.jit(task.maps)(params, first)
     draw.attention_maps(
         files["attention"],
         image_YXZ=data.evaluation_image_BYXZ[0],

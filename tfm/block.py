@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tfm import dropout, initial, multihead
+from tfm import dropout, initial, multihead, shapes
 from tfm import layout as layouts
 from tfm import mask as masks
 
@@ -28,6 +28,8 @@ class Design(NamedTuple):
     H: int  # heads, for relations that have no parameter of their own to tell them by
     eps: float = 1e-5  # inside the root of the norms
     dropout: float = 0.0  # share of a stage's output that is set to 0 in training
+    itself: bool = True  # whether a token attends to itself where it may attend to others too
+    score_std: float | jax.Array = 1.0  # factor on the initial scale of the score's matrices, the leaves U...
     layout: layouts.Layout = layouts.ONE  # which devices share the model, inside shard_map
 
 
@@ -48,12 +50,21 @@ def init(
 
     def attend(suffix: str) -> dict:
         score = part(f"score{suffix}", design.score, H=H, K=K, D=D, bias=bias)
-        return score | part(f"value{suffix}", design.value, H=H, K=K, D=D, M=M, bias=bias)
+        return scaled(score, design.score_std) | part(f"value{suffix}", design.value, H=H, K=K, D=D, M=M, bias=bias)
 
     params = part("norm1", design.norm, D=D) | attend("") | part("relation", design.relation, H=H, K=K, N=N)
     if cross:
         params |= part("norm_cross", design.norm, D=D) | attend("_cross")
     return params | part("norm2", design.norm, D=D) | part("mlp", design.mlp, D=D, F=F, M=M, bias=bias)
+
+
+def scaled(score: dict, std: float | jax.Array) -> dict:
+    """The score's parameters with a factor on the matrices U that make queries and keys."""
+
+    def times(path: Any, leaf: jax.Array) -> jax.Array:
+        return std * leaf if shapes.names(path)[-1].startswith("U") else leaf
+
+    return jax.tree_util.tree_map_with_path(times, score)
 
 
 def pre_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> jax.Array:

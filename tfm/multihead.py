@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from tfm import layout as layouts
 from tfm import mask as masks
-from tfm import tiles
+from tfm import relation, tiles
 
 Kept = dict[str, jax.Array]  # k_BHSK and v_BHSV
 
@@ -56,10 +56,11 @@ def itself(
 
 
 def bias_of(params: dict, tokens: Any, design: Any) -> Callable | None:
-    """The relation's bias, of this device's heads where devices share them."""
+    """The relation's bias, with what keeps tokens from themselves; of this device's heads where devices share them."""
     if design.layout.batch:  # the gradients of all blocks are added up here first, and then once over the devices
         params = jax.tree.map(lambda leaf: leaf + tiles.zero(tokens), params)
     bias, axis = design.relation.bias(params, design.H), design.layout.tensor
+    bias = bias if design.itself else relation.apart(bias)
     if bias is None or axis is None:
         return bias
     heads = design.H // jax.lax.axis_size(axis)

@@ -18,6 +18,7 @@ import numpy as np
 from tfm import initial, linear, position
 
 Bias = Callable[[jax.Array, jax.Array], jax.Array]
+ALONE = -1e9  # far below every logit that float32 can tell apart from its neighbours
 BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, all offsets beyond 128 share one
 
 
@@ -49,6 +50,19 @@ def offsets(n: jax.Array, s_S: jax.Array) -> jax.Array:
 def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
     """b_{h,index}: (H, N, S), or (B, H, N, S)."""
     return jnp.moveaxis(linear.wide(b_HR)[:, index], 0, -3)
+
+
+def apart(bias: Bias | None) -> Bias:
+    """The bias, and ALONE where query and key are one token: it attends to itself only where nothing else is allowed.
+
+    Finite, unlike the -inf of a mask: a token that may see no other has weight one on itself.
+    """
+
+    def with_others(n: jax.Array, s_S: jax.Array) -> jax.Array:
+        own_NS = jnp.where(offsets(n, s_S) == 0, ALONE, 0.0)[..., None, :, :]
+        return own_NS if bias is None else bias(n, s_S) + own_NS
+
+    return with_others
 
 
 # ---------------------------------------------------------------------------------------------------- turned: rotary

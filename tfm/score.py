@@ -2,16 +2,31 @@
 
 l_{n,s} = scale * q_n . k_s, where n attends to s. A score is `(init, apply)`:
 `init(key, *, H, K, D, bias) -> params` and `apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`; a head axis of size one
-is shared by all heads. In self-attention both arguments are the same array.
+is shared by all heads. In self-attention both arguments are the same array. What a score may have beside is in `Score`.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear
-from tfm.variant import Variant
+
+
+class Score(NamedTuple):
+    """`init` and `apply` as above, and what else is known of the comparison.
+
+    factors(params, *, D) -> (Uq_HKD, Uk_HKD): the bilinear form of head h is M_h = U_q,h^T U_k,h, so that
+    l_{n,s} = x_n^T M_h x_s without biases, scale and what is said beside it; None: there is no such form.
+    itself: whether a token attends to itself where it may attend to others too (multihead.py).
+    """
+
+    init: Callable[..., dict[str, Any]]
+    apply: Callable[..., tuple[jax.Array, jax.Array]]
+    factors: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+    itself: bool = True
 
 
 def _none_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
@@ -55,10 +70,10 @@ def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Arr
     return jnp.zeros_like(x_BND[:, None, :, :1]), jnp.zeros_like(x_BSD[:, None, :, :1])
 
 
-none = Variant(_none_init, _none)
-tied = Variant(_tied_init, _tied)
-asymmetric = Variant(_asymmetric_init, _asymmetric)
-constant = Variant(_none_init, _constant)
+none = Score(_none_init, _none, lambda params, *, D: (jnp.eye(D)[None], jnp.eye(D)[None]))
+tied = Score(_tied_init, _tied, lambda params, *, D: (params["U_HKD"], params["U_HKD"]))
+asymmetric = Score(_asymmetric_init, _asymmetric, lambda params, *, D: (params["Uq_HKD"], params["Uk_HKD"]))
+constant = Score(_none_init, _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.
 SCALES = {

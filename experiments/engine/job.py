@@ -5,7 +5,7 @@ import pathlib
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,6 +35,14 @@ from tfm import shapes
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
+
+
+class Work(NamedTuple):
+    """What an experiment makes of a config: what is trained, what is shown of it, and small files kept beside it."""
+
+    task: train.Task
+    figures: Figures
+    kept: dict[str, bytes] = {}
 
 
 def devices(settings: config.Settings) -> Mesh:

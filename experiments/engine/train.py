@@ -27,7 +27,7 @@ MOMENTUM = 0.9  # of running averages, for each step
 class Task(NamedTuple):
     """What an experiment hands to the loop."""
 
-    init: Callable[[jax.Array], Any]  # random key -> parameters
+    init: Callable[..., Any]  # random key -> parameters; and numbers of the model by name, of several runs at once
     # (params, batch, key_B, layout) -> sums and counts; 'loss' is minimised. key_B: a random key for each example in
     # training, None in evaluation. layout: which devices share the model, none by default. What is called
     # 'running/<path>' is followed by the parameter at that path (`running`).
@@ -37,6 +37,8 @@ class Task(NamedTuple):
     tokens_per_example: int  # for the throughput
     baseline: dict[str, float]  # what a guess that ignores the input reaches, by the names of `measure`
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
+    probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
+    maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
 
 
 @flax.struct.dataclass
