@@ -121,7 +121,22 @@ def update(
     nan: str = "abort",
     spike: float = 0.0,
 ) -> Callable[..., tuple[State, dict]]:
-    """The jitted step (state, batch, alive) -> (state, metrics); the old state is donated.
+    """`one_step`, jitted; the old state is donated."""
+    step = one_step(task, optimiser, rate, mesh, accumulation=accumulation, nan=nan, spike=spike)
+    return jax.jit(step, donate_argnums=0)
+
+
+def one_step(
+    task: Task,
+    optimiser: optax.GradientTransformation,
+    rate: optax.Schedule,
+    mesh: Mesh,
+    *,
+    accumulation: int,
+    nan: str = "abort",
+    spike: float = 0.0,
+) -> Callable[..., tuple[State, dict]]:
+    """The step (state, batch, alive) -> (state, metrics).
 
     Where loss, gradient norm or the new parameters are not finite, the state stays as it was. nan='abort': the metric
     `alive` is then False, and so are the later steps', which get it and change nothing. nan='skip': the step counts,
@@ -147,7 +162,7 @@ def update(
             metrics["skipped"] = new.step - guard.updates_made(opt_state)
         return new, metrics
 
-    return jax.jit(step, donate_argnums=0)
+    return step
 
 
 class Proposal(NamedTuple):
