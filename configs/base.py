@@ -28,6 +28,7 @@ def get_config() -> ml_collections.ConfigDict:
     config.text = text()
     config.pairs = pairs()
     config.image = image()
+    config.synthetic = synthetic()
     config.optim = optim()
     config.train = train()
     config.sample = sample()
@@ -37,12 +38,13 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def mesh() -> ml_collections.ConfigDict:
-    """How devices are arranged: their number is the product of all four. One may be -1: all that is left."""
+    """How devices are arranged: their number is the product of all. One may be -1: all that is left."""
     config = ml_collections.ConfigDict()
     config.data = -1  # devices that share each batch and hold all weights
     config.fsdp = 1  # devices that share each batch and the weights, which are gathered one block at a time
     config.tensor = 1  # devices that share the heads, the hidden units and the vocabulary
     config.sequence = 1  # devices that share the tokens of each sequence (ring attention)
+    config.seed = 1  # devices that share the seeds of a study (ablation only)
     return config
 
 
@@ -54,7 +56,8 @@ def model() -> ml_collections.ConfigDict:
     config.H = 4  # heads
     config.K = config.get_ref("D") // config.get_ref("H")  # query, key and value features of a head
     config.F = config.get_ref("D") * 4  # hidden units of the MLP
-    config.score = "asymmetric"  # none, tied, asymmetric, constant (score.py)
+    config.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
+    # pairwise_sym, identity_query, symmetric_init, asymmetric, asymmetric_std, constant (score.py)
     config.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     config.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     config.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
@@ -116,6 +119,18 @@ def image() -> ml_collections.ConfigDict:
     config.head = "pooled"  # pooled, class_token (head.py)
     config.hide = 0.75  # share of hidden patches (masked_image only)
     config.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
+    return config
+
+
+def synthetic() -> ml_collections.ConfigDict:
+    """The data of `synthetic`, which is made. All tasks of the same N and W share one compiled program."""
+    config = ml_collections.ConfigDict()
+    config.task = "ring"  # ring, previous, reachability, beats, membership, nearest (engine/data/synthetic.py)
+    config.N = 12  # tokens of an example
+    config.W = 24  # words that a token can be, and answers to choose from
+    config.causal = False  # a token attends to itself and to what came before only
+    config.steps = 1  # edges that may lead from a source to a node (reachability only)
+    config.held_out = 512  # examples of an evaluation, the same in every run
     return config
 
 

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from experiments.engine import config, errors, mesh
@@ -20,6 +21,7 @@ from tfm import (
     position,
     relation,
     score,
+    symmetry,
     transformer,
     value,
 )
@@ -184,8 +186,41 @@ def from_numbers(init: Callable, *, design: block.Design, **arguments: Any) -> C
 
 
 def probe(m: config.Settings) -> Callable | None:
-    """params -> {name: number}: how symmetric and directional the scores of every layer are (symmetry.py)."""
-    return None
+    """params -> {"symmetry/1": number, ...}: how symmetric and directional the scores of each layer are (symmetry.py).
+
+    symmetry is the mean over heads; symmetry_sum and directionality are of the sum over heads. In an encoder-decoder
+    the names are symmetry/encoder/1, ... None where scores have no bilinear form.
+    """
+    look = symmetries(m)
+    if look is None:
+        return None
+
+    def numbers(params: Any) -> dict[str, jax.Array]:
+        found = {}
+        for part, of in look(params).items():
+            mean_M = symmetry.mean(of.symmetry_H, axis=-1)
+            named = {"symmetry": mean_M, "symmetry_sum": of.symmetry, "directionality": of.directionality}
+            found |= {f"{name}/{part}{i + 1}": x_M[i] for name, x_M in named.items() for i in range(len(x_M))}
+        return found
+
+    return numbers
+
+
+def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]] | None:
+    """params -> what is measured of the scores among the tokens themselves, of all layers, by the part of the model.
+
+    The parts are 'encoder/' and 'decoder/', or ''. None where scores have no bilinear form, or do not tell it.
+    """
+    factors = getattr(config.choose("score", m.score, config.candidates(score)), "factors", None)
+    if factors is None:
+        return None
+
+    def look(params: Any) -> dict[str, symmetry.Layer]:
+        sides = {f"{side}/": params[side] for side in ("encoder", "decoder") if side in params}
+        parts = {part: trunk["blocks"]["score"] for part, trunk in (sides or {"": params}).items()}
+        return {part: symmetry.layers(of, factors, M=m.M, D=m.D) for part, of in parts.items()}
+
+    return look
 
 
 def seeing(apply: Callable, call: dict) -> Callable:
@@ -231,6 +266,11 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
         raise errors.UserError(f"{N} patches do not divide evenly over mesh.sequence = {size[over.sequence]}")
     if over.tensor and m.H % size[over.tensor]:
         raise errors.UserError(f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {size[over.tensor]}")
+    if over.tensor and m.score == "identity_query":
+        raise errors.UserError(
+            "model.score = identity_query cuts whole tokens into heads, and devices would have to share those: "
+            "mesh.tensor must be 1"
+        )
     parts = design(m)
     for name, function in (("mlp", parts.mlp.apply), ("value", parts.value.combine)):
         if over.tensor and "tensor" not in inspect.signature(function).parameters:
@@ -278,18 +318,13 @@ def design(m: config.Settings) -> block.Design:
     rooms = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp}
     chosen = {name: config.choose(name, getattr(m, name), config.candidates(room)) for name, room in rooms.items()}
     if m.relation in ("rotary", "rotary_halves"):
-        if m.score == "constant":
-            raise errors.UserError(
-                f"model.score = constant compares nothing that model.relation = {m.relation} can turn"
-            )
-        config.at_least(1, {"model.rotary_base": m.rotary_base})
-        features = "D" if m.score == "none" else "K"  # without a matrix the tokens themselves are turned
-        if getattr(m, features) % 2:
-            raise errors.UserError(
-                f"model.relation = {m.relation} turns pairs of features: model.{features} must be even, and it is "
-                f"{getattr(m, features)}"
-            )
+        check_turned(m)
         chosen["relation"] = relation.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
+    if m.score == "identity_query" and m.D != m.H * m.K:
+        raise errors.UserError(
+            f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
+            f"{m.H} x {m.K}"
+        )
     return block.Design(
         **chosen,
         order=config.choose("block", m.block, block.ORDERS),
@@ -301,6 +336,20 @@ def design(m: config.Settings) -> block.Design:
         itself=m.diagonal == "keep" and getattr(chosen["score"], "itself", True),
         score_std=m.score_std,
     )
+
+
+def check_turned(m: config.Settings) -> None:
+    """UserError where queries and keys of this score have nothing that rotary positions could turn."""
+    if m.score in ("constant", "l2_tied"):  # the latter's squares of lengths are no pairs of features
+        does = {"constant": "compares nothing", "l2_tied": "compares by a distance, not by a product"}[m.score]
+        raise errors.UserError(f"model.score = {m.score} {does} that model.relation = {m.relation} can turn")
+    config.at_least(1, {"model.rotary_base": m.rotary_base})
+    features = "D" if m.score == "none" else "K"  # without a matrix the tokens themselves are turned
+    if getattr(m, features) % 2 and m.score != "tied_wide":  # which has 2 K
+        raise errors.UserError(
+            f"model.relation = {m.relation} turns pairs of features: model.{features} must be even, and it is "
+            f"{getattr(m, features)}"
+        )
 
 
 def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:

@@ -200,7 +200,11 @@ def test_sizes_follow_from_others_unless_they_are_set():
 
 
 ROOMS = {
-    "score": (score, "none tied asymmetric constant"),
+    "score": (
+        score,
+        "none tied tied_noself tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query "
+        "symmetric_init asymmetric asymmetric_std constant",
+    ),
     "value": (value, "low_rank full_rank identity"),
     "norm": (norm, "token token_plain rms batch instance"),
     "mlp": (mlp, "relu gelu gelu_tanh two_hidden_relu two_hidden_gelu swiglu"),
@@ -224,8 +228,10 @@ def test_base_lists_the_names_of_tables():
 
 
 def listed(field):
-    """The names in the comment of a field of base.py: '# relu, gelu (mlp.py)'."""
-    (comment,) = re.findall(rf"    config\.{field} = .*?# (.*)", (ROOT / "configs" / "base.py").read_text())
+    """The names in the comment of a field of base.py: '# relu, gelu (mlp.py)'. It may go on in the next line."""
+    source = (ROOT / "configs" / "base.py").read_text()
+    (comment,) = re.findall(rf"    config\.{field} = .*?# (.*(?:\n    # .*)*)", source)
+    comment = comment.replace("\n    # ", " ")
     return set(re.sub(r" \(.*|of the logits: ", "", comment).split(", "))
 
 

@@ -34,20 +34,20 @@ def changes(file: pathlib.Path, folder: pathlib.Path) -> list[str]:
         small |= {"text.prefix": 17} if config.text.objective == "prefix" else {}
         if config.text.objective == "masked":
             del small["sample.length"], small["sample.prompt"]
-    if config.experiment == "vision":
+    if config.experiment in ("vision", "synthetic"):
         small |= SMALL
     return [f"--config.{key}={value}" for key, value in small.items() if value != configs.flat(config.to_dict())[key]]
 
 
-LANGUAGE_OR_VISION = [
+TRAINED = [
     file
     for file in FILES
     if file.stem not in RUN_ELSEWHERE
-    and configs.load(str(file), base=base.get_config()).experiment in ("language", "vision")
+    and configs.load(str(file), base=base.get_config()).experiment in ("language", "vision", "synthetic")
 ]
 
 
-@pytest.mark.parametrize("file", LANGUAGE_OR_VISION, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", TRAINED, ids=lambda file: file.stem)
 def test_a_config_file_runs(file, tmp_path, monkeypatch):
     needed = NEEDS.get(file.stem)
     if needed and not (pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / needed).exists():

@@ -21,7 +21,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 SIZES = {"model.M": 2, "model.D": 8, "model.H": 2, "train.batch": 16, "train.evaluate_batch": 64, "sample.length": 20}
 QUICK = {"train.steps": 2, "optim.warmup_steps": 1, "train.log_every": 1}
 
-# What each run changes. Together they name every variant (a test below says so), several at once.
+# What each run changes. Together they name every variant (a test below says so), several at once; of the scores some.
 RUNS = {
     "causal": {
         "text.N": 16,
@@ -283,12 +283,28 @@ def listed(call, *arguments):
     return set(str(caught.value).split("are: ")[1].split(", "))
 
 
+@pytest.mark.parametrize("name", configs.candidates(score))
+def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
+    """Shapes and types of what a step computes, without compiling it; their numbers are in test_arms, test_diagonal."""
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    changes = dict(text__source=str(tmp_path / "text.txt"), text__N=8, model__score=name)
+    for more in ({}, {"model__compute_dtype": "bfloat16", "model__attention": "blockwise", "model__bias": False}):
+        task = tiny.task_of(tiny.settings("language", **changes | more))
+
+        def total(params, task=task):
+            return task.measure(params, task.train[0], None)["loss"][0]
+
+        params = jax.eval_shape(task.init, jax.random.key(0))
+        loss, gradient = jax.eval_shape(jax.value_and_grad(total), params)
+        assert loss.shape == () and loss.dtype == np.float32
+        assert jax.tree.map(lambda leaf: leaf.shape, gradient) == jax.tree.map(lambda leaf: leaf.shape, params)
+
+
 def test_together_the_runs_name_every_variant():
     def schedule(name):
         optim.schedule(name, peak=1.0, steps=2, warmup_steps=1, final_fraction=0.1, decay_fraction=0.1)
 
     offered = {
-        "model.score": set(configs.candidates(score)),
         "model.value": set(configs.candidates(value)),
         "model.norm": set(configs.candidates(norm)),
         "model.mlp": set(configs.candidates(mlp)),

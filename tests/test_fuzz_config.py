@@ -20,11 +20,11 @@ DEFAULTS = configs.flat(base.get_config().to_dict())
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "train.batch": 16, "train.steps": 3, "optim.warmup_steps": 1}
 SMALL |= {"train.evaluate_batch": 64, "train.log_every": 1}
 NAMES = {  # of what is chosen by name, all or some
-    "experiment": "language vision translation masked_image convolution sample classify fill export ablation",
+    "experiment": "language vision synthetic translation masked_image convolution sample classify fill export ablation",
     "device": "any cpu gpu tpu",
     "resume": "latest latest_valid",
     "family": "gpt2 bert vit llama",
-    "model.score": "none tied asymmetric constant",
+    "model.score": "none tied tied_keynorm tied_wide pairwise identity_query l2_tied asymmetric constant",
     "model.scale": "1/sqrt(K) 1/sqrt(D) 1",
     "model.value": "low_rank full_rank identity",
     "model.norm": "token token_plain rms batch instance",
@@ -38,6 +38,7 @@ NAMES = {  # of what is chosen by name, all or some
     "text.tokenizer": "bytes characters",
     "text.source": "docstrings",
     "image.head": "pooled class_token",
+    "synthetic.task": "ring previous reachability beats membership nearest",
     "optim.schedule": "cosine linear constant wsd",
     "optim.batch_rule": "none linear sqrt",
     "train.nan": "abort skip",
@@ -122,6 +123,7 @@ def place(tmp_path_factory):
         "translation": {"pairs.source": str(folder / "pairs.tsv"), "pairs.vocabulary": 300},
         "vision": {"image.source": str(folder / "images.npz"), "image.patch": 4},
         "masked_image": {"image.source": str(folder / "images.npz"), "image.patch": 4},
+        "synthetic": {},
         "convolution": {"image.source": str(folder / "images.npz"), "model.H": 3},
     }
     shared = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
@@ -193,7 +195,7 @@ def test_values_are_taken_or_refused(data):
 
 
 @hypothesis.given(
-    st.sampled_from(["language", "vision", "masked_image", "convolution", "translation"]),
+    st.sampled_from(["language", "vision", "masked_image", "synthetic", "convolution", "translation"]),
     st.lists(EDIT, max_size=3),
     st.sampled_from(["arguments", "json", "python"]),
     st.booleans(),

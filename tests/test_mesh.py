@@ -267,6 +267,7 @@ def test_minus_one_takes_what_is_left():
         ("language", "1x1x1x2", {"model__attention": "fused"}, "fused needs whole sequences"),
         ("vision", "1x1x1x2", {"image__head": "class_token"}, "the class token is no part of the image"),
         ("vision", "1x1x1x8", {"image__patch": 4}, "4 patches do not divide evenly over mesh.sequence = 8"),
+        ("language", "1x1x2x1", {"model__score": "identity_query"}, "cuts whole tokens into heads"),
         ("language", "1x1x2x1", {"model__mlp": "test_mesh:mine"}, "does not take the argument `tensor`"),
     ],
 )

@@ -8,6 +8,7 @@ import tiny
 
 from experiments import model as models
 from experiments.engine import config, errors
+from tfm import score
 
 MODELS = {
     "model.window must be at least 0": dict(window=-1),
@@ -17,6 +18,8 @@ MODELS = {
     "model.D must be even, and it is 9": dict(relation="rotary_halves", score="none", D=9, H=3),
     "model.rotary_base must be at least 1": dict(relation="rotary", rotary_base=0.0),
     "model.score = constant compares nothing": dict(relation="rotary", score="constant"),
+    "model.score = l2_tied compares by a distance, not by a product": dict(relation="rotary_halves", score="l2_tied"),
+    "model.D = 8 must be model.H x model.K = 2 x 3": dict(score="identity_query", K=3),
     "unknown relation .*alibi": dict(relation="alibbi"),
     "unknown compute_dtype .*bfloat16": dict(compute_dtype="bf16"),
     "unknown attention .*blockwise": dict(attention="flash"),
@@ -46,6 +49,11 @@ def test_a_model_that_cannot_be(words):
     settings = tiny.settings("vision", **{f"model__{name}": value for name, value in MODELS[words].items()})
     with pytest.raises(errors.UserError, match=words):
         models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+
+
+def test_twice_as_many_features_are_an_even_number():
+    settings = tiny.settings("vision", model__relation="rotary", model__score="tied_wide", model__K=3)
+    assert models.design(settings.model).score is score.tied_wide
 
 
 @pytest.mark.parametrize("words", TEXTS)

@@ -38,8 +38,11 @@ def faults(path: str, source: str) -> set[str]:
             if path.startswith("experiments/engine/") and top == "experiments" and parts[1:2] != ["engine"]:
                 found.add(f"the engine imports {name}")
             if experiment and experiment[1] not in ("model", "__init__") and top == "experiments":
-                if parts[1:2] not in (["engine"], ["model"]):
+                if parts[1:2] not in (["engine"], ["model"], ["laboratory"] if experiment[1] == "ablation" else None):
                     found.add(f"an experiment imports {name}")
+            if path.startswith("experiments/laboratory/") and top == "experiments":
+                if parts[1:2] not in (["engine"], ["laboratory"]):
+                    found.add(f"the laboratory imports {name}")
             if top == "configs" and room not in ("launch.py", "configs", "tests"):
                 found.add("imports configs")
             if top in ("pickle", "cloudpickle", "dill", "tensorflow"):

@@ -3,7 +3,8 @@
 Letters (every array's name ends in its axes; tokens are rows, while Turner and Prince write them as columns):
 B sequences, N query positions, S key positions, T = B * N rows, D features, H heads, K query/key features of a head,
 V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
-patch, R offsets (or buckets of offsets) between two tokens, Y X Z rows, columns and channels of an image.
+patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
+Y X Z rows, columns and channels of an image.
 
 | id  | paper                                     | here                               | file               |
 |-----|-------------------------------------------|------------------------------------|--------------------|
@@ -11,8 +12,10 @@ patch, R offsets (or buckets of offsets) between two tokens, Y X Z rows, columns
 | E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join               | embed.py           |
 | E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one            | attention.py       |
 | E4  | A ~ exp(x_n'^T x_n)                       | none                               | score.py           |
-| E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                  | score.py           |
+| E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                  | one_matrix.py      |
 | E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD         | score.py           |
+|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK             | one_matrix.py      |
+|     | A_{n,n} = 0 where n sees others           | itself, apart                      | relation.py        |
 | E7  | scale of the logits                       | SCALES                             | score.py           |
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity         | value.py           |
 | E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD           | value.py           |

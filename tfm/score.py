@@ -3,6 +3,21 @@
 l_{n,s} = scale * q_n . k_s, where n attends to s. A score is `(init, apply)`:
 `init(key, *, H, K, D, bias) -> params` and `apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`; a head axis of size one
 is shared by all heads. In self-attention both arguments are the same array. What a score may have beside is in `Score`.
+
+| score                       | l_{n,s}, unscaled, without biases | parameters a head | from                           |
+|-----------------------------|-----------------------------------|-------------------|--------------------------------|
+| none                        | x_n . x_s                         | 0                 | E4                             |
+| tied, tied_noself           | U x_n . U x_s                     | D K               | E5; with other tokens only     |
+| tied_keynorm                | U x_n . U x_s sqrt(K) / |U x_s|   | D K               | Kitaev et al. 2020; the same   |
+| tied_wide                   | as tied, of 2 K features          | 2 D K             | as many as asymmetric          |
+| tied_signed                 | U x_n . (sigma * U x_s)           | D K + K           | symmetric, but not definite    |
+| l2_tied                     | -|U x_n - U x_s|^2                | D K               | Kim et al. 2021                |
+| pairwise                    | U x_n . P U x_s                   | D K + K^2         | Courtois et al. 2024           |
+| pairwise_sym                | U x_n . (P + P^T)/2 U x_s         | D K + K^2         | Courtois et al. 2024           |
+| identity_query              | x_n, cut into heads, . U_k x_s    | D K               | Karbevski 2025                 |
+| asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; with the next one's std    |
+| symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
+| constant                    | 0                                 | 0                 | E28                            |
 """
 
 import math
@@ -12,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear
+from tfm import initial, linear, one_matrix
 
 
 class Score(NamedTuple):
@@ -29,6 +44,9 @@ class Score(NamedTuple):
     itself: bool = True
 
 
+# ---------------------------------------------------------------------------------------------------------- no matrix
+
+
 def _none_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
     return {}
 
@@ -38,31 +56,8 @@ def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, 
     return x_BND[:, None], x_BSD[:, None]
 
 
-def _tied_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    params = initial.normal(key, "U_HKD", D**-0.5, H=H, K=K, D=D)
-    return params | (initial.zeros("b_HK", H=H, K=K) if bias else {})
-
-
-def _tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A proportional to exp(x_s^T U^T U x_n): one matrix for queries and keys, symmetric logits (E5)."""
-    q_BHNK = linear.heads(x_BND, params["U_HKD"], params.get("b_HK"))
-    k_BHSK = q_BHNK if x_BSD is x_BND else linear.heads(x_BSD, params["U_HKD"], params.get("b_HK"))
-    return q_BHNK, k_BHSK
-
-
-def _asymmetric_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    params = {}
-    for side in "qk":
-        params |= initial.normal(key, f"U{side}_HKD", D**-0.5, H=H, K=K, D=D)
-        params |= initial.zeros(f"b{side}_HK", H=H, K=K) if bias else {}
-    return params
-
-
-def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11)."""
-    q_BHNK = linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK"))
-    k_BHSK = linear.heads(x_BSD, params["Uk_HKD"], params.get("bk_HK"))
-    return q_BHNK, k_BHSK
+def _none_factors(params: dict, *, D: int) -> tuple[jax.Array, jax.Array]:
+    return jnp.eye(D)[None], jnp.eye(D)[None]
 
 
 def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -70,9 +65,61 @@ def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Arr
     return jnp.zeros_like(x_BND[:, None, :, :1]), jnp.zeros_like(x_BSD[:, None, :, :1])
 
 
-none = Score(_none_init, _none, lambda params, *, D: (jnp.eye(D)[None], jnp.eye(D)[None]))
-tied = Score(_tied_init, _tied, lambda params, *, D: (params["U_HKD"], params["U_HKD"]))
-asymmetric = Score(_asymmetric_init, _asymmetric, lambda params, *, D: (params["Uq_HKD"], params["Uk_HKD"]))
+# ------------------------------------------------------------------------------------------------------- two matrices
+
+# How much wider Saponati et al. 2025 begin where U_k = U_q at first, at 256 features: their published code draws these
+# matrices as PyTorch draws any, with the standard deviation 1/sqrt(3 * 256), and without it as BERT does, with 0.02.
+WIDER = 1.8
+
+
+def _asymmetric_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, wider: float = 1.0) -> dict:
+    params = {}
+    for side in "qk":
+        params |= initial.normal(key, f"U{side}_HKD", wider * D**-0.5, H=H, K=K, D=D)
+        params |= initial.zeros(f"b{side}_HK", H=H, K=K) if bias else {}
+    return params
+
+
+def _asymmetric_std_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+    """As `asymmetric`, but WIDER: what the scale of `symmetric_init` does without the symmetry."""
+    return _asymmetric_init(key, H=H, K=K, D=D, bias=bias, wider=WIDER)
+
+
+def _symmetric_init_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+    """As `asymmetric`, but WIDER and U_k = U_q, each of which then learns on its own (Saponati et al. 2025)."""
+    params = _asymmetric_std_init(key, H=H, K=K, D=D, bias=bias)
+    return params | {"Uk_HKD": params["Uq_HKD"].copy()}  # a training step may give away an array only once
+
+
+def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11).
+
+    2 D K parameters a head.
+    """
+    q_BHNK = linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK"))
+    k_BHSK = linear.heads(x_BSD, params["Uk_HKD"], params.get("bk_HK"))
+    return q_BHNK, k_BHSK
+
+
+def _asymmetric_factors(params: dict, *, D: int) -> tuple[jax.Array, jax.Array]:
+    return params["Uq_HKD"], params["Uk_HKD"]
+
+
+# ----------------------------------------------------------------------------------------------- what a config can name
+
+none = Score(_none_init, _none, _none_factors)
+tied = Score(one_matrix.tied_init, one_matrix.tied, one_matrix.tied_factors)
+tied_noself = tied._replace(itself=False)
+tied_keynorm = Score(one_matrix.tied_keynorm_init, one_matrix.tied_keynorm, one_matrix.tied_factors, itself=False)
+tied_wide = Score(one_matrix.tied_wide_init, one_matrix.tied_wide, one_matrix.tied_wide_factors)
+tied_signed = Score(one_matrix.tied_signed_init, one_matrix.tied_signed, one_matrix.tied_signed_factors)
+l2_tied = Score(one_matrix.l2_tied_init, one_matrix.l2_tied, one_matrix.l2_tied_factors)
+pairwise = Score(one_matrix.pairwise_init, one_matrix.pairwise, one_matrix.pairwise_factors)
+pairwise_sym = Score(one_matrix.pairwise_sym_init, one_matrix.pairwise_sym, one_matrix.pairwise_sym_factors)
+identity_query = Score(one_matrix.identity_query_init, one_matrix.identity_query, one_matrix.identity_query_factors)
+symmetric_init = Score(_symmetric_init_init, _asymmetric, _asymmetric_factors)
+asymmetric = Score(_asymmetric_init, _asymmetric, _asymmetric_factors)
+asymmetric_std = Score(_asymmetric_std_init, _asymmetric, _asymmetric_factors)
 constant = Score(_none_init, _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.

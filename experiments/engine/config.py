@@ -274,6 +274,7 @@ class Settings:
     """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
 
     def __init__(self, config: ml_collections.ConfigDict, *, defaults: ml_collections.ConfigDict):
+        self._config, self._base = config, defaults
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
         self._prefix, self._read = "", set()
@@ -287,6 +288,16 @@ class Settings:
         inner._values, inner._defaults = value, self._defaults
         inner._prefix, inner._read = f"{self._prefix}{name}.", self._read
         return inner
+
+    def changed(self, changes: Mapping[str, Any]) -> "Settings":
+        """The same with these values, by whole keys; what is derived follows, and nothing is read yet.
+
+        Only of a whole config, not of a section. UserError as `assign` raises.
+        """
+        config = copy.deepcopy(self._config)
+        for key, value in sorted(changes.items()):  # in this order, D and H come before F and K, derived from them
+            assign(config, key, value)
+        return Settings(config, defaults=self._base)
 
     def to_dict(self) -> dict[str, Any]:
         """The plain nested values."""

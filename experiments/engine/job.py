@@ -45,12 +45,12 @@ class Work(NamedTuple):
     kept: dict[str, bytes] = {}
 
 
-def devices(settings: config.Settings) -> Mesh:
-    """The mesh of a run; said to the person, who may think to have another."""
+def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
+    """The mesh of a run; said to the person, who may think to have another. seeds: devices that share several runs."""
     config.check_seed(settings.seed)
     mesh.start(settings.device)
     m = settings.mesh
-    devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence)
+    devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)
     return devices
 

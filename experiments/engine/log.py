@@ -53,6 +53,11 @@ def _row(line: bytes) -> dict[str, Any] | None:
     return row if whole and all(isinstance(x, int | float | None) for x in row.values()) else None
 
 
+def finite(value: float) -> float | None:
+    """The number as JSON can hold it: None for what is not finite."""
+    return float(value) if math.isfinite(value) else None
+
+
 class Log:
     """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first.
 
@@ -77,10 +82,10 @@ class Log:
         """
         if not self._writes:
             return
-        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step} | finite) + "\n")
+        values = {name: finite(value) for name, value in values.items()}
+        self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
-        self._events.write(step, {name: value for name, value in finite.items() if value is not None})
+        self._events.write(step, {name: value for name, value in values.items() if value is not None})
 
     def close(self) -> None:
         if self._writes:

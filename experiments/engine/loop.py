@@ -17,13 +17,13 @@ from experiments.engine import (
     guard,
     interruption,
     log,
+    plan,
     processes,
     replay,
     retention,
     train,
 )
 from experiments.engine.data import batches
-from experiments.engine.plan import Plan
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
 SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
@@ -32,7 +32,7 @@ SAVE = 1  # what the processes agree on after a step, beside the number of a sig
 class Beside:
     """What `train.fit` calls: after each step, where it stops, and where a step failed."""
 
-    def __init__(self, made: Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, start: int, flops: int):
+    def __init__(self, made: plan.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, start: int, flops: int):
         self._made, self._folder, self._saves = made, folder, saves
         self.final: dict[str, float] = {}  # of the newest evaluation
         self.requests = interruption.Requests()
@@ -56,7 +56,7 @@ class Beside:
 
     def due(self, what: str, n: int) -> bool:
         """Whether this happens after n steps by their number alone."""
-        return n == self._made.steps or (self._made.every[what] > 0 and n % self._made.every[what] == 0)
+        return plan.due(n, every=self._made.every[what], steps=self._made.steps)
 
     def on_metrics(self, n: int, metrics: dict) -> None:
         """Log, and show the progress."""
@@ -64,7 +64,7 @@ class Beside:
             self._patience(n, int(jax.device_get(metrics["skipped"])))
         values = {}
         if self.due("log", n):
-            values = {f"train/{name}": float(value) for name, value in jax.device_get(metrics).items()}
+            values = {_called(name): float(value) for name, value in jax.device_get(metrics).items()}
             self._writer.write(n, values)
         self._progress.advance(n, values.get("train/loss"))
 
@@ -174,6 +174,11 @@ class Beside:
         return self._progress.tokens_per_second()
 
 
+def _called(metric: str) -> str:
+    """The name under which a step's metric is written; what a probe has found belongs to no batch."""
+    return metric.removeprefix(train.PROBE) if metric.startswith(train.PROBE) else f"train/{metric}"
+
+
 def _score(values: dict[str, Any], metric: str) -> float:
     """How good an evaluation is, larger for better; -inf where it says nothing about the metric."""
     value = values.get(metric)
@@ -182,7 +187,7 @@ def _score(values: dict[str, Any], metric: str) -> float:
     return -value if retention.BETTER[metric.rpartition("/")[2]] is min else value
 
 
-def train_and_save(made: Plan, state: train.State, step: Any, folder: pathlib.Path, flops: int):
+def train_and_save(made: plan.Plan, state: train.State, step: Any, folder: pathlib.Path, flops: int):
     """From the newest checkpoint, or from step 0, to the end: (state, final metrics and throughput).
 
     Raises RunError where numbers, the disk or a device stop it, and Interrupted for a signal, behind a save.

@@ -1,7 +1,9 @@
 """Everything a run needs, made and checked before anything is written."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -50,18 +52,18 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
         raise errors.UserError(
             "train.accumulation > 1 would give each part statistics of its own: not with model.norm = batch"
         )
-    growth = _growth(settings, devices)
+    growth = growth_of(settings, devices)
     mesh.check_layout(devices, task.layout, jax.eval_shape(task.init, jax.random.key(0)), task.train[0])
     _check_best(t.keep_best, task)
-    rate, optimiser = _optimiser(settings, growth)
+    rate, made = optimiser(settings, growth)
     if t.spike:
-        optimiser = guard.remembering(optimiser)
-    options = {"accumulation": t.accumulation, "nan": t.nan, "spike": t.spike}
+        made = guard.remembering(made)
+    options = {"accumulation": t.accumulation, "nan": t.nan, "spike": t.spike, "probe_due": _probe_due(settings, task)}
     return Plan(
         task=task,
         mesh=devices,
-        optimiser=optimiser,
-        step=train.update(task, optimiser, rate, devices, **options),
+        optimiser=made,
+        step=train.update(task, made, rate, devices, **options),
         accumulation=t.accumulation,
         growth=growth,
         steps=t.steps,
@@ -76,6 +78,23 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
     )
 
 
+def due(n: Any, *, every: int, steps: int) -> Any:
+    """Whether what happens every so many steps (0: only at the end) does so after step n, which may be an array."""
+    return (n == steps) | (n % every == 0) if every else n == steps
+
+
+def _probe_due(settings: config.Settings, task: train.Task) -> Callable | None:
+    """After which steps the probe's numbers are wanted: those that are logged. UserError where there is no probe."""
+    if not settings.train.probe:
+        return None
+    if task.probe is None:
+        raise errors.UserError(
+            "train.probe = True, but there is nothing to look at: the scores here are no x^T M x, or have no `factors` "
+            "that tell it (tfm/score.py)"
+        )
+    return functools.partial(due, every=settings.train.log_every, steps=settings.train.steps)
+
+
 def _check_best(best: str, task: train.Task) -> None:
     """UserError unless train.keep_best is '' or what an evaluation of the task measures."""
     if not best:
@@ -86,7 +105,7 @@ def _check_best(best: str, task: train.Task) -> None:
         raise errors.UserError(f"train.keep_best = {best}, but what is measured is {', '.join(measured)}")
 
 
-def _growth(settings: config.Settings, devices: Mesh) -> growths.Growth:
+def growth_of(settings: config.Settings, devices: Mesh) -> growths.Growth:
     """The batch sizes of the config, each of which must divide over the devices."""
     t = settings.train
     growth = growths.growth(t.batch, t.growth)
@@ -96,10 +115,13 @@ def _growth(settings: config.Settings, devices: Mesh) -> growths.Growth:
     return growth.reached(t.steps)
 
 
-def _optimiser(
-    settings: config.Settings, growth: growths.Growth
+def optimiser(
+    settings: config.Settings, growth: growths.Growth, **numbers: jax.Array
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The learning rate of every step, and AdamW with it."""
+    """The learning rate of every step, and AdamW with it.
+
+    numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
+    """
     o = settings.optim
     config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE})
     for name in ("beta1", "beta2"):
@@ -107,7 +129,7 @@ def _optimiser(
             raise errors.UserError(f"optim.{name} must be less than 1, and {getattr(o, name)} is not")
     rate = optim.schedule(
         o.schedule,
-        peak=o.learning_rate,
+        peak=numbers.get("learning_rate", o.learning_rate),
         steps=settings.train.steps,
         warmup_steps=o.warmup_steps,
         final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
@@ -115,5 +137,5 @@ def _optimiser(
     )
     if settings.train.growth:
         rate = optim.grown(rate, growth, o.batch_rule)
-    made = optim.adamw(rate, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=o.weight_decay, clip=o.clip)
-    return rate, made
+    decay = numbers.get("weight_decay", o.weight_decay)
+    return rate, optim.adamw(rate, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=decay, clip=o.clip)

@@ -21,6 +21,7 @@ from tfm import shapes
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 LOSS = "loss"
 RUNNING = "running/"  # begins the names of statistics that a parameter follows
+PROBE = "probe/"  # begins the names of what a task's probe finds
 MOMENTUM = 0.9  # of running averages, for each step
 
 
@@ -98,7 +99,9 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
                 return jax.tree.map(jnp.add, so_far, one_part(params, *part)), None
 
             _, abstract = jax.eval_shape(one_part, params, *jax.tree.map(lambda x: x[0], parts))
-            zeros = jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), abstract)
+            zero = 0 * jax.random.key_data(key)[0]  # differs, as far as types say, where runs do
+            none_yet = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype) + zero.astype(s.dtype), abstract)
+            zeros = jax.tree.map(jnp.zeros_like, params), none_yet
             (grads, ratios), _ = jax.lax.scan(add, zeros, parts)
         metrics = {name: value / jnp.maximum(count, 1) for name, (value, count) in ratios.items()}
         return jax.tree.map(lambda g: g / jnp.maximum(ratios[LOSS][1], 1), grads), metrics
@@ -120,10 +123,27 @@ def update(
     accumulation: int,
     nan: str = "abort",
     spike: float = 0.0,
+    probe_due: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Callable[..., tuple[State, dict]]:
-    """`one_step`, jitted; the old state is donated."""
+    """`one_step`, jitted; the old state is donated.
+
+    probe_due: whether what the task's probe finds after step n is among the metrics (`probed`); None: it never is.
+    """
     step = one_step(task, optimiser, rate, mesh, accumulation=accumulation, nan=nan, spike=spike)
-    return jax.jit(step, donate_argnums=0)
+
+    def step_and_probe(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
+        new, metrics = step(state, batch, alive)
+        return new, metrics | probed(task, new, probe_due)
+
+    return jax.jit(step if probe_due is None else step_and_probe, donate_argnums=0)
+
+
+def probed(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
+    """What the task's probe finds, 'probe/' before each name; zeros, which mean nothing, after a step without it."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(task.probe, state.params))
+    with jax.named_scope("probe"):
+        found = jax.lax.cond(due(state.step), lambda: task.probe(state.params), lambda: zeros)
+    return {f"{PROBE}{name}": value for name, value in found.items()}
 
 
 def one_step(
@@ -211,27 +231,34 @@ def follow(params: Any, metrics: dict) -> Any:
 
 def evaluator(task: Task, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
     """params -> the exact mean of every measure over the held-out part: each example once, padding not counted."""
+    sums = jax.jit(held_out(task, mesh))
+    return lambda params: {name: float(mean) for name, mean in evaluate(task, mesh, sums, params).items()}
+
+
+def held_out(task: Task, mesh: Mesh) -> Callable[[Any, dict], Ratios]:
+    """(params, batch) -> the sums and counts of all measures of a held-out batch."""
 
     def local(params: Any, batch: dict) -> Ratios:
         return meshes.total(task.measure(params, batch, None, task.layout), mesh)
 
-    @jax.jit
     def sums(params: Any, batch: dict) -> Ratios:
         specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
         return meshes.spread(local, mesh, in_specs=specs)(params, batch)
 
-    def evaluate(params: Any) -> dict[str, float]:
-        totals: dict[str, np.ndarray] = {}
-        waiting: Ratios | None = None
-        for i in range(len(task.evaluation) + 1):  # fetched one batch late, so that the devices never wait
-            due = waiting
-            if i < len(task.evaluation):
-                waiting = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
-            for name, pair in jax.device_get(due or {}).items():
-                totals[name] = totals.get(name, 0) + np.asarray(pair, np.float64)
-        return {name: float(total / count) for name, (total, count) in totals.items()}
+    return sums
 
-    return evaluate
+
+def evaluate(task: Task, mesh: Mesh, sums: Callable[[Any, dict], Ratios], params: Any) -> dict[str, np.ndarray]:
+    """The quotients of what `sums` adds up over the held-out part, whatever the shape of its sums."""
+    totals: dict[str, np.ndarray] = {}
+    waiting: Ratios | None = None
+    for i in range(len(task.evaluation) + 1):  # fetched one batch late, so that the devices never wait
+        due = waiting
+        if i < len(task.evaluation):
+            waiting = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
+        for name, pair in jax.device_get(due or {}).items():
+            totals[name] = totals.get(name, 0) + np.asarray(pair, np.float64)
+    return {name: total / count for name, (total, count) in totals.items()}
 
 
 def fit(
@@ -246,19 +273,24 @@ def fit(
     stops: Callable[[int], bool],
     on_stop: Callable[[int, State], None],
     on_failure: Callable[[int, State, dict, dict], None],
+    place: Callable[[Mesh, Any], dict] = meshes.place_batch,
+    alive: np.ndarray = np.True_,
 ) -> State:
     """Take the steps start + 1 ... steps, and return the last state.
 
     `on_metrics(n, metrics)` gets the metrics of step n while step n + 1 is already under way, so that the devices never
     wait for the host. Where `stops(n)`, `on_stop(n, state)` is called with the state after n steps, behind the metrics.
     Where step n was not `alive`, the loop ends with `on_failure(n, state, batch, metrics)`: the state before it.
+
+    place: puts a batch on the devices. alive: which of several runs are, where the state has rows (together.py); then
+    the loop ends where none is any more.
     """
     late: tuple[int, dict, dict] | None = None
-    alive = processes.put(np.True_, meshes.replicated(mesh))
+    alive = processes.put(alive, meshes.replicated(mesh))
 
     def told(n: int, batch: dict, metrics: dict) -> bool:
         metrics = jax.block_until_ready(metrics)
-        if not jax.device_get(metrics["alive"]):
+        if not np.any(jax.device_get(metrics["alive"])):
             on_failure(n, state, batch, metrics)
             return False
         on_metrics(n, {name: value for name, value in metrics.items() if name != "alive"})
@@ -266,7 +298,7 @@ def fit(
 
     for n in range(start + 1, steps + 1):
         batch = next(batches)
-        state, metrics = step(state, meshes.place_batch(mesh, batch), alive)
+        state, metrics = step(state, place(mesh, batch), alive)
         alive = metrics["alive"]
         if late and not told(*late):
             break

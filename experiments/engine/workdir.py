@@ -20,9 +20,11 @@ MAY_CHANGE = (
     "resume",
     "device",
     "compilation_cache",
+    "study.",
     "mesh.",
     "debug.",
     "train.steps",
+    "train.probe",
     "train.log_every",
     "train.evaluate_every",
     "train.evaluate_batch",
@@ -160,8 +162,8 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
             _same(dict(defaults or {}) | configs.flat(before), configs.flat(config), folder)
         elif any(found.name not in (LOCK, _draft(saved).name) for found in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
-        finished = _finished(folder, steps)
-        if not finished:
+        over = finished(folder, steps)
+        if not over:
             write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
     except OSError as error:
         raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
@@ -169,10 +171,10 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
         raise errors.UserError(
             f"{saved} is damaged, so this run cannot be resumed: choose another --workdir"
         ) from error
-    return finished
+    return over
 
 
-def _finished(folder: pathlib.Path, steps: int) -> bool:
+def finished(folder: pathlib.Path, steps: int) -> bool:
     """Whether the run has its result after so many steps. UserError where it has taken more already."""
     told = _steps_of_result(folder / "summary.json")
     taken = max(told, *step_folders.steps(folder / "checkpoints"), 0)

@@ -1,0 +1,115 @@
+"""Arms x seeds, trained together and compared: one study, one report. What differs is in the `study` section."""
+
+import pathlib
+import time
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from experiments.engine import config, errors, job, mesh, report, workdir
+from experiments.laboratory import progress, study, training
+from experiments.laboratory import report as reports
+
+
+def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+    """Train what is not trained yet, and write the report; without a folder, only show what there would be to do.
+
+    Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
+    """
+    began = time.perf_counter()
+    asked, devices = prepared(settings)
+    rows = study.rows(settings, asked)
+    side_by_side = batched(settings.study.batched, devices)
+    if folder is None:
+        for program in study.programs(rows):
+            print(told(training.prepare(program, devices, batched=side_by_side)), flush=True)
+        return
+    with workdir.hold(folder), job.file_errors(folder):
+        finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
+        waiting = unfinished(rows, finished, folder)
+        ready = [training.prepare(program, devices, batched=side_by_side) for program in waiting]
+        enter(folder, settings, rows)
+        print(f"{len(rows)} runs in {len(study.programs(rows))} programs, {len(finished)} of them finished before")
+        train(ready, folder, measure=settings.study.probe)
+        what = {
+            "config": settings.to_dict(),
+            "versions": mesh.versions(),
+            "devices": mesh.describe(devices),
+            "commit": workdir.commit(),
+            "wall_seconds": time.perf_counter() - began,
+        }
+        files = reports.write(folder, asked, what=what)
+        print(f"\n{reports.text(folder, asked)}\n")
+        for file in files:
+            print(f"  {file}")
+
+
+def prepared(settings: config.Settings) -> tuple[study.Study, Mesh]:
+    """The study and the devices; said to the person. UserError for a seed beside the study's, and for several
+    processes."""
+    asked = study.read(settings)
+    if asked.experiment == "ablation":
+        raise errors.UserError("study.experiment is what the runs of the study are, as language or vision")
+    if not hasattr(config.experiment(asked.experiment), "prepare"):
+        raise errors.UserError(f'study.experiment = "{asked.experiment}" trains nothing that could be compared')
+    if settings.seed != settings.defaults()["seed"]:
+        raise errors.UserError("seed: a study has study.seeds")
+    devices = job.devices(settings, seeds=settings.mesh.seed)
+    if jax.process_count() > 1:
+        raise errors.UserError("a study takes one process; its devices may share the seeds (mesh.seed)")
+    return asked, devices
+
+
+def batched(how: str, devices: Mesh) -> bool:
+    """Whether the runs of a program are computed side by side. UserError for another word than auto, yes, no."""
+    spread = mesh.SEED in devices.axis_names
+    if how not in ("auto", "yes", "no"):
+        raise errors.UserError(f'unknown study.batched "{how}"; the right ones are: auto, yes, no')
+    if how == "no" and spread:
+        raise errors.UserError("study.batched = no leaves nothing to mesh.seed, which must be 1")
+    return how == "yes" or (how == "auto" and (spread or mesh.side_by_side(devices)))
+
+
+def enter(folder: pathlib.Path, settings: config.Settings, rows: list[study.Row]) -> None:
+    """Make the folders of the study and of its runs, or come back to them. UserError where one was another before."""
+    workdir.enter(folder, settings.to_dict(), settings.defaults())
+    for row in rows:
+        with training.naming(row):
+            workdir.enter(folder / row.name, row.settings.to_dict(), row.settings.defaults())
+
+
+def unfinished(rows: list[study.Row], finished: set[str], folder: pathlib.Path) -> list[study.Program]:
+    """The programs that are still to be trained: first those that were begun, as they were."""
+
+    def open_rows(program: study.Program) -> list[study.Row]:
+        return [row for row in program.rows if row.name not in finished]
+
+    every = study.programs(rows)
+    begun = [one for one in every if open_rows(one) and (folder / "checkpoints" / one.folder).exists()]
+    taken = {row.name for program in begun for row in program.rows}
+    rest = [row for program in every for row in open_rows(program) if row.name not in taken]
+    return begun + study.programs(rest)
+
+
+def told(ready: training.Prepared) -> str:
+    """A line about a program."""
+    many, steps = len(ready.program.rows), ready.made.steps
+    return (
+        f"{ready.program.name}: {ready.params:,} parameters each, {many} x {steps:,} steps of"
+        f" {report.si(3 * ready.flops, 'FLOP')}"
+    )
+
+
+def train(ready: list[training.Prepared], folder: pathlib.Path, *, measure: bool) -> None:
+    """One program after the other."""
+    names: list[Any] = [one.program.name for one in ready]
+    line = progress.Progress([one.work for one in ready], names=names)
+    try:
+        for number, one in enumerate(ready):
+            line.say(told(one))
+            began = time.perf_counter()
+            training.run(one, folder, line, number, measure=measure)
+            line.say(f"  {number + 1} of {len(ready)} done, in {time.perf_counter() - began:.1f} s")
+    finally:
+        line.close()

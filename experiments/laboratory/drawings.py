@@ -1,0 +1,106 @@
+"""All figures of a report, each with a caption that says what is drawn and over how many runs."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from experiments.engine import figures
+from experiments.laboratory import curves, layers, maps, statistics, styles
+from experiments.laboratory import runs as loaded
+from experiments.laboratory import study as studies
+
+
+class Drawn(NamedTuple):
+    """A figure that has been written."""
+
+    file: pathlib.Path
+    section: str  # of the report: course, differences, symmetry, attention, maps
+    condition: str
+    caption: str
+
+
+def draw(
+    folder: pathlib.Path,
+    study: studies.Study,
+    conditions: Sequence[statistics.Condition],
+    runs: Sequence[loaded.Run],
+) -> list[Drawn]:
+    """Write the figures of each condition into folder/figures; none where there is nothing to be seen."""
+    style, names = styles.of(study), styles.file_names(one.name for one in conditions)
+    drawn = []
+    for found in conditions:
+        good = {(one.name, seed) for one in found.arms for seed in one.values}
+        kept = [run for run in runs if run.condition == found.name and (run.arm, run.seed) in good]
+        for section, make in SECTIONS.items() if kept else ():
+            file = folder / "figures" / f"{section}_{names[found.name]}.png"
+            caption = make(file, found, kept, style)
+            if caption:
+                words = f"{found.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
+                drawn.append(Drawn(file, section, found.name, words))
+    return drawn
+
+
+Make = Callable[[pathlib.Path, statistics.Condition, list[loaded.Run], Mapping[str, styles.Style]], str]
+
+
+def _course(file: pathlib.Path, found: statistics.Condition, runs: list[loaded.Run], style: Mapping) -> str:
+    curves.course(file, found=found, runs=runs, style=style)
+    threshold = f" The dotted line is the threshold, {found.threshold:g}." if found.threshold else ""
+    return (
+        f"training loss (smoothed), {found.metric} on held-out data, and its difference to {found.reference} of the "
+        f"same seed over training. Lines are means over seeds, bands reach from the smallest to the largest. Early "
+        f"differences are cut off where they would hide the later ones.{threshold}"
+    )
+
+
+def _differences(file: pathlib.Path, found: statistics.Condition, runs: list[loaded.Run], style: Mapping) -> str:
+    if not any(one.comparison and one.comparison.differences for one in found.arms):
+        return ""
+    curves.differences(file, found=found, style=style)
+    bars = "bars 95 % intervals" + f" for {found.comparisons} comparisons together" * (found.comparisons > 1)
+    if not any(one.comparison and one.comparison.interval for one in found.arms):
+        bars = "there are no intervals"
+    return (
+        f"each arm's {found.metric} minus {found.reference}'s, paired by seed. Circles are seeds, upright lines "
+        f"their means, {bars}."
+    )
+
+
+def _symmetry(file: pathlib.Path, found: statistics.Condition, runs: list[loaded.Run], style: Mapping) -> str:
+    if not layers.symmetry(file, runs=runs, style=style):
+        return ""
+    return (
+        "how symmetric (1: symmetric, 0: as a random matrix, -1: skew) and how directional (negative: the key side "
+        "dominates) the scores of each layer are over training. Means over seeds, bands from smallest to largest."
+    )
+
+
+def _attention(file: pathlib.Path, found: statistics.Condition, runs: list[loaded.Run], style: Mapping) -> str:
+    if not layers.attention(file, runs=runs, style=style):
+        return ""
+    return (
+        "attention on held-out examples at the end of training, per layer, averaged over heads. Marks are seeds, bars "
+        "their means."
+    )
+
+
+def _maps(file: pathlib.Path, found: statistics.Condition, runs: list[loaded.Run], style: Mapping) -> str:
+    shown = maps.first(runs)
+    if not shown:
+        return ""
+    maps.side_by_side(file, found=shown, style=style)
+    one, seeds = next(iter(shown.values())), sorted({one.seed for one in shown.values()})
+    tokens = f" Its tokens: {' '.join(map(figures.visible, one.tokens))}" if one.tokens else ""
+    return (
+        f"attention on one held-out example (seed {', '.join(map(str, seeds))}), query (row) by key (column). Shades "
+        f"are in proportion to the square root of the weight, and mean the same in all panels.{tokens}"
+    )
+
+
+SECTIONS: dict[str, Make] = {
+    "course": _course,
+    "differences": _differences,
+    "symmetry": _symmetry,
+    "attention": _attention,
+    "maps": _maps,
+}

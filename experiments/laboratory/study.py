@@ -1,0 +1,167 @@
+"""A study as its config says it: conditions x arms x seeds, and which of these runs one program trains together."""
+
+import json
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.engine import config, errors, retention
+
+# Settings that are numbers inside a program: runs that differ in these alone are rows of one. Their names there:
+NUMBERS = {
+    "optim.learning_rate": "learning_rate",
+    "optim.weight_decay": "weight_decay",
+    "model.score_std": "score_std",
+}
+OWN = ("study.metric", "study.threshold")  # what a condition may say of itself
+ONLY = "all"  # the condition of a study that names none
+TAKEN = ("figures", "checkpoints", "events")  # folders of a run
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]*")
+
+
+class Named(NamedTuple):
+    """An arm or a condition: settings, by whole keys, that differ from the study's."""
+
+    name: str
+    changes: dict[str, Any]
+
+
+class Study(NamedTuple):
+    """What is compared with what."""
+
+    experiment: str
+    conditions: list[Named]
+    arms: list[Named]
+    seeds: list[int]
+    reference: str
+    metric: dict[str, str]  # by the condition's name
+    threshold: dict[str, float]  # 0: none
+
+
+class Row(NamedTuple):
+    """One run of a study."""
+
+    condition: str
+    arm: str
+    seed: int
+    settings: config.Settings
+
+    @property
+    def name(self) -> str:
+        """Its folder inside the study's."""
+        return f"{self.condition}/{self.arm}/seed_{self.seed}"
+
+
+class Program(NamedTuple):
+    """Runs that are trained together."""
+
+    rows: list[Row]
+    numbers: dict[str, np.ndarray]  # in which the rows differ
+
+    @property
+    def name(self) -> str:
+        """For people: arms may be several, where they differ in numbers only."""
+        arms = ", ".join(dict.fromkeys(row.arm for row in self.rows))
+        condition = "" if self.rows[0].condition == ONLY else f"{self.rows[0].condition}: "
+        return f"{condition}{arms} x {len({row.seed for row in self.rows})} seeds"
+
+    @property
+    def folder(self) -> str:
+        """The name of its checkpoints' folder: another one for other runs."""
+        told = json.dumps([[row.name, row.settings.to_dict()] for row in self.rows], sort_keys=True)
+        return f"{self.rows[0].condition}_{self.rows[0].arm}_{zlib.crc32(told.encode()):08x}"
+
+
+def read(settings: config.Settings) -> Study:
+    """The study of a config. UserError for arms, conditions, seeds or a reference that are none."""
+    s = settings.study
+    arms, conditions = _named("study.arms", s.arms), _named("study.conditions", s.conditions) or [Named(ONLY, {})]
+    names = [arm.name for arm in arms]
+    if len(arms) < 2:
+        raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
+    if s.reference and s.reference not in names:
+        raise errors.UserError(
+            f'study.reference = "{s.reference}" is no arm{config.nearest(s.reference, names)}; the arms are:'
+            f" {', '.join(names)}"
+        )
+    if not s.seeds or len(set(s.seeds)) < len(s.seeds) or any(type(seed) is not int for seed in s.seeds):
+        raise errors.UserError(f"study.seeds must be different whole numbers, and {s.seeds} are not")
+    for seed in s.seeds:
+        config.check_seed(seed)
+    found = Study(
+        experiment=s.experiment,
+        conditions=conditions,
+        arms=arms,
+        seeds=list(s.seeds),
+        reference=s.reference or names[-1],
+        metric={one.name: one.changes.get("study.metric", s.metric) for one in conditions},
+        threshold={one.name: float(one.changes.get("study.threshold", s.threshold)) for one in conditions},
+    )
+    for metric in found.metric.values():
+        retention.check(metric)
+    return found
+
+
+def _named(key: str, given: Any) -> list[Named]:
+    """The arms or conditions of a config, checked."""
+    found = []
+    for one in given:
+        whole = isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[1], Mapping)
+        if not whole or not isinstance(one[0], str):
+            raise errors.UserError(f'{key} is a list of pairs [name, {{"model.score": "tied"}}], and {one!r} is none')
+        if not _NAME.fullmatch(one[0]) or one[0] in TAKEN:
+            raise errors.UserError(
+                f'{key}: "{one[0]}" cannot be the name of a folder: choose letters, digits and + - . _, not one of'
+                f" {', '.join(TAKEN)}"
+            )
+        if one[0] in [other.name for other in found]:
+            raise errors.UserError(f'{key} has "{one[0]}" twice')
+        found.append(Named(one[0], dict(one[1])))
+    return found
+
+
+def rows(settings: config.Settings, study: Study) -> list[Row]:
+    """All runs, each with a config of its own, as it would be trained alone."""
+    return [
+        Row(condition.name, arm.name, seed, _alone(settings, study, condition, arm, seed))
+        for condition in study.conditions
+        for arm in study.arms
+        for seed in study.seeds
+    ]
+
+
+def _alone(settings: config.Settings, study: Study, condition: Named, arm: Named, seed: int) -> config.Settings:
+    """The config of one run: the study's without the study."""
+    defaults = settings.defaults()
+    plain = {key: value for key, value in defaults.items() if key.startswith("study.")}
+    plain |= {"mesh.seed": defaults["mesh.seed"], "experiment": study.experiment}
+    of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
+    for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", arm.changes)):
+        for key in changes:
+            if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device", "compilation_cache"):
+                raise errors.UserError(f"{where}: {key} is the same for a whole study")
+    if both := sorted(of_condition.keys() & arm.changes.keys()):
+        raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
+    try:
+        return settings.changed(plain | of_condition | arm.changes | {"seed": seed})
+    except errors.UserError as error:
+        raise errors.UserError(f"condition {condition.name}, arm {arm.name}: {error}") from error
+
+
+def programs(rows: Iterable[Row]) -> list[Program]:
+    """The runs, with those together that differ in seeds and NUMBERS only, in the order in which they come."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        values = config.flat(row.settings.to_dict())
+        kind = {key: value for key, value in values.items() if key != "seed" and key not in NUMBERS}
+        found.setdefault(f"{row.condition} {json.dumps(kind, sort_keys=True)}", []).append(row)
+    return [Program(together, _numbers(together)) for together in found.values()]
+
+
+def _numbers(rows: list[Row]) -> dict[str, np.ndarray]:
+    values = [config.flat(row.settings.to_dict()) for row in rows]
+    columns = {name: np.array([one[key] for one in values], np.float32) for key, name in NUMBERS.items()}
+    return {name: column for name, column in columns.items() if len(set(column.tolist())) > 1}

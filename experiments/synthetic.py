@@ -1,0 +1,100 @@
+"""Made tasks, some of which need to know the direction from one token to another: ring, previous, reachability, beats,
+membership, nearest (engine/data/synthetic.py)."""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments import model as models
+from experiments.engine import config, errors, job, train
+from experiments.engine.data import batches, synthetic
+from tfm import head, loss
+from tfm import layout as layouts
+from tfm import mask as masks
+
+
+def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+    """Train and evaluate what the config says, and show the attention weights of one example."""
+    devices = job.devices(settings)
+    work = prepare(settings, devices)
+    job.run(settings, folder, work.task, devices, work.figures)
+
+
+def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+    """The task, the model, what is measured."""
+    s, t = settings.synthetic, settings.train
+    fetch, model, mask = examples(settings), build(settings), models.masked(settings.model, masked(settings))
+    evaluation = batches.evaluation(fetch, n=s.held_out, batch=t.evaluate_batch)
+
+    def logits(params: Any, batch: dict, **options: Any) -> Any:
+        return model.apply(params, batch["w_BN"], mask=mask, **options)
+
+    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+        logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
+        answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
+        measures = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
+        return {name: of(*answer, words=over.words) for name, of in measures.items()} | train.running(seen)
+
+    task = train.Task(
+        init=model.init,
+        measure=measure,
+        train=batches.train(fetch, n=synthetic.EPOCH, batch=t.batch, seed=settings.seed, growth=t.growth),
+        evaluation=evaluation,
+        tokens_per_example=s.N,
+        baseline={"accuracy": most_frequent(evaluation, W=s.W)},
+        layout=models.layout(settings.model, devices, W=s.W),
+        probe=models.probe(settings.model),
+        maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],
+    )
+    return job.Work(task, functools.partial(figures, settings, task))
+
+
+def examples(settings: config.Settings) -> batches.Fetch:
+    """The examples of the config's task. Raises UserError for a task that is none, and sizes that do not suit it."""
+    s = settings.synthetic
+    if not 1 <= s.held_out <= synthetic.EPOCH:
+        raise errors.UserError(f"synthetic.held_out must be from 1 to {synthetic.EPOCH:,}, and {s.held_out:,} is not")
+    steps = {"steps": s.steps} if s.task == "reachability" else {}
+    return synthetic.examples(s.task, N=s.N, W=s.W, **steps)
+
+
+def build(settings: config.Settings) -> models.Model:
+    """The model: every token is asked, and answers with one of W words or numbers."""
+    s = settings.synthetic
+    if s.causal and settings.model.norm == "instance":
+        raise errors.UserError("model.norm = instance looks at later words, which synthetic.causal forbids")
+    return models.language(settings.model, answer=head.masked_word, W=s.W, N=s.N, tied_output=False)
+
+
+def masked(settings: config.Settings) -> masks.Mask | None:
+    """Who may attend to whom, but for the window of the model."""
+    return masks.causal if settings.synthetic.causal else None
+
+
+def most_frequent(evaluation: Any, *, W: int) -> float:
+    """The accuracy of always giving the answer that is the most frequent one of the held-out examples."""
+    count_W = np.zeros(W)
+    for i in range(len(evaluation)):
+        batch = evaluation[i]
+        count_W += np.bincount(batch["target_BN"].ravel(), weights=batch["weight_BN"].ravel(), minlength=W)
+    if not count_W.any():
+        raise errors.UserError("not one held-out token is asked: make synthetic.held_out or synthetic.N larger")
+    return float(count_W.max() / count_W.sum())
+
+
+def figures(settings: config.Settings, task: train.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
+    """Loss curves, and the attention weights of one held-out example."""
+    from experiments.engine import figures as draw  # matplotlib, only where something is drawn
+
+    s = settings.synthetic
+    files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "attention")}
+    job.loss_figure(files["loss"], rows, unit="nats per answer", title=s.task + (", causal" if s.causal else ""))
+    one = {name: array[:1] for name, array in task.evaluation[0].items()}
+    A_MBHNS = jax.jit(task.maps)(params, one)
+    tokens = synthetic.spelled(s.task, one["w_BN"][0], N=s.N, W=s.W)
+    draw.attention_matrices(files["attention"], A_MHNS=np.asarray(A_MBHNS)[:, 0], tokens=tokens)
+    return list(files.values())

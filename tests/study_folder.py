@@ -1,0 +1,101 @@
+"""A study's folder with numbers that a test has chosen, in the form in which the runs of a study leave it."""
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from experiments.laboratory import study as studies
+
+WHAT = {
+    "config": {"experiment": "ablation", "train": {"steps": 300}},
+    "versions": {"jax": "0.0.1"},
+    "devices": "one small computer",
+    "commit": "c0ffee",
+    "wall_seconds": 1234.5,
+}
+
+
+def study(
+    arms: Sequence[str] = ("tied", "asymmetric"),
+    *,
+    conditions: Sequence[str] = ("all",),
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    metric: str = "eval/loss",
+    threshold: float = 0.0,
+) -> studies.Study:
+    """The last arm is the reference."""
+    return studies.Study(
+        experiment="language",
+        arms=[studies.Named(arm, {"model.score": arm}) for arm in arms],
+        conditions=[studies.Named(one, {}) for one in conditions],
+        seeds=list(seeds),
+        reference=arms[-1],
+        metric=dict.fromkeys(conditions, metric),
+        threshold=dict.fromkeys(conditions, threshold),
+    )
+
+
+def run(
+    folder: pathlib.Path,
+    condition: str,
+    arm: str,
+    seed: int,
+    *,
+    ends: Mapping[str, float | None],
+    evaluations: Sequence[tuple[int, float]] = (),
+    rows: Sequence[Mapping] = (),
+    **summary: object,
+) -> pathlib.Path:
+    """One run: `ends` are its final metrics, `evaluations` (step, eval/loss), `rows` more of metrics.jsonl."""
+    place = folder / condition / arm / f"seed_{seed}"
+    place.mkdir(parents=True)
+    told = {"experiment": "language", "condition": condition, "arm": arm, "seed": seed, "steps": 300, "params": 1000}
+    told |= {"flops_per_token": 2500.0, "diverged_at": None, **ends, **summary}
+    (place / "summary.json").write_text(json.dumps(told))
+    lines = [{"step": step, "eval/loss": loss} for step, loss in evaluations] + list(rows)
+    (place / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return place
+
+
+def losses(folder: pathlib.Path, condition: str, ends: Mapping[str, Sequence[float]]) -> None:
+    """For each arm, one run a seed that ends with this loss, and nothing else of note."""
+    for arm, losses in ends.items():
+        for seed, loss in enumerate(losses):
+            run(folder, condition, arm, seed, ends={"eval/loss": loss})
+
+
+def whole(
+    folder: pathlib.Path, made: studies.Study, *, M: int = 2, H: int = 3, steps: int = 300, maps: bool = True
+) -> None:
+    """A finished study with everything in it that a run may log; the i-th arm is worse by i/50."""
+    for condition in made.conditions:
+        for i, arm in enumerate(reversed(made.arms)):
+            for seed in made.seeds:
+                random = np.random.default_rng([i, seed])
+                rows = _rows(random, worse=i / 50, M=M, steps=steps)
+                ends = {"eval/loss": rows[-1]["eval/loss"], "eval/accuracy": 0.5, "baseline/accuracy": 0.1}
+                attention = {
+                    name: random.uniform(0.1, 0.9, M).tolist() for name in ("entropy", "diagonal", "asymmetry")
+                }
+                place = run(folder, condition.name, arm.name, seed, ends=ends, rows=rows, attention=attention)
+                if maps and seed == made.seeds[0]:
+                    A_MHNS = random.dirichlet(np.full(7, 0.3), (M, H, 7))
+                    np.savez(place / "maps.npz", A_MHNS=A_MHNS, tokens=np.array(list("atomic<")))
+
+
+def _rows(random: np.random.Generator, *, worse: float, M: int, steps: int) -> list[dict]:
+    """A loss that falls from about 5 to about 1.5, with noise that all arms of a seed share in part."""
+    rows, noise = [], random.normal(0, 0.004)
+    for step in range(0, steps + 1, max(1, steps // 60)):
+        loss = 1.5 + worse + noise + 3.5 * np.exp(-6 * step / steps)
+        row = {"step": step, "train/loss": loss + random.normal(0, 0.08)}
+        if step % (steps // 10) == 0:
+            row |= {"eval/loss": loss + random.normal(0, 0.002)}
+            for m in range(1, M + 1):
+                rise = worse * 5 + step / steps * m / M
+                row |= {f"symmetry/{m}": np.tanh(rise), f"symmetry_sum/{m}": np.tanh(rise / 2)}
+                row |= {f"directionality/{m}": -np.tanh(rise) + random.normal(0, 0.02)}
+        rows.append(row)
+    return rows

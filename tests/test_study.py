@@ -1,0 +1,102 @@
+"""What a study's config means: its runs, their configs, and which of them one program trains."""
+
+import numpy as np
+import pytest
+import tiny
+
+from experiments.engine import config, errors
+from experiments.laboratory import study
+
+ARMS = [["tied", {"model.score": "tied"}], ["fast", {"optim.learning_rate": 2e-3, "model.D": 16}], ["usual", {}]]
+
+
+def settings(**changes) -> config.Settings:
+    own = {"study.experiment": "language", "study.arms": ARMS, "study.seeds": [4, 0]}
+    return tiny.settings("ablation", **(own | {key.replace("__", "."): value for key, value in changes.items()}))
+
+
+def rows(made: config.Settings) -> list[study.Row]:
+    return study.rows(made, study.read(made))
+
+
+def test_every_arm_is_trained_with_every_seed_in_every_condition():
+    found = rows(settings(study__conditions=[["a", {"text.N": 7}], ["b", {"text.N": 9}]]))
+    assert [row.name for row in found[:7]] == [
+        "a/tied/seed_4",
+        "a/tied/seed_0",
+        "a/fast/seed_4",
+        "a/fast/seed_0",
+        "a/usual/seed_4",
+        "a/usual/seed_0",
+        "b/tied/seed_4",
+    ]
+    assert len(found) == 12
+    assert [(row.settings.text.N, row.settings.model.score, row.settings.seed) for row in found[5:7]] == [
+        (7, "asymmetric", 0),
+        (9, "tied", 4),
+    ]
+
+
+def test_the_config_of_a_run_is_that_of_the_run_alone():
+    run = rows(settings())[2]
+    expected = tiny.settings("language", optim__learning_rate=2e-3, model__D=16, seed=4).to_dict()
+    assert run.settings.to_dict() == expected
+    assert run.settings.model.K == 8 and run.settings.model.F == 64  # what is derived follows
+
+
+def test_what_the_study_says_stays_and_its_reference_is_the_last_arm_unless_said():
+    made = settings(study__conditions=[["a", {"study.threshold": 2.5}], ["b", {"study.metric": "eval/accuracy"}]])
+    found = study.read(made)
+    assert (found.reference, found.seeds) == ("usual", [4, 0])
+    assert found.metric == {"a": "eval/loss", "b": "eval/accuracy"} and found.threshold == {"a": 2.5, "b": 0.0}
+    assert study.read(settings(study__reference="tied")).reference == "tied"
+    assert made.model.score == "asymmetric"
+
+
+def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
+    arms = ARMS[:1] + [["slow", {"optim.learning_rate": 1e-4}], ["wide", {"model.score_std": 2.0}], ["usual", {}]]
+    tied, rest = study.programs(rows(settings(study__arms=arms)))
+    assert [row.name for row in tied.rows] == ["all/tied/seed_4", "all/tied/seed_0"] and tied.numbers == {}
+    assert [row.arm for row in rest.rows] == ["slow", "slow", "wide", "wide", "usual", "usual"]
+    assert sorted(rest.numbers) == ["learning_rate", "score_std"]
+    np.testing.assert_array_equal(rest.numbers["learning_rate"], np.float32([1e-4, 1e-4] + [1e-3] * 4))
+    np.testing.assert_array_equal(rest.numbers["score_std"], np.float32([1, 1, 2, 2, 1, 1]))
+    assert (tied.name, rest.name) == ("tied x 2 seeds", "slow, wide, usual x 2 seeds")
+
+
+def test_a_program_is_known_again_by_its_runs_and_their_settings():
+    (one, *_), (same, *_) = study.programs(rows(settings())), study.programs(rows(settings()))
+    (more, *_) = study.programs(rows(settings(study__seeds=[4, 0, 1])))
+    (other, *_) = study.programs(rows(settings(model__D=24)))
+    assert one.folder == same.folder and len({one.folder, more.folder, other.folder}) == 3
+
+
+WRONG = {
+    "at least two study.arms": {"study__arms": [["tied", {}]]},
+    "and 'tied' is none": {"study__arms": ["tied", "none"]},
+    "and \\['tied', 1\\] is none": {"study__arms": [["tied", 1], ["none", {}]]},
+    '"a/b" cannot be the name of a folder': {"study__arms": [["a/b", {}], ["b", {}]]},
+    '"figures" cannot be the name of a folder': {"study__conditions": [["figures", {}]]},
+    'has "b" twice': {"study__arms": [["b", {}], ["b", {"model.score": "tied"}]]},
+    'study.reference = "tide" is no arm \\(did you mean "tied"': {"study__reference": "tide"},
+    "study.seeds must be different whole numbers": {"study__seeds": [1, 1]},
+    "study.seeds must": {"study__seeds": []},
+    "study.seeds must be": {"study__seeds": [0.5]},
+    "the seed must lie between": {"study__seeds": [-1]},
+    "must be a metric that ends in": {"study__metric": "eval/los"},
+    'condition all, arm tied: unknown config key "model.scor"': {
+        "study__arms": [["tied", {"model.scor": 1}], ["b", {}]]
+    },
+    'condition all, arm tied: "model.score" must be of type str': {
+        "study__arms": [["tied", {"model.score": 1}], ["b", {}]]
+    },
+    "arm tied: seed is the same for a whole study": {"study__arms": [["tied", {"seed": 1}], ["b", {}]]},
+    "arm tied: study.seeds is the same": {"study__arms": [["tied", {"study.seeds": [1]}], ["b", {}]]},
+    "condition a and arm tied both set model.score": {"study__conditions": [["a", {"model.score": "none"}]]},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_no_study_is_refused(message):
+    with pytest.raises(errors.UserError, match=message):
+        rows(settings(**WRONG[message]))

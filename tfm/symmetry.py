@@ -1,0 +1,189 @@
+"""How symmetric and how directional a comparison of tokens is, and what attention weights look like.
+
+l_{n,s} = x_n^T M_h x_s with M_h = U_q,h^T U_k,h (score.py): a row of M belongs to a feature of the query, a column to
+one of the key. Symmetry s and directionality d are those of Saponati et al. 2025, here by definition, from M, and in
+closed form, from its two factors: without a D x D matrix, in O(D K^2) for a head. Neither depends on the size of M, and
+all is computed in float32 at least.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy import special
+
+from tfm import linear
+
+OUTLIER = 2.0  # standard deviations above the mean, from which on a norm counts for d
+ROUNDING = 32.0  # units in the last place: what is less than that of its terms is rounding, and counts as 0
+
+
+class Layer(NamedTuple):
+    """What is measured of a layer; with a leading axis M, of all of them."""
+
+    symmetry_H: jax.Array  # of each head
+    symmetry: jax.Array  # of the sum over heads
+    directionality: jax.Array  # of the sum over heads
+
+
+def form(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
+    """M_h = U_q,h^T U_k,h, (H, D, D): the definition, of which the closed forms below have no need."""
+    return _einsum("...kd,...ke->...de", *map(linear.wide, (Uq_HKD, Uk_HKD)))
+
+
+def summed(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Factors (1, H K, D) of the sum of M_h over heads: those of the heads, one below the other."""
+    both = jnp.broadcast_arrays(Uq_HKD, Uk_HKD)  # a head axis of size one is shared by all heads
+    return tuple(U_HKD.reshape(1, -1, U_HKD.shape[-1]) for U_HKD in both)
+
+
+def symmetry_of(M_HDD: jax.Array) -> jax.Array:
+    """s = <M, M^T> / |M|^2 of every matrix: 1 for a symmetric one, -1 for a skew one, about 0 for a random one.
+
+    NaN for M = 0, which is both. (Saponati et al. 2025: (|S|^2 - |N|^2) / |M|^2 for the parts M = S + N.)
+    """
+    M_HDD = _unit(linear.wide(M_HDD))
+    return _ratio(jnp.sum(M_HDD * M_HDD.mT, axis=(-2, -1)), jnp.sum(jnp.square(M_HDD), axis=(-2, -1)))
+
+
+def symmetry(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
+    """s_H = tr(C C) / tr(G_q G_k), with C = U_k U_q^T, G_q = U_q U_q^T and G_k = U_k U_k^T, all K x K: `symmetry_of`.
+
+    NaN where M is 0, or too small beside its factors to be told from 0.
+    """
+    Uq_HKD, Uk_HKD = map(_unit, (linear.wide(Uq_HKD), linear.wide(Uk_HKD)))
+    C_HKK, Gq_HKK, Gk_HKK = _gram(Uk_HKD, Uq_HKD), _gram(Uq_HKD, Uq_HKD), _gram(Uk_HKD, Uk_HKD)
+    size_H = jnp.sum(Gq_HKK * Gk_HKK, axis=(-2, -1))
+    largest_H = jnp.sqrt(jnp.sum(jnp.square(Gq_HKK), (-2, -1)) * jnp.sum(jnp.square(Gk_HKK), (-2, -1)))
+    return _ratio(jnp.sum(C_HKK * C_HKK.mT, axis=(-2, -1)), _rounded(size_H, largest_H))
+
+
+def directionality_of(M_HDD: jax.Array) -> jax.Array:
+    """d = (R - C) / (R + C) of every matrix, from the norms of its rows and of its columns; 0 where both are 0.
+
+    R is the sum of what norms of rows have above the mean and two standard deviations of them all (with D - 1 below
+    the line), C that of columns. Less than 0: the key's side dominates. M^T has -d. The sign is that of the published
+    tables (Saponati et al. 2025).
+    """
+    M_HDD = _unit(linear.wide(M_HDD))
+    return _dominance(jnp.sqrt(jnp.sum(jnp.square(M_HDD), axis=-1)), jnp.sqrt(jnp.sum(jnp.square(M_HDD), axis=-2)))
+
+
+def directionality(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
+    """d_H as in `directionality_of`: row i of M has the squared norm u_i^T G_k u_i, where u_i is column i of U_q."""
+    Uq_HKD, Uk_HKD = map(_unit, (linear.wide(Uq_HKD), linear.wide(Uk_HKD)))
+
+    def norms(U_HKD: jax.Array, G_HKK: jax.Array) -> jax.Array:
+        square_HD = jnp.sum(U_HKD * _einsum("...kj,...jd->...kd", G_HKK, U_HKD), axis=-2)
+        return jnp.sqrt(jnp.maximum(square_HD, 0))
+
+    return _dominance(norms(Uq_HKD, _gram(Uk_HKD, Uk_HKD)), norms(Uk_HKD, _gram(Uq_HKD, Uq_HKD)))
+
+
+def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
+    """What is measured of M layers, in the cheaper way. params: a score's, stacked; factors: score.Score's.
+
+    Of the sum over heads that is mostly the definition: its factors have H K features, and where these are D or more
+    the closed form takes several times longer.
+    """
+
+    def cheaper(closed: Callable, by_definition: Callable, *of: jax.Array) -> jax.Array:
+        K = max(U_HKD.shape[-2] for U_HKD in of)
+        return closed(*of) if K < D else by_definition(form(*(_unit(linear.wide(U_HKD)) for U_HKD in of)))
+
+    def one(layer: Any) -> Layer:
+        of_heads = factors(layer, D=D)
+        of_sum = summed(*of_heads)
+        (s,), (d,) = (cheaper(*way, *of_sum) for way in (of_symmetry, of_direction))
+        return Layer(cheaper(*of_symmetry, *of_heads), s, d)
+
+    of_symmetry, of_direction = (symmetry, symmetry_of), (directionality, directionality_of)
+    return jax.vmap(one, axis_size=M)(params)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+# A_..NS: weights with any leading axes. counts_..N, broadcast to them: which tokens are real. A query that sees nothing
+# (a row of zeros), or that is not real, is left out; NaN where none is left.
+
+
+def entropy(A_BHNS: jax.Array, counts_BHN: jax.Array | None = None) -> jax.Array:
+    """The mean over queries of - sum_s A_{n,s} ln A_{n,s}, in nats: 0 for one key, ln S for all alike."""
+    A_BHNS = linear.wide(A_BHNS)
+    return _mean(jnp.sum(special.entr(A_BHNS), axis=-1), _counted(A_BHNS, counts_BHN))
+
+
+def diagonal(A_BHNN: jax.Array, counts_BHN: jax.Array | None = None) -> jax.Array:
+    """The mean over tokens of A_{n,n}, their attention to themselves. Behind a causal mask, it is 1 for the first."""
+    A_BHNN = linear.wide(A_BHNN)
+    return _mean(jnp.diagonal(A_BHNN, axis1=-2, axis2=-1), _counted(A_BHNN, counts_BHN))
+
+
+def asymmetry(A_BHNN: jax.Array, counts_BHN: jax.Array | None = None) -> jax.Array:
+    """|A - A^T| / |A| (Frobenius), 0 to sqrt(2). A token that is left out is so as query and as key."""
+    A_BHNN = linear.wide(A_BHNN)
+    counted_BHN = _counted(A_BHNN, counts_BHN)
+    A_BHNN = jnp.where(counted_BHN[..., None] & counted_BHN[..., None, :], A_BHNN, 0)
+    square = jnp.sum(jnp.square(A_BHNN - A_BHNN.mT), (-2, -1)), jnp.sum(jnp.square(A_BHNN), (-2, -1))
+    return jnp.sqrt(_ratio(*square))
+
+
+def weights(A_MBHNN: jax.Array, real_BN: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Entropy, diagonal and asymmetry of every layer, (M,): the means over all its matrices; NaN where none has any.
+
+    real_BN: tokens that are no padding; None: all.
+    """
+    counts_BHN = None if real_BN is None else jnp.asarray(real_BN, bool)[:, None]
+    measures = {"entropy": entropy, "diagonal": diagonal, "asymmetry": asymmetry}
+    found_MBH = {name: measure(A_MBHNN, counts_BHN) for name, measure in measures.items()}
+    return {name: mean(x_MBH, axis=(1, 2)) for name, x_MBH in found_MBH.items()}
+
+
+def mean(x: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+    """The mean over these axes of what is not NaN; NaN where all is."""
+    return _mean(x, ~jnp.isnan(x), axis)
+
+
+def _counted(A_BHNS: jax.Array, counts_BHN: jax.Array | None) -> jax.Array:
+    seeing_BHN = jnp.sum(A_BHNS, axis=-1) > 0
+    return seeing_BHN if counts_BHN is None else seeing_BHN & counts_BHN
+
+
+def _mean(x: jax.Array, counted: jax.Array, axis: int | tuple[int, ...] = -1) -> jax.Array:
+    return _ratio(jnp.sum(jnp.where(counted, x, 0), axis), jnp.sum(counted, axis))
+
+
+def _ratio(above: jax.Array, below: jax.Array) -> jax.Array:
+    """NaN where nothing is below the line."""
+    return jnp.where(below > 0, above / jnp.where(below > 0, below, 1), jnp.nan)
+
+
+def _dominance(r_HD: jax.Array, c_HD: jax.Array) -> jax.Array:
+    def excess(x_HD: jax.Array) -> jax.Array:
+        usual_H1 = jnp.mean(x_HD, -1, keepdims=True) + OUTLIER * jnp.std(x_HD, -1, keepdims=True, ddof=1)
+        return jnp.sum(_rounded(x_HD - usual_H1, usual_H1), axis=-1)
+
+    R_H, C_H = excess(r_HD), excess(c_HD)
+    both_H = R_H + C_H
+    return (R_H - C_H) / jnp.where(both_H == 0, 1, both_H)
+
+
+def _rounded(x: jax.Array, terms: jax.Array) -> jax.Array:
+    """x, or 0 where it is negative, or no more than the rounding of the terms it was made from. NaN stays."""
+    return jnp.where(x <= ROUNDING * jnp.finfo(x.dtype).eps * terms, 0, x)
+
+
+def _unit(U_HKD: jax.Array) -> jax.Array:
+    """Every matrix with a largest entry of 1, so that no fourth power of a small or large one leaves float32."""
+    largest_H11 = jnp.max(jnp.abs(U_HKD), axis=(-2, -1), keepdims=True)
+    return U_HKD / jnp.where(largest_H11 > 0, largest_H11, 1)
+
+
+def _gram(U_HKD: jax.Array, V_HKD: jax.Array) -> jax.Array:
+    """U V^T of every head."""
+    return _einsum("...kd,...jd->...kj", U_HKD, V_HKD)
+
+
+def _einsum(letters: str, *arrays: jax.Array) -> jax.Array:
+    """In full precision also where a device would multiply in less."""
+    return jnp.einsum(letters, *arrays, precision=jax.lax.Precision.HIGHEST)
