@@ -61,6 +61,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         tokens_per_example=2 * p.N,
         baseline={"accuracy": most_frequent(corpus)},
         layout=models.layout(settings.model, devices, W=W),
+        probe=models.probe(settings.model),
     )
     translate = translator(settings, corpus, model)
     kept = {"tokenizer.json": workdir.as_json(corpus.subwords.to_json())}

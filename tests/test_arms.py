@@ -181,6 +181,19 @@ def test_squared_lengths_keep_their_digits(dtype):
     assert 2**-10 * largest < np.abs(first + (w_BHNK**2).sum(-1) / 2).max() < 2**-8 * largest
 
 
+@cases.float64()
+def test_squared_lengths_pass_on_their_gradient():
+    x_BND, weight_BHNN = cases.normal(1, B, N, D), cases.normal(2, B, H, N, N)
+
+    def direct(params: dict) -> jax.Array:
+        u_BHNK = jnp.einsum("hkd,bnd->bhnk", params["U_HKD"], x_BND)
+        return -((u_BHNK[:, :, :, None] - u_BHNK[:, :, None]) ** 2).sum(-1)
+
+    of = [lambda params: logits("l2_tied", params, x_BND, x_BND), direct]
+    found, expected = (jax.grad(lambda p, f=f: (weight_BHNN * f(p)).sum())(drawn("l2_tied"))["U_HKD"] for f in of)
+    cases.close(found, expected)
+
+
 # ------------------------------------------------------------------------------------------------- how they are begun
 
 

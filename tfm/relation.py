@@ -18,7 +18,7 @@ import numpy as np
 from tfm import initial, linear, position
 
 Bias = Callable[[jax.Array, jax.Array], jax.Array]
-ALONE = -1e9  # far below every logit that float32 can tell apart from its neighbours
+ALONE = -1e5  # Kitaev et al. 2020 (Reformer); a larger one would leave float32 too few digits for the logit itself
 BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, all offsets beyond 128 share one
 
 

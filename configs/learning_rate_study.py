@@ -1,0 +1,22 @@
+"""How much do the learning rate and the decay of weights matter? Five pairs x 5 seeds, all in one compiled program.
+
+python launch.py --config configs/learning_rate_study.py --workdir runs/rate
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "ablation"
+    config.study.experiment = "vision"
+    config.study.arms = [(f"{rate:g}", {"optim.learning_rate": rate}) for rate in (3e-4, 3e-3, 1e-2)] + [
+        ("no_decay", {"optim.weight_decay": 0.0}),
+        ("0.001", {}),
+    ]
+    config.model.M = 2
+    config.model.D = 64
+    config.image.shift = 0.5
+    config.train.steps = 1000
+    config.train.evaluate_every = 250
+    return config

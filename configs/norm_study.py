@@ -1,0 +1,19 @@
+"""Where does the norm belong, and which one? Three blocks x 5 seeds on handwritten digits.
+
+python launch.py --config configs/norm_study.py --workdir runs/norm
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "ablation"
+    config.study.experiment = "vision"
+    config.study.arms = [("post_norm", {"model.block": "post_norm"}), ("rms", {"model.norm": "rms"}), ("pre_norm", {})]
+    config.study.threshold = 0.2
+    config.model.D = 64
+    config.image.shift = 0.5
+    config.train.steps = 500
+    config.train.evaluate_every = 100
+    return config

@@ -1,0 +1,33 @@
+"""Does attention need two matrices? Four scores x 5 seeds, for the next and for hidden characters of Shakespeare.
+
+python launch.py --config configs/qk_ablation.py --workdir runs/qk
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "ablation"
+    config.study.experiment = "language"
+    config.study.arms = [
+        ("none", {"model.score": "none"}),
+        ("tied", {"model.score": "tied"}),
+        ("symmetric_init", {"model.score": "symmetric_init"}),
+        ("asymmetric", {"model.score": "asymmetric"}),
+    ]
+    config.study.conditions = [
+        ("causal", {"text.objective": "causal", "study.threshold": 2.0}),
+        ("masked", {"text.objective": "masked", "study.threshold": 2.5}),
+    ]
+    config.text.source = "tinyshakespeare"
+    config.text.tokenizer = "characters"
+    config.model.M = 2
+    config.model.D = 64
+    config.model.H = 2
+    config.optim.learning_rate = 3e-3
+    config.train.steps = 1500
+    config.train.batch = 16
+    config.train.log_every = 50
+    config.train.evaluate_every = 250
+    return config

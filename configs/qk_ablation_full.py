@@ -1,0 +1,36 @@
+"""All thirteen scores x 5 seeds, for the next and for hidden characters of Shakespeare. Hours: for a GPU or a TPU.
+
+python launch.py --config configs/qk_ablation_full.py --workdir runs/qk_full
+
+Not run yet. Other models cross with the arms on the command line: --config.model.relation=rotary (all but l2_tied),
+--config.model.value=full_rank, --config.model.diagonal=exclude, --config.model.scale='1/sqrt(D)'.
+"""
+
+from configs import base
+
+ARMS = """none tied tied_noself tied_keynorm tied_wide tied_signed pairwise pairwise_sym symmetric_init asymmetric_std
+identity_query l2_tied asymmetric""".split()
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "ablation"
+    config.study.experiment = "language"
+    config.study.arms = [(name, {"model.score": name}) for name in ARMS]
+    config.study.conditions = [
+        ("causal", {"text.objective": "causal", "study.threshold": 1.7}),
+        ("masked", {"text.objective": "masked", "study.threshold": 2.0}),
+    ]
+    config.text.source = "tinyshakespeare"
+    config.text.tokenizer = "characters"
+    config.text.N = 256
+    config.model.M = 6
+    config.model.D = 256
+    config.model.H = 4
+    config.model.dropout = 0.2
+    config.train.steps = 5000
+    config.train.batch = 64
+    config.train.log_every = 50
+    config.train.evaluate_every = 250
+    config.train.save_minutes = 5.0
+    return config

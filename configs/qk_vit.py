@@ -1,0 +1,23 @@
+"""Does a vision transformer need two matrices? Six scores x 5 seeds on handwritten digits (scikit-learn's, 8 x 8).
+
+python launch.py --config configs/qk_vit.py --workdir runs/qk_vit
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "ablation"
+    config.study.experiment = "vision"
+    config.study.arms = [
+        (name, {"model.score": name})
+        for name in ("none", "tied", "tied_noself", "pairwise", "symmetric_init", "asymmetric")
+    ]
+    config.study.threshold = 0.2
+    config.model.M = 2
+    config.model.D = 64
+    config.image.shift = 0.5
+    config.train.steps = 1500
+    config.train.evaluate_every = 250
+    return config
