@@ -1,4 +1,4 @@
-"""Does attention need two matrices? Four scores x 5 seeds, for the next and for hidden characters of Shakespeare.
+"""Does attention need two matrices? Five scores x 5 seeds, for the next and for hidden characters of Shakespeare.
 
 python launch.py --config configs/qk_ablation.py --workdir runs/qk
 """
@@ -14,6 +14,7 @@ def get_config():
         ("none", {"model.score": "none"}),
         ("tied", {"model.score": "tied"}),
         ("symmetric_init", {"model.score": "symmetric_init"}),
+        ("asymmetric_std", {"model.score": "asymmetric_std"}),
         ("asymmetric", {"model.score": "asymmetric"}),
     ]
     config.study.conditions = [

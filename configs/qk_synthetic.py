@@ -17,18 +17,15 @@ def get_config():
     config.experiment = "ablation"
     config.study.experiment = "synthetic"
     config.study.arms = [[score, {"model.score": score}] for score in SCORES]
-    config.study.reference = "asymmetric"
     config.study.conditions = [[task, {"synthetic.task": task}] for task in TASKS]
     config.study.conditions.insert(2, ["previous_causal", {"synthetic.task": "previous", "synthetic.causal": True}])
     config.study.metric = "eval/accuracy"
     config.study.threshold = 0.9
-    config.synthetic.held_out = 256
     config.model.M = 1
     config.model.H = 1
     config.model.D = 64
     config.optim.learning_rate = 3e-3
     config.optim.warmup_steps = 50
-    config.optim.weight_decay = 0.0
     config.train.steps = 300
     config.train.batch = 32
     config.train.evaluate_every = 25

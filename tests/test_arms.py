@@ -215,12 +215,12 @@ def spread(name: str, *, heads: int, k: int, runs: int, n: int = 32) -> float:
     return float(others.var(-1, ddof=1).mean())
 
 
-EXPECTED = dict.fromkeys(["constant"], 0.0) | {"asymmetric_std": 1.8**4, "symmetric_init": 1.8**4 * (12 + 48 + 1) / 48}
+EXPECTED = dict.fromkeys(["constant"], 0.0) | {"asymmetric_std": 1 / 9, "symmetric_init": (12 + 48 + 1) / 48 / 9}
 
 
 @pytest.mark.parametrize("name", SCORES)
 def test_logits_of_other_tokens_begin_with_variance_one(name):
-    """But for the two scores about the initial scale: 1.8 on both sides, and the wider spectrum of U^T U."""
+    """But for the two scores about the initial scale: 1/sqrt(3) on both sides, and the wider spectrum of U^T U."""
     assert spread(name, heads=4, k=12, runs=150) == pytest.approx(EXPECTED.get(name, 1.0), rel=0.04)
 
 
@@ -249,7 +249,7 @@ def test_parameters_of_one_name_begin_alike():
                 np.testing.assert_allclose(unit(begun[one][leaf]), unit(begun[other][leaf]), atol=1e-6)
     np.testing.assert_array_equal(begun["tied"]["U_HKD"], begun["tied_noself"]["U_HKD"])
     np.testing.assert_array_equal(begun["identity_query"]["Uk_HKD"], begun["asymmetric"]["Uk_HKD"])
-    np.testing.assert_allclose(begun["symmetric_init"]["Uq_HKD"], 1.8 * begun["asymmetric"]["Uq_HKD"], rtol=1e-6)
+    np.testing.assert_allclose(begun["symmetric_init"]["Uq_HKD"], 3**-0.5 * begun["asymmetric"]["Uq_HKD"], rtol=1e-6)
     np.testing.assert_array_equal(begun["symmetric_init"]["Uk_HKD"], begun["symmetric_init"]["Uq_HKD"])
     np.testing.assert_array_equal(begun["asymmetric_std"]["Uq_HKD"], begun["symmetric_init"]["Uq_HKD"])
     np.testing.assert_array_equal(begun["tied_signed"]["sigma_HK"], [[1, 1, 1, -1, -1]] * H)

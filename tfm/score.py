@@ -67,26 +67,27 @@ def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Arr
 
 # ------------------------------------------------------------------------------------------------------- two matrices
 
-# How much wider Saponati et al. 2025 begin where U_k = U_q at first, at 256 features: their published code draws these
-# matrices as PyTorch draws any, with the standard deviation 1/sqrt(3 * 256), and without it as BERT does, with 0.02.
-WIDER = 1.8
+# In the published code of Saponati et al. 2025, matrices that begin with U_k = U_q are drawn as PyTorch draws any, with
+# the standard deviation 1/sqrt(3 D), and the others as BERT's, with 0.02: at D = 256 the first are 1.8 times larger.
+# Here the first scale is theirs too; the other scores have 1/sqrt(D), at which logits have variance 1.
+NARROW = 3**-0.5
 
 
-def _asymmetric_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, wider: float = 1.0) -> dict:
+def _asymmetric_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, factor: float = 1.0) -> dict:
     params = {}
     for side in "qk":
-        params |= initial.normal(key, f"U{side}_HKD", wider * D**-0.5, H=H, K=K, D=D)
+        params |= initial.normal(key, f"U{side}_HKD", factor * D**-0.5, H=H, K=K, D=D)
         params |= initial.zeros(f"b{side}_HK", H=H, K=K) if bias else {}
     return params
 
 
 def _asymmetric_std_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    """As `asymmetric`, but WIDER: what the scale of `symmetric_init` does without the symmetry."""
-    return _asymmetric_init(key, H=H, K=K, D=D, bias=bias, wider=WIDER)
+    """As `asymmetric`, but NARROW: what the scale of `symmetric_init` does without the symmetry."""
+    return _asymmetric_init(key, H=H, K=K, D=D, bias=bias, factor=NARROW)
 
 
 def _symmetric_init_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    """As `asymmetric`, but WIDER and U_k = U_q, each of which then learns on its own (Saponati et al. 2025)."""
+    """As `asymmetric`, but NARROW and U_k = U_q, each of which then learns on its own (Saponati et al. 2025)."""
     params = _asymmetric_std_init(key, H=H, K=K, D=D, bias=bias)
     return params | {"Uk_HKD": params["Uq_HKD"].copy()}  # a training step may give away an array only once
 
