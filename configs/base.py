@@ -123,7 +123,8 @@ def image() -> ml_collections.ConfigDict:
 
 
 def synthetic() -> ml_collections.ConfigDict:
-    """The data of `synthetic`, which is made. All tasks of the same N and W share one compiled program."""
+    """The data of `synthetic`, which is made. What is compiled for one task serves all of the same N, W and causal: it
+    is in the compilation cache."""
     config = ml_collections.ConfigDict()
     config.task = "ring"  # ring, previous, reachability, beats, membership, nearest (engine/data/synthetic.py)
     config.N = 12  # tokens of an example
@@ -175,12 +176,13 @@ def study() -> ml_collections.ConfigDict:
     """What `ablation` compares: arms x seeds, in each of some conditions. All other settings are common to all runs."""
     config = ml_collections.ConfigDict()
     config.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
-    config.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ
+    config.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
+    # never train.growth, nan, spike or keep_best, which must be as they are here: a run that goes wrong stops alone
     config.reference = ""  # the arm that the others are compared with; '': the last one
     config.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
     config.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
-    config.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...
-    config.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none
+    config.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
+    config.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
     config.batched = "auto"  # seeds of a program side by side (yes), one after the other (no); auto: no on one CPU
     config.probe = True  # log how symmetric every layer's scores are, and measure attention at the end
     return config

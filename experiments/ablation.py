@@ -1,15 +1,21 @@
 """Arms x seeds, trained together and compared: one study, one report. What differs is in the `study` section."""
 
+import contextlib
+import functools
 import pathlib
+import shutil
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
 from experiments.engine import config, errors, job, mesh, report, workdir
-from experiments.laboratory import progress, study, training
+from experiments.laboratory import preparing, progress, study, training
 from experiments.laboratory import report as reports
+
+REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
@@ -17,32 +23,43 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     """
-    began = time.perf_counter()
     asked, devices = prepared(settings)
     rows = study.rows(settings, asked)
     side_by_side = batched(settings.study.batched, devices)
     if folder is None:
-        for program in study.programs(rows):
-            print(told(training.prepare(program, devices, batched=side_by_side)), flush=True)
+        for one in checked(study.programs(rows), asked, devices):
+            print(told(one), flush=True)
         return
     with workdir.hold(folder), job.file_errors(folder):
         finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
-        waiting = unfinished(rows, finished, folder)
-        ready = [training.prepare(program, devices, batched=side_by_side) for program in waiting]
+        waiting = checked(unfinished(rows, finished, folder), asked, devices)
         enter(folder, settings, rows)
         print(f"{len(rows)} runs in {len(study.programs(rows))} programs, {len(finished)} of them finished before")
-        train(ready, folder, measure=settings.study.probe)
         what = {
             "config": settings.to_dict(),
             "versions": mesh.versions(),
-            "devices": mesh.describe(devices),
+            "device": mesh.describe(devices),
             "commit": workdir.commit(),
-            "wall_seconds": time.perf_counter() - began,
         }
-        files = reports.write(folder, asked, what=what)
+        write = functools.partial(reports.write, folder, asked, what=what)
+        train(waiting, folder, devices, batched=side_by_side, measure=settings.study.probe, behind=write)
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of programs that have become others
+        files = write()
         print(f"\n{reports.text(folder, asked)}\n")
         for file in files:
             print(f"  {file}")
+
+
+def checked(programs: list[study.Program], asked: study.Study, devices: Mesh) -> list[preparing.Checked]:
+    """The programs, all of which can be trained; what their experiments say of their data is said once."""
+    found, said = [], set()
+    for program in programs:
+        found.append(preparing.check(program, devices, metric=asked.metric[program.rows[0].condition]))
+        for line in found[-1].said:
+            if line not in said:
+                print(line, flush=True)
+        said |= set(found[-1].said)
+    return found
 
 
 def prepared(settings: config.Settings) -> tuple[study.Study, Mesh]:
@@ -75,7 +92,7 @@ def enter(folder: pathlib.Path, settings: config.Settings, rows: list[study.Row]
     """Make the folders of the study and of its runs, or come back to them. UserError where one was another before."""
     workdir.enter(folder, settings.to_dict(), settings.defaults())
     for row in rows:
-        with training.naming(row):
+        with preparing.naming(row):
             workdir.enter(folder / row.name, row.settings.to_dict(), row.settings.defaults())
 
 
@@ -92,24 +109,37 @@ def unfinished(rows: list[study.Row], finished: set[str], folder: pathlib.Path) 
     return begun + study.programs(rest)
 
 
-def told(ready: training.Prepared) -> str:
+def told(one: preparing.Checked) -> str:
     """A line about a program."""
-    many, steps = len(ready.program.rows), ready.made.steps
     return (
-        f"{ready.program.name}: {ready.params:,} parameters each, {many} x {steps:,} steps of"
-        f" {report.si(3 * ready.flops, 'FLOP')}"
+        f"{one.program.name}: {one.params:,} parameters each, {len(one.program.rows)} x {one.steps:,} steps of"
+        f" {report.si(3 * one.flops, 'FLOP')}"
     )
 
 
-def train(ready: list[training.Prepared], folder: pathlib.Path, *, measure: bool) -> None:
-    """One program after the other."""
-    names: list[Any] = [one.program.name for one in ready]
-    line = progress.Progress([one.work for one in ready], names=names)
-    try:
-        for number, one in enumerate(ready):
+def train(
+    waiting: list[preparing.Checked],
+    folder: pathlib.Path,
+    devices: Mesh,
+    *,
+    batched: bool,
+    measure: bool,
+    behind: Callable[[], Any],
+) -> None:
+    """One program after the other. behind: writes the report, where a program took long, and where a signal comes."""
+    line = progress.Progress([one.work for one in waiting], names=[one.program.name for one in waiting])
+    with contextlib.closing(line):
+        for number, one in enumerate(waiting):
             line.say(told(one))
             began = time.perf_counter()
-            training.run(one, folder, line, number, measure=measure)
-            line.say(f"  {number + 1} of {len(ready)} done, in {time.perf_counter() - began:.1f} s")
-    finally:
-        line.close()
+            try:
+                ready = preparing.prepare(one.program, devices, batched=batched)
+                training.run(ready, folder, line, number, measure=measure)
+            except errors.Interrupted:
+                if number:
+                    behind()
+                raise
+            took = time.perf_counter() - began
+            line.say(f"  {number + 1} of {len(waiting)} done, in {took:.1f} s")
+            if took > REPORTED and number + 1 < len(waiting):
+                behind()

@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.engine import config, errors, mesh
+from experiments.engine import config, errors, mesh, train
 from tfm import (
     attention,
     block,
     embed,
     head,
     incremental,
+    loss,
     mask,
     mlp,
     norm,
@@ -178,6 +179,13 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
         functools.partial(seq2seq.start, **call),
         functools.partial(seq2seq.step, **call),
     )
+
+
+def word_measures(logits_BNW: jax.Array, batch: dict, over: layouts.Layout) -> train.Ratios:
+    """Loss and accuracy at every token that is asked for (target_BN, weight_BN), whatever devices share the words."""
+    answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
+    measures = {train.LOSS: loss.cross_entropy, "accuracy": loss.accuracy}
+    return {name: of(*answer, words=over.words) for name, of in measures.items()}
 
 
 def from_numbers(init: Callable, *, design: block.Design, **arguments: Any) -> Callable:

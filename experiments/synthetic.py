@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from experiments import model as models
 from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, synthetic
-from tfm import head, loss
+from tfm import head
 from tfm import layout as layouts
 from tfm import mask as masks
 
@@ -35,9 +35,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
 
     def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
         logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
-        answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
-        measures = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
-        return {name: of(*answer, words=over.words) for name, of in measures.items()} | train.running(seen)
+        return models.word_measures(logits_BNW, batch, over) | train.running(seen)
 
     task = train.Task(
         init=model.init,

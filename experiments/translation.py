@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from experiments import model as models
 from experiments.engine import config, errors, job, train, translation_score, workdir
 from experiments.engine.data import batches, pairs, parallel, subwords
-from tfm import beam, decode, loss
+from tfm import beam, decode
 from tfm import layout as layouts
 
 SHOWN = 12  # translations in sample.txt
@@ -48,9 +48,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
         inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
         logits_BNW, seen = model.apply(params, *inputs, key_B=key_B, over=over)
-        answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
-        measures = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
-        return {name: of(*answer, words=over.words) for name, of in measures.items()} | train.running(seen)
+        return models.word_measures(logits_BNW, batch, over) | train.running(seen)
 
     (fetch, n), (fetch_evaluation, n_evaluation) = map(parallel.examples, (corpus.train, corpus.evaluation))
     task = train.Task(

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import tiny
 
+from configs import base
 from experiments import ablation
+from experiments.engine import config as configs
 from experiments.engine import log, train
 from experiments.laboratory import drawings, training
 
@@ -77,7 +79,7 @@ def test_a_study_leaves_its_runs_and_its_report(done):
     assert maps.shape == (2, 2, 8, 8) and np.allclose(maps.sum(-1), 1, atol=1e-5)
     for file in ("report.json", "report.md", "report.html"):
         assert (folder / "study" / file).stat().st_size > 1000 and file in outcome.out
-    assert not list((folder / "study" / "checkpoints").iterdir())
+    assert not (folder / "study" / "checkpoints").exists()
     assert "No verdict" in outcome.out  # of two seeds
 
 
@@ -165,12 +167,17 @@ def test_all_is_checked_before_anything_is_trained(tmp_path, monkeypatch):
         "unused": ({"image.patch": 3}, "arm bad: image.patch is set, but this experiment does not use it"),
         "guard": ({"train.nan": "skip"}, "arm bad: train.growth, nan, spike and keep_best are not for a study"),
         "rate": ({"optim.weight_decay": -1.0}, "arm bad: optim.weight_decay must be at least 0"),
+        "initial": ({"model.score_std": -1.0}, "arm bad: model.score_std must be at least 0"),
+        "probe": ({"train.probe": True}, "arm bad: train.probe is for a run alone"),
     }.values():
         outcome = study(tmp_path, study__arms=[["good", {}], ["bad", change]])
         assert outcome.code == 2 and message in outcome.err and not any((tmp_path / "study").iterdir())
 
 
 WRONG = {
+    "study.metric = eval/explained, but what is measured is eval/accuracy, eval/loss": {
+        "study__metric": "eval/explained"
+    },
     "study.experiment is what the runs": {"study__experiment": "ablation"},
     'unknown experiment "langage" (did you mean "language"?)': {"study__experiment": "langage"},
     "trains nothing that could be compared": {"study__experiment": "sample"},
@@ -230,3 +237,26 @@ def test_programs_that_were_begun_come_first_and_as_they_were(done, tmp_path):
     assert names({"all/fast/seed_3"}) == [of_rest, of_tied]
     assert names({*of_rest, "all/tied/seed_3"}) == [["all/tied/seed_5"]]
     assert names({*of_rest, *of_tied}) == []
+
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROGRAMS = {"qk_ablation": 10, "qk_ablation_full": 26, "qk_synthetic": 42, "qk_vit": 6, "norm_study": 3}
+PROGRAMS |= {"learning_rate_study": 1}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.py")), ids=lambda file: file.stem)
+def test_every_study_of_the_project_is_one(file):
+    made = configs.load(str(file), base=base.get_config()) if file.stem not in ("base", "__init__") else None
+    if made is None or made.experiment != "ablation":
+        assert file.stem not in PROGRAMS
+        return
+    settings = configs.Settings(made, defaults=base.get_config())
+    asked = ablation.study.read(settings)
+    found = ablation.study.programs(ablation.study.rows(settings, asked))
+    assert len(found) == PROGRAMS[file.stem] and len(asked.seeds) == 5
+
+
+@pytest.mark.parametrize("stem", ["norm_study", "learning_rate_study"])
+def test_a_study_of_the_project_can_be_prepared(stem):
+    outcome = tiny.run("--config", str(ROOT / "configs" / f"{stem}.py"), "--dry_run", "--config.mesh.data=1")
+    assert (outcome.code, outcome.err) == (0, "") and outcome.out.count("parameters each") == PROGRAMS[stem]

@@ -35,6 +35,8 @@ _FAULTS = (
     ValueError,
 )
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
+SEEDS = ("seed", "study.seeds")
+VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
 CHOSEN = ("text.objective", "image.head", "optim.schedule", "family")  # what is chosen by name outside of `model`
 
 
@@ -71,9 +73,9 @@ def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[s
         raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
     config = copy.deepcopy(base)
     for key, value in sorted(flat(values).items()):  # in this order, D and H come before F and K, derived from them
-        if _is_code(key, value):
+        if (code := _code(key, value)) is not None:
             if key not in given:
-                raise _distrust(file, key, value)
+                raise _distrust(file, *code, inside=key)
         elif value != flat(values_of(config)).get(key):  # what is derived stays derived
             assign(config, key, value)
     return config
@@ -84,10 +86,21 @@ def _is_code(key: str, value: Any) -> bool:
     return (key.startswith("model.") or key in CHOSEN) and isinstance(value, str) and ":" in value
 
 
-def _distrust(file: pathlib.Path, key: str, value: str) -> errors.UserError:
+def _code(key: str, value: Any) -> tuple[str, str] | None:
+    """The first setting, and its value, that names code: this one, or one that an arm or a condition changes."""
+    pairs = [(key, value)]
+    if key in VARIED and isinstance(value, list):
+        parts = [part for one in value if isinstance(one, list) for part in one]
+        pairs = [pair for part in parts if isinstance(part, Mapping) for pair in flat(part).items()]
+    return next((pair for pair in pairs if _is_code(*pair)), None)
+
+
+def _distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
+    """inside: the setting of the config that holds this one, study.arms for what an arm changes; or the same."""
+    where, how = ("", value) if inside == key else (f" in {inside}", "...")
     return errors.UserError(
-        f'{file} has {key} = "{value}", a program that would be run: give it on the command line, '
-        f"--config.{key}={value}, if you trust it"
+        f'{file} has {key} = "{value}"{where}, a program that would be run: give it on the command line, '
+        f"--config.{inside}={how}, if you trust it"
     )
 
 
@@ -248,7 +261,7 @@ def check_numbers(values: Mapping[str, Any]) -> None:
     """UserError for the first number, by its key, that no array index or float32 can be: absurd, infinite or NaN."""
     for key, value in flat(values).items():
         for number in _numbers(value):
-            most = LARGEST_SEED if key == "seed" else LARGEST
+            most = LARGEST_SEED if key in SEEDS else LARGEST
             if isinstance(number, int) and abs(number) > most:
                 raise errors.UserError(f"{key} = {shown(number)} is too large a number: at most {most} is possible")
             if isinstance(number, float) and not abs(number) <= LARGEST_FLOAT:
@@ -325,7 +338,7 @@ def beside(section: Settings, saved: Mapping[str, Any], path: pathlib.Path, call
     """
     for name, value in saved.items():
         if _is_code(f"{called}.{name}", value) and getattr(section, name, None) != value:
-            raise _distrust(path, f"{called}.{name}", value)
+            raise _distrust(path, f"{called}.{name}", value, inside=f"{called}.{name}")
     return section.to_dict()
 
 

@@ -99,10 +99,14 @@ def _check_best(best: str, task: train.Task) -> None:
     """UserError unless train.keep_best is '' or what an evaluation of the task measures."""
     if not best:
         return
+    if best not in measured(task):
+        raise errors.UserError(f"train.keep_best = {best}, but what is measured is {', '.join(measured(task))}")
+
+
+def measured(task: train.Task) -> list[str]:
+    """The names of what an evaluation of the task measures."""
     found = jax.eval_shape(task.measure, jax.eval_shape(task.init, jax.random.key(0)), task.evaluation[0], None)
-    measured = sorted(f"eval/{name}" for name in found if not name.startswith(train.RUNNING))
-    if best not in measured:
-        raise errors.UserError(f"train.keep_best = {best}, but what is measured is {', '.join(measured)}")
+    return sorted(f"eval/{name}" for name in found if not name.startswith(train.RUNNING))
 
 
 def growth_of(settings: config.Settings, devices: Mesh) -> growths.Growth:

@@ -8,10 +8,13 @@ from experiments.engine import errors
 BETTER = {"loss": min, "accuracy": max, "explained": max}  # by the last part of a metric's name
 
 
-def check(best: str) -> None:
-    """UserError unless it is '' or a metric of which one knows whether less or more is better, as 'eval/loss'."""
+def check(best: str, *, key: str = "train.keep_best") -> None:
+    """UserError unless it is '' or a metric of which one knows whether less or more is better, as 'eval/loss'.
+
+    key: the setting that it is the value of.
+    """
     if best and _kind(best) not in BETTER:
-        raise errors.UserError(f'train.keep_best = "{best}" must be a metric that ends in {", ".join(BETTER)}')
+        raise errors.UserError(f'{key} = "{best}" must be a metric that ends in {", ".join(BETTER)}')
 
 
 def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best: str) -> list[int]:

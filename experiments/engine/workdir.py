@@ -196,7 +196,7 @@ def _steps_of_result(summary: pathlib.Path) -> int:
 
 def _same(before: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
     """UserError, naming all of them, where settings changed that may not."""
-    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k) and not _may_change(k))
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k) and not may_change(k))
     if changed:
         changes = ", ".join(f"{k} ({before.get(k)!r} -> {now.get(k)!r})" for k in changed)
         right = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
@@ -205,5 +205,6 @@ def _same(before: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> 
         )
 
 
-def _may_change(key: str) -> bool:
+def may_change(key: str) -> bool:
+    """Whether a run may be resumed with another value of this setting."""
     return any(key == right or (right.endswith(".") and key.startswith(right)) for right in MAY_CHANGE)

@@ -17,13 +17,17 @@ TOKENS = 32  # of the example that is shown
 
 def looking(task: train.Task) -> Callable[[Any], tuple[dict[str, list[float | None]], np.ndarray]]:
     """params -> (entropy, diagonal, asymmetry: a list over layers each, A_MHNN of the first held-out example)."""
-    batch = {name: array[:EXAMPLES] for name, array in task.evaluation[0].items()}
-    real_BN = batch.get("valid_BS")
+    examples = {name: array[:EXAMPLES] for name, array in task.evaluation[0].items()}
 
     @jax.jit
     def measured(params: Any) -> tuple[dict, jax.Array]:
-        A_MBHNN = task.maps(params, batch)
-        return symmetry.weights(A_MBHNN, real_BN), A_MBHNN[:, 0, :, :TOKENS, :TOKENS]
+        def one(example: dict) -> tuple[dict, jax.Array]:  # alone: the weights of many might not fit into memory
+            batch = {name: array[None] for name, array in example.items()}
+            A_MBHNN = task.maps(params, batch)
+            return symmetry.weights(A_MBHNN, batch.get("valid_BS")), A_MBHNN[:, 0, :, :TOKENS, :TOKENS]
+
+        found, A_BMHNN = jax.lax.map(one, examples)
+        return {name: symmetry.mean(x_BM, axis=0) for name, x_BM in found.items()}, A_BMHNN[0]
 
     def look(params: Any) -> tuple[dict, np.ndarray]:
         found, A_MHNN = jax.device_get(measured(params))

@@ -28,6 +28,7 @@ class Progress:
         """The program of this number begins, or goes on after this share of it was done earlier."""
         self._current = number
         self._resumed += share * self._work[number]
+        self._bar.initial = self._resumed  # what was done earlier says nothing of the time that is left
         self._at(share)
         self._bar.set_description_str(f"{number + 1} of {len(self._work)}, {self._names[number]}", refresh=False)
 

@@ -13,13 +13,16 @@
       "name", "changes", "params", "flops_per_token": forward,
       "values": {seed: x}, "mean", "std": n - 1 below, "n",
       "others": {metric: {"mean", "std", "n"}},
+      "other_evaluation": seeds that are not evaluated on the reference's examples, "other_batches": nor trained on its,
       "threshold_step": null | {"by_seed": {seed: step | null}, "median": step | null, "reached": n, "of": n},
       "difference": null for the reference, else {
         "by_seed": {seed: arm - reference}, "mean", "std", "n",
         "interval": [low, high] at 95 % for the m comparisons together, "interval_uncorrected": the same for one,
         "p", "p_corrected": min(1, m p), "kind": a word of verdict.py, "words": what the report says of it},
       "symmetry": {measure: [of each layer at the end, mean over seeds]}, "attention": the same}]}],
-  "what": {"config", "versions", "devices", "commit", "wall_seconds"}
+  "ran": what the runs tell of how they came about: {"commits": {commit: runs}, "devices": {line: runs},
+    "versions": {name: {version: runs}}, "training_seconds": sum over runs, "timed_runs", "data": {condition: [line]}},
+  "what": of the session that wrote the report: {"config", "versions", "device", "commit"}
 }
 What cannot be said (an interval of two seeds, a mean of no run) is null.
 """
@@ -28,7 +31,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.laboratory import measures, statistics, verdict
+from experiments.laboratory import measures, overall, provenance, statistics, thresholds, verdict
 from experiments.laboratory import runs as loaded
 from experiments.laboratory import study as studies
 
@@ -51,13 +54,14 @@ def record(
         "experiment": study.experiment,
         "reference": study.reference,
         "seeds": study.seeds,
-        "verdict": verdict.overall(conditions),
+        "verdict": overall.overall(conditions),
         "finished_runs": len(runs),
         "planned_runs": len(runs) + len(missing),
         "missing": missing,
         "diverged": diverged,
         "conditions": [_condition(found, [r for r in runs if r.condition == found.name]) for found in conditions],
-        "what": what,
+        "ran": provenance.told(runs),
+        "what": {**what, "versions": {**(what.get("versions") or {}), **statistics.LIBRARY}},
     }
     return finite(whole)
 
@@ -96,6 +100,8 @@ def _arm(found: statistics.Condition, one: statistics.Arm, runs: Sequence[loaded
         "values": one.values,
         **_spread(one.spread),
         "others": {name: _spread(spread) for name, spread in one.others.items()},
+        "other_evaluation": one.other_evaluation,
+        "other_batches": one.other_batches,
         "threshold_step": _reached(one.reached) if found.threshold else None,
         "difference": _difference(found, one.comparison) if one.comparison else None,
         "symmetry": measures.symmetry(kept),
@@ -109,7 +115,7 @@ def _spread(spread: statistics.Spread | None) -> dict[str, Any]:
 
 def _reached(reached: dict[int, int | None]) -> dict[str, Any]:
     got = sum(step is not None for step in reached.values())
-    return {"by_seed": reached, "median": statistics.median_step(reached), "reached": got, "of": len(reached)}
+    return {"by_seed": reached, "median": thresholds.median_step(reached), "reached": got, "of": len(reached)}
 
 
 def _difference(found: statistics.Condition, comparison: statistics.Comparison) -> dict[str, Any]:

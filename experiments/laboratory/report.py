@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.engine import workdir
-from experiments.laboratory import drawings, page, record, runs, statistics, tables, verdict
+from experiments.laboratory import drawings, page, provenance, record, runs, statistics, tables, verdict
 from experiments.laboratory import study as studies
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -> list[pathlib.Path]:
     """Write the report of the runs that are finished, and return its files.
 
-    what: {"config": the study's, resolved, "versions", "devices": a line, "commit", "wall_seconds"}.
+    what: of the session that writes it, {"config": the study's, resolved, "versions", "device": a line, "commit"}.
     UserError where a run's files are damaged, or have not measured what the study compares.
     """
     finished = runs.load(folder, study)
     conditions = statistics.analyse(study, finished)
     numbers = record.record(study, conditions, finished, what)
     drawn = drawings.draw(folder, study, conditions, finished)
-    title = f"{study.experiment}: {len(study.arms)} arms, {study.reference} is the reference"
+    title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     workdir.write_json(folder / "report.json", numbers)
     workdir.write(folder / "report.md", markdown(title, folder, conditions, numbers, drawn).encode())
     workdir.write(folder / "report.html", page.page(title, conditions, numbers, drawn).encode())
@@ -40,6 +40,8 @@ def markdown(
 ) -> str:
     """report.md: verdicts, tables, and links to the figures."""
     parts = [f"# {tables.plain(title)}", tables.plain(numbers["verdict"])]
+    seen = tables.overview(conditions)
+    parts += ["## All conditions", tables.markdown(seen)] if seen else []
     for found in conditions:
         parts += [f"## {tables.plain(found.name)}", tables.plain(verdict.condition(found))]
         parts += [tables.markdown(tables.condition(found))]
@@ -47,10 +49,6 @@ def markdown(
             if one.condition == found.name:
                 link = one.file.relative_to(folder).as_posix()
                 parts.append(f"![{tables.plain(one.section)}]({link})\n\n{tables.plain(one.caption)}")
-    what = numbers["what"]
-    versions = ", ".join(f"{name} {version}" for name, version in (what.get("versions") or {}).items())
-    seconds = what.get("wall_seconds")
-    lines = [f"hardware: {what.get('devices')}", f"code: {what.get('commit') or 'not from a checkout'}"]
-    lines += [f"versions: {versions}", f"wall time: {seconds:,.0f} s" if seconds is not None else "wall time: unknown"]
-    parts += ["## What was run", "\n".join(f"* {tables.plain(line)}" for line in lines)]
+    lines = [tables.plain(f"{label}: {words}") for label, words in provenance.rows(numbers)]
+    parts += ["## What was run", "\n".join(f"* {line}" for line in lines)]
     return "\n\n".join([*parts, "The config is in config.json, all numbers are in report.json."]) + "\n"

@@ -56,6 +56,13 @@ def check_measured(run: Run, metric: str) -> None:
         raise errors.UserError(f'the runs of "{run.arm}" have not measured "{metric}", but {there}')
 
 
+def differing(runs: Iterable[Run], reference: Iterable[Run], digest: str) -> list[int]:
+    """The seeds whose digest in summary.json is not that of the reference's run of the same seed, where both tell."""
+    told = {run.seed: run.summary[digest] for run in reference if run.summary.get(digest) is not None}
+    mine = ((run.seed, run.summary.get(digest)) for run in runs)
+    return [seed for seed, found in mine if found is not None and told.get(seed, found) != found]
+
+
 def curve(run: Run, name: str) -> dict[int, float]:
     """Step -> what was logged under this name, where it is finite."""
     logged = ((row["step"], row.get(name)) for row in run.rows)

@@ -1,20 +1,21 @@
-"""The numbers of a study: spread over seeds, differences paired by seed, their intervals, steps to a threshold.
+"""The numbers of a study: spread over seeds, differences paired by seed, and their intervals.
 
 Pure functions of the runs. Student's t on paired differences, by scipy; Bonferroni over the comparisons of a condition.
 """
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from scipy import stats
 
 from experiments.engine import errors, retention
 from experiments.laboratory import runs as loaded
 from experiments.laboratory import study as studies
+from experiments.laboratory import thresholds
 
+LIBRARY = {"scipy": scipy.__version__}  # whose t distribution it is
 LEVEL = 0.95  # of all intervals of a condition together
 FEWEST = 3  # pairs below which there is no interval and no verdict
 ROUNDING = float(np.finfo(np.float32).eps)  # what metrics are computed in: a spread below this, relative, is none
@@ -57,9 +58,11 @@ class Arm(NamedTuple):
     values: dict[int, float]  # the metric at the end, by seed
     spread: Spread | None
     others: dict[str, Spread]  # other evaluated metrics
-    reached: dict[int, int | None]  # the first evaluation that met the threshold, by seed; None: none did
+    reached: dict[int, int | None]  # first evaluation that met the threshold, by seed; None: none, or diverged
     diverged: dict[int, int | None]  # the step, by seed; None: the end was reached, with a metric that is not finite
     missing: list[int]  # seeds that have no finished run
+    other_evaluation: list[int]  # seeds whose held-out examples are not those of the reference, as far as runs tell
+    other_batches: list[int]  # seeds whose training batches are not those of the reference, as far as runs tell
     comparison: Comparison | None  # None for the reference itself
 
 
@@ -115,24 +118,6 @@ def more_is_better(metric: str) -> bool:
     return retention.BETTER[kind] is max
 
 
-def first_reached(curve: Mapping[int, float], threshold: float, *, more: bool) -> int | None:
-    """The first step at which the curve is at the threshold or beyond it; None where it never is."""
-    return min((step for step, x in curve.items() if (x >= threshold if more else x <= threshold)), default=None)
-
-
-def median_step(reached: Mapping[int, int | None]) -> float | None:
-    """The median over seeds, one that never got there counting as later than all; None where the median is such."""
-    steps = [math.inf if step is None else step for step in reached.values()]
-    found = statistics.median(steps) if steps else math.inf
-    return found if math.isfinite(found) else None
-
-
-def every(curves: Sequence[Mapping[int, float]]) -> int | None:
-    """The largest number of steps between two evaluations that follow each other."""
-    gaps = (b - a for one in curves for a, b in zip(sorted(one), sorted(one)[1:], strict=False))
-    return max(gaps, default=None)
-
-
 def analyse(study: studies.Study, runs: Sequence[loaded.Run]) -> list[Condition]:
     """The numbers of each condition. UserError for a metric that was not measured, or has no known direction."""
     return [_condition(study, one, [run for run in runs if run.condition == one.name]) for one in study.conditions]
@@ -144,11 +129,12 @@ def _condition(study: studies.Study, named: studies.Named, runs: list[loaded.Run
     for run in runs:
         loaded.check_measured(run, metric)
     m = len(study.arms) - 1
-    reference = _values([run for run in runs if run.arm == study.reference], metric)
+    base = [run for run in runs if run.arm == study.reference]
+    reference = _values(base, metric)
     arms = []
     for arm in study.arms:
         mine = [run for run in runs if run.arm == arm.name]
-        made = _arm(arm, mine, study.seeds, metric, threshold, more=more)
+        made = _arm(arm, mine, base, study.seeds, metric, threshold, more=more)
         against = None if arm.name == study.reference else compare(made.values, reference, m=m)
         arms.append(made._replace(comparison=against))
     return Condition(
@@ -157,7 +143,7 @@ def _condition(study: studies.Study, named: studies.Named, runs: list[loaded.Run
         metric=metric,
         more_is_better=more,
         threshold=threshold,
-        every=every([loaded.curve(run, metric) for run in runs]),
+        every=thresholds.every([loaded.curve(run, metric) for run in runs]),
         comparisons=m,
         reference=study.reference,
         arms=arms,
@@ -166,11 +152,19 @@ def _condition(study: studies.Study, named: studies.Named, runs: list[loaded.Run
 
 
 def _arm(
-    named: studies.Named, runs: list[loaded.Run], seeds: list[int], metric: str, threshold: float, *, more: bool
+    named: studies.Named,
+    runs: list[loaded.Run],
+    reference: list[loaded.Run],
+    seeds: list[int],
+    metric: str,
+    threshold: float,
+    *,
+    more: bool,
 ) -> Arm:
     values = _values(runs, metric)
     good = [run for run in runs if run.seed in values]
-    reached = {run.seed: first_reached(loaded.curve(run, metric), threshold, more=more) for run in good}
+    lasting = {run.seed: loaded.curve(run, metric) if run.seed in values else {} for run in runs}
+    reached = {seed: thresholds.first_reached(curve, threshold, more=more) for seed, curve in lasting.items()}
     first = runs[0].summary if runs else {}
     return Arm(
         name=named.name,
@@ -183,6 +177,8 @@ def _arm(
         reached=reached if threshold else {},
         diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
         missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
+        other_evaluation=loaded.differing(good, reference, "evaluation_crc32"),
+        other_batches=loaded.differing(good, reference, "training_crc32"),
         comparison=None,
     )
 

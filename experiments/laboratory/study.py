@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import config, errors, retention
+from experiments.engine import config, errors, loop, retention, workdir
 
 # Settings that are numbers inside a program: runs that differ in these alone are rows of one. Their names there:
 NUMBERS = {
@@ -18,8 +18,12 @@ NUMBERS = {
 }
 OWN = ("study.metric", "study.threshold")  # what a condition may say of itself
 ONLY = "all"  # the condition of a study that names none
-TAKEN = ("figures", "checkpoints", "events")  # folders of a run
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]*")
+TAKEN = (  # what the folder of a study or of a run holds otherwise
+    *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
+    *("report.json", "report.md", "report.html"),
+)
+DRAFT = ".tmp"  # how the name of a file ends that is being written
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # two such names still make one of a folder
 
 
 class Named(NamedTuple):
@@ -70,13 +74,19 @@ class Program(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """The name of its checkpoints' folder: another one for other runs."""
-        told = json.dumps([[row.name, row.settings.to_dict()] for row in self.rows], sort_keys=True)
+        """The name of its checkpoints' folder: another one for other runs, the same where they may be resumed."""
+        told = json.dumps([[row.name, _lasting(row.settings)] for row in self.rows], sort_keys=True)
         return f"{self.rows[0].condition}_{self.rows[0].arm}_{zlib.crc32(told.encode()):08x}"
 
 
+def _lasting(settings: config.Settings) -> dict[str, Any]:
+    """What a run that goes on has as before; its steps too, with which the learning rate falls."""
+    every = config.flat(settings.to_dict())
+    return {key: value for key, value in every.items() if key == "train.steps" or not workdir.may_change(key)}
+
+
 def read(settings: config.Settings) -> Study:
-    """The study of a config. UserError for arms, conditions, seeds or a reference that are none."""
+    """The study of a config. UserError for arms, conditions, seeds, a reference or a metric that are none."""
     s = settings.study
     arms, conditions = _named("study.arms", s.arms), _named("study.conditions", s.conditions) or [Named(ONLY, {})]
     names = [arm.name for arm in arms]
@@ -87,40 +97,61 @@ def read(settings: config.Settings) -> Study:
             f'study.reference = "{s.reference}" is no arm{config.nearest(s.reference, names)}; the arms are:'
             f" {', '.join(names)}"
         )
-    if not s.seeds or len(set(s.seeds)) < len(s.seeds) or any(type(seed) is not int for seed in s.seeds):
-        raise errors.UserError(f"study.seeds must be different whole numbers, and {s.seeds} are not")
-    for seed in s.seeds:
-        config.check_seed(seed)
-    found = Study(
+    own = {one.name: _own(settings, one) for one in conditions}
+    return Study(
         experiment=s.experiment,
         conditions=conditions,
         arms=arms,
-        seeds=list(s.seeds),
+        seeds=_seeds(s.seeds),
         reference=s.reference or names[-1],
-        metric={one.name: one.changes.get("study.metric", s.metric) for one in conditions},
-        threshold={one.name: float(one.changes.get("study.threshold", s.threshold)) for one in conditions},
+        metric={name: metric for name, (metric, _) in own.items()},
+        threshold={name: threshold for name, (_, threshold) in own.items()},
     )
-    for metric in found.metric.values():
-        retention.check(metric)
-    return found
+
+
+def _seeds(given: list[Any]) -> list[int]:
+    """study.seeds, checked."""
+    if not given or any(type(seed) is not int for seed in given) or len(set(given)) < len(given):
+        raise errors.UserError(f"study.seeds must be different whole numbers, and {config.shown(given)} are not")
+    for seed in given:
+        config.check_seed(seed)
+    return list(given)
+
+
+def _own(settings: config.Settings, condition: Named) -> tuple[str, float]:
+    """The metric and the threshold of a condition, checked."""
+    changes = {key: value for key, value in condition.changes.items() if key in OWN}
+    try:
+        s = settings.changed(changes).study
+        if not s.metric.startswith(loop.EVAL):
+            raise errors.UserError(f'study.metric = "{s.metric}" must be of an evaluation, as {loop.EVAL}loss')
+        retention.check(s.metric, key="study.metric")
+    except errors.UserError as error:
+        raise errors.UserError(f"condition {condition.name}: {error}" if changes else str(error)) from error
+    return s.metric, s.threshold
 
 
 def _named(key: str, given: Any) -> list[Named]:
     """The arms or conditions of a config, checked."""
-    found = []
+    found: dict[str, Named] = {}  # by their names in small letters, in which they must differ
     for one in given:
         whole = isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[1], Mapping)
-        if not whole or not isinstance(one[0], str):
-            raise errors.UserError(f'{key} is a list of pairs [name, {{"model.score": "tied"}}], and {one!r} is none')
-        if not _NAME.fullmatch(one[0]) or one[0] in TAKEN:
+        if not whole or not all(isinstance(name, str) for name in (one[0], *one[1])):
             raise errors.UserError(
-                f'{key}: "{one[0]}" cannot be the name of a folder: choose letters, digits and + - . _, not one of'
-                f" {', '.join(TAKEN)}"
+                f'{key} is a list of pairs [name, {{"model.score": "tied"}}], and {config.shown(one)} is none'
             )
-        if one[0] in [other.name for other in found]:
-            raise errors.UserError(f'{key} has "{one[0]}" twice')
-        found.append(Named(one[0], dict(one[1])))
-    return found
+        name = one[0]
+        if not _NAME.fullmatch(name) or name.lower() in TAKEN or name.lower().endswith(DRAFT):
+            raise errors.UserError(
+                f"{key}: {config.shown(name)} cannot be the name of a folder: choose letters, digits and + - . _ (100"
+                f" at most), not one of {', '.join(TAKEN)}, and not one that ends in {DRAFT}"
+            )
+        if name.lower() in found:
+            other = found[name.lower()].name
+            reason = "twice" if other == name else f'and "{other}", which are one folder on some systems'
+            raise errors.UserError(f'{key} has "{name}" {reason}')
+        found[name.lower()] = Named(name, dict(one[1]))
+    return list(found.values())
 
 
 def rows(settings: config.Settings, study: Study) -> list[Row]:

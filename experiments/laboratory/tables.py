@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from experiments.engine import report, terminal
-from experiments.laboratory import statistics, verdict
+from experiments.laboratory import overall as whole
+from experiments.laboratory import statistics, thresholds, verdict
 
 NONE = "-"
 
@@ -17,13 +18,14 @@ class Table(NamedTuple):
     head: list[str]
     rows: list[list[str]]
     notes: list[str]
+    kinds: Sequence[Sequence[str]] = ()  # of each cell, for its colour: "worse", "better" or another word
 
 
 def condition(found: statistics.Condition) -> Table:
     """One row for each arm, in the order of the study."""
     others = [name for name in ("eval/loss", "eval/accuracy") if any(name in one.others for one in found.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", found.metric]
-    head += [f"minus {found.reference}", "95 % interval", "p"]
+    head += [f"minus {found.reference}", "95 % interval", f"p (x {found.comparisons})" if found.comparisons > 1 else "p"]
     head += [f"steps to {found.threshold:g}"] if found.threshold else []
     return Table(head + others, [_row(found, one, others) for one in found.arms], _notes(found))
 
@@ -68,7 +70,7 @@ def _steps(reached: dict[int, int | None]) -> str:
     """'1,200 (4 of 5)': the median, and how many seeds got there."""
     if not reached:
         return NONE
-    median, got = statistics.median_step(reached), sum(step is not None for step in reached.values())
+    median, got = thresholds.median_step(reached), sum(step is not None for step in reached.values())
     return f"{'not reached' if median is None else _whole(median)} ({got} of {len(reached)})"
 
 
@@ -87,18 +89,57 @@ def _notes(found: statistics.Condition) -> list[str]:
         side, step = ("at least", "at most")[not found.more_is_better], f"{found.every:,}" if found.every else "unknown"
         notes.append(
             f"Steps to {found.threshold:g}: the first evaluation with {found.metric} {side} that, median over seeds "
-            f"(how many got there); its resolution, the steps between evaluations, is {step}."
+            f"(how many got there); its resolution, the steps between evaluations, is {step}. A diverged run never gets "
+            f"there."
         )
     if found.baseline:
         told = ", ".join(f"{name} {verdict.number(x)}" for name, x in found.baseline.items())
         notes.append(f"Baseline: {told}.")
-    return notes
+    return notes + verdict.unlike(found)
+
+
+SHORT = {  # what an overview says of a kind
+    verdict.WORSE: "worse",
+    verdict.BETTER: "better",
+    verdict.OPEN: "open",
+    verdict.SAME: "same",
+    verdict.CONSTANT: "constant",
+    verdict.FEW: "few seeds",
+}
+MANY = 2  # conditions above which there is an overview
+
+
+def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
+    """Conditions by arms, each with the difference to the reference and a word; None where there are few conditions."""
+    if len(conditions) <= MANY:
+        return None
+    reference, arms = conditions[0].reference, [one.name for one in conditions[0].arms if one.comparison]
+    rows, kinds = [], []
+    for found in conditions:
+        by_name = {one.name: one for one in found.arms}
+        compared = [by_name[name].comparison for name in arms]
+        kind = [SHORT[verdict.kind(one, more_is_better=found.more_is_better)] for one in compared]
+        means = [signed(one.spread.mean) if one.spread else NONE for one in compared]
+        cells = [f"{mean} {word}" for mean, word in zip(means, kind, strict=True)]
+        rows.append([found.name, found.metric, _mean(by_name[reference].spread), *cells])
+        kinds.append(["", "", "", *kind])
+    note = (
+        f"Under an arm: its mean difference to {verdict.quoted([reference])}, and what its interval says of it. open: "
+        f"no difference was found; same: no more than rounding; constant: no spread to make an interval of."
+    )
+    return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
+
+
+def _mean(found: statistics.Spread | None) -> str:
+    return verdict.number(found.mean) if found else NONE
 
 
 def text(conditions: Sequence[statistics.Condition]) -> str:
     """For a terminal: aligned tables, each with its verdict, and the verdict on the study."""
     parts = [f"{one.name}\n{_aligned(condition(one))}\n\n{_wrapped(verdict.condition(one))}" for one in conditions]
-    return "\n\n".join([*parts, _wrapped(verdict.overall(conditions), indent="")]).translate(terminal.CONTROL)
+    seen = overview(conditions)
+    parts += [f"all conditions\n{_aligned(seen)}\n\n{_wrapped(seen.notes[0])}"] if seen else []
+    return "\n\n".join([*parts, _wrapped(whole.overall(conditions), indent="")]).translate(terminal.CONTROL)
 
 
 def _wrapped(words: str, indent: str = "  ") -> str:

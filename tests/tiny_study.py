@@ -1,0 +1,69 @@
+"""The smallest studies: two programs that compile in seconds, stopped, killed and looked into by several tests."""
+
+import json
+import pathlib
+from collections.abc import Iterable
+
+import pytest
+import tiny
+
+from experiments.engine import log
+from experiments.laboratory import drawings
+
+STEPS = 6
+CHANGES = {
+    "text__N": 7,
+    "model__M": 1,
+    "model__D": 4,
+    "model__H": 2,
+    "model__dropout": 0.1,
+    "optim__warmup_steps": 2,
+    "train__steps": STEPS,
+    "train__batch": 4,
+    "train__evaluate_batch": 64,
+    "train__log_every": 2,
+    "train__evaluate_every": 3,
+    "mesh__data": 1,
+}
+OWN = {"study__experiment": "language", "study__seeds": [3, 5], "study__probe": False}
+
+
+def config_file(folder: pathlib.Path, experiment: str = "ablation", **changes) -> str:
+    """The path of a config of a study, or of a run alone, in this folder, with its text beside it."""
+    folder.mkdir(exist_ok=True)
+    text = folder / "text.txt"
+    if not text.exists():
+        text.write_bytes(tiny.TEXT)
+    own = OWN if experiment == "ablation" else {}
+    return tiny.config_file(folder, experiment, **({"text__source": str(text)} | CHANGES | own | changes))
+
+
+def command(folder: pathlib.Path, *more: str, **changes) -> list[str]:
+    """The arguments with which launch.py trains the study in folder / 'study'."""
+    return ["--config", config_file(folder, **changes), "--workdir", str(folder / "study"), *more]
+
+
+def run(folder: pathlib.Path, *more: str, **changes) -> tiny.Outcome:
+    """The study, without figures: they are the same for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawings, "draw", lambda *arguments, **options: [])
+        return tiny.run(*command(folder, *more, **changes))
+
+
+def summaries(folder: pathlib.Path) -> dict[str, dict]:
+    """What is left of the finished runs, by their names."""
+    study = folder / "study"
+    files = sorted(study.glob("*/*/seed_*/summary.json"))
+    return {str(file.parent.relative_to(study)): json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def assert_alike(ours: pathlib.Path, right: pathlib.Path, names: Iterable[str]) -> None:
+    """These runs of two studies have the same results and the same logged numbers, to the bit."""
+    found, wanted = summaries(ours), summaries(right)
+    assert sorted(found) == sorted(names)
+    for name in names:
+        for key in ("params_sha256", "diverged_at", "eval/loss", "eval/accuracy", "steps"):
+            assert found[name][key] == wanted[name][key], f"{key} of {name}"
+        rows, wanted_rows = (log.read(folder / "study" / name) for folder in (ours, right))
+        assert rows == wanted_rows, name
+        assert len(rows) > 2, name
