@@ -11,9 +11,8 @@ from experiments.laboratory import study as studies
 WHAT = {
     "config": {"experiment": "ablation", "train": {"steps": 300}},
     "versions": {"jax": "0.0.1"},
-    "devices": "one small computer",
+    "device": "one small computer",
     "commit": "c0ffee",
-    "wall_seconds": 1234.5,
 }
 
 
@@ -59,11 +58,11 @@ def run(
     return place
 
 
-def losses(folder: pathlib.Path, condition: str, ends: Mapping[str, Sequence[float]]) -> None:
+def losses(folder: pathlib.Path, condition: str, ends: Mapping[str, Sequence[float]], **summary: object) -> None:
     """For each arm, one run a seed that ends with this loss, and nothing else of note."""
     for arm, losses in ends.items():
         for seed, loss in enumerate(losses):
-            run(folder, condition, arm, seed, ends={"eval/loss": loss})
+            run(folder, condition, arm, seed, ends={"eval/loss": loss}, **summary)
 
 
 def whole(

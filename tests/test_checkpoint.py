@@ -299,6 +299,8 @@ def test_a_best_of_which_nobody_knows_what_is_better_is_refused(tmp_path):
         errors.UserError, match='train.keep_best = "eval/speed" must be a metric that ends in loss, acc'
     ):
         checkpoint.Checkpoints(tmp_path, keep=1, best="eval/speed")
+    with pytest.raises(errors.UserError, match='^study.metric = "eval/speed" must be'):
+        retention.check("eval/speed", key="study.metric")
 
 
 def test_a_step_on_disk_is_left_as_it_is(tmp_path):

@@ -80,6 +80,45 @@ def test_a_json_config_may_be_a_part_and_is_not_executed(tmp_path):
     assert found == defaults | {"train.steps": 3, "optim.clip": 2.0} and isinstance(found["optim.clip"], float)
 
 
+EVIL = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
+
+
+@pytest.mark.parametrize(
+    ("saved", "where"),
+    [
+        ({"model": {"score": "evil:x"}}, ""),
+        ({"study": {"arms": EVIL}}, " in study.arms"),
+        ({"study.conditions": [["a", {}], ["b", {"text.objective": "evil:x"}]]}, " in study.conditions"),
+        ({"config": {"study": {"conditions": [["a", {"model": {"score": "evil:x"}}]]}}}, " in study.conditions"),
+        ({"study": {"arms": [[{"image.head": "evil:x"}, "swapped"]]}}, " in study.arms"),
+    ],
+)
+def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
+    """What is trusted is given on the command line; that has the last word, so the file's is left out."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(saved))
+    with pytest.raises(errors.UserError, match=f' = "evil:x"{where}, a program that would be run: give it on the comm'):
+        configs.load(str(file), base=base.get_config(), given=["model.score"] if where else ["study.arms"])
+    given = where.removeprefix(" in ") or "model.score"
+    assert values(configs.load(str(file), base=base.get_config(), given=[given])) == values(base.get_config())
+
+
+def test_a_saved_study_may_name_what_is_there(tmp_path):
+    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "data_dir": "a:b"}]]
+    (tmp_path / "config.json").write_text(json.dumps({"study": {"arms": arms}}))
+    assert values(configs.load(str(tmp_path / "config.json"), base=base.get_config()))["study.arms"] == arms
+
+
+@pytest.mark.parametrize("text", ["[" * 600 + "]" * 600, "[" * 99999 + "]" * 99999, '{"a":' * 31 + "1" + "}" * 31])
+def test_what_is_nested_absurdly_is_refused(tmp_path, text):
+    """Python's own limit is reached somewhere else in every version."""
+    (tmp_path / "config.json").write_text(f'{{"study": {{"seeds": {text}}}}}')
+    with pytest.raises(errors.UserError, match="it is nested more than 30 levels deep"):
+        configs.load(str(tmp_path / "config.json"), base=base.get_config())
+    with pytest.raises(errors.UserError, match='"study.seeds" must be of type list'):
+        overridden(("study.seeds", text))
+
+
 def test_what_a_saved_config_derived_stays_derived(tmp_path):
     saved = tmp_path / "config.json"
     saved.write_text(json.dumps({"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
@@ -252,7 +291,7 @@ def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if path != ""])
     found = configs.choose("score", "arms_of_mine:cosine", configs.candidates(score))
     assert (found.init, found.apply) == ("mine", score.tied.apply)
-    for wrong, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs")):
+    for wrong, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs"), (".arms_of_mine:cosine", "dot")):
         with pytest.raises(errors.UserError, match=f'the score "{wrong}" cannot be imported: .*{word}'):
             configs.choose("score", wrong, {})
 

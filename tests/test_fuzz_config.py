@@ -15,6 +15,7 @@ from configs import base
 from experiments import vision
 from experiments.engine import config as configs
 from experiments.engine import cost, errors, job, room, train, workdir
+from experiments.laboratory import study
 
 DEFAULTS = configs.flat(base.get_config().to_dict())
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "train.batch": 16, "train.steps": 3, "optim.warmup_steps": 1}
@@ -110,6 +111,48 @@ def nested(edits):
     return values
 
 
+SETTING = st.one_of(
+    edits(TRAINED, sensible),
+    edits(KEYS, typed),
+    st.tuples(st.sampled_from(["study.metric", "study.threshold", "study.seeds", "seed", ""]), ANYTHING),
+    st.tuples(st.just("study.metric"), st.sampled_from(["eval/loss", "eval/accuracy", "train/loss", ""])),
+)
+CALLED = st.one_of(st.sampled_from([*"abcdefABC", "report.json", "a.tmp", "x" * 101]), fuzz.TEXTS)
+GOOD = st.lists(edits(TRAINED, sensible), max_size=1).map(dict)
+CHANGES = st.one_of(GOOD, st.lists(SETTING, max_size=2).map(dict))
+
+
+def pairs(names, changes):
+    return st.lists(st.tuples(names, changes).map(list), max_size=4, unique_by=lambda pair: pair[0])
+
+
+NAMED = st.one_of(
+    pairs(st.sampled_from("aAbBc"), GOOD),
+    pairs(st.sampled_from("abcde"), st.one_of(CHANGES, st.just({7: 1}))),
+    pairs(CALLED, st.one_of(CHANGES, ANYTHING)),
+    st.lists(st.lists(st.one_of(CALLED, CHANGES), max_size=3), max_size=4),
+    st.lists(ANYTHING, max_size=3),
+)
+SEEDS = st.one_of(st.lists(st.sampled_from([0, 1, 2.0, -3, True, None, "4", [5], {"a": 6}]), max_size=2), PAIRS)
+STUDY = {  # what makes sense, and what may not
+    "arms": (st.sampled_from([[["a", {}], ["b", {"model.score": "tied"}]], [["b", {}], ("a", {"model.M": 2})]]), NAMED),
+    "conditions": (pairs(st.sampled_from("abcde"), GOOD), NAMED),
+    "seeds": (st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=1, max_size=3, unique=True), SEEDS),
+    "reference": (st.sampled_from(["a", "b"]), st.one_of(fuzz.TEXTS, ANYTHING)),
+    "metric": (st.sampled_from(["eval/loss", "eval/accuracy"]), st.one_of(fuzz.TEXTS, ANYTHING)),
+    "threshold": (st.sampled_from([0.5, -1.0]), st.one_of(REAL, ANYTHING)),
+}
+STUDIES = st.one_of(
+    st.fixed_dictionaries({key: good for key, (good, _) in STUDY.items()}),
+    st.sampled_from(sorted(STUDY)).flatmap(
+        lambda key: st.fixed_dictionaries(
+            {other: bad if other == key else good for other, (good, bad) in STUDY.items()}
+        )
+    ),
+    st.fixed_dictionaries({}, optional={key: bad for key, (_, bad) in STUDY.items()}),
+)
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with small data of every kind, and the config of each experiment that uses it."""
@@ -134,15 +177,17 @@ class Reached(Exception):
     """The config was accepted: all is checked, and the step would be compiled now."""
 
 
+def reached(*_):
+    """In the place of what compiles."""
+    raise Reached
+
+
 @pytest.fixture
 def until_compiling(monkeypatch, tmp_path):
     """The launcher up to where the training step is compiled, in an empty folder, on a machine of 2 GiB."""
 
     def abstract(task, optimiser, *, seed, mesh):
         return train.abstract_state(task, optimiser, mesh=mesh)
-
-    def reached(made, state):
-        raise Reached
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "initial_state", abstract)
@@ -205,22 +250,26 @@ def test_a_config_is_accepted_or_refused_in_a_sentence(place, until_compiling, t
     folder, configs_of = place
     new = tmp_path_factory.mktemp("case")
     where = ["--dry_run"] if dry else ["--workdir", str(new / "run")]
+    launched("configs", *given(new, way, name, configs_of[name], edits), *where)
+
+
+def given(folder, way, name, own, edits):
+    """What to say to the launcher for this experiment with settings of its own and edits, by one of three ways."""
     if way == "arguments":
-        file = tiny.config_file(new, name, **configs_of[name])
-        more = [f"--config.{key}={as_text(value)}" for key, value in edits]
-    elif way == "json":
-        file, more = str(new / "config.json"), []
-        values = nested([("experiment", name), *configs_of[name].items(), *edits])
+        file = tiny.config_file(folder, name, **own)
+        return ["--config", file, *(f"--config.{key}={as_text(value)}" for key, value in edits)]
+    if way == "json":
+        file = str(folder / "config.json")
         with open(file, "w", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(dumped(values))
+            out.write(dumped(nested([("experiment", name), *own.items(), *edits])))
     else:
-        file, more = str(new / "config.py"), []
-        lines = [f"    config.{key} = {value!r}" for key, value in [("experiment", name), *configs_of[name].items()]]
+        file = str(folder / "config.py")
+        lines = [f"    config.{key} = {value!r}" for key, value in [("experiment", name), *own.items()]]
         lines += [f"    config.{key} = {spelled(value)}" for key, value in edits]
         head = ["from math import inf, nan", "from configs import base", "def get_config():"]
         code = "\n".join([*head, "    config = base.get_config()", *lines, "    return config", ""])
         pathlib.Path(file).write_text(code, encoding="utf-8", errors="backslashreplace")
-    launched("configs", "--config", file, *where, *more)
+    return ["--config", file]
 
 
 def dumped(values):
@@ -254,6 +303,41 @@ def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path
     file = tmp_path_factory.mktemp("case") / f"config.{ending}"
     file.write_bytes(content if ending == "json" else b"# coding: utf-8\n'''" + content)
     launched("files", "--config", str(file), "--dry_run")
+
+
+@hypothesis.given(STUDIES)
+@fuzz.settings(120)
+def test_any_study_has_its_runs_or_is_refused(changes):
+    """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
+    config = base.get_config()
+    try:
+        with fuzz.bounded():
+            for key, value in changes.items():
+                configs.assign(config, f"study.{key}", value)
+            settings = configs.Settings(config, defaults=base.get_config())
+            asked = study.read(settings)
+            rows = study.rows(settings, asked)
+            programs = study.programs(rows)
+            folders = {program.folder for program in programs}
+    except errors.UserError as error:
+        str(error).encode("utf-8", "backslashreplace")
+        return fuzz.count("studies", "refused")
+    assert len({row.name.lower() for row in rows}) == len(asked.conditions) * len(asked.arms) * len(asked.seeds) > 1
+    assert len(folders) == len(programs) <= len(rows) == sum(len(program.rows) for program in programs)
+    assert all(math.isfinite(threshold) for threshold in asked.threshold.values())
+    return fuzz.count("studies", "accepted")
+
+
+@hypothesis.given(STUDIES, st.sampled_from(["arguments", "json", "python"]))
+@fuzz.settings(40)
+def test_a_study_is_accepted_or_refused_in_a_sentence(place, tmp_path_factory, changes, way):
+    folder, configs_of = place
+    new = tmp_path_factory.mktemp("case")
+    own = {"study.experiment": "synthetic", "mesh.data": 1} | configs_of["synthetic"]
+    changes = [(f"study.{key}", value) for key, value in changes.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "programs", reached)
+        launched("studies on the path", *given(new, way, "ablation", own, changes), "--dry_run")
 
 
 @hypothesis.given(

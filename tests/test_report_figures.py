@@ -1,7 +1,6 @@
 """The figures of a study: what they show is what the runs hold, and every word of them can be read."""
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import study_folder
 from matplotlib import colors, text
 
 from experiments.engine import figures
-from experiments.laboratory import curves, drawings, layers, maps, measures, runs, statistics, styles
+from experiments.laboratory import curves, drawings, layers, measures, runs, statistics, styles
 
 THIRTEEN = [f"arm_{i}_of_many" for i in range(12)] + ["asymmetric"]
 
@@ -63,6 +62,31 @@ def test_early_differences_do_not_hide_late_ones(drawn, tmp_path):
     assert drawn[0].axes[2].get_ylim() == pytest.approx((-0.012, 0.032))
 
 
+def test_lines_on_one_another_are_named_and_both_seen(tmp_path, drawn):
+    study = study_folder.study(("alone", "late", "near", "asymmetric"), seeds=(0,))
+    ends = {"alone": (5.0, 4.0, 3.0, 2.0), "late": (5.0, 4.5, 3.5, 1.0), "near": (5.0, 2.0, 1.001, 1.0)}
+    for arm, losses in (ends | {"asymmetric": (5.0, 2.0, 1.0, 1.0)}).items():
+        curve = list(enumerate(losses))
+        study_folder.run(tmp_path, "all", arm, 0, ends={"eval/loss": losses[-1]}, evaluations=curve)
+    found, finished = load(tmp_path, study)
+    caption = drawings.SECTIONS["course"]("", found, finished, styles.of(study))
+    held_out = drawn[0].axes[1]
+    assert caption.endswith('most of the steps in a panel or more: "near" and "asymmetric (reference)".')
+    near, reference = lines(held_out, styles.COLOURS[2])[0], lines(held_out, "black")[0]
+    assert near.get_zorder() > reference.get_zorder() and near.get_linewidth() < reference.get_linewidth()
+    assert near.is_dashed() and not reference.is_dashed()
+    assert near.get_markevery() == (1, 2) and reference.get_markevery() == (0, 2)
+
+
+def test_accuracies_are_not_drawn_on_a_logarithmic_scale(tmp_path, drawn):
+    study = study_folder.study(metric="eval/accuracy", seeds=(0,))
+    rows = [{"step": i, "eval/accuracy": x, "train/loss": x} for i, x in enumerate((0.01, 0.5, 0.9))]
+    study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/accuracy": 0.9}, rows=rows)
+    found, finished = load(tmp_path, study)
+    curves.course("", found=found, runs=finished, style=styles.of(study))
+    assert [panel.get_yscale() for panel in drawn[0].axes[:2]] == ["log", "linear"]
+
+
 def test_smoothing_keeps_a_constant_and_a_few_values():
     assert curves._smooth(np.full((2, 200), 3.0)) == pytest.approx(np.full((2, 200), 3.0))
     few_RI = np.random.default_rng(0).normal(size=(2, 50))
@@ -90,14 +114,14 @@ def test_symmetry_has_a_panel_for_each_layer_and_measure(tmp_path, drawn):
     study = study_folder.study(seeds=(0, 1))
     study_folder.whole(tmp_path, study, M=3, maps=False)
     _, finished = load(tmp_path, study)
-    assert layers.symmetry("", runs=finished, style=styles.of(study))
+    assert layers.symmetry("", runs=finished, style=styles.of(study)) == []
     panels = np.reshape(drawn[0].axes, (3, 3))
     assert [panel.get_title() for panel in panels[0]] == ["layer 1", "layer 2", "layer 3"]
     (reference,) = lines(panels[0, 2], "black")
     assert reference.get_ydata() == pytest.approx(np.tanh(np.linspace(0, 1, 11)))
     (reference,) = lines(panels[1, 0], "black")
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
-    assert not layers.symmetry("", runs=[], style=styles.of(study)) and len(drawn) == 1
+    assert layers.symmetry("", runs=[], style=styles.of(study)) is None and len(drawn) == 1
 
 
 def test_attention_shows_each_seed_and_their_mean(tmp_path, drawn):
@@ -115,21 +139,14 @@ def test_attention_shows_each_seed_and_their_mean(tmp_path, drawn):
     assert not layers.attention("", runs=[], style=styles.of(study)) and len(drawn) == 1
 
 
-def test_maps_stand_side_by_side_on_one_scale(tmp_path, drawn):
+def test_captions_say_how_to_read_what_is_drawn(tmp_path, drawn):
     study = study_folder.study(seeds=(0, 1))
-    study_folder.whole(tmp_path, study, M=5, H=3)
-    shutil.copy(tmp_path / "all/tied/seed_0/maps.npz", tmp_path / "all/tied/seed_1/maps.npz")
-    _, finished = load(tmp_path, study)
-    found = maps.first(finished)
-    assert found["tied"].seed == 0
-    assert set(found) == {"tied", "asymmetric"} and found["tied"].tokens == list("atomic<")
-    maps.side_by_side("", found=found, style=styles.of(study))
-    panels = np.reshape(drawn[0].axes[:-1], (2, 8))  # the last is the colour bar
-    shown = [words for panel in panels[0] for words in [panel.get_title()]]
-    assert shown == [f"layer {m}, head {h}" for m in (1, 2, 4, 5) for h in (1, 2)]
-    np.testing.assert_array_equal(panels[1, 5].images[0].get_array(), found["asymmetric"].A_MHNS[3, 1])
-    assert len({panel.images[0].norm for panel in panels.flat}) == 1
-    assert maps.columns(1, 12) == [(0, h) for h in range(8)] and len(maps.columns(12, 16)) == 8
+    study_folder.whole(tmp_path, study)
+    found, finished = load(tmp_path, study)
+    said = {name: make("", found, finished, styles.of(study)) for name, make in drawings.SECTIONS.items()}
+    assert "d is of the sum over heads" in said["symmetry"] and "read it against step 0" in said["symmetry"]
+    assert "about 0 for a random one (1/D is expected" in said["symmetry"]
+    assert "an entropy of ln n nats" in said["attention"]
 
 
 def test_styles_differ_and_stay_the_same_arm():
@@ -137,6 +154,8 @@ def test_styles_differ_and_stay_the_same_arm():
     found = styles.of(study)
     assert len({(one.colour, one.line) for one in found.values()}) == 25
     assert len({(one.colour, one.marker) for one in found.values()}) == 25
+    assert len({(str(one.line), one.marker) for one in found.values()}) == 25  # in grey, too
+    assert [name for name, one in found.items() if one.line == "-"] == ["asymmetric"]
     assert list(found) == [arm.name for arm in study.arms] and found["asymmetric"].colour == "black"
 
 

@@ -6,7 +6,7 @@ import pytest
 import study_folder
 
 from experiments.engine import errors
-from experiments.laboratory import runs, statistics
+from experiments.laboratory import runs, statistics, thresholds
 
 ZERO = dict.fromkeys(range(3), 0.0)
 
@@ -78,23 +78,32 @@ def test_small_differences_that_vary_are_told():
 
 def test_first_step_at_the_threshold():
     curve = {0: 5.0, 200: 2.0, 100: 3.0, 300: 2.5}
-    assert statistics.first_reached(curve, 2.0, more=False) == 200
-    assert statistics.first_reached(curve, 3.5, more=False) == 100
-    assert statistics.first_reached(curve, 1.9, more=False) is None
-    assert statistics.first_reached(curve, 2.5, more=True) == 0
-    assert statistics.first_reached({}, 2.0, more=True) is None
+    assert thresholds.first_reached(curve, 2.0, more=False) == 200
+    assert thresholds.first_reached(curve, 3.5, more=False) == 100
+    assert thresholds.first_reached(curve, 1.9, more=False) is None
+    assert thresholds.first_reached(curve, 2.5, more=True) == 0
+    assert thresholds.first_reached({}, 2.0, more=True) is None
 
 
 def test_a_seed_that_never_got_there_is_later_than_all():
-    assert statistics.median_step({0: 100, 1: 300, 2: None}) == 300
-    assert statistics.median_step({0: 100, 1: 200}) == 150
-    assert statistics.median_step({0: 100, 1: None}) is None
-    assert statistics.median_step({}) is None
+    assert thresholds.median_step({0: 100, 1: 300, 2: None}) == 300
+    assert thresholds.median_step({0: 100, 1: 200}) == 150
+    assert thresholds.median_step({0: 100, 1: None}) is None
+    assert thresholds.median_step({}) is None
+
+
+def test_a_seed_that_diverged_never_got_there(tmp_path):
+    study = study_folder.study(threshold=2.0, seeds=(0, 1, 2))
+    curve = [(0, 5.0), (100, 1.9)]
+    for seed, step in enumerate((None, 150, 150)):
+        study_folder.run(tmp_path, "all", "tied", seed, ends={"eval/loss": 1.8}, evaluations=curve, diverged_at=step)
+    tied = analysed(tmp_path, study)[0].arms[0]
+    assert tied.reached == {0: 100, 1: None, 2: None} and thresholds.median_step(tied.reached) is None
 
 
 def test_resolution_is_the_largest_gap_between_evaluations():
-    assert statistics.every([{0: 1.0, 50: 1.0, 150: 1.0}, {0: 1.0, 20: 1.0}]) == 100
-    assert statistics.every([{0: 1.0}]) is None
+    assert thresholds.every([{0: 1.0, 50: 1.0, 150: 1.0}, {0: 1.0, 20: 1.0}]) == 100
+    assert thresholds.every([{0: 1.0}]) is None
 
 
 def test_direction_of_a_metric():

@@ -1,12 +1,17 @@
 """What a study's config means: its runs, their configs, and which of them one program trains."""
 
+import math
+import pathlib
+
 import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import config, errors
+from configs import base
+from experiments.engine import config, errors, workdir
 from experiments.laboratory import study
 
+ROOT = pathlib.Path(__file__).parent.parent
 ARMS = [["tied", {"model.score": "tied"}], ["fast", {"optim.learning_rate": 2e-3, "model.D": 16}], ["usual", {}]]
 
 
@@ -64,26 +69,66 @@ def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
     assert (tied.name, rest.name) == ("tied x 2 seeds", "slow, wide, usual x 2 seeds")
 
 
+def folders(**changes) -> list[str]:
+    return [program.folder for program in study.programs(rows(settings(**changes)))]
+
+
 def test_a_program_is_known_again_by_its_runs_and_their_settings():
-    (one, *_), (same, *_) = study.programs(rows(settings())), study.programs(rows(settings()))
-    (more, *_) = study.programs(rows(settings(study__seeds=[4, 0, 1])))
-    (other, *_) = study.programs(rows(settings(model__D=24)))
-    assert one.folder == same.folder and len({one.folder, more.folder, other.folder}) == 3
+    one = folders()
+    assert one == folders() and len(set(one)) == 3
+    other = [{"study__seeds": [4, 0, 1]}, {"model__D": 24}, {"train__steps": 6}, {"optim__learning_rate": 3e-3}]
+    other += [{"study__conditions": [["b", {}]]}, {"study__seeds": [0, 4]}, {"text__N": 9}]
+    for change in other:
+        assert folders(**change)[0] not in one, change  # of "tied", which sets none of these itself
+
+
+MAY_CHANGE = {"resume": "latest_valid", "device": "cpu", "compilation_cache": "", "study.probe": False, "mesh.data": 2}
+MAY_CHANGE |= {"debug.nans": True, "train.probe": True, "train.log_every": 7, "train.evaluate_every": 7}
+MAY_CHANGE |= {"train.evaluate_batch": 7, "train.save_every": 7, "train.save_minutes": 7.0, "train.keep": 7}
+MAY_CHANGE |= {"train.keep_best": "eval/loss", "train.nan": "skip"}
+
+
+def test_a_program_goes_on_with_what_may_change():
+    """Its folder is the same; in another one it would silently be begun anew."""
+    assert len(MAY_CHANGE) == len(set(workdir.MAY_CHANGE) - {"train.steps"})
+    for key, value in MAY_CHANGE.items():
+        assert workdir.may_change(key) and folders(**{key: value}) == folders(), key
 
 
 WRONG = {
     "at least two study.arms": {"study__arms": [["tied", {}]]},
     "and 'tied' is none": {"study__arms": ["tied", "none"]},
     "and \\['tied', 1\\] is none": {"study__arms": [["tied", 1], ["none", {}]]},
-    '"a/b" cannot be the name of a folder': {"study__arms": [["a/b", {}], ["b", {}]]},
-    '"figures" cannot be the name of a folder': {"study__conditions": [["figures", {}]]},
+    "'a/b' cannot be the name of a folder": {"study__arms": [["a/b", {}], ["b", {}]]},
+    "' cannot be the name of a folder": {"study__arms": [["b" * 101, {}], ["b", {}]]},
+    "and \\['b', \\{1: 2}\\] is none": {"study__arms": [["b", {1: 2}], ["a", {}]]},
     'has "b" twice': {"study__arms": [["b", {}], ["b", {"model.score": "tied"}]]},
+    'has "B" and "b", which are one folder on some systems': {"study__arms": [["b", {}], ["B", {}]]},
     'study.reference = "tide" is no arm \\(did you mean "tied"': {"study__reference": "tide"},
     "study.seeds must be different whole numbers": {"study__seeds": [1, 1]},
     "study.seeds must": {"study__seeds": []},
     "study.seeds must be": {"study__seeds": [0.5]},
+    "study.seeds must be different whole numbers, and \\[\\[0\\]\\] are not": {"study__seeds": [[0]]},
+    "study.seeds must be different whole numbers, and \\[{'a'": {"study__seeds": [{"a": 1}]},
+    "study.seeds must be different whole numbers, and \\[True": {"study__seeds": [True]},
     "the seed must lie between": {"study__seeds": [-1]},
-    "must be a metric that ends in": {"study__metric": "eval/los"},
+    "study.seeds = 4294967296 is too large": {"study__seeds": [2**32]},
+    '^study.metric = "eval/los" must be a metric that ends in': {"study__metric": "eval/los"},
+    '^study.metric = "" must be of an evaluation': {"study__metric": ""},
+    '^study.metric = "loss" must be of an evaluation': {"study__metric": "loss"},
+    '^study.metric = "train/loss" must be of an evaluation': {"study__metric": "train/loss"},
+    'condition a: study.metric = "eval/x" must be': {"study__conditions": [["a", {"study.metric": "eval/x"}]]},
+    'condition a: "study.metric" must be of type str, and 5': {"study__conditions": [["a", {"study.metric": 5}]]},
+    'condition a: "study.metric" must be of type str, and \\[': {
+        "study__conditions": [["a", {"study.metric": ["eval/loss"]}]]
+    },
+    "condition a: \"study.threshold\" must be of type float, and 'x'": {
+        "study__conditions": [["a", {"study.threshold": "x"}]]
+    },
+    'condition a: "study.threshold" must be of type float, and \\[1': {
+        "study__conditions": [["a", {"study.threshold": [1]}]]
+    },
+    "condition a: study.threshold = nan is no number": {"study__conditions": [["a", {"study.threshold": math.nan}]]},
     'condition all, arm tied: unknown config key "model.scor"': {
         "study__arms": [["tied", {"model.scor": 1}], ["b", {}]]
     },
@@ -100,3 +145,23 @@ WRONG = {
 def test_what_is_no_study_is_refused(message):
     with pytest.raises(errors.UserError, match=message):
         rows(settings(**WRONG[message]))
+
+
+@pytest.mark.parametrize("name", [*study.TAKEN, "Figures", "REPORT.json", "config.json.tmp", "a.TMP"])
+def test_a_name_that_the_folder_of_a_study_has_otherwise_is_refused(name):
+    with pytest.raises(errors.UserError, match=f'study.conditions: "{name}" is what something else in the folder'):
+        rows(settings(study__conditions=[[name, {}]]))
+
+
+def test_a_seed_may_be_as_large_as_that_of_a_single_run():
+    assert rows(settings(study__seeds=[config.LARGEST_SEED]))[0].settings.seed == 2**32 - 1
+
+
+def test_the_arms_of_the_learning_rate_study_are_what_they_are_called():
+    """Also where the command line gives another rate."""
+    made = config.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config())
+    config.override(made, "optim.learning_rate", "0.5")
+    found = {row.arm: row.settings.optim for row in rows(config.Settings(made, defaults=base.get_config()))}
+    decayed = {name: one for name, one in found.items() if name != "no_decay"}
+    assert {float(name) for name in decayed} == {one.learning_rate for one in decayed.values()}
+    assert (found["no_decay"].learning_rate, found["no_decay"].weight_decay) == (1e-3, 0)

@@ -8,7 +8,9 @@ import optax
 import pytest
 import tiny
 
+from experiments import model as models
 from experiments.engine import errors, mesh, optim, together, train
+from tfm import head, shapes
 
 SEEDS = (3, 5, 3, 8)  # the third is the first with other numbers
 RATES, DECAYS, STDS = (1e-2, 1e-2, 5e-2, 1e-2), (0.1, 0.1, 0.0, 0.1), (1.0, 1.0, 1.0, 2.0)
@@ -115,6 +117,43 @@ def test_a_row_whose_numbers_go_wrong_stays_as_it_is_and_the_others_go_on(sizes)
         own = jax.tree.map(lambda x, r=r: x[r], jax.device_get(state.params))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), own, alone(r)[0])
     assert all(np.isfinite(leaf[1]).all() for leaf in jax.tree.leaves(state.params))
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "seed": 2}], ids=str)
+def test_every_row_is_evaluated_by_its_own_parameters(sizes):
+    of = rows(mesh.make(**sizes), batched="seed" in sizes)
+    params = together.initial_state(of, SEEDS, NUMBERS | {"std": np.float32([1.0, 1.0, 0.5, 2.0])}).params
+    found, single = together.evaluator(of)(params), train.evaluator(TASKS[3], mesh.make(data=1))
+    assert len(set(found["loss"].round(3))) == len(SEEDS)
+    for r in range(len(SEEDS)):
+        own = single(jax.tree.map(lambda x, r=r: np.asarray(x[r]), params))
+        assert {name: column[r] for name, column in found.items()} == pytest.approx(own, rel=1e-5)
+
+
+def language(score_std: float) -> models.Model:
+    m = tiny.settings("language", model__score_std=score_std).model
+    return models.language(m, answer=head.next_word, W=11, N=7, tied_output=False)
+
+
+def translation(score_std: float) -> models.Seq2Seq:
+    m = tiny.settings("translation", model__score_std=score_std).model
+    return models.encoder_decoder(m, W=11, N=7, tied_output=False)
+
+
+@pytest.mark.parametrize(("model", "batched"), [(language, False), (translation, True)])
+def test_the_initial_scale_of_a_row_is_its_own(model, batched):
+    seeds, stds = (3, 5, 3), (1.0, 0.7, 0.7)
+    made = task(3)._replace(init=model(1.0).init)
+    of = rows(mesh.make(data=1), batched=batched, tasks={3: made})
+    params = together.initial_state(of, seeds, {"score_std": np.float32(stds)}).params
+    init = {std: jax.jit(model(std).init) for std in set(stds)}  # as the config of a run alone has it
+    names = ["/".join(shapes.names(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    for r, (seed, std) in enumerate(zip(seeds, stds, strict=True)):
+        right = jax.tree.leaves(init[std](jax.random.key(seed)))
+        for name, leaf, single in zip(names, jax.tree.leaves(params), right, strict=True):
+            np.testing.assert_allclose(leaf[r], single, rtol=1e-6, err_msg=f"{name} of row {r}")
+    scaled = {name for name, leaf in zip(names, jax.tree.leaves(params), strict=True) if (leaf[0] != leaf[2]).any()}
+    assert scaled == {name for name in names if "/score" in name and name.split("/")[-1].startswith("U")} != set()
 
 
 def test_rows_side_by_side_are_for_accelerators():

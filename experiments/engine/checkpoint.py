@@ -165,7 +165,7 @@ class Checkpoints:
             self._leave_out()
             return step, state
         if passed:
-            raise errors.UserError(f"no checkpoint is valid, choose another --workdir; the newest: {passed[0][1]}")
+            raise manifest.Damaged(f"no checkpoint is valid, choose another --workdir; the newest: {passed[0][1]}")
         return None
 
     def _leave_out(self) -> None:

@@ -36,6 +36,7 @@ _FAULTS = (
 )
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 SEEDS = ("seed", "study.seeds")
+DEEPEST = 30  # levels of a config in JSON
 VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
 CHOSEN = ("text.objective", "image.head", "optim.schedule", "family")  # what is chosen by name outside of `model`
 
@@ -65,8 +66,8 @@ def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = (
 
 def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[str]) -> ml_collections.ConfigDict:
     try:
-        saved = json.loads(json_file.text(file))
-    except (OSError, ValueError, RecursionError) as error:
+        saved = _shallow(json_file.text(file))
+    except (OSError, ValueError) as error:
         raise errors.UserError(f"{file} is not a config in JSON: {error}") from error
     values = saved.get("config", saved) if isinstance(saved, dict) else None
     if not isinstance(values, dict):
@@ -79,6 +80,21 @@ def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[s
         elif value != flat(values_of(config)).get(key):  # what is derived stays derived
             assign(config, key, value)
     return config
+
+
+def _shallow(text: str) -> Any:
+    """What the JSON says. ValueError where it is none, or is nested more deeply than any setting is."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
+    inside = [value]
+    for _ in range(DEEPEST):
+        parts = [one.values() if isinstance(one, dict) else one for one in inside if isinstance(one, dict | list)]
+        inside = [one for part in parts for one in part]
+    if inside:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    return value
 
 
 def _is_code(key: str, value: Any) -> bool:
@@ -198,7 +214,7 @@ def _parse(text: str, wanted: type) -> Any:
     if wanted is bool:
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     if wanted is list:
-        return json.loads(text)
+        return _shallow(text)
     return wanted(text)
 
 
@@ -219,6 +235,8 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
             raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
         return right[name]
     module, _, attribute = name.partition(":")
+    if module.startswith("."):
+        raise errors.UserError(f'the {what} "{name}" cannot be imported: it begins with a dot')
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

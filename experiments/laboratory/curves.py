@@ -1,7 +1,7 @@
 """Figures of the metric: its course over training with bands over seeds, and the paired differences at the end."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,17 @@ from experiments.engine import figures
 from experiments.laboratory import runs as loaded
 from experiments.laboratory import statistics, styles
 
+APART = 0.008  # of a panel's height: lines that are closer lie on one another
 SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
 
 
 def course(
     path: pathlib.Path, *, found: statistics.Condition, runs: Sequence[loaded.Run], style: Mapping[str, styles.Style]
-) -> None:
-    """Training loss, the metric on held-out data, and its paired difference to the reference: mean and min to max."""
+) -> list[list[str]]:
+    """Training loss, the metric on held-out data, and its paired difference to the reference: mean and min to max.
+
+    Returns the arms whose lines lie on one another.
+    """
     drawing = figure.Figure(figsize=(10, 7.2), layout="constrained")
     grid = drawing.add_gridspec(2, 2)
     left, right, below = (drawing.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
@@ -35,15 +39,39 @@ def course(
             late += difference_RI[:, 2 * step_I >= max(step_I, default=0)].ravel().tolist()
     if found.threshold:
         right.axhline(found.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
-    below.axhline(0, color=style[found.reference].colour, lw=style[found.reference].width)
+    below.axhline(0, color=style[found.reference].colour, lw=style[found.reference].width, zorder=2)
     _zoom(below, late)
     metric = styles.label(found.metric)
     titles = "training loss", f"{metric}, held out", f"{metric}, minus the reference's of the same seed"
     for panel, title in zip((left, right, below), titles, strict=True):
         panel.set_title(title, fontsize=10, **figures.LITERAL)
-        finish(panel)
+        finish(panel, logarithmic=panel is left or not found.more_is_better)
     legend(drawing, [style[arm] for arm in by_arm])
     figures.write(drawing, path)
+    return coinciding((left, right))
+
+
+def coinciding(panels: Iterable[Any]) -> list[list[str]]:
+    """Groups of arms, by their labels, whose lines cannot be told apart for most of the steps, in one panel or more."""
+    found: list[list[str]] = []
+    for panel in panels:
+        heights = {line.get_gid(): _heights(panel, line) for line in panel.lines if line.get_gid()}
+        groups: list[list[str]] = []
+        for name in heights:
+            near = [group for group in groups if all(_near(heights[name], heights[other]) for other in group)]
+            groups = [[*group, name] if group in near[:1] else group for group in groups] + ([] if near else [[name]])
+        found += [group for group in groups if len(group) > 1 and group not in found]
+    return [group for group in found if not any(set(group) < set(other) for other in found)]
+
+
+def _near(a_I: np.ndarray, b_I: np.ndarray) -> bool:
+    return a_I.shape == b_I.shape and bool(np.mean(np.abs(a_I - b_I) < APART) > 0.5)
+
+
+def _heights(panel: Any, line: Any) -> np.ndarray:
+    """Where the line's points stand: 0 at the bottom of the panel, 1 at its top, at each of I steps."""
+    panel.get_ylim()  # settles the limits
+    return (panel.transScale + panel.transLimits).transform(line.get_xydata())[:, 1]
 
 
 def _paired(
@@ -77,20 +105,23 @@ def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Sty
     """The mean over R seeds as a line, smallest to largest as a band, paler where there are many."""
     if value_RI.size == 0:
         return
-    panel.plot(step_I, value_RI.mean(0), **_drawn(style), markevery=max(1, len(step_I) // 8))
+    below = 2 if style.line == "-" else 3
+    every = max(2, len(step_I) // 8) if len(step_I) > 2 else 1
+    marks = (style.turn % every, every)
+    panel.plot(step_I, value_RI.mean(0), **_drawn(style), markevery=marks, zorder=below, gid=style.label)
     if len(value_RI) > 1:
         alpha = 0.10 if many else 0.18
         panel.fill_between(step_I, value_RI.min(0), value_RI.max(0), color=style.colour, alpha=alpha, lw=0)
 
 
 def _drawn(style: styles.Style) -> dict[str, Any]:
-    return {"color": style.colour, "ls": style.line, "lw": style.width, "marker": style.marker, "ms": 3.5}
+    return {"color": style.colour, "ls": style.line, "lw": style.width, "marker": style.marker, "ms": 4}
 
 
-def finish(panel: Any) -> None:
-    """Grid, whole steps, and a logarithmic scale where positive values span more than a decade."""
+def finish(panel: Any, *, logarithmic: bool) -> None:
+    """Grid, whole steps, and, of losses, a logarithmic scale where positive values span more than a decade."""
     value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
-    if len(value) and value.min() > 0 and value.max() > 10 * value.min():
+    if logarithmic and len(value) and value.min() > 0 and value.max() > 10 * value.min():
         panel.set_yscale("log")
     panel.grid(alpha=0.3)
     panel.set_xlabel("step", fontsize=9)

@@ -1,6 +1,7 @@
 """Figures per layer: symmetry and directionality over training, and attention's entropy and diagonal at the end."""
 
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,16 +15,21 @@ from experiments.laboratory import runs as loaded
 MOST = 6  # layers shown, evenly spread
 
 
-def symmetry(path: pathlib.Path, *, runs: Sequence[loaded.Run], style: Mapping[str, styles.Style]) -> bool:
-    """One row of panels for each measure, one column for each layer; False where no run has logged any."""
+def symmetry(
+    path: pathlib.Path, *, runs: Sequence[loaded.Run], style: Mapping[str, styles.Style]
+) -> list[list[str]] | None:
+    """One row of panels for each measure, one column for each layer; None where no run has logged any, else the arms
+    whose lines lie on one another."""
     depth = max((loaded.layers(run, name) for run in runs for name in measures.SYMMETRY), default=0)
     names = [name for name in measures.SYMMETRY if any(loaded.layers(run, name) for run in runs)]
     if not depth:
-        return False
+        return None
     shown = styles.spread(depth, MOST)
     drawing = figure.Figure(figsize=(max(7.0, 2.1 * len(shown) + 0.8), 2.1 * len(names) + 1), layout="constrained")
     panels = drawing.subplots(len(names), len(shown), sharex=True, sharey="row", squeeze=False)
-    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in style}
+    logged = [run for run in runs if any(loaded.layers(run, name) for name in names)]
+    by_arm = {arm: [run for run in logged if run.arm == arm] for arm in style}
+    by_arm = {arm: mine for arm, mine in by_arm.items() if mine}
     for row, name in zip(panels, names, strict=True):
         for panel, m in zip(row, shown, strict=True):
             for arm, mine in by_arm.items():
@@ -31,13 +37,13 @@ def symmetry(path: pathlib.Path, *, runs: Sequence[loaded.Run], style: Mapping[s
                 curves.band(panel, step_I, value_RI, style[arm], many=len(by_arm) > 6)
             panel.grid(alpha=0.3)
             panel.tick_params(labelsize=8)
-        row[0].set_ylabel(measures.SYMMETRY[name].replace(" s", "\ns", 1), fontsize=9)
+        row[0].set_ylabel(textwrap.fill(measures.SYMMETRY[name], 16), fontsize=9)
     for m, top, bottom in zip(shown, panels[0], panels[-1], strict=True):
         top.set_title(f"layer {m + 1}", fontsize=9)
         bottom.set_xlabel("step", fontsize=9)
-    curves.legend(drawing, [style[arm] for arm, mine in by_arm.items() if mine])
+    curves.legend(drawing, [style[arm] for arm in by_arm])
     figures.write(drawing, path)
-    return True
+    return curves.coinciding(panels.flat)
 
 
 def attention(path: pathlib.Path, *, runs: Sequence[loaded.Run], style: Mapping[str, styles.Style]) -> bool:

@@ -3,7 +3,7 @@
 import pathlib
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import cm, colors, figure
@@ -13,6 +13,8 @@ from experiments.laboratory import runs as loaded
 from experiments.laboratory import styles
 
 MOST_COLUMNS, MOST_LAYERS = 8, 4
+SPACE, WIDEST = 0.09, 12.0  # inches: of a token at the side of a panel, of all panels
+LONGEST = 8  # letters of a token
 
 
 class Maps(NamedTuple):
@@ -56,24 +58,50 @@ def columns(M: int, H: int) -> list[tuple[int, int]]:
 def side_by_side(path: pathlib.Path, *, found: Mapping[str, Maps], style: Mapping[str, styles.Style]) -> None:
     """Query (row) by key (column), the same shade for the same weight in all panels."""
     picked = {arm: columns(*maps.A_MHNS.shape[:2]) for arm, maps in found.items()}
-    alike = len(set(map(tuple, picked.values()))) == 1
-    wide = max(map(len, picked.values()))
-    drawing = figure.Figure(figsize=(1.25 * wide + 2.2, 1.3 * len(found) + 0.5), layout="compressed")
-    panels = drawing.subplots(len(found), wide, squeeze=False)
+    grid = max(picked.values(), key=len)
+    aligned = all(set(each) <= set(grid) for each in picked.values())
+    size = _size(len(grid), max(len(maps.tokens) for maps in found.values()))
+    drawing, panels = _panels(len(found), len(grid), size)
     top = max(float(np.nan_to_num(maps.A_MHNS).max()) for maps in found.values())
     scale = colors.PowerNorm(0.5, 0, max(top, 1e-12))  # so that a weight of 1/32 beside one of 1 is still seen
-    for row, (arm, maps) in enumerate(found.items()):
-        for panel in panels[row]:
-            panel.set(xticks=[], yticks=[])
-            panel.axis("off")
-        for panel, (m, h) in zip(panels[row], picked[arm], strict=False):
-            panel.axis("on")
-            panel.imshow(maps.A_MHNS[m, h], cmap="Blues", norm=scale)
-            if row == 0 or not alike:
-                panel.set_title(f"layer {m + 1}, head {h + 1}", fontsize=8)
+    most, titles = max(maps.A_MHNS.shape[1] for maps in found.values()), {}  # the last title in each column
+    for row, (arm, maps) in zip(panels, found.items(), strict=True):
+        for i, (m, h) in enumerate(picked[arm]):
+            column = grid.index((m, h)) if aligned else i
+            row[column].axis("on")
+            row[column].imshow(maps.A_MHNS[m, h], cmap="Blues", norm=scale)
+            title = f"layer {m + 1}, {f'head {h + 1}' if maps.A_MHNS.shape[1] == most else 'all heads'}"
+            if titles.get(column) != title:
+                row[column].set_title(title, fontsize=8)
+            titles[column] = title
+            _tokens(row[column], maps.tokens, size, first=column == 0)
         words = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 9}
-        panels[row, 0].set_ylabel(style[arm].label.replace(" (", "\n("), **words, **figures.LITERAL)
-    shades = cm.ScalarMappable(scale, "Blues")
-    tall = drawing.get_size_inches()[1]
+        row[0].set_ylabel(style[arm].label.replace(" (", "\n("), **words, **figures.LITERAL)
+    shades, tall = cm.ScalarMappable(scale, "Blues"), drawing.get_size_inches()[1]
     drawing.colorbar(shades, ax=panels[:, -1].tolist(), label="weight", shrink=min(1.0, 3 / tall), aspect=20)
     figures.write(drawing, path)
+
+
+def _panels(rows: int, columns: int, size: float) -> tuple[figure.Figure, np.ndarray]:
+    """Panels of this size in inches, with nothing in them yet."""
+    drawing = figure.Figure(figsize=(size * columns + 2.2, (size + 0.05) * rows + 0.5), layout="compressed")
+    panels = drawing.subplots(rows, columns, squeeze=False)
+    for panel in panels.flat:
+        panel.set(xticks=[], yticks=[])
+        panel.axis("off")
+    return drawing, panels
+
+
+def _size(columns: int, tokens: int) -> float:
+    """Inches of a panel: larger where tokens are to be read at its sides, as long as the figure is not too wide."""
+    return max(1.25, min(SPACE * tokens, WIDEST / columns))
+
+
+def _tokens(panel: Any, tokens: Sequence[str], size: float, *, first: bool) -> None:
+    """The tokens below the panel and, in the first column, to its left; none where they could not be read."""
+    if tokens and size >= 0.9 * SPACE * len(tokens):
+        words = [styles.label(token)[:LONGEST] for token in tokens]
+        look = {"fontsize": 60 * size / len(tokens), **figures.LITERAL}
+        panel.set_xticks(range(len(words)), words, rotation=90 * (max(map(len, words)) > 1), **look)
+        panel.set_yticks(range(len(words)) if first else [], words if first else [], **look)
+        panel.tick_params(length=0, pad=1)

@@ -7,7 +7,7 @@ from experiments.laboratory import runs as loaded
 SYMMETRY = {  # name in metrics.jsonl -> words
     "symmetry": "symmetry s of a head (mean)",
     "symmetry_sum": "symmetry s, heads summed",
-    "directionality": "directionality d",
+    "directionality": "directionality d, heads summed",
 }
 ATTENTION = {  # name in summary.json -> words
     "entropy": "entropy (nats)",

@@ -7,7 +7,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from experiments.engine import terminal
-from experiments.laboratory import drawings, measures, statistics, tables, verdict
+from experiments.laboratory import drawings, measures, provenance, statistics, tables, verdict
 
 STYLE = """
 :root { color-scheme: light; }
@@ -18,9 +18,13 @@ h3 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; }
 p { max-width: 50rem; overflow-wrap: anywhere; } .small { color: #555; font-size: .88rem; }
 .verdict { border-left: .3rem solid #0072b2; background: #f3f7fa; padding: .2rem 1rem; max-width: 50rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .45rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
-th { vertical-align: bottom; border-bottom: 2px solid #888; }
+nav { display: flex; flex-wrap: wrap; position: sticky; top: 0; padding: .5rem 0; background: #fff;
+  font-size: .88rem; border-bottom: 1px solid #ddd; }
+nav a { margin-right: 1.1rem; white-space: nowrap; } h2, h3 { scroll-margin-top: 3rem; }
+table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .4rem; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd; }
+th { vertical-align: bottom; border-bottom: 2px solid #888; white-space: normal; }
+td.worse { background: #fde6d8; } td.better { background: #d8ecf8; }
 th:first-child, td:first-child { text-align: left; } td:first-child { font-weight: 600; }
 table.words td { text-align: left; white-space: normal; overflow-wrap: anywhere; font-weight: 400; }
 table.words th { text-align: left; }
@@ -30,6 +34,7 @@ pre { font-size: .8rem; overflow-x: auto; background: #f6f6f6; padding: .8rem; }
 """
 # Whatever a name or a number may hold, the page loads nothing and runs nothing.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+ALL = "All conditions"
 HEADINGS = {"course": "Training", "differences": "Paired differences", "symmetry": "Symmetry", "attention": "Attention"}
 
 
@@ -51,13 +56,16 @@ def page(
     _add(body, "h1", text=title)
     count = f"{record['finished_runs']} of {record['planned_runs']} runs finished, seeds {_list(record['seeds'])}."
     _add(body, "p", {"class": "small"}, text=count)
+    _contents(body, conditions, drawn)
     _verdict(body, conditions, record)
     _arms(body, conditions)
     for section, heading in HEADINGS.items():
-        shown = [one for one in drawn if one.section == section or (section, one.section) == ("attention", "maps")]
+        shown = _shown(drawn, section)
         if shown:
-            _add(body, "h2", text=heading)
-        for one in shown:
+            _heading(body, heading)
+        for before, one in zip([None, *shown], shown, strict=False):
+            if len(conditions) > 1 and (before is None or before.condition != one.condition):
+                _add(body, "h3", text=one.condition)
             _figure(body, one)
         _layers(body, section, record)
     _what(body, record)
@@ -77,34 +85,66 @@ def _list(values: Sequence[Any]) -> str:
     return ", ".join(map(str, values))
 
 
+def _shown(drawn: Sequence[drawings.Drawn], section: str) -> list[drawings.Drawn]:
+    return [one for one in drawn if one.section == section or (section, one.section) == ("attention", "maps")]
+
+
+def _heading(body: ElementTree.Element, words: str, tag: str = "h2") -> None:
+    _add(body, tag, id=_anchor(words), text=words)
+
+
+def _anchor(heading: str) -> str:
+    return heading.lower().replace(" ", "-")
+
+
+def _contents(
+    body: ElementTree.Element, conditions: Sequence[statistics.Condition], drawn: Sequence[drawings.Drawn]
+) -> None:
+    """Links to the sections, which stay in sight."""
+    made = _add(body, "nav")
+    figures = [heading for section, heading in HEADINGS.items() if _shown(drawn, section)]
+    seen = [ALL] if tables.overview(conditions) else []
+    for heading in ("Verdict", *seen, "Arms", *figures, "What was run"):
+        _add(made, "a", href=f"#{_anchor(heading)}", text=heading)
+
+
+def _overview(body: ElementTree.Element, conditions: Sequence[statistics.Condition]) -> None:
+    seen = tables.overview(conditions)
+    if seen:
+        _heading(body, ALL, "h3")
+        _table(body, seen)
+
+
 def _verdict(body: ElementTree.Element, conditions: Sequence[statistics.Condition], record: dict[str, Any]) -> None:
-    _add(body, "h2", text="Verdict")
+    _heading(body, "Verdict")
     _add(_add(body, "div", {"class": "verdict"}), "p", text=record["verdict"])
+    _overview(body, conditions)
     for found in conditions:
         _add(body, "h3", text=found.name)
         _add(body, "p", text=verdict.condition(found))
 
 
 def _arms(body: ElementTree.Element, conditions: Sequence[statistics.Condition]) -> None:
-    _add(body, "h2", text="Arms")
+    _heading(body, "Arms")
     for found in conditions:
-        table = tables.condition(found)
         _add(body, "h3", text=f"{found.name}: {found.metric}")
-        _table(body, table.head, table.rows)
-        for note in table.notes:
-            _add(body, "p", {"class": "small"}, text=note)
+        _table(body, tables.condition(found))
 
 
-def _table(body: ElementTree.Element, head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> None:
+def _table(body: ElementTree.Element, table: tables.Table, kind: str = "") -> None:
+    """With its notes below; a cell of a kind has that class."""
     made = _add(_add(body, "div", {"class": "wide"}), "table", {"class": kind} if kind else {})
     line = _add(_add(made, "thead"), "tr")
-    for cell in head:
+    for cell in table.head:
         _add(line, "th", scope="col", text=cell)
     rest = _add(made, "tbody")
-    for row in rows:
+    kinds = table.kinds or [[""] * len(row) for row in table.rows]
+    for row, of_row in zip(table.rows, kinds, strict=True):
         line = _add(rest, "tr")
-        for cell in row:
-            _add(line, "td", text=cell)
+        for cell, of_cell in zip(row, of_row, strict=True):
+            _add(line, "td", {"class": of_cell} if of_cell else {}, text=cell)
+    for note in table.notes:
+        _add(body, "p", {"class": "small"}, text=note)
 
 
 def _figure(body: ElementTree.Element, one: drawings.Drawn) -> None:
@@ -130,26 +170,12 @@ def _layers(body: ElementTree.Element, section: str, record: dict[str, Any]) -> 
             details = _add(body, "details")
             _add(details, "summary", text=f"{found['name']}: the numbers at the end of training, mean over seeds")
             head = ["arm", "measure", *(f"layer {m}" for m in range(1, depth - 1))]
-            _table(details, head, [row + [tables.NONE] * (depth - len(row)) for row in rows])
+            _table(details, tables.Table(head, [row + [tables.NONE] * (depth - len(row)) for row in rows], []))
 
 
 def _what(body: ElementTree.Element, record: dict[str, Any]) -> None:
-    _add(body, "h2", text="What was run")
-    what = record["what"]
-    rows = [["experiment", record["experiment"]], ["reference", record["reference"]]]
-    rows += [["hardware", what.get("devices") or tables.NONE], ["code", what.get("commit") or "not from a checkout"]]
-    rows += [["versions", _list([f"{name} {version}" for name, version in (what.get("versions") or {}).items()])]]
-    seconds = what.get("wall_seconds")
-    rows += [["wall time", f"{seconds:,.0f} s"]] if seconds is not None else []
-    first, arms = record["conditions"][0], "arm "
-    rows += [[f"condition {one['name']}", _changes(one["changes"])] for one in record["conditions"] if one["changes"]]
-    rows += [[arms + one["name"], _changes(one["changes"])] for one in first["arms"]]
-    _table(body, ["", ""], rows, "words")
+    _heading(body, "What was run")
+    _table(body, tables.Table(["", ""], provenance.rows(record), []), "words")
     details = _add(body, "details")
     _add(details, "summary", text="The whole config")
-    _add(details, "pre", text=json.dumps(what.get("config"), indent=2, ensure_ascii=False))
-
-
-def _changes(changes: dict[str, Any]) -> str:
-    told = (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in changes.items())
-    return ", ".join(told) or "no changes"
+    _add(details, "pre", text=json.dumps(record["what"].get("config"), indent=2, ensure_ascii=False))

@@ -141,11 +141,11 @@ def _named(key: str, given: Any) -> list[Named]:
                 f'{key} is a list of pairs [name, {{"model.score": "tied"}}], and {config.shown(one)} is none'
             )
         name = one[0]
-        if not _NAME.fullmatch(name) or name.lower() in TAKEN or name.lower().endswith(DRAFT):
-            raise errors.UserError(
-                f"{key}: {config.shown(name)} cannot be the name of a folder: choose letters, digits and + - . _ (100"
-                f" at most), not one of {', '.join(TAKEN)}, and not one that ends in {DRAFT}"
-            )
+        if not _NAME.fullmatch(name):
+            reason = "cannot be the name of a folder: choose at most 100 letters, digits and + - . _"
+            raise errors.UserError(f"{key}: {config.shown(name)} {reason}")
+        if name.lower() in TAKEN or name.lower().endswith(DRAFT):
+            raise errors.UserError(f'{key}: "{name}" is what something else in the folder of a study is called')
         if name.lower() in found:
             other = found[name.lower()].name
             reason = "twice" if other == name else f'and "{other}", which are one folder on some systems'

@@ -11,27 +11,29 @@ from experiments.laboratory import study as studies
 
 # Okabe and Ito's palette without its yellow, which is too light for lines; black is the reference's.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-LINES = ("-", "--", ":", "-.")
-MARKERS = "osD^vPX*"
+# Of the arms, which are drawn on top of the reference's whole line, and show it where they lie on it. As many lines,
+# markers and colours as have no common divisor: no two of the first 35 arms differ in colour alone.
+LINES = ((0, (5, 2)), (0, (2, 1.2)), "-.", (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+MARKERS = "sD^vPX*"
 LONGEST = 28  # letters of a name in a figure
 
 
 class Style(NamedTuple):
     colour: str
-    line: str
+    line: Any  # as matplotlib has it: a word, or (offset, lengths)
     marker: str
     width: float
     label: str
+    turn: int  # the arm's number: at which steps its markers are, so that lines on one another show those of all
 
 
 def of(study: studies.Study) -> dict[str, Style]:
-    """Arm -> its style, the same in all figures of the study. 24 arms beside the reference are told apart."""
+    """Arm -> its style, the same in all figures of the study. 35 arms beside the reference are told apart."""
     others = [arm.name for arm in study.arms if arm.name != study.reference]
-    found = {study.reference: Style("black", "-", "o", 2.0, f"{label(study.reference)} (reference)")}
+    found = {study.reference: Style("black", "-", "o", 2.4, f"{label(study.reference)} (reference)", 0)}
     for i, name in enumerate(others):
-        row = i // len(COLOURS)
-        marker = MARKERS[(row + 1) % len(MARKERS)]
-        found[name] = Style(COLOURS[i % len(COLOURS)], LINES[row % len(LINES)], marker, 1.4, label(name))
+        colour, line, marker = (each[i % len(each)] for each in (COLOURS, LINES, MARKERS))
+        found[name] = Style(colour, line, marker, 1.5, label(name), i + 1)
     return {arm.name: found[arm.name] for arm in study.arms}
 
 

@@ -25,7 +25,7 @@ def condition(found: statistics.Condition) -> Table:
     """One row for each arm, in the order of the study."""
     others = [name for name in ("eval/loss", "eval/accuracy") if any(name in one.others for one in found.arms)]
     head = ["arm", "parameters", "FLOP/token", "runs", found.metric]
-    head += [f"minus {found.reference}", "95 % interval", f"p (x {found.comparisons})" if found.comparisons > 1 else "p"]
+    head += [f"minus {found.reference}", "95 % interval", "p" + f" (x {found.comparisons})" * (found.comparisons > 1)]
     head += [f"steps to {found.threshold:g}"] if found.threshold else []
     return Table(head + others, [_row(found, one, others) for one in found.arms], _notes(found))
 
@@ -34,7 +34,7 @@ def _row(found: statistics.Condition, one: statistics.Arm, others: list[str]) ->
     row = [
         one.name,
         f"{one.params:,}" if one.params is not None else NONE,
-        report.si(one.flops_per_token, "FLOP") if one.flops_per_token is not None else NONE,
+        report.si(one.flops_per_token, "").strip() if one.flops_per_token is not None else NONE,
         str(len(one.values)),
         _plus_minus(one.spread),
         *_difference(one.comparison),
@@ -89,8 +89,8 @@ def _notes(found: statistics.Condition) -> list[str]:
         side, step = ("at least", "at most")[not found.more_is_better], f"{found.every:,}" if found.every else "unknown"
         notes.append(
             f"Steps to {found.threshold:g}: the first evaluation with {found.metric} {side} that, median over seeds "
-            f"(how many got there); its resolution, the steps between evaluations, is {step}. A diverged run never gets "
-            f"there."
+            f"(how many got there); its resolution, the steps between evaluations, is {step}. A run that diverged "
+            "counts as one that never gets there."
         )
     if found.baseline:
         told = ", ".join(f"{name} {verdict.number(x)}" for name, x in found.baseline.items())
@@ -143,7 +143,9 @@ def text(conditions: Sequence[statistics.Condition]) -> str:
 
 
 def _wrapped(words: str, indent: str = "  ") -> str:
-    return textwrap.fill(words, 110, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    kept = words.replace("95 %", "95\N{NO-BREAK SPACE}%")
+    found = textwrap.fill(kept, 110, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    return found.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _aligned(table: Table) -> str:

@@ -18,8 +18,10 @@ from experiments.engine import (
     interruption,
     log,
     loop,
+    manifest,
     mesh,
     plan,
+    step_folders,
     together,
     train,
 )
@@ -65,7 +67,7 @@ def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, number
                 alive=alive,
             )
             beside.on_end(state)
-            beside.heed(made.steps)  # it came behind the last step
+            beside.heed()  # it came behind the last step
         took = {"wall_seconds": (time.perf_counter() - began) / len(program.rows), "compile_seconds": seconds}
         results.write(ready, state, beside.final, folder, measure=measure, seconds=took)
     shutil.rmtree(saved)  # behind the results: no one goes on from here
@@ -75,10 +77,12 @@ def _resumed(saved: pathlib.Path, state: train.State) -> tuple[int, train.State]
     """The step and state of the checkpoint; 0 and the initial state where there is none, or only a damaged one."""
     with contextlib.closing(checkpoint.Checkpoints(saved, keep=1)) as saves:
         try:
-            return saves.resume(state, fall_back=False) or (0, state)
-        except errors.UserError as error:
+            return saves.resume(state, fall_back=True) or (0, state)
+        except manifest.Damaged as error:
             print(f"these runs begin anew: their checkpoint cannot be used ({error})", flush=True)
-    shutil.rmtree(saved)
+    aside = saved.with_name(saved.name + step_folders.DAMAGED)
+    shutil.rmtree(aside, ignore_errors=True)
+    saved.rename(aside)
     return 0, state
 
 
@@ -123,7 +127,7 @@ class Beside:
         self.final: dict[str, np.ndarray] = {}  # R numbers of every metric, of the newest evaluation
         self._final_at = -1
         self.requests = interruption.Requests()
-        self._saved_at, self._saves_now = time.monotonic(), False
+        self._saved_at, self._saved, self._saves_now = time.monotonic(), start, False
 
     def due(self, what: str, n: int) -> bool:
         """Whether this happens after n steps by their number alone."""
@@ -155,15 +159,15 @@ class Beside:
             self._report(n, state)
         if self._saves_now or self.requests.signal:
             self._saves.save(n, state)
-            self._saved_at = time.monotonic()
-            self.heed(n)
+            self._saved_at, self._saved = time.monotonic(), n
+            self.heed()
 
-    def heed(self, n: int) -> None:
-        """Raise Interrupted where a signal stops the study here, after n steps, which are saved."""
+    def heed(self) -> None:
+        """Raise Interrupted where a signal stops the study here, behind a save."""
         if self.requests.signal:
             self._saves.wait()
             raise errors.Interrupted(
-                f"stopped after step {n:,}, which is saved in {self._folder}", 128 + self.requests.signal
+                f"stopped after step {self._saved:,}, which is saved in {self._folder}", 128 + self.requests.signal
             )
 
     def on_start(self, n: int, state: train.State) -> None:
