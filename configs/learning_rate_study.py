@@ -1,6 +1,9 @@
 """How much do the learning rate and the decay of weights matter? Five pairs x 5 seeds, all in one compiled program.
 
 python launch.py --config configs/learning_rate_study.py --workdir runs/rate
+
+Two CPU cores: 436 s beside other work. No difference to 0.001 was found in the held-out loss; the widest interval, that
+of 0.0003, reaches from 0.029 better to 0.089 worse (95 % for all four together).
 """
 
 from configs import base

@@ -1,6 +1,9 @@
 """Where does the norm belong, and which one? Three blocks x 5 seeds on handwritten digits.
 
 python launch.py --config configs/norm_study.py --workdir runs/norm
+
+Two CPU cores: 154 s beside other work. No difference was found in the held-out loss; post_norm lies between 0.053
+better and 0.058 worse than pre_norm (95 %), rms between 0.032 better and 0.034 worse.
 """
 
 from configs import base

@@ -1,6 +1,10 @@
 """Does a vision transformer need two matrices? Six scores x 5 seeds on handwritten digits (scikit-learn's, 8 x 8).
 
 python launch.py --config configs/qk_vit.py --workdir runs/qk_vit
+
+Two CPU cores: 594 s beside other work, 30 runs. Held-out loss against asymmetric's (0.064 nats, 98.2 %): no difference
+was found; for tied it lies between 0.059 better and 0.027 worse (95 % for all five together). The settings are nearly
+vit's, which were chosen on the same images.
 """
 
 from configs import base
