@@ -183,7 +183,7 @@ def study() -> ml_collections.ConfigDict:
     config.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
     config.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
     config.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
-    config.batched = "auto"  # seeds of a program side by side (yes), one after the other (no); auto: no on one CPU
+    config.batched = "auto"  # seeds side by side (yes) or one after the other (no); auto: no on CPUs without mesh.seed
     config.probe = True  # log how symmetric every layer's scores are, and measure attention at the end
     return config
 

@@ -1,6 +1,6 @@
 """Does attention need two matrices? Seven made tasks of twelve tokens, one head in one layer, six scores, five seeds.
 
-python launch.py --config configs/qk_synthetic.py
+python launch.py --config configs/qk_synthetic.py --workdir runs/qk_synthetic
 
 ring, previous, reachability and beats ask who stands before, points to, or beats whom; membership and nearest only who
 is alike. These are 42 programs, trained one after the other, but of each score only two are compiled, the second for

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import pathlib
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -34,6 +35,9 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
         waiting = checked(unfinished(rows, finished, folder), asked, devices)
         enter(folder, settings, rows)
+        for row in rows:
+            if row.name not in finished:  # a result of other steps, or a damaged one
+                (folder / row.name / "summary.json").unlink(missing_ok=True)
         print(f"{len(rows)} runs in {len(study.programs(rows))} programs, {len(finished)} of them finished before")
         what = {
             "config": settings.to_dict(),
@@ -43,7 +47,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         }
         write = functools.partial(reports.write, folder, asked, what=what)
         train(waiting, folder, devices, batched=side_by_side, measure=settings.study.probe, behind=write)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # of programs that have become others
+        tidy(folder / "checkpoints", rows)
         files = write()
         print(f"\n{reports.text(folder, asked)}\n")
         for file in files:
@@ -107,6 +111,19 @@ def unfinished(rows: list[study.Row], finished: set[str], folder: pathlib.Path) 
     taken = {row.name for program in begun for row in program.rows}
     rest = [row for program in every for row in open_rows(program) if row.name not in taken]
     return begun + study.programs(rest)
+
+
+def tidy(folder: pathlib.Path, rows: list[study.Row]) -> None:
+    """Remove checkpoints of these runs, which are all finished: of programs that have become others, or were damaged.
+
+    Those of runs that are no part of the study this time stay.
+    """
+    kinds = "|".join(re.escape(row.kind) for row in rows)
+    for left in folder.iterdir() if folder.is_dir() else ():
+        if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}(\.damaged)?", left.name):
+            shutil.rmtree(left)
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def told(one: preparing.Checked) -> str:

@@ -152,6 +152,44 @@ def test_arms_and_seeds_may_be_added(done, tmp_path):
     assert all(os.stat(tmp_path / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
 
 
+def test_a_seed_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpoints(done, tmp_path, monkeypatch):
+    """With the seed, the program is another one; it has all it needs. What is not part of the study stays."""
+    folder, _ = done
+    source = {"text__source": str(folder / "text.txt")}
+    kept = tmp_path / "study" / "checkpoints"
+
+    def stopped(*arguments, **options):
+        made = fit(*arguments, **(options | {"stops": lambda n: n == 3 or options["stops"](n)}))
+        os.kill(os.getpid(), signal.SIGTERM)
+        return made
+
+    fit = train.fit
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "fit", stopped)
+        assert study(tmp_path, study__arms=ARMS[1:], study__seeds=[3], **source).code == 143
+    for name in ("all_gone_01234567", "all_fast_noself_01234567", "all_fast_01234567"):
+        (kept / name).mkdir()
+    assert study(tmp_path, study__arms=ARMS[1:], **source).code == 0
+    assert sorted(one.name for one in kept.iterdir()) == ["all_fast_noself_01234567", "all_gone_01234567"]
+    for name, summary in summaries(tmp_path).items():
+        assert summary["params_sha256"] == summaries(folder)[name]["params_sha256"]
+        rows = log.read(tmp_path / "study" / name)
+        assert {row["step"] for row in rows if "eval/loss" in row and "symmetry/1" in row} == {0, 3, 6}
+
+
+def test_results_of_other_steps_are_not_compared(done, tmp_path):
+    folder, _ = done
+    source = {"text__source": str(folder / "text.txt"), "study__arms": ARMS[1:], "study__seeds": [3]}
+    assert study(tmp_path, train__steps=4, **source).code == 0
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "run", lambda *arguments, **options: seen.append(summaries(tmp_path)))
+        patch.setattr(ablation.reports, "write", lambda *arguments, **options: [])
+        patch.setattr(ablation.reports, "text", lambda *arguments, **options: "")
+        assert study(tmp_path, **source).code == 0
+    assert seen == [{}]
+
+
 def test_an_arm_may_not_become_another_one(done):
     folder, _ = done
     other = [["tied", {"model.score": "none"}], *ARMS[1:]]

@@ -53,7 +53,7 @@ class Progress:
         """Of the whole study, by the time that this session took for its part."""
         mine = self._done - self._resumed
         seconds = (time.perf_counter() - self._began) * (sum(self._work) - self._done) / mine if mine > 0 else 0.0
-        return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+        return f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
 
     def say(self, line: str) -> None:
         """A line that stays, above the live one."""

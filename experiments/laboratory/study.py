@@ -58,6 +58,11 @@ class Row(NamedTuple):
         """Its folder inside the study's."""
         return f"{self.condition}/{self.arm}/seed_{self.seed}"
 
+    @property
+    def kind(self) -> str:
+        """What the names of its programs' checkpoints begin with."""
+        return f"{self.condition}_{self.arm}"
+
 
 class Program(NamedTuple):
     """Runs that are trained together."""
@@ -76,7 +81,7 @@ class Program(NamedTuple):
     def folder(self) -> str:
         """The name of its checkpoints' folder: another one for other runs, the same where they may be resumed."""
         told = json.dumps([[row.name, _lasting(row.settings)] for row in self.rows], sort_keys=True)
-        return f"{self.rows[0].condition}_{self.rows[0].arm}_{zlib.crc32(told.encode()):08x}"
+        return f"{self.rows[0].kind}_{zlib.crc32(told.encode()):08x}"
 
 
 def _lasting(settings: config.Settings) -> dict[str, Any]:

@@ -68,7 +68,9 @@ def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, number
             )
             beside.on_end(state)
             beside.heed()  # it came behind the last step
-        took = {"wall_seconds": (time.perf_counter() - began) / len(program.rows), "compile_seconds": seconds}
+        took = {"compile_seconds": seconds}
+        if not start:  # else it would be that of the last part
+            took["wall_seconds"] = (time.perf_counter() - began) / len(program.rows)
         results.write(ready, state, beside.final, folder, measure=measure, seconds=took)
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
@@ -119,8 +121,8 @@ class Beside:
     ):
         self._made, self._folder, self._saves, self._progress = ready.made, folder, saves, progress
         self._logs = [log.Log(folder / row.name, start=start) for row in ready.program.rows]
-        before = log.read(folder / ready.program.rows[0].name)
-        self._reported = any(row["step"] == start and f"{loop.EVAL}{train.LOSS}" in row for row in before)
+        before = [log.read(folder / row.name) for row in ready.program.rows]
+        self._reported = all(any(_evaluated(line, start) for line in lines) for lines in before)
         self._evaluate = together.evaluator(ready.together)
         task = ready.together.task
         self._probe = jax.jit(jax.vmap(task.probe)) if measure and task.probe else None
@@ -191,3 +193,8 @@ class Beside:
         """End the logs."""
         for writer in self._logs:
             writer.close()
+
+
+def _evaluated(line: dict[str, Any], step: int) -> bool:
+    """Whether this line of metrics.jsonl is an evaluation at this step."""
+    return line["step"] == step and f"{loop.EVAL}{train.LOSS}" in line
