@@ -120,16 +120,15 @@ def update(
     rate: optax.Schedule,
     mesh: Mesh,
     *,
-    accumulation: int,
-    nan: str = "abort",
-    spike: float = 0.0,
     probe_due: Callable[[jax.Array], jax.Array] | None = None,
+    **how: Any,
 ) -> Callable[..., tuple[State, dict]]:
     """`one_step`, jitted; the old state is donated.
 
     probe_due: whether what the task's probe finds after step n is among the metrics (`probed`); None: it never is.
+    how: accumulation, nan and spike.
     """
-    step = one_step(task, optimiser, rate, mesh, accumulation=accumulation, nan=nan, spike=spike)
+    step = one_step(task, optimiser, rate, mesh, **how)
 
     def step_and_probe(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
         new, metrics = step(state, batch, alive)

@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from scipy import stats
 
-from experiments.engine import errors, retention
+from experiments.engine import retention
 from experiments.laboratory import runs as loaded
 from experiments.laboratory import study as studies
 from experiments.laboratory import thresholds
@@ -112,10 +112,8 @@ def _interval(found: Any) -> Interval:
 
 def more_is_better(metric: str) -> bool:
     """Whether a higher value is a better one. UserError where nobody knows."""
-    kind = metric.rpartition("/")[2]
-    if kind not in retention.BETTER:
-        raise errors.UserError(f'study.metric = "{metric}" must be a metric that ends in {", ".join(retention.BETTER)}')
-    return retention.BETTER[kind] is max
+    retention.check(metric, key="study.metric")
+    return retention.BETTER[metric.rpartition("/")[2]] is max
 
 
 def analyse(study: studies.Study, runs: Sequence[loaded.Run]) -> list[Condition]:
