@@ -73,7 +73,7 @@ def attempt(argv: list[str]) -> int:
     try:
         with interruption.at_once():
             action, how_to_go_on = prepared(argv)
-            with group.joined(together(), detect=DISTRIBUTED.value):
+            with group.joined(together(), detect=DISTRIBUTED.value, how_to_go_on=how_to_go_on):
                 action()
     except (errors.UserError, errors.RunError) as error:
         print(f"error: {errors.line(error)}", file=sys.stderr)

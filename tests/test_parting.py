@@ -32,6 +32,18 @@ def test_a_lost_process_is_said_with_what_was_seen_of_it():
         raise ValueError("a wrong shape")
 
 
+def test_a_loss_ends_as_the_process_that_left_said():
+    client = Silent()
+    client.blocking_key_value_get = lambda key, milliseconds: json.dumps([0, 143, "stopped"])
+    with pytest.raises(errors.Interrupted, match="^stopped$") as raised, parting._loss_is_one_sentence(client, 1):
+        raise ValueError("Gloo: connection closed")
+    assert raised.value.code == 143
+    client.blocking_key_value_get = lambda key, milliseconds: json.dumps([0, 2, "a wrong field"])
+    with pytest.raises(errors.RunError, match="^process 0 stopped: a wrong field$"):
+        with parting._loss_is_one_sentence(client, 1):
+            raise ValueError("Gloo: connection closed")
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

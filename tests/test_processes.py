@@ -70,10 +70,14 @@ def ended(process: subprocess.Popen) -> tiny.Outcome:
     return tiny.Outcome(process.returncode, out, "".join(spoken))
 
 
-def wait_for(what) -> None:
+def wait_for(what, started: list[subprocess.Popen]) -> None:
+    """Until this is so; fails with what the processes said where one of them ends before, or nothing happens."""
     until = time.monotonic() + SECONDS
     while not what():
-        assert time.monotonic() < until, "nothing happened"
+        if time.monotonic() > until or any(process.poll() is not None for process in started):
+            for process in started:
+                process.kill()
+            pytest.fail(f"nothing happened: {[process.communicate() for process in started]}")
         time.sleep(0.05)
 
 
@@ -142,7 +146,7 @@ def test_the_others_end_where_one_is_killed(victim, by_one, arguments, tmp_path)
     """They go on from what one process saved; then one of them is killed."""
     folder = shutil.copytree(by_one, tmp_path / "run")
     with pair(*arguments, "--workdir", str(folder), *ENDLESS) as started:
-        wait_for(lambda: len(losses(folder)) > STEPS + 10)
+        wait_for(lambda: len(losses(folder)) > STEPS + 10, started)
         began = time.monotonic()
         started[victim].kill()
         code, out, err = ended(started[1 - victim])
@@ -157,7 +161,7 @@ def test_the_others_end_where_one_is_killed(victim, by_one, arguments, tmp_path)
 def test_a_signal_to_one_process_stops_and_saves_all(arguments, tmp_path):
     folder = tmp_path / "run"
     with pair(*arguments, "--workdir", str(folder), *ENDLESS) as started:
-        wait_for(lambda: len(losses(folder)) > 2)
+        wait_for(lambda: len(losses(folder)) > 2, started)
         started[1].send_signal(signal.SIGTERM)
         first, second = [ended(process) for process in started]
     saved = checkpoint.newest(folder / "checkpoints")
@@ -169,7 +173,7 @@ def test_a_signal_to_one_process_stops_and_saves_all(arguments, tmp_path):
 def test_a_signal_before_the_first_step_stops_all_at_once(arguments, tmp_path):
     folder = tmp_path / "run"
     with pair(*arguments, "--workdir", str(folder)) as started:
-        wait_for(lambda: (folder / "config.json").exists())
+        wait_for(lambda: (folder / "config.json").exists(), started)
         began = time.monotonic()
         for process in started:
             process.send_signal(signal.SIGTERM)

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import re
-import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -62,17 +60,18 @@ def _port(group: Group) -> int:
 
 
 @contextlib.contextmanager
-def joined(group: Group | None, *, detect: bool = False) -> Iterator[None]:
+def joined(group: Group | None, *, detect: bool = False, how_to_go_on: str = "") -> Iterator[None]:
     """What is inside runs in all processes of the group; only the first one prints to stdout.
 
     detect: without a group, ask JAX for what the cluster says (Slurm, TPU pods, ...). With neither, nothing is changed.
-    An error in one process ends the others with its sentence and its exit code. Must begin before a device is touched.
+    An error in one process ends the others with its sentence and its exit code, and so does a signal; how_to_go_on:
+    what is said behind "stopped". Must begin before a device is touched.
     """
     if group is None and not detect:
         yield
         return
     start(group)
-    with parting.together() as first, contextlib.ExitStack() as stack:
+    with parting.together(how_to_go_on) as first, contextlib.ExitStack() as stack:
         if not first:
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
         yield
@@ -100,8 +99,6 @@ def start(group: Group | None) -> None:
         if group is None:
             raise errors.UserError(f"--distributed finds no cluster to join ({reason})") from error
         raise errors.RunError(f"the processes cannot meet at {group.coordinator}: {reason}") from error
-    if threading.current_thread() is threading.main_thread():  # elsewhere Python has no handlers
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # JAX has put one over it that says nothing
 
 
 def _reach(group: Group) -> None:

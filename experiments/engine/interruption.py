@@ -19,7 +19,7 @@ def at_once() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise errors.Interrupted("stopped", 128 + number)
 
-    with _handled({signal.SIGTERM: stop}):
+    with handled({signal.SIGTERM: stop}):
         yield
 
 
@@ -42,12 +42,12 @@ class Requests:
                 os.write(2, b"\nstopping after this step (Ctrl-C: at once, without saving)\n")
                 self.signal = int(number)
 
-        with _handled(dict.fromkeys(SIGNALS, keep)):
+        with handled(dict.fromkeys(SIGNALS, keep)):
             yield
 
 
 @contextmanager
-def _handled(handlers: dict) -> Iterator[None]:
+def handled(handlers: dict) -> Iterator[None]:
     """These handlers, by signal, and at the end those from before; Python has handlers in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 from jax._src import distributed  # its client has no public name
 
-from experiments.engine import errors
+from experiments.engine import errors, interruption
 
 POLL_SECONDS = 0.5  # between questions whether another process failed
 LEAVE_SECONDS = 5  # for the others to hear of a failure
@@ -38,14 +39,22 @@ _codes: list[int] = []  # with which threads want to end the process
 
 
 @contextlib.contextmanager
-def together() -> Iterator[bool]:
+def together(how_to_go_on: str = "") -> Iterator[bool]:
     """Within this, the processes end together; the value: whether this is the first of them.
 
-    Raises RunError, with its reason if it gave any, where another one is gone.
+    A signal ends all of them at once, where the loop does not keep it; how_to_go_on: what this process says behind
+    "stopped". Raises RunError, with its reason if it gave any, where another one is gone.
     """
     client, me = distributed.global_state.client, distributed.global_state.process_id
-    threading.Thread(target=_watch, args=(client, me), daemon=True).start()
+    threading.Thread(target=_watch, args=(client, me, how_to_go_on), daemon=True).start()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # Not an exception: it could be lost in a callback of JAX, and would meet collectives that the others have left.
+        _fail(client, me, 128 + number, "stopped")
+        _end(128 + number, f"stopped{how_to_go_on}", client)
+
     with contextlib.ExitStack() as stack:
+        stack.enter_context(interruption.handled(dict.fromkeys(interruption.SIGNALS, stop)))
         stack.push(functools.partial(_tell, client, me))
         stack.enter_context(_loss_is_one_sentence(client, me))
         yield me == 0
@@ -53,7 +62,7 @@ def together() -> Iterator[bool]:
     _leaving.set()
 
 
-def _watch(client: Any, me: int) -> None:
+def _watch(client: Any, me: int, how_to_go_on: str) -> None:
     """In the background: end this process, which may wait for the other in vain, when that one says that it fails."""
     while not _leaving.wait(POLL_SECONDS):
         try:
@@ -64,7 +73,7 @@ def _watch(client: Any, me: int) -> None:
             continue
         if who == me or _leaving.wait(1):  # the main thread found out by itself
             return
-        _end(code, f"process {who} stopped: {sentence}", client)
+        _end(code, f"{sentence}{how_to_go_on}" if code > 128 else f"process {who} stopped: {sentence}", client)
 
 
 @contextlib.contextmanager
@@ -75,7 +84,8 @@ def _loss_is_one_sentence(client: Any, me: int) -> Iterator[None]:
     except (errors.RunError, ValueError, RuntimeError) as error:
         if not LOSS.search(str(error)):
             raise
-        raise errors.RunError(_heard(client, me) or f"{LOST} ({_first_line(error)})") from error
+        code, sentence = _heard(client, me) or (1, f"{LOST} ({_first_line(error)})")
+        raise (errors.Interrupted(sentence, code) if code > 128 else errors.RunError(sentence)) from error
 
 
 def _tell(client: Any, me: int, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -98,13 +108,13 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
-def _heard(client: Any, me: int) -> str | None:
-    """What another process said before it left, if it did."""
+def _heard(client: Any, me: int) -> tuple[int, str] | None:
+    """With which code and sentence another process left, if it said so; a code above 128: a signal ended it."""
     try:
-        who, _, sentence = json.loads(client.blocking_key_value_get(FAILED, 2000))
+        who, code, sentence = json.loads(client.blocking_key_value_get(FAILED, 2000))
     except RuntimeError:
         return None
-    return None if who == me else f"process {who} stopped: {sentence}"
+    return None if who == me else (code, sentence if code > 128 else f"process {who} stopped: {sentence}")
 
 
 def _fail(client: Any, me: int, code: int, sentence: str) -> None:
@@ -135,7 +145,7 @@ def _end(code: int, sentence: str = "", client: Any = None) -> NoReturn:
     if not _speaks.acquire(blocking=False):
         time.sleep(1)  # the first thread ends the process, if it does not wait for an answer of a service that is gone
         os._exit(_codes[0])
-    os.write(2, f"error: {sentence}\n".encode() if sentence else b"")
+    os.write(2, f"{'' if code > 128 else 'error: '}{sentence}\n".encode() if sentence else b"")
     with contextlib.suppress(RuntimeError):
         if client:  # as the last thing: the first process leaves when it hears of it
             client.key_value_set(f"{LEFT}/{distributed.global_state.process_id}", "")
