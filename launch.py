@@ -1,5 +1,10 @@
 """python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]"""
 
+if __name__ == "__main__":
+    from experiments.engine import pages
+
+    pages.large(__file__)  # starts this process again: before what takes seconds to import
+
 import contextlib
 import datetime
 import functools
