@@ -126,6 +126,16 @@ def test_nan_stays_behind_the_mask(way):
     assert jnp.isfinite(y_BHNV[1]).all() and all(jnp.isfinite(gradient).all() for gradient in found)
 
 
+@ways
+@cases.float64()
+def test_nan_reaches_all_who_see_it(way):
+    """In the key of the first token of the first sequence, which all its queries see: no block of theirs is masked."""
+    q_BHNK, k_BHSK, v_BHSV, b_HR = drawn()
+    arrays = [q_BHNK, k_BHSK.at[0, 0, 0, 0].set(np.nan), v_BHSV, b_HR]
+    _, y_BHNV = check(way, arrays, VALID_BS, name="causal", bias=False)
+    assert jnp.isnan(y_BHNV[0]).all() and jnp.isfinite(y_BHNV[1]).all()
+
+
 @pytest.mark.parametrize("size", [1, 12, 64])
 def test_the_size_of_a_block_changes_nothing(size):
     """In float32; 64 is more than there are tokens."""
@@ -244,16 +254,20 @@ def test_cudnn_is_asked_only_for_what_it_can_do(monkeypatch, backend, dtype, len
 
 
 def training_step(compute, N: int):
-    """A step of a layer of attention on one sequence of N tokens, compiled, and its parameters and tokens."""
+    """A step of a loop over two layers of attention to N tokens, compiled, and its parameters and tokens."""
     sizes = dict(H=1, K=8, D=8)
     params = {"score": cases.drawn(lambda key: score.asymmetric.init(key, **sizes, bias=True))}
     params |= {"value": cases.drawn(lambda key: value.low_rank.init(key, **sizes, M=1, bias=True))}
     x_BND = cases.normal(5, 1, N, 8)
 
     def error(params, x_BND):
-        q_BHNK, k_BHSK = score.asymmetric.apply(params["score"], x_BND, x_BND)
-        y_BHNV, _ = compute(q_BHNK, k_BHSK, value.low_rank.apply(params["value"], x_BND), mask=mask.causal, scale=0.35)
-        return jnp.mean((x_BND + value.low_rank.combine(params["value"], y_BHNV)) ** 2)
+        def layer(x_BND, _):
+            q_BHNK, k_BHSK = score.asymmetric.apply(params["score"], x_BND, x_BND)
+            v_BHSV = value.low_rank.apply(params["value"], x_BND)
+            y_BHNV, _ = compute(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=0.35)
+            return x_BND + value.low_rank.combine(params["value"], y_BHNV), None
+
+        return jnp.mean(jax.lax.scan(layer, x_BND, length=2)[0] ** 2)
 
     def step(params, x_BND):
         loss, gradient = jax.value_and_grad(error)(params, x_BND)

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from tfm import mask as masks
 from tfm import ring, shield, tiles
 
-# Forward and gradient under the causal mask on two CPU cores, JAX 0.10.2, K = 32, in seconds for square blocks of 512,
-# 256, 128, 64: 0.52, 0.51, -, - for 8,192 tokens and 4 heads; 0.96, 0.65, 0.47, 0.52 for 16 x 1,024 tokens and 8 heads.
+# Forward and gradient under the causal mask on two CPU cores, JAX 0.10.2, K = 32, in seconds: for 8,192 tokens and 4
+# heads 0.26 in blocks of 512 x 512, 0.28 of 512 x 256, 0.30 of 1024 x 256, 0.45 of 256 x 256 (one core alone computes
+# products so small); for 16 x 1,024 tokens and 8 heads 0.96, 0.65, 0.47, 0.52 in square blocks of 512, 256, 128, 64.
 SIDES, WEIGHTS = (512, 256, 128), 2**21  # the largest side of a block with which so many weights are not exceeded
 Tree = Any
 
@@ -70,9 +71,14 @@ def _side(tables: int) -> int:
     return next((side for side in SIDES if tables * side**2 <= WEIGHTS), SIDES[-1])
 
 
+def _compared(q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
+    """q . k of every query and key; XLA multiplies them as they lie on a CPU, where `matmul` would copy k first."""
+    return jnp.einsum("...nk,...sk->...ns", q_BHNK, k_BHSK)
+
+
 def _logits(q_BHNK: jax.Array, k_BHSK: jax.Array, bias: jax.Array | None, allowed: jax.Array | None) -> jax.Array:
     """q . k + bias, and -inf where a key is not allowed."""
-    l_BHNS = jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2))
+    l_BHNS = _compared(q_BHNK, k_BHSK)
     l_BHNS = l_BHNS if bias is None else l_BHNS + bias.astype(l_BHNS.dtype)
     if allowed is None:
         return l_BHNS
@@ -94,16 +100,21 @@ def _forward(rules: tiles.Rules, axis: str | None, query: dict, key: dict, const
     def empty(block: dict) -> tuple:
         return _empty(rules, block, own, consts)
 
+    def whole(block: dict, need_J: jax.Array) -> tuple:
+        return _over_keys(rules, empty(block), block, need_J, own, consts)
+
     def turn(sums_I: tuple, key: dict) -> tuple:
         key = _widened(key, query)
-        return jax.lax.map(lambda block: _over_keys(rules, *block, key, consts), (sums_I, query))
+        need_IJ = rules.needs(query, key, consts)
+        return jax.lax.map(lambda block: _over_keys(rules, *block, key, consts), (sums_I, query, need_IJ))
 
     if axis is None:  # sums of one block at a time: a third less memory, 15 % faster (16 x 1,024 tokens, 8 heads)
-        finished = jax.lax.map(lambda block: _finish(_over_keys(rules, empty(block), block, own, consts)), query)
-    else:
-        finished = jax.lax.map(_finish, ring.around(turn, jax.lax.map(empty, query), key, axis))
+        need_IJ = rules.needs(query, key, consts)
+        finished = jax.lax.map(lambda block: _finish(whole(*block)), (query, need_IJ))
+    else:  # what is needed of other devices' keys is not kept for the gradient
+        need_IJ, finished = None, jax.lax.map(_finish, ring.around(turn, jax.lax.map(empty, query), key, axis))
     y_IBHNV, lse_IBHN1 = finished
-    return y_IBHNV, (query, key, consts, y_IBHNV, lse_IBHN1)
+    return y_IBHNV, (query, key, consts, y_IBHNV, lse_IBHN1, need_IJ)
 
 
 def _widened(key: dict, query: dict) -> dict:
@@ -111,14 +122,14 @@ def _widened(key: dict, query: dict) -> dict:
     return key | {name: key[name].astype(query["q"].dtype) for name in "kv"}
 
 
-def _over_keys(rules: tiles.Rules, sums: tuple, query: dict, key: dict, consts: Tree) -> tuple:
+def _over_keys(rules: tiles.Rules, sums: tuple, query: dict, need_J: jax.Array, key: dict, consts: Tree) -> tuple:
     """The sums of one block of queries, with what all blocks of keys add to them."""
 
-    def step(sums: tuple, key: dict) -> tuple[tuple, None]:
-        allowed = rules.allowed(query, key, consts)
-        return tiles.if_any(allowed, lambda *sums: _add(sums, rules, query, key, consts, allowed), *sums), None
+    def add(j: jax.Array, sums: tuple) -> tuple:
+        block = jax.tree.map(lambda x: x[j], key)
+        return rules.as_needed(need_J[j], functools.partial(_add, rules), query, block, consts, *sums)
 
-    return jax.lax.scan(step, sums, key)[0]
+    return tiles.each(need_J, add, sums)
 
 
 def _finish(sums: tuple) -> tuple[jax.Array, jax.Array]:
@@ -140,7 +151,9 @@ def _empty(rules: tiles.Rules, query: dict, key: dict, consts: Tree) -> tuple:
     return row_BHN1 - jnp.inf, row_BHN1, jnp.full(y_BHNV.shape, zero), row_BHN1[:, 0, :, 0] > 0
 
 
-def _add(sums: tuple, rules: tiles.Rules, query: dict, key: dict, consts: Tree, allowed: jax.Array | None) -> tuple:
+def _add(
+    rules: tiles.Rules, query: dict, key: dict, consts: Tree, allowed: jax.Array | None, *sums: jax.Array
+) -> tuple:
     """The largest logit, the sum of exp(logit - largest), the sum of that times the value, with one more block."""
     top, total, y_BHNV, hit_BN = sums
     l_BHNS = _logits(query["q"], key["k"], rules.added(query, key, consts["bias"]), allowed)
@@ -154,8 +167,8 @@ def _add(sums: tuple, rules: tiles.Rules, query: dict, key: dict, consts: Tree, 
     return higher, total, y_BHNV * shrink + jnp.matmul(p_BHNS, key["v"]), hit_BN
 
 
-def _struck(allowed: jax.Array, sound_BS: jax.Array, hit_BN: jax.Array) -> jax.Array:
-    return hit_BN | shield.hit(allowed, sound_BS)
+def _struck(allowed: jax.Array | None, sound_BS: jax.Array, hit_BN: jax.Array) -> jax.Array:
+    return hit_BN | (~sound_BS.all(-1, keepdims=True) if allowed is None else shield.hit(allowed, sound_BS))
 
 
 # ----------------------------------------------------------------------------------------------------------- gradient
@@ -163,22 +176,24 @@ def _struck(allowed: jax.Array, sound_BS: jax.Array, hit_BN: jax.Array) -> jax.A
 
 def _backward(rules: tiles.Rules, axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[dict, dict, Tree]:
     """Gradients from the weights A = exp(l - lse), formed again: dl = A (dA - sum_s A dA), and sum_s A dA = y . dy."""
-    query, key, consts, y_IBHNV, lse_IBHN1 = saved
+    query, key, consts, y_IBHNV, lse_IBHN1, need_IJ = saved
     quiet = lse_IBHN1 == jnp.inf
     dy_IBHNV = jnp.where(quiet, 0, dy_IBHNV)
     inner = jnp.where(quiet, 0, y_IBHNV * dy_IBHNV).sum(-1, keepdims=True)
     if lse_IBHN1.shape[2] == 1:  # weights that all heads share collect the gradients of all
         inner = inner.sum(2, keepdims=True)
     query = query | {"dy": dy_IBHNV, "lse": lse_IBHN1, "inner": inner}
+    query |= {f"{name}_across": query[name].swapaxes(-1, -2) for name in ("q", "dy")}
 
-    def step(carry: tuple, key: dict) -> tuple[tuple, tuple]:
-        dq_IBHNK, dconsts = carry
-        (dk_BHSK, dv_BHSV, dconsts), dq_IBHNK = _over_queries(rules, query | {"dq": dq_IBHNK}, key, consts, dconsts)
-        return (dq_IBHNK, dconsts), (dk_BHSK, dv_BHSV)
+    def step(carry: tuple, key: tuple) -> tuple[tuple, tuple]:
+        key, need_I = key
+        return _over_queries(rules, query, need_I, key, consts, carry)
 
     def turn(carry: tuple, key: dict) -> tuple:
         *carry, dkv_J = carry
-        carry, more_J = jax.lax.scan(step, tuple(carry), _widened(key, query))
+        key = _widened(key, query)
+        needed_IJ = rules.needs(query, key, consts) if need_IJ is None else need_IJ
+        carry, more_J = jax.lax.scan(step, tuple(carry), (key, needed_IJ.T))
         # The sums follow their keys one turn later, so that this turn need not be over before they are sent.
         return *carry, jax.tree.map(jnp.add, ring.onward(dkv_J, axis), more_J)
 
@@ -190,41 +205,42 @@ def _backward(rules: tiles.Rules, axis: str | None, saved: Tree, dy_IBHNV: jax.A
     return {"q": dq_IBHNK, "n": None}, dkey, {"mask": [None] * len(consts["mask"]), "bias": dconsts}
 
 
-def _over_queries(rules: tiles.Rules, query: dict, key: dict, consts: Tree, dconsts: list) -> tuple[tuple, jax.Array]:
-    """The gradients of one block of keys, and those of the queries and of the bias with what it adds."""
-    zero = tiles.zero((query, key, consts))
+def _over_queries(rules, query, need_I, key, consts, sums: tuple) -> tuple[tuple, tuple]:
+    """The gradients of queries and bias with what one block of keys adds to them, and those of its keys and values."""
 
-    def step(carry: tuple, query: dict) -> tuple[tuple, jax.Array]:
-        dk_BHSK, dv_BHSV, dconsts = carry
-        allowed, bias = rules.allowed(query, key, consts), rules.added(query, key, consts["bias"])
-        dbias = None if bias is None else jnp.zeros_like(bias) + zero
-        pull = functools.partial(_pull, rules, query, key, consts, allowed)
-        dk_BHSK, dv_BHSV, dq_BHNK, dbias = tiles.if_any(allowed, pull, dk_BHSK, dv_BHSV, query["dq"], dbias)
+    def step(i: jax.Array, carry: tuple) -> tuple:
+        dk_BHKS, dv_BHVS, dq_IBHNK, dconsts = carry
+        block = jax.tree.map(lambda x: x[i], query)
+        bias = rules.added(block, key, consts["bias"])
+        dbias = None if bias is None else jnp.zeros_like(bias) + tiles.zero((query, key, consts))
+        pull, arguments = functools.partial(_pull, rules), (dk_BHKS, dv_BHVS, dq_IBHNK[i], dbias)
+        dk_BHKS, dv_BHVS, dq_BHNK, dbias = rules.as_needed(need_I[i], pull, block, key, consts, *arguments)
         # Outside of the branch: inside `shard_map` this sums over devices, and not all may take the same branch.
-        more = rules.into_consts(query, key, consts["bias"], dbias)
-        return (dk_BHSK, dv_BHSV, jax.tree.map(jnp.add, dconsts, more)), dq_BHNK
+        more = rules.into_consts(block, key, consts["bias"], dbias)
+        return dk_BHKS, dv_BHVS, dq_IBHNK.at[i].set(dq_BHNK), jax.tree.map(jnp.add, dconsts, more)
 
-    return jax.lax.scan(step, (jnp.zeros_like(key["k"]), jnp.zeros_like(key["v"]), dconsts), query)
+    start = jax.tree.map(lambda x: jnp.zeros_like(x.swapaxes(-1, -2)), (key["k"], key["v"]))
+    every = bool(jax.tree.leaves(tiles.smooth(consts["bias"])))  # or devices would wait for sums that others never make
+    dk_BHKS, dv_BHVS, *sums = tiles.each(need_I, step, (*start, *sums), every=every)
+    return tuple(sums), (dk_BHKS.swapaxes(-1, -2), dv_BHVS.swapaxes(-1, -2))
 
 
-def _pull(rules, query, key, consts, allowed, dk_BHSK, dv_BHSV, dq_BHNK, dbias) -> tuple:
-    """The gradients of keys, values and queries with those from one block of weights, and the gradient of its bias."""
+def _pull(rules, query, key, consts, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
+    """The gradients of keys, values and queries with those from one block of weights, and the gradient of its bias.
+
+    A^T x is formed as (x^T A)^T from transposed queries and gradients: five times as fast on a CPU (512 x 512, K = 32).
+    """
     q_BHNK, k_BHSK, v_BHSV, dy_BHNV = query["q"], key["k"], key["v"], query["dy"]
     l_BHNS = _logits(q_BHNK, k_BHSK, rules.added(query, key, consts["bias"]), allowed)
     A_BHNS = jnp.exp(l_BHNS - query["lse"])
-    dA_BHNS = _fold(jnp.matmul(dy_BHNV, v_BHSV.swapaxes(-1, -2)), A_BHNS)
+    dA_BHNS = _fold(_compared(dy_BHNV, v_BHSV), A_BHNS)
     dl_BHNS = A_BHNS * (dA_BHNS - query["inner"])
     return (
-        dk_BHSK + _fold(_transposed_product(dl_BHNS, q_BHNK), k_BHSK),
-        dv_BHSV + _fold(_transposed_product(A_BHNS, dy_BHNV), v_BHSV),
+        dk_BHKS + _fold(jnp.matmul(query["q_across"], dl_BHNS), dk_BHKS),
+        dv_BHVS + _fold(jnp.matmul(query["dy_across"], A_BHNS), dv_BHVS),
         dq_BHNK + _fold(jnp.matmul(dl_BHNS, k_BHSK), q_BHNK),
         None if dbias is None else _fold(dl_BHNS, dbias).astype(dbias.dtype),
     )
-
-
-def _transposed_product(A_BHNS: jax.Array, x_BHNK: jax.Array) -> jax.Array:
-    """A^T x as (x^T A)^T: transposing the small factor takes half the time on a CPU (measured, 512 x 512, K = 32)."""
-    return jnp.matmul(x_BHNK.swapaxes(-1, -2), A_BHNS).swapaxes(-1, -2)
 
 
 def _fold(x: jax.Array, like: jax.Array) -> jax.Array:

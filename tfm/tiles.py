@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 Tree = Any
+NOTHING, SOME, ALL = range(3)  # what a block of queries needs of one of keys
 
 
 def size(length: int, most: int) -> int:
@@ -57,6 +58,34 @@ class Rules(NamedTuple):
         real_NS = jnp.broadcast_to(key["real"], (query["n"].shape[-1], key["real"].size))
         return real_NS if allowed is None else allowed & real_NS
 
+    def needs(self, query: dict, key: dict, consts: Tree) -> jax.Array:
+        """How much each block of queries needs of each of keys: NOTHING, SOME or ALL; (I, J)."""
+
+        def need(query: dict, key: dict) -> jax.Array:
+            allowed = self.allowed(query, key, consts)
+            if allowed is None:
+                return ALL + zero((query, key, consts))
+            count = allowed.sum(-1, dtype=jnp.float32)  # to ask for `any` takes twice as long on a CPU
+            return jnp.where((count == allowed.shape[-1]).all(), ALL, jnp.where((count > 0).any(), SOME, NOTHING))
+
+        return jax.lax.map(lambda query: jax.lax.map(lambda key: need(query, key), key), query)
+
+    def as_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, consts: Tree, *sums: Tree) -> Tree:
+        """The sums after function(query, key, consts, allowed, *sums), where `allowed` is None for all.
+
+        Of NOTHING they stay as they are; of ALL no mask is formed.
+        """
+
+        def some(*sums: Tree) -> Tree:
+            return function(query, key, consts, self.allowed(query, key, consts), *sums)
+
+        def all_of_it(*sums: Tree) -> Tree:
+            return function(query, key, consts, None, *sums)
+
+        if self.mask is None and "real" not in key:
+            return all_of_it(*sums)
+        return jax.lax.switch(need, [lambda *unchanged: unchanged, some, all_of_it], *sums)
+
     def added(self, query: dict, key: dict, consts: list) -> jax.Array | None:
         """The bias of the logits, (H, N, S) or (B, H, N, S), or None."""
         return None if self.bias is None else self.bias(consts, query["n"], key["s"])
@@ -96,8 +125,13 @@ def smooth(consts: list) -> list:
     return [const if jnp.issubdtype(const.dtype, jnp.inexact) else None for const in consts]
 
 
-def if_any(allowed: jax.Array | None, function: Callable, *arguments: Tree) -> Tree:
-    """function(*arguments), or the arguments as they are where nothing is allowed."""
-    if allowed is None:
-        return function(*arguments)
-    return jax.lax.cond(allowed.any(), function, lambda *unchanged: unchanged, *arguments)
+def each(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, every: bool = False) -> Tree:
+    """carry = step(j, carry) for the blocks j of which something is needed, or for every one of them.
+
+    Not a `scan`: inside a loop over layers JAX would compute what depends on positions alone, the masks of all blocks,
+    once ahead of that loop and keep it, which is N x S numbers.
+    """
+    if every:
+        return jax.lax.fori_loop(0, need_J.size, step, carry)
+    order_J = jnp.argsort(need_J == NOTHING, stable=True)
+    return jax.lax.fori_loop(0, (need_J != NOTHING).sum(), lambda i, carry: step(order_J[i], carry), carry)
