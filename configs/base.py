@@ -59,6 +59,7 @@ def model() -> ml_collections.ConfigDict:
     config.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
     # pairwise_sym, identity_query, symmetric_init, asymmetric, asymmetric_std, constant (score.py)
     config.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
+    config.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
     config.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     config.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     config.value = "low_rank"  # low_rank, full_rank, identity (value.py)
@@ -136,8 +137,12 @@ def synthetic() -> ml_collections.ConfigDict:
 
 
 def optim() -> ml_collections.ConfigDict:
-    """AdamW and its learning rate."""
+    """The optimiser and its learning rate."""
     config = ml_collections.ConfigDict()
+    config.name = "adamw"  # adamw, or muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest
+    config.matrix_rate = 20.0  # learning rate of those matrices, as a multiple of the others' (muon only)
+    config.momentum = 0.95  # of those matrices (muon only)
+    config.rounds = 5  # of the iteration that makes their steps orthogonal (muon only)
     config.learning_rate = 1e-3  # the peak
     config.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd
     config.warmup_steps = 100  # linear rise

@@ -22,6 +22,7 @@ from tfm import (
     position,
     relation,
     score,
+    shapes,
     symmetry,
     transformer,
     value,
@@ -31,6 +32,7 @@ from tfm import layout as layouts
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MOST_UNROLLED = 512  # layers written out in a program
+OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
 
 
@@ -138,6 +140,7 @@ def build(
         transformer.init,
         **sizes(m),
         **parts,
+        output_std=m.output_std,
         N=N,
         embed_init=embed_init,
         head_init=head_init,
@@ -165,6 +168,7 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
         seq2seq.init,
         **sizes(m),
         **parts,
+        output_std=m.output_std,
         N=N,
         embed_init=functools.partial(embed.words.init, W=W),
         head_init=functools.partial(head.next_word.init, W=W),
@@ -188,9 +192,22 @@ def word_measures(logits_BNW: jax.Array, batch: dict, over: layouts.Layout) -> t
     return {name: of(*answer, words=over.words) for name, of in measures.items()}
 
 
-def from_numbers(init: Callable, *, design: block.Design, **arguments: Any) -> Callable:
+def from_numbers(init: Callable, *, design: block.Design, output_std: float = 1.0, **arguments: Any) -> Callable:
     """(key) -> params; or (key, score_std=...), where that number is not the config's but one of several runs'."""
-    return lambda key, **numbers: init(key, design=design._replace(**numbers), **arguments)
+
+    def made(key: jax.Array, **numbers: Any) -> dict:
+        return scaled_outputs(init(key, design=design._replace(**numbers), **arguments), output_std)
+
+    return made
+
+
+def scaled_outputs(params: dict, factor: float) -> dict:
+    """The parameters with a factor on the matrices whose products are added to the tokens."""
+
+    def times(path: Any, leaf: jax.Array) -> jax.Array:
+        return factor * leaf if shapes.names(path)[-1] in OUTPUTS else leaf
+
+    return params if factor == 1 else jax.tree_util.tree_map_with_path(times, params)
 
 
 def probe(m: config.Settings) -> Callable | None:
@@ -319,6 +336,7 @@ def computing(m: config.Settings) -> dict[str, Any]:
 def design(m: config.Settings) -> block.Design:
     """The function for each place of a block, by its name in the config."""
     config.at_least(0, {"model.eps": m.eps, "model.dropout": m.dropout, "model.score_std": m.score_std})
+    config.at_least(0, {"model.output_std": m.output_std})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
     if m.diagonal not in ("keep", "exclude"):

@@ -172,6 +172,7 @@ NAMES = [
     ("vision", "model.attention", "explicite", "explicit", "explicit"),
     ("vision", "image.head", "pool", "pooled class_token", "pooled"),
     ("vision", "optim.schedule", "cosin", SCHEDULES, "cosine"),
+    ("vision", "optim.name", "adamv", "adamw muon", "adamw"),
     ("vision", "device", "tpus", "any cpu gpu tpu", None),
     ("vision", "image.source", "digit", "digits mnist fashion_mnist", None),
     ("language", "text.source", "tinyshakespear", "stdlib tinyshakespeare", None),

@@ -253,3 +253,20 @@ def test_the_config_and_each_of_several_runs_say_how_wide_it_begins():
     assert (init(None), init(None, score_std=3.0)) == (0.5, 3.0)
     with pytest.raises(errors.UserError, match="model.score_std must be at least 0"):
         models.design(tiny.settings("vision", model__score_std=-1.0).model)
+
+
+@pytest.mark.parametrize("std", [0.0, 0.5])
+def test_the_outputs_of_a_block_begin_at_their_share(std):
+    def made(**changes: float) -> dict:
+        settings = tiny.settings("vision", **changes)
+        return models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3).init(jax.random.key(0))
+
+    usual, scaled = made(), made(model__output_std=std)
+    outputs = {("value", "Uo_HDK"), ("mlp", "W2_DF")}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(usual):
+        names = tuple(shapes.names(path))
+        found = functools.reduce(lambda tree, name: tree[name], names, scaled)
+        assert np.any(np.asarray(leaf)) or names[-2:] not in outputs
+        np.testing.assert_array_equal(found, std * leaf if names[-2:] in outputs else leaf)
+    with pytest.raises(errors.UserError, match="model.output_std must be at least 0"):
+        models.design(tiny.settings("vision", model__output_std=-1.0).model)

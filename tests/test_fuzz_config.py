@@ -40,6 +40,7 @@ NAMES = {  # of what is chosen by name, all or some
     "text.source": "docstrings",
     "image.head": "pooled class_token",
     "synthetic.task": "ring previous reachability beats membership nearest",
+    "optim.name": "adamw muon",
     "optim.schedule": "cosine linear constant wsd",
     "optim.batch_rule": "none linear sqrt",
     "train.nan": "abort skip",

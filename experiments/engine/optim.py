@@ -1,4 +1,4 @@
-"""The optimiser: AdamW on optax, with the decay, the clipping and the schedules a config can name."""
+"""The optimiser: AdamW or Muon on optax, with the decay, the clipping and the schedules a config can name."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from experiments.engine import config, errors
+from experiments.engine import muon as orthogonal
 from experiments.engine.data import growth as growths
 from tfm import shapes
 
@@ -81,4 +82,38 @@ def adamw(
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019), decay on matrices only, after clipping by global norm (0: no clipping)."""
     step = optax.adamw(rate, b1=beta1, b2=beta2, eps=eps, weight_decay=weight_decay, mask=matrices)
+    return _clipped(step, clip)
+
+
+def muon(
+    rate: optax.Schedule,
+    *,
+    matrix_rate: float,
+    momentum: float,
+    rounds: int,
+    weight_decay: float,
+    clip: float,
+    **adam: float,
+) -> optax.GradientTransformation:
+    """Muon (muon.py) for the matrices inside the blocks, at `matrix_rate` times the rate; AdamW for all the rest.
+
+    momentum: of those matrices, Nesterov's. rounds: of Newton-Schulz. adam: beta1, beta2 and eps of the rest. Decay as
+    in `adamw`, in units of each one's own rate.
+    """
+    of_matrices = optax.chain(
+        optax.trace(momentum, nesterov=True),
+        orthogonal.orthogonalised(rounds=rounds),
+        optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(lambda step: matrix_rate * rate(step)),
+    )
+    rest = adamw(rate, weight_decay=weight_decay, clip=0, **adam)
+    return _clipped(optax.partition({"muon": of_matrices, "adamw": rest}, _optimisers), clip)
+
+
+def _optimisers(params: Any) -> Any:
+    """Which of the two each leaf has."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: "muon" if orthogonal.hidden(path) else "adamw", params)
+
+
+def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), step) if clip > 0 else step

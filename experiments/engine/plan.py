@@ -122,13 +122,14 @@ def growth_of(settings: config.Settings, devices: Mesh) -> growths.Growth:
 def optimiser(
     settings: config.Settings, growth: growths.Growth, **numbers: jax.Array
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The learning rate of every step, and AdamW with it.
+    """The learning rate of every step, and the optimiser with it.
 
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
     """
     o = settings.optim
-    config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE})
-    for name in ("beta1", "beta2"):
+    muon = ("matrix_rate", "momentum", "rounds") if o.name == "muon" else ()
+    config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE + muon})
+    for name in ("beta1", "beta2") + muon[1:2]:
         if getattr(o, name) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {getattr(o, name)} is not")
     rate = optim.schedule(
@@ -142,4 +143,11 @@ def optimiser(
     if settings.train.growth:
         rate = optim.grown(rate, growth, o.batch_rule)
     decay = numbers.get("weight_decay", o.weight_decay)
-    return rate, optim.adamw(rate, beta1=o.beta1, beta2=o.beta2, eps=o.eps, weight_decay=decay, clip=o.clip)
+    common = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps, "weight_decay": decay, "clip": o.clip}
+    if ":" in o.name:
+        raise errors.UserError(f'unknown optimiser "{o.name}": an optimiser is named, and cannot be imported')
+    made = {
+        "adamw": lambda: optim.adamw(rate, **common),
+        "muon": lambda: optim.muon(rate, **{name: getattr(o, name) for name in muon}, **common),
+    }
+    return rate, config.choose("optimiser", o.name, made)()

@@ -1,0 +1,29 @@
+"""What each choice of `shakespeare_speedrun` buys: all but one of them, one after the other, x 3 seeds.
+
+python launch.py --config configs/speedrun_study.py --workdir runs/speedrun_study
+
+Loss on the whole validation part after the same 500 steps; the choices themselves were made on other text.
+"""
+
+from configs import shakespeare_speedrun
+
+
+def get_config():
+    config = shakespeare_speedrun.get_config()
+    config.experiment = "ablation"
+    config.study.experiment = "language"
+    config.study.arms = [
+        ("all", {}),
+        ("adamw", {"optim.name": "adamw", "optim.learning_rate": 3e-3, "optim.warmup_steps": 30, "optim.clip": 1.0}),
+        ("learned_positions", {"model.position": "learned", "model.relation": "none"}),
+        ("outputs_not_zero", {"model.output_std": 1.0}),
+        ("no_embed_norm", {"model.embed_norm": False}),
+        ("gelu", {"model.mlp": "gelu"}),
+        ("smaller_rate", {"optim.learning_rate": 3e-3, "optim.matrix_rate": 7.0}),
+        ("cosine_warm_up", {"optim.schedule": "cosine", "optim.final_fraction": 0.1, "optim.warmup_steps": 100}),
+    ]
+    config.study.reference = "all"
+    config.study.seeds = [0, 1, 2]
+    config.study.threshold = 1.898
+    config.train.evaluate_every = 100
+    return config
