@@ -7,6 +7,15 @@ Loss on the whole validation part after the same 500 steps; the choices themselv
 
 from configs import shakespeare_speedrun
 
+ADAMW = {
+    "optim.name": "adamw",
+    "optim.learning_rate": 3e-3,
+    "optim.warmup_steps": 30,
+    "optim.clip": 1.0,
+    "optim.matrix_rate": 20.0,  # these two are Muon's: as in base.py
+    "optim.momentum": 0.95,
+}
+
 
 def get_config():
     config = shakespeare_speedrun.get_config()
@@ -14,7 +23,7 @@ def get_config():
     config.study.experiment = "language"
     config.study.arms = [
         ("all", {}),
-        ("adamw", {"optim.name": "adamw", "optim.learning_rate": 3e-3, "optim.warmup_steps": 30, "optim.clip": 1.0}),
+        ("adamw", ADAMW),
         ("learned_positions", {"model.position": "learned", "model.relation": "none"}),
         ("outputs_not_zero", {"model.output_std": 1.0}),
         ("no_embed_norm", {"model.embed_norm": False}),

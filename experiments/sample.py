@@ -3,7 +3,7 @@
 import functools
 import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -12,11 +12,12 @@ import numpy as np
 from experiments import model as models
 from experiments.engine import config, errors, mesh, terminal, trained, workdir
 from experiments.engine.data import vocabulary
-from tfm import decode, head, sampling
+from tfm import decode, head, incremental, sampling
 from tfm import mask as masks
 
 WRITES = False  # nothing, unless --workdir is given
 AT_ONCE = 8  # words between two looks at what has been drawn
+GROWS = 2**14  # tokens of all texts: with fewer, reading empty places costs less than compiling again
 MOST = 256  # words, where the config leaves their number open
 
 
@@ -92,19 +93,44 @@ def drawn(
     prompt_BN = np.array([row + [0] * (N - len(row)) for row in ids], np.int32)
     how = chance(settings) | {"stop": sorted(ends)}
 
+    def mask(length_B: jax.Array | None = None) -> masks.Mask:
+        prefix = made.kind == "prefix" and length_B is not None
+        return models.masked(fields, masks.either(masks.causal, masks.prefix(length_B)) if prefix else masks.causal)
+
+    return rounds(*programs(model, params, prompt_BN, steps=steps, mask=mask, **how), ids, settings.seed, ends)
+
+
+def programs(
+    model: models.Model, params: Any, prompt_BN: np.ndarray, *, steps: int, mask: Callable[..., masks.Mask], **how: Any
+) -> tuple[Callable[..., decode.State], Callable[[decode.State], decode.State]]:
+    """begin(length_B, key) -> state with the first of `steps` words, and more(state) -> AT_ONCE words later; compiled.
+
+    mask(length_B) is for reading the prompts, mask() for what follows. `more` uses its state up. Of many long texts the
+    cache begins with a quarter of its places, and doubles when they are filled.
+    """
+    B, N = prompt_BN.shape
+    most = N + steps
+    room = most if B * most < GROWS else max(N + AT_ONCE, -(-most // 4))
+
     @jax.jit
     def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> decode.State:
-        first = masks.either(masks.causal, masks.prefix(length_B)) if made.kind == "prefix" else masks.causal
-        start = functools.partial(model.start, params, room=N + steps, mask=models.masked(fields, first))
+        start = functools.partial(model.start, params, room=room, mask=mask(length_B))
         return decode.begin(start, prompt_BN, length_B, key, steps=steps, **how)
 
-    @jax.jit
-    def more(params: Any, state: decode.State) -> decode.State:
-        step = functools.partial(model.step, params, mask=models.masked(fields, masks.causal))
-        return decode.more(step, state, steps=AT_ONCE, **how)
+    @functools.partial(jax.jit, donate_argnums=1)
+    def step_on(layers: Any, state: decode.State) -> decode.State:
+        return decode.more(functools.partial(model.step, layers, mask=mask()), state, steps=AT_ONCE, **how)
 
-    first, then = functools.partial(begin, params, prompt_BN), functools.partial(more, params)
-    return rounds(first, then, ids, settings.seed, ends)
+    layers = jax.jit(incremental.by_layer)(params)
+    grow = jax.jit(incremental.roomy, static_argnums=1)
+
+    def more(state: decode.State) -> decode.State:
+        places = incremental.places(state.cache)
+        if places < min(int(state.length_B.max()) + AT_ONCE, most):
+            state = state._replace(cache=grow(state.cache, min(2 * places, most)))
+        return step_on(layers, state)
+
+    return functools.partial(begin, params, prompt_BN), more
 
 
 def rounds(begin: Any, more: Any, ids: list[list[int]], seed: int, ends: set[int]) -> Iterator[list[list[int]]]:
@@ -117,7 +143,8 @@ def rounds(begin: Any, more: Any, ids: list[list[int]], seed: int, ends: set[int
         yield [[word for word in some if word not in ends] for some in new]
         if done_B.all():
             return
-        told_B, state = length_B, more(state)
+        told_B = length_B.copy()  # `more` may write where it lay
+        state = more(state)
 
 
 def chance(settings: config.Settings) -> dict[str, float]:

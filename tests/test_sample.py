@@ -22,7 +22,7 @@ from experiments import export, fill, language, sample, vision
 from experiments import model as models
 from experiments.engine import checkpoint, config, errors, pretrained, terminal, trained
 from experiments.engine.data import images, picture, tokenizer, vocabulary
-from tfm import embed, head
+from tfm import embed, head, incremental
 from tfm import mask as masks
 
 CONFIGS = pathlib.Path(__file__).parent.parent / "configs"
@@ -154,6 +154,17 @@ def test_several_prompts_at_once_are_each_as_alone(run_of, tmp_path):
     alone = [use("sample", **greedy, prompt=text).out for text in prompts]
     assert use("sample", **greedy, prompts=json.dumps(prompts)).out == alone[0] + "\n" + alone[1]
     assert "is there already" in refusal("sample", tmp_path / "out", checkpoint=folder, prompt="A", sample__length=2)
+
+
+def test_a_cache_that_grows_changes_no_text(run_of, monkeypatch):
+    how = {"checkpoint": run_of("causal"), "prompts": json.dumps(["A king", "w"]), "sample__temperature": 1.0}
+    at_once = use("sample", **how).out
+    rooms = []
+    grown = incremental.roomy
+    monkeypatch.setattr(incremental, "roomy", lambda cache, room: (rooms.append(room), grown(cache, room))[1])
+    monkeypatch.setattr(sample, "GROWS", 1)
+    monkeypatch.setattr(sample, "AT_ONCE", 2)
+    assert use("sample", **how).out == at_once and rooms == [10, N + 2]
 
 
 def test_chance_depends_on_the_seed_alone(run_of):

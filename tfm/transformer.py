@@ -102,7 +102,9 @@ def again(layer: Callable, *, design: blocks.Design, remat: bool) -> Callable:
 
 
 def layer_of(stacked: Any, m: int) -> Any:
-    """The part of layer m of a tree whose leaves are stacked over layers."""
+    """The part of layer m of a tree whose leaves are stacked over layers, or of a list of such parts."""
+    if isinstance(stacked, list):
+        return stacked[m]
     return jax.tree.map(lambda leaf: leaf[m], stacked)
 
 

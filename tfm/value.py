@@ -66,6 +66,11 @@ def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None, 
     if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
     B, H, N, V = y_BHNV.shape
+    if B * N <= linear.FEW:  # each U_h as it is stored
+        y_HVT = y_BHNV.transpose(1, 3, 0, 2).reshape(H, V, B * N)
+        y_BND = jnp.matmul(U_HDV, y_HVT).sum(0).T.reshape(B, N, -1)
+        y_BND = y_BND if tensor is None else jax.lax.psum(y_BND, tensor)
+        return y_BND if b_D is None else y_BND + b_D
     heads_BNC = y_BHNV.swapaxes(1, 2).reshape(B, N, H * V)
     U_DC = U_HDV.swapaxes(0, 1).reshape(-1, H * V)
     return linear.rows(heads_BNC, U_DC, b_D, tensor=tensor)
