@@ -1,0 +1,166 @@
+"""Our side: the very step that a run of a config takes, and the words that experiments/sample.py draws.
+
+python -m benchmarks.ours NAME, started by the harness (participant.py).
+"""
+
+import itertools
+import os
+import pathlib
+import runpy
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from benchmarks import inputs, participant, sizes
+from experiments import model as models
+from experiments import sample
+from experiments.engine import config, job, mesh, train
+from experiments.engine import plan as plans
+from tfm import head, shapes
+from tfm import mask as masks
+
+LONG = 1_000_000  # steps of the learning-rate schedule: no measurement comes to its end
+
+
+def base() -> ml_collections.ConfigDict:
+    """The config of configs/base.py, which is executed by its path, as launch.py executes the file of --config."""
+    return runpy.run_path(str(participant.ROOT / "configs" / "base.py"))["get_config"]()
+
+
+def settings(changes: dict[str, Any]) -> config.Settings:
+    """The settings of a config that changes these of configs/base.py, as `launch.py` makes them."""
+    return config.Settings(base(), defaults=base()).changed({"device": "cpu", "mesh.data": 1} | changes)
+
+
+def model_changes(size: sizes.Workload) -> dict[str, Any]:
+    """The fields of `model` that the workload has otherwise than base.py."""
+    return {"model.M": size.M, "model.H": size.H, "model.D": size.D, "model.attention": size.attention}
+
+
+def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
+    """The config of a training step, whose data are written into the folder. more: what differs, by whole keys."""
+    size = sizes.WORKLOADS[name]
+    data = folder / ("data.txt" if size.kind == "words" else "data.npz")
+    changes = {
+        **model_changes(size),
+        "train.batch": size.B,
+        "train.evaluate_batch": size.B,
+        "train.steps": LONG,
+        **{f"optim.{field}": value for field, value in sizes.OPTIMISER.items()},
+    }
+    if size.kind == "words":
+        inputs.write_text(data, size)
+        changes |= {
+            "experiment": "language",
+            "text.source": str(data),
+            "text.tokenizer": "characters",
+            "text.N": size.N,
+            "text.tied_output": True,
+        }
+    else:
+        inputs.write_images(data, size)
+        changes |= {
+            "experiment": "vision",
+            "image.source": str(data),
+            "image.patch": size.patch,
+            "image.head": "class_token",
+        }
+    return settings(changes | more)
+
+
+def prepared(name: str, folder: pathlib.Path, **more: Any) -> plans.Plan:
+    """Everything that a run of this workload needs, made as `experiments.language.run` and `job.run` make it."""
+    made = training(name, folder, **more)
+    devices = job.devices(made)
+    work = config.experiment(made.experiment).prepare(made, devices)
+    return plans.plan(made, work.task, devices)
+
+
+def started(plan: plans.Plan) -> tuple[train.State, Callable]:
+    """The first state, and the compiled step."""
+    state = train.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
+    return state, job.compile_step(plan, state)[0]
+
+
+def build_step(name: str) -> participant.Built:
+    """A training step, taken by the loop that takes every run's (train.fit), on batches that are ready."""
+    with tempfile.TemporaryDirectory() as folder:
+        plan = prepared(name, pathlib.Path(folder))
+        batches = itertools.cycle([plan.task.train[i] for i in range(sizes.KEPT)])
+        state, step = started(plan)
+    count, seen = 0, {}
+
+    def steps(n: int) -> float:
+        nonlocal state, count
+        state = train.fit(
+            state,
+            step,
+            batches,
+            start=count,
+            steps=count + n,
+            mesh=plan.mesh,
+            on_metrics=lambda _, metrics: seen.update(metrics),
+            stops=lambda _: False,
+            on_stop=lambda *_: None,
+            on_failure=failed,
+        )
+        count += n
+        jax.block_until_ready(state)
+        return float(seen["loss"])
+
+    return participant.Built(steps, shapes.total(state.params), facts())
+
+
+def failed(n: int, *_: Any) -> None:
+    raise RuntimeError(f"the loss of step {n} is not finite")
+
+
+def build_generation(name: str) -> participant.Built:
+    """Words drawn as experiments/sample.py draws them, told every few words, from a model with random parameters."""
+    size = sizes.WORKLOADS[name]
+    changes = {"experiment": "sample", "sample.length": size.new, "sample.temperature": sizes.TEMPERATURE}
+    made = settings(changes | model_changes(size))
+    mesh.start(made.device)
+    model = models.language(made.model, answer=head.next_word, W=size.W, N=size.N, tied_output=True)
+    params = jax.jit(model.init)(jax.random.key(0))
+    ids, how = inputs.prompt(size).tolist(), sample.chance(made) | {"steps": size.new, "mask": lambda *_: masks.causal}
+    begin, more = sample.programs(model, params, np.array(ids, np.int32), **how)
+
+    def rounds() -> Iterator[list[list[int]]]:
+        return sample.rounds(begin, more, ids, made.seed, set())
+
+    for _ in itertools.islice(rounds(), 1 + size.warm_up // sample.AT_ONCE):
+        pass
+
+    def steps(n: int) -> float:
+        for _ in range(n):
+            gained = sum(len(row) for some in rounds() for row in some)
+            if gained != size.counted:
+                raise RuntimeError(f"{gained} words instead of {size.counted}")
+        return 0.0
+
+    return participant.Built(steps, shapes.total(params), facts())
+
+
+def facts() -> dict[str, Any]:
+    """What is written down of this process."""
+    return {"versions": mesh.versions(), "threads": len(os.sched_getaffinity(0))}  # XLA has one for each core
+
+
+def build(arguments: list[str]) -> participant.Built:
+    """The workload of this name, after its first steps."""
+    (name,) = arguments
+    size = sizes.WORKLOADS[name]
+    if size.kind == "generation":
+        return build_generation(name)
+    built = build_step(name)
+    built.steps(size.warm_up)
+    return built
+
+
+if __name__ == "__main__":
+    participant.serve(build)

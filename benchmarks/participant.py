@@ -1,0 +1,130 @@
+"""A participant is a process that builds a model once, and then takes steps when it is asked to and sleeps otherwise.
+
+Both sides talk in lines of JSON over the process's standard input and output:
+
+    participant  {"ready": {...}}                                              what was built
+    harness      {"lead": 2, "steps": 30}                                      2 that do not count, after the sleep
+    participant  {"seconds": 0.61, "loss": 4.2, "peak_bytes": 463470592}       and so on, until the input ends
+"""
+
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+ROOT = pathlib.Path(__file__).parent.parent
+# No network, one kind of device, no message about either.
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its other compiling processes would stay, beside those that are timed
+    "JAX_PLATFORMS": "cpu",
+}
+
+
+class Unavailable(Exception):
+    """A participant that cannot take part; the message says why in a sentence."""
+
+
+class Built(NamedTuple):
+    """What a participant is: `steps(n)` takes n steps, waits for the last, and returns its loss (0: it has none)."""
+
+    steps: Callable[[int], float]
+    parameters: int
+    facts: dict[str, Any]  # what the harness writes down: versions, threads, settings
+
+
+def serve(build: Callable[[list[str]], Built]) -> None:
+    """The participant's side. What libraries print goes to standard error, not among the answers."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def answer(**what: Any) -> None:
+        answers.write(json.dumps(what) + "\n")
+
+    try:
+        built = build(sys.argv[1:])
+    except (ImportError, Unavailable) as error:
+        answer(unavailable=str(error).strip().splitlines()[0])
+        return
+    answer(ready={"parameters": built.parameters, **built.facts})
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["lead"]:
+            built.steps(asked["lead"])
+        begin = time.perf_counter()
+        loss = built.steps(asked["steps"])
+        seconds = time.perf_counter() - begin
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
+        answer(seconds=seconds, loss=loss, peak_bytes=peak)
+
+
+class Participant:
+    """The harness's side: a process that has been built and warmed up. To be closed.
+
+    Unavailable where the process says that it cannot take part (a library is missing); RuntimeError where it fails.
+    """
+
+    def __init__(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
+        """environment: variables of the process, where they are not set already."""
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            bufsize=1,
+            cwd=ROOT,
+            env={**(environment or {}), **os.environ, **ENVIRONMENT},
+        )
+        try:
+            told = self._read()
+            if "unavailable" in told:
+                raise Unavailable(told["unavailable"])
+        except BaseException:
+            self.close()
+            raise
+        self.facts = told["ready"]
+
+    def take(self, steps: int, *, lead: int = 0) -> dict[str, float]:
+        """Take so many steps, after some that do not count: {"seconds", "loss", "peak_bytes"}."""
+        self._process.stdin.write(json.dumps({"lead": lead, "steps": steps}) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def cpu_seconds(self) -> float:
+        """The processor time that the process has used so far (0 where the system does not tell)."""
+        try:
+            fields = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _read(self) -> dict[str, Any]:
+        line = self._process.stdout.readline()
+        if not line:
+            self._log.seek(0)
+            tail = "".join(self._log.readlines()[-15:])
+            raise RuntimeError(f"{self.name} has ended (exit code {self._process.wait()}):\n{tail}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process, and wait for that."""
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._log.close()

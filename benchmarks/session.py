@@ -1,0 +1,119 @@
+"""One workload measured: all participants are started, and then timed in turns while the others sleep."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from benchmarks import participant, sizes
+from experiments.engine import pages
+
+OURS = "ours"
+PEERS = {  # what is started as `python -m <module> <workload> <arguments>`
+    "transformers": ("benchmarks.torch_peer", "eager"),
+    "transformers compiled": ("benchmarks.torch_peer", "compile"),
+    "flax": ("benchmarks.flax_peer",),
+}
+AS_LAUNCHED = {pages.VARIABLE: pages.LARGE}  # launch.py starts a run with this; a peer has what its user sets
+LONG, FAR = 5.0, 1.5  # seconds of a turn, and times the fastest peer's: beyond both, a peer has no turn but the first
+Start = Callable[..., participant.Participant]
+
+
+def measure(
+    name: str,
+    *,
+    rounds: int | None = None,
+    peers: Iterable[str] = tuple(PEERS),
+    start: Start = participant.Participant,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """The workload's times: {"title", "ours", "peers", "missing", "fastest_peer", "ratio", "ratio_spread", ...}.
+
+    A ratio is a peer's time divided by ours of the same turn: the median of all turns, and the smallest and largest.
+    RuntimeError where the participants' models have not equally many parameters.
+    """
+    size = sizes.WORKLOADS[name]
+    with contextlib.ExitStack() as stack:
+        found, missing = [], {}
+        for peer in (OURS, *peers):
+            module, *arguments = PEERS.get(peer, ("benchmarks.ours",))
+            say(f"{name}: {peer} is built and warmed up")
+            try:
+                one = start(peer, module, name, *arguments, environment=AS_LAUNCHED if peer == OURS else {})
+            except participant.Unavailable as reason:
+                missing[peer] = str(reason)
+                say(f"{name}: without {peer}: {reason}")
+                continue
+            found.append(stack.enter_context(contextlib.closing(one)))
+        agree(found)
+        turns, awake = in_turns(found, size, rounds=rounds or size.rounds)
+    return summary(size, found, turns) | {"missing": missing, "awake_share": awake}
+
+
+def agree(participants: Sequence[participant.Participant]) -> None:
+    """RuntimeError unless all models have equally many parameters."""
+    counts = {one.name: one.facts["parameters"] for one in participants}
+    if len(set(counts.values())) > 1:
+        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        raise RuntimeError(f"the models are not of one size: {told} parameters")
+
+
+def in_turns(
+    participants: Sequence[participant.Participant], size: sizes.Workload, *, rounds: int
+) -> tuple[list[dict[str, dict[str, float]]], float]:
+    """What each participant answers in each round, A B C A B C ..., and the share of the time others were awake in.
+
+    That share is the processor time that those used whose turn it was not, for each second of the measurement. A
+    hopeless peer has no turn after the first.
+    """
+    turns, awake, begin, going_on = [], 0.0, time.perf_counter(), participants
+    for _ in range(rounds):
+        turns.append({})
+        for one in going_on:
+            others = [other for other in participants if other is not one]
+            before = sum(other.cpu_seconds() for other in others)
+            turns[-1][one.name] = one.take(size.steps, lead=size.lead)
+            awake += sum(other.cpu_seconds() for other in others) - before
+        if len(turns) == 1:
+            going_on = [one for one in participants if not hopeless(one.name, turns[0])]
+    return turns, awake / (time.perf_counter() - begin)
+
+
+def hopeless(name: str, turn: dict[str, dict[str, float]]) -> bool:
+    """Whether a peer took so long in this turn that it cannot be the fastest, and that more turns would take long."""
+    seconds = turn[name]["seconds"]
+    fastest = min((answer["seconds"] for peer, answer in turn.items() if peer != OURS), default=seconds)
+    return name != OURS and seconds > LONG and seconds > FAR * fastest
+
+
+def summary(
+    size: sizes.Workload, participants: Sequence[participant.Participant], turns: list[dict[str, dict[str, float]]]
+) -> dict[str, Any]:
+    """The numbers of a workload, from every round's answers; ours are the first."""
+    reports = {}
+    for one in participants:
+        answers = [turn[one.name] for turn in turns if one.name in turn]
+        seconds = [answer["seconds"] / size.steps for answer in answers]
+        last = {name: answers[-1][name] for name in ("loss", "peak_bytes")}
+        reports[one.name] = {**one.facts, **timed(seconds, size), **last}
+    ours = reports.pop(OURS)
+    peers = {name: report | compared(report["seconds"], ours["seconds"]) for name, report in reports.items()}
+    result = {"title": size.title, "unit": size.unit, "steps_of_a_turn": size.steps, "ours": ours, "peers": peers}
+    if peers:
+        fastest = min(peers, key=lambda name: peers[name]["ratio"])
+        result |= {"fastest_peer": fastest, "ratio": peers[fastest]["ratio"]}
+        result["ratio_spread"] = peers[fastest]["ratio_spread"]
+    return result
+
+
+def timed(seconds: list[float], size: sizes.Workload) -> dict[str, Any]:
+    """The seconds of a step (of generation: of all its words) in every round, and what gets done in one second."""
+    median = statistics.median(seconds)
+    return {"seconds": seconds, "median_seconds": median, "per_second": size.counted / median}
+
+
+def compared(peer: list[float], ours: list[float]) -> dict[str, Any]:
+    """The peer's time divided by ours, turn by turn: their median, and the smallest and the largest."""
+    ratios = [a / b for a, b in zip(peer, ours, strict=False)]  # a peer may have fewer turns
+    return {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
