@@ -24,6 +24,7 @@ from tfm import layout as layouts
 from tfm import mask as masks
 
 WINDOWS = 400  # windows of the text
+PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu"}  # as jax_platforms has them; the first is the one that computes
 
 
 def settings(size: gpu_sizes.Size, **more: Any) -> config.Settings:
@@ -152,7 +153,7 @@ KINDS = {"step": one_run, "together": runs_together, "apart": runs_apart, "produ
 def build(arguments: list[str]) -> participant.Built:
     """What is asked for, warmed up."""
     kind, size = arguments[0], gpu_sizes.read(arguments[1])
-    jax.config.update("jax_platforms", size.platform)  # participants are told to take the CPU, unless they know better
+    jax.config.update("jax_platforms", PLATFORMS[size.platform])  # participants are told to take the CPU
     steps, parameters = KINDS[kind](size)
     steps(gpu_sizes.WARM)
     (device,) = jnp.zeros(()).devices()

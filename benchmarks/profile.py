@@ -80,35 +80,37 @@ def profile(made: plan.Plan, *, steps: int = STEPS) -> dict:
     """Take steps, with and without the profiler, and say where the time of one goes.
 
     Returns step_ms (without profiler, the median), fastest_ms, profiled_ms (with it, the mean), covered_ms (any
-    instruction under way), instructions (a list of rows, the dearest first) and scopes (scope -> {direction: ms}).
+    instruction under way), instructions (rows, the dearest first) and scopes (scope -> {direction: ms}).
     """
     state, step = compiled(made)
-    text, given = step.as_text(), alive(made)
+    text = step.as_text()
     lines = program.instructions(text)
     batches = [mesh.place_batch(made.mesh, made.task.train[i]) for i in range(WARM + 2 * steps)]
-    seconds = []
-    for batch in batches[: WARM + steps]:
-        began = time.perf_counter()
-        state, metrics = step(state, batch, given)
-        jax.block_until_ready((state, metrics))
-        seconds.append(time.perf_counter() - began)
+    state, seconds = taken(step, state, batches[: WARM + steps], alive(made))
     with trace.recorded(program.module(text)) as intervals:
-        began = time.perf_counter()
-        for batch in batches[WARM + steps :]:
-            state, metrics = step(state, batch, given)
-            jax.block_until_ready((state, metrics))
-        profiled = time.perf_counter() - began
+        _, profiled = taken(step, state, batches[WARM + steps :], alive(made))
     containers = {name for name, line in lines.items() if line.opcode in program.CONTAINERS}
     spent = {name: ns / steps / 1e6 for name, ns in trace.shared(intervals, containers).items()}
     calls = {name: n / steps for name, n in collections.Counter(one.name for one in intervals).items()}
     return {
         "step_ms": 1e3 * statistics.median(seconds[WARM:]),
         "fastest_ms": 1e3 * min(seconds[WARM:]),
-        "profiled_ms": 1e3 * profiled / steps,
+        "profiled_ms": 1e3 * statistics.mean(profiled),
         "covered_ms": sum(spent.values()),
         "scopes": by_scope(spent, lines),
         "instructions": by_instruction(spent, calls, lines),
     }
+
+
+def taken(step: Any, state: train.State, batches: list[dict], given: jax.Array) -> tuple[train.State, list[float]]:
+    """The state after a step on each batch, and the seconds of each."""
+    seconds = []
+    for batch in batches:
+        began = time.perf_counter()
+        state, metrics = step(state, batch, given)
+        jax.block_until_ready((state, metrics))
+        seconds.append(time.perf_counter() - began)
+    return state, seconds
 
 
 def by_scope(spent: dict[str, float], lines: dict[str, program.Instruction]) -> dict[str, dict[str, float]]:

@@ -280,7 +280,7 @@ def test_programs_that_were_begun_come_first_and_as_they_were(done, tmp_path):
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAMS = {"qk_ablation": 10, "qk_ablation_full": 26, "qk_synthetic": 42, "qk_vit": 6, "norm_study": 3}
-PROGRAMS |= {"learning_rate_study": 1}
+PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 8}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.py")), ids=lambda file: file.stem)
@@ -292,7 +292,7 @@ def test_every_study_of_the_project_is_one(file):
     settings = configs.Settings(made, defaults=base.get_config())
     asked = ablation.study.read(settings)
     found = ablation.study.programs(ablation.study.rows(settings, asked))
-    assert len(found) == PROGRAMS[file.stem] and len(asked.seeds) == 5
+    assert len(found) == PROGRAMS[file.stem] and len(asked.seeds) >= 3  # with fewer no verdict is spoken
 
 
 @pytest.mark.parametrize("stem", ["norm_study", "learning_rate_study"])

@@ -90,7 +90,7 @@ BODY = 7 * 5 * 3 * 2
         (WHOLE + b"\0", f"expected {BODY} bytes of values, found more"),
         (WHOLE[:4] + b"\0\0\0\0" + WHOLE[8:], r"shape \(0, 5, 3\)"),
         (WHOLE[:4] + b"\xff" * 12 + WHOLE[16:], f"announces {2 * (2**32 - 1) ** 3} bytes"),
-        (WHOLE[:4] + b"\x10\0\0\0" + WHOLE[8:], f"expected {2**28 * 30} bytes of values, found {BODY}"),
+        (WHOLE[:4] + b"\x04\0\0\0" + WHOLE[8:], f"expected {2**26 * 30} bytes of values, found {BODY}"),
     ],
 )
 def test_idx_files_with_other_bytes_than_announced_are_refused(tmp_path, pack, content, complaint):

@@ -35,7 +35,7 @@ def keep_in(where: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
-    except OSError:
+    except (OSError, ValueError):  # the latter for what is no path, such as half of a character
         writable = False
     if not writable:
         if where != "user":
