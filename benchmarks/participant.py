@@ -7,6 +7,7 @@ Both sides talk in lines of JSON over the process's standard input and output:
     participant  {"seconds": 0.61, "loss": 4.2, "peak_bytes": 463470592}       and so on, until the input ends
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -87,13 +88,12 @@ class Participant:
             cwd=ROOT,
             env={**(environment or {}), **os.environ, **ENVIRONMENT},
         )
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)  # where it does not get ready
             told = self._read()
             if "unavailable" in told:
                 raise Unavailable(told["unavailable"])
-        except BaseException:
-            self.close()
-            raise
+            stack.pop_all()
         self.facts = told["ready"]
 
     def take(self, steps: int, *, lead: int = 0) -> dict[str, float]:

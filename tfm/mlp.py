@@ -59,7 +59,10 @@ def _gated(activation: Activation, params: dict, x_BND: jax.Array, *, tensor: st
 
 
 def _Phi(x: jax.Array) -> jax.Array:
-    """The distribution function of the standard normal."""
+    """The distribution function of the standard normal, to the rounding of 1: far below 0 only its size is right.
+
+    In float32 x Phi(x) is then within 7e-7, as it is with erfc, which takes twice as long.
+    """
     return (1 + jax.lax.erf(x * math.sqrt(0.5))) / 2
 
 

@@ -54,6 +54,7 @@ def together(how_to_go_on: str = "") -> Iterator[bool]:
         _end(128 + number, f"stopped{how_to_go_on}", client)
 
     with contextlib.ExitStack() as stack:
+        # Also over the handler of SIGTERM that JAX has put there, and which says nothing.
         stack.enter_context(interruption.handled(dict.fromkeys(interruption.SIGNALS, stop)))
         stack.push(functools.partial(_tell, client, me))
         stack.enter_context(_loss_is_one_sentence(client, me))
