@@ -47,7 +47,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def pair(*arguments: str):
-    """Two processes of the launcher, with one device each; they do not outlive this. They share what they compile."""
+    """Two processes of the launcher, with one device each; they do not outlive this."""
     flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
     environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | {"XLA_FLAGS": flags}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "true"
@@ -85,7 +85,8 @@ def wait_for(what, started: list[subprocess.Popen]) -> None:
 def by_two(arguments, tmp_path_factory):
     """A finished run of two processes that share the parameters: its folder, and what each process said."""
     folder = tmp_path_factory.mktemp("two") / "run"
-    with pair(*arguments, "--workdir", str(folder)) as started:
+    own = f"--config.compilation_cache={folder.parent / 'cache'}"
+    with pair(*arguments, "--workdir", str(folder), own) as started:
         return folder, [ended(process) for process in started]
 
 
@@ -126,6 +127,7 @@ def test_two_processes_train_as_one_and_write_once(by_two, by_one):
     assert len(list((folder / "events").iterdir())) == 1
     assert json.loads((folder / "summary.json").read_text())["devices"] == 2
     assert sorted(file.name for file in folder.iterdir() if file.suffix == ".tmp") == []
+    assert list((folder.parent / "cache").iterdir()) == []  # on CPU, what comes from there would wait forever
 
 
 def test_one_process_reads_and_goes_on_with_what_two_saved(by_two, by_one, arguments, tmp_path):

@@ -18,9 +18,9 @@ def rows(x: jax.Array, W: jax.Array, b: jax.Array | None = None, *, tensor: str 
     """
     D = x.shape[-1]
     y_TO = _product(x.reshape(-1, D), W.reshape(-1, D))
-    y = y_TO.reshape(*x.shape[:-1], *W.shape[:-1])
-    y = y if tensor is None else jax.lax.psum(y, tensor)
-    return y if b is None else y + b
+    y_TO = y_TO if tensor is None else jax.lax.psum(y_TO, tensor)
+    y_TO = y_TO if b is None else y_TO + b.reshape(-1)
+    return y_TO.reshape(*x.shape[:-1], *W.shape[:-1])
 
 
 def answers(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array:

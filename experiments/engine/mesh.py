@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import errors, processes
+from experiments.engine import compilation, errors, processes
 from tfm import layout as layouts
 from tfm import shapes
 
@@ -37,6 +37,10 @@ def start(device: str) -> None:
         raise errors.UserError(f"JAX cannot start: {str(error).splitlines()[0]}") from error
     if device not in ("any", backend):
         raise errors.UserError(f"a {device} was asked for, but JAX {jax.__version__} sees only {_seen()}")
+    if backend == "cpu" and jax.process_count() > 1:
+        # What XLA:CPU reads from a cache (JAX 0.10.2 and 0.12, not 0.8) forgets that its collectives have an order:
+        # one process sums gradients while the other one gathers weights, and each waits for the other forever.
+        compilation.keep_in("")
 
 
 def simulate(sizes: Mapping[str, int]) -> None:
