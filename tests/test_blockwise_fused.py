@@ -3,6 +3,7 @@
 import functools
 import math
 import re
+from unittest import mock
 
 import cases
 import jax
@@ -12,12 +13,21 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh
-from tfm import attention, blockwise, fused, mask, score, value
+from tfm import attention, blockwise, fused, mask, score, strips, value
 
 B, H, N, S, K, V = 2, 3, 23, 37, 5, 7
 VALID_BS = np.random.default_rng(0).random((B, S)) > 0.3
 BLOCKS = functools.partial(blockwise.blockwise, queries=8, keys=16)  # neither N nor S is a multiple
-WAYS = {"blockwise": (BLOCKS, 1e-10), "fused": (fused.fused, 1e-5)}  # fused has its softmax in float32
+
+
+def in_strips(*arguments, **settings):
+    """In six strips of four queries where the mask is known and saves something, and in one otherwise."""
+    with mock.patch.multiple(strips, SIDE=4, COUNT=6):
+        return blockwise.blockwise(*arguments, **settings)
+
+
+# fused has its softmax in float32
+WAYS = {"blockwise": (BLOCKS, 1e-10), "strips": (in_strips, 1e-10), "fused": (fused.fused, 1e-5)}
 ways = pytest.mark.parametrize("way", WAYS)
 
 
@@ -145,6 +155,22 @@ def test_the_size_of_a_block_changes_nothing(size):
     found, weights = blockwise.blockwise(q_BHNK, k_BHSK, v_BHSV, **arguments, queries=size, keys=size)
     assert weights is None and found.dtype == jnp.float32
     cases.close(found, expected, 1e-5)
+
+
+def test_strips_see_the_keys_that_the_mask_allows_any_of_their_queries():
+    def spans(mask, N=256, S=256, tables=48):
+        cut = strips.cut(mask, N, S, tables=tables)
+        return cut and [(span.start, span.stop) for _, span in cut]
+
+    assert spans(mask.causal) == [(0, 64), (0, 128), (0, 192), (0, 256)]
+    assert spans(mask.causal, N=130, S=132) == [(0, 67), (0, 132)]  # the last queries of a longer sequence
+    assert spans(mask.both(mask.causal, mask.window(10))) == [(0, 64), (55, 128), (119, 192), (183, 256)]
+    assert spans(blind, N=256)[0] == (0, 64)
+    assert spans(lambda n, s_S: (n > 99)[..., None] & (s_S > 9)) == [(0, 1), (10, 256), (10, 256), (10, 256)]
+    assert spans(mask.padding(np.arange(256) < [[9], [70]])) == [(0, 70)] * 4  # the longest of the batch
+    assert jax.jit(lambda valid_BS: spans(mask.padding(valid_BS)) is None)(np.ones((2, 256), bool))  # not known
+    assert spans(None, N=50, S=50) == [(0, 50)] and spans(None) is None
+    assert spans(mask.causal, N=1024, S=1024) is None and spans(mask.causal, tables=2000) is None
 
 
 def test_large_logits_do_not_overflow():

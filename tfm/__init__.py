@@ -47,7 +47,8 @@ Y X Z rows, columns and channels of an image.
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py        |                    |
 |     | batch size that grows during training     | experiments/engine/data/growth.py  |                    |
 
-Heads side by side are in multihead.py; sampling.py has temperature, top-k and top-p; fused.py calls the backend's own
+Heads side by side are in multihead.py; blockwise.py loops over blocks of weights, strips.py writes them out, and
+online.py is the mathematics of one; sampling.py has temperature, top-k and top-p; fused.py calls the backend's own
 kernels; shield.py keeps NaN behind the mask; loss.py has sums and counts. layout.py says what several devices share,
 and ring.py passes keys and values around those that share a sequence.
 """
