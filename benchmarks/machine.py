@@ -23,7 +23,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The model's name, as the system tells it, and its widest vectors."""
+    """The model's name, as the system tells it, family and model by number, and its widest vectors."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -31,7 +31,9 @@ def processor() -> str:
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     flags = fields.get("flags", "").split()
     wide = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "")
-    return ", ".join(filter(None, [fields.get("model name", platform.machine()), wide]))
+    numbers = ", ".join(f"{key.removeprefix('cpu ')} {fields[key]}" for key in ("cpu family", "model") if key in fields)
+    named = fields.get("model name", platform.machine()) + (f" ({numbers})" if numbers else "")  # all EPYC are "EPYC"
+    return ", ".join(filter(None, [named, wide]))
 
 
 def memory() -> int:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from experiments import model as models
 from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, borrowed, text, tokenizer, windows
-from tfm import decode, head, variant
+from tfm import decode, head, incremental, variant
 from tfm import layout as layouts
 from tfm import mask as masks
 
@@ -196,14 +196,14 @@ def continued(
     first = masks.causal
     if settings.text.objective == "prefix":
         first = masks.either(masks.causal, masks.prefix(N))
-    later = models.masked(settings.model, masks.causal)
+    later, layers = models.masked(settings.model, masks.causal), incremental.by_layer(params)
 
     def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
         mask = models.masked(settings.model, first)
         return model.start(params, w_BN, length_B, room=N + drawing["steps"], mask=mask)
 
     def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
-        return model.step(params, cache, w_B, n_B, mask=later)
+        return model.step(layers, cache, w_B, n_B, mask=later)
 
     return decode.generate(start, step, prompt_BN, jnp.full(B, N), key, **drawing)[0]
 
