@@ -48,7 +48,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def pair(*arguments: str):
     """Two processes of the launcher, with one device each; they do not outlive this."""
-    flags = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
     environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | {"XLA_FLAGS": flags}
     environment["JAX_ENABLE_COMPILATION_CACHE"] = "true"
     where = f"--coordinator=127.0.0.1:{free_port()}"
