@@ -41,30 +41,10 @@ WORKLOADS = {
     "step_c": Workload("ViT 6 layers x 64, B 128", "images", M=6, H=4, D=64, B=128, steps=6, lead=1),
     "step_d": Workload("1 layer x 128, N 8,192", "words", M=1, H=4, D=128, N=8192, B=1, warm_up=1, rounds=5),
     "generate": Workload(
-        "1,000 words, B 1",
-        "generation",
-        M=6,
-        H=6,
-        D=384,
-        N=1024,
-        B=1,
-        new=1000,
-        attention="explicit",
-        warm_up=24,
-        rounds=5,
+        "1,000 words, B 1", "generation", M=6, H=6, D=384, N=1024, B=1, new=1000, warm_up=24, rounds=5
     ),
     "generate_32": Workload(
-        "1,000 words, B 32",
-        "generation",
-        M=6,
-        H=6,
-        D=384,
-        N=1024,
-        B=32,
-        new=1000,
-        attention="explicit",
-        warm_up=24,
-        rounds=2,
+        "1,000 words, B 32", "generation", M=6, H=6, D=384, N=1024, B=32, new=1000, warm_up=24, rounds=2
     ),
 }
 

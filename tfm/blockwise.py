@@ -127,7 +127,7 @@ def _over_keys(rules: tiles.Rules, sums: tuple, query: dict, need_J: jax.Array, 
 
 def _backward(rules: tiles.Rules, axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[dict, dict, Tree]:
     query, key, consts, y_IBHNV, lse_IBHN1, need_IJ = saved
-    query = online.turned(query, y_IBHNV, lse_IBHN1, dy_IBHNV)
+    query = online.for_gradient(query, y_IBHNV, lse_IBHN1, dy_IBHNV)
 
     def step(carry: tuple, key: tuple) -> tuple[tuple, tuple]:
         key, need_I = key

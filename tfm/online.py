@@ -67,7 +67,7 @@ def finish(sums: tuple) -> tuple[jax.Array, jax.Array]:
     return y_BHNV, jnp.where(blind | hit_BN[:, None, :, None], jnp.inf, top + jnp.log(total))
 
 
-def turned(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHNV: jax.Array) -> dict:
+def for_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHNV: jax.Array) -> dict:
     """The queries with what `pull` wants of them, from their averages and the gradient of those."""
     quiet = lse_BHN1 == jnp.inf
     dy_BHNV = jnp.where(quiet, 0, dy_BHNV)

@@ -21,7 +21,8 @@ from tfm import online, shield, tiles
 # mask: 9.6, 6.7, 7.0 in one.
 KEYS, COUNT, SIDE = 512, 4, 64  # up to so many keys; at most so many strips, of at least so many queries
 ALONE = 128  # so many keys in one strip, where no mask saves anything
-WEIGHTS = 2**24  # more than so many at a time do not stay in any cache
+WORTH = 0.8  # of all weights at most, or loops compute them
+WEIGHTS = 2**24  # of a strip at most: 64 MiB in float32
 Strip = tuple[slice, slice]  # the queries, and the keys that they see
 
 
@@ -34,7 +35,7 @@ def cut(mask: masks.Mask | None, N: int, S: int, *, tables: int) -> list[Strip] 
     seen_NS = _seen(mask, N, S)
     strips = [(slice(i, min(i + side, N)), _span(seen_NS[i : i + side].any(0))) for i in range(0, N, side)]
     work = sum((rows.stop - rows.start) * (span.stop - span.start) for rows, span in strips)
-    if work <= 0.8 * N * S:
+    if work <= WORTH * N * S:
         return strips
     return [(slice(0, N), slice(0, S))] if max(N, S) <= ALONE else None
 
@@ -102,7 +103,7 @@ def _forward(rules: tiles.Rules, query: dict, key: dict, consts: Any) -> tuple[j
 
 def _backward(rules: tiles.Rules, saved: Any, dy_BHNV: jax.Array) -> tuple[dict, dict, dict]:
     query, key, consts, y_BHNV, lse_BHN1 = saved
-    query = online.turned(query, y_BHNV, lse_BHN1, dy_BHNV)
+    query = online.for_gradient(query, y_BHNV, lse_BHN1, dy_BHNV)
     bias = rules.added(query, key, consts["bias"])
     none = *(jnp.zeros_like(key[name].swapaxes(-1, -2)) for name in "kv"), jnp.zeros_like(query["q"])
     dbias = None if bias is None else jnp.zeros_like(bias) + tiles.zero((query, key, consts))
