@@ -108,6 +108,8 @@ def prepared(argv: list[str]) -> tuple[Callable[[], None], str]:
         raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
     if not trains and (together() or DISTRIBUTED.value):
         raise errors.UserError(f"several processes are for training: {settings.experiment} takes one")
+    if not (together() or DISTRIBUTED.value):
+        mesh.of_cores(settings.mesh.to_dict())
     folder = folder_of(trains)
     hint = f"; go on with: {same_command(argv, folder)}" if trains and folder is not None else ""
     return functools.partial(experiment.run, settings, folder), hint

@@ -38,7 +38,10 @@ def get_config() -> ml_collections.ConfigDict:
 
 
 def mesh() -> ml_collections.ConfigDict:
-    """How devices are arranged: their number is the product of all. One may be -1: all that is left."""
+    """How devices are arranged: their number is the product of all. One may be -1: all that is left.
+
+    A CPU is one device, or as many as are asked for here, up to one for each core.
+    """
     config = ml_collections.ConfigDict()
     config.data = -1  # devices that share each batch and hold all weights
     config.fsdp = 1  # devices that share each batch and the weights, which are gathered one block at a time

@@ -52,6 +52,21 @@ def simulate(sizes: Mapping[str, int]) -> None:
     if wanted > MOST_SIMULATED:
         raise errors.UserError(f"a mesh of {wanted} devices cannot be simulated: at most {MOST_SIMULATED} can")
     simulated.append(wanted)
+    _cpu_devices(wanted)
+
+
+def of_cores(sizes: Mapping[str, int]) -> None:
+    """From here on a CPU is as many devices as a mesh of these sizes needs, where it has a core for each.
+
+    To be called before anything has touched a device, by a process that is alone.
+    """
+    wanted = math.prod(n for n in sizes.values() if n > 1)
+    if wanted <= (os.cpu_count() or 1):
+        _cpu_devices(wanted)
+
+
+def _cpu_devices(wanted: int) -> None:
+    """At least so many CPU devices, unless XLA_FLAGS says how many."""
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):  # JAX has started: then there are as many as there are
             jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
