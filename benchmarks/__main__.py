@@ -14,7 +14,7 @@ from benchmarks import machine, session, sizes, table
 
 # What is measured beside the workloads: a name, its module (measure(rounds) -> dict, show(dict) -> str), what it is.
 BESIDE = {
-    "product": ("product", "the rate of this machine's large matrix products"),
+    "product": ("product", "what this machine can do: rates of large matrix products and of reading memory"),
     "start": ("start", "seconds from the shell to the first step, cold and with a warm compilation cache"),
     "compile": ("depth", "seconds of compilation against the number of layers"),
     "memory": ("memory", "peak memory of the long-context step against N"),
@@ -67,7 +67,7 @@ def main(words: list[str]) -> int:
         if asked.json:  # after each, so that nothing is lost where the session is stopped
             write(asked.json, report)
     workloads = {name: result for name, result in report.items() if name in sizes.WORKLOADS}
-    shares(report)
+    limits(report)
     print(table.overview(workloads))
     if asked.json:
         write(asked.json, report)
@@ -82,13 +82,18 @@ def write(file: pathlib.Path, report: dict[str, Any]) -> None:
     file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
-def shares(report: dict[str, Any]) -> None:
-    """Into each training step that stands beside the machine's product rate: our share of that rate."""
+def limits(report: dict[str, Any]) -> None:
+    """Into each workload that stands beside the machine's rates: our share of the product rate (training steps), and
+    the ratio to the fastest peer that no program could go above."""
     product = report.get("product", {})
-    for name, flops in product.get("step_flops", {}).items():
-        if name in report:
-            seconds = report[name]["ours"]["median_seconds"]
-            report[name]["ours"]["share_of_product_rate"] = flops / seconds / product["xla"]["median"]
+    for name in product.get("least_seconds", {}).keys() & report.keys():
+        result = report[name]
+        if name in product["step_flops"]:
+            rate = product["step_flops"][name] / result["ours"]["median_seconds"]
+            result["ours"]["share_of_product_rate"] = rate / product["xla"]["median"]
+        if "fastest_peer" in result:
+            peer = result["peers"][result["fastest_peer"]]["median_seconds"]
+            result["ratio_at_most"] = peer / product["least_seconds"][name]
 
 
 def measured(name: str, rounds: int | None) -> tuple[dict[str, Any], str]:

@@ -47,6 +47,7 @@ def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
     data = folder / ("data.txt" if size.kind == "words" else "data.npz")
     changes = {
         **model_changes(size),
+        "mesh.data": min(size.devices, os.cpu_count() or 1),
         "train.batch": size.B,
         "train.evaluate_batch": size.B,
         "train.steps": LONG,
@@ -75,6 +76,7 @@ def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
 def prepared(name: str, folder: pathlib.Path, **more: Any) -> plans.Plan:
     """Everything that a run of this workload needs, made as `experiments.language.run` and `job.run` make it."""
     made = training(name, folder, **more)
+    mesh.of_cores(made.mesh.to_dict())
     devices = job.devices(made)
     work = config.experiment(made.experiment).prepare(made, devices)
     return plans.plan(made, work.task, devices)

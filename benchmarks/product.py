@@ -1,6 +1,6 @@
-"""The rate of a large matrix product on this machine, by XLA and by PyTorch in turns: what all else is compared with.
+"""What this machine can do, by XLA and by PyTorch in turns: multiply large matrices, and read its memory.
 
-python -m benchmarks.product xla|torch SIZE, started by `measure` (participant.py).
+python -m benchmarks.product product|read xla|torch SIZE, started by `measure` (participant.py).
 """
 
 import contextlib
@@ -10,85 +10,95 @@ from typing import Any
 
 import jax
 
-from benchmarks import participant, plans, sizes
-from experiments.engine import cost
+from benchmarks import limit, participant, sizes
 
-SIZE = 2048  # rows and columns
-ROUNDS, PRODUCTS = 7, 4  # turns, and products of a turn
+SIZE = 2048  # rows and columns of a product
+NUMBERS = 2**28  # that are read: 1 GiB, more than any cache
+ROUNDS, TIMES = 7, 4  # turns, and products (or readings) of a turn
+NAMES = {"xla": "XLA", "torch": "PyTorch"}
 
 
-def measure(rounds: int | None = None, *, size: int = SIZE, names: tuple[str, ...] | None = None) -> dict[str, Any]:
-    """FLOP/s of float32 products of size x size matrices, {"xla": {"median", "best"}, ...}; "missing": {who: why}.
+def measure(
+    rounds: int | None = None, *, size: int = SIZE, numbers: int = NUMBERS, names: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    """Rates of float32 products of size x size matrices and of reading, {"xla": {"median", "best"}, ...} in FLOP/s,
+    {"read": {"xla": ..., ...}} in bytes/s; "missing": {who: why}.
 
-    "step_flops" is what the products of a training step of our workloads (names; None: all) take: three times those of
-    its forward pass. Divided by the step's time and by the rate here it is the share of the rate that a step reaches.
+    "step_flops" is what the products of a training step of our workloads (names; None: all) ask for, and
+    "least_seconds" what no program on this machine goes below (limit.py).
     """
-    found: dict[str, list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = {}
     missing = {}
+    work = {"product": (size, 2 * size**3), "read": (numbers, 4 * numbers)}
     with contextlib.ExitStack() as stack:
         started = {}
-        for who in ("xla", "torch"):
-            try:
-                one = participant.Participant(who, "benchmarks.product", who, str(size))
-            except participant.Unavailable as reason:
-                missing[who] = str(reason)
-                continue
-            started[who] = stack.enter_context(contextlib.closing(one))
+        for what, (amount, _) in work.items():
+            for who in [who for who in NAMES if who not in missing]:
+                try:
+                    one = participant.Participant(who, "benchmarks.product", what, who, str(amount))
+                except participant.Unavailable as reason:
+                    missing[who] = str(reason)
+                    continue
+                started[what, who] = stack.enter_context(contextlib.closing(one))
         for _ in range(rounds or ROUNDS):
-            for who, one in started.items():
-                seconds = one.take(PRODUCTS, lead=1)["seconds"] / PRODUCTS
-                found.setdefault(who, []).append(2 * size**3 / seconds)
-    rates = {who: {"median": statistics.median(all_), "best": max(all_)} for who, all_ in found.items()}
-    names = [name for name, w in sizes.WORKLOADS.items() if w.kind != "generation"] if names is None else names
-    return {"size": size, **rates, "missing": missing, "step_flops": {name: step_flops(name) for name in names}}
+            for (what, who), one in started.items():
+                seconds = one.take(TIMES, lead=1)["seconds"] / TIMES
+                found.setdefault((what, who), []).append(work[what][1] / seconds)
+    rates = {key: {"median": statistics.median(all_), "best": max(all_)} for key, all_ in found.items()}
+    product, read = ({who: rates[key, who] for key, who in rates if key == what} for what in work)
+    names = tuple(sizes.WORKLOADS) if names is None else names
+    steps = {name: limit.step_flops(name) for name in names if sizes.WORKLOADS[name].kind != "generation"}
+    result = {"size": size, **product, "read": read, "missing": missing, "step_flops": steps}
+    best = {
+        what: max(one["median"] for one in rates.values()) for what, rates in (("product", product), ("read", read))
+    }
+    least = {name: limit.seconds(name, product=best["product"], read=best["read"]) for name in names}
+    return result | {"least_seconds": least}
 
 
 def show(found: dict[str, Any]) -> str:
     """A line for each."""
     n = found["size"]
-    names = {"xla": "XLA", "torch": "PyTorch"}
     lines = [
-        f"{names[who]:8} {found[who]['median'] / 1e9:8,.0f} GFLOP/s (best {found[who]['best'] / 1e9:,.0f}), "
+        f"{NAMES[who]:8} {found[who]['median'] / 1e9:8,.0f} GFLOP/s (best {found[who]['best'] / 1e9:,.0f}), "
         f"float32, {n} x {n} x {n}"
-        for who in names
+        for who in NAMES
         if who in found
     ]
-    lines += [f"{names[who]:8} not measured: {why}" for who, why in found["missing"].items()]
     lines += [
-        f"{name}: {flops / 1e9:.2f} GFLOP of a step, {1e3 * flops / found['xla']['median']:.2f} ms at XLA's rate"
-        for name, flops in found["step_flops"].items()
+        f"{NAMES[who]:8} {rate['median'] / 1e9:8,.1f} GB/s (best {rate['best'] / 1e9:,.1f}) read from memory"
+        for who, rate in found["read"].items()
     ]
+    lines += [f"{NAMES[who]:8} not measured: {why}" for who, why in found["missing"].items()]
+    for name, seconds in found["least_seconds"].items():
+        flops = found["step_flops"].get(name)
+        why = "words, whose numbers must be read" if flops is None else f"a step, {flops / 1e9:.2f} GFLOP"
+        lines.append(f"{name}: at least {1e3 * seconds:,.1f} ms for {why}")
     return "\n".join(lines)
 
 
-def step_flops(name: str, **changes: Any) -> int:
-    """Floating-point operations of the matrix products of a training step of this workload: 3 x its forward pass."""
-    made = plans.made(name, **changes)
-    params = jax.eval_shape(made.task.init, jax.random.key(0))
-    return 3 * cost.flops(made.task.measure, params, made.task.train[0], None)
-
-
 def build(arguments: list[str]) -> participant.Built:
-    """Products of square matrices of ones, one after the other."""
-    who, size = arguments[0], int(arguments[1])
+    """Products of square matrices of ones, or sums of ones, one after the other."""
+    what, who, size = arguments[0], arguments[1], int(arguments[2])
     if who == "xla":
         import jax.numpy as jnp
 
-        a, product = jnp.ones((size, size)), jax.jit(jnp.matmul)
+        x = jnp.ones((size, size) if what == "product" else size)
+        do = jax.jit((lambda x: x @ x) if what == "product" else jnp.sum)
 
         def steps(n: int) -> float:
             for _ in range(n):
-                jax.block_until_ready(product(a, a))
+                jax.block_until_ready(do(x))
             return 0.0
     else:
         import torch
 
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-        t = torch.ones(size, size)
+        t = torch.ones((size, size) if what == "product" else size)
 
         def steps(n: int) -> float:
             for _ in range(n):
-                torch.mm(t, t)
+                torch.mm(t, t) if what == "product" else torch.sum(t)
             return 0.0
 
     steps(3)

@@ -39,7 +39,8 @@ def row(name: str, report: dict[str, Any], unit: str, *, turns: int) -> str:
 
 
 def overview(results: dict[str, dict[str, Any]]) -> str:
-    """The last word: each workload's ratio to its fastest peer, and our share of the rate of a large product."""
+    """The last word: each workload's ratio to its fastest peer, what it could be at most on this machine (limit.py),
+    and our share of the rate of a large product."""
     lines = []
     for name, result in results.items():
         if "ratio" not in result:
@@ -47,9 +48,10 @@ def overview(results: dict[str, dict[str, Any]]) -> str:
         low, high = result["ratio_spread"]
         share = result["ours"].get("share_of_product_rate")
         of_rate = "" if share is None else f", {share:.0%} of the product rate"
+        most = f"{result['ratio_at_most']:.2f}" if "ratio_at_most" in result else "?"
         against = f"{result['fastest_peer']} ({low:.2f}-{high:.2f})"
-        lines.append(f"{name:14}{result['ratio']:>8.2f}   {against}{of_rate}")
-    return "\n".join([f"{'':14}{'x ours':>8}   fastest peer", *lines]) if lines else ""
+        lines.append(f"{name:14}{result['ratio']:>8.2f}{most:>9}   {against}{of_rate}")
+    return "\n".join([f"{'':14}{'x ours':>8}{'at most':>9}   fastest peer", *lines]) if lines else ""
 
 
 def duration(seconds: float) -> str:

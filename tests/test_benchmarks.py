@@ -239,17 +239,20 @@ def test_the_files_say_what_was_measured(monkeypatch, tmp_path, capsys):
     assert written["step_a"]["ratio"] == 2.0 and written["machine"]["cores"] >= 1 and "jax" in written["versions"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr().out
-    assert "step_a" in told and "2.00   flax (1.00-3.00)" in told and "product rate" not in told
+    assert "step_a" in told and "2.00        ?   flax (1.00-3.00)" in told and "product rate" not in told
 
 
-def test_our_share_of_the_product_rate_is_told(monkeypatch, capsys, tmp_path):
-    """A step of 1 s in which 6 GFLOP are done, beside products at 8 GFLOP/s."""
+def test_our_share_of_the_product_rate_and_the_limit_are_told(monkeypatch, capsys, tmp_path):
+    """A step of 1 s in which 6 GFLOP are done, beside products at 8 GFLOP/s; the fastest peer's takes 2 s."""
     result, _, _ = measured(monkeypatch)
-    product = {"xla": {"median": 8e9}, "step_flops": {"step_a": 6e9, "step_b": 1e9}}
+    least = {"step_a": 0.75, "step_b": 0.125}
+    product = {"xla": {"median": 8e9}, "step_flops": {"step_a": 6e9, "step_b": 1e9}, "least_seconds": least}
     monkeypatch.setattr(command, "measured", lambda name, rounds: (result if name == "step_a" else product, name))
     assert command.main(["--only", "step_a", "product", "--json", str(tmp_path / "a.json")]) == 0
-    assert "75% of the product rate" in capsys.readouterr().out
-    assert json.loads((tmp_path / "a.json").read_text())["step_a"]["ours"]["share_of_product_rate"] == 0.75
+    told = capsys.readouterr().out
+    assert "75% of the product rate" in told and "2.00     2.67   flax" in told
+    written = json.loads((tmp_path / "a.json").read_text())["step_a"]
+    assert written["ours"]["share_of_product_rate"] == 0.75 and written["ratio_at_most"] == pytest.approx(2 / 0.75)
 
 
 def test_every_bar_is_as_high_as_its_ratio_or_is_cut_and_says_so(monkeypatch):

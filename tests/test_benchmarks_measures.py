@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks import alone, cost, depth, inputs, memory, participant, product, sizes, start
+from benchmarks import alone, cost, depth, inputs, limit, memory, participant, product, sizes, start
 from configs import base
 from experiments.engine import config, pages
 
@@ -36,24 +36,42 @@ def test_a_function_in_a_process_of_its_own():
 def test_operations_of_a_step():
     size, M, D, H, N = sizes.WORKLOADS["step_a"], 2, 14, 2, 13
     token = M * (4 * D * D + 2 * D * 4 * D) + D * size.W  # projections, MLP, unembedding
-    attention = M * 2 * H * N * N * (D // H)
+    attention = M * 2 * H * (N * (N + 1) // 2) * (D // H)  # each token sees itself and those before it
     expected = 3 * 2 * size.B * (N * token + attention)
     changes = {"model.M": M, "model.D": D, "model.H": H, "text.N": N}
-    assert product.step_flops("step_a", **changes) == expected
+    assert limit.step_flops("step_a", **changes) == expected
+
+
+def test_operations_of_a_step_on_images():
+    size, M, D, H, N = sizes.WORKLOADS["step_c"], 2, 14, 2, 50  # a class token and 7 x 7 patches, which all see all
+    token = M * (4 * D * D + 2 * D * 4 * D)
+    attention = M * 2 * H * N * N * (D // H)
+    expected = 3 * 2 * size.B * (N * token + attention + 49 * 16 * D + D * 10)
+    assert limit.step_flops("step_c", **{"model.M": M, "model.D": D, "model.H": H}) == expected
+
+
+def test_least_seconds():
+    assert limit.seconds("step_c", product=7e9, read=1) == limit.step_flops("step_c") / 7e9
+    one, many = (limit.seconds(name, product=190e9, read=30e9) for name in ("generate", "generate_32"))
+    parameters = 6 * 12 * 384**2 + 65 * 384
+    assert one == pytest.approx(1000 * 4 * (parameters + 6 * 2 * 384 * 500.5) / 30e9)
+    assert many == pytest.approx(1000 * 4 * (parameters + 32 * 6 * 2 * 384 * 500.5) / 30e9)
+    assert limit.seconds("generate_32", product=1e9, read=30e9) == pytest.approx(32 * 2 * 1000 * parameters / 1e9)
 
 
 @pytest.mark.parametrize("who", ["xla", "torch"])
-def test_product_is_taken(who):
+@pytest.mark.parametrize("what", ["product", "read"])
+def test_rates_are_taken(what, who):
     if who == "torch":
         pytest.importorskip("torch")
-    assert product.build([who, "7"]).steps(2) == 0.0
+    assert product.build([what, who, "7"]).steps(2) == 0.0
 
 
 class Product:
-    """A participant that takes 2 seconds a product, or 4."""
+    """A participant that takes 2 seconds a product or reading, or 4."""
 
-    def __init__(self, name: str, module: str, kind: str, size: str):
-        if kind == "torch":
+    def __init__(self, name: str, module: str, what: str, who: str, size: str):
+        if who == "torch":
             raise participant.Unavailable("No module named 'torch'")
         self.asked = 0
 
@@ -65,12 +83,16 @@ class Product:
         pass
 
 
-def test_rates_of_products(monkeypatch):
+def test_rates_of_a_machine(monkeypatch):
     monkeypatch.setattr(participant, "Participant", Product)
-    found = product.measure(3, size=1000, names=())
+    found = product.measure(3, size=1000, numbers=10**9, names=("step_a", "generate"))
     assert found["xla"] == {"median": 1e9, "best": 1e9} and found["missing"] == {"torch": "No module named 'torch'"}
-    shown = product.show(found | {"step_flops": {"step_a": 5e8}})
-    assert "1 GFLOP/s" in shown and "500.00 ms" in shown and "No module named 'torch'" in shown
+    assert found["read"] == {"xla": {"median": 2e9, "best": 2e9}}
+    assert found["least_seconds"]["step_a"] == found["step_flops"]["step_a"] / 1e9
+    assert found["least_seconds"].keys() == {"step_a", "generate"} and found["step_flops"].keys() == {"step_a"}
+    shown = product.show(found | {"least_seconds": {"step_a": 0.5, "generate": 7.0}})
+    for words in ("1 GFLOP/s", "2.0 GB/s", "500.0 ms for a step", "7,000.0 ms for words", "No module named 'torch'"):
+        assert words in shown
 
 
 def until(code: str, folder: pathlib.Path, file: pathlib.Path | None) -> float | str:
