@@ -34,5 +34,6 @@ def get_config():
     config.study.reference = "all"
     config.study.seeds = [0, 1, 2]
     config.study.threshold = 1.898
+    config.train.steps = 500
     config.train.evaluate_every = 100
     return config
