@@ -23,7 +23,8 @@ class Workload:
     devices: int = 1  # as which ours takes the cores (mesh.data), where there are so many
     steps: int = 1  # of a turn that are timed
     warm_up: int = 3  # steps before the first turn, in which programs are compiled; of generation words
-    lead: int = 0  # of a turn before those: the first step after a sleep takes up to a quarter longer
+    lead: int = 0  # of a turn before those: the first step after a sleep takes up to a quarter longer, or, where
+    # it takes much memory that the system of a virtual machine has given back meanwhile, twice as long
     rounds: int = 7  # turns of each participant
 
     @property
@@ -40,7 +41,9 @@ WORKLOADS = {
     "step_a": Workload("4 layers x 128, N 64, B 12", "words", M=4, H=4, D=128, N=64, B=12, steps=30, lead=3),
     "step_b": Workload("6 layers x 384, N 256, B 8", "words", M=6, H=6, D=384, N=256, B=8, steps=2, lead=1),
     "step_c": Workload("ViT 6 layers x 64, B 128", "images", M=6, H=4, D=64, B=128, devices=2, steps=6, lead=1),
-    "step_d": Workload("1 layer x 128, N 8,192", "words", M=1, H=4, D=128, N=8192, B=1, warm_up=1, rounds=5),
+    "step_d": Workload(
+        "1 layer x 128, N 8,192", "words", M=1, H=4, D=128, N=8192, B=1, warm_up=1, steps=2, lead=1, rounds=5
+    ),
     "generate": Workload(
         "1,000 words, B 1", "generation", M=6, H=6, D=384, N=1024, B=1, new=1000, warm_up=24, rounds=5
     ),
