@@ -48,12 +48,9 @@ def measure(
     product, read = ({who: rates[key, who] for key, who in rates if key == what} for what in work)
     names = tuple(sizes.WORKLOADS) if names is None else names
     steps = {name: limit.step_flops(name) for name in names if sizes.WORKLOADS[name].kind != "generation"}
-    result = {"size": size, **product, "read": read, "missing": missing, "step_flops": steps}
-    best = {
-        what: max(one["median"] for one in rates.values()) for what, rates in (("product", product), ("read", read))
-    }
-    least = {name: limit.seconds(name, product=best["product"], read=best["read"]) for name in names}
-    return result | {"least_seconds": least}
+    fastest = {what: max(rate["median"] for (kind, _), rate in rates.items() if kind == what) for what in work}
+    least = {name: limit.seconds(name, **fastest) for name in names}
+    return {"size": size, **product, "read": read, "missing": missing, "step_flops": steps, "least_seconds": least}
 
 
 def show(found: dict[str, Any]) -> str:
