@@ -84,7 +84,7 @@ def write(file: pathlib.Path, report: dict[str, Any]) -> None:
 
 def limits(report: dict[str, Any]) -> None:
     """Into each workload that stands beside the machine's rates: our share of the product rate (training steps), and
-    the ratio to the fastest peer that no program could go above."""
+    about the largest ratio to the fastest peer that there could be (limit.py)."""
     product = report.get("product", {})
     for name in product.get("least_seconds", {}).keys() & report.keys():
         result = report[name]

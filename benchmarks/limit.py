@@ -1,6 +1,7 @@
-"""What no program can go below on a machine: a step's products at its rate of products, reading at that of its memory.
+"""What a program can hardly go below on a machine: a step's products at the rate of large ones, reading at that of the
+memory. With the fastest peer's time this is about how many times faster than it anything could be.
 
-With the fastest peer's time this is how many times faster than it anything could be.
+Rates and times are medians of one session: where a machine's speed varies, so does this.
 """
 
 from typing import Any

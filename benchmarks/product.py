@@ -25,7 +25,7 @@ def measure(
     {"read": {"xla": ..., ...}} in bytes/s; "missing": {who: why}.
 
     "step_flops" is what the products of a training step of our workloads (names; None: all) ask for, and
-    "least_seconds" what no program on this machine goes below (limit.py).
+    "least_seconds" what a program on this machine can hardly go below (limit.py).
     """
     found: dict[tuple[str, str], list[float]] = {}
     missing = {}

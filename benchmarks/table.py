@@ -39,8 +39,8 @@ def row(name: str, report: dict[str, Any], unit: str, *, turns: int) -> str:
 
 
 def overview(results: dict[str, dict[str, Any]]) -> str:
-    """The last word: each workload's ratio to its fastest peer, what it could be at most on this machine (limit.py),
-    and our share of the rate of a large product."""
+    """The last word: each workload's ratio to its fastest peer, what that could be at most on this machine, about
+    (limit.py), and our share of the rate of a large product."""
     lines = []
     for name, result in results.items():
         if "ratio" not in result:

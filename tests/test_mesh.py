@@ -378,10 +378,24 @@ def test_dry_run_simulates_devices_that_are_not_there(source, tmp_path):
     assert "12 simulated devices, mesh data=3, fsdp=4" in found.stdout and "reduce-scatter" in found.stdout
 
 
+def says(program: str, *arguments: str) -> str:
+    """What a process without simulated devices prints that runs this program from the project's root."""
+    found = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=pathlib.Path(__file__).parent.parent,
+        env=os.environ | {"XLA_FLAGS": "", "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
 @pytest.mark.parametrize(
-    ("cores", "data", "says"), [(3, 3, "3 of 3 devices, mesh data=3"), (3, 2, "2 of 2"), (2, 4, "does not fit")]
+    ("cores", "data", "told"), [(3, 3, "3 of 3 devices, mesh data=3"), (3, 2, "2 of 2"), (2, 4, "does not fit")]
 )
-def test_a_cpu_is_as_many_devices_as_are_asked_for_up_to_its_cores(cores, data, says):
+def test_a_cpu_is_as_many_devices_as_are_asked_for_up_to_its_cores(cores, data, told):
     program = f"""
 import os
 from experiments.engine import errors, mesh
@@ -393,23 +407,10 @@ try:
 except errors.UserError as error:
     print(error)
 """
-    env = os.environ | {"XLA_FLAGS": "", "PYTHONPATH": ""}
-    root = pathlib.Path(__file__).parent.parent
-    found = subprocess.run([sys.executable, "-c", program], cwd=root, env=env, capture_output=True, text=True)
-    assert found.returncode == 0 and says in found.stdout, found.stderr
+    assert told in says(program)
 
 
-def test_a_run_on_two_cores_of_a_cpu(source, tmp_path):
-    changes = {"text.source": source, "text.N": 8, "mesh.data": 2} | tiny.MODEL | tiny.TRAIN
-    file = tiny.config_file(tmp_path, "language", **changes)
-    program = "import os, sys; os.cpu_count = lambda: 2; import launch; sys.exit(launch.main(sys.argv))"
-    found = subprocess.run(
-        [sys.executable, "-c", program, "--config", file, "--workdir", str(tmp_path / "run")],
-        cwd=pathlib.Path(__file__).parent.parent,
-        env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0", "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert found.returncode == 0, found.stderr
-    assert "2 of 2 devices, mesh data=2" in found.stdout
+def test_the_launcher_takes_a_device_for_each_core_that_the_config_asks_for(source, tmp_path):
+    file = tiny.config_file(tmp_path, "language", **{"text.source": source, "mesh.data": 2} | tiny.TRAIN)
+    program = "import os, sys, launch, jax; os.cpu_count = lambda: 2; launch.prepared(sys.argv); print(jax.devices())"
+    assert says(program, "--config", file) == "[CpuDevice(id=0), CpuDevice(id=1)]\n"
