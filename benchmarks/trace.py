@@ -7,6 +7,7 @@ counts only while nothing else is under way. What is added up this way is wall t
 
 import collections
 import contextlib
+import math
 import pathlib
 import tempfile
 import warnings
@@ -16,6 +17,9 @@ from typing import NamedTuple
 import jax
 
 END = "end: "  # begins the name of the event at which an instruction, begun on one thread, is done on another
+# Where the last part of an instruction is done on another thread, that one first goes through all instructions that
+# have waited for it, within an event of this name, and then, at most so many nanoseconds later, tells the end.
+FOLLOWERS, AT_ONCE = "ThunkExecutor::Execute", 5e3
 
 
 class Interval(NamedTuple):
@@ -41,24 +45,31 @@ def intervals(profile: jax.profiler.ProfileData, module: str) -> list[Interval]:
     """The instructions of this program, by the events that name them: on CPU those of XLA's threads, on GPU kernels."""
     planes = list(profile.planes)
     gpus = [plane for plane in planes if plane.name.startswith("/device:GPU")]
-    begun: dict[int, tuple[str, float, float]] = {}  # by the number with which the event of its end refers to it
-    ended: dict[int, float] = {}
+    begun: dict[int, tuple[str, Interval]] = {}  # thread and instruction, by the number to which its end refers
+    ended: dict[int, tuple[str, float, float]] = {}  # thread, when the instruction was done, when its end was told
     found = []
     for plane in gpus or planes:
         for line in plane.lines:
             if gpus and not line.name.startswith("Stream"):  # the others tell the same again
                 continue
-            for event in line.events:
-                stats = _stats(event)
-                if event.name.startswith(END):
-                    ended[stats.get("_c")] = event.start_ns
+            followed = -math.inf, -math.inf  # when this thread last began and ended to go through FOLLOWERS
+            for event in sorted(line.events, key=lambda event: event.start_ns + event.duration_ns):
+                stats, end = _stats(event), event.start_ns + event.duration_ns
+                if event.name == FOLLOWERS:
+                    followed = event.start_ns, end
+                elif event.name.startswith(END):
+                    told = event.start_ns
+                    ended[stats.get("_c")] = line.name, followed[0] if told - followed[1] < AT_ONCE else told, told
                 elif stats.get("hlo_module") == module:
-                    interval = (stats["hlo_op"], event.start_ns, event.start_ns + event.duration_ns)
+                    interval = Interval(stats["hlo_op"], event.start_ns, end)
                     if "_p" in stats:
-                        begun[stats["_p"]] = interval
+                        begun[stats["_p"]] = line.name, interval
                     else:
-                        found.append(Interval(*interval))
-    return found + [Interval(name, begin, ended.get(n, end)) for n, (name, begin, end) in begun.items()]
+                        found.append(interval)
+    for n, (thread, interval) in begun.items():
+        other, done, told = ended.get(n, (thread, interval.end, interval.end))
+        found.append(interval._replace(end=told if other == thread else done))
+    return found
 
 
 def _stats(event: object) -> dict:

@@ -113,6 +113,15 @@ def test_an_instruction_lasts_until_the_event_of_its_end():
     found = trace.intervals(type("Profile", (), {"planes": [cpu]}), "jit_f")
     assert sorted(found) == [("add.1", 0, 3), ("dot.1", 3, 17)]
 
+    after = [Event("ThunkExecutor::Execute", 9, 7), Event("add.2", 10, 4, hlo_op="add.2", hlo_module="jit_f")]
+    other = Plane("/host:CPU", one=first, two=[*after, Event("end: dot.1", 17, 1, _c=5)])
+    found = trace.intervals(type("Profile", (), {"planes": [other]}), "jit_f")
+    assert sorted(found) == [("add.1", 0, 3), ("add.2", 10, 14), ("dot.1", 3, 9)]  # add.2 waited for dot.1
+
+    loop = Plane("/host:CPU", one=[*first, *after, Event("end: dot.1", 17, 1, _c=5)])
+    found = trace.intervals(type("Profile", (), {"planes": [loop]}), "jit_f")
+    assert sorted(found) == [("add.1", 0, 3), ("add.2", 10, 14), ("dot.1", 3, 17)]  # add.2 was a part of it
+
     kernel = Event("gemm", 1, 4, hlo_op="dot.1", hlo_module="jit_f")
     gpu = Plane("/device:GPU:0", **{"Stream #7(Compute)": [kernel], "XLA Ops": [kernel]})
     found = trace.intervals(type("Profile", (), {"planes": [cpu, gpu]}), "jit_f")

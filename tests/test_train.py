@@ -89,6 +89,13 @@ def asked_per_device(batch):
 
 
 @KINDS
+def test_the_initial_values_are_those_of_the_task_though_compiled_in_less_time(tasks, kind):
+    task, (_, optimiser) = tasks[kind], adamw()
+    state = train.initial_state(task, optimiser, seed=3, mesh=mesh(1))
+    close(state.params, jax.jit(task.init)(jax.random.key(3)), rtol=1e-6, atol=1e-7)
+
+
+@KINDS
 def test_eight_devices_train_as_one(tasks, kind):
     task = tasks[kind]
     eight, _ = trained(task, devices=EIGHT, params=tiny.drawn(task))

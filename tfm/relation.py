@@ -74,16 +74,23 @@ def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> ja
     (a, b) becomes (a cos - b sin, a sin + b cos), so that q_n . k_s depends on n - s only. Pair i is (x_2i, x_2i+1), or
     with `halves` (x_i, x_{i+K/2}). ValueError for an odd number of features.
     """
-    *leading, K = x_BHNK.shape
+    K = x_BHNK.shape[-1]
     if K % 2:
         raise ValueError(f"rotary positions turn pairs of features, and {K} features per head are not an even number")
     angle = position.angles(n, K, base=base)[..., None, :, :]  # an axis for the heads
-    cos, sin = jnp.cos(angle), jnp.sin(angle)
     axis = -2 if halves else -1  # of the two members of a pair
-    pairs = linear.wide(x_BHNK).reshape(*leading, *((2, K // 2) if halves else (K // 2, 2)))
-    a, b = (jnp.take(pairs, i, axis=axis) for i in range(2))
-    turned = jnp.stack([a * cos - b * sin, a * sin + b * cos], axis=axis)
-    return turned.reshape(x_BHNK.shape).astype(x_BHNK.dtype)
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    cos_NK, sin_NK = (jnp.stack(pair, axis=axis).reshape(*angle.shape[:-1], K) for pair in ((cos, cos), (-sin, sin)))
+    x = linear.wide(x_BHNK)  # as a whole: cutting pairs apart and stacking them again is slow on CPU
+    return (x * cos_NK + _partners(x, halves=halves) * sin_NK).astype(x_BHNK.dtype)
+
+
+def _partners(x: jax.Array, *, halves: bool) -> jax.Array:
+    """In each feature's place the other one of its pair."""
+    if halves:
+        return jnp.roll(x, x.shape[-1] // 2, axis=-1)
+    first = jnp.arange(x.shape[-1]) % 2 == 0
+    return jnp.where(first, jnp.roll(x, -1, axis=-1), jnp.roll(x, 1, axis=-1))
 
 
 def rotary_of(base: float, *, halves: bool = False) -> Relation:

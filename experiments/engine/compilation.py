@@ -77,6 +77,14 @@ def _whole(entry: pathlib.Path) -> bool:
     return unpacker.eof
 
 
+def for_one_run() -> dict[str, int]:
+    """`compiler_options` of jax.jit for a program that runs once: on CPU it is compiled in a third of the time.
+
+    LLVM does less, so that the program itself takes longer; the numbers are the same.
+    """
+    return {"xla_backend_optimization_level": 1} if jax.default_backend() == "cpu" else {}
+
+
 class Compiled(dict):
     """The compiled training step for each size of a batch; called, it takes the one for the batch that is given."""
 

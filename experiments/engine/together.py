@@ -15,8 +15,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
+from experiments.engine import compilation, train
 from experiments.engine import mesh as meshes
-from experiments.engine import train
 from tfm import shapes
 
 Numbers = dict[str, np.ndarray]  # name -> R numbers
@@ -48,7 +48,8 @@ def initial_state(of: Together, seeds: Sequence[int], numbers: Numbers) -> train
         return train.State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
     make, keys_R = over_rows(of, one), jnp.stack([jax.random.key(seed) for seed in seeds])
-    return jax.jit(make, out_shardings=shardings(of, jax.eval_shape(make, keys_R, initial)))(keys_R, initial)
+    places = shardings(of, jax.eval_shape(make, keys_R, initial))
+    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run())(keys_R, initial)
 
 
 def shardings(of: Together, rows: Any) -> Any:

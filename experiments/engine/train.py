@@ -13,7 +13,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import guard, processes
+from experiments.engine import compilation, guard, processes
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 from tfm import shapes
@@ -56,7 +56,8 @@ def initial_state(task: Task, optimiser: optax.GradientTransformation, *, seed: 
     """The state of step 0, every leaf on the devices that are to hold it."""
     make = functools.partial(_state, task, optimiser)
     key = jax.random.key(seed)
-    return jax.jit(make, out_shardings=meshes.shardings(mesh, jax.eval_shape(make, key), task.layout))(key)
+    places = meshes.shardings(mesh, jax.eval_shape(make, key), task.layout)
+    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run())(key)
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
