@@ -30,13 +30,14 @@ def get_config():
     config.optim.name = "muon"
     config.optim.learning_rate = 1e-2
     config.optim.matrix_rate = 4.5
-    config.optim.momentum = 0.9
+    config.optim.momentum = 0.85
+    config.optim.beta1 = 0.8
     config.optim.weight_decay = 0.0
     config.optim.clip = 0.0
     config.optim.schedule = "linear"
     config.optim.warmup_steps = 0
     config.optim.final_fraction = 0.0
-    config.train.steps = 400
+    config.train.steps = 375
     config.train.batch = 12
     config.sample.length = 200
     return config
