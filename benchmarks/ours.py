@@ -135,7 +135,7 @@ def build_generation(name: str) -> participant.Built:
     def rounds() -> Iterator[list[list[int]]]:
         return sample.rounds(begin, more, ids, made.seed, set())
 
-    for _ in itertools.islice(rounds(), 1 + size.warm_up // sample.AT_ONCE):
+    for _ in rounds():  # to the end, since programs for larger caches are compiled on the way
         pass
 
     def steps(n: int) -> float:

@@ -22,7 +22,7 @@ class Workload:
     attention: str = "blockwise"  # how ours computes it (model.attention); a peer has its own fastest
     devices: int = 1  # as which ours takes the cores (mesh.data), where there are so many
     steps: int = 1  # of a turn that are timed
-    warm_up: int = 3  # steps before the first turn, in which programs are compiled; of generation words
+    warm_up: int = 3  # steps before the first turn, in which programs are compiled; of a peer's generation words
     lead: int = 0  # of a turn before those: the first step after a sleep takes up to a quarter longer, or, where
     # it takes much memory that the system of a virtual machine has given back meanwhile, twice as long
     rounds: int = 7  # turns of each participant

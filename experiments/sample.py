@@ -106,11 +106,12 @@ def programs(
     """begin(length_B, key) -> state with the first of `steps` words, and more(state) -> AT_ONCE words later; compiled.
 
     mask(length_B) is for reading the prompts, mask() for what follows. `more` uses its state up. Of many long texts the
-    cache begins with a quarter of its places, and doubles when they are filled.
+    cache begins with a quarter of its places, and gets another one when they are filled.
     """
     B, N = prompt_BN.shape
     most = N + steps
-    room = most if B * most < GROWS else max(N + AT_ONCE, -(-most // 4))
+    quarter = max(AT_ONCE, -(-most // 4))
+    room = most if B * most < GROWS else max(N + AT_ONCE, quarter)
 
     @jax.jit
     def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> decode.State:
@@ -127,7 +128,7 @@ def programs(
     def more(state: decode.State) -> decode.State:
         places = incremental.places(state.cache)
         if places < min(int(state.length_B.max()) + AT_ONCE, most):
-            state = state._replace(cache=grow(state.cache, min(2 * places, most)))
+            state = state._replace(cache=grow(state.cache, min(places + quarter, most)))
         return step_on(layers, state)
 
     return functools.partial(begin, params, prompt_BN), more

@@ -164,7 +164,7 @@ def test_a_cache_that_grows_changes_no_text(run_of, monkeypatch):
     monkeypatch.setattr(incremental, "roomy", lambda cache, room: (rooms.append(room), grown(cache, room))[1])
     monkeypatch.setattr(sample, "GROWS", 1)
     monkeypatch.setattr(sample, "AT_ONCE", 2)
-    assert use("sample", **how).out == at_once and rooms == [10, N + 2]
+    assert use("sample", **how).out == at_once and rooms == [10, 15, N + 2]
 
 
 def test_chance_depends_on_the_seed_alone(run_of):
