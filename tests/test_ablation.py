@@ -280,7 +280,7 @@ def test_programs_that_were_begun_come_first_and_as_they_were(done, tmp_path):
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROGRAMS = {"qk_ablation": 10, "qk_ablation_full": 26, "qk_synthetic": 42, "qk_vit": 6, "norm_study": 3}
-PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 8}
+PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 9}
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.py")), ids=lambda file: file.stem)

@@ -147,7 +147,7 @@ def again(
     bundle: pathlib.Path, task: train.Task, optimiser: optax.GradientTransformation, mesh: Mesh, *, accumulation: int
 ) -> None:
     """Compute the step of the bundle again and tell every place that is not finite. Raises RunError where one is."""
-    like = jax.eval_shape(lambda: train.initial_state(task, optimiser, seed=0, mesh=mesh))
+    like = train.abstract_state(task, optimiser, mesh=mesh)
     step, state, batch = read(bundle, like)
     state = jax.device_put(state, meshes.replicated(mesh))
     found = examine(task, optimiser, mesh, accumulation=accumulation, state=state, batch=batch)
