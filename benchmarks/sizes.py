@@ -24,7 +24,8 @@ class Workload:
     steps: int = 1  # of a turn that are timed
     warm_up: int = 3  # steps before the first turn, in which programs are compiled; of a peer's generation words
     lead: int = 0  # of a turn before those: the first step after a sleep takes up to a quarter longer, or, where
-    # it takes much memory that the system of a virtual machine has given back meanwhile, twice as long
+    # it takes much memory that the system of a virtual machine has given back meanwhile, three times as long, and the
+    # second one up to twice
     rounds: int = 7  # turns of each participant
 
     @property
@@ -39,10 +40,10 @@ class Workload:
 
 WORKLOADS = {
     "step_a": Workload("4 layers x 128, N 64, B 12", "words", M=4, H=4, D=128, N=64, B=12, steps=30, lead=3),
-    "step_b": Workload("6 layers x 384, N 256, B 8", "words", M=6, H=6, D=384, N=256, B=8, steps=2, lead=1),
-    "step_c": Workload("ViT 6 layers x 64, B 128", "images", M=6, H=4, D=64, B=128, devices=2, steps=6, lead=1),
+    "step_b": Workload("6 layers x 384, N 256, B 8", "words", M=6, H=6, D=384, N=256, B=8, steps=2, lead=2),
+    "step_c": Workload("ViT 6 layers x 64, B 128", "images", M=6, H=4, D=64, B=128, devices=2, steps=6, lead=4),
     "step_d": Workload(
-        "1 layer x 128, N 8,192", "words", M=1, H=4, D=128, N=8192, B=1, warm_up=1, steps=2, lead=1, rounds=5
+        "1 layer x 128, N 8,192", "words", M=1, H=4, D=128, N=8192, B=1, warm_up=1, steps=2, lead=2, rounds=5
     ),
     "generate": Workload(
         "1,000 words, B 1", "generation", M=6, H=6, D=384, N=1024, B=1, new=1000, warm_up=24, rounds=5
