@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import N
 
-from tfm import attention, decode, incremental, mask, multihead, norm, position, relation, score, value
+from tfm import attention, decode, incremental, linear, mask, multihead, norm, position, relation, score, value
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 CASES = {
@@ -132,6 +132,17 @@ def test_attention_of_one_query_is_the_explicit_one_whatever_is_hidden(shared):
     y_BHNV, _ = incremental.attend(q_BHNK, k_BHSK, v_BHSV.at[0, 0, 2, 1].set(jnp.nan), **call)
     assert np.isnan(y_BHNV[0]).all()
     cases.close(y_BHNV[1], expected_BHNV[1], 1e-12)
+
+
+@pytest.mark.parametrize("rows", [1, 2, linear.FEW, linear.FEW + 1])
+def test_few_rows_are_multiplied_as_many_are(rows):
+    x_TD, W_HKD, b_HK = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(rows, 5), (2, 3, 5), (2, 3)])
+    )
+    expected = np.einsum("td,hkd->thk", x_TD, W_HKD) + np.asarray(b_HK)
+    np.testing.assert_allclose(jax.jit(linear.rows)(x_TD, W_HKD, b_HK), expected, rtol=1e-5, atol=1e-5)
+    slope = jax.grad(lambda x: jnp.sum(jnp.sin(linear.rows(x, W_HKD, b_HK))))(x_TD)
+    np.testing.assert_allclose(slope, np.einsum("thk,hkd->td", np.cos(expected), W_HKD), rtol=1e-4, atol=1e-5)
 
 
 def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
