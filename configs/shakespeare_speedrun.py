@@ -37,7 +37,7 @@ def get_config():
     config.optim.schedule = "linear"
     config.optim.warmup_steps = 0
     config.optim.final_fraction = 0.0
-    config.train.steps = 375
+    config.train.steps = 400
     config.train.batch = 12
     config.sample.length = 200
     return config
