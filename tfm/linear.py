@@ -34,8 +34,8 @@ def answers(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array
 def _product(x_TD: jax.Array, W_OD: jax.Array, **how: Any) -> jax.Array:
     """x W^T; of few rows as (W x^T)^T, because on CPU a W^T on the right is copied for every product.
 
-    Not for one row: that product reads W half as fast. The barriers keep XLA:CPU from merging it with what comes before
-    and after, such as the bias, for which it would copy W^T after all.
+    One row alone is x W^T again, which reads W twice as fast as W x^T does. The barriers keep XLA:CPU from merging it
+    with what comes before and after, such as the bias: then it would copy W^T after all.
     """
     if len(x_TD) == 1:
         alone = jax.lax.optimization_barrier
