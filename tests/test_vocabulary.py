@@ -342,6 +342,59 @@ def test_a_json_that_the_library_does_not_understand_is_refused(tmp_path, model)
         vocabulary.read(tmp_path)
 
 
+LEVEL = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+CLS = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+PANICS = {  # as tokenizers 0.23 finds it: reading it, adding the specials, making text
+    "a merge of what is no word": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}},
+    "a special without an id": {
+        "model": LEVEL,
+        "post_processor": {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": {}},
+    },
+    "more stripped than there is": {
+        "model": LEVEL,
+        "decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5},
+    },
+    "a large id": {"model": LEVEL | {"vocab": {"a": 2**32 - 1}}},
+}
+
+
+@pytest.mark.parametrize("case", PANICS)
+def test_what_the_library_panics_at_is_refused_in_a_sentence_and_nothing_else(tmp_path, capfd, case):
+    library()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"} | PANICS[case]))
+    with pytest.raises(errors.UserError, match="tokenizer.json is damaged"):
+        vocabulary.read(tmp_path)
+    assert capfd.readouterr() == ("", "")
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
+
+
+def test_a_panic_at_a_later_text_is_a_sentence_and_an_interruption_stays_one():
+    class PanicException(BaseException):
+        """As the one of pyo3, which cannot be imported."""
+
+    class Panicking:
+        def __init__(self, error):
+            self.error = error
+
+        no_padding = no_truncation = lambda self: None
+
+        def get_vocab(self, *, with_added_tokens):
+            return {"a": 0}
+
+        def encode(self, *_, **__):
+            raise self.error
+
+        decode = encode
+
+    made = vocabulary.of_library(Panicking(PanicException("index out of bounds")), {})
+    for use, at in ((lambda: made.encode("king"), "text 'king'"), (lambda: made.decode([0]), "ids .0.")):
+        with pytest.raises(errors.UserError, match=f"the tokenizers library fails at the {at}: index out of bounds"):
+            use()
+    with pytest.raises(KeyboardInterrupt):
+        vocabulary.of_library(Panicking(KeyboardInterrupt()), {}).encode("king")
+
+
 def test_a_json_without_what_stands_for_the_unknown_is_refused(tmp_path):
     made = word_pieces()
     made.model = library().models.WordPiece({"a": 0}, unk_token="absent")

@@ -4,6 +4,7 @@ A file tells its kind: tokenizer.json for the `tokenizers` library, a saved toke
 """
 
 import codecs
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -107,10 +108,13 @@ def of_library(made: Any, roles: dict[str, str | None]) -> Vocabulary:
     size = 1 + max(made.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def encode(text: str, *, specials: bool = True) -> np.ndarray:
-        return np.asarray(made.encode(_unicode(text), add_special_tokens=specials).ids, np.int32)
+        with _refusing(f"the tokenizers library fails at the text {text[:40]!r}"):
+            return np.asarray(made.encode(_unicode(text), add_special_tokens=specials).ids, np.int32)
 
     def decode(ids: Sequence[int] | np.ndarray) -> str:
-        return made.decode([id for id in _listed(ids) if 0 <= id < size], skip_special_tokens=True)
+        known = [id for id in _listed(ids) if 0 <= id < size]
+        with _refusing(f"the tokenizers library fails at the ids {known[:9]}"):
+            return made.decode(known, skip_special_tokens=True)
 
     def stream(ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
         # What an id adds depends on those before it; the ones of the last piece are enough to know it. (Where bytes
@@ -156,14 +160,43 @@ def _read_library(path: pathlib.Path, content: bytes) -> Vocabulary:
         import tokenizers  # an extra: only here, where it is needed
     except ImportError as error:
         raise errors.UserError(f"{path} needs the tokenizers library: pip install '.[text]'") from error
-    try:
+    with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
         made = tokenizers.Tokenizer.from_str(content.decode())
         made.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
-    except Exception as error:
-        if type(error) is not Exception:  # the library raises nothing narrower for a damaged file
+        known = made.get_vocab(with_added_tokens=True)
+        made.decode([*known.values()])
+    if max(known.values(), default=0) >= 2**31:
+        raise errors.UserError(f"{path} is damaged: it has the id {max(known.values())}")
+    return of_library(made, _roles(path, known))
+
+
+@contextlib.contextmanager
+def _refusing(told: str) -> Iterator[None]:
+    """What the library has against its file is the user's to mend, also where its Rust panics."""
+    try:
+        yield
+    except BaseException as error:  # a panic is no Exception, and its class cannot be imported
+        # The library raises nothing narrower than Exception for a damaged file.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        raise errors.UserError(f"{path} is damaged, or newer than the tokenizers library here: {error}") from error
-    return of_library(made, _roles(path, made.get_vocab(with_added_tokens=True)))
+        raise errors.UserError(f"{told}: {error}") from error
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Without what Rust itself writes of a panic, as a panic becomes an exception that is told."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _roles(path: pathlib.Path, known: Collection[str]) -> dict[str, str | None]:
