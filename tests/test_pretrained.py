@@ -162,6 +162,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("gpt2", {"n_layer": "2"}, "n_layer must be a whole number from 1, and is '2'"),
         ("gpt2", {"n_layer": 0}, "n_layer must be a whole number from 1, and is 0"),
         ("gpt2", {"n_layer": 10**12}, "1000000000000 layers are asked for, and there are 28 tensors"),
+        ("gpt2", {"n_layer": 28}, "28 layers are asked for, and there are 28 tensors"),  # as many, and each has twelve
         ("gpt2", {"n_positions": 10**12}, "wpe.weight has shape .13, 21. and not .1000000000000, 21."),
         ("llama", {"num_attention_heads": 10**12}, "q_proj.weight has shape"),
         ("gpt2", {"layer_norm_epsilon": -1}, "layer_norm_epsilon must be a number from 0"),

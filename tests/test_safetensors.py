@@ -193,11 +193,24 @@ def test_a_file_without_the_eight_bytes_is_cut_off(tmp_path):
         assert f"it has {size} bytes" in fault(tmp_path / "a")
 
 
-def test_a_header_of_more_than_100_megabytes_is_not_read(tmp_path):
-    file = raw(tmp_path / "a", b"{}", length=100_000_001)
+def test_a_header_of_more_than_16_megabytes_is_not_read(tmp_path):
+    file = raw(tmp_path / "a", b"{}", length=2**24 + 1)
     with file.open("ab") as more:
         more.truncate(2**28)  # takes no room: a file with a hole
-    assert "announces a header of 100000001 bytes, and 100000000 are allowed" in fault(file)
+    assert "announces a header of 16777217 bytes, and 16777216 are allowed" in fault(file)
+
+
+def test_no_more_tensors_are_read_than_a_model_has(tmp_path, monkeypatch):
+    nothing = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    file = raw(tmp_path / "a", {f"x{i}": nothing for i in range(2**16 + 1)})
+    assert "announces 65,537 tensors, and 65,536 are allowed" in fault(file)
+    monkeypatch.setattr(safetensors_header, "MOST", 2)
+    first, second = ({f"x{i}": np.zeros(0)} for i in range(2))
+    assert len(safetensors.read(shards(tmp_path, None, first=first, second=second))) == 2
+    index = shards(tmp_path, None, first=first, second=second | {"x2": np.zeros(0)})
+    assert "announces 3 tensors, and 2 are allowed" in fault(index)
+    shards(tmp_path, {"x0": "first.safetensors", "x1": "second.safetensors"})  # does not mention the third
+    assert "announces 3 tensors, and 2 are allowed" in fault(index)
 
 
 @hypothesis.given(st.data())

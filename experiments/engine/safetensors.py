@@ -147,19 +147,29 @@ def _read_indexed(path: pathlib.Path) -> dict[str, np.ndarray]:
         files = safetensors_header.json_object(path, path.read_bytes()).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise errors.UserError(f"{path} needs a weight_map, from the names of tensors to those of files")
+    safetensors_header.refuse_more(path, len(files))
     arrays: dict[str, np.ndarray] = {}
-    for file in sorted(set(files.values())):
+    for file, names in sorted(_grouped(files).items()):
         found = _read_file(_beside(path, file))
         twice = sorted(found.keys() & arrays.keys())
         if twice:
             where = f"{path.parent / file}, tensor {safetensors_header.shown(twice[0])}"
             raise errors.UserError(f"{where}: another file of the same index has it too")
-        missing = sorted(name for name in files if files[name] == file and name not in found)
+        missing = sorted(name for name in names if name not in found)
         if missing:
             where = f"{path}, tensor {safetensors_header.shown(missing[0])}"
             raise errors.UserError(f"{where}: it should be in {file}, and is not")
         arrays |= found
+        safetensors_header.refuse_more(path, len(arrays))
     return arrays
+
+
+def _grouped(files: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of files, and the names that lead to each."""
+    found: dict[str, list[str]] = {}
+    for name, file in files.items():
+        found.setdefault(file, []).append(name)
+    return found
 
 
 def _beside(path: pathlib.Path, file: str) -> pathlib.Path:

@@ -32,7 +32,8 @@ DTYPES = {
     "F64": np.dtype("<f8"),
 }
 METADATA = "__metadata__"  # the one name that is no tensor's
-LARGEST = 100_000_000  # bytes of a header; the limit of the format's own reader
+LARGEST = 2**24  # bytes of a header or an index: some hundreds for each of the most tensors
+MOST = 2**16  # tensors of a model; the largest published ones of the families here have some thousands
 MOST_AXES = 32  # of an array in NumPy before 2.0
 LARGEST_SIZE = 2**63  # of an axis, or of the bytes of an array
 
@@ -68,6 +69,7 @@ def read(path: pathlib.Path) -> Header:
     metadata = saved.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise errors.UserError(f"{path}: the {METADATA} must map names to strings")
+    refuse_more(path, len(saved))
     entries = {name: _entry(f"{path}, tensor {shown(name)}", entry, start=start) for name, entry in saved.items()}
     _check_layout(path, entries, start=start, size=size)
     return Header(entries, metadata)
@@ -91,6 +93,12 @@ def json_object(path: pathlib.Path, text: bytes) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise errors.UserError(f"{path} is damaged or no safetensors file: its JSON is not an object")
     return saved
+
+
+def refuse_more(path: pathlib.Path, tensors: int) -> None:
+    """UserError for more tensors than a model has: each takes its time, also if it is empty."""
+    if tensors > MOST:
+        raise errors.UserError(f"{path} announces {tensors:,} tensors, and {MOST:,} are allowed")
 
 
 def shown(value: Any) -> str:

@@ -119,10 +119,11 @@ def how(line: Line, sizes: Mapping[str, int], layers: int) -> str:
 
 
 def check(
-    lines: Iterable[Line], known: Iterable[Known], tensors: Arrays, *, sizes: Mapping[str, int], layers: int
+    lines: Collection[Line], known: Collection[Known], tensors: Arrays, *, sizes: Mapping[str, int], layers: int
 ) -> list[str]:
     """What is wrong: tensors that are missing, of another shape, or left over."""
-    if layers > len(tensors):  # so that no list here is longer than the file's own
+    stacked = sum("{m}" in line.theirs for line in lines)
+    if layers * stacked > 2 * len(tensors):  # so that no list here is much longer than the file's own
         return [f"{layers} layers are asked for, and there are {len(tensors)} tensors"]
     faults = [_fault(name, tensors, shape(line, sizes)) for line in lines for name in names(line.theirs, layers)]
     asked = {name for one in (*lines, *known) for name in names(one.theirs, layers)}
