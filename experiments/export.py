@@ -40,7 +40,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         params, fields = llama.in_halves(params, fields)
     pretrained.write(folder, family=family, params=params, model=fields, extras=extras)
     files = ["model.safetensors", "config.json"]
-    if like and like["values"][0] == 0:  # theirs have no other black
+    if like and not like["assumed"]:
         workdir.write_json(folder / "preprocessor_config.json", preprocessor(like))
         files.append("preprocessor_config.json")
     files += copied(made, folder) if not like else []
@@ -79,16 +79,15 @@ def copied(made: trained.Trained, folder: pathlib.Path) -> list[str]:
 
 
 def preprocessor(like: dict[str, Any]) -> dict[str, Any]:
-    """How transformers makes an image file like those of the model."""
-    Y, X, _ = like["image"]
-    return {
-        "image_processor_type": "ViTImageProcessor",
-        "do_resize": True,
-        "size": {"height": Y, "width": X},
-        "resample": 2,  # bilinear, in Pillow's numbers
+    """How transformers makes an image file like those of the model.
+
+    Its black is 0, ours `low`: (low + x (high - low) / 255 - mean) / std = (x rescale_factor - image_mean) / image_std.
+    """
+    low, high = like["values"]
+    return like["processor"] | {
         "do_rescale": True,
-        "rescale_factor": like["values"][1] / 255,
+        "rescale_factor": (high - low) / 255,
         "do_normalize": True,
-        "image_mean": like["mean"],
+        "image_mean": [mean - low for mean in like["mean"]],
         "image_std": like["std"],
     }

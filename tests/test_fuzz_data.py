@@ -25,6 +25,9 @@ from experiments.engine.data import archive, idx, images, pairs, picture, subwor
 
 CASES = 40  # of each kind of file
 LIKE = {"image": [4, 4, 1], "values": [0.0, 255.0], "mean": [0.5], "std": [0.5], "classes": ["a", "b"]}
+SAID = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": [4, 4], "resample": 3}
+SAID |= {"do_rescale": True, "rescale_factor": 0.01, "do_normalize": True, "image_mean": [0.5], "image_std": [0.5]}
+SAID |= {"do_center_crop": True, "crop_size": 4, "do_convert_rgb": False, "default_to_square": True}
 RNG = np.random.default_rng(0)
 
 
@@ -82,6 +85,17 @@ def library_json():
 
 IMAGES, LABELS = RNG.integers(0, 256, (20, 3, 3), np.uint8), np.arange(20, dtype=np.uint8) % 3
 TSV = "".join(f"Go {i}.\tVe {i}.\n" for i in range(25)).encode()
+
+
+def read_picture(file):
+    (file.parent / "data.json").write_text(json.dumps(LIKE))
+    picture.read(file, picture.expected(file.parent, {}, Z=1, C=2))
+
+
+def read_processor(file):
+    like = picture.expected(file.parent, {"image": [4, 4], "class_names": ["a", "b"]}, Z=1, C=2)
+    (file.parent / "picture.png").write_bytes(picture_bytes("PNG"))
+    picture.read(file.parent / "picture.png", like)
 
 
 def read_words(file):
@@ -159,11 +173,9 @@ FILES = {
         lambda _: npz(x=np.ones(5), y=np.ones((2, 3), "<i2")),
         lambda file: archive.read(file, [("x", "y")]),
     ),
-    **{
-        f"picture.{kind}": (lambda _, kind=kind: picture_bytes(kind), lambda file: picture.read(file, LIKE))
-        for kind in picture.FORMATS
-    },
+    **{f"picture.{kind}": (lambda _, kind=kind: picture_bytes(kind), read_picture) for kind in picture.FORMATS},
     "data.json": (lambda _: json.dumps(LIKE).encode(), lambda file: picture.expected(file.parent, {}, Z=1, C=2)),
+    "preprocessor_config.json": (lambda _: json.dumps(SAID).encode(), read_processor),
     "text.txt": (lambda _: tiny.TEXT[:300], lambda file: tokenizer.make("characters", text.load(str(file)).train)),
     "pairs.tsv": (lambda _: TSV, lambda file: pairs.load(str(file))),
     "pairs.zip": (lambda _: zipped([("a/pairs.txt", TSV), ("b.tsv", TSV)]), lambda file: pairs.load(str(file))),
