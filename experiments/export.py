@@ -35,11 +35,11 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise errors.UserError(f"{folder} is there already: choose another --workdir")
     extras = made.facts | made.extras | ({"image": like["image"][:2], "class_names": like["classes"]} if like else {})
+    extras["ids"] = token_ids(made)
     params = made.params
     if family == "llama" and fields["relation"] == "rotary":  # theirs is rotary_halves
         params, fields = llama.in_halves(params, fields)
-    pretrained.write(folder, family=family, params=params, model=fields, extras=extras)
-    files = ["model.safetensors", "config.json"]
+    files = pretrained.write(folder, family=family, params=params, model=fields, extras=extras)
     if like and not like["assumed"]:
         workdir.write_json(folder / "preprocessor_config.json", preprocessor(like))
         files.append("preprocessor_config.json")
@@ -60,8 +60,30 @@ def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
         raise errors.UserError(f"this model cannot be written as {family}: {'; '.join(wrong)}")
 
 
+def token_ids(made: trained.Trained) -> dict[str, int | list[int]]:
+    """The ids that begin, end and pad a text: as the files of a published model say, else as its words do."""
+    said, needed = made.extras.get("ids", {}), {"causal": "eos_token_id", "masked": "pad_token_id"}.get(made.kind)
+    if needed is None or needed in said or not {*words_beside(made)} & {*trained.tokenizers(made)}:
+        return said
+    words = trained.words(made)
+    ends = trained.ends(made, words)
+    found = {"bos_token_id": words.bos, "eos_token_id": ends if ends[1:] else (ends or [None])[0]}
+    return found | {"pad_token_id": words.pad} | said
+
+
 def copied(made: trained.Trained, folder: pathlib.Path) -> list[str]:
-    """The names of the files that say what the model's words are, which are copied into the folder.
+    """The names of the files that say what the model's words are, which are copied into the folder."""
+    found = words_beside(made)
+    try:
+        for file in found:
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise errors.UserError(f"{file} cannot be copied to {folder}: {error.strerror or error}") from error
+    return [file.name for file in found]
+
+
+def words_beside(made: trained.Trained) -> list[pathlib.Path]:
+    """The files beside the model that say what its words are.
 
     tokenizer.json of the `tokenizers` library is one that transformers reads; a run's own kind, and llama2.c's, only we
     do, and opening the model without a tokenizer is no worse for it.
@@ -69,13 +91,7 @@ def copied(made: trained.Trained, folder: pathlib.Path) -> list[str]:
     beside = made.path if made.path.is_dir() else made.path.parent
     own = [beside / f"tok{made.facts['W']}.bin"] if made.path.is_file() else []  # as trained.words looks for it
     names = ("tokenizer.json", *vocabulary.ROLE_FILES)
-    found = [file for file in own if file.is_file()] or [beside / name for name in names if (beside / name).is_file()]
-    try:
-        for file in found:
-            shutil.copyfile(file, folder / file.name)
-    except OSError as error:
-        raise errors.UserError(f"{file} cannot be copied to {folder}: {error.strerror or error}") from error
-    return [file.name for file in found]
+    return [file for file in own if file.is_file()] or [beside / name for name in names if (beside / name).is_file()]
 
 
 def preprocessor(like: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     texts = prompts(settings)
     ids = [encoded(words, text) for text in texts]
     steps = length(settings.sample.length, max(map(len, ids)), made.facts["N"])
-    gained = drawn(settings, made, ids, steps=steps, ends={words.bos, words.eos} - {None})
+    gained = drawn(settings, made, ids, steps=steps, ends=set(trained.ends(made, words)))
     stop = settings.sample.stop
     settings.refuse_unused()
     file = workdir.new_file(folder, "sample.txt") if folder is not None else None

@@ -229,6 +229,17 @@ def words(made: Trained) -> vocabulary.Vocabulary:
     return found
 
 
+def ends(made: Trained, words: vocabulary.Vocabulary | None) -> list[int]:
+    """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
+
+    A beginning ends the text before it, as where the texts that a model learned from stood one after another.
+    """
+    said = made.extras.get("ids", {}).get("eos_token_id", [])
+    found = [id for id in (said if isinstance(said, list) else [said]) if id < made.facts["W"]]
+    own = [words.eos, words.bos] if words else []
+    return list(dict.fromkeys(found or [id for id in own if id is not None]))
+
+
 def folder_of(made: Trained) -> pathlib.Path:
     """Where the model's other files are."""
     return made.path if made.path.is_dir() else made.path.parent

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.engine import errors, json_file, safetensors
-from experiments.engine.pretrained import bert, gpt2, llama, positions, tensors, vit
+from experiments.engine.pretrained import bert, gpt2, llama, positions, settings, tensors, token_ids, vit
 from experiments.engine.pretrained import family as families
 from tfm import shapes
 
@@ -24,9 +24,9 @@ resize_positions = positions.resize
 class Imported(NamedTuple):
     """What a folder holds. family: gpt2, bert, vit or llama. params: our tree, float32.
 
-    model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, ...), with the
-    arrays of heads that our models do not have (`pooler`, `next_sentence`) and `headless`, true where the model ends
-    before its logits. table: what became of each tensor (`show` makes it readable).
+    model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `ids` of
+    token_ids.py, ...), with the arrays of heads that our models do not have (`pooler`, `next_sentence`) and `headless`,
+    true where the model ends before its logits. table: what became of each tensor (`show` makes it readable).
     """
 
     family: str
@@ -52,8 +52,10 @@ def read(path: str | pathlib.Path) -> Imported:
     config = json_file.read(file, says="what the model beside it is")
     if "model_type" not in config:
         raise errors.UserError(f"{file} has no model_type, which must be one of {', '.join(FAMILIES)}")
-    _family(config["model_type"])  # before a large file is read
-    return interpret(config, safetensors.read(path), path)
+    family = _family(config["model_type"])  # before a large file is read
+    ids = token_ids.read(config, file.parent, family.ids)
+    read = interpret(config, safetensors.read(path), path)
+    return read._replace(extras=read.extras | ({"ids": ids} if ids else {}))
 
 
 def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pathlib.Path) -> Imported:
@@ -73,7 +75,7 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
     params = {"position": {}, "head": {}} | _nested(flat)
     extras = description.extras | params.pop("extras", {})
     extras["headless"] = family.name in ("bert", "vit") and not params["head"]
-    model = {letter: description.sizes[letter] for letter in "MDHKF"} | dict(family.fixed) | description.model
+    model = {letter: description.sizes[letter] for letter in "MDHKF"} | settings.fixed(family.name) | description.model
     params["blocks"]["relation"] = {}
     return Imported(family.name, params, model, extras, table + more)
 
@@ -85,29 +87,31 @@ def write(
     params: Mapping,
     model: Mapping[str, Any],
     extras: Mapping[str, Any] | None = None,
-) -> None:
-    """model.safetensors and config.json, which the transformers library opens with from_pretrained.
+) -> list[str]:
+    """The names of the files written: model.safetensors and config.json, which the transformers library opens with
+    from_pretrained, and of a model that goes on with a text generation_config.json, which says where the text ends.
 
     params is our tree, `model` the fields of a config's `model`, `extras` what `read` gives: heads kept there are
-    written back, and class_names; a ViT needs `patch` there, a Llama `N`. Heads and layers that were shared in a file
-    are written one by one. UserError, with the reason, where the model is none of the family.
+    written back, and class_names, ids and pooler_act; a ViT needs `patch` there, a Llama `N`. Heads and layers that
+    were shared in a file are written one by one. UserError, with the reason, where the model is none of the family.
     """
     spec, extras, what = _family(family), dict(extras or {}), f"this model cannot be written as {family}"
     tree = dict(params) | {"extras": {name: extras[name] for name in ASIDE if name in extras}}
     flat = _flat(tree)
     groups = {line.group for line in spec.lines if any(path in flat for path in line.ours)} | {""}
     lines = [line for line in spec.lines if line.group in groups and line.group.split("/")[0] in groups]
-    tensors.complain([f"model.{name} is missing" for name in ("eps", "mlp") if name not in model], what)
-    _same(spec.fixed, model, what, "model.")
+    tensors.complain(settings.faults(spec.name, model), what)
     tensors.match(lines, flat, what)
     sizes = _sizes(tree, what)
     config = {"model_type": spec.name, "dtype": "float32"} | spec.config(sizes, model, extras, groups)
     description = spec.describe(config)  # as they will read it: a size or a setting that they cannot say shows here
+    _same({letter: description.sizes[letter] for letter in "MDHKF"} | description.model, model, what, "model.")
     _same({letter: n for letter, n in description.sizes.items() if letter in sizes}, sizes, what)
-    _same(description.model, model, what, "model.")
     arrays = tensors.write(lines, flat, sizes=description.sizes)
-    full = families.full(spec, arrays)
-    _save(pathlib.Path(folder), {full[name]: array for name, array in arrays.items()}, config)
+    full, ids = families.full(spec, arrays), {name: extras.get("ids", {}).get(name) for name in spec.ids}
+    saved = {"config.json": config | ids} | ({token_ids.FILE: ids} if spec.ids == token_ids.TEXT else {})
+    _save(pathlib.Path(folder), {full[name]: array for name, array in arrays.items()}, saved)
+    return [safetensors.FILE, *saved]
 
 
 def show(imported: Imported) -> str:
@@ -133,11 +137,12 @@ def _sizes(tree: Mapping, what: str) -> dict[str, int]:
         raise errors.UserError(f"{what}: {error}") from error
 
 
-def _save(folder: pathlib.Path, arrays: Mapping[str, np.ndarray], config: Mapping[str, Any]) -> None:
+def _save(folder: pathlib.Path, arrays: Mapping[str, np.ndarray], objects: Mapping[str, Mapping[str, Any]]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         safetensors.write(folder / safetensors.FILE, arrays, {"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        for name, saved in objects.items():
+            (folder / name).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise errors.UserError(f"{folder} cannot be written: {error.strerror or error}") from error
 

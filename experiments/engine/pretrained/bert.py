@@ -67,16 +67,6 @@ KNOWN = (
     ),
 )
 _HEADS = {"head": "cls.predictions.", "pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
-FIXED = family.COMMON | {
-    "scale": "1/sqrt(K)",
-    "norm": "token",
-    "position": "learned",
-    "relation": "none",
-    "block": "post_norm",
-    "embed_norm": True,
-    "final_norm": False,
-    "bias": True,
-}
 
 
 def describe(config: fields.Config) -> family.Description:
@@ -121,7 +111,9 @@ def groups(description: family.Description, names: set[str]) -> set[str]:
 def _same_activation(mlp: str, groups: set[str]) -> None:
     """Theirs is one setting for the MLPs and the head; our head has the exact gelu of the published models."""
     if "head" in groups and mlp != "gelu":
-        raise errors.UserError(f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu'), and not {mlp!r}")
+        raise errors.UserError(
+            f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu', model.mlp), and not {mlp!r}"
+        )
 
 
 def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[str, Any], groups: set[str]) -> dict:
@@ -148,11 +140,11 @@ FAMILY = family.Family(
     "bert",
     "bert.",
     ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),  # as in the first files
-    FIXED,
     LINES,
     KNOWN,
     describe,
     groups,
     config,
+    ("pad_token_id",),
     ("cls.",),
 )

@@ -9,8 +9,6 @@ import numpy as np
 from experiments.engine import errors
 from experiments.engine.pretrained import fields, tensors
 
-COMMON = {"score": "asymmetric", "value": "low_rank", "embed_norm": False, "window": 0}  # fields of `model`
-
 
 class Description(NamedTuple):
     """A config.json in our words."""
@@ -27,7 +25,6 @@ class Family(NamedTuple):
     name: str
     prefix: str
     spellings: tuple[tuple[str, str], ...]  # (regular expression, replacement): other names for the same tensors
-    fixed: Mapping[str, Any]  # the fields of `model` that all its members share
     lines: tuple[tensors.Line, ...]
     known: tuple[tensors.Known, ...]
     describe: Callable[[fields.Config], Description]
@@ -35,6 +32,7 @@ class Family(NamedTuple):
     config: Callable[
         [dict[str, int], Mapping, Mapping, set[str]], dict
     ]  # (sizes, model, extras, groups) -> config.json
+    ids: tuple[str, ...] = ()  # the fields of config.json that are ids of words (token_ids.py)
     unprefixed: tuple[str, ...] = ()  # beginnings of names that stand outside of the prefix
     aliases: tuple[str, ...] = ()  # other model_types with the same tensors
 

@@ -38,6 +38,14 @@ def flag(config: Config, name: str, default: bool) -> bool:
     return value
 
 
+def text(config: Config, name: str, default: str) -> str:
+    """Any text: of what is kept for others, and not used here."""
+    value = config.get(name, default)
+    if not isinstance(value, str):
+        raise errors.UserError(f"config.json: {name} must be a text, and is {value!r}")
+    return value
+
+
 def only(config: Config, name: str, allowed: Collection[Any]) -> Any:
     """The value of a field that must be one of `allowed`; absent, it is the first of them."""
     value = config.get(name, next(iter(allowed)))

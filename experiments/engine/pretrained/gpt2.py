@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine.pretrained import family, fields, tensors
+from experiments.engine.pretrained import family, fields, tensors, token_ids
 
 # Their matrices stand as (from, to), hence transposed; queries, keys and values are one.
 LINES = (
@@ -38,14 +38,6 @@ KNOWN = (
     ),
     tensors.Known("lm_head.weight", "a copy of wte.weight", tensors.copy_of("wte.weight"), unless="untied"),
 )
-FIXED = family.COMMON | {
-    "norm": "token",
-    "position": "learned",
-    "relation": "none",
-    "block": "pre_norm",
-    "final_norm": True,
-    "bias": True,
-}
 
 
 def describe(config: fields.Config) -> family.Description:
@@ -91,9 +83,9 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
         "layer_norm_epsilon": model["eps"],
         "scale_attn_weights": model.get("scale", "1/sqrt(K)") != "1",
         "tie_word_embeddings": "untied" not in groups,
-        "bos_token_id": None,
-        "eos_token_id": None,
     }
 
 
-FAMILY = family.Family("gpt2", "transformer.", (), FIXED, LINES, KNOWN, describe, groups, config, ("lm_head.",))
+FAMILY = family.Family(
+    "gpt2", "transformer.", (), LINES, KNOWN, describe, groups, config, token_ids.TEXT, ("lm_head.",)
+)

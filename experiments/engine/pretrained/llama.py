@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.engine import errors
-from experiments.engine.pretrained import family, fields, tensors
+from experiments.engine.pretrained import family, fields, tensors, token_ids
 
 BASE = 10000.0  # of the rotary wavelengths, where none is given
 ROTATED = ("Uq_HKD", "Uk_HKD")
@@ -35,16 +35,6 @@ KNOWN = (
     tensors.Known("layers.{m}.self_attn.rotary_emb.inv_freq", "the rotary frequencies", tensors.constant(_frequencies)),
     tensors.Known("lm_head.weight", "a copy of embed_tokens.weight", tensors.copy_of("embed_tokens.weight"), "untied"),
 )
-FIXED = family.COMMON | {
-    "scale": "1/sqrt(K)",
-    "norm": "rms",
-    "position": "none",
-    "relation": "rotary_halves",
-    "block": "pre_norm",
-    "final_norm": True,
-    "mlp": "swiglu",
-    "bias": False,
-}
 
 
 def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
@@ -132,11 +122,9 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": "untied" not in groups,
-        "bos_token_id": None,
-        "eos_token_id": None,
     }
 
 
 FAMILY = family.Family(
-    "llama", "model.", (), FIXED, LINES, KNOWN, describe, groups, config, ("lm_head.",), ("mobilellm",)
+    "llama", "model.", (), LINES, KNOWN, describe, groups, config, token_ids.TEXT, ("lm_head.",), ("mobilellm",)
 )

@@ -46,15 +46,6 @@ SPELLINGS = (
     (r"mlp\.fc1\.", "intermediate.dense."),
     (r"mlp\.fc2\.", "output.dense."),
 )
-FIXED = family.COMMON | {
-    "scale": "1/sqrt(K)",
-    "norm": "token",
-    "position": "learned",
-    "relation": "none",
-    "block": "pre_norm",
-    "final_norm": True,
-    "bias": True,
-}
 
 
 def _side(config: fields.Config, name: str, default: int) -> tuple[int, int]:
@@ -95,6 +86,7 @@ def describe(config: fields.Config) -> family.Description:
         "class_token": True,
         "class_names": _in_order(names),
         "query_bias": fields.flag(config, "qkv_bias", True),
+        "pooler_act": fields.text(config, "pooler_act", "tanh"),
     }
     return family.Description(sizes | {"P": patch[0] * patch[1] * sizes["Z"]}, model, extras)
 
@@ -136,9 +128,10 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
         "hidden_act": fields.activation(model["mlp"]),
         "layer_norm_eps": model["eps"],
         "qkv_bias": "bias" in groups,
+        "pooler_act": extras.get("pooler_act", "tanh"),
         "id2label": {str(i): label for i, label in enumerate(labels)},
         "label2id": {label: i for i, label in enumerate(labels)},
     }
 
 
-FAMILY = family.Family("vit", "vit.", SPELLINGS, FIXED, LINES, (), describe, groups, config, ("classifier.",))
+FAMILY = family.Family("vit", "vit.", SPELLINGS, LINES, (), describe, groups, config, (), ("classifier.",))
