@@ -6,43 +6,59 @@ A model with a field that has no row is not written: whether the family has what
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-WRITTEN = "written"  # into config.json, beside the tensors where it is a size
-FREE = "free"  # where a model begins, or how it is trained and computed: no matter to what the trained one says
+from experiments.engine.pretrained import fields
 
 
-class Only(NamedTuple):
-    """The one value that the family has, and others that are the same function of the parameters."""
+class Rule(NamedTuple):
+    """The values that a family has (none: all), and whether config.json says which one it is.
 
-    value: Any
-    same: tuple[Any, ...] = ()
+    Where it does not, they are the same function of the parameters, and the first of them is what is read.
+    """
 
+    values: tuple[Any, ...]
+    written: bool
+
+
+def only(*values: Any) -> Rule:
+    """One function, by each of its names here."""
+    return Rule(values, written=False)
+
+
+def written(*values: Any) -> Rule:
+    """Into config.json, beside the tensors where it is a size."""
+    return Rule(values, written=True)
+
+
+WRITTEN = written()
+ACTIVATION = written(*dict.fromkeys(fields.ACTIVATIONS.values()))
+FREE = None  # where a model begins, or how it is trained and computed: no matter to what the trained one says
 
 COLUMNS = ("gpt2", "bert", "vit", "llama")
-ROOT_K = Only("1/sqrt(K)")
+ROOT_K = only("1/sqrt(K)")
 ROWS = {
     "M": (WRITTEN,) * 4,
     "D": (WRITTEN,) * 4,
     "H": (WRITTEN,) * 4,
     "K": (WRITTEN,) * 4,
     "F": (WRITTEN,) * 4,
-    "score": (Only("asymmetric", ("symmetric_init", "asymmetric_std")),) * 4,  # they differ where they begin
+    "score": (only("asymmetric", "symmetric_init", "asymmetric_std"),) * 4,  # they differ where they begin
     "score_std": (FREE,) * 4,
     "output_std": (FREE,) * 4,
-    "diagonal": (Only("keep"),) * 4,
-    "scale": (WRITTEN, ROOT_K, ROOT_K, ROOT_K),
-    "value": (Only("low_rank"),) * 4,
-    "norm": (Only("token"), Only("token"), Only("token"), Only("rms")),
+    "diagonal": (only("keep"),) * 4,
+    "scale": (written("1/sqrt(K)", "1"), ROOT_K, ROOT_K, ROOT_K),
+    "value": (only("low_rank"),) * 4,
+    "norm": (only("token"), only("token"), only("token"), only("rms")),
     "eps": (WRITTEN,) * 4,
-    "mlp": (WRITTEN, WRITTEN, WRITTEN, Only("swiglu")),
-    "position": (Only("learned"), Only("learned"), Only("learned"), Only("none")),
-    "relation": (Only("none"), Only("none"), Only("none"), Only("rotary_halves")),
+    "mlp": (ACTIVATION, ACTIVATION, ACTIVATION, only("swiglu")),
+    "position": (only("learned"), only("learned"), only("learned"), only("none")),
+    "relation": (only("none"), only("none"), only("none"), only("rotary_halves")),
     "rotary_base": (FREE, FREE, FREE, WRITTEN),  # nothing is turned by it but a Llama's queries and keys
-    "window": (Only(0),) * 4,
-    "block": (Only("pre_norm"), Only("post_norm"), Only("pre_norm"), Only("pre_norm")),
-    "final_norm": (Only(True), Only(False), Only(True), Only(True)),
-    "embed_norm": (Only(False), Only(True), Only(False), Only(False)),
-    "segments": (Only(0), WRITTEN, Only(0), Only(0)),
-    "bias": (Only(True), Only(True), Only(True), Only(False)),
+    "window": (only(0),) * 4,
+    "block": (only("pre_norm"), only("post_norm"), only("pre_norm"), only("pre_norm")),
+    "final_norm": (only(True), only(False), only(True), only(True)),
+    "embed_norm": (only(False), only(True), only(False), only(False)),
+    "segments": (only(0), WRITTEN, only(0), only(0)),
+    "bias": (only(True), only(True), only(True), only(False)),
     "dropout": (FREE,) * 4,
     "attention": (FREE,) * 4,
     "compute_dtype": (FREE,) * 4,  # what is written is float32, as the parameters are: it rounds less
@@ -53,18 +69,17 @@ ROWS = {
 
 def fixed(family: str) -> dict[str, Any]:
     """The fields that all members of the family share."""
-    column = COLUMNS.index(family)
-    return {field: row[column].value for field, row in ROWS.items() if isinstance(row[column], Only)}
+    rules = {field: row[COLUMNS.index(family)] for field, row in ROWS.items()}
+    return {field: rule.values[0] for field, rule in rules.items() if rule and not rule.written}
 
 
 def faults(family: str, model: Mapping[str, Any]) -> list[str]:
-    """What keeps a model of these fields from being one of the family, as far as its tensors need not tell it."""
-    column = COLUMNS.index(family)
-    needed = [field for field, row in ROWS.items() if row[column] != FREE]
-    wrong = [f"model.{field} is missing" for field in needed if field not in model]
-    for field, value in model.items():
-        if field not in ROWS:
-            wrong.append(f"model.{field} is not known here, nor whether a {family} has it")
-        elif isinstance(one := ROWS[field][column], Only) and value not in (one.value, *one.same):
-            wrong.append(f"model.{field} is {value!r} and not {one.value!r}")
+    """What keeps a model with these fields from being one of the family; what its sizes do, `write` finds."""
+    rules = {field: row[COLUMNS.index(family)] for field, row in ROWS.items()}
+    wrong = [f"model.{field} is missing" for field, rule in rules.items() if rule and field not in model]
+    wrong += [f"model.{field} is not known here, nor whether a {family} has it" for field in model.keys() - ROWS.keys()]
+    for field, rule in rules.items():
+        if rule and rule.values and field in model and model[field] not in rule.values:
+            right = " or ".join(repr(value) for value in rule.values)
+            wrong.append(f"model.{field} is {model[field]!r} and not {right}")
     return wrong
