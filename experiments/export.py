@@ -60,10 +60,10 @@ def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
         raise errors.UserError(f"this model cannot be written as {family}: {'; '.join(wrong)}")
 
 
-def token_ids(made: trained.Trained) -> dict[str, int | list[int]]:
+def token_ids(made: trained.Trained) -> dict[str, int | list[int] | None]:
     """The ids that begin, end and pad a text: as the files of a published model say, else as its words do."""
     said, needed = made.extras.get("ids", {}), {"causal": "eos_token_id", "masked": "pad_token_id"}.get(made.kind)
-    if needed is None or needed in said or not {*words_beside(made)} & {*trained.tokenizers(made)}:
+    if needed is None or needed in said or not trained.tokenizers(made):
         return said
     words = trained.words(made)
     ends = trained.ends(made, words)
@@ -72,18 +72,7 @@ def token_ids(made: trained.Trained) -> dict[str, int | list[int]]:
 
 
 def copied(made: trained.Trained, folder: pathlib.Path) -> list[str]:
-    """The names of the files that say what the model's words are, which are copied into the folder."""
-    found = words_beside(made)
-    try:
-        for file in found:
-            shutil.copyfile(file, folder / file.name)
-    except OSError as error:
-        raise errors.UserError(f"{file} cannot be copied to {folder}: {error.strerror or error}") from error
-    return [file.name for file in found]
-
-
-def words_beside(made: trained.Trained) -> list[pathlib.Path]:
-    """The files beside the model that say what its words are.
+    """The names of the files that say what the model's words are, which are copied into the folder.
 
     tokenizer.json of the `tokenizers` library is one that transformers reads; a run's own kind, and llama2.c's, only we
     do, and opening the model without a tokenizer is no worse for it.
@@ -91,7 +80,13 @@ def words_beside(made: trained.Trained) -> list[pathlib.Path]:
     beside = made.path if made.path.is_dir() else made.path.parent
     own = [beside / f"tok{made.facts['W']}.bin"] if made.path.is_file() else []  # as trained.words looks for it
     names = ("tokenizer.json", *vocabulary.ROLE_FILES)
-    return [file for file in own if file.is_file()] or [beside / name for name in names if (beside / name).is_file()]
+    found = [file for file in own if file.is_file()] or [beside / name for name in names if (beside / name).is_file()]
+    try:
+        for file in found:
+            shutil.copyfile(file, folder / file.name)
+    except OSError as error:
+        raise errors.UserError(f"{file} cannot be copied to {folder}: {error.strerror or error}") from error
+    return [file.name for file in found]
 
 
 def preprocessor(like: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,19 @@
 """What is written for others is what we have: every setting of a model, and where its text ends."""
 
+import dataclasses
 import json
+import pathlib
 
 import jax
 import numpy as np
+import published
 import pytest
+import tiny
 
 from configs import base
 from experiments import export
 from experiments import model as models
-from experiments.engine import checkpoint, errors, trained
+from experiments.engine import checkpoint, errors, pretrained, safetensors, trained
 from experiments.engine import config as settings
 from experiments.engine.pretrained import settings as table
 from tfm import embed, head
@@ -156,15 +160,19 @@ def test_every_setting_has_its_row():
     assert {len(row) for row in table.ROWS.values()} == {len(table.COLUMNS)} == {len(trained.KINDS)}
 
 
-ALWAYS = "M D H F score score_std output_std eps dropout attention compute_dtype remat unroll"
-TAKEN = {  # the fields of which a family takes another value than that of its run above
-    "gpt2": f"{ALWAYS} scale mlp rotary_base",
-    "bert": f"{ALWAYS} segments rotary_base",
-    "vit": f"{ALWAYS} mlp rotary_base",
-    "llama": f"{ALWAYS} K relation rotary_base",
+FREE = "score_std output_std dropout attention compute_dtype remat unroll"
+ALWAYS = {f"model.{field}": OTHERS[f"model.{field}"] for field in f"M D H F eps {FREE}".split()}
+ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
+TEXT = ("text.source", "text.tokenizer", "text.N", "text.prefix", "text.mask_rate", "text.tied_output")
+IMAGE = ("image.source", "image.patch", "image.hide", "image.shift")
+WORDS, IMAGES = ({name: OTHERS[name] for name in names} | ALWAYS for names in (TEXT, IMAGE))
+BASE = {"model.rotary_base": [50.0]}
+TAKEN = {  # the values of OTHERS that a family has beside those of its run above
+    "gpt2": WORDS | BASE | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
+    "bert": WORDS | BASE | {"model.segments": [1]},
+    "vit": IMAGES | BASE | {"model.mlp": ["relu", "gelu_tanh"]},
+    "llama": WORDS | BASE | {"model.K": [6], "model.relation": ["rotary_halves"]},
 }
-TEXT = {"text.source", "text.tokenizer", "text.N", "text.prefix", "text.mask_rate", "text.tied_output"}
-IMAGE = {"image.source", "image.patch", "image.hide", "image.shift"}
 
 
 def others(family: str):
@@ -177,9 +185,16 @@ def others(family: str):
             yield from ((name, config_of(family, **{name: value})) for value in different)
 
 
+def taken_together(family: str):
+    """Two configs in which every field of TAKEN has another value than in the family's run, all computed in float32."""
+    for which in (0, -1):
+        values = {name: values[which] for name, values in TAKEN[family].items() if name != "model.compute_dtype"}
+        yield config_of(family, **values)
+
+
 @pytest.mark.parametrize("family", RUNS)
 def test_every_setting_is_written_or_refused_by_its_name(exported, family):
-    """Each value alone is refused or taken; what is taken then holds, all of it at once, in the logits."""
+    """Each value alone is refused or taken; those that are taken then hold, all at once, in the logits."""
     taken = {}
     for name, config in others(family):
         try:
@@ -189,16 +204,203 @@ def test_every_setting_is_written_or_refused_by_its_name(exported, family):
         else:
             section, field = name.split(".")
             taken.setdefault(name, []).append(config[section][field])
-    expected = {f"model.{field}" for field in TAKEN[family].split()} | (IMAGE if family == "vit" else TEXT)
-    assert taken.keys() == expected
-    narrow = taken.pop("model.compute_dtype")
-    for which in (0, -1):
-        config = config_of(family, **{name: values[which] for name, values in taken.items()})
+    assert taken == TAKEN[family]
+    for config in taken_together(family):
         params = drawn(config)
         folder = exported(family, config, params)
         near(read_again(folder), ours(config, params))
-    config.model.compute_dtype = narrow[0]
-    assert (exported(family, config, params) / "model.safetensors").read_bytes() == (
-        folder / "model.safetensors"
-    ).read_bytes()
-    near(read_again(folder), ours(config, params), share=0.03)
+    config.model.compute_dtype = "bfloat16"
+    near(read_again(exported(family, config, params)), ours(config, params), share=0.03)
+
+
+@pytest.mark.parametrize("family", RUNS)
+def test_transformers_reads_every_setting_that_is_written(exported, family):
+    torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
+    transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+    for config in taken_together(family):
+        params = drawn(config)
+        folder = exported(family, config, params)
+        kind = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+        model, told = kind.from_pretrained(folder, output_loading_info=True)
+        assert not any(told[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+        inputs = {"input_ids": torch.tensor(WORDS_BN)}
+        if config.model.segments > 1:
+            inputs["token_type_ids"] = torch.tensor(SEGMENT_BN)
+        if family == "vit":
+            inputs = {"pixel_values": torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)}
+        with torch.no_grad():
+            near(model.eval()(**inputs).logits.numpy(), ours(config, params))
+
+
+# Where a text ends.
+
+LETTERS = "abcdefghijklmnopqrstuvw"  # of 23 words
+
+
+def published_with_words(folder, family="gpt2", generation=None, **fields):
+    """A published model whose words are letters; fields: of its config.json."""
+    published.save(folder, family, **fields)
+    (folder / "tokenizer.json").write_text(json.dumps({"kind": "characters", "characters": LETTERS, "specials": []}))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def use(name: str, *folder, **values) -> tiny.Outcome:
+    words = [f"--config.{key.replace('__', '.')}={value}" for key, value in values.items()]
+    file = pathlib.Path(__file__).parent.parent / "configs" / f"{name}.py"
+    return tiny.run("--config", str(file), *(["--workdir", str(folder[0])] if folder else []), *words)
+
+
+def gained(folder) -> str:
+    """What the model greedily says after a letter."""
+    outcome = use("sample", checkpoint=folder, prompt="a", sample__temperature=0.0)
+    assert (outcome.code, outcome.err) == (0, "")
+    return outcome.out.removesuffix("\n").removeprefix("a")
+
+
+def test_a_text_ends_where_the_files_of_its_model_say(tmp_path):
+    whole = gained(published_with_words(tmp_path, "llama"))
+    ends = [LETTERS.index(whole[7]), LETTERS.index(whole[4])]
+    assert 0 < whole.index(whole[4]) < whole.index(whole[7])
+    folder = published_with_words(tmp_path, "llama", {"eos_token_id": ends}, eos_token_id=LETTERS.index(whole[0]))
+    assert gained(folder) == whole[: whole.index(whole[4])]
+
+
+@pytest.mark.parametrize(
+    ("said", "generation", "ends"),
+    [
+        (None, None, [4, 3]),  # as the words say, and the beginning of another text ends one too
+        (5, None, [5]),
+        ([7, 5, 7], None, [7, 5]),
+        (5, {}, [5]),
+        (5, {"eos_token_id": None}, [5]),
+        (5, {"eos_token_id": [6, 2]}, [6, 2]),
+        (50256, None, [4, 3]),  # as transformers writes it whatever the number of words
+        ([50256, 5], None, [5]),
+    ],
+)
+def test_the_ids_that_end_a_text(tmp_path, said, generation, ends):
+    made = trained.open(str(published_with_words(tmp_path, generation=generation, eos_token_id=said)))
+    words = dataclasses.replace(trained.words(made), bos=3, eos=4)
+    assert trained.ends(made, words) == ends
+
+
+@pytest.mark.parametrize("value", ["5", 5.0, True, -1, [], [5, "6"], [5, [6]], [5, -1], {"id": 5}])
+def test_what_is_no_id_is_refused_in_a_sentence(tmp_path, value):
+    def told(**fields):
+        with pytest.raises(errors.UserError) as error:
+            trained.open(str(published_with_words(tmp_path, **fields)))
+        return str(error.value)
+
+    right = "eos_token_id must be the id of a token, a whole number from 0, or a list of such, and is "
+    assert told(eos_token_id=value) == f"config.json: {right}{value!r}"
+    assert told(generation={"eos_token_id": value}) == f"generation_config.json: {right}{value!r}"
+    assert "bos_token_id must be the id of a token, a whole number from 0, and is [5]" in told(bos_token_id=[5])
+    (published_with_words(tmp_path) / "generation_config.json").write_text("[5]")
+    with pytest.raises(errors.UserError, match="generation_config.json must hold an object"):
+        trained.open(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "kept"),
+    [
+        ("gpt2", {"bos_token_id": 1, "eos_token_id": [5, 6]}, {"pad_token_id": None}),
+        ("llama", {"eos_token_id": 5, "pad_token_id": -1}, {"bos_token_id": None}),
+        ("bert", {"pad_token_id": 3}, {}),
+        ("vit", {}, {}),
+    ],
+)
+def test_a_published_model_keeps_its_ids(tmp_path, family, said, kept):
+    read = pretrained.read(published.save(tmp_path / "theirs", family, **said))
+    more = {"params": read.params, "model": read.model, "extras": read.extras}
+    files = pretrained.write(tmp_path / "ours", family=family, **more)
+    assert sorted(files) == sorted(file.name for file in (tmp_path / "ours").iterdir())
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert {name: written[name] for name in written if name.endswith("token_id")} == said | kept
+    assert pretrained.read(tmp_path / "ours").extras.get("ids", {}) == said
+    generation = tmp_path / "ours" / "generation_config.json"
+    assert generation.exists() == (family in ("gpt2", "llama"))
+    if generation.exists():
+        assert json.loads(generation.read_text()) == said | kept
+
+
+def library_words(folder) -> None:
+    """A tokenizer of the `tokenizers` library in the folder, whose <s> is 21 and </s> is 22."""
+    library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
+    vocab = {word: i for i, word in enumerate([*LETTERS[:20], "<pad>", "<s>", "</s>"])}
+    made = library.Tokenizer(library.models.WordLevel(vocab, unk_token="a"))
+    made.add_special_tokens(["<pad>", "<s>", "</s>"])
+    made.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "bert"])
+def test_the_ids_of_a_run_are_those_of_its_words(exported, family):
+    config = config_of(family)
+    library_words(exported.run)
+    folder = exported(family, config, drawn(config))
+    written = json.loads((folder / "config.json").read_text())
+    pad = {"pad_token_id": 20}
+    assert {name: written[name] for name in written if name.endswith("token_id")} == (
+        pad if family == "bert" else pad | {"bos_token_id": 21, "eos_token_id": [22, 21]}
+    )
+    run, read = (trained.open(str(path)) for path in (exported.run, folder))
+    assert family == "bert" or trained.ends(run, trained.words(run)) == trained.ends(read, trained.words(read))
+
+
+@pytest.mark.parametrize("places", [[7], [5, 4]])
+def test_transformers_ends_a_text_where_we_do(tmp_path, places):
+    torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
+    transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+    whole = gained(published_with_words(tmp_path / "theirs", "llama"))
+    ends = [LETTERS.index(whole[place]) for place in places]
+    generation = {"eos_token_id": ends if ends[1:] else ends[0]}
+    folder = published_with_words(tmp_path / "theirs", "llama", generation, eos_token_id=0)
+    outcome = use("export", tmp_path / "out", checkpoint=folder, family="llama")
+    assert (outcome.code, outcome.err) == (0, "")
+    for path in (folder, tmp_path / "out"):
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+        told = theirs.generate(torch.tensor([[0]]), max_new_tokens=12, do_sample=False)[0].tolist()
+        assert told[-1] in ends and len(told) < 13
+        assert "".join(LETTERS[id] for id in told[1:-1]) == gained(path)
+
+
+# What our models do not have.
+
+
+def with_pooler(folder, **fields):
+    """A published ViT that ends with a pooler; fields: of its config.json."""
+    arrays = {name: array for name, array in published.tensors("vit").items() if not name.startswith("classifier")}
+    rng, D = np.random.default_rng(3), published.D
+    pooler = {"weight": rng.standard_normal((D, D), np.float32), "bias": rng.standard_normal(D, np.float32)}
+    arrays |= {f"vit.pooler.dense.{name}": array for name, array in pooler.items()}
+    return published.save(folder, "vit", arrays, **fields)
+
+
+@pytest.mark.parametrize("fields", [{}, {"pooler_act": "relu"}])
+def test_a_poolers_activation_is_kept(tmp_path, fields):
+    read = pretrained.read(with_pooler(tmp_path / "theirs", **fields))
+    extras = read.extras
+    pretrained.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=extras)
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert written["pooler_act"] == fields.get("pooler_act", "tanh")
+    theirs, ours = (safetensors.read(tmp_path / name) for name in ("theirs", "ours"))
+    assert theirs.keys() == ours.keys()
+    for name in theirs:
+        np.testing.assert_array_equal(ours[name], theirs[name])
+    with pytest.raises(errors.UserError, match="pooler_act must be a text, and is 3"):
+        pretrained.read(with_pooler(tmp_path / "wrong", pooler_act=3))
+
+
+def test_transformers_pools_with_the_same_activation(tmp_path):
+    torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
+    transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+    read = pretrained.read(with_pooler(tmp_path / "theirs", pooler_act="relu"))
+    pretrained.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=read.extras)
+    image_BZYX = torch.tensor(np.random.default_rng(1).standard_normal((2, 2, 15, 10), np.float32))
+    models = [transformers.ViTModel.from_pretrained(tmp_path / name).eval() for name in ("theirs", "ours")]
+    with torch.no_grad():
+        theirs, ours = (model(image_BZYX).pooler_output.numpy() for model in models)
+    assert (theirs == 0).any() and (theirs > 1).any()
+    np.testing.assert_array_equal(ours, theirs)

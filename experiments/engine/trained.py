@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.engine import checkpoint, errors, json_file, llama2c, pretrained, safetensors
-from experiments.engine.data import vocabulary
+from experiments.engine.data import pieces, vocabulary
 from tfm import shapes
 
 # What a model can do, by its kind. A run of another experiment has that one's name for its kind.
@@ -154,6 +154,8 @@ def _biased(params: dict) -> dict:
 def _llama2c(path: pathlib.Path) -> Trained:
     found = llama2c.read(path)
     read = pretrained.interpret({"model_type": "llama", **found.settings}, found.tensors, path)
+    # run.c of llama2.c knows no others, and ends a text where the next one would begin
+    read.extras["ids"] = {"bos_token_id": pieces.BOS, "eos_token_id": [pieces.EOS, pieces.BOS]}
     if found.interleaved:
         read.model["relation"] = "rotary"
     return _published(path, read)
@@ -229,15 +231,14 @@ def words(made: Trained) -> vocabulary.Vocabulary:
     return found
 
 
-def ends(made: Trained, words: vocabulary.Vocabulary | None) -> list[int]:
+def ends(made: Trained, words: vocabulary.Vocabulary) -> list[int]:
     """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
 
     A beginning ends the text before it, as where the texts that a model learned from stood one after another.
     """
     said = made.extras.get("ids", {}).get("eos_token_id", [])
     found = [id for id in (said if isinstance(said, list) else [said]) if id < made.facts["W"]]
-    own = [words.eos, words.bos] if words else []
-    return list(dict.fromkeys(found or [id for id in own if id is not None]))
+    return list(dict.fromkeys(found or [id for id in (words.eos, words.bos) if id is not None]))
 
 
 def folder_of(made: Trained) -> pathlib.Path:
