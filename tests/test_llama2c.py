@@ -6,8 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments.engine import errors, llama2c
-from experiments.engine.data import vocabulary
+from experiments import export
+from experiments.engine import errors, llama2c, trained
+from experiments.engine.data import pieces, vocabulary
 
 M, D, F, H, G, W, N = 3, 28, 11, 14, 7, 13, 5  # K = D / H = 2
 
@@ -36,6 +37,13 @@ def model(tied: bool, H: int = H, G: int = G) -> dict[str, np.ndarray]:
 def write(path: pathlib.Path, header, arrays: dict[str, np.ndarray] | None = None) -> pathlib.Path:
     path.write_bytes(np.array(header, "<i4").tobytes() + b"".join(array.tobytes() for array in (arrays or {}).values()))
     return path
+
+
+def test_a_text_ends_with_s_and_where_another_begins(tmp_path):
+    made = trained.open(str(write(tmp_path / "model.bin", (D, F, M, H, G, W, N), model(tied=True))))
+    words = vocabulary.of_pieces(pieces.Pieces([b"<unk>", b"<s>", b"</s>"], [0.0] * 3))
+    assert trained.ends(made, words) == [2, 1]
+    assert export.token_ids(made) == {"bos_token_id": 1, "eos_token_id": [2, 1]}  # whatever words lie beside it
 
 
 @pytest.mark.parametrize("tied", [True, False])
