@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from experiments import variants
 from experiments.engine import config, errors, mesh, train
 from tfm import (
     attention,
@@ -17,15 +18,12 @@ from tfm import (
     incremental,
     loss,
     mask,
-    mlp,
     norm,
-    position,
     relation,
     score,
     shapes,
     symmetry,
     transformer,
-    value,
 )
 from tfm import encoder_decoder as seq2seq
 from tfm import layout as layouts
@@ -135,7 +133,7 @@ def build(
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. Raises UserError for a wrong name or size."""
     config.at_least(0, {"model.window": m.window})
-    parts = {"design": design(m), "position": config.choose("position", m.position, config.candidates(position))}
+    parts = {"design": design(m), "position": positions(m)}
     init = from_numbers(
         transformer.init,
         **sizes(m),
@@ -163,7 +161,7 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
     """The encoder-decoder that the section `m` describes, M layers each, for up to N tokens on either side."""
     if m.norm == "instance":
         raise errors.UserError("model.norm = instance looks at later tokens: a decoder needs another norm")
-    parts = {"design": design(m), "position": config.choose("position", m.position, config.candidates(position))}
+    parts = {"design": design(m, cross=True), "position": positions(m)}
     init = from_numbers(
         seq2seq.init,
         **sizes(m),
@@ -236,7 +234,7 @@ def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]]
 
     The parts are 'encoder/' and 'decoder/', or ''. None where scores have no bilinear form, or do not tell it.
     """
-    factors = getattr(config.choose("score", m.score, config.candidates(score)), "factors", None)
+    factors = getattr(variants.choose(m, "score"), "factors", None)
     if factors is None:
         return None
 
@@ -333,24 +331,23 @@ def computing(m: config.Settings) -> dict[str, Any]:
     }
 
 
-def design(m: config.Settings) -> block.Design:
-    """The function for each place of a block, by its name in the config."""
+def design(m: config.Settings, *, cross: bool = False) -> block.Design:
+    """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
     config.at_least(0, {"model.eps": m.eps, "model.dropout": m.dropout, "model.score_std": m.score_std})
     config.at_least(0, {"model.output_std": m.output_std})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
     if m.diagonal not in ("keep", "exclude"):
         raise errors.UserError(f'unknown diagonal "{m.diagonal}"; the right ones are: keep, exclude')
-    rooms = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp}
-    chosen = {name: config.choose(name, getattr(m, name), config.candidates(room)) for name, room in rooms.items()}
-    if m.relation in ("rotary", "rotary_halves"):
-        check_turned(m)
-        chosen["relation"] = relation.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
+    chosen = {name: variants.choose(m, name) for name in ("score", "value", "relation", "norm", "mlp")}
     if m.score == "identity_query" and m.D != m.H * m.K:
         raise errors.UserError(
             f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
         )
+    variants.check(m, chosen, sizes(m), cross=cross)
+    if m.relation in variants.TURNING:
+        chosen["relation"] = relation.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
     return block.Design(
         **chosen,
         order=config.choose("block", m.block, block.ORDERS),
@@ -364,18 +361,11 @@ def design(m: config.Settings) -> block.Design:
     )
 
 
-def check_turned(m: config.Settings) -> None:
-    """UserError where queries and keys of this score have nothing that rotary positions could turn."""
-    if m.score in ("constant", "l2_tied"):  # the latter's squares of lengths are no pairs of features
-        does = {"constant": "compares nothing", "l2_tied": "compares by a distance, not by a product"}[m.score]
-        raise errors.UserError(f"model.score = {m.score} {does} that model.relation = {m.relation} can turn")
-    config.at_least(1, {"model.rotary_base": m.rotary_base})
-    features = "D" if m.score == "none" else "K"  # without a matrix the tokens themselves are turned
-    if getattr(m, features) % 2 and m.score != "tied_wide":  # which has 2 K
-        raise errors.UserError(
-            f"model.relation = {m.relation} turns pairs of features: model.{features} must be even, and it is "
-            f"{getattr(m, features)}"
-        )
+def positions(m: config.Settings) -> Any:
+    """The code that says in a token where it stands."""
+    chosen = variants.choose(m, "position")
+    variants.check(m, {"position": chosen}, sizes(m))
+    return chosen
 
 
 def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:

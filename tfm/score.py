@@ -20,6 +20,7 @@ is shared by all heads. In self-attention both arguments are the same array. Wha
 | constant                    | 0                                 | 0                 | E28                            |
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -36,12 +37,15 @@ class Score(NamedTuple):
     factors(params, *, D) -> (Uq_HKD, Uk_HKD): the bilinear form of head h is M_h = U_q,h^T U_k,h, so that
     l_{n,s} = x_n^T M_h x_s without biases, scale and what is said beside it; None: there is no such form.
     itself: whether a token attends to itself where it may attend to others too (multihead.py).
+    turned: whether rotary positions may turn queries and keys (relation.py). They may where all features are of one
+    kind and nothing but the product of two tokens is asked for: not where one of them is a square or a 1.
     """
 
     init: Callable[..., dict[str, Any]]
     apply: Callable[..., tuple[jax.Array, jax.Array]]
     factors: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     itself: bool = True
+    turned: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------- no matrix
@@ -108,19 +112,21 @@ def _asymmetric_factors(params: dict, *, D: int) -> tuple[jax.Array, jax.Array]:
 
 # ----------------------------------------------------------------------------------------------- what a config can name
 
-none = Score(_none_init, _none, _none_factors)
-tied = Score(one_matrix.tied_init, one_matrix.tied, one_matrix.tied_factors)
+_product = functools.partial(Score, turned=True)
+
+none = _product(_none_init, _none, _none_factors)
+tied = _product(one_matrix.tied_init, one_matrix.tied, one_matrix.tied_factors)
 tied_noself = tied._replace(itself=False)
-tied_keynorm = Score(one_matrix.tied_keynorm_init, one_matrix.tied_keynorm, one_matrix.tied_factors, itself=False)
-tied_wide = Score(one_matrix.tied_wide_init, one_matrix.tied_wide, one_matrix.tied_wide_factors)
-tied_signed = Score(one_matrix.tied_signed_init, one_matrix.tied_signed, one_matrix.tied_signed_factors)
+tied_keynorm = _product(one_matrix.tied_keynorm_init, one_matrix.tied_keynorm, one_matrix.tied_factors, itself=False)
+tied_wide = _product(one_matrix.tied_wide_init, one_matrix.tied_wide, one_matrix.tied_wide_factors)
+tied_signed = _product(one_matrix.tied_signed_init, one_matrix.tied_signed, one_matrix.tied_signed_factors)
 l2_tied = Score(one_matrix.l2_tied_init, one_matrix.l2_tied, one_matrix.l2_tied_factors)
-pairwise = Score(one_matrix.pairwise_init, one_matrix.pairwise, one_matrix.pairwise_factors)
-pairwise_sym = Score(one_matrix.pairwise_sym_init, one_matrix.pairwise_sym, one_matrix.pairwise_sym_factors)
-identity_query = Score(one_matrix.identity_query_init, one_matrix.identity_query, one_matrix.identity_query_factors)
-symmetric_init = Score(_symmetric_init_init, _asymmetric, _asymmetric_factors)
-asymmetric = Score(_asymmetric_init, _asymmetric, _asymmetric_factors)
-asymmetric_std = Score(_asymmetric_std_init, _asymmetric, _asymmetric_factors)
+pairwise = _product(one_matrix.pairwise_init, one_matrix.pairwise, one_matrix.pairwise_factors)
+pairwise_sym = _product(one_matrix.pairwise_sym_init, one_matrix.pairwise_sym, one_matrix.pairwise_sym_factors)
+identity_query = _product(one_matrix.identity_query_init, one_matrix.identity_query, one_matrix.identity_query_factors)
+symmetric_init = _product(_symmetric_init_init, _asymmetric, _asymmetric_factors)
+asymmetric = _product(_asymmetric_init, _asymmetric, _asymmetric_factors)
+asymmetric_std = _product(_asymmetric_std_init, _asymmetric, _asymmetric_factors)
 constant = Score(_none_init, _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.

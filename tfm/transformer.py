@@ -165,7 +165,11 @@ def answer(params: dict, x_BND: jax.Array, *, head_apply, design: blocks.Design)
 
 
 def cast(params: dict, dtype: Any) -> dict:
-    """The parameters in the dtype of the products; statistics and biases of logits stay as they are."""
+    """The parameters in the dtype of the products; statistics and biases of logits stay as they are.
+
+    Those of numpy become JAX's, for numpy's cannot be asked for the rows of words that are only traced.
+    """
+    params = jax.tree.map(jnp.asarray, params)
     if dtype is None:
         return params
 

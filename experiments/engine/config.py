@@ -10,11 +10,13 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 import pathlib
 import re
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -35,9 +37,12 @@ _FAULTS = (
     ValueError,
 )
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
+ROOT = pathlib.Path(__file__).parents[2]
 SEEDS = ("seed", "study.seeds")
 DEEPEST = 30  # levels of a config in JSON
+LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer
 VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
+CACHE = "compilation_cache"  # a folder of compiled programs, which JAX loads and executes
 CHOSEN = ("text.objective", "image.head", "optim.schedule", "family")  # what is chosen by name outside of `model`
 
 
@@ -53,6 +58,7 @@ def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = (
     """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over `base`).
 
     UserError for a `.json` that names code, except for the keys `given` on the command line, which has the last word.
+    The user's own modules are then looked for beside a `.py` too, behind all other places; never beside a `.json`.
     """
     file = pathlib.Path(path)
     if not file.is_file():
@@ -66,17 +72,29 @@ def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = (
 
 def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[str]) -> ml_collections.ConfigDict:
     try:
-        saved = _shallow(json_file.text(file))
+        content = json_file.text(file)
+        if len(content) > LONGEST:
+            raise ValueError(f"it has {len(content):,} characters, and {LONGEST:,} are allowed")
+        saved = _shallow(content)
     except (OSError, ValueError) as error:
         raise errors.UserError(f"{file} is not a config in JSON: {error}") from error
     values = saved.get("config", saved) if isinstance(saved, dict) else None
     if not isinstance(values, dict):
         raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
-    config = copy.deepcopy(base)
-    for key, value in sorted(flat(values).items()):  # in this order, D and H come before F and K, derived from them
+    config, right, found = copy.deepcopy(base), flat(values_of(base)), {}
+    for key, value in _leaves(values):
+        found[_known(key, right)] = value
+    for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
         if (code := _code(key, value)) is not None:
             if key not in given:
                 raise _distrust(file, *code, inside=key)
+        elif key == CACHE and value not in ("", "user"):
+            if key not in given:
+                print(
+                    f"{file} keeps compiled programs in {shown(value)}, which does not count: they are programs that "
+                    f"would be run, so such a folder is given on the command line, --config.{CACHE}=...",
+                    flush=True,
+                )
         elif value != flat(values_of(config)).get(key):  # what is derived stays derived
             assign(config, key, value)
     return config
@@ -123,6 +141,8 @@ def _distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> error
 def _from_python(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
+    if (beside := str(file.parent.absolute())) not in sys.path:
+        sys.path.append(beside)  # behind all others: nothing that is installed is hidden by it
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
@@ -142,6 +162,14 @@ def _from_python(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_coll
         if type(value) is not wanted:
             raise errors.UserError(f'{file}: "{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
     return config
+
+
+def fault(error: Exception) -> str:
+    """What somebody's own code raised, with the last line that is theirs: 'my_file.py, line 3: NameError: ...'."""
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others = ("<", *installed, *(f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments")))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + _sentence(error)
 
 
 def _sentence(error: Exception) -> str:
@@ -164,15 +192,17 @@ def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
         ) from error
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """{'a': {'b': 1}} as {'a.b': 1}."""
-    result: dict[str, Any] = {}
+    return dict(_leaves(values))
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            result[prefix + key] = _lists(value)
-    return result
+            yield prefix + key, _lists(value)
 
 
 def _lists(value: Any) -> Any:
@@ -180,12 +210,18 @@ def _lists(value: Any) -> Any:
     return [_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def _known(key: str, right: Mapping[str, Any]) -> str:
+    """The key. UserError where it is none of the right ones."""
+    if key not in right:
+        name = key if len(key) <= 100 else key[:97] + "..."
+        raise errors.UserError(f'unknown config key "{name}"{nearest(name, right)}')
+    return key
+
+
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     """config.<key> = value, strictly: an unknown key or a value of the wrong type is a UserError."""
     keys = flat(values_of(config))
-    if key not in keys:
-        raise errors.UserError(f'unknown config key "{key}"{nearest(key, keys)}')
-    wanted = type(keys[key])
+    wanted = type(keys[_known(key, keys)])
     fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and wanted is not bool):
         raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
@@ -198,9 +234,7 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     """config.<key> = the value that `text`, from the command line, stands for in the type of that field."""
     keys = flat(values_of(config))
-    if key not in keys:
-        raise errors.UserError(f'unknown config key "{key}"{nearest(key, keys)}')
-    wanted = type(keys[key])
+    wanted = type(keys[_known(key, keys)])
     example = """, as '["One", "Two"]'""" if wanted is list else ""
     try:
         assign(config, key, _parse(text, wanted))
@@ -237,18 +271,35 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
     if module.startswith("."):
         raise errors.UserError(f'the {what} "{name}" cannot be imported: it begins with a dot')
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: {error}') from error
+    found = _imported(what, name, module, attribute)
     like = next(iter(right.values()))
-    # Of a pair init and apply; what has a default may be left out; none where a variant is one function.
-    parts = [part for part in getattr(like, "_fields", ()) if part not in like._field_defaults]
+    fields, defaults = getattr(like, "_fields", ()), getattr(like, "_field_defaults", {})
+    if type(found) is tuple and len(fields) - len(defaults) <= len(found) <= len(fields):
+        found = type(like)(*found)
+    # What has a default may be left out; none is needed where a variant is one function.
+    parts = [part for part in fields if part not in defaults]
     if not all(hasattr(found, part) for part in parts) or (callable(like) and not callable(found)):
         raise errors.UserError(f'the {what} "{name}" must be {" and ".join(parts) or "a function"}, and it is not')
     return found
+
+
+def _imported(what: str, name: str, module: str, attribute: str) -> Any:
+    """The attribute of a module of the user's own: in the working directory, installed, or beside the config."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    known = module in sys.modules
+    try:
+        loaded = importlib.import_module(module)
+    except Exception as error:  # somebody's own code may raise anything
+        raise errors.UserError(f'the {what} "{name}" cannot be imported: {fault(error)}') from error
+    file = getattr(loaded, "__file__", None)
+    if not hasattr(loaded, attribute):
+        raise errors.UserError(f'the {what} "{name}" cannot be imported: {file or module} has no {attribute}')
+    alike = [pathlib.Path(folder, *module.split(".")).with_suffix(".py") for folder in sys.path if file and not known]
+    others = [other for other in alike if other.is_file() and not other.samefile(file)]
+    if others:
+        print(f'{what} "{name}" is from {file}, not from {others[0].absolute()}', flush=True)
+    return getattr(loaded, attribute)
 
 
 def experiment(name: str) -> ModuleType:

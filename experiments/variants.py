@@ -1,0 +1,159 @@
+"""The functions for the places of a model, by their names in the config; one from a user's own file is tried first.
+
+It is tried on shapes alone, with nothing computed: what it gives must fit into the product that takes it, as its room
+of tfm says. What it raises is told with its line.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from experiments.engine import config, errors
+from tfm import mlp, norm, position, relation, score, shapes, value
+
+ROOMS = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp, "position": position}
+TURNING = ("rotary", "rotary_halves")
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # those that are no size of the model: an axis is known by its size
+
+
+def choose(m: config.Settings, name: str) -> Any:
+    """The variant of this room that the section `m` names."""
+    return config.choose(name, getattr(m, name), config.candidates(ROOMS[name]))
+
+
+class Trial(NamedTuple):
+    """A variant, and the sizes that it is tried with, by their letters."""
+
+    called: str  # 'model.score = my_file:my_score'
+    variant: Any
+    size: dict[str, int]
+
+    def refusal(self, says: str) -> errors.UserError:
+        """The error that says this of the variant."""
+        return errors.UserError(f"{self.called}: {says}")
+
+    def ask(self, function: Callable, *arrays: Any) -> Any:
+        """The shapes of what the function gives for such arrays. UserError where it raises."""
+        try:
+            return jax.eval_shape(function, *arrays)
+        except errors.UserError:
+            raise
+        except Exception as error:  # somebody's own code may raise anything
+            raise self.refusal(config.fault(error)) from error
+
+    def init(self, letters: str, **settings: Any) -> Any:
+        """The parameters for these sizes. UserError where one has not the shape that its name says."""
+        sizes = {letter: self.size[letter] for letter in letters}
+        params = self.ask(functools.partial(self.variant.init, **sizes, **settings), jax.random.key(0))
+        try:
+            shapes.check([{f"model_{letter}": self.array(letter) for letter in "HKDF"}, params])
+        except shapes.ShapeError as error:
+            raise self.refusal(f"of its parameters, {error}") from error
+        return params
+
+    def array(self, axes: str) -> jax.ShapeDtypeStruct:
+        """An abstract array with these axes."""
+        return jax.ShapeDtypeStruct(tuple(self.size[letter] for letter in axes), jnp.float32)
+
+    def check(self, what: str, axes: str, found: Any, *, free: str = "") -> None:
+        """UserError where what was found has other axes: H may be 1, which all heads share, and `free` any number."""
+        right = ["any" if letter in free else self.size[letter] for letter in axes]
+        shape = getattr(found, "shape", ())
+        each = zip(axes, shape, right, strict=False)
+        fits = (m in (n, "any") or (letter, n) == ("H", 1) for letter, n, m in each)
+        if len(shape) != len(axes) or not all(fits):
+            raise self.refusal(
+                f"({', '.join(axes)}) is expected of its {what}, here ({', '.join(map(str, right))}), and it gives "
+                + (f"{shape}" if hasattr(found, "shape") else "no array")
+            )
+
+    def pair(self, what: str, found: Any) -> tuple[Any, Any]:
+        """What was found, where it is two things."""
+        if not isinstance(found, tuple | list) or len(found) != 2:
+            raise self.refusal(f"a pair is expected, {what}, and it gives none")
+        return found[0], found[1]
+
+
+def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int], *, cross: bool = False) -> None:
+    """UserError where a user's own variant among those chosen, by their rooms, does not do what its room says.
+
+    cross: tokens are also compared with those of another sequence. sizes: M, D, H, K, F. Of any score that rotary
+    positions are to turn, UserError too where it does not declare that they may, or has no pairs of features.
+    """
+    own = {name for name in chosen if ":" in getattr(m, name)}
+    turned = "relation" in chosen and m.relation in TURNING
+    if not own and not turned:
+        return
+    free = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]
+    size = {**sizes, "B": free[0], "N": free[1], "S": free[2]}
+    trials = {name: Trial(f"model.{name} = {getattr(m, name)}", made, size) for name, made in chosen.items()}
+    if turned:
+        _declared(m, chosen["score"])
+    if turned or own & {"score", "relation", "value"}:
+        q, k = _score(trials["score"], bias=m.bias, cross=cross)
+        if turned and q.shape[-1] % 2:
+            raise errors.UserError(
+                f"model.relation = {m.relation} turns pairs of features, and those of queries are {q.shape[-1]} with"
+                f" model.score = {m.score}: model.K must be even, or model.D where a score has no matrix"
+            )
+        if "relation" in own:
+            _relation(trials["relation"], q, k)
+        if "value" in own:
+            _value(trials["value"], bias=m.bias, heads=q.shape[1])
+    asked = {"norm": ("D", {}, {"eps": m.eps}), "mlp": ("DFM", {"bias": m.bias}, {}), "position": ("ND", {}, {})}
+    for name in asked.keys() & own:
+        of, (letters, more, settings) = trials[name], asked[name]
+        apply = functools.partial(of.variant.apply, **settings)
+        of.check("tokens", "BND", of.ask(apply, of.init(letters, **more), of.array("BND")))
+
+
+def _declared(m: config.Settings, chosen: Any) -> None:
+    config.at_least(1, {"model.rotary_base": m.rotary_base})
+    if not getattr(chosen, "turned", False):
+        raise errors.UserError(
+            f"model.relation = {m.relation} turns queries and keys, and model.score = {m.score} does not declare that "
+            "they may be turned: one that asks for nothing but products of their features does, as "
+            "score.Score(init, apply, turned=True) (tfm/score.py)"
+        )
+
+
+def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
+    """Queries and keys in self-attention, where both arguments are the same array."""
+    params, x_BND, expected = of.init("HKD", bias=bias), of.array("BND"), "queries and keys"
+    q, k = of.pair(expected, of.ask(lambda params, x: of.variant.apply(params, x, x), params, x_BND))
+    others = of.pair(expected, of.ask(of.variant.apply, params, x_BND, of.array("BSD"))) if cross else (q, k)
+    for queries, keys, axes in ((q, k, "BHNK"), (*others, "BHSK" if cross else "BHNK")):
+        of.check("queries", "BHNK", queries, free="K")
+        of.check("keys", axes, keys, free="K")
+        if queries.shape[-1] != keys.shape[-1]:
+            raise of.refusal(f"its queries have {queries.shape[-1]} features, and its keys {keys.shape[-1]}")
+    return q, k
+
+
+def _relation(of: Trial, q: Any, k: Any) -> None:
+    params, n = of.init("HKN"), jax.ShapeDtypeStruct((of.size["N"],), jnp.int32)
+    for what, found, given in zip(
+        ("queries", "keys"), of.pair("queries and keys", of.ask(of.variant.turn, params, q, k, n)), (q, k), strict=True
+    ):
+        if getattr(found, "shape", None) != given.shape:
+            raise of.refusal(f"it makes {what} of the shape {given.shape} into {getattr(found, 'shape', 'no array')}")
+
+    def added(params: Any, n: jax.Array) -> Any:
+        bias = of.variant.bias(params, of.size["H"])
+        return None if bias is None else bias(n, n)
+
+    found = of.ask(added, params, n)
+    if found is not None:
+        of.check("bias", "HNN", found)
+
+
+def _value(of: Trial, *, bias: bool, heads: int) -> None:
+    """heads: of the queries, 1 where all share one map."""
+    params = of.init("HKDM", bias=bias)
+    v = of.ask(of.variant.apply, params, of.array("BND"))
+    of._replace(size={**of.size, "V": 0}).check("values", "BHNV", v, free="V")
+    y = jax.ShapeDtypeStruct((v.shape[0], max(heads, v.shape[1]), *v.shape[2:]), v.dtype)
+    of.check("tokens", "BND", of.ask(of.variant.combine, params, y))
