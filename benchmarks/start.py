@@ -66,18 +66,18 @@ def start(who: str, name: str, folder: pathlib.Path, heat: str, **changes: Any) 
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     if who == "ours":
         config, workdir = folder / "config.json", folder / heat
-        write_config(config, name, cache, **changes)
+        write_config(config, name, **changes)
         command = [sys.executable, "launch.py", f"--config={config}", f"--workdir={workdir}"]
+        command += [f"--config.compilation_cache={cache}"]
         return until(command, environment, workdir / "metrics.jsonl")
     return until([sys.executable, "-m", "benchmarks.start", who, name], environment, None)
 
 
-def write_config(file: pathlib.Path, name: str, cache: pathlib.Path, **changes: Any) -> None:
+def write_config(file: pathlib.Path, name: str, **changes: Any) -> None:
     """The workload's config, as a run keeps it, with a line of metrics for each step."""
     from benchmarks import ours
 
-    more = {"compilation_cache": str(cache), "train.log_every": 1} | changes
-    settings = ours.training(name, file.parent, **more)
+    settings = ours.training(name, file.parent, **{"train.log_every": 1} | changes)
     file.write_text(json.dumps(settings.to_dict()), encoding="utf-8")
 
 

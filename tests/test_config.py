@@ -1,5 +1,6 @@
 """Configs: what is loaded is what was written, strictly; names are chosen, and what nobody reads is noticed."""
 
+import ast
 import json
 import math
 import pathlib
@@ -108,6 +109,56 @@ def test_a_saved_study_may_name_what_is_there(tmp_path):
     arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "data_dir": "a:b"}]]
     (tmp_path / "config.json").write_text(json.dumps({"study": {"arms": arms}}))
     assert values(configs.load(str(tmp_path / "config.json"), base=base.get_config()))["study.arms"] == arms
+
+
+def test_a_saved_folder_of_compiled_programs_does_not_count(tmp_path, capsys):
+    """JAX would load and execute what lies there; it is given on the command line, or in one's own config."""
+    file, mine = tmp_path / "config.json", values(base.get_config())
+    for where, told in (("here/cache", True), ("/there", True), ("user", False), ("", False)):
+        for saved in ({"compilation_cache": where}, {"config": {"compilation_cache": where, "seed": 0}}):
+            file.write_text(json.dumps(saved))
+            found = values(configs.load(str(file), base=base.get_config()))
+            assert found == mine | ({} if told else {"compilation_cache": where})
+            words = f"{file} keeps compiled programs in '{where}', which does not count"
+            assert capsys.readouterr().out.startswith(words) is told
+    file.write_text('{"compilation_cache": "/there"}')
+    configs.load(str(file), base=base.get_config(), given=["compilation_cache"])
+    assert capsys.readouterr().out == ""
+    own = tiny.config_file(tmp_path, "vision", compilation_cache="/there")
+    assert values(configs.load(own, base=base.get_config()))["compilation_cache"] == "/there"
+
+
+def test_whatever_is_chosen_by_name_is_known_to_name_code():
+    """What `choose` would import must be refused in a saved config: the field is of `model`, or in CHOSEN."""
+    calls = [
+        node
+        for file in (ROOT / "experiments").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "config.choose"
+    ]
+    found = {ast.literal_eval(node.args[0]) for node in calls if isinstance(node.args[0], ast.Constant)}
+    fields = {name for name in values(base.get_config()) if name.startswith("model.")} | set(configs.CHOSEN)
+    refused = {"optimiser", "batch_rule"}  # which take no name with a colon
+    assert len(found) >= 8 and found - refused <= {name.rpartition(".")[2] for name in fields}
+    assert len(calls) == len(found) + 1  # the other is variants.choose, of the section `model`
+
+
+@pytest.mark.parametrize("content", ['{"k%d": 1', '{"k%d": {}', '{"train.steps": 3, "study": {"arms": [1]}, "k%d": 1'])
+def test_millions_of_settings_are_no_config(tmp_path, content):
+    (tmp_path / "config.json").write_text(content % 0 + "".join(f', "k{i}": 1' for i in range(1, 100_000)) + "}")
+    with pytest.raises(errors.UserError, match=r"it has 1,\d{3},\d{3} characters, and 1,048,576 are allowed"):
+        configs.load(str(tmp_path / "config.json"), base=base.get_config())
+
+
+def test_an_unknown_setting_is_refused_before_the_others_are_taken(tmp_path, monkeypatch):
+    """Nor is a long name told whole, or put before each of thousands of names below it."""
+    monkeypatch.setattr(configs, "assign", None)
+    long = "x" * 300_000
+    saved = {"seed": 7, "train": {"steps": 3}, long: {f"k{i}": 1 for i in range(50_000)}}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(errors.UserError) as caught:
+        configs.load(str(tmp_path / "config.json"), base=base.get_config())
+    assert str(caught.value) == f'unknown config key "{long[:97]}..."'
 
 
 @pytest.mark.parametrize("text", ["[" * 600 + "]" * 600, "[" * 99999 + "]" * 99999, '{"a":' * 31 + "1" + "}" * 31])

@@ -10,7 +10,7 @@ import reference
 import translate
 from cases import M, N, W
 
-from tfm import encoder_decoder, head, position
+from tfm import beam, embed, encoder_decoder, head, position
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 
@@ -106,3 +106,17 @@ def test_the_loops_over_layers_agree():
     looped, unrolled = (encoder_decoder.apply(params, *given, **call | {"unroll": u})[0] for u in (1, True))
     assert M > 1
     cases.close(looped, unrolled, 1e-5)
+
+
+def test_parameters_of_numpy_are_decoded_with():
+    """Traced only, which is where they failed."""
+    params, call = pair()
+    call |= dict(embed_apply=embed.words.apply)
+    numpys = jax.device_get(params)
+    start = functools.partial(encoder_decoder.start, numpys, cases.words(1, n=11), np.full((cases.B, 11), True), **call)
+    step = functools.partial(encoder_decoder.step, numpys, **call)
+    found = jax.eval_shape(
+        lambda w_BN: beam.search(functools.partial(start, room=9), step, w_BN, np.array([1, 1]), beam=2, steps=3),
+        cases.words(2, n=1),
+    )
+    assert found[0].shape == (cases.B, 2, 4)

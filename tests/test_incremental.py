@@ -154,3 +154,24 @@ def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
     np.testing.assert_array_equal(found, expected.astype(found.dtype))
     beyond = jax.jit(multihead.write)(jnp.asarray(cache_BHSK), jnp.asarray(new_BHNK), jnp.full((3, 1), 5))
     np.testing.assert_array_equal(beyond, cache_BHSK.astype(beyond.dtype))
+
+
+@pytest.mark.parametrize("name", ["default", "relative"])
+def test_parameters_of_numpy_are_decoded_with_as_those_of_jax(name):
+    """Inside the loop the words are traced, and numpy's arrays give no rows of such."""
+    params, _, _, _ = functions(name)
+    model = cases.model(sizes=SMALL | dict(N=N + 4), **CASES[name])
+    call = dict(mask=mask.causal, **model.call)
+
+    @jax.jit
+    def text(w_BN):
+        start = functools.partial(incremental.start, numpys, room=N + 3, **call)
+        step = functools.partial(incremental.step, incremental.by_layer(numpys), **call)
+        return decode.generate(start, step, w_BN, np.array([2, 4]), jax.random.key(0), steps=5, temperature=0)[0]
+
+    numpys = jax.device_get(params)
+    found_BN = np.asarray(text(cases.words()[:, :4]))
+    for b, length in enumerate((2, 4)):
+        words = found_BN[b]
+        logits_1NW = model.apply(params, words[None, : length + 4], mask=mask.causal)
+        np.testing.assert_array_equal(words[length : length + 5], np.argmax(logits_1NW[0, length - 1 :], axis=-1))
