@@ -96,7 +96,7 @@ def prepared(argv: list[str]) -> tuple[Callable[[], None], str]:
     """What the command does, once its config is read and checked, and what to say where a person stops it."""
     overrides = arguments(argv)
     bundle = pathlib.Path(REPLAY.value) if REPLAY.value is not None else None
-    settings = configs.Settings(loaded(overrides, bundle), defaults=base.get_config())
+    settings = configs.Settings(loaded(overrides, bundle), defaults=base.get_config(), file=CONFIG.value)
     experiment = configs.experiment(settings.experiment)
     compilation.keep_in(settings.compilation_cache)
     if DRY_RUN.value:

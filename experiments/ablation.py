@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import config, errors, job, mesh, report, workdir
+from experiments.engine import config, errors, job, mesh, report, sources, workdir
 from experiments.laboratory import preparing, progress, study, training
 from experiments.laboratory import report as reports
 
@@ -35,6 +35,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
         waiting = checked(unfinished(rows, finished, folder), asked, devices)
         enter(folder, settings, rows)
+        sources.keep(folder, settings.sources())
         for row in rows:
             if row.name not in finished:  # a result of other steps, or a damaged one
                 (folder / row.name / "summary.json").unlink(missing_ok=True)

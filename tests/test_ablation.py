@@ -72,9 +72,14 @@ def test_a_study_leaves_its_runs_and_its_report(done):
         assert [row["step"] for row in rows if "symmetry/1" in row and "symmetry/2" in row] == [0, 3, 6]
         assert summary["eval/loss"] == pytest.approx(rows[-1]["eval/loss"]) and summary["diverged_at"] is None
         assert (summary["steps"], summary["arm"]) == (6, name.split("/")[1])
+        assert {"blocks/value/Uv_HKD 2x2x4x8", "head/G_WD 256x8"} <= summary["initial"].keys()
         assert all(len(summary["attention"][measure]) == 2 for measure in ("entropy", "diagonal", "asymmetry"))
     assert found["all/tied/seed_3"]["params"] < found["all/fast/seed_3"]["params"]
     assert found["all/tied/seed_3"]["together"] == 2 and found["all/fast/seed_3"]["together"] == 4  # one program
+    config = "ablation_config.py"
+    assert [file.relative_to(folder) for file in folder.glob(f"study/**/{config}")] == [
+        pathlib.Path("study/source", config)  # once, for all of its runs
+    ]
     maps = np.load(folder / "study" / "all" / "tied" / "seed_3" / "maps.npz", allow_pickle=False)["A_MHNS"]
     assert maps.shape == (2, 2, 8, 8) and np.allclose(maps.sum(-1), 1, atol=1e-5)
     for file in ("report.json", "report.md", "report.html"):

@@ -320,9 +320,3 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
         workdir.write_json(file, {"a": object()})
     assert json.loads(file.read_text()) == {"a": 1}
     assert [left.name for left in tmp_path.iterdir()] == ["a.json"]
-
-
-def test_the_commit_is_that_of_the_code(monkeypatch):
-    assert workdir.commit() == "" or (len(workdir.commit()) == 40 and int(workdir.commit(), 16))
-    monkeypatch.setenv("PATH", "")
-    assert workdir.commit() == ""  # no git here

@@ -10,7 +10,7 @@ import pytest
 import tiny_study
 
 from experiments.engine import together, train
-from experiments.laboratory import training
+from experiments.laboratory import initial, training
 from tfm import score, shapes
 
 SEEDS = (3, 5)
@@ -138,6 +138,35 @@ def test_scores_with_the_same_matrices_begin_with_the_same(seen):
         narrow = score.NARROW * of["asymmetric"]["Uq_HKD"]
         np.testing.assert_allclose(of["symmetric_init"]["Uq_HKD"], narrow, rtol=1e-6)
         assert not np.array_equal(of["asymmetric"]["Uq_HKD"], of["asymmetric"]["Uk_HKD"])
+
+
+def test_a_study_sees_where_arms_begin_with_other_values(seen):
+    """Of our own scores that is the one which is made so: U_k = U_q. Scales and other matrices do not count."""
+
+    def sketch(arm, seed):
+        return initial.sketches({name: x[None] for name, x in seen[arm, seed].params.items()})[0]
+
+    for seed in SEEDS:
+        of = {arm: sketch(arm, seed) for arm, _ in ARMS}
+        for arm in of:
+            apart = initial.apart(of[arm], of["asymmetric"])
+            assert apart == (["blocks/score/Uk_HKD"] if arm == "symmetric_init" else []), arm
+        assert len(initial.apart(sketch("tied", SEEDS[0]), sketch("tied", SEEDS[1]))) == len(
+            drawn(seen["tied", 3].params)
+        )
+
+
+def test_any_other_initial_value_is_seen_and_a_scale_is_not():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 5, 7)).astype(np.float32)
+    others = {"last": x.copy(), "moved": np.roll(x, 4), "turned": x[:, ::-1], "drawn": rng.standard_normal(x.shape)}
+    others["last"][-1, -1, -1] += 0.01
+    scaled = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
+    sketch = {name: initial.sketches({"U_HKD": y[None]})[0] for name, y in (others | scaled).items()}
+    for name, one in sketch.items():
+        assert initial.apart(one, sketch["same"]) == (["U_HKD"] if name in others else []), name
+    assert initial.apart(initial.sketches({"U_HKD": x[None, :2]})[0], sketch["same"]) == []  # of another shape
+    assert initial.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketch["same"], {}]
 
 
 def test_seeds_differ_in_batches_and_in_all_that_is_drawn(runs):

@@ -59,6 +59,8 @@ def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
     bundle = bundle_of(folder)
     assert f"--replay run/replay/{bundle.name} " in outcome.err
     assert {file.name for file in bundle.iterdir()} == {"config.json", "state.npz", "batch.npz", "info.json"}
+    assert (folder / "run" / "source" / "my_arm.py").read_text() == ARM
+    assert {file.name for file in (folder / "run" / "source").iterdir()} == {"my_arm.py", "vision_config.py"}
     told = json.loads((bundle / "info.json").read_text())
     step = told["step"]
     assert bundle.name == f"step_{step}" and told["loss"] == "nan" and len(told["examples"]) == 16

@@ -87,9 +87,39 @@ def test_seeds_on_other_batches_are_told(tmp_path):
     assert words in verdict.condition(found[0]) and "held-out examples" not in verdict.condition(found[0])
 
 
+def test_arms_that_begin_with_other_values_are_told(tmp_path):
+    """In the log, which ends with the text, and in all files of the report."""
+    mine = {
+        "blocks/score/U_HKD 2x3": [1.0, 2.0, 3.0, 4.0],
+        "head/G_WD 5x7": [1.0, 1.0, 0.0, 0.0],
+        "mine_D 2": [1, 0, 0, 0],
+    }
+    its = {
+        "blocks/score/U_HKD 2x3": [1.0, 2.0, 3.0, 4.1],
+        "head/G_WD 5x7": [-2.0, -2.0, 0.0, 0.0],
+        "its_D 2": [0, 1, 0, 0],
+    }
+    _, files = written(tmp_path, tied={"initial": mine}, asymmetric={"initial": its})
+    words = (
+        '"tied" begins with other values than "asymmetric", not only at another scale, in weights of the same name and '
+        "shape: blocks/score/U_HKD. Seeds do not pair these."
+    )
+    study = study_folder.study(seeds=(0, 1, 2))
+    assert words in " ".join(report.text(tmp_path, study).split())
+    assert words in files[1].read_text() and words.replace('"', "&quot;") in files[2].read_text().replace('"', "&quot;")
+    arms = json.loads(files[0].read_text())["conditions"][0]["arms"]
+    assert [arm["other_initial"] for arm in arms] == [["blocks/score/U_HKD"], []]
+    many = {f"w{i}_D 2": [0.0, 0.0, 1.0, i] for i in range(9)}
+    found = conditions(
+        tmp_path / "b", tied={"initial": many}, asymmetric={"initial": dict.fromkeys(many, [1.0, 0, 0, 0])}
+    )
+    assert "shape: w0_D, w1_D, w2_D, w3_D, w4_D, w5_D and 3 more." in verdict.condition(found[0])
+
+
 def test_nothing_is_said_of_data_that_are_alike_or_not_told(tmp_path):
-    same = {"evaluation_crc32": 5, "training_crc32": 7}
+    same = {"evaluation_crc32": 5, "training_crc32": 7, "initial": {"U_HKD 2x3": [1.0, 2.0, 3.0, 4.0]}}
     for i, (tied, asymmetric) in enumerate(((same, same), ({}, same), (same, {}), ({}, {}))):
         found = conditions(tmp_path / str(i), tied=tied, asymmetric=asymmetric)
         for words in (verdict.condition(found[0]), overall.overall(found), *tables.condition(found[0]).notes):
             assert "examples" not in words and "batches" not in words and "same data" not in words
+            assert "other values" not in words

@@ -85,7 +85,7 @@ def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[s
     for key, value in _leaves(values):
         found[_known(key, right)] = value
     for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
-        if (code := _code(key, value)) is not None:
+        if (code := next(_codes(key, value), None)) is not None:
             if key not in given:
                 raise _distrust(file, *code, inside=key)
         elif key == CACHE and value not in ("", "user"):
@@ -120,13 +120,13 @@ def _is_code(key: str, value: Any) -> bool:
     return (key.startswith("model.") or key in CHOSEN) and isinstance(value, str) and ":" in value
 
 
-def _code(key: str, value: Any) -> tuple[str, str] | None:
-    """The first setting, and its value, that names code: this one, or one that an arm or a condition changes."""
+def _codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The settings, and their values, that name code: this one, or those that an arm or a condition changes."""
     pairs = [(key, value)]
     if key in VARIED and isinstance(value, list):
         parts = [part for one in value if isinstance(one, list) for part in one]
         pairs = [pair for part in parts if isinstance(part, Mapping) for pair in flat(part).items()]
-    return next((pair for pair in pairs if _is_code(*pair)), None)
+    return (pair for pair in pairs if _is_code(*pair))
 
 
 def _distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
@@ -355,8 +355,11 @@ def shown(value: Any) -> str:
 class Settings:
     """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
 
-    def __init__(self, config: ml_collections.ConfigDict, *, defaults: ml_collections.ConfigDict):
-        self._config, self._base = config, defaults
+    def __init__(
+        self, config: ml_collections.ConfigDict, *, defaults: ml_collections.ConfigDict, file: str | None = None
+    ):
+        """file: where the config was loaded from."""
+        self._config, self._base, self._file = config, defaults, file
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
         self._prefix, self._read = "", set()
@@ -388,6 +391,15 @@ class Settings:
     def defaults(self) -> dict[str, Any]:
         """The defaults of all settings, by whole keys such as 'train.steps'."""
         return self._defaults
+
+    def sources(self) -> dict[pathlib.Path, str]:
+        """The user's own code behind these settings, as far as it was run, each file with a name for it: that of the
+        config file, and of 'my_file:my_score' the file that was imported, as my_file.py."""
+        named = [value for setting in flat(self._values).items() for _, value in _codes(*setting)]
+        modules = {name: sys.modules.get(name) for name in (value.partition(":")[0] for value in named)}
+        files = [(getattr(module, "__file__", None) or "", f"{name}.py") for name, module in modules.items()]
+        files = [(self._file or "", pathlib.Path(self._file or "").name), *files]
+        return {pathlib.Path(file).absolute(): name for file, name in files if file.endswith(".py")}
 
     def refuse_unused(self) -> None:
         """UserError for settings that were changed from their default but that this experiment never looked at."""

@@ -26,6 +26,7 @@ from experiments.engine import (
     report,
     resumption,
     room,
+    sources,
     train,
     workdir,
 )
@@ -82,6 +83,8 @@ def run(
         if folder is not None and enter(settings, folder):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             return
+        if writes:
+            sources.keep(folder, settings.sources())
         for name, content in (kept or {}).items() if writes else ():
             workdir.write(folder / name, content)
         with loop.device_errors():

@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import fcntl
+import functools
+import hashlib
 import json
 import os
 import pathlib
@@ -38,15 +40,29 @@ LOCK = "lock"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that has none says
 
 
+@functools.cache
 def commit() -> str:
-    """The git commit of the code that runs, '' where it is not a checkout."""
+    """The git commit of the code that runs, '' where it is not a checkout; asked once, as the code runs from then on.
+
+    Where tracked files were edited it goes on with -dirty. and 16 digits of the SHA-256 of `git diff HEAD`, or with
+    -unknown where git does not tell. Files that are not tracked have no part in it.
+    """
     try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        found = _git("rev-parse", "HEAD").decode().strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return found.stdout.strip()
+    try:
+        changes = _git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
+    except (OSError, subprocess.SubprocessError):
+        return f"{found}-unknown"
+    return f"{found}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else found
+
+
+def _git(*command: str) -> bytes:
+    """What git says of this checkout."""
+    folder = pathlib.Path(__file__).parent
+    command = ("git", "--no-optional-locks", *command)
+    return subprocess.run(command, cwd=folder, capture_output=True, timeout=10, check=True).stdout
 
 
 def write(file: pathlib.Path, content: bytes) -> None:

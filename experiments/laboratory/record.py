@@ -14,6 +14,7 @@
       "values": {seed: x}, "mean", "std": n - 1 below, "n",
       "others": {metric: {"mean", "std", "n"}},
       "other_evaluation": seeds that are not evaluated on the reference's examples, "other_batches": nor trained on its,
+      "other_initial": weights that do not begin with the reference's values, nor with a multiple of them,
       "threshold_step": null | {"by_seed": {seed: step | null}, "median": step | null, "reached": n, "of": n},
       "difference": null for the reference, else {
         "by_seed": {seed: arm - reference}, "mean", "std", "n",
@@ -102,6 +103,7 @@ def _arm(found: statistics.Condition, one: statistics.Arm, runs: Sequence[loaded
         "others": {name: _spread(spread) for name, spread in one.others.items()},
         "other_evaluation": one.other_evaluation,
         "other_batches": one.other_batches,
+        "other_initial": one.other_initial,
         "threshold_step": _reached(one.reached) if found.threshold else None,
         "difference": _difference(found, one.comparison) if one.comparison else None,
         "symmetry": measures.symmetry(kept),

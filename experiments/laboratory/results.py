@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from experiments.engine import checkpoint, cost, log, loop, mesh, train, workdir
-from experiments.laboratory import attention, preparing
+from experiments.laboratory import attention, initial, preparing
 from tfm import shapes
 
 
@@ -19,11 +19,13 @@ def write(
     folder: pathlib.Path,
     *,
     measure: bool,
+    begun: list[initial.Sketch],
     seconds: dict[str, float],
 ) -> None:
     """summary.json of every run, the last of what says that it is finished; of the first seed maps.npz.
 
-    measure: look at attention too. seconds: wall_seconds, the run's share, and compile_seconds, of the program.
+    measure: look at attention too. begun: with which values, by row. seconds: wall_seconds, the run's share, and
+    compile_seconds, of the program.
     """
     rows, task, common = ready.program.rows, ready.together.task, _common(ready, state)
     taken_R = jax.device_get(state.step)
@@ -39,6 +41,7 @@ def write(
             **{f"{loop.EVAL}{name}": log.finite(column[r]) for name, column in final.items()},
             "diverged_at": None if taken_R[r] == ready.made.steps else int(taken_R[r]) + 1,
             "training_crc32": crc32(ready.tasks[row.seed].train[0]),
+            "initial": begun[r],
         }
         if maps is not None and row.seed == rows[0].seed:
             attention.save(folder / row.name / "maps.npz", maps)

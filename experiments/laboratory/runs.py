@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.engine import errors, json_file, log
+from experiments.laboratory import initial
 from experiments.laboratory import study as studies
 
 
@@ -61,6 +62,13 @@ def differing(runs: Iterable[Run], reference: Iterable[Run], digest: str) -> lis
     told = {run.seed: run.summary[digest] for run in reference if run.summary.get(digest) is not None}
     mine = ((run.seed, run.summary.get(digest)) for run in runs)
     return [seed for seed, found in mine if found is not None and told.get(seed, found) != found]
+
+
+def otherwise_begun(runs: Iterable[Run], reference: Iterable[Run]) -> list[str]:
+    """The weights that do not begin with the values of the reference's run of the same seed, as far as runs tell."""
+    told = {run.seed: run.summary.get("initial") or {} for run in reference}
+    found = (initial.apart(run.summary.get("initial") or {}, told.get(run.seed, {})) for run in runs)
+    return list(dict.fromkeys(name for names in found for name in names))
 
 
 def curve(run: Run, name: str) -> dict[int, float]:

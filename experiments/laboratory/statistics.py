@@ -63,6 +63,7 @@ class Arm(NamedTuple):
     missing: list[int]  # seeds that have no finished run
     other_evaluation: list[int]  # seeds whose held-out examples are not those of the reference, as far as runs tell
     other_batches: list[int]  # seeds whose training batches are not those of the reference, as far as runs tell
+    other_initial: list[str]  # weights that do not begin with the reference's values, nor a multiple of them
     comparison: Comparison | None  # None for the reference itself
 
 
@@ -177,6 +178,7 @@ def _arm(
         missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
         other_evaluation=loaded.differing(good, reference, "evaluation_crc32"),
         other_batches=loaded.differing(good, reference, "training_crc32"),
+        other_initial=loaded.otherwise_begun(good, reference),
         comparison=None,
     )
 

@@ -20,7 +20,7 @@ OWN = ("study.metric", "study.threshold")  # what a condition may say of itself
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
-    *("report.json", "report.md", "report.html"),
+    *("source", "report.json", "report.md", "report.html"),
 )
 DRAFT = ".tmp"  # how the name of a file ends that is being written
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # two such names still make one of a folder

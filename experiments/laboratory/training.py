@@ -26,7 +26,7 @@ from experiments.engine import (
     train,
 )
 from experiments.engine.data import batches
-from experiments.laboratory import preparing, results
+from experiments.laboratory import initial, preparing, results
 from experiments.laboratory.progress import Progress
 
 SAVE_MINUTES = 1.0  # between checkpoints, where the config says nothing
@@ -44,6 +44,7 @@ def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, number
     with contextlib.ExitStack() as stack:
         stack.enter_context(loop.device_errors())
         state = together.initial_state(of, seeds, numbers)
+        begun = initial.sketches(state.params)
         start, state = _resumed(saved, state)
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=1)))
         progress.begin(number, share=start / made.steps)
@@ -71,7 +72,7 @@ def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, number
         took = {"compile_seconds": seconds}
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.rows)
-        results.write(ready, state, beside.final, folder, measure=measure, seconds=took)
+        results.write(ready, state, beside.final, folder, measure=measure, begun=begun, seconds=took)
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
 

@@ -9,6 +9,7 @@ from experiments.laboratory import statistics
 
 WORSE, BETTER, OPEN = "worse", "better", "no difference found"
 SAME, CONSTANT, FEW = "identical", "the same difference in every seed", "too few seeds"
+LISTED = 6  # names of weights in a sentence
 OPENING = {  # of the sentence on the arms of a kind
     WORSE: "Worse:",
     BETTER: "Better:",
@@ -112,7 +113,7 @@ def _together(m: int) -> str:
 
 
 def unlike(found: statistics.Condition) -> list[str]:
-    """Sentences on the arms whose data are not the reference's: what differs may then be the data."""
+    """Sentences on the arms whose data, or initial values, are not the reference's: what differs may then be those."""
     reference = quoted([found.reference])
     said = []
     for one in found.arms:
@@ -126,7 +127,18 @@ def unlike(found: statistics.Condition) -> list[str]:
                 f"{quoted([one.name])} is not trained on the batches of {reference}{_some(one, one.other_batches)}: "
                 f"their difference may be one of the batches, in spite of the same seeds."
             )
+        if one.other_initial:
+            said.append(
+                f"{quoted([one.name])} begins with other values than {reference}, not only at another scale, in weights"
+                f" of the same name and shape: {_listed(one.other_initial)}. Seeds do not pair these."
+            )
     return said
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first names, and how many more."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
 
 
 def _some(one: statistics.Arm, seeds: Sequence[int]) -> str:
