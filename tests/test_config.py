@@ -119,7 +119,7 @@ def test_a_saved_folder_of_compiled_programs_does_not_count(tmp_path, capsys):
             file.write_text(json.dumps(saved))
             found = values(configs.load(str(file), base=base.get_config()))
             assert found == mine | ({} if told else {"compilation_cache": where})
-            words = f"{file} keeps compiled programs in '{where}', which does not count"
+            words = f"{file}: compilation_cache = '{where}' does not count: what lies there would be run"
             assert capsys.readouterr().out.startswith(words) is told
     file.write_text('{"compilation_cache": "/there"}')
     configs.load(str(file), base=base.get_config(), given=["compilation_cache"])

@@ -176,6 +176,7 @@ def test_heads_may_share_a_map():
 
 def test_what_compares_tokens_with_themselves_only_is_for_self_attention():
     assert models.design(settings(model__score="test_variants:itself")).score is itself
+    assert models.design(settings(model__score="test_variants:declared"), cross=True).score is declared
     words = refused(model__score="test_variants:itself", cross=True)
     assert "(B, H, S, K) is expected of its keys, here (3, 2, 7, any), and it gives (3, 2, 5, 6)" in words
 

@@ -88,13 +88,10 @@ def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[s
         if (code := next(_codes(key, value), None)) is not None:
             if key not in given:
                 raise _distrust(file, *code, inside=key)
-        elif key == CACHE and value not in ("", "user"):
+        elif key == CACHE and isinstance(value, str) and value not in ("", "user"):
             if key not in given:
-                print(
-                    f"{file} keeps compiled programs in {shown(value)}, which does not count: they are programs that "
-                    f"would be run, so such a folder is given on the command line, --config.{CACHE}=...",
-                    flush=True,
-                )
+                reason = f"what lies there would be run; a folder that you trust is given as --config.{CACHE}=..."
+                print(f"{file}: {CACHE} = {shown(value)} does not count: {reason}", flush=True)
         elif value != flat(values_of(config)).get(key):  # what is derived stays derived
             assign(config, key, value)
     return config
