@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from experiments.engine import config, errors, sources, workdir
-from tfm import score
+from tfm import mlp, score
 
 HASH = "[0-9a-f]{40}"
 
@@ -84,6 +84,9 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
     for name in ("of_mine:mine", "of_mine_all.arms:mine"):
         config.choose("score", name, config.candidates(score))
     found = {own / "of_mine.py": "of_mine.py", package / "arms.py": "of_mine_all.arms.py"}
+    assert settings.sources() == of_config | found
+    config.choose("mlp", "of_mine_too:other", config.candidates(mlp))
+    found |= {own / "of_mine_too.py": "of_mine_too.py"}
     assert settings.sources() == of_config | found
     saved = config.Settings(made, defaults=tiny.base.get_config(), file=str(own / "config.json"))
     assert saved.sources() == found  # what a config in JSON says is in the run's own
