@@ -130,6 +130,10 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
         of.check("keys", axes, keys, free="K")
         if queries.shape[-1] != keys.shape[-1]:
             raise of.refusal(f"its queries have {queries.shape[-1]} features, and its keys {keys.shape[-1]}")
+    if factors := getattr(of.variant, "factors", None):
+        both = of.ask(functools.partial(factors, D=of.size["D"]), params)
+        for matrix in of.pair("its factors", both):
+            of.check("factors", "HKD", matrix, free="K")
     return q, k
 
 

@@ -110,6 +110,7 @@ def with_axes(move, init=score.tied.init):
 
 swapped = with_axes(lambda q, k: (q.swapaxes(1, 2), k))
 swapped_keys = with_axes(lambda q, k: (q, k.swapaxes(2, 3)))
+factored = score.tied._replace(factors=lambda params, *, D: (params["U_HKD"] @ params["U_HKD"].swapaxes(1, 2),) * 2)
 one_head = with_axes(lambda q, k: (q[:, :1], k[:, :1]))
 narrow = with_axes(lambda q, k: (q, k[..., 1:]))
 single = with_axes(lambda q, k: q)
@@ -150,6 +151,7 @@ HERE = str(pathlib.Path(__file__))
         ("score", "single", "a pair is expected, queries and keys, and it gives none"),
         ("score", "nothing", "keys, here (3, 2, 5, any), and it gives ()"),
         ("score", "named", "of its parameters, "),
+        ("score", "factored", "(H, K, D) is expected of its factors, here (2, any, 12), and it gives (2, 6, 6)"),
         ("score", "raising", f"{HERE}, line {raises.__code__.co_firstlineno + 1}: RuntimeError: I know nothing"),
         ("score", "numpyish", f"{HERE}, line {of_numpy.__code__.co_firstlineno + 1}: TracerArrayConversionError: "),
         (
