@@ -117,6 +117,37 @@ def test_damaged_gzip_is_refused(tmp_path):
             idx.read(missing, axes=3)
 
 
+@pytest.mark.parametrize("missing", range(1, 9))
+def test_a_gzip_file_cut_inside_its_checksum_is_refused(tmp_path, missing):
+    """All values are there. Also where the cut is in the second of two members, of which one may be empty."""
+    for packed in (
+        gzip.compress(WHOLE),
+        gzip.compress(WHOLE[:50]) + gzip.compress(WHOLE[50:]),
+        gzip.compress(WHOLE) + gzip.compress(b""),
+    ):
+        (tmp_path / "a.gz").write_bytes(packed)
+        assert idx.read(tmp_path / "a.gz", axes=3).size == BODY // 2
+        (tmp_path / "a.gz").write_bytes(packed[:-missing])
+        with pytest.raises(errors.UserError, match="a.gz is cut off: the end of the gzip file"):
+            idx.read(tmp_path / "a.gz", axes=3)
+
+
+def test_what_follows_a_gzip_file_is_refused(tmp_path):
+    packed = gzip.compress(WHOLE)
+    for more, complaint in (
+        (b"garbage", "damaged gzip"),
+        (gzip.compress(b"\0"), "found more"),
+        (packed[:-8], "found more"),
+    ):
+        (tmp_path / "a.gz").write_bytes(packed + more)
+        with pytest.raises(errors.UserError, match=complaint):
+            idx.read(tmp_path / "a.gz", axes=3)
+    for at in (-8, -4):  # the checksum, and the length
+        (tmp_path / "a.gz").write_bytes(packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :])
+        with pytest.raises(errors.UserError, match="damaged gzip"):
+            idx.read(tmp_path / "a.gz", axes=3)
+
+
 @hypothesis.given(st.booleans(), st.data())
 @hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_no_damage_to_a_file_gets_past_as_anything_else(tmp_path, pack, data):
@@ -268,6 +299,20 @@ def test_an_archive_that_announces_more_than_it_has_is_refused(tmp_path):
         members.writestr("x.npy", header.getvalue() + b"\0" * 100)
         members.writestr("y.npy", header.getvalue())
     with pytest.raises(errors.UserError, match="damaged"):
+        images.load(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize(
+    ("whole", "damaged"),
+    [(b"(600, 5, 5)", b"(200, 5, 5)"), (b"(600, 5, 5)", b"(60 , 5, 5)"), (b"NUMPY\1\0v", b"NUMPY\1\0t")],
+)
+def test_an_archive_whose_header_lost_a_bit_is_refused(tmp_path, whole, damaged):
+    """It announces fewer values than there are: only these would be read, and the checksum of all never compared."""
+    np.savez(tmp_path / "a.npz", x=np.zeros((600, 5, 5), np.uint8), y=np.arange(600) % C)
+    content = (tmp_path / "a.npz").read_bytes()
+    assert whole in content
+    (tmp_path / "a.npz").write_bytes(content.replace(whole, damaged, 1))
+    with pytest.raises(errors.UserError, match="a.npz is damaged"):
         images.load(str(tmp_path / "a.npz"))
 
 

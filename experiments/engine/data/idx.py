@@ -74,11 +74,14 @@ def _content(path: pathlib.Path, file: BinaryIO, *, expected: int) -> bytes:
     if expected > LARGEST:
         raise errors.UserError(f"{path} announces {expected} bytes of values, and {LARGEST} are allowed")
     room.check(f"what {path} announces", 2 * expected)  # the pieces that are read, and then the whole
-    # One byte more than expected shows what is too long; for gzip, reaching the end also checks its checksum.
-    content = _read_up_to(file, expected + 1)
+    content = _read_up_to(file, expected)
     if len(content) < expected:
         raise errors.UserError(f"{path} is cut off: expected {expected} bytes of values, found {len(content)}")
-    if len(content) > expected:
+    try:
+        more = file.read(1)  # at its end gzip compares its checksum, which is behind the last value
+    except EOFError as error:
+        raise errors.UserError(f"{path} is cut off: the end of the gzip file, with its checksum, is missing") from error
+    if more:
         raise errors.UserError(f"{path} is too long: expected {expected} bytes of values, found more")
     return content
 
