@@ -56,6 +56,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         evaluation=evaluation,
         tokens_per_example=X,
         baseline={"loss": baseline(evaluation, average_ND)},
+        guess={"loss": "always the average training image, convolved"},
     )
     job.run(settings, folder, task, devices, functools.partial(figures, settings, data, kernel_HD, evaluation))
 

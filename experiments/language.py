@@ -70,6 +70,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         evaluation=evaluation,
         tokens_per_example=settings.text.N,
         baseline={"accuracy": most_frequent(corpus, evaluation)},
+        guess={"accuracy": "always the training part's most frequent token"},
         layout=models.layout(settings.model, devices, W=corpus.tokenizer.size),
         probe=models.probe(settings.model),
         maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],

@@ -49,6 +49,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         evaluation=evaluation,
         tokens_per_example=N,
         baseline={"loss": baseline(evaluation, average_YXZ, size=size)},
+        guess={"loss": "always the average training image"},
         layout=models.layout(settings.model, devices, N=N),
         probe=models.probe(settings.model),
         maps=lambda params, batch: predict(params, batch, maps=True)[1]["A_MBHNS"],

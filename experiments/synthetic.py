@@ -44,6 +44,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         evaluation=evaluation,
         tokens_per_example=s.N,
         baseline={"accuracy": most_frequent(evaluation, W=s.W)},
+        guess={"accuracy": "always the held-out examples' most frequent answer"},
         layout=models.layout(settings.model, devices, W=s.W),
         probe=models.probe(settings.model),
         maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],

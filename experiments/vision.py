@@ -49,6 +49,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
         tokens_per_example=tokens,
         baseline={"accuracy": float(np.mean(data.evaluation_label_B == np.bincount(data.train_label_B).argmax()))},
+        guess={"accuracy": "always the training part's most frequent class"},
         layout=models.layout(settings.model, devices, N=tokens, head=settings.image.head),
         probe=models.probe(settings.model),
         maps=lambda params, batch: logits(params, batch["image_BYXZ"], maps=True)[1]["A_MBHNS"],

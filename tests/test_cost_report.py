@@ -124,6 +124,11 @@ def test_the_result_block():
     assert [line.split() for line in lines[1:3]] == [["eval/loss", "0.5000"], ["baseline/accuracy", "0.1000"]]
     assert "12.3 s, 3.2 s of it compiling" in lines[3] and "12,346 tokens/s" in lines[4]
     assert [line.strip() for line in lines[5:]] == ["a.png", "b.json"]
+    summary["guess"] = {"accuracy": "always the first", "loss": "none such"}
+    assert report.result(summary, []).splitlines()[1:3] == [
+        "  eval/loss              0.5000",
+        "  baseline/accuracy      0.1000  always the first",
+    ]
 
 
 def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):

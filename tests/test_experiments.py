@@ -183,7 +183,7 @@ def test_a_run_from_its_command_to_its_figures(finished, name):
     assert drawn.keys() == FIGURES[experiment]
     for file in drawn.values():
         assert file.read_bytes().startswith(PNG) and str(file) in outcome.out
-    for words in ("total", "FLOP per step", "eval/loss", "eval/accuracy", "tokens/s", "compiling"):
+    for words in ("total", "FLOP per step", "eval/loss", "eval/accuracy", "tokens/s", "compiling", "most frequent"):
         assert words in outcome.out
     assert (folder / "checkpoints" / str(steps)).is_dir()
     assert (folder / "sample.txt").exists() == (experiment == "language")

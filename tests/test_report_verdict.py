@@ -188,6 +188,7 @@ def test_the_table_of_a_condition(tmp_path):
         curve = [(0, 5.0), (1000, 2.0 if seed else 2.5), (2000, 1.5)]
         study_folder.run(tmp_path, "all", "base", seed, ends={"eval/loss": BASE[seed]}, evaluations=curve)
         ends = {"eval/loss": high[seed], "eval/accuracy": 0.25, "baseline/accuracy": 0.1}
+        ends["guess"] = {"accuracy": "always the first"}
         study_folder.run(tmp_path, "all", "high", seed, ends=ends, evaluations=curve[:-1] if seed < 3 else [])
     study = study_folder.study(("high", "base"), seeds=range(4), threshold=2.0)
     (some,) = statistics.analyse(study, runs.load(tmp_path, study))
@@ -199,7 +200,7 @@ def test_the_table_of_a_condition(tmp_path):
     assert table.rows[0][3:] == row
     assert table.rows[1][5:] == ["reference", "-", "-", "1,000 (4 of 4)", "-"]
     assert "eval/loss at most that" in table.notes[1] and "between evaluations, is 1,000." in table.notes[1]
-    assert table.notes[2] == "Baseline: accuracy 0.1000."
+    assert table.notes[2] == "Baseline: accuracy 0.1000 (always the first)."
 
 
 def test_text_is_aligned_and_wrapped(tmp_path):

@@ -171,6 +171,7 @@ def write_result(
         **numbers,
         **more,
         **{f"baseline/{name}": value for name, value in made.task.baseline.items()},
+        "guess": dict(made.task.guess),
         "wall_seconds": time.perf_counter() - began,
         "devices": made.mesh.size,
         "backend": jax.default_backend(),

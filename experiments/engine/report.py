@@ -65,10 +65,11 @@ def _share(size: int, tree: Any, mesh: Mesh) -> str:
 
 def result(summary: dict[str, Any], files: list[str]) -> str:
     """The block at the end of a run."""
-    lines = [""]
+    lines, guess = [""], summary.get("guess", {})
     for name, value in summary.items():
         if name.startswith(("eval/", "baseline/")):
-            lines.append(f"  {name:<22} {value:.4f}")
+            told = f"  {guess.get(name.removeprefix('baseline/'), '')}"
+            lines.append(f"  {name:<22} {value:.4f}{told}".rstrip())
     lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
     if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
         lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")

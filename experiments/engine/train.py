@@ -1,7 +1,7 @@
 """The one training loop: every experiment hands it a Task and calls it."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -37,6 +37,7 @@ class Task(NamedTuple):
     evaluation: grain.MapDataset  # every held-out example once
     tokens_per_example: int  # for the throughput
     baseline: dict[str, float]  # what a guess that ignores the input reaches, by the names of `measure`
+    guess: Mapping[str, str] = {}  # and what this guess is, in words
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS

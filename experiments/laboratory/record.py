@@ -8,7 +8,7 @@
   "diverged": [{"condition", "arm", "seed", "step": null where the run came to its end with a number not finite}],
   "conditions": [{
     "name", "changes", "metric", "better": "less" | "more", "threshold": null | x, "evaluation_interval": steps | null,
-    "comparisons": m, "baseline": {metric: x}, "verdict": one paragraph,
+    "comparisons": m, "baseline": {metric: x}, "guess": {metric: what it is}, "verdict": one paragraph,
     "arms": [{
       "name", "changes", "params", "flops_per_token": forward,
       "values": {seed: x}, "mean", "std": n - 1 below, "n",
@@ -86,6 +86,7 @@ def _condition(found: statistics.Condition, runs: Sequence[loaded.Run]) -> dict[
         "evaluation_interval": found.every,
         "comparisons": found.comparisons,
         "baseline": found.baseline,
+        "guess": found.guess,
         "verdict": verdict.condition(found),
         "arms": [_arm(found, one, [run for run in runs if run.arm == one.name]) for one in found.arms],
     }

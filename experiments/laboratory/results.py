@@ -60,6 +60,7 @@ def _common(ready: preparing.Ready, state: train.State) -> dict[str, Any]:
         "params": shapes.total(params),
         "flops_per_token": cost.flops(task.measure, params, task.train[0], None) / tokens,
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
+        "guess": dict(task.guess),
         "data": ready.said,
         "evaluation_crc32": crc32(task.evaluation[0]) ^ crc32(task.evaluation[-1]) ^ len(task.evaluation),
         "together": len(ready.program.rows),

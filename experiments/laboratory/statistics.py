@@ -80,6 +80,7 @@ class Condition(NamedTuple):
     reference: str
     arms: list[Arm]
     baseline: dict[str, float]  # what needs no training, by metric
+    guess: dict[str, str]  # and what that is, in words
 
 
 def spread(values: Sequence[float]) -> Spread | None:
@@ -147,6 +148,7 @@ def _condition(study: studies.Study, named: studies.Named, runs: list[loaded.Run
         reference=study.reference,
         arms=arms,
         baseline=_baseline(runs),
+        guess=_guess(runs),
     )
 
 
@@ -202,3 +204,9 @@ def _baseline(runs: list[loaded.Run]) -> dict[str, float]:
         told = {k.removeprefix("baseline/"): v for k, v in run.summary.items() if k.startswith("baseline/")}
         found = {k: v for k, v in told.items() if v is not None} | found
     return found
+
+
+def _guess(runs: list[loaded.Run]) -> dict[str, str]:
+    """What the baselines are, where runs tell."""
+    told = [run.summary.get("guess") for run in runs]
+    return {name: str(words) for one in told if isinstance(one, dict) for name, words in one.items()}

@@ -93,7 +93,8 @@ def _notes(found: statistics.Condition) -> list[str]:
             "counts as one that never gets there."
         )
     if found.baseline:
-        told = ", ".join(f"{name} {verdict.number(x)}" for name, x in found.baseline.items())
+        words = {name: f" ({guess})" for name, guess in found.guess.items()}
+        told = ", ".join(f"{name} {verdict.number(x)}{words.get(name, '')}" for name, x in found.baseline.items())
         notes.append(f"Baseline: {told}.")
     return notes + verdict.unlike(found)
 
