@@ -119,6 +119,9 @@ def image() -> ml_collections.ConfigDict:
     """The data of `vision`."""
     config = ml_collections.ConfigDict()
     config.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
+    config.train = ""  # in place of source, what is trained on: an .npz with x and y, or a folder of two IDX files
+    config.valid = ""  # what is then evaluated
+    config.test = ""  # evaluated where there is no valid, else left alone
     config.patch = 2  # pixels of a patch's side
     config.head = "pooled"  # pooled, class_token (head.py)
     config.hide = 0.75  # share of hidden patches (masked_image only)

@@ -29,7 +29,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     """Train the layer on a random kernel's output; compare a constructed one, which needs no training, with numpy."""
     devices = job.devices(settings)
     t, H = settings.train, settings.model.H
-    data = images.load(settings.image.source, data_dir=settings.data_dir)
+    data = images.configured(settings.image, data_dir=settings.data_dir)
     _, Y, X, Z = data.train_image_BYXZ.shape
     config.at_least(1, {"model.H": H})
     if H > X:

@@ -26,7 +26,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     """The images, what is hidden of them, the model, what is measured."""
     size = settings.image.patch
-    data = images.load(settings.image.source, data_dir=settings.data_dir)
+    data = images.configured(settings.image, data_dir=settings.data_dir)
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32) - mean_Z) / std_Z

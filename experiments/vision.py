@@ -25,7 +25,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     """The images, the model, what is measured."""
     size, t = settings.image.patch, settings.train
-    data = images.load(settings.image.source, data_dir=settings.data_dir)
+    data = images.configured(settings.image, data_dir=settings.data_dir)
     model, mask = build(settings, data), models.masked(settings.model, None)
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}

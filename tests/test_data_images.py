@@ -10,11 +10,12 @@ import zipfile
 import hypothesis
 import numpy as np
 import pytest
+import tiny
 from hypothesis import strategies as st
 from scipy import ndimage
 
 from experiments.engine import errors
-from experiments.engine.data import archive, batches, download, idx, images
+from experiments.engine.data import archive, batches, download, idx, image_files, images, labelled
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 TRAIN, EVALUATION, Y, X, C = 11, 7, 5, 3, 4
@@ -48,7 +49,7 @@ def arrays(seed: int = 0) -> dict[str, np.ndarray]:
 
 def idx_folder(folder, *, pack: bool = False, **changed):
     folder.mkdir(parents=True, exist_ok=True)
-    for file, array in zip(images.FILES, (arrays() | changed).values(), strict=True):
+    for file, array in zip(image_files.FILES, (arrays() | changed).values(), strict=True):
         content = idx_bytes(array)
         (folder / (file + ".gz" if pack else file)).write_bytes(gzip.compress(content) if pack else content)
     return str(folder)
@@ -188,7 +189,7 @@ def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, fold
         found = images.load(name, data_dir=str(tmp_path / "data"))
         assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10
     assert (images.load("fashion_mnist").classes[9] == "Ankle boot") if name == "fashion_mnist" else True
-    (tmp_path / "env" / folder / images.FILES[1]).unlink()
+    (tmp_path / "env" / folder / image_files.FILES[1]).unlink()
     with pytest.raises(errors.UserError, match="lacks train-labels-idx1-ubyte"):
         images.load(name)
 
@@ -202,6 +203,162 @@ def test_colours_and_other_numbers(tmp_path):
     grey = arrays()["x_train"].astype(np.int64)
     assert images.load(npz(tmp_path / "b.npz", x_train=grey)).train_image_BYXZ.dtype == np.uint8
     assert images.load(npz(tmp_path / "b.npz", x_train=grey - 1)).train_image_BYXZ.min() == grey.min() - 1
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 5), (1, 6, 3), (3, 3, 4), (28, 28, 1), (5, 5, 7)])
+def test_channels_that_come_last_are_read(tmp_path, shape):
+    x = np.zeros((2, *shape), np.uint8)
+    assert labelled.images("x", x).shape == x.shape
+
+
+def test_labels_may_be_a_column(tmp_path):
+    given = arrays()
+    found = images.load(npz(tmp_path / "a.npz", y_train=given["y_train"][:, None], y_test=given["y_test"][:, None]))
+    assert np.array_equal(found.train_label_B, given["y_train"])
+    assert np.array_equal(found.evaluation_label_B, given["y_test"])
+
+
+def whole(path, **changed):
+    """One part, or a set that is to be split."""
+    given = arrays()
+    np.savez(path, **({"x": given["x_train"], "y": given["y_train"]} | changed))
+    return str(path)
+
+
+def test_labels_from_1_on_are_refused(tmp_path):
+    """Not taken for one class more. But one of the parts may lack the class 0."""
+    given = arrays()
+    one = {name: given[name] + 1 for name in ("y_train", "y_test")}
+    for source in (npz(tmp_path / "a.npz", **one), whole(tmp_path / "b.npz", y=one["y_train"])):
+        with pytest.raises(errors.UserError, match="the smallest label is 1, .* subtract 1 from all labels"):
+            images.load(source)
+    found = images.load(npz(tmp_path / "a.npz", y_train=np.maximum(given["y_train"], 1)))
+    assert len(found.classes) == C and 0 not in found.train_label_B and 0 in found.evaluation_label_B
+
+
+def test_labels_below_0_only_are_refused(tmp_path):
+    with pytest.raises(errors.UserError, match=r"the label -1 is out of range: classes are counted from 0$"):
+        images.load(whole(tmp_path / "a.npz", y=-1 - np.arange(TRAIN)))
+
+
+def image_section(**values):
+    return tiny.settings("vision", **{f"image__{key}": str(value) for key, value in values.items()}).image
+
+
+def test_classes_without_a_training_image_are_told(tmp_path, capsys):
+    y = arrays()["y_train"]
+    source = npz(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
+    assert images.configured(image_section(source=source), data_dir="").classes == ("0", "1", "2", "3")
+    assert capsys.readouterr().out.splitlines() == [
+        f"{source}: by their names, x_train to train on; x_test to evaluate; all else left alone",
+        f"{source}: 11 images to train on, 7 to evaluate, 4 classes; no image to train on is of 1 of them: 1",
+    ]
+    source = whole(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
+    images.configured(image_section(source=source), data_dir="")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{source}: split by content"
+    assert lines[1].endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
+    images.configured(image_section(), data_dir="")
+    assert capsys.readouterr().out == "digits: 1,463 images to train on, 334 to evaluate, 10 classes\n"
+
+
+# Parts by name.
+
+
+def numbered(folder, **numbers):
+    """A folder of .npz files of one part each, by their names; all pixels of one are its number."""
+    folder.mkdir(exist_ok=True)
+    for name, number in numbers.items():
+        whole(folder / f"{name}.npz", x=np.full((TRAIN, Y, X), number))
+    return folder
+
+
+def parts(data):
+    return int(data.train_image_BYXZ.max()), int(data.evaluation_image_BYXZ.max())
+
+
+@pytest.mark.parametrize("valid", ["valid", "val", "dev", "validation"])
+def test_the_files_of_a_folder_are_used_by_their_names(tmp_path, valid):
+    """Not split by content; evaluated is the validation part, where there is one; the test part is never used."""
+    folder = numbered(tmp_path / "set", train=1, test=3)
+    (folder / "more.npz").write_bytes(b"left alone")
+    assert parts(images.load(str(folder))) == (1, 3)
+    data = images.load(str(numbered(folder, **{valid: 2})))
+    assert parts(data) == (1, 2) and len(data.train_label_B) == len(data.evaluation_label_B) == TRAIN
+    assert data.name == str(folder) and data.said == (
+        f"by their names, {folder}/train.npz to train on; {folder}/{valid}.npz to evaluate; all else left alone"
+    )
+    (folder / "train.npz").unlink()
+    with pytest.raises(
+        errors.UserError, match=r"nothing to train on beside .*\(valid\), .*\(test\): image.train = PATH"
+    ):
+        images.load(str(folder))
+
+
+def test_two_files_of_one_part_are_refused(tmp_path):
+    with pytest.raises(errors.UserError, match="has val.npz and dev.npz: name one with image.valid"):
+        images.load(str(numbered(tmp_path / "set", train=0, val=1, dev=2)))
+
+
+def test_a_folder_of_idx_files_stays_what_it_was(tmp_path):
+    source = idx_folder(tmp_path / "set")
+    before = images.load(source)
+    numbered(tmp_path / "set", train=1, valid=2)
+    for found, expected in zip(images.load(source)[1:5], before[1:5], strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("valid", ["valid", "val"])
+def test_the_arrays_of_an_archive_are_used_by_their_names(tmp_path, valid):
+    x = {name: np.full((TRAIN, Y, X), number) for number, name in enumerate(["train", "test", valid])}
+    three = {f"x_{name}": image for name, image in x.items()} | {f"y_{name}": np.arange(TRAIN) % C for name in x}
+    data = images.load(npz(tmp_path / "a.npz", **three))
+    assert parts(data) == (0, 2) and f"x_train to train on; x_{valid} to evaluate" in data.said
+
+
+def test_one_part_alone_is_split_by_content(tmp_path):
+    source = whole(tmp_path / "train.npz")
+    expected = images.load(source)
+    for found in (images.load(str(tmp_path)), images.load("digits", files={"train": source})):
+        assert found.said == "split by content" and len(found.train_label_B) < TRAIN
+        for array, right in zip(found[1:5], expected[1:5], strict=True):
+            np.testing.assert_array_equal(array, right)
+
+
+@pytest.mark.parametrize("experiment", ["vision", "masked_image", "convolution"])
+def test_files_may_be_named_in_the_config(tmp_path, experiment):
+    """An .npz file with x and y, or a folder of two IDX files."""
+    (tmp_path / "idx").mkdir()
+    x = np.random.default_rng(0).integers(0, 256, (40, 4, 4), np.uint8)
+    (tmp_path / "idx" / "my-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx_bytes(x)))
+    (tmp_path / "idx" / "my-labels-idx1-ubyte").write_bytes(idx_bytes((np.arange(40) % C).astype(np.uint8)))
+    files = {"image__train": str(tmp_path / "idx")}
+    for part, n in (("test", 9), ("valid", 7)):
+        files[f"image__{part}"] = whole(tmp_path / f"{part}.npz", x=x[:n], y=np.arange(n) % C)
+        model = experiment != "convolution"
+        task = tiny.task_of(tiny.settings(experiment, model=model, **files, **({"image__patch": 2} if model else {})))
+        (batch,) = task.evaluation
+        weight_B = next(array for name, array in batch.items() if name.startswith("weight"))
+        assert np.count_nonzero(weight_B.reshape(len(weight_B), -1).any(axis=1)) == n
+
+
+@pytest.mark.parametrize(
+    ("files", "complaint"),
+    [
+        ({"test": "a.npz", "valid": "a.npz"}, r"nothing to train on beside .*a.npz \(valid\), .*a.npz \(test\)"),
+        ({"train": "a.npz", "valid": "no.npz"}, "no.npz is neither a folder of IDX files nor an .npz file"),
+        ({"train": "a.npz", "valid": "c.npz", "test": "no.npz"}, "no.npz is neither"),
+        ({"train": "a.npz", "test": "."}, r"must hold one file \*images-idx3-ubyte and one \*labels-idx1-ubyte"),
+        ({"train": "a.npz", "test": "b.npz"}, r"b.npz needs the arrays \(x, y\), and has x_train"),
+        ({"train": "a.npz", "valid": "c.npz", "test": "a.npz"}, "a.npz is named to train on and to evaluate"),
+    ],
+)
+def test_files_that_do_not_make_a_set_are_refused(tmp_path, files, complaint):
+    whole(tmp_path / "a.npz")
+    npz(tmp_path / "b.npz")
+    whole(tmp_path / "c.npz")
+    with pytest.raises(errors.UserError, match=complaint):
+        images.configured(image_section(**{part: tmp_path / file for part, file in files.items()}), data_dir="")
 
 
 def test_one_set_is_split_by_content(tmp_path):
@@ -263,7 +420,14 @@ def test_contradictory_sets_are_refused(tmp_path, case):
         ({"x_train": np.ones((TRAIN, Y))}, r"\(11, 5\)"),
         ({"x_train": np.ones((0, Y, X)), "y_train": np.ones(0, int)}, r"\(0, 5, 3\)"),
         ({"x_train": np.full((TRAIN, Y, X), 1e300)}, "not a finite number"),
-        ({"y_train": np.zeros((TRAIN, 1), int)}, r"shape \(11,\).*\(11, 1\)"),
+        ({"y_train": np.zeros((TRAIN, 2), int)}, r"shape \(11,\).*\(11, 2\)"),
+        ({"y_train": np.zeros((1, TRAIN), int)}, r"shape \(11,\).*\(1, 11\)"),
+        (
+            {"x_train": np.ones((TRAIN, 1, 28, 28))},
+            r"training part.*channels Z first, \(11, 1, 28, 28\).*moveaxis\(x, 1, -1\)",
+        ),
+        ({"x_train": np.ones((TRAIN, 3, 32, 5))}, r"channels Z first"),
+        ({"x_test": np.ones((EVALUATION, 4, 5, 5))}, r"evaluation part.*channels Z first"),
     ],
 )
 def test_archives_hold_numbers_of_the_right_shape(tmp_path, changed, complaint):

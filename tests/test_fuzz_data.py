@@ -111,10 +111,10 @@ def read_config(file):
 def read_folder(file):
     """A folder of IDX files, of which this is one."""
     contents = [idx_bytes(array) for array in (IMAGES, LABELS, IMAGES, LABELS)]
-    for name, content in zip(images.FILES, contents, strict=True):
+    for name, content in zip(images.image_files.FILES, contents, strict=True):
         (file.parent / name).write_bytes(content)
-    (file.parent / images.FILES[0]).unlink()
-    (file.parent / images.FILES[0]).hardlink_to(file)
+    (file.parent / images.image_files.FILES[0]).unlink()
+    (file.parent / images.image_files.FILES[0]).hardlink_to(file)
     images.load(str(file.parent))
 
 

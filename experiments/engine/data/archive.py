@@ -17,8 +17,8 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError, 
 _DAMAGED += (TypeError, OverflowError, SyntaxError, tokenize.TokenError)  # of a header, which numpy reads as Python
 
 
-def read(path: pathlib.Path, choices: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
-    """The arrays of the first choice of names that the file has completely.
+def read(path: pathlib.Path, choices: Sequence[tuple[str, ...]]) -> dict[str, np.ndarray]:
+    """The arrays, by name, of the first choice of names that the file has completely.
 
     Raises:
       UserError: no such choice; not an .npz file, or a damaged one; arrays of objects; too large when unpacked.
@@ -34,7 +34,7 @@ def read(path: pathlib.Path, choices: Sequence[tuple[str, ...]]) -> list[np.ndar
 def read_all(path: pathlib.Path) -> dict[str, np.ndarray]:
     """All arrays of the file, by name, as far as the memory has room. UserError as `read`."""
     with _opened(path, None) as file:
-        return dict(zip(file.files, _arrays(path, file.files, file), strict=True))
+        return _arrays(path, file.files, file)
 
 
 @contextlib.contextmanager
@@ -54,10 +54,10 @@ def _opened(path: pathlib.Path, largest: int | None) -> Iterator[np.lib.npyio.Np
         raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _arrays(path: pathlib.Path, names: Sequence[str], file: np.lib.npyio.NpzFile) -> list[np.ndarray]:
+def _arrays(path: pathlib.Path, names: Sequence[str], file: np.lib.npyio.NpzFile) -> dict[str, np.ndarray]:
     for name in names:
         _check_header(path, name, file.zip)
-    return [np.asarray(file[name]) for name in names]
+    return {name: np.asarray(file[name]) for name in names}
 
 
 def _check_header(path: pathlib.Path, name: str, members: zipfile.ZipFile) -> None:

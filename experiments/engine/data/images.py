@@ -2,25 +2,27 @@
 
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engine import errors
-from experiments.engine.data import archive, batches, download, idx, labelled, split
+from experiments.engine import config, errors
+from experiments.engine.data import batches, download, image_files, labelled, split
 
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
 DIGITS = tuple("0123456789")
 FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 EVALUATION_SHARE = 0.2
+SHOWN = 10  # classes of which there is no image
 CHUNK = 4096  # images at a time: statistics need float64, and all images at once would not fit
 
 
 class Images(NamedTuple):
-    """Raw pixels (uint8 or float32) and labels 0 .. C-1 (int32) of both parts; a name for each class."""
+    """Raw pixels (uint8 or float32) and labels 0 .. C-1 (int32) of both parts, a name for each class; `said`: which
+    file or array became what, '' of a named set."""
 
     name: str
     train_image_BYXZ: np.ndarray
@@ -28,26 +30,47 @@ class Images(NamedTuple):
     evaluation_image_BYXZ: np.ndarray
     evaluation_label_B: np.ndarray
     classes: tuple[str, ...]
+    said: str
 
 
-def load(source: str, *, data_dir: str = "") -> Images:
+def configured(section: config.Settings, *, data_dir: str) -> Images:
+    """The images that a config's `image` means: its files for each part, or its source; and says what they are.
+
+    Raises UserError as `load` does.
+    """
+    files = {"train": section.train, "valid": section.valid, "test": section.test}
+    data = load(section.source, data_dir=data_dir, files={part: path for part, path in files.items() if path})
+    n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
+    absent = np.setdiff1d(np.arange(C), data.train_label_B)
+    lines = [data.said] if data.said else []
+    lines += [f"{n:,} images to train on, {held_out:,} to evaluate, {C} classes"]
+    if len(absent):
+        some = ", ".join(data.classes[c] for c in absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
+        lines[-1] += f"; no image to train on is of {len(absent)} of them: {some}"
+    print("\n".join(f"{data.name}: {line}" for line in lines), flush=True)
+    return data
+
+
+def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = None) -> Images:
     """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
 
-    A path leads to a folder of IDX files, or to an .npz file with x_train, y_train, x_test and y_test, or with x and y.
-    What does not come in two parts is split by content, about 20 % for evaluation.
+    A path leads to an .npz file or a folder of files, whose names tell the parts (`image_files`). files: in its place,
+    a path for each part. What does not come in parts is split by content, about 20 % for evaluation.
 
     Raises:
       UserError: neither a name nor a path that exists; missing, damaged or contradictory files; labels out of range.
     """
+    if files:
+        return _whole(files.get("train", ""), image_files.given(files), known=())
     if source == "digits":
         return _digits()
     if source in FOLDERS:
         return _named(source, data_dir=data_dir)
     path = pathlib.Path(os.path.expanduser(source))
     if source and os.path.isdir(path):
-        return _folder(source, path, known=())
+        return _whole(source, image_files.folder(path), known=())
     if source and os.path.isfile(path) and path.suffix == ".npz":
-        return _npz(source, path)
+        return _whole(source, image_files.archived(path), known=())
     if source and os.path.exists(path):
         raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
     names = ", ".join(sorted(["digits", *FOLDERS]))
@@ -119,7 +142,7 @@ def _digits() -> Images:
     from sklearn import datasets
 
     digits = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
-    return _split("digits", digits.images.astype(np.uint8), digits.target, known=DIGITS)
+    return _split("digits", digits.images.astype(np.uint8), digits.target, known=DIGITS, said="")
 
 
 def _named(name: str, *, data_dir: str) -> Images:
@@ -127,51 +150,39 @@ def _named(name: str, *, data_dir: str) -> Images:
     places = [place / folder_name for place in download.places(data_dir)]
     for folder in places:
         if os.path.isdir(folder):
-            return _folder(name, folder, known=known)
+            return _whole(name, image_files.idx_folder(folder)._replace(said=""), known=known)
+    where = " or ".join(map(str, places))
     raise errors.UserError(
-        f"{name} is not here: put the files {', '.join(FILES)} (gzipped or not) into {' or '.join(map(str, places))}"
+        f"{name} is not here: put the files {', '.join(image_files.FILES)} (gzipped or not) into {where}"
     )
 
 
-def _folder(name: str, folder: pathlib.Path, *, known: tuple[str, ...]) -> Images:
-    candidates = [(folder / file, folder / f"{file}.gz") for file in FILES]
-    paths = [next((path for path in pair if os.path.isfile(path)), None) for pair in candidates]
-    missing = [file for file, path in zip(FILES, paths, strict=True) if path is None]
-    if missing:
-        raise errors.UserError(f"the folder {folder} lacks {', '.join(missing)} (gzipped or not)")
-    train_image, train_label, evaluation_image, evaluation_label = (
-        idx.read(path, axes=axes) for path, axes in zip(paths, (3, 1, 3, 1), strict=True)
-    )
-    return _parts(name, (train_image, train_label), (evaluation_image, evaluation_label), known=known)
-
-
-def _npz(name: str, path: pathlib.Path) -> Images:
-    arrays = archive.read(path, [("x_train", "y_train", "x_test", "y_test"), ("x", "y")])
-    if len(arrays) == 2:
-        return _split(name, *arrays, known=())
-    return _parts(name, (arrays[0], arrays[1]), (arrays[2], arrays[3]), known=())
-
-
-def _parts(name: str, train: tuple, evaluation: tuple, *, known: tuple[str, ...]) -> Images:
-    """Two parts that come apart already: (image, label) of each."""
+def _whole(name: str, parts: image_files.Parts, *, known: tuple[str, ...]) -> Images:
+    """The images of two parts, or of one in two."""
+    if parts.evaluation is None:
+        return _split(name, *parts.train, known=known, said="split by content")
     first, second = f"{name}, training part", f"{name}, evaluation part"
-    train_image_BYXZ, evaluation_image_BYXZ = labelled.images(first, train[0]), labelled.images(second, evaluation[0])
+    train_image_BYXZ = labelled.images(first, parts.train[0])
+    evaluation_image_BYXZ = labelled.images(second, parts.evaluation[0])
     if train_image_BYXZ.shape[1:] != evaluation_image_BYXZ.shape[1:]:
         shapes = f"{train_image_BYXZ.shape[1:]} and {evaluation_image_BYXZ.shape[1:]}"
         raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes}")
-    train_label_B = labelled.labels(first, train[1], n=len(train_image_BYXZ))
-    evaluation_label_B = labelled.labels(second, evaluation[1], n=len(evaluation_image_BYXZ))
-    classes = labelled.classes(first, train_label_B, known=known)
+    train_label_B = labelled.labels(first, parts.train[1], n=len(train_image_BYXZ))
+    evaluation_label_B = labelled.labels(second, parts.evaluation[1], n=len(evaluation_image_BYXZ))
+    least = min(int(train_label_B.min()), int(evaluation_label_B.min()))
+    classes = labelled.classes(first, train_label_B, known=known, least=least)
     train_label_B = labelled.in_range(first, train_label_B, C=len(classes))
     evaluation_label_B = labelled.in_range(second, evaluation_label_B, C=len(classes))
-    return Images(name, train_image_BYXZ, train_label_B, evaluation_image_BYXZ, evaluation_label_B, classes)
+    held_out = evaluation_image_BYXZ, evaluation_label_B
+    return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, parts.said)
 
 
-def _split(name: str, image: np.ndarray, label: np.ndarray, *, known: tuple[str, ...]) -> Images:
+def _split(name: str, image: np.ndarray, label: np.ndarray, *, known: tuple[str, ...], said: str) -> Images:
     """One set in two: about 20 % of the different images are held out, chosen by their bytes."""
     image_BYXZ = labelled.images(name, image)
     label_B = labelled.labels(name, label, n=len(image_BYXZ))
-    classes = labelled.classes(name, label_B, known=known)
+    classes = labelled.classes(name, label_B, known=known, least=int(label_B.min()))
     label_B = labelled.in_range(name, label_B, C=len(classes))
     out_B = split.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
-    return Images(name, image_BYXZ[~out_B], label_B[~out_B], image_BYXZ[out_B], label_B[out_B], classes)
+    held_out = image_BYXZ[out_B], label_B[out_B]
+    return Images(name, image_BYXZ[~out_B], label_B[~out_B], *held_out, classes, said)
