@@ -444,3 +444,27 @@ def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads
     x_BND = cases.normal(1, 1, N, D)
     _, A_BHNS, _ = multihead.itself({"score": {}, "value": {}, "relation": {}}, x_BND, design=design, mask=None)
     assert A_BHNS.shape == (1, H, N, N) and len({float(a) for a in A_BHNS[0, :, 0, 0]}) == H
+
+
+def test_the_zeros_of_dropout_are_every_layers_and_every_stages_own():
+    """They agree by chance only. All weights are 0 and stage s gives 2^s at every place, so the sum of all tells which
+    of them were replaced by zeros: the others are twice as large at the rate 1/2, and its binary digits are the stages.
+    """
+    made = cases.model(position=position.none, final_norm=False, cross=True, dropout=0.5)
+    params = jax.tree.map(jnp.zeros_like, made.init(jax.random.key(0)))
+    params["embed"]["E_WD"] += 1
+    layers, stages = params["blocks"], 2.0 ** (1 + jnp.arange(3 * M).reshape(3, M, 1))
+    for part, leaf, give in zip(("value", "value_cross", "mlp"), ("bo_D", "bo_D", "b2_D"), stages, strict=True):
+        layers[part][leaf] += give
+    names = ("embed_apply", "position", "design")
+    call = {name: made.call[name] for name in names} | dict(
+        mask=None, memory=block.Memory(cases.normal(0, B, 3, D), None)
+    )
+    key_B = jax.random.split(jax.random.key(1), B)
+    x_BND, _ = transformer.represent(params, cases.words(), key_B=key_B, unroll=1, **call)
+    digits = np.int64(x_BND)[..., None] >> np.arange(1, 3 * M + 2) & 1
+    assert (x_BND == digits @ 2 ** np.arange(1, 3 * M + 2)).all()
+    kept = digits.reshape(B * N * D, 3 * M + 1)
+    five_deviations = 2.5 / len(kept) ** 0.5
+    for one, other in itertools.combinations(kept.T, 2):
+        assert abs((one == other).mean() - 0.5) < five_deviations

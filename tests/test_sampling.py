@@ -56,6 +56,12 @@ def test_the_nucleus_among_equals_has_the_lower_ids():
     assert kept(sampling.keep_top_p(logits_BW, 0.1)) == [{1}, {0}]
 
 
+@pytest.mark.parametrize(("p", "words"), [(0.25, {0}), (0.5, {0, 1}), (0.75, {0, 1, 2}), (0.5 + 2**-20, {0, 1, 2})])
+def test_a_nucleus_that_reaches_p_exactly_is_large_enough(p, words):
+    """Four equal logits: their probabilities, 1/4, and all sums of these are exact."""
+    assert kept(sampling.keep_top_p(jnp.zeros((1, 4)), p)) == [words]
+
+
 def test_a_nucleus_of_one_keeps_what_has_almost_no_probability():
     logits_BW = jnp.array([[0.0, -40.0, -80.0]])
     np.testing.assert_array_equal(sampling.keep_top_p(logits_BW, 1.0), logits_BW)
