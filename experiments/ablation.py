@@ -145,18 +145,20 @@ def train(
     behind: Callable[[], Any],
 ) -> None:
     """One program after the other. behind: writes the report, where a program took long, and where a signal comes."""
-    line = progress.Progress([one.work for one in waiting], names=[one.program.name for one in waiting])
+    line = progress.Progress(waiting)
     with contextlib.closing(line):
         for number, one in enumerate(waiting):
+            line.begin(number)
             line.say(told(one))
             began = time.perf_counter()
             try:
                 ready = preparing.prepare(one.program, devices, batched=batched)
-                training.run(ready, folder, line, number, measure=measure)
+                training.run(ready, folder, line, measure=measure)
             except errors.Interrupted:
                 if number:
                     behind()
                 raise
+            line.end()
             took = time.perf_counter() - began
             line.say(f"  {number + 1} of {len(waiting)} done, in {took:.1f} s")
             if took > REPORTED and number + 1 < len(waiting):

@@ -13,7 +13,7 @@ from configs import base
 from experiments import ablation
 from experiments.engine import config as configs
 from experiments.engine import log, train
-from experiments.laboratory import drawings, training
+from experiments.laboratory import drawings, progress, training
 
 CHANGES = {
     "text__N": 8,
@@ -55,9 +55,20 @@ def summaries(folder: pathlib.Path) -> dict[str, dict]:
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """(folder, outcome) of a study that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("done")
-    return folder, study(folder, draws=True)
+    """(folder, outcome) of a study that nothing disturbed. Its live line has counted steps and evaluations."""
+    folder, counted = tmp_path_factory.mktemp("done"), []
+
+    class Watched(progress.Progress):
+        def end(self):
+            one = self._waiting[self._current]
+            counted.append((self._pace.steps.work / one.step, self._pace.evaluations.work / one.evaluation / one.step))
+            super().end()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "Progress", Watched)
+        outcome = study(folder, draws=True)
+    assert np.allclose(counted, [(5, 2), (5, 2)])  # of two programs; the first of six steps, or three, does not count
+    return folder, outcome
 
 
 def test_a_study_leaves_its_runs_and_its_report(done):

@@ -45,8 +45,8 @@ def launched(folder, name, *more):
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    """(outcome, folder, tokens that the live line counted, how often a step was traced and how often compiled)"""
-    folder, tokens, traced, compiled = tmp_path_factory.mktemp("run"), [], [], []
+    """(outcome, folder, what the live line counted, how often a step was traced and how often compiled)"""
+    folder, counted, traced, compiled = tmp_path_factory.mktemp("run"), [], [], []
     made, compile = train.update, jax.stages.Lowered.compile
 
     def counting(task, *arguments, **options):
@@ -58,7 +58,8 @@ def unbroken(tmp_path_factory):
 
     class Watched(log.Progress):
         def close(self):
-            tokens.append(round(self.tokens_per_second() * self._seconds))
+            tokens = round(self.tokens_per_second() * self._pace.steps.seconds)
+            counted.append((tokens, self._evaluations(1), self._evaluation, self._pace.evaluations.work))
             super().close()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -66,11 +67,11 @@ def unbroken(tmp_path_factory):
         patch.setattr(log, "Progress", Watched)
         patch.setattr(jax.stages.Lowered, "compile", lambda self: compiled.append(compile(self)) or compiled[-1])
         outcome = launched(folder, "run")
-    return outcome, folder / "run", tokens, traced, len(compiled)
+    return outcome, folder / "run", counted, traced, len(compiled)
 
 
 def test_a_run_whose_batches_grow(unbroken):
-    outcome, folder, tokens, traced, compiled = unbroken
+    outcome, folder, counted, traced, compiled = unbroken
     assert (outcome.code, outcome.err) == (0, "")
     assert sorted(traced) == [16 // 8, 32 // 8, 48 // 8] and compiled == 3  # on each of 8 devices; 32 comes twice
     rows = [row for row in log.read(folder) if "train/loss" in row]
@@ -78,7 +79,8 @@ def test_a_run_whose_batches_grow(unbroken):
     assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01 * (size / 16) ** 0.5 for size in SIZES])
     for words in ("16 examples, 64 tokens", "48 examples, 192 tokens, after step 6", "32 examples, 128 tokens, after"):
         assert words in outcome.out
-    assert tokens == [4 * sum(SIZES)]
+    # Tokens without the first step's; the evaluation, once: 6 batches of 64, forward only, for steps of 16.
+    assert counted == [(4 * sum(SIZES[1:]), 1, 8, 8)]
 
 
 def test_throughput_counts_the_tokens_of_every_step(monkeypatch, capsys):
@@ -87,12 +89,12 @@ def test_throughput_counts_the_tokens_of_every_step(monkeypatch, capsys):
     progress = log.Progress(
         start=2, steps=10, tokens_per_step=64, flops_per_step=32, peak=64.0, work=lambda n: sum(SIZES[:n]) / 16
     )
-    for step in (3, 4, 5, 6, 7):  # 16 + 32 + 32 + 32 + 48 examples of 4 tokens in 20 s, 112 examples to come
+    for step in (3, 4, 5, 6, 7):  # 32 + 32 + 32 + 48 examples of 4 tokens in 16 s, behind 16 that do not count
         now += 4
         progress.advance(step, 1.5)
-    assert progress.tokens_per_second() == 4 * 160 / 20
-    said = capsys.readouterr().out.splitlines()[-1]  # after 12 s, 80 examples: 10 first steps of 9.6 s per 4 to come
-    assert said == "step 5/10: loss 1.5000, 27 tokens/s, 21 % of peak, 0:29 left"
+    assert progress.tokens_per_second() == 4 * 144 / 16
+    said = capsys.readouterr().out.splitlines()[-1]  # after 12 s: 64 examples in 8 s; 192 to come
+    assert said == "step 5/10: loss 1.5000, 32 tokens/s, 25 % of matrix-product speed, 00:24 left"
 
 
 def test_a_run_resumes_across_a_change_of_size_bit_for_bit(unbroken, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from typing import Any
 
 import tqdm
 
-from experiments.engine import errors, events, processes, room
+from experiments.engine import errors, events, pace, processes, room
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -109,43 +109,62 @@ class Progress:
         flops_per_step: int,
         peak: float,
         work: Callable[[int], float] = float,
+        evaluation: float = 0.0,
+        evaluations: Callable[[int], int] = lambda n: 0,
     ):
-        """work(n): how many first steps the first n steps are worth; more than n where batches have grown."""
+        """work(n): how many first steps the first n steps are worth; more than n where batches have grown.
+
+        evaluation: how many of them one is worth. evaluations(n): how many come from the end of step n on. peak: what
+        cost.measured_peak has found.
+        """
         self._bar = tqdm.tqdm(
             total=steps,
             initial=start,
             disable=not (sys.stderr.isatty() and processes.main()),
-            bar_format="{n_fmt}/{total_fmt} steps{postfix}, {remaining} left |{bar:20}|",
+            bar_format="{n_fmt}/{total_fmt} steps{postfix} |{bar:20}|",  # tqdm's own {remaining} counts all that waits
             dynamic_ncols=True,
         )
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
-        self._work, self._begun = work, work(start)
-        self._seconds, self._taken, self._since = 0.0, 0.0, time.perf_counter()
+        self._work, self._evaluation, self._evaluations = work, evaluation, evaluations
+        self._pace, self._at, self._told = pace.Pace(), start, ""
         self._spoke = time.perf_counter()
 
     def advance(self, step: int, loss: float | None) -> None:
         """A step is done; the loss is shown where it was fetched."""
-        self._seconds += time.perf_counter() - self._since
-        self._since = time.perf_counter()
-        self._taken = self._work(step) - self._begun
-        self._bar.update(1)
-        if loss is None:
-            return
-        rate = self._taken / self._seconds
-        share = f", {100 * self._flops * rate / self._peak:.0f} % of peak" if self._peak else ""
-        line = f"loss {loss:.4f}, {self._tokens * rate:,.0f} tokens/s{share}"
+        self._pace.step(self._work(step) - self._work(self._at))
+        self._at = step
+        if loss is not None:
+            self._told = f"loss {loss:.4f}, {self._rates()}"
+        line = ", ".join(filter(None, [self._told, f"{pace.clock(self.left())} left"]))
         self._bar.set_postfix_str(line, refresh=False)
-        if self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
+        self._bar.update(1)
+        if loss is not None and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
             self._spoke = time.perf_counter()
-            left = (self._work(self._steps) - self._work(step)) / rate
-            print(f"step {step:,}/{self._steps:,}: {line}, {left // 60:.0f}:{left % 60:02.0f} left", flush=True)
+            print(f"step {step:,}/{self._steps:,}: {line}", flush=True)
+
+    def _rates(self) -> str:
+        """Tokens per second, and the FLOPs per second beside those of large matrix products alone."""
+        rate = self.tokens_per_second()
+        told = f"{rate:,.0f} tokens/s"
+        share = 100 * self._flops * rate / self._tokens / self._peak if self._peak else 0.0
+        return f"{told}, {share:.0f} % of matrix-product speed" if self._peak else told
+
+    def left(self) -> float | None:
+        """Seconds that steps and evaluations still take; None before two steps of this session, the first of which
+        says nothing."""
+        ahead = self._work(self._steps) - self._work(self._at)
+        return self._pace.left(ahead, self._evaluation * self._evaluations(self._at))
+
+    def timed(self, evaluate: Callable) -> Callable:
+        """`evaluate`, whose seconds tell how long those to come will take."""
+        return self._pace.timed(evaluate, self._evaluation)
 
     def pause(self) -> None:
         """What follows (an evaluation, a save) is not training time; ends at `resume`."""
-        self._seconds += time.perf_counter() - self._since
+        self._pace.pause()
 
     def resume(self) -> None:
-        self._since = time.perf_counter()
+        self._pace.resume()
 
     def say(self, line: str) -> None:
         """A line that stays, above the live one."""
@@ -155,8 +174,11 @@ class Progress:
             self._bar.write(line)
 
     def tokens_per_second(self) -> float:
-        """Throughput of the training steps alone, compilation, evaluations and saves left out."""
-        return self._tokens * self._taken / self._seconds if self._seconds else 0.0
+        """Throughput of the training steps alone: compilation, evaluations, saves and, of several, the first step of
+        the session left out."""
+        steps = self._pace.steps
+        return self._tokens * steps.work / steps.seconds if steps.seconds else 0.0
 
     def close(self) -> None:
+        self._bar.set_postfix_str(self._told, refresh=False)
         self._bar.close()

@@ -36,7 +36,6 @@ class Beside:
         self._made, self._folder, self._saves = made, folder, saves
         self.final: dict[str, float] = {}  # of the newest evaluation
         self.requests = interruption.Requests()
-        self._evaluate = train.evaluator(made.task, made.mesh)
         rows = [row for row in log.read(folder) if row["step"] <= start]
         self._best = max((_score(row, made.keep_best) for row in rows), default=-np.inf)
         self._evaluated_before = any(
@@ -49,8 +48,11 @@ class Beside:
             tokens_per_step=made.growth.sizes[0] * made.task.tokens_per_example,
             flops_per_step=flops,
             work=lambda n: made.growth.before(n) / made.growth.sizes[0],
+            evaluation=plan.evaluation_work(made.task, batch=made.growth.sizes[0]),
+            evaluations=lambda n: plan.times(n, every=made.every["evaluate"], steps=made.steps),
             peak=cost.measured_peak(devices=made.mesh.size),
         )
+        self._evaluate = self._progress.timed(train.evaluator(made.task, made.mesh))
         self._patience = guard.Patience()
         self._saved_at, self._wish, self._wishes = time.monotonic(), 0, processes.Late()
 

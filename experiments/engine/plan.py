@@ -83,6 +83,17 @@ def due(n: Any, *, every: int, steps: int) -> Any:
     return (n == steps) | (n % every == 0) if every else n == steps
 
 
+def times(n: int, *, every: int, steps: int) -> int:
+    """How often what is `due` so comes from the end of step n on."""
+    return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
+
+
+def evaluation_work(task: train.Task, *, batch: int) -> float:
+    """How many steps of so many examples an evaluation is worth: it goes forward only, a third of their FLOPs."""
+    examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
+    return examples / (3 * batch)
+
+
 def _probe_due(settings: config.Settings, task: train.Task) -> Callable | None:
     """After which steps the probe's numbers are wanted: those that are logged. UserError where there is no probe."""
     if not settings.train.probe:

@@ -22,11 +22,23 @@ class Checked(NamedTuple):
     steps: int
     params: int  # of one run
     flops: int  # of the forward pass for one batch of one run
+    evaluation: float  # how many steps one is worth
+    every: int  # steps between evaluations
+
+    @property
+    def step(self) -> float:
+        """FLOPs of a step of all runs; never 0, which only a model without a matrix product would have."""
+        return 3.0 * max(self.flops, 1) * len(self.program.rows)
 
     @property
     def work(self) -> float:
         """FLOPs of all steps of all runs."""
-        return 3.0 * self.flops * self.steps * len(self.program.rows)
+        return self.step * self.steps
+
+    def ahead(self, n: int) -> tuple[float, float]:
+        """FLOPs of all runs from the end of step n on: of steps, and of evaluations."""
+        evaluations = plan.times(n, every=self.every, steps=self.steps)
+        return self.step * (self.steps - n), self.step * self.evaluation * evaluations
 
 
 class Ready(NamedTuple):
@@ -56,7 +68,8 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
             _check(one.settings, task, metric)
     params = jax.eval_shape(task.init, jax.random.key(0))
     flops = cost.flops(task.measure, params, task.train[0], None)
-    return Checked(program, said, made.steps, shapes.total(params), flops)
+    evaluation = plan.evaluation_work(task, batch=made.growth.sizes[0])
+    return Checked(program, said, made.steps, shapes.total(params), flops, evaluation, made.every["evaluate"])
 
 
 def prepare(program: study.Program, devices: Mesh, *, batched: bool) -> Ready:

@@ -1,10 +1,14 @@
 """The live line of a whole study: which program is under way, how much is done, how long the rest will take."""
 
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tqdm
+
+from experiments.engine import pace
+from experiments.laboratory import preparing
 
 
 class Progress:
@@ -12,48 +16,88 @@ class Progress:
 
     EVERY_SECONDS = 10.0
 
-    def __init__(self, work: Sequence[float], *, names: Sequence[str]):
-        """work: of each program that is still to be trained."""
-        self._work, self._names, self._current = work, names, 0
+    def __init__(self, waiting: Sequence[preparing.Checked]):
+        """waiting: the programs that are still to be trained."""
+        self._waiting, self._current, self._step, self._loss, self._later = waiting, 0, 0, "", (0.0, 0.0)
         self._bar = tqdm.tqdm(
-            total=sum(work),
+            total=sum(one.work for one in waiting),
             disable=not sys.stderr.isatty(),
-            bar_format="{desc}{postfix}, {remaining} left |{bar:20}|",
+            bar_format="{desc}{postfix} |{bar:20}|",  # tqdm's own {remaining} counts all that waits
             dynamic_ncols=True,
         )
+        self._pace = self._known = pace.Pace()  # of the program under way, and of the newest that tells something
+        self._around: list[float] = []  # of each program that is done, the seconds beside its training
         self._began = self._spoke = time.perf_counter()
-        self._resumed, self._done = 0.0, 0.0
 
-    def begin(self, number: int, *, share: float) -> None:
-        """The program of this number begins, or goes on after this share of it was done earlier."""
-        self._current = number
-        self._resumed += share * self._work[number]
-        self._bar.initial = self._resumed  # what was done earlier says nothing of the time that is left
-        self._at(share)
-        self._bar.set_description_str(f"{number + 1} of {len(self._work)}, {self._names[number]}", refresh=False)
+    def begin(self, number: int) -> None:
+        """The program of this number is made ready and compiled from here on."""
+        self._current, self._step, self._loss = number, 0, ""
+        later = [one.ahead(0) for one in self._waiting[number + 1 :]]
+        self._later = sum(steps for steps, _ in later), sum(evaluations for _, evaluations in later)
+        self._pace, self._began = pace.Pace(), time.perf_counter()
+        self._bar.set_description_str(self._where(), refresh=False)
+        self._bar.set_postfix_str(f"compiling, {self._ahead()}")
 
-    def advance(self, step: int, steps: int, loss: float | None) -> None:
+    def go_on(self, step: int) -> None:
+        """The program begins behind this step: those before it were taken earlier."""
+        self._bar.update(self._waiting[self._current].step * (step - self._step))
+        self._step = step
+
+    def advance(self, step: int, loss: float | None) -> None:
         """A step is done; the mean loss of the rows, where it was fetched."""
-        self._at(step / steps)
-        if loss is None:
-            return
-        told = f"step {step:,}/{steps:,}, loss {loss:.4f}"
+        one = self._waiting[self._current]
+        self._pace.step(one.step)
+        if self._pace.steps.recent() is not None:
+            self._known = self._pace
+        self._bar.update(one.step * (step - self._step))
+        self._step = step
+        if loss is not None:
+            self._loss = f", loss {loss:.4f}"
+        told = f"step {step:,}/{one.steps:,}{self._loss}, {self._ahead()}"
         self._bar.set_postfix_str(told, refresh=False)
-        if self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
+        if loss is not None and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
             self._spoke = time.perf_counter()
-            where = f"{self._current + 1} of {len(self._work)}, {self._names[self._current]}"
-            print(f"{where}: {told}, {self._left()} left", flush=True)
+            print(f"{self._where()}: {told}", flush=True)
 
-    def _at(self, share: float) -> None:
-        done = sum(self._work[: self._current]) + share * self._work[self._current]
-        self._bar.update(done - self._done)
-        self._done = done
+    def end(self) -> None:
+        """The program under way is done, with its results."""
+        self._around.append(self._beside())
 
-    def _left(self) -> str:
-        """Of the whole study, by the time that this session took for its part."""
-        mine = self._done - self._resumed
-        seconds = (time.perf_counter() - self._began) * (sum(self._work) - self._done) / mine if mine > 0 else 0.0
-        return f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
+    def left(self) -> float | None:
+        """Seconds that steps and evaluations of all programs still take; None before two steps of this session."""
+        (steps, evaluations), later = self._waiting[self._current].ahead(self._step), self._later
+        return self._known.left(steps + later[0], evaluations + later[1])
+
+    def compiling(self) -> float:
+        """Seconds that the programs after this one take beside their training: as long as those before them, or as
+        this one so far. What is compiled for the first time takes longest."""
+        each = statistics.median(self._around) if self._around else self._beside()
+        return each * (len(self._waiting) - self._current - 1)
+
+    def _beside(self) -> float:
+        """Of this program's seconds, those in which it was not trained: of data, compilation, saves, results."""
+        return time.perf_counter() - self._began - self._pace.steps.seconds - self._pace.evaluations.seconds
+
+    def _where(self) -> str:
+        return f"{self._current + 1} of {len(self._waiting)}, {self._waiting[self._current].program.name}"
+
+    def _ahead(self) -> str:
+        """What is left, for a person."""
+        known, more = self.left(), len(self._waiting) - self._current - 1
+        left = f"{pace.clock(known)} left"
+        return f"{left}, and {pace.clock(self.compiling())} to compile {more} more" if more and known else left
+
+    def timed(self, evaluate: Callable) -> Callable:
+        """`evaluate` of the program under way, whose seconds tell how long those to come will take."""
+        one = self._waiting[self._current]
+        return self._pace.timed(evaluate, one.step * one.evaluation)
+
+    def pause(self) -> None:
+        """What follows (an evaluation, a save) is no part of a step; ends at `resume`."""
+        self._pace.pause()
+
+    def resume(self) -> None:
+        self._pace.resume()
 
     def say(self, line: str) -> None:
         """A line that stays, above the live one."""

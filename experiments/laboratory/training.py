@@ -32,10 +32,10 @@ from experiments.laboratory.progress import Progress
 SAVE_MINUTES = 1.0  # between checkpoints, where the config says nothing
 
 
-def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, number: int, *, measure: bool) -> None:
+def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, *, measure: bool) -> None:
     """Train the runs of the program, or go on with them, and write what each has found into its folder.
 
-    number: that of the program, for the progress. measure: look into scores and attention too.
+    measure: look into scores and attention too.
     """
     program, made, of, began = ready.program, ready.made, ready.together, time.perf_counter()
     saved = folder / "checkpoints" / program.folder
@@ -47,7 +47,7 @@ def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, number
         begun = initial.sketches(state.params)
         start, state = _resumed(saved, state)
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=1)))
-        progress.begin(number, share=start / made.steps)
+        progress.go_on(start)
         alive = np.asarray(jax.device_get(state.step) == start)
         step, seconds = _compiled(ready, state, alive, numbers)
         beside = stack.enter_context(contextlib.closing(Beside(ready, folder, saves, start, progress, measure)))
@@ -124,7 +124,7 @@ class Beside:
         self._logs = [log.Log(folder / row.name, start=start) for row in ready.program.rows]
         before = [log.read(folder / row.name) for row in ready.program.rows]
         self._reported = all(any(_evaluated(line, start) for line in lines) for lines in before)
-        self._evaluate = together.evaluator(ready.together)
+        self._evaluate = progress.timed(together.evaluator(ready.together))
         task = ready.together.task
         self._probe = jax.jit(jax.vmap(task.probe)) if measure and task.probe else None
         self.final: dict[str, np.ndarray] = {}  # R numbers of every metric, of the newest evaluation
@@ -144,7 +144,7 @@ class Beside:
             self._write(n, {f"train/{name}": column for name, column in found.items()})
             known = found[train.LOSS][np.isfinite(found[train.LOSS])]
             loss = float(known.mean()) if known.size else None
-        self._progress.advance(n, self._made.steps, loss)
+        self._progress.advance(n, loss)
 
     def _write(self, n: int, columns: dict[str, Any]) -> None:
         for r, writer in enumerate(self._logs):
@@ -158,12 +158,14 @@ class Beside:
 
     def on_stop(self, n: int, state: train.State) -> None:
         """Evaluate and save, where it is time to. Raises Interrupted where a signal has come."""
+        self._progress.pause()
         if self.due("evaluate", n):
             self._report(n, state)
         if self._saves_now or self.requests.signal:
             self._saves.save(n, state)
             self._saved_at, self._saved = time.monotonic(), n
             self.heed()
+        self._progress.resume()
 
     def heed(self) -> None:
         """Raise Interrupted where a signal stops the study here, behind a save."""
