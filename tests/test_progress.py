@@ -71,9 +71,9 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
     return ends
 
 
-def announced(capsys):
+def announced(out):
     """[(step, seconds left, seconds to compile what is more)] of every plain line."""
-    return [(int(n.replace(",", "")), *map(seconds, told)) for n, *told in LINE.findall(capsys.readouterr().out)]
+    return [(int(n.replace(",", "")), *map(seconds, told)) for n, *told in LINE.findall(out)]
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,9 @@ def announced(capsys):
 )
 def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run):
     ends = trained(clock, **run)
-    said, start = {n: left for n, left, _ in announced(capsys)}, run.get("start", 0)
+    out, start = capsys.readouterr().out, run.get("start", 0)
+    said = {n: left for n, left, _ in announced(out)}
+    assert out.splitlines()[0].endswith("loss 1.5000, ? left")  # and no throughput, that of a step that compiles
     assert said[start + 1] is None and len(said) == len(ends)
     for n, then in list(ends.items())[9:]:
         compiling = COMPILING if n <= start + run.get("every", 0) else 0.0
@@ -100,7 +102,7 @@ def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run):
 
 def test_evaluations_that_take_longer_than_their_work_are_believed_when_seen(clock, capsys):
     ends = trained(clock, every=100, evaluation=30.0, worth=10.0)
-    said = {n: left for n, left, _ in announced(capsys)}
+    said = {n: left for n, left, _ in announced(capsys.readouterr().out)}
     assert all(near(said[n], clock.now - ends[n]) for n in range(201, 1001))
 
 
@@ -194,7 +196,7 @@ def test_after_ten_steps_the_time_left_of_a_study_is_about_right(clock, capsys, 
     waiting = [checked(arm, flops) for _ in range(3) for arm, flops in ARMS.items()]
     line = progress.Progress(waiting)
     told, trained = train_study(clock, line, waiting, step_seconds=step_seconds, start=start)
-    said = announced(capsys)
+    said = announced(capsys.readouterr().out)
     assert len(said) == len(told) and said[0][1:] == (None, None)
     for (number, n, so_far), (_, left, compiling) in zip(told[9:], said[9:], strict=True):
         assert near(left, trained - so_far), f"after step {n} of program {number}"

@@ -133,9 +133,10 @@ class Progress:
         """A step is done; the loss is shown where it was fetched."""
         self._pace.step(self._work(step) - self._work(self._at))
         self._at = step
+        left = self.left()
         if loss is not None:
-            self._told = f"loss {loss:.4f}, {self._rates()}"
-        line = ", ".join(filter(None, [self._told, f"{pace.clock(self.left())} left"]))
+            self._told = f"loss {loss:.4f}" + (f", {self._rates()}" if left is not None else "")
+        line = ", ".join(filter(None, [self._told, f"{pace.clock(left)} left"]))
         self._bar.set_postfix_str(line, refresh=False)
         self._bar.update(1)
         if loss is not None and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
