@@ -271,7 +271,7 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     found = _imported(what, name, module, attribute)
     like = next(iter(right.values()))
     fields, defaults = getattr(like, "_fields", ()), getattr(like, "_field_defaults", {})
-    if type(found) is tuple and len(fields) - len(defaults) <= len(found) <= len(fields):
+    if fields and type(found) is tuple and len(fields) - len(defaults) <= len(found) <= len(fields):
         found = type(like)(*found)
     # What has a default may be left out; none is needed where a variant is one function.
     parts = [part for part in fields if part not in defaults]
