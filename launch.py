@@ -1,8 +1,9 @@
 """python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]"""
 
 if __name__ == "__main__":
-    from experiments.engine import pages
+    from experiments.engine import interruption, pages
 
+    interruption.from_the_start()
     pages.large(__file__)  # starts this process again: before what takes seconds to import
 
 import contextlib
@@ -78,7 +79,8 @@ def attempt(argv: list[str]) -> int:
     try:
         with interruption.at_once():
             action, how_to_go_on = prepared(argv)
-            with group.joined(together(), detect=DISTRIBUTED.value, how_to_go_on=how_to_go_on):
+            more = {"detect": DISTRIBUTED.value, "how_to_go_on": how_to_go_on}
+            with interruption.at_once(how_to_go_on), group.joined(together(), **more):
                 action()
     except (errors.UserError, errors.RunError) as error:
         print(f"error: {errors.line(error)}", file=sys.stderr)

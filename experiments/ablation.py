@@ -12,10 +12,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import config, errors, job, mesh, report, sources, workdir
+from experiments.engine import config, errors, interruption, job, mesh, report, sources, workdir
 from experiments.laboratory import preparing, progress, study, training
 from experiments.laboratory import report as reports
 
+TOO_EARLY = "stopped before anything was trained; a report that is there stays as it was"
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
@@ -31,9 +32,10 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         for one in checked(study.programs(rows), asked, devices):
             print(told(one), flush=True)
         return
-    with workdir.hold(folder), job.file_errors(folder):
+    requests = interruption.Requests()
+    with workdir.hold(folder), job.file_errors(folder), requests.kept():
         finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
-        waiting = checked(unfinished(rows, finished, folder), asked, devices)
+        waiting = checked(unfinished(rows, finished, folder), asked, devices, before=lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, rows)
         sources.keep(folder, settings.sources())
         for row in rows:
@@ -47,7 +49,11 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
             "commit": workdir.commit(),
         }
         write = functools.partial(reports.write, folder, asked, what=what)
-        train(waiting, folder, devices, batched=side_by_side, measure=settings.study.probe, behind=write)
+        try:
+            options = {"batched": side_by_side, "measure": settings.study.probe}
+            train(waiting, folder, devices, behind=write, requests=requests, **options)
+        except errors.Interrupted as error:
+            raise errors.Interrupted(f"{error}; {reported(folder, rows, write)}", error.code) from error
         tidy(folder / "checkpoints", rows)
         files = write()
         print(f"\n{reports.text(folder, asked)}\n")
@@ -55,10 +61,16 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
             print(f"  {file}")
 
 
-def checked(programs: list[study.Program], asked: study.Study, devices: Mesh) -> list[preparing.Checked]:
-    """The programs, all of which can be trained; what their experiments say of their data is said once."""
+def checked(
+    programs: list[study.Program], asked: study.Study, devices: Mesh, before: Callable[[], None] = lambda: None
+) -> list[preparing.Checked]:
+    """The programs, all of which can be trained; what their experiments say of their data is said once.
+
+    before: called before each program; what it raises ends this.
+    """
     found, said = [], set()
     for program in programs:
+        before()
         found.append(preparing.check(program, devices, metric=asked.metric[program.rows[0].condition]))
         for line in found[-1].said:
             if line not in said:
@@ -127,6 +139,15 @@ def tidy(folder: pathlib.Path, rows: list[study.Row]) -> None:
         folder.rmdir()
 
 
+def reported(folder: pathlib.Path, rows: list[study.Row], write: Callable[[], list[pathlib.Path]]) -> str:
+    """Write the report where runs are finished, and say what it holds."""
+    done = sum(workdir.finished(folder / row.name, row.settings.train.steps) for row in rows)
+    if not done:
+        return "no run of the study is finished, and there is no report yet"
+    write()
+    return f"{folder / 'report.md'} holds the {done} of {len(rows)} runs that are finished"
+
+
 def told(one: preparing.Checked) -> str:
     """A line about a program."""
     return (
@@ -143,22 +164,20 @@ def train(
     batched: bool,
     measure: bool,
     behind: Callable[[], Any],
+    requests: interruption.Requests,
 ) -> None:
-    """One program after the other. behind: writes the report, where a program took long, and where a signal comes."""
+    """One program after the other. behind: writes the report, where a program took long. Raises Interrupted."""
     line = progress.Progress(waiting)
     with contextlib.closing(line):
         for number, one in enumerate(waiting):
             line.begin(number)
             line.say(told(one))
             began = time.perf_counter()
-            try:
-                ready = preparing.prepare(one.program, devices, batched=batched)
-                training.run(ready, folder, line, measure=measure)
-            except errors.Interrupted:
-                if number:
-                    behind()
-                raise
+            ready = preparing.prepare(one.program, devices, batched=batched)
+            requests.heed()
+            training.run(ready, folder, line, measure=measure, requests=requests)
             line.end()
+            requests.heed()
             took = time.perf_counter() - began
             line.say(f"  {number + 1} of {len(waiting)} done, in {took:.1f} s")
             if took > REPORTED and number + 1 < len(waiting):

@@ -69,7 +69,7 @@ class Checkpoints:
             self._orbax.save(writing / saved_arrays.STATE, args=ocp.args.StandardSave(state))
         except disk_errors.NOT_WRITTEN as error:
             raise self._failed(step, error) from error
-        self._measured[step] = {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)}
+        self._measured[step] = _finite(metrics or {})
         self._under_way = step, self._thread.submit(self._finish, step)
 
     def _finish(self, step: int) -> None:
@@ -83,6 +83,28 @@ class Checkpoints:
         os.rename(writing, self._folder / str(step))
         manifest.flush(self._folder)
         self._remove_superfluous()
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """What was measured of the state saved at `step`, as far as its checkpoint says it."""
+        return self._measured.get(step, {})
+
+    def note(self, step: int, metrics: dict[str, float]) -> None:
+        """Keep with the checkpoint of `step`, if there is one, what was measured behind its save; in the background.
+
+        Where that fails, the next call that waits raises RunError.
+        """
+        if step in self._measured:
+            _, before = self._under_way or (step, None)
+            self._under_way = step, self._thread.submit(self._note, step, _finite(metrics), before)
+
+    def _note(self, step: int, metrics: dict[str, float], before: concurrent.futures.Future | None) -> None:
+        if before is not None:
+            before.result()
+        self._measured[step] = metrics
+        if self._main:
+            with contextlib.suppress(errors.UserError):  # it is said when the checkpoint is used
+                manifest.measured(self._folder / str(step), step=step, metrics=metrics)
+            self._remove_superfluous()
 
     def _remove_superfluous(self) -> None:
         for old in retention.superfluous(self._measured, keep=self._keep, best=self._best):
@@ -215,6 +237,10 @@ def digest(params: Any) -> str:
         total.update(name.encode())
         total.update(np.ascontiguousarray(jax.device_get(leaves[name])).tobytes())
     return total.hexdigest()
+
+
+def _finite(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _measured(saved: pathlib.Path, step: int) -> dict[str, float]:

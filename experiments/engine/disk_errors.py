@@ -1,9 +1,14 @@
 """What Orbax and tensorstore raise for a disk, as a few words instead of pages."""
 
+import asyncio
+import functools
 import logging
 import os
 import pathlib
 import re
+import sys
+from collections.abc import Callable
+from typing import Any
 
 NOT_WRITTEN = (OSError, ValueError, RuntimeError)
 NOT_READ = (*NOT_WRITTEN, KeyError, TypeError)  # also for what they cannot make sense of
@@ -17,8 +22,17 @@ def reason(error: BaseException) -> str:
 
 
 def quiet() -> None:
-    """Leave Orbax's tracebacks out of the log: what went wrong is raised, and told in a sentence."""
+    """Leave Orbax's and tensorstore's tracebacks out: what went wrong is raised, and told in a sentence."""
     logging.getLogger("absl").addFilter(_not_orbax)
+    if not isinstance(sys.unraisablehook, functools.partial):
+        sys.unraisablehook = functools.partial(_unless_late, sys.unraisablehook)
+
+
+def _unless_late(usual: Callable[[Any], Any], told: Any) -> None:
+    """Show what could not be raised; not that the loop is closed which awaited many writes until the first failed."""
+    called = told.exc_traceback and told.exc_traceback.tb_frame.f_code
+    if called is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__:
+        usual(told)
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:

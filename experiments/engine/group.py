@@ -81,6 +81,7 @@ def joined(group: Group | None, *, detect: bool = False, how_to_go_on: str = "")
 
 def start(group: Group | None) -> None:
     """Meet the other processes. RunError where they do not come, UserError where no cluster can be detected."""
+    parting.quiet()
     options: dict[str, Any] = {
         "initialization_timeout": START_SECONDS,
         "heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
@@ -93,7 +94,7 @@ def start(group: Group | None) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(**options)
-        parting.at_abort(parting.LOST)
+        parting.at_abort(f"{parting.LOST} (with TF_CPP_MIN_LOG_LEVEL=0, JAX says more)")
     except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).splitlines()[0]
         if group is None:

@@ -35,6 +35,7 @@ class Beside:
     def __init__(self, made: plan.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, start: int, flops: int):
         self._made, self._folder, self._saves = made, folder, saves
         self.final: dict[str, float] = {}  # of the newest evaluation
+        self._final_at = 0
         self.requests = interruption.Requests()
         rows = [row for row in log.read(folder) if row["step"] <= start]
         self._best = max((_score(row, made.keep_best) for row in rows), default=-np.inf)
@@ -83,21 +84,25 @@ class Beside:
         return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
 
     def on_stop(self, n: int, state: train.State) -> None:
-        """Evaluate and save, where it is time to. Raises Interrupted where a signal has come."""
+        """Save and evaluate, where it is time to. Raises Interrupted where a signal has come.
+
+        In this order: an evaluation may take long, and a signal ends it; then the run that goes on begins with it.
+        """
         self._progress.pause()
-        best, evaluates = False, self.due("evaluate", n)
-        if self._wish > SAVE and not self._made.keep_best:  # it may leave seconds: the run that goes on does it
-            evaluates = False
-        if evaluates:
+        if self._wish or self.due("save", n):
+            self._save(n, state)
+        self.heed(n)
+        if self.due("evaluate", n):
             with self._saved_anyway(n, state):
                 self._report(n, state)
-            best = processes.agree(_score(self.final, self._made.keep_best) > self._best) > 0
+            if processes.agree(_score(self.final, self._made.keep_best) > self._best) > 0:
+                self._save(n, state)
             self._best = max(self._best, _score(self.final, self._made.keep_best))
-        if best or self._wish or self.due("save", n):
-            self._saves.save(n, state, self.final if evaluates else None)
-            self._saved_at = time.monotonic()
         self._progress.resume()
-        self.heed(n)
+
+    def _save(self, n: int, state: train.State) -> None:
+        self._saves.save(n, state, self.final if self._final_at == n else None)
+        self._saved_at = time.monotonic()
 
     @contextlib.contextmanager
     def _saved_anyway(self, n: int, state: train.State) -> Iterator[None]:
@@ -115,19 +120,33 @@ class Beside:
         self._progress.pause()
         if processes.agree(not self._evaluated_before):
             self._report(n, state)
-        elif n == self._made.steps:
-            self.evaluate(state)
+        elif n == self._made.steps or processes.agree(not self._saves.metrics(n)):
+            self.evaluate(n, state)
+        self._best = max(self._best, _score(self.final, self._made.keep_best))
         self._progress.resume()
 
     def _report(self, n: int, state: train.State) -> None:
         """Evaluate, into the log too."""
-        self.evaluate(state)
+        self.evaluate(n, state)
         self._writer.write(n, self.final)
         self._progress.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.final.items()))
 
-    def evaluate(self, state: train.State) -> None:
-        """The means over the held-out part, into `final`."""
-        self.final = {f"{EVAL}{name}": value for name, value in self._evaluate(state.params).items()}
+    def evaluate(self, n: int, state: train.State) -> None:
+        """The means over the held-out part, into `final` and to the checkpoint, if there is one of n steps.
+
+        Saves, and raises Interrupted, where a signal comes meanwhile. All processes stop behind the same batch.
+        """
+        wishes = processes.Late()
+
+        def between() -> None:
+            self._wish = wishes.agree(self.requests.signal)
+            if self._wish:
+                self._save(n, state)
+                self.heed(n)
+
+        means = self._evaluate(state.params, between)
+        self.final, self._final_at = {f"{EVAL}{name}": value for name, value in means.items()}, n
+        self._saves.note(n, self.final)
 
     def heed(self, n: int) -> None:
         """Raise Interrupted where a signal stops the run here, after n steps, which are saved."""

@@ -10,6 +10,7 @@ from typing import Any
 from experiments.engine import disk_errors, errors
 
 FILE = "manifest.json"
+DRAFT = FILE + ".tmp"
 FORMAT = 1  # of what is in it
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP)  # something else is in its place
 
@@ -25,6 +26,18 @@ def write(folder: pathlib.Path, *, step: int, metrics: dict[str, float], version
     (folder / FILE).write_bytes(_signed(content))
     for path in (*sorted(folder.rglob("*"), reverse=True), folder):  # what a folder holds before the folder
         flush(path)
+
+
+def measured(folder: pathlib.Path, *, step: int, metrics: dict[str, float]) -> None:
+    """Put these metrics into the manifest, at no time half of them. Raises OSError, and as `read`."""
+    content = {name: value for name, value in read(folder, step=step).items() if name != "sha256"}
+    draft = folder / DRAFT
+    draft.unlink(missing_ok=True)  # what a process that was killed may have left
+    with draft.open("xb") as opened:
+        opened.write(_signed(content | {"metrics": metrics}))
+    flush(draft)
+    os.replace(draft, folder / FILE)
+    flush(folder)
 
 
 def flush(path: pathlib.Path) -> None:
@@ -100,7 +113,7 @@ def _damaged(folder: pathlib.Path, name: str, how: str) -> Damaged:
 
 
 def _names(folder: pathlib.Path) -> set[str]:
-    """Everything below the folder that is not a folder, by its path from there, but for the manifest. Raises OSError.
+    """Everything below the folder that is not a folder, by its path from there, but for the manifest. OSError.
 
     (`rglob` would pass over a folder that cannot be read.)
     """
@@ -112,7 +125,7 @@ def _names(folder: pathlib.Path) -> set[str]:
     for where, folders, files in os.walk(folder, onerror=stop):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
         found |= {(pathlib.Path(where) / name).relative_to(folder).as_posix() for name in (*files, *links)}
-    return found - {FILE}
+    return found - {FILE, DRAFT}
 
 
 def _described(file: pathlib.Path) -> dict[str, Any]:

@@ -16,15 +16,18 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any, NoReturn
 
+import jax
 from jax._src import distributed  # its client has no public name
+from jax._src.lib import utils  # jax_logging_level knows no level above FATAL
 
 from experiments.engine import errors, interruption
 
 POLL_SECONDS = 0.5  # between questions whether another process failed
 LEAVE_SECONDS = 5  # for the others to hear of a failure
+ABORTS = (0, 10, 2)  # the first JAX that was seen to; 0.8.0 leaves with nothing but what it logs
+ABOVE_FATAL = 4  # a level of absl's log
 FOREVER = 7 * 24 * 3600 * 1000  # milliseconds
 FAILED, LEFT, END = "tfm/failed", "tfm/left", "tfm/end"
 LOST = "another process of this run stopped or cannot be reached; the same commands go on from the last checkpoint"
@@ -49,14 +52,14 @@ def together(how_to_go_on: str = "") -> Iterator[bool]:
     client, me = distributed.global_state.client, distributed.global_state.process_id
     threading.Thread(target=_watch, args=(client, me, how_to_go_on), daemon=True).start()
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int) -> NoReturn:
         # Not an exception: it could be lost in a callback of JAX, and would meet collectives that the others have left.
         _fail(client, me, 128 + number, "stopped")
         _end(128 + number, f"stopped{how_to_go_on}", client)
 
     with contextlib.ExitStack() as stack:
         # Also over the handler of SIGTERM that JAX has put there, and which says nothing.
-        stack.enter_context(interruption.handled(dict.fromkeys(interruption.SIGNALS, stop)))
+        stack.enter_context(interruption.heeded(interruption.SIGNALS, stop))
         stack.push(functools.partial(_tell, client, me))
         stack.enter_context(_loss_is_one_sentence(client, me))
         yield me == 0
@@ -132,9 +135,10 @@ def _fail(client: Any, me: int, code: int, sentence: str) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. After a failure at once: JAX, at exit, would wait for processes that are no more."""
+    """End this process. After a signal at once, since Python's end has crashed beside threads of JAX that still worked;
+    so after a failure of several processes: JAX, at exit, would wait for those that are no more."""
     client = distributed.global_state.client
-    if not _leaving.is_set() or not client:
+    if code <= 128 and (not _leaving.is_set() or not client):
         gc.freeze()  # Python would look through everything once more: half a second
         sys.exit(code)
     with contextlib.suppress(OSError):
@@ -153,6 +157,16 @@ def _end(code: int, sentence: str = "", client: Any = None) -> NoReturn:
         if client:  # as the last thing: the first process leaves when it hears of it
             client.key_value_set(f"{LEFT}/{distributed.global_state.process_id}", "")
     os._exit(code)
+
+
+def quiet() -> None:
+    """From here on JAX's libraries in C++ log nothing, unless the user says how much.
+
+    Where another process is gone they would, with a stack trace, before they end this one by abort().
+    """
+    usual = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1"  # JAX puts this there
+    if usual and jax.__version_info__ >= ABORTS:
+        utils.absl_set_min_log_level(ABOVE_FATAL)
 
 
 def at_abort(sentence: str | None) -> None:

@@ -230,10 +230,13 @@ def follow(params: Any, metrics: dict) -> Any:
     return jax.tree_util.tree_map_with_path(move, params)
 
 
-def evaluator(task: Task, mesh: Mesh) -> Callable[[Any], dict[str, float]]:
-    """params -> the exact mean of every measure over the held-out part: each example once, padding not counted."""
+def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, float]]:
+    """params -> the exact mean of every measure over the held-out part: each example once, padding not counted.
+
+    A second argument is called between two batches; what it raises ends the evaluation.
+    """
     sums = jax.jit(held_out(task, mesh))
-    return lambda params: {name: float(mean) for name, mean in evaluate(task, mesh, sums, params).items()}
+    return lambda *args: {name: float(mean) for name, mean in evaluate(task, mesh, sums, *args).items()}
 
 
 def held_out(task: Task, mesh: Mesh) -> Callable[[Any, dict], Ratios]:
@@ -249,12 +252,23 @@ def held_out(task: Task, mesh: Mesh) -> Callable[[Any, dict], Ratios]:
     return sums
 
 
-def evaluate(task: Task, mesh: Mesh, sums: Callable[[Any, dict], Ratios], params: Any) -> dict[str, np.ndarray]:
-    """The quotients of what `sums` adds up over the held-out part, whatever the shape of its sums."""
+def evaluate(
+    task: Task,
+    mesh: Mesh,
+    sums: Callable[[Any, dict], Ratios],
+    params: Any,
+    between: Callable[[], None] = lambda: None,
+) -> dict[str, np.ndarray]:
+    """The quotients of what `sums` adds up over the held-out part, whatever the shape of its sums.
+
+    between: called between two batches; what it raises ends the evaluation.
+    """
     totals: dict[str, np.ndarray] = {}
     waiting: Ratios | None = None
     for i in range(len(task.evaluation) + 1):  # fetched one batch late, so that the devices never wait
         due = waiting
+        if i:
+            between()
         if i < len(task.evaluation):
             waiting = sums(params, meshes.place_batch(mesh, task.evaluation[i]))
         for name, pair in jax.device_get(due or {}).items():

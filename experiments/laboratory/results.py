@@ -2,6 +2,7 @@
 
 import pathlib
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,16 +22,18 @@ def write(
     measure: bool,
     begun: list[initial.Sketch],
     seconds: dict[str, float],
+    before: Callable[[], None],
 ) -> None:
     """summary.json of every run, the last of what says that it is finished; of the first seed maps.npz.
 
     measure: look at attention too. begun: with which values, by row. seconds: wall_seconds, the run's share, and
-    compile_seconds, of the program.
+    compile_seconds, of the program. before: called before each run's; what it raises ends it.
     """
     rows, task, common = ready.program.rows, ready.together.task, _common(ready, state)
     taken_R = jax.device_get(state.step)
     look = attention.looking(task) if measure and task.maps else None
     for r, row in enumerate(rows):
+        before()
         params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
         found, maps = look(params) if look else ({}, None)
         own = {

@@ -1,10 +1,11 @@
 """One program of a study: its runs trained together, from step 0 or the last checkpoint to the results of each."""
 
 import contextlib
+import functools
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -32,10 +33,18 @@ from experiments.laboratory.progress import Progress
 SAVE_MINUTES = 1.0  # between checkpoints, where the config says nothing
 
 
-def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, *, measure: bool) -> None:
+def run(
+    ready: preparing.Ready,
+    folder: pathlib.Path,
+    progress: Progress,
+    *,
+    measure: bool,
+    requests: interruption.Requests,
+) -> None:
     """Train the runs of the program, or go on with them, and write what each has found into its folder.
 
-    measure: look into scores and attention too.
+    measure: look into scores and attention too. requests: those of the study; Interrupted, behind a save, where there
+    is one.
     """
     program, made, of, began = ready.program, ready.made, ready.together, time.perf_counter()
     saved = folder / "checkpoints" / program.folder
@@ -50,8 +59,10 @@ def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, *, mea
         progress.go_on(start)
         alive = np.asarray(jax.device_get(state.step) == start)
         step, seconds = _compiled(ready, state, alive, numbers)
-        beside = stack.enter_context(contextlib.closing(Beside(ready, folder, saves, start, progress, measure)))
-        with beside.requests.kept(), debug.on(made.debug):
+        beside = Beside(ready, folder, saves, start, progress, measure, requests)
+        stack.enter_context(contextlib.closing(beside))
+        beside.heed()
+        with debug.on(made.debug):
             beside.on_start(start, state)
             state = train.fit(
                 state,
@@ -68,11 +79,12 @@ def run(ready: preparing.Ready, folder: pathlib.Path, progress: Progress, *, mea
                 alive=alive,
             )
             beside.on_end(state)
-            beside.heed()  # it came behind the last step
         took = {"compile_seconds": seconds}
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.rows)
-        results.write(ready, state, beside.final, folder, measure=measure, begun=begun, seconds=took)
+        results.write(
+            ready, state, beside.final, folder, measure=measure, begun=begun, seconds=took, before=beside.heed
+        )
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
 
@@ -119,17 +131,18 @@ class Beside:
         start: int,
         progress: Progress,
         measure: bool,
+        requests: interruption.Requests,
     ):
         self._made, self._folder, self._saves, self._progress = ready.made, folder, saves, progress
         self._logs = [log.Log(folder / row.name, start=start) for row in ready.program.rows]
         before = [log.read(folder / row.name) for row in ready.program.rows]
-        self._reported = all(any(_evaluated(line, start) for line in lines) for lines in before)
+        self._reported = [any(_evaluated(line, start) for line in lines) for lines in before]
         self._evaluate = progress.timed(together.evaluator(ready.together))
         task = ready.together.task
         self._probe = jax.jit(jax.vmap(task.probe)) if measure and task.probe else None
         self.final: dict[str, np.ndarray] = {}  # R numbers of every metric, of the newest evaluation
         self._final_at = -1
-        self.requests = interruption.Requests()
+        self._requests = requests
         self._saved_at, self._saved, self._saves_now = time.monotonic(), start, False
 
     def due(self, what: str, n: int) -> bool:
@@ -146,51 +159,62 @@ class Beside:
             loss = float(known.mean()) if known.size else None
         self._progress.advance(n, loss)
 
-    def _write(self, n: int, columns: dict[str, Any]) -> None:
+    def _write(self, n: int, columns: dict[str, Any], done: Sequence[bool] = ()) -> None:
+        """Into the logs of all rows, but for those that have it already."""
         for r, writer in enumerate(self._logs):
-            writer.write(n, {name: float(column[r]) for name, column in columns.items()})
+            if not (done and done[r]):
+                writer.write(n, {name: float(column[r]) for name, column in columns.items()})
 
     def stops(self, n: int) -> bool:
         """Whether `on_stop` has something to do after n steps."""
         minutes = (time.monotonic() - self._saved_at) / 60
         self._saves_now = self.due("save", n) or minutes >= (self._made.save_minutes or SAVE_MINUTES)
-        return self.due("evaluate", n) or self._saves_now or self.requests.signal > 0
+        return self.due("evaluate", n) or self._saves_now or self._requests.signal > 0
 
     def on_stop(self, n: int, state: train.State) -> None:
-        """Evaluate and save, where it is time to. Raises Interrupted where a signal has come."""
+        """Save and evaluate, where it is time to, in this order. Raises Interrupted where a signal has come."""
         self._progress.pause()
+        if self._saves_now:
+            self._save(n, state)
+        self._stop(n, state)
         if self.due("evaluate", n):
-            self._report(n, state)
-        if self._saves_now or self.requests.signal:
-            self._saves.save(n, state)
-            self._saved_at, self._saved = time.monotonic(), n
-            self.heed()
+            self._report(n, state, functools.partial(self._stop, n, state))
         self._progress.resume()
+
+    def _save(self, n: int, state: train.State) -> None:
+        self._saves.save(n, state)
+        self._saved_at, self._saved = time.monotonic(), n
+
+    def _stop(self, n: int, state: train.State) -> None:
+        """Save, and raise Interrupted, where a signal has come."""
+        if self._requests.signal and n:
+            self._save(n, state)
+        self.heed()
 
     def heed(self) -> None:
         """Raise Interrupted where a signal stops the study here, behind a save."""
-        if self.requests.signal:
+        if self._requests.signal:
             self._saves.wait()
-            raise errors.Interrupted(
-                f"stopped after step {self._saved:,}, which is saved in {self._folder}", 128 + self.requests.signal
-            )
+            where = f" after step {self._saved:,}, which is saved in {self._folder}" if self._saved else ""
+            raise errors.Interrupted(f"stopped{where}", 128 + self._requests.signal)
 
     def on_start(self, n: int, state: train.State) -> None:
-        """Evaluate the untrained models; and at the end of a program that was stopped before its results."""
-        if self._reported:
-            self.final, self._final_at = self._evaluate(state.params), n
-        elif n in (0, self._made.steps):
-            self._report(n, state)
+        """Evaluate the untrained models; and where a program was stopped before that, or before its results."""
+        if not all(self._reported) and (n == 0 or self.due("evaluate", n)):
+            self._report(n, state, functools.partial(self._stop, n, state), done=self._reported)
+        elif n == self._made.steps:
+            self.final, self._final_at = self._evaluate(state.params, self.heed), n
 
     def on_end(self, state: train.State) -> None:
         """Evaluate, where the last step did not come to it: all rows have stopped."""
         if self._final_at != self._made.steps:
-            self._report(self._made.steps, state)
+            self._report(self._made.steps, state, self.heed)
 
-    def _report(self, n: int, state: train.State) -> None:
-        self.final, self._final_at = self._evaluate(state.params), n
+    def _report(self, n: int, state: train.State, between: Callable[[], None], done: Sequence[bool] = ()) -> None:
+        """Evaluate, into the logs of all rows but those that are done; between: called between two batches."""
+        self.final, self._final_at = self._evaluate(state.params, between), n
         found = jax.device_get(self._probe(state.params)) if self._probe else {}
-        self._write(n, {f"{loop.EVAL}{name}": column for name, column in self.final.items()} | found)
+        self._write(n, {f"{loop.EVAL}{name}": column for name, column in self.final.items()} | found, done)
 
     def close(self) -> None:
         """End the logs."""
