@@ -1,5 +1,6 @@
 """Checkpoints: whole or not there, on any mesh, the newest and the best kept, and a disk that fails."""
 
+import asyncio
 import json
 import os
 import pathlib
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ import pytest
 import tiny
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import checkpoint, errors, manifest, retention, saved_arrays, step_folders, train
+from experiments.engine import checkpoint, disk_errors, errors, manifest, retention, saved_arrays, step_folders, train
 
 OLD = pathlib.Path(__file__).parent / "data" / "old_checkpoint"
 LAYOUTS = {  # of the devices' axes, and of a matrix and a vector over them
@@ -370,6 +372,26 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
     disk = tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
     done = full(tmp_path, 0, *disk)
     check_full(done, tmp_path, "No space left on device")
+    assert "Traceback" not in done.stderr
+
+
+class Thing:
+    """What a weak reference can be to."""
+
+
+def test_a_loop_that_is_closed_while_tensorstore_still_writes_is_not_told(monkeypatch):
+    """Of many writes to a full disk Orbax awaits the first that fails; the others come to a loop that is no more."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(str(found.exc_value)))
+    for _ in range(2):
+        disk_errors.quiet()
+    loop = asyncio.new_event_loop()
+    loop.close()
+    for late in (loop.call_soon_threadsafe, {}.pop):  # called from C, as by tensorstore, where nobody can catch it
+        thing = Thing()
+        reference = weakref.ref(thing, late)
+        del thing
+    assert told == [str(KeyError(reference))]
 
 
 @pytest.mark.parametrize("when", ["before", "replaced", "during"])

@@ -76,3 +76,38 @@ def test_late_agreement_is_heard_one_turn_later_and_asks_for_one_save_by_the_clo
     beside.requests.signal = 15
     stops += [loop.Beside.stops(beside, n) for n in (5, 6)]
     assert stops == [False, True, False, False, False, True] and beside._wish == 15
+
+
+def test_an_evaluation_of_several_processes_ends_where_all_have_heard_of_the_signal_behind_a_save(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    done = []
+
+    def evaluate(params, between):
+        for batch in range(4):
+            done.append(batch)
+            between()
+
+    def heed(n):
+        done.append("heeded")
+        raise errors.Interrupted("", 143)
+
+    beside = types.SimpleNamespace(requests=types.SimpleNamespace(signal=15), _evaluate=evaluate, heed=heed)
+    beside._save = lambda n, state: done.append(f"saved {n}")
+    with pytest.raises(errors.Interrupted):
+        loop.Beside.evaluate(beside, 6, types.SimpleNamespace(params=None))
+    assert done == [0, 1, "saved 6", "heeded"] and beside._wish == 15
+
+
+def test_after_a_signal_a_process_leaves_at_once(monkeypatch):
+    """Python's own end, with threads of JAX still at work, has crashed."""
+
+    def at_once(code):
+        raise SystemExit(f"at once: {code}")
+
+    monkeypatch.setattr(parting.os, "_exit", at_once)
+    monkeypatch.setattr(parting.gc, "freeze", lambda: None)
+    for code, found in ((0, 0), (1, 1), (2, 2), (130, "at once: 130"), (143, "at once: 143")):
+        monkeypatch.setattr(parting, "_speaks", threading.Lock())
+        with pytest.raises(SystemExit) as caught:
+            parting.leave(code)
+        assert caught.value.code == found
