@@ -17,8 +17,9 @@ import tiny
 import tiny_study
 from tiny_study import STEPS
 
-from experiments import language
-from experiments.engine import checkpoint, log, train, workdir
+from experiments import ablation, language
+from experiments.engine import checkpoint, log, mesh, train, workdir
+from experiments.laboratory import preparing, training
 
 ROOT = pathlib.Path(__file__).parent.parent
 # Two programs: the second has the rows of two arms.
@@ -108,25 +109,54 @@ def copy(stopped: pathlib.Path, folder: pathlib.Path) -> None:
     shutil.copytree(stopped / "study", folder / "study")
 
 
-ENDS = {  # (owner, name of a function, when a signal comes behind it)
-    "last evaluation": lambda calls: (train, "evaluate", lambda *_: next(calls) == 2),  # of the steps 0, 3, 6
-    "last save": lambda _: (checkpoint.Checkpoints, "save", lambda _, step, state: step == STEPS),
-    "first of two results": lambda _: (workdir, "write_json", lambda file, value: file.name == "summary.json"),
+WHERE = {  # (owner, name of a function, when a signal comes behind it), and how many runs are finished then
+    "first evaluation": (lambda calls: (mesh, "place_batch", lambda *_: True), 0),  # its only batch
+    "second evaluation": (lambda calls: (mesh, "place_batch", lambda *_: next(calls) == 1), 0),  # behind step 3
+    "last evaluation": (lambda calls: (train, "evaluate", lambda *_: next(calls) == 2), 0),  # of the steps 0, 3, 6
+    "last save": (lambda _: (checkpoint.Checkpoints, "save", lambda _, step, state: step == STEPS), 0),
+    "first of two results": (lambda _: (workdir, "write_json", lambda file, value: file.name == "summary.json"), 1),
+    "between two programs": (lambda calls: (preparing, "prepare", lambda *_: next(calls) == 1), 2),
+    "compilation of the next": (lambda calls: (training, "_compiled", lambda *_: next(calls) == 1), 2),
 }
 
 
-@pytest.mark.parametrize("moment", ENDS)
-def test_a_signal_at_the_very_end_of_a_program_stops_the_study(done, tmp_path, moment):
+@pytest.mark.parametrize("moment", WHERE)
+def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(done, tmp_path, moment):
     source = {"study__arms": ARMS, "text__source": str(done / "text.txt")}
+    (owner, name, due), finished = WHERE[moment][0](itertools.count()), WHERE[moment][1]
     with pytest.MonkeyPatch.context() as patch:
-        signalled(patch, *ENDS[moment](itertools.count()))
+        signalled(patch, owner, name, due)
         outcome = tiny_study.run(tmp_path, **source)
     assert outcome.code == 143 and "go on with" in outcome.err
     assert not list(tmp_path.glob("study/all/asymmetric/*/metrics.jsonl"))  # the next program is not begun
-    assert len(tiny_study.summaries(tmp_path)) == (moment == "first of two results")
+    assert len(tiny_study.summaries(tmp_path)) == finished
+    report = tmp_path / "study" / "report.json"
+    if finished:
+        assert f"; {report.with_suffix('.md')} holds the {finished} of 6 runs that are finished; go on" in outcome.err
+        assert json.loads(report.read_text(encoding="utf-8"))["finished_runs"] == finished
+    else:
+        assert "; no run of the study is finished, and there is no report yet; go on with: " in outcome.err
+        assert not report.exists()
+    if moment == "second evaluation":  # as if it was killed behind the first of four rows
+        (row,) = (row for row in log.read(done / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
+        with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as rows:
+            rows.write(json.dumps(row) + "\n")
     _, taken = again(tmp_path, **source)
-    assert taken == list(range(1, STEPS + 1))  # of the next program alone
+    left = {"first evaluation": range(1, STEPS + 1), "second evaluation": range(4, STEPS + 1)}.get(moment, ())
+    assert taken == [*left, *range(1, STEPS + 1)]  # of the first program, and of the next
     tiny_study.assert_alike(tmp_path, done, ALL)
+
+
+def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(done, tmp_path):
+    copy(done, tmp_path)
+    report = tmp_path / "study" / "report.json"
+    before = report.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, preparing, "check", lambda *_, **__: True)
+        more = {"study__arms": [*ARMS, ["scaled", {"model.score_std": 0.5}], ["other", {"model.score": "none"}]]}
+        outcome = tiny_study.run(tmp_path, **more, text__source=str(done / "text.txt"))
+    assert outcome.code == 143 and outcome.err.startswith(f"{ablation.TOO_EARLY}; go on with: ")
+    assert report.read_bytes() == before
 
 
 def test_a_result_that_is_missing_is_made_again_alone(done, tmp_path):

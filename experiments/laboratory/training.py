@@ -59,9 +59,9 @@ def run(
         progress.go_on(start)
         alive = np.asarray(jax.device_get(state.step) == start)
         step, seconds = _compiled(ready, state, alive, numbers)
+        requests.heed()  # before anything is written
         beside = Beside(ready, folder, saves, start, progress, measure, requests)
         stack.enter_context(contextlib.closing(beside))
-        beside.heed()
         with debug.on(made.debug):
             beside.on_start(start, state)
             state = train.fit(
