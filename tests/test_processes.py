@@ -18,7 +18,7 @@ import pytest
 import tiny
 
 from experiments import language
-from experiments.engine import checkpoint, cost, errors, group, log, mesh, processes, workdir
+from experiments.engine import checkpoint, cost, errors, group, log, mesh, parting, processes, workdir
 
 ROOT = pathlib.Path(__file__).parent.parent
 SECONDS = 150  # in which everything here must end, also on a busy machine
@@ -156,7 +156,9 @@ def test_the_others_end_where_one_is_killed(victim, by_one, arguments, tmp_path)
     assert "another process of this run stopped" in err or "another task died" in err  # the latter from JAX itself
     assert "Traceback" not in err
     if victim == 1:
-        assert f"resuming {folder} at step {STEPS + 2}" in out and err.count("\n") == 1
+        assert f"resuming {folder} at step {STEPS + 2}" in out
+    if victim == 1 or jax.__version_info__ >= parting.ABORTS:  # before, there is JAX's own sentence, in three lines
+        assert err.count("\n") == 1 and "trace" not in err
     assert {step: loss for step, loss in losses(folder).items() if step <= STEPS + 2} == losses(by_one)
 
 

@@ -135,10 +135,10 @@ def _fail(client: Any, me: int, code: int, sentence: str) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process. After a signal at once, since Python's end has crashed beside threads of JAX that still worked;
-    so after a failure of several processes: JAX, at exit, would wait for those that are no more."""
+    """End this process; but for code 0 at once. Python's own end crashes where a program of JAX is still under way, and
+    JAX's would wait for processes that are no more."""
     client = distributed.global_state.client
-    if code <= 128 and (not _leaving.is_set() or not client):
+    if not code and (not _leaving.is_set() or not client):
         gc.freeze()  # Python would look through everything once more: half a second
         sys.exit(code)
     with contextlib.suppress(OSError):
