@@ -90,6 +90,10 @@ def text() -> ml_collections.ConfigDict:
     """The data of `language`."""
     config = ml_collections.ConfigDict()
     config.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
+    config.train = ""  # a file or folder to train on instead of source, whose files' names or contents tell the parts
+    config.valid = ""  # a file or folder to evaluate on (with train only)
+    config.test = ""  # the same where there is no valid; else it is left alone (with train only)
+    config.binary = False  # read files as they are, also what is no text: .gz packed, images, UTF-16, ...
     config.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     config.N = 64  # tokens of a window, the context
     config.objective = "causal"  # causal: the next word; prefix: the same after a prefix; masked: hidden words
@@ -104,6 +108,9 @@ def pairs() -> ml_collections.ConfigDict:
     """The data of `translation`, and how it is decoded and scored."""
     config = ml_collections.ConfigDict()
     config.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
+    config.train = ""  # the same to train on, or the beginning of two parallel files' names, instead of source
+    config.valid = ""  # and to evaluate on (with train only)
+    config.test = ""  # the same where there is no valid; else it is left alone (with train only)
     config.reverse = False  # translate from the second column into the first
     config.share = 1.0  # share of the training pairs that is used; the held-out pairs stay the same
     config.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included

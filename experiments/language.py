@@ -18,11 +18,12 @@ from tfm import layout as layouts
 from tfm import mask as masks
 
 MASK = "[MASK]"
+PIECE = 2**20  # tokens counted at a time
 LONGEST = 1_000_000  # tokens of the sample at the end of a run
 
 
 class Corpus(NamedTuple):
-    """A text as token ids, split into training and evaluation part."""
+    """A text as token ids (of few words in few bytes), split into training and evaluation part."""
 
     name: str
     tokenizer: tokenizer.Tokenizer | borrowed.Borrowed
@@ -82,11 +83,14 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
 def read(settings: config.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
     config.at_least(1, {"text.N": settings.text.N})
-    documents = text.load(settings.text.source, data_dir=settings.data_dir)
-    made = borrowed.make(
-        settings.text.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation
+    t = settings.text
+    documents = text.load(
+        t.source, data_dir=settings.data_dir, train=t.train, valid=t.valid, test=t.test, binary=t.binary
     )
-    parts = [tokenizer.join(made, part) for part in (documents.train, documents.evaluation)]
+    if documents.said:
+        print(documents.said)
+    made = borrowed.make(t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation)
+    parts = [made.join(part) for part in (documents.train, documents.evaluation)]
     print(
         f"{documents.name}: {len(parts[0]):,} tokens to train on, {len(parts[1]):,} to evaluate, vocabulary {made.size}"
     )
@@ -110,7 +114,7 @@ def build(settings: config.Settings, corpus: Corpus, objective: Objective) -> mo
 
 def most_frequent(corpus: Corpus, evaluation: Any) -> float:
     """The accuracy, on what the evaluation asks for, of always answering the most frequent training token."""
-    answer = np.bincount(corpus.train_T).argmax()
+    answer = token_counts(corpus.train_T, W=corpus.tokenizer.size).argmax()
     right = asked = 0.0
     for i in range(len(evaluation)):
         batch = evaluation[i]
@@ -119,6 +123,12 @@ def most_frequent(corpus: Corpus, evaluation: Any) -> float:
     if not asked:
         raise errors.UserError("not one held-out word is hidden: give more text, or a larger text.mask_rate")
     return right / asked
+
+
+def token_counts(token_T: np.ndarray, *, W: int) -> np.ndarray:
+    """How often each token occurs, (W,): counted piece by piece, for numpy counts in a copy of 8 bytes a token."""
+    pieces = (token_T[first : first + PIECE] for first in range(0, len(token_T), PIECE))
+    return sum((np.bincount(piece, minlength=W) for piece in pieces), np.zeros(W, int))
 
 
 def causal_windows(settings: config.Settings, corpus: Corpus) -> Any:

@@ -73,7 +73,10 @@ def read(settings: config.Settings) -> Corpus:
     p = settings.pairs
     config.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
     config.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
-    loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share)
+    named = {"train": p.train, "valid": p.valid, "test": p.test}
+    loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share, **named)
+    if loaded.said:
+        print(loaded.said)
     made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [parallel.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]

@@ -56,9 +56,9 @@ def write(folder, **contents):
 
 
 def test_one_file_is_cut_after_nine_tenths(tmp_path):
-    write(tmp_path, a=bytes(range(97)))
+    write(tmp_path, a=bytes(range(1, 98)))
     found = text.load(str(tmp_path / "a"))
-    assert found.train == [bytes(range(87))] and found.evaluation == [bytes(range(87, 97))]
+    assert found.train == [bytes(range(1, 88))] and found.evaluation == [bytes(range(88, 98))]
     assert found.name == str(tmp_path / "a")
 
 
@@ -67,7 +67,8 @@ def test_one_file_is_cut_after_nine_tenths(tmp_path):
 def test_one_file_is_never_cut_inside_a_character(tmp_path, characters):
     content = characters.encode()
     write(tmp_path, a=content)
-    (train,), (evaluation,) = text.load(str(tmp_path / "a"))[1:]
+    found = text.load(str(tmp_path / "a"))
+    train, evaluation = map(bytes, found.train + found.evaluation)
     assert train.decode() + evaluation.decode() == characters
     assert 0 <= len(content) * 9 // 10 - len(train) < 4
 
@@ -90,14 +91,15 @@ def test_a_folder_is_read_in_order_without_what_is_hidden_or_empty(tmp_path):
 
 def test_a_folder_with_a_single_text_is_cut_like_a_file(tmp_path):
     write(tmp_path, a=b"0123456789", b=b"0123456789")
-    assert text.load(str(tmp_path))[1:] == ([b"012345678"], [b"9"])
+    found = text.load(str(tmp_path))
+    assert (found.train, found.evaluation, found.said) == ([b"012345678"], [b"9"], "")
 
 
 def test_the_standard_library_is_text():
     found = text.load("stdlib")
     with open(os.path.join(sysconfig.get_path("stdlib"), "argparse.py"), "rb") as file:
         assert file.read() in found.train + found.evaluation
-    sizes = [sum(map(len, part)) for part in found[1:]]
+    sizes = [sum(map(len, part)) for part in (found.train, found.evaluation)]
     assert len(found.train) + len(found.evaluation) > 100
     assert 0.02 < sizes[1] / sum(sizes) < 0.3
     assert text.load("stdlib") == found
@@ -157,8 +159,8 @@ def test_tinyshakespeare_is_the_usual_one():
     found = text.load("tinyshakespeare")
     made = tokenizer.make("characters", found.train, evaluation=found.evaluation)
     assert made.size == 65 and made.specials == ()
-    assert len(tokenizer.join(made, found.train)) == 1_003_854
-    assert len(tokenizer.join(made, found.evaluation)) == 111_540
+    assert len(made.join(found.train)) == 1_003_854
+    assert len(made.join(found.evaluation)) == 111_540
 
 
 # Download.
@@ -300,8 +302,8 @@ DOCUMENTS = st.lists(st.text(max_size=11).map(str.encode), min_size=1, max_size=
 @hypothesis.settings(deadline=None)
 def test_what_is_encoded_decodes_to_itself(documents, kind):
     made = tokenizer.make(kind, documents, specials=("[MASK]",))
-    ids = tokenizer.join(made, documents)
-    assert ids.dtype == np.int32 and made.decode(ids) == "\0".join(document.decode() for document in documents)
+    ids = made.join(documents)
+    assert ids.dtype == np.uint8 and made.decode(ids) == "\0".join(document.decode() for document in documents)
     for document in documents:
         assert made.decode(made.encode(document)) == document.decode()
     assert tokenizer.from_json(json.loads(json.dumps(made.to_json()))) == made
@@ -331,12 +333,12 @@ def test_characters_are_numbered_in_order_and_specials_follow():
 def test_the_separator_is_known_only_where_documents_are_joined():
     assert tokenizer.make("characters", [b"ab"]).characters == "ab"
     two = tokenizer.make("characters", [b"ab", b"ca"])
-    assert two.characters == "\0abc" and tokenizer.join(two, [b"ab", b"ca"]).tolist() == [1, 2, 0, 3, 1]
-    assert tokenizer.join(two, [b"ab"]).tolist() == [1, 2]
+    assert two.characters == "\0abc" and two.join([b"ab", b"ca"]).tolist() == [1, 2, 0, 3, 1]
+    assert two.join([b"ab"]).tolist() == [1, 2]
     one = tokenizer.make("characters", [b"ab"], evaluation=[b"a", b"b"])
-    assert tokenizer.join(one, [b"a", b"b"]).tolist() == [1, 0, 2] and one.specials == ()
+    assert one.join([b"a", b"b"]).tolist() == [1, 0, 2] and one.specials == ()
     plain = tokenizer.make("bytes", [])
-    assert tokenizer.join(plain, [b"a", b"b"]).tolist() == [97, 0, 98]
+    assert plain.join([b"a", b"b"]).tolist() == [97, 0, 98]
 
 
 @pytest.mark.parametrize("unseen", ["c", " ", "é", "😀"])  # between, below and above the known code points

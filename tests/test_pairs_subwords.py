@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from experiments.engine import errors
-from experiments.engine.data import batches, download, pairs, parallel, subwords
+from experiments.engine.data import batches, download, pair_files, pairs, parallel, subwords
 
 WORDS = "a king who reads is worth two kings who fight".split()
 SAID = [(f"{a} {b} {c}.", f"{c} {b} {a}!") for a in WORDS for b in WORDS for c in WORDS]
@@ -97,13 +97,13 @@ def test_a_zip_with_a_path_that_leads_out_is_refused(tmp_path, name):
 
 
 def test_what_unpacks_into_too_much_is_refused(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(pairs, "LARGEST", 10**6)
+    monkeypatch.setattr(pair_files, "LARGEST", 10**6)
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("a.tsv", b"a\tb\n" * 300_000)
     assert os.path.getsize(tmp_path / "a.zip") < 10**4
     with pytest.raises(errors.UserError, match="1200000 bytes of text, and 1000000 are allowed"):
         pairs.load(str(tmp_path / "a.zip"))
-    monkeypatch.setattr(pairs, "LARGEST", 100)
+    monkeypatch.setattr(pair_files, "LARGEST", 100)
     for source in (file, file.parent):
         with pytest.raises(errors.UserError, match="100 are allowed"):
             pairs.load(str(source))

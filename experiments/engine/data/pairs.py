@@ -1,18 +1,17 @@
 """Sentence pairs, source and target, in a training and an evaluation part that depend on the sentences alone."""
 
+import contextlib
 import hashlib
 import os
 import pathlib
 import unicodedata
-import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engine import errors, room
-from experiments.engine.data import download, split
+from experiments.engine import errors
+from experiments.engine.data import download, pair_files, parts, split
 
 # name -> (file name, where a person finds it, sha256)
 NAMED = {
@@ -22,9 +21,6 @@ NAMED = {
         "0c4fd7825d3d872488d38c157f784e035edab4f2ff0df25a2a208790ecb5b58f",
     ),
 }
-ENDINGS = (".tsv", ".txt")  # of the files of a folder or zip that hold pairs
-LARGEST = 2**30  # bytes of text, unpacked
-COPIES = 8  # bytes in memory for each of them: strings, of which each has some 50 bytes beside its letters
 EVALUATION_SHARE = 0.05
 BOM = "\ufeff"
 
@@ -32,36 +28,80 @@ Pair = tuple[str, str]
 
 
 class Pairs(NamedTuple):
-    """Sentences and their translations."""
+    """Sentences and their translations; `said`: which file became what, '' where there is nothing to tell."""
 
     name: str
     train: list[Pair]
     evaluation: list[Pair]
+    said: str
 
 
-def load(source: str, *, data_dir: str = "", reverse: bool = False, share: float = 1.0) -> Pairs:
+def load(
+    source: str,
+    *,
+    data_dir: str = "",
+    reverse: bool = False,
+    share: float = 1.0,
+    train: str = "",
+    valid: str = "",
+    test: str = "",
+) -> Pairs:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
     The first column is the source and the second the target (`reverse`: the other way round); further columns are
-    ignored, so are empty lines, and files and folders whose names begin with a dot or an underscore. Sentences are in
-    Unicode's form NFC. About 5 % of the source sentences are held out, with all their translations; sources that differ
-    only in case, punctuation and spaces fall on the same side. `share` of the others is for training.
+    ignored, so are empty lines, and files and folders whose names begin with a dot or an underscore. A folder or zip
+    without such files may hold parallel ones, as said.en and said.es, whose lines are pairs, or a path be what the
+    names of two share (said); the source is the language that comes first in the alphabet. What is gzipped is unpacked.
+    Sentences are in Unicode's form NFC.
+
+    The names of files tell what is held out, as train.tsv and valid.tsv do (`parts.by_names`). Where they do not, about
+    5 % of the source sentences are held out, with all their translations; sources that differ only in case,
+    punctuation and spaces fall on the same side. `share` of the others is for training.
+
+    In place of `source`, `train`, `valid` and `test` name what is trained on and what is evaluated: valid, or without
+    it test, which is else left alone. `train` alone is a source whose files' names tell nothing.
 
     Raises:
       UserError: neither a name nor a path that exists; a damaged or dangerous zip, or too large a file; a line that is
-      not UTF-8, has no second column or an empty side; a share outside (0, 1]; too few sentences to split.
+      not UTF-8, has no second column or an empty side; parallel files of unequal length; a share outside (0, 1]; too
+      few sentences to split; parts that do not fit together.
     """
     if not 0 < share <= 1:
         raise errors.UserError(f"the share of the pairs must be above 0 and at most 1, and {share} is not")
-    pairs = [pair for name, content in _contents(_path(source, data_dir)) for pair in _pairs(name, content)]
-    if not pairs:
-        raise errors.UserError(f"{source} holds no sentence pairs: a line is a sentence, a tab, and its translation")
+    given = parts.given("pairs", train=train, valid=valid, test=test)
+    source = given.get(parts.TRAIN, source)
+    with contextlib.ExitStack() as zips:
+        if len(given) > 1:
+            texts = {part: pair_files.texts(_path(path, ""), zips) for part, path in given.items()}
+            parts.check_apart("pairs", {part: [file.name for one in of for file in one] for part, of in texts.items()})
+            how = "as the config says,"
+        else:
+            every, how = pair_files.texts(_path(source, data_dir), zips), "by their names,"
+            names, sizes = [one[0].inside for one in every], [sum(file.size for file in one) for one in every]
+            numbers = {} if given or source in NAMED else parts.by_names("pairs", names, sizes)
+            texts = {part: [every[i] for i in of] for part, of in numbers.items()} or {parts.TRAIN: every}
+        asked = [part for part in (parts.TRAIN, parts.evaluated(texts)) if part in texts]
+        pair_files.check_size(source, sum(file.size for part in asked for one in texts[part] for file in one))
+        found = [[pair for one in texts[part] for pair in _pairs(one)] for part in asked]
+    for part, some in zip(asked, found, strict=True):
+        if not some:
+            where = f"{source}: the part {part}" if len(asked) > 1 else source
+            raise errors.UserError(f"{where} holds no sentence pairs: a line is a sentence, a tab, and its translation")
     if reverse:
-        pairs = [(target, source) for source, target in pairs]
-    train, evaluation = _apart(pairs, share=EVALUATION_SHARE)
+        found = [[(target, source) for source, target in some] for some in found]
+    named = {part: [pair_files.called(one, reverse=reverse) for one in of] for part, of in texts.items()}
+    if len(found) == 2:
+        kept, held = found
+        keys = {sentence_key(source) for source, _ in kept}
+        both = sum(sentence_key(source) in keys for source, _ in held)
+        said = parts.told(source, how, named) + f" ({both:,} of {len(held):,} sources stand among those to train on)"
+    else:
+        kept, held = _apart(found[0], share=EVALUATION_SHARE)
+        couples = any(len(one) > 1 for one in texts[parts.TRAIN])
+        said = f"{source}: the lines of {parts.listed(named[parts.TRAIN])} are pairs" if couples else ""
     if share < 1:  # by other digests: by the same ones, those held out would be missing from the smallest
-        _, train = _apart(train, share=share, salt="share")
-    return Pairs(name=source, train=train, evaluation=evaluation)
+        _, kept = _apart(kept, share=share, salt="share")
+    return Pairs(source, kept, held, said)
 
 
 def sentence_key(sentence: str) -> str:
@@ -86,7 +126,7 @@ def _path(source: str, data_dir: str) -> pathlib.Path:
     """The file of the named set, checked, or the user's own path."""
     if source not in NAMED:
         path = pathlib.Path(os.path.expanduser(source))
-        if not source or not os.path.exists(path):
+        if not source or not (os.path.exists(path) or pair_files.beginning(path)):
             names = ", ".join(NAMED)
             raise errors.UserError(f"{source!r} is neither a named set of pairs ({names}) nor a path that exists")
         return path
@@ -104,58 +144,6 @@ def _path(source: str, data_dir: str) -> pathlib.Path:
     return path
 
 
-def _contents(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file with pairs."""
-    if os.path.isdir(path):
-        try:
-            files = [file for file in sorted(path.rglob("*")) if _wanted(file.relative_to(path)) and file.is_file()]
-            _check_size(path, sum(file.stat().st_size for file in files))
-        except OSError as error:
-            raise errors.UserError(f"the folder {path} cannot be read: {error.strerror}") from error
-        yield from ((str(file), _read(file)) for file in files)
-    elif not os.path.isfile(path):  # reading a pipe or a device could wait forever
-        raise errors.UserError(f"{path} is neither a file nor a folder")
-    elif zipfile.is_zipfile(path):
-        yield from _members(path)
-    else:
-        _check_size(path, path.stat().st_size)
-        yield str(path), _read(path)
-
-
-def _members(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
-    """Name and content of a zip's members with pairs; nothing is unpacked to the disk."""
-    try:
-        with zipfile.ZipFile(path) as file:
-            members = [member for member in file.infolist() if not member.is_dir()]
-            for member in members:
-                _check_member(path, member.filename)
-            _check_size(path, sum(member.file_size for member in members))
-            for member in members:
-                if _wanted(pathlib.PurePosixPath(member.filename)):
-                    yield f"{path}:{member.filename}", file.read(member)  # never more than file_size bytes
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise errors.UserError(f"{path} is damaged or not a zip that can be read: {error}") from error
-    except OSError as error:
-        raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _check_member(path: pathlib.Path, name: str) -> None:
-    """UserError for a member whose path leads out of the zip. (ZipFile has cut names at a NUL.)"""
-    parts = name.replace("\\", "/").split("/")
-    if name.startswith(("/", "\\")) or ".." in parts or ":" in parts[0]:
-        raise errors.UserError(f"{path} has a member that leads out of it, {name!r}: make a zip without such a path")
-
-
-def _check_size(path: pathlib.Path, size: int) -> None:
-    if size > LARGEST:
-        raise errors.UserError(f"{path} holds {size} bytes of text, and {LARGEST} are allowed")
-    room.check(f"the text in {path}", COPIES * size)
-
-
-def _wanted(path: pathlib.PurePath) -> bool:
-    return path.suffix.lower() in ENDINGS and not any(part.startswith((".", "_")) for part in path.parts)
-
-
 def _read(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes()
@@ -163,19 +151,37 @@ def _read(path: pathlib.Path) -> bytes:
         raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _pairs(name: str, content: bytes) -> Iterator[Pair]:
-    """The pairs of a file's lines. Raises UserError that names file and line."""
+def _pairs(text: pair_files.Text) -> Iterator[Pair]:
+    """The pairs of a file's lines, or of those of two files. Raises UserError that names file and line."""
+    if len(text) == 1:
+        yield from _tab_separated(text[0].name, text[0].read())
+        return
+    sides = [[line.strip() for line in _lines(file.name, file.read())] for file in text]
+    counts = [len(side) - (side[-1] == "") for side in sides]  # without what stands behind the last line's end
+    if counts[0] != counts[1]:
+        what = " and ".join(f"{file.name} has {count:,} lines" for file, count in zip(text, counts, strict=True))
+        raise errors.UserError(f"{what}: of parallel files, a line of one is the translation of the other's")
+    yield from ((source, target) for source, target in zip(*sides, strict=False) if source and target)
+
+
+def _lines(name: str, content: bytes) -> Iterator[str]:
+    """The lines, in NFC. Raises UserError that names file and line."""
     for number, line in enumerate(content.split(b"\n"), 1):
         try:
             text = line.decode("utf-8").removesuffix("\r")
         except UnicodeDecodeError as error:
             raise errors.UserError(f"{name}, line {number}: not UTF-8 text: {line[:40]!r}") from error
-        columns = unicodedata.normalize("NFC", text.removeprefix(BOM) if number == 1 else text).split("\t")
+        yield unicodedata.normalize("NFC", text.removeprefix(BOM) if number == 1 else text)
+
+
+def _tab_separated(name: str, content: bytes) -> Iterator[Pair]:
+    for number, line in enumerate(_lines(name, content), 1):
+        columns = line.split("\t")
         if columns == [""]:
             continue
         if len(columns) < 2:
             raise errors.UserError(
-                f"{name}, line {number}: no second column (a tab must follow the first): {text[:40]!r}"
+                f"{name}, line {number}: no second column (a tab must follow the first): {line[:40]!r}"
             )
         source, target = (column.strip() for column in columns[:2])
         if not source or not target:

@@ -8,6 +8,8 @@ import numpy as np
 from experiments.engine import errors
 from experiments.engine.data import batches, pairs, subwords
 
+PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
+
 
 class Rows(NamedTuple):
     """The pairs whose sides fit into N tokens: ids, [EOS], padding (int32)."""
@@ -22,11 +24,12 @@ def padded(made: subwords.Subwords, sentences: Sequence[str], *, N: int) -> tupl
 
     One of more than N - 1 ids does not: its row is all padding, nothing is cut.
     """
-    ids = made.encode(sentences)
-    id_BN = np.full((len(ids), N), subwords.PAD, np.int32)
-    fits_B = np.array([len(id_T) < N for id_T in ids], bool)
-    for b in np.flatnonzero(fits_B):
-        id_BN[b, : len(ids[b])], id_BN[b, len(ids[b])] = ids[b], subwords.EOS
+    id_BN, fits_B = np.full((len(sentences), N), subwords.PAD, np.int32), np.zeros(len(sentences), bool)
+    for first in range(0, len(sentences), PIECE):
+        for b, id_T in enumerate(made.encode(sentences[first : first + PIECE]), first):
+            fits_B[b] = len(id_T) < N
+            if fits_B[b]:
+                id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, subwords.EOS
     return id_BN, fits_B
 
 

@@ -3,7 +3,8 @@
 import dataclasses
 import difflib
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from experiments.engine import errors
 KINDS = ("bytes", "characters")
 UNKNOWN = "[UNK]"
 SEPARATOR = "\0"  # stands between two documents
+CHUNK = 2**20  # bytes of a document that are made characters at a time
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +50,21 @@ class Tokenizer:
         """
         if self.kind == "bytes":
             return np.frombuffer(document, np.uint8).astype(np.int32)
-        text = _text(document)
-        point_T = np.frombuffer(text.encode("utf-32-le"), "<u4")
-        id_T = self._id_of_point[np.minimum(point_T, len(self._id_of_point) - 1)]
-        if id_T.size and id_T.min() < 0:
-            character = text[int(id_T.argmin())]
-            raise errors.UserError(f"the character {character!r} is unknown: it does not occur in the training text")
-        return id_T
+        return np.concatenate([np.zeros(0, np.int32), *map(self._ids, _texts(document))])
+
+    def join(self, documents: Sequence[bytes]) -> np.ndarray:
+        """Ids of all documents, the NUL character between two, in the smallest integers that hold them.
+
+        T = total length + number of documents - 1. UserError as `encode`.
+        """
+        if self.kind == "bytes":  # of a single document without a copy
+            return np.frombuffer(documents[0] if len(documents) == 1 else SEPARATOR.encode().join(documents), np.uint8)
+        parts = [part for document in documents for part in (SEPARATOR.encode(), document)][1:]
+        id_T, T = np.empty(sum(map(len, parts)), np.min_scalar_type(self.size - 1)), 0  # a character has 1 to 4 bytes
+        for text in itertools.chain.from_iterable(map(_texts, parts)):
+            id_T[T : T + len(text)] = self._ids(text)
+            T += len(text)
+        return id_T[:T]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text: specials by their names, what is not UTF-8 as U+FFFD. ValueError for ids outside 0 .. W-1."""
@@ -66,6 +76,14 @@ class Tokenizer:
     def to_json(self) -> dict:
         """What `from_json` needs."""
         return {"kind": self.kind, "characters": self.characters, "specials": list(self.specials)}
+
+    def _ids(self, text: str) -> np.ndarray:
+        point_T = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        id_T = self._id_of_point[np.minimum(point_T, len(self._id_of_point) - 1)]
+        if id_T.size and id_T.min() < 0:
+            character = text[int(id_T.argmin())]
+            raise errors.UserError(f"the character {character!r} is unknown: it does not occur in the training text")
+        return id_T
 
     @functools.cached_property
     def _id_of_point(self) -> np.ndarray:
@@ -105,11 +123,6 @@ def make(
     return Tokenizer(kind=kind, characters="".join(sorted(known)), specials=tuple(specials))
 
 
-def join(tokenizer: Tokenizer, documents: Sequence[bytes]) -> np.ndarray:
-    """int32 ids of all documents, the NUL character between two: T = total length + number of documents - 1."""
-    return tokenizer.encode(SEPARATOR.encode().join(documents))
-
-
 def from_json(saved: dict) -> Tokenizer:
     """The tokenizer that `to_json` described. Raises UserError where the description does not hold together."""
     if set(saved) != {"kind", "characters", "specials"}:
@@ -133,14 +146,23 @@ def _check_kind(kind: str) -> None:
 
 
 def _characters(documents: Sequence[bytes]) -> set[str]:
-    return set().union(*map(_text, documents))
+    return set().union(*itertools.chain.from_iterable(map(_texts, documents)))
 
 
-def _text(document: bytes) -> str:
-    try:
-        return document.decode("utf-8")
-    except UnicodeDecodeError as error:
-        near = document[max(error.start - 20, 0) : error.start + 20]
-        raise errors.UserError(
-            f"a document is not UTF-8 text (byte {error.start}, near {near!r}): use the 'bytes' tokenizer for it"
-        ) from error
+def _texts(document: bytes) -> Iterator[str]:
+    """The characters of a document, many but not all at a time: as text they may take four times the memory."""
+    first = 0
+    while first < len(document):
+        last = min(first + CHUNK, len(document))
+        least = last - 3
+        while least < last < len(document) and document[last] & 0b1100_0000 == 0b1000_0000:  # inside a character
+            last -= 1
+        try:
+            yield str(document[first:last], "utf-8")
+        except UnicodeDecodeError as error:
+            at = first + error.start
+            near = bytes(document[max(at - 20, 0) : at + 20])
+            raise errors.UserError(
+                f"a document is not UTF-8 text (byte {at}, near {near!r}): use the 'bytes' tokenizer for it"
+            ) from error
+        first = last

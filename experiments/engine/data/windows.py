@@ -24,7 +24,8 @@ def causal(token_T: np.ndarray, *, N: int) -> tuple[batches.Fetch, int]:
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         position_BN = index_B[:, None] + np.arange(N)
         weight_BN = np.ones((len(index_B), N), np.float32)
-        return {"w_BN": token_T[position_BN], "target_BN": token_T[position_BN + 1], "weight_BN": weight_BN}
+        w_BN, target_BN = _at(token_T, position_BN), _at(token_T, position_BN + 1)
+        return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN}
 
     return fetch, len(token_T) - N
 
@@ -41,8 +42,8 @@ def causal_evaluation(token_T: np.ndarray, *, N: int) -> tuple[batches.Fetch, in
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         position_BN = index_B[:, None] * N + np.arange(N)
         return {
-            "w_BN": token_T[np.minimum(position_BN, last)],
-            "target_BN": token_T[np.minimum(position_BN + 1, last)],
+            "w_BN": _at(token_T, np.minimum(position_BN, last)),
+            "target_BN": _at(token_T, np.minimum(position_BN + 1, last)),
             "weight_BN": (position_BN < last).astype(np.float32),
         }
 
@@ -93,7 +94,7 @@ def _masked(
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         position_BN = index_B[:, None] * stride + np.arange(N)
         valid_BS = position_BN < len(token_T)
-        target_BN = token_T[np.minimum(position_BN, len(token_T) - 1)]
+        target_BN = _at(token_T, np.minimum(position_BN, len(token_T) - 1))
         hidden_BN, kind_BN, other_BN = _uniforms(index_B, rng, N=N, seed=seed)
         hidden_BN = (hidden_BN < rate) & valid_BS
         w_BN = np.where(hidden_BN & (kind_BN < HIDE), np.int32(mask_id), target_BN)
@@ -111,6 +112,11 @@ def _uniforms(index_B: np.ndarray, rng: np.random.Generator | None, *, N: int, s
         return rng.random((3, len(index_B), N))
     windows = [np.random.Generator(np.random.Philox(key=[seed, index])) for index in index_B.tolist()]
     return np.stack([window.random((3, N)) for window in windows], axis=1)
+
+
+def _at(token_T: np.ndarray, position_BN: np.ndarray) -> np.ndarray:
+    """The tokens at these places, as int32: the long row may have smaller integers."""
+    return token_T[position_BN].astype(np.int32, copy=False)
 
 
 def _check(part: str, token_T: np.ndarray, needed: int) -> None:

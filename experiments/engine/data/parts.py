@@ -1,0 +1,92 @@
+"""Which part of a corpus a file is, where its name says so: to train on, to evaluate, or a test that is left alone."""
+
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+from experiments.engine import errors
+
+TRAIN, VALID, TEST = "train", "valid", "test"
+SIDES = TRAIN, TEST  # of a split that no name tells
+WORDS = {"train": TRAIN, "valid": VALID, "validation": VALID, "val": VALID, "dev": VALID, "test": TEST}
+OTHER = ""  # of no part
+LISTED = 3  # names in a line; of more files their number is told
+
+
+def of_name(path: pathlib.PurePath) -> str:
+    """The part that the names in a path tell, the outermost first; OTHER where none tells one, or two at once.
+
+    One of WORDS, also with a number behind it, stands between . - _ and the ends of a name: train/a.txt,
+    wiki.valid.tokens, test2016.en, train-00000-of-00002.txt.
+    """
+    for name in path.parts:
+        words = [word.rstrip("0123456789") for word in re.split(r"[._-]", name.lower())]
+        told = {WORDS[word] for word in words if word in WORDS}
+        if len(told) == 1:
+            return told.pop()
+    return OTHER
+
+
+def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[int]) -> dict[str, list[int]]:
+    """Part -> numbers of its files (paths inside their folder), where names tell; else {}, and contents decide.
+
+    Names tell where a file is named valid or test, and one train or nothing else than valid or test (test.txt, val/).
+    Files named neither are trained on, unless those named train are larger: then they are OTHER, as a README.
+
+    Raises:
+      UserError: no file is left to train on. section: of the settings, as text, that can name the parts.
+    """
+    found = [of_name(path) for path in paths]
+    held_out = [path for path, part in zip(paths, found, strict=True) if part in (VALID, TEST)]
+    whole = any(name.lower().split(".")[0] in WORDS for path in held_out for name in path.parts)
+    if not held_out or not (TRAIN in found or whole):
+        return {}
+    size = {part: sum(size for one, size in zip(found, sizes, strict=True) if one == part) for part in found}
+    if size.get(TRAIN, 0) < size.get(OTHER, 0):
+        found = [part or TRAIN for part in found]
+    if TRAIN not in found:
+        raise errors.UserError(
+            f"every file is named as one to evaluate ({listed(paths)}): {section}.train = PATH names what is trained on"
+        )
+    return {part: [i for i, one in enumerate(found) if one == part] for part in found}
+
+
+def given(section: str, **paths: str) -> dict[str, str]:
+    """The parts that settings name, as text.train = PATH does; {} for none.
+
+    Raises:
+      UserError: something to evaluate, and nothing to train on.
+    """
+    found = {part: path for part, path in paths.items() if path}
+    if found and TRAIN not in found:
+        part = next(iter(found))
+        raise errors.UserError(f"{section}.{part} is set and {section}.train is not: both are needed")
+    return found
+
+
+def check_apart(section: str, files: Mapping[str, Sequence[str | os.PathLike]]) -> None:
+    """UserError where settings name the same file in two parts, alone or in a folder."""
+    for one, other in itertools.combinations(files, 2):
+        for path in sorted({os.path.realpath(a) for a in files[one]} & {os.path.realpath(b) for b in files[other]}):
+            raise errors.UserError(
+                f"{path} is in {section}.{one} and in {section}.{other}: what is evaluated must not be trained on"
+            )
+
+
+def evaluated(parts: Mapping[str, Sequence]) -> str:
+    """The part that is evaluated: valid, where there is one."""
+    return VALID if VALID in parts else TEST
+
+
+def told(name: str, how: str, parts: Mapping[str, Sequence]) -> str:
+    """A line for the person: which file became what, and how it was decided."""
+    alone = "left alone" if evaluated(parts) == VALID else "to evaluate"
+    what = {TRAIN: "to train on", VALID: "to evaluate", TEST: alone, OTHER: "left out"}
+    return f"{name}: {how} " + "; ".join(f"{listed(parts[part])} {what[part]}" for part in what if part in parts)
+
+
+def listed(names: Sequence) -> str:
+    """'a.txt, b.txt', or 'a.txt and 7 more'."""
+    return ", ".join(map(str, names)) if len(names) <= LISTED else f"{names[0]} and {len(names) - 1:,} more"
