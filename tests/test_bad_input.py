@@ -262,6 +262,9 @@ def test_text_that_is_empty_short_or_not_text(refused, language, tmp_path):
     says(refused(*arguments), "evaluation part has 2 tokens", "needs 9")
     text.write_bytes(tiny.TEXT + b"\xff\xfe" + tiny.TEXT)
     says(refused(*arguments, "--config.text.tokenizer=characters"), "not UTF-8", "1180", "bytes")
+    text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
+    says(refused(*arguments), str(text), "is a PNG image, not text", "text.binary = true")
+    says(refused(*language, f"--config.text.test={text}"), "text.test is set and text.train is not")
 
 
 def test_a_prompt_that_cannot_be_continued(refused, language):

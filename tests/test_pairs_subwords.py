@@ -1,6 +1,7 @@
 """Sentence pairs are read whole or refused, split by their source, and become subwords and rows, and come back."""
 
 import builtins
+import gzip
 import json
 import os
 import random
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from experiments.engine import errors
+from experiments.engine import errors, room
 from experiments.engine.data import batches, download, pair_files, pairs, parallel, subwords
 
 WORDS = "a king who reads is worth two kings who fight".split()
@@ -138,6 +139,109 @@ def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
     for share in (0.0, 1.5, float("nan")):
         with pytest.raises(errors.UserError, match="above 0 and at most 1"):
             pairs.load(str(file), share=share)
+
+
+def test_what_is_no_text_is_refused_and_gzip_is_read(tmp_path, file):
+    (tmp_path / "said.tsv.gz").write_bytes(gzip.compress(text(SAID)))
+    assert pairs.load(str(tmp_path / "said.tsv.gz"))[1:] == pairs.load(str(file))[1:]
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "said.tsv.gz").write_bytes(gzip.compress(text(SAID)))
+    assert pairs.load(str(tmp_path / "set"))[1:] == pairs.load(str(file))[1:]
+    for name, content, words in (
+        ("a.tsv", b"PAR1\x15\x04" + text(SAID), "a.tsv is a Parquet table"),
+        ("b.tsv", text(SAID) + b"a\0\tb\n", f"b.tsv holds a NUL at byte {len(text(SAID)) + 1}"),
+        ("c.tsv", text(SAID).decode().encode("utf-16"), "c.tsv is text in UTF-16.*convert it to UTF-8"),
+        ("d.tsv.gz", gzip.compress(text(SAID))[:-1], "d.tsv.gz is a damaged gzip file"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(errors.UserError, match=words):
+            pairs.load(str(tmp_path / name))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
+        made.write(tmp_path / "b.tsv", "b.tsv")
+    with pytest.raises(errors.UserError, match="a.zip:b.tsv holds a NUL"):
+        pairs.load(str(tmp_path / "a.zip"))
+
+
+# Two files side by side.
+
+
+def side_by_side(folder, stem, some, *, ends=(".en", ".es"), between="\n"):
+    folder.mkdir(exist_ok=True)
+    for end, side in zip(ends, zip(*some, strict=True), strict=True):
+        content = "".join(line + between for line in side).encode()
+        (folder / f"{stem}{end}").write_bytes(gzip.compress(content) if end.endswith(".gz") else content)
+    return folder
+
+
+def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
+    one = side_by_side(tmp_path / "one", "europarl-v7.es-en", SAID)
+    whole = pairs.load(str(file))
+    assert pairs.load(str(one))[1:3] == whole[1:3]  # the same pairs on the same sides
+    assert pairs.load(str(one)).said.endswith("the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs")
+    reverse = pairs.load(str(one), reverse=True)
+    assert reverse[1:3] == pairs.load(str(file), reverse=True)[1:3] and "es-en.es -> europarl" in reverse.said
+    assert pairs.load(str(one / "europarl-v7.es-en"))[1:3] == whole[1:3]  # what their names share
+    packed = side_by_side(tmp_path / "packed", "said", SAID, ends=(".pt_BR.gz", ".zh-CN"), between="\r\n")
+    assert pairs.load(str(packed))[1:3] == whole[1:3]
+    named = side_by_side(tmp_path / "named", "said", SAID, ends=(".eng", ".spa.gz"))
+    assert pairs.load(str(named / "said"))[1:3] == whole[1:3]
+    with zipfile.ZipFile(tmp_path / "moses.zip", "w") as made:
+        made.writestr("README", "about")
+        made.writestr("LICENSE", "free")
+        for found in one.iterdir():
+            made.write(found, found.name)
+    assert pairs.load(str(tmp_path / "moses.zip"))[1:3] == whole[1:3]
+    (one / "more.tsv").write_bytes(text(SAID[:100]))
+    assert len(both(pairs.load(str(one)))) == 100  # where there are tab-separated files, nothing else is read, as ever
+
+
+def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_refused(tmp_path):
+    some = side_by_side(tmp_path / "some", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
+    assert both(pairs.load(str(some))) == [("a", "x"), ("d", "z")]
+    (some / "a.es").write_text("x\ny\nz")
+    with pytest.raises(errors.UserError, match=r"a.en has 4 lines and .*a.es has 3 lines: of parallel files"):
+        pairs.load(str(some))
+    (some / "a.de").write_text("x")
+    with pytest.raises(errors.UserError, match=r"more than two languages \(.de, .en, .es\): put those of two into"):
+        pairs.load(str(some))
+
+
+# Parts that names tell.
+
+
+def test_names_tell_train_valid_and_test(tmp_path):
+    folder = tmp_path / "set"
+    sides = {"train": SAID[:900], "valid": SAID[900:950], "test": SAID[950:]}
+    for part, some in sides.items():
+        side_by_side(folder, part, some)
+    found = pairs.load(str(folder))
+    assert (found.train, found.evaluation) == (sides["train"], sides["valid"])
+    assert "by their names, train.en -> train.es to train on; valid.en -> valid.es to evaluate; " in found.said
+    assert "test.en -> test.es left alone (0 of 50 sources stand among those to train on)" in found.said
+    part = pairs.load(str(folder), share=0.5, reverse=True)
+    assert part.evaluation == [(b, a) for a, b in sides["valid"]] and 350 < len(part.train) < 550
+    (tmp_path / "tsv").mkdir()
+    for name, some in (("said.train.tsv", SAID[:900]), ("said.dev.tsv", SAID[890:920])):
+        (tmp_path / "tsv" / name).write_bytes(text(some))
+    found = pairs.load(str(tmp_path / "tsv"))
+    assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 sources" in found.said
+
+
+def test_settings_name_train_valid_and_test(tmp_path, file):
+    for part, some in (("a", SAID[:900]), ("b", SAID[900:950]), ("c", SAID[950:])):
+        side_by_side(tmp_path / "set", part, some)
+    at = {part: str(tmp_path / "set" / part) for part in "abc"}
+    found = pairs.load("spa-eng", train=at["a"], valid=at["b"], test=at["c"])
+    assert (found.train, found.evaluation) == (SAID[:900], SAID[900:950]) and "as the config says" in found.said
+    assert pairs.load("spa-eng", train=at["a"], test=at["c"]).evaluation == SAID[950:]
+    assert pairs.load("spa-eng", train=str(file))[1:3] == pairs.load(str(file))[1:3]
+    for named, words in (
+        ({"test": at["b"]}, "pairs.test is set and pairs.train is not"),
+        ({"train": str(tmp_path / "set"), "valid": at["b"]}, "b.en is in pairs.train and in pairs.valid"),
+        ({"train": at["a"], "valid": str(tmp_path / "no")}, "nor a path that exists"),
+    ):
+        with pytest.raises(errors.UserError, match=words):
+            pairs.load("spa-eng", **named)
 
 
 # Splitting.
@@ -286,6 +390,17 @@ def test_rows_hold_whole_sentences_behind_each_other(made):
     assert np.array_equal(batch["weight_BN"].sum(1), [length + 1, 2, 0])  # the third row fills the batch up
     assert np.array_equal(batch["valid_BS"], batch["source_BS"] != subwords.PAD)
     assert batch["valid_BS"].sum(1).tolist() == [2, 2, 2] and batch["weight_BN"].dtype == np.float32
+
+
+@tokenizers
+def test_rows_are_made_piece_by_piece_and_never_more_than_fit(made, monkeypatch):
+    whole = parallel.rows(made, SAID, N=20)
+    monkeypatch.setattr(parallel, "PIECE", 13)
+    pieces = parallel.rows(made, SAID, N=20)
+    assert np.array_equal(whole.source_BS, pieces.source_BS) and np.array_equal(whole.target_BN, pieces.target_BN)
+    monkeypatch.setattr(room, "host", lambda: 16 * 20 * len(SAID) - 1)
+    with pytest.raises(errors.UserError, match="1,000 pairs of 2 x 20 tokens needs 312 KiB"):
+        parallel.rows(made, SAID, N=20)
 
 
 @tokenizers

@@ -16,7 +16,7 @@ from experiments.engine.data import plain
 
 ENDINGS = (".tsv", ".txt")  # of the files of a folder or zip that hold pairs
 LARGEST = 2**30  # bytes of text, unpacked
-COPIES = 8  # bytes in memory for each of them: strings, of which each has some 50 bytes beside its letters
+COPIES = 8  # bytes in memory for each of them: strings have some 50 bytes beside their letters (measured: 6.5)
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.engine import errors, room
 from experiments.engine.data import batches, pairs, subwords
 
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
@@ -37,8 +37,9 @@ def rows(made: subwords.Subwords, some: Sequence[pairs.Pair], *, N: int) -> Rows
     """The pairs as arrays, in their order, without those of which a side needs more than N tokens, its [EOS] included.
 
     Raises:
-      UserError: not one pair fits.
+      UserError: not one pair fits; more than the memory has room for.
     """
+    room.check(f"{len(some):,} pairs of 2 x {N} tokens", 4 * 4 * N * len(some))  # int32, and those that fit once more
     source_BN, source_fits_B = padded(made, [source for source, _ in some], N=N)
     target_BN, target_fits_B = padded(made, [target for _, target in some], N=N)
     fits_B = source_fits_B & target_fits_B
