@@ -117,7 +117,7 @@ def test_named_parts_that_cannot_be_used_are_refused(tmp_path):
 def test_what_is_evaluated_and_trained_on_is_counted(tmp_path):
     write(tmp_path, **{"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90})
     found = text.load(str(tmp_path))
-    assert "1 of the texts to evaluate stand among those to train on" in found.said and len(found.evaluation) == 2
+    assert "(1 of 2 texts to evaluate are trained on, too)" in found.said and len(found.evaluation) == 2
 
 
 def test_settings_name_the_parts(tmp_path):

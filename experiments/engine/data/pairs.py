@@ -94,7 +94,8 @@ def load(
         kept, held = found
         keys = {sentence_key(source) for source, _ in kept}
         both = sum(sentence_key(source) in keys for source, _ in held)
-        said = parts.told(source, how, named) + f" ({both:,} of {len(held):,} sources stand among those to train on)"
+        said = parts.told(source, how, named)
+        said += f" ({both:,} of {len(held):,} sources to evaluate are trained on, too)" if both else ""
     else:
         kept, held = _apart(found[0], share=EVALUATION_SHARE)
         couples = any(len(one) > 1 for one in texts[parts.TRAIN])

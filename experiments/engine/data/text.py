@@ -78,7 +78,7 @@ def _as_told(name: str, files: Mapping[str, Sequence[pathlib.Path]], how: str, *
             raise errors.UserError(f"{name}: the part {part} holds no text ({parts.listed(files[part])})")
     said = parts.told(name, how, {part: [_inside(name, path) for path in of] for part, of in files.items()})
     if both := len({*train} & {*evaluation}):
-        said += f" ({both:,} of the texts to evaluate stand among those to train on, too)"
+        said += f" ({both:,} of {len(evaluation):,} texts to evaluate are trained on, too)"
     return Text(name, train, evaluation, said)
 
 
