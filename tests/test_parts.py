@@ -289,7 +289,7 @@ def test_a_text_takes_its_own_size_and_that_of_its_ids(tmp_path, monkeypatch, ki
     rng, size = np.random.default_rng(0), 2**23 // len(names)
     letters = "".join(map(chr, range(97, 97 + 26))) * 40 + "".join(map(chr, range(0x100, 0x200)))  # ids of two bytes
     for name in names:
-        content = "".join(letters[i] for i in rng.integers(0, len(letters), 2**12))
+        content = "".join(letters[i] for i in rng.integers(0, len(letters), 2**12)) + "😀"  # 4 bytes a letter as str
         (tmp_path / name).write_bytes((content.encode() * (size // 2**12))[: size - 1] + name[:1].encode())
     settings = tiny.settings("language", text__source=str(tmp_path), text__tokenizer=kind)
     monkeypatch.setattr(language, "PIECE", 2**16)

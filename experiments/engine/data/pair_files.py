@@ -80,8 +80,10 @@ def _by_twos(files: Sequence[File]) -> list[Text]:
     UserError where it is not clear which two.
     """
     alone = [(file,) for file in files if _bare(file.inside).suffix.lower() in ENDINGS]
+    if alone:
+        return alone
     couples: dict[pathlib.PurePath, list[File]] = {}
-    for file in [] if alone else files:
+    for file in files:
         if re.fullmatch(LANGUAGE, _bare(file.inside).suffix):
             couples.setdefault(_bare(file.inside).with_suffix(""), []).append(file)
     found = [tuple(some) for some in couples.values() if len(some) > 1]
@@ -92,7 +94,7 @@ def _by_twos(files: Sequence[File]) -> list[Text]:
             f"{found[0][0].name} and others are parallel in more than two languages ({', '.join(every)}): "
             "put those of two into a folder of their own"
         )
-    return alone or found
+    return found
 
 
 def _on_disk(inside: pathlib.PurePath, file: pathlib.Path) -> File:

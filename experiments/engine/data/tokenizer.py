@@ -146,7 +146,10 @@ def _check_kind(kind: str) -> None:
 
 
 def _characters(documents: Sequence[bytes]) -> set[str]:
-    return set().union(*itertools.chain.from_iterable(map(_texts, documents)))
+    known = set()
+    for text in itertools.chain.from_iterable(map(_texts, documents)):
+        known.update(text)
+    return known
 
 
 def _texts(document: bytes) -> Iterator[str]:
