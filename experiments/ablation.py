@@ -4,7 +4,6 @@ import contextlib
 import functools
 import pathlib
 import re
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import config, errors, interruption, job, mesh, report, sources, workdir
+from experiments.engine import config, disk, errors, interruption, job, mesh, report, sources, workdir
 from experiments.laboratory import preparing, progress, study, training
 from experiments.laboratory import report as reports
 
@@ -110,6 +109,7 @@ def enter(folder: pathlib.Path, settings: config.Settings, rows: list[study.Row]
     workdir.enter(folder, settings.to_dict(), settings.defaults())
     for row in rows:
         with preparing.naming(row):
+            disk.folder(folder, row.condition, row.arm, f"seed_{row.seed}")
             workdir.enter(folder / row.name, row.settings.to_dict(), row.settings.defaults())
 
 
@@ -132,9 +132,9 @@ def tidy(folder: pathlib.Path, rows: list[study.Row]) -> None:
     Those of runs that are no part of the study this time stay.
     """
     kinds = "|".join(re.escape(row.kind) for row in rows)
-    for left in folder.iterdir() if folder.is_dir() else ():
+    for left in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}(\.damaged)?", left.name):
-            shutil.rmtree(left)
+            disk.remove(left)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.engine import config, errors, job, train
+from experiments.engine import config, disk, errors, job, train
 from experiments.engine.data import batches, borrowed, text, tokenizer, windows
 from tfm import decode, head, incremental, variant
 from tfm import layout as layouts
@@ -268,6 +268,6 @@ def figures(settings, corpus: Corpus, task: train.Task, show, params: Any, folde
     draw.attention_matrices(files["attention"], A_MHNS=np.asarray(A_MBHNS)[:, 0], tokens=tokens)
     words = folder / "sample.txt"
     answer = show(params)
-    words.write_text(answer + "\n", encoding="utf-8")
+    disk.write(words, f"{answer}\n".encode())
     print(f"\n{answer}")
     return [*files.values(), words]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.engine import config, errors, job, train, translation_score, workdir
+from experiments.engine import config, disk, errors, job, train, translation_score, workdir
 from experiments.engine.data import batches, pairs, parallel, subwords
 from tfm import beam, decode
 from tfm import layout as layouts
@@ -174,7 +174,7 @@ def figures(
         del files["cross_attention"]
     _, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=settings.pairs.N)
     words = folder / "sample.txt"
-    words.write_text(table(corpus, found) + "\n", encoding="utf-8")
+    disk.write(words, f"{table(corpus, found)}\n".encode())
     long, scored = int(np.sum(~fits_B)), len(fits_B)
     print(f"\n{table(corpus, found)}\n\n  chrF and BLEU of {scored:,} held-out sentences, {long:,} of them longer than")
     print(f"  {settings.pairs.N} tokens, which count as translated by nothing")

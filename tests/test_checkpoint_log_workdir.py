@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 import struct
 
 import jax
@@ -288,6 +289,56 @@ def test_a_finished_run_says_so_and_does_nothing(straight, capsys):
         assert f"{straight} holds a finished run: nothing to do" in said and "summary.json" in said
         assert "FLOP" not in said
     assert contents(straight) == before
+
+
+def damage(checkpoint_folder):
+    """Another byte in its largest file."""
+    file = max((file for file in checkpoint_folder.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_finished_run_whose_newest_checkpoint_is_damaged_says_so_and_is_redone_when_asked(
+    tmp_path, straight, monkeypatch, capsys
+):
+    """Also where that is broken off: the summary still tells of a result, and the same command goes on."""
+    folder = shutil.copytree(straight, tmp_path / "run")
+    damage(folder / "checkpoints" / "9")
+    before = contents(folder)
+    with pytest.raises(errors.UserError) as caught:
+        run(folder)
+    assert str(caught.value).startswith(f"the checkpoint {folder / 'checkpoints' / '9'} is damaged: state/")
+    assert str(caught.value).endswith("--config.resume=latest_valid goes on from the newest valid one before it")
+    assert contents(folder) == before and "nothing to do" not in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        stop_before(patch, 8)
+        with pytest.raises(Stopped):
+            run(folder, resume="latest_valid")
+    assert summary(folder) == summary(straight)
+    run(folder)
+    assert f"resuming {folder} at step 6" in capsys.readouterr().out
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    assert log.read(folder) == log.read(straight)
+    assert {file.name for file in (folder / "checkpoints").iterdir()} == {"6", "9", "9.damaged"}
+    run(folder)
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_finished_run_without_a_valid_checkpoint_keeps_its_result(tmp_path, straight):
+    folder = shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints" / "6")
+    damage(folder / "checkpoints" / "9")
+    before = contents(folder)
+    with pytest.raises(errors.UserError, match="9 is damaged: .*; there is no other one: choose another --workdir"):
+        run(folder)
+    with pytest.raises(errors.UserError, match="no checkpoint is valid, choose another --workdir; the newest: "):
+        run(folder, resume="latest_valid")
+    assert {name: content for name, content in contents(folder).items() if "config" not in name} == {
+        name: content for name, content in before.items() if "config" not in name
+    }
+    shutil.rmtree(folder / "checkpoints")
+    run(folder)  # who took them away needs none
 
 
 def test_another_config_is_refused_with_both_values(straight):

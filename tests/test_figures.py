@@ -128,7 +128,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(monkeypatch, tmp_pa
     path.write_bytes(b"old")
 
     def full_disk(self, target, **_):
-        target.write_bytes(b"half")
+        target.write(b"half")
         raise OSError("no space left")
 
     monkeypatch.setattr(figure.Figure, "savefig", full_disk)

@@ -327,6 +327,8 @@ def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
         signal_with_batch(patch, 3, signal.SIGTERM)
         assert launched(tmp_path, *best).code == 143
     assert saved(tmp_path) == [2, 3]  # the best and the newest, which the signal asked for
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:  # what no checkpoint has measured
+        file.write('{"step": 2, "eval/loss": -100.0}\n')
     asked = []
     save = loop.checkpoint.Checkpoints.save
 

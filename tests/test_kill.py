@@ -11,7 +11,7 @@ import kill
 import killed_run
 import pytest
 
-from experiments.engine import checkpoint, workdir
+from experiments.engine import checkpoint, disk, workdir
 
 # A process of its own that compiles one program and keeps it; the limit is that of the bytes of a file.
 COMPILES = """
@@ -79,11 +79,14 @@ def test_a_kill_before_each_change_of_a_file(tmp_path):
     assert tried and int(tried[1]) == int(tried[2]) > 60
 
 
-def test_a_run_killed_before_its_config_was_in_place_can_be_started_again(tmp_path):
+@pytest.mark.parametrize("left", [f"config.json.0123abcd{disk.DRAFT}", "config.json.tmp"])
+def test_a_run_killed_before_its_config_was_in_place_can_be_started_again(tmp_path, left):
+    """The latter by an older version, which gave drafts this name."""
     config = {"train": {"steps": 3}}
-    (tmp_path / "config.json.tmp").write_bytes(workdir.as_json(config)[:9])
+    (tmp_path / left).write_bytes(workdir.as_json(config)[:9])
     assert not workdir.enter(tmp_path, config)
-    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    assert (tmp_path / "config.json").read_bytes().startswith(b'{\n  "config": ')
+    assert (tmp_path / left).exists() == (not left.endswith(disk.DRAFT))
 
 
 def test_what_a_killed_run_had_still_to_remove_is_removed(tmp_path):

@@ -147,7 +147,7 @@ def test_what_is_no_study_is_refused(message):
         rows(settings(**WRONG[message]))
 
 
-@pytest.mark.parametrize("name", [*study.TAKEN, "Figures", "REPORT.json", "config.json.tmp", "a.TMP"])
+@pytest.mark.parametrize("name", [*study.TAKEN, "Figures", "REPORT.json"])
 def test_a_name_that_the_folder_of_a_study_has_otherwise_is_refused(name):
     with pytest.raises(errors.UserError, match=f'study.conditions: "{name}" is what something else in the folder'):
         rows(settings(study__conditions=[[name, {}]]))

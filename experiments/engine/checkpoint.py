@@ -51,6 +51,10 @@ class Checkpoints:
         """The newest step on disk."""
         return newest(self._folder)
 
+    def measured(self) -> dict[int, dict[str, float]]:
+        """What was measured at the steps that are kept, as their manifests say."""
+        return dict(self._measured)
+
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Copy the state to the host and write it in the background; a step already on disk is left as it is.
 
@@ -121,7 +125,8 @@ class Checkpoints:
 
     def _failed(self, step: int, error: BaseException) -> errors.RunError:
         self._measured.pop(step, None)
-        if self._main:
+        ours = not isinstance(error, FileExistsError)
+        if self._main and ours:
             shutil.rmtree(self._writing(step), ignore_errors=True)  # it may be what fills the disk
             try:
                 self._check_folder()
@@ -130,7 +135,8 @@ class Checkpoints:
                 with contextlib.suppress(OSError):  # what tensorstore made, which is empty now
                     self._folder.rmdir()
                     self._folder.parent.rmdir()
-        return errors.RunError(f"step {step:,} could not be saved in {self._folder}: {disk_errors.reason(error)}")
+        where = self._folder if ours else error.filename
+        return errors.RunError(f"step {step:,} could not be saved in {where}: {disk_errors.reason(error)}")
 
     def wait(self) -> None:
         """Return when the save under way is on the disk. Raises RunError where it failed."""
@@ -179,7 +185,7 @@ class Checkpoints:
                 state = self.restore(step, like)
             except manifest.Damaged as error:
                 if not fall_back:
-                    raise errors.UserError(f"{error}; {self._advice()}") from error
+                    raise errors.UserError(f"{error}; {advice(len(self._measured))}") from error
                 passed.append((step, error))
                 continue
             for bad, error in passed:
@@ -198,11 +204,6 @@ class Checkpoints:
         except OSError as error:
             raise errors.UserError(f"{self._folder} cannot be written: {disk_errors.reason(error)}") from error
 
-    def _advice(self) -> str:
-        if len(self._measured) == 1:
-            return "there is no other one: choose another --workdir"
-        return "--config.resume=latest_valid goes on from the newest valid one before it"
-
     def _put_aside(self, step: int, said: str) -> None:
         self._measured.pop(step, None)
         if self._main:
@@ -214,8 +215,35 @@ class Checkpoints:
 
 
 def newest(folder: pathlib.Path) -> int | None:
-    """The step of the newest checkpoint in this folder of checkpoints, which may be absent; None without one."""
-    return max(step_folders.steps(folder), default=None)
+    """The step of the newest checkpoint in this folder of checkpoints, which may be absent; None without one.
+
+    Raises UserError where the folder cannot be read.
+    """
+    try:
+        return max(step_folders.steps(folder), default=None)
+    except OSError as error:
+        raise errors.UserError(f"{folder} cannot be read: {disk_errors.reason(error)}") from error
+
+
+def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
+    """Whether the newest checkpoint of a run that is finished after so many steps is what was saved.
+
+    All its files are read. True also where there is no checkpoint, as none is needed; False where the last one was put
+    aside, and is not made again yet. Without `fall_back`, one that is damaged is a UserError; RunError where that
+    cannot be known now.
+    """
+    step = newest(folder)
+    if step is None:
+        return True
+    if step < steps and (folder / f"{steps}{step_folders.DAMAGED}").exists():
+        return False
+    try:
+        saved_arrays.verified(folder / str(step), step)
+    except manifest.Damaged as error:
+        if not fall_back:
+            raise errors.UserError(f"{error}; {advice(len(step_folders.steps(folder)))}") from error
+        return False
+    return True
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
@@ -227,6 +255,13 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
         return saved_arrays.parameters(folder.absolute() / str(step), step)
     except manifest.Damaged as error:
         raise errors.UserError(f"{error}; take that folder away to use an earlier one") from error
+
+
+def advice(many: int) -> str:
+    """What to do where the newest of so many checkpoints is damaged."""
+    if many == 1:
+        return "there is no other one: choose another --workdir"
+    return "--config.resume=latest_valid goes on from the newest valid one before it"
 
 
 def digest(params: Any) -> str:

@@ -1,11 +1,14 @@
 """Files of TensorBoard events, written in the thread that has the numbers, where an error can be raised and told."""
 
 import pathlib
+import secrets
 import socket
 import time
 
 from tensorboardX import record_writer, summary
 from tensorboardX.proto import event_pb2, summary_pb2
+
+from experiments.engine import disk
 
 
 class Events:
@@ -17,10 +20,9 @@ class Events:
     EVERY_SECONDS = 30.0  # what is written reaches the disk at least so often
 
     def __init__(self, folder: pathlib.Path, *, start: int):
-        folder.mkdir(exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}"
-        # `start` too: without it, two files of the same second would be one.
-        self._records = record_writer.RecordWriter(str(folder / name))
+        # Of the same second, that of the later start is read last. What nobody could know is no file yet, and no link.
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}.{secrets.token_hex(4)}"
+        self._records = record_writer.RecordWriter(str(disk.folder(folder.parent, folder.name) / name))
         self._flushed = -self.EVERY_SECONDS
         self._add(file_version="brain.Event:2")
         if start:  # what an earlier session wrote of later steps does not count

@@ -12,6 +12,8 @@ import numpy as np
 from matplotlib import cm, colors, figure, font_manager, ticker
 from matplotlib.backends import backend_agg
 
+from experiments.engine import disk
+
 BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
 MOST_IMAGES, MOST_LAYERS, MOST_HEADS, MOST_TOKENS, MOST_LETTERS = 40, 12, 8, 32, 14
 DPI = 110
@@ -23,13 +25,9 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> None:
     """Write the figure as a PNG, whole or not at all; its folder is made where it is missing."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")  # the same again, where a run was killed before
-    try:
-        backend_agg.FigureCanvasAgg(drawing)
-        drawing.savefig(temporary, format="png", dpi=DPI)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    backend_agg.FigureCanvasAgg(drawing)
+    with disk.draft(path) as file:
+        drawing.savefig(file, format="png", dpi=DPI)
 
 
 def visible(text: str) -> str:

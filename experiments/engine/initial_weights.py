@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import config, errors, pretrained, processes, trained
+from experiments.engine import config, errors, json_file, pretrained, processes, trained
 from experiments.engine.data import vocabulary
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
@@ -206,7 +206,7 @@ def _images(made: trained.Trained, wrong: list[str], found: Mapping[str, Any], a
     if same and not any(field.startswith("image.") for field in wrong) and _grids(found[TABLE], here):
         return f"set resize_positions = True to make {here} positions of its {there}"
     try:
-        saved = made.extras.get("image") or json.loads((made.path / "data.json").read_text(encoding="utf-8"))["image"]
+        saved = made.extras.get("image") or json.loads(json_file.text(made.path / "data.json"))["image"]
         size, Z = f"{saved[0]} x {saved[1]} pixels", made.facts["Z"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):  # no file tells, or none that is whole
         return f"it is for images that make {there} tokens, and these make {here}"

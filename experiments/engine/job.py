@@ -16,6 +16,7 @@ from experiments.engine import (
     compilation,
     config,
     cost,
+    disk,
     errors,
     initial_weights,
     log,
@@ -86,7 +87,7 @@ def run(
         if writes:
             sources.keep(folder, settings.sources())
         for name, content in (kept or {}).items() if writes else ():
-            workdir.write(folder / name, content)
+            disk.write(folder / name, content)
         with loop.device_errors():
             if folder is None:  # nothing is run: shapes are enough
                 state = train.abstract_state(task, made.optimiser, mesh=devices)
@@ -160,7 +161,7 @@ def write_result(
     params = processes.fetch(state.params)
     if not processes.main():
         return
-    (folder / "figures").mkdir(exist_ok=True)
+    disk.tidy(disk.folder(folder, "figures"))
     shown = figures(params, folder, log.read(folder))
     files, more = shown if isinstance(shown, tuple) else (shown, {})
     summary = {

@@ -1,10 +1,11 @@
 """JSON files that somebody else may have written."""
 
 import json
+import os
 import pathlib
 from typing import Any
 
-from experiments.engine import errors
+from experiments.engine import disk, errors
 
 LARGEST = 2**26  # bytes; as Python's objects they become several times as many
 
@@ -24,7 +25,8 @@ def read(file: pathlib.Path, *, says: str) -> dict[str, Any]:
 
 def text(file: pathlib.Path) -> str:
     """The content of a file that is small if it is what it seems to be. OSError of the system; ValueError if not."""
-    size = file.stat().st_size
-    if size > LARGEST:
-        raise ValueError(f"it has {size:,} bytes, and {LARGEST:,} are allowed")
-    return file.read_text(encoding="utf-8")
+    with disk.opened(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        if size > LARGEST:
+            raise ValueError(f"it has {size:,} bytes, and {LARGEST:,} are allowed")
+        return opened.read().decode()

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pathlib
 import sys
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 import tqdm
 
-from experiments.engine import errors, events, pace, processes, room
+from experiments.engine import disk, errors, events, pace, processes, room
 
 
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -25,8 +26,9 @@ def _lines(folder: pathlib.Path) -> list[bytes]:
     """The lines of metrics.jsonl; the last is empty, unless a crash has cut it off."""
     file = folder / "metrics.jsonl"
     try:
-        room.check(f"what {file} holds", 3 * file.stat().st_size)
-        return file.read_bytes().split(b"\n")
+        with disk.opened(file) as opened:
+            room.check(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
+            return opened.read().split(b"\n")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -69,11 +71,9 @@ class Log:
         if not self._writes:
             return
         kept = [json.dumps(row) + "\n" for row in _rows(folder) if row["step"] <= start]
-        draft = folder / "metrics.jsonl.tmp"
-        draft.write_text("".join(kept), encoding="utf-8")
-        draft.replace(folder / "metrics.jsonl")
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        disk.write(folder / "metrics.jsonl", "".join(kept).encode())
         self._events = events.Events(folder / "events", start=start)
+        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to TensorBoard.

@@ -38,7 +38,8 @@ class Beside:
         self._final_at = 0
         self.requests = interruption.Requests()
         rows = [row for row in log.read(folder) if row["step"] <= start]
-        self._best = max((_score(row, made.keep_best) for row in rows), default=-np.inf)
+        # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
+        self._best = max((_score(found, made.keep_best) for found in saves.measured().values()), default=-np.inf)
         self._evaluated_before = any(
             row["step"] == start and any(name.startswith(EVAL) for name in row) for row in rows
         )

@@ -7,12 +7,12 @@ import os
 import pathlib
 from typing import Any
 
-from experiments.engine import disk_errors, errors
+from experiments.engine import disk, disk_errors, errors
 
 FILE = "manifest.json"
 DRAFT = FILE + ".tmp"
 FORMAT = 1  # of what is in it
-_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP)  # something else is in its place
+_NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)  # something else is in its place
 
 
 class Damaged(errors.UserError):
@@ -59,7 +59,8 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
     RunError where the system does not let it be read.
     """
     try:
-        raw = (folder / FILE).read_bytes()
+        with disk.opened(folder / FILE) as opened:
+            raw = opened.read()
         content = json.loads(raw)
         signed = _signed({k: v for k, v in content.items() if k != "sha256"})
     except OSError as error:
@@ -129,8 +130,8 @@ def _names(folder: pathlib.Path) -> set[str]:
 
 
 def _described(file: pathlib.Path) -> dict[str, Any]:
-    with file.open("rb") as opened:
-        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+    with disk.opened(file) as opened:
+        return {"bytes": os.fstat(opened.fileno()).st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
 
 
 def _signed(content: dict[str, Any]) -> bytes:

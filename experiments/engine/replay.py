@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import errors, guard, json_file, processes, train, workdir
+from experiments.engine import disk, errors, guard, json_file, processes, train, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine.data import archive
 from tfm import shapes
@@ -95,13 +95,14 @@ def write(folder: pathlib.Path, seen: Seen, state: train.State) -> pathlib.Path:
     draft = bundle.with_name(bundle.name + ".writing")
     told = {"loss": str(seen.loss), "gradient_norm": str(seen.norm)}  # as text: JSON has no NaN
     try:
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        disk.folder(folder, "replay")
+        disk.remove(draft)
+        draft.mkdir()
         shutil.copyfile(folder / "config.json", draft / "config.json")
         np.savez(draft / "batch.npz", **seen.batch)
         np.savez(draft / "state.npz", **whole)
         workdir.write_json(draft / "info.json", {"step": seen.step, **told, "examples": seen.numbers()})
-        shutil.rmtree(bundle, ignore_errors=True)  # of the same step, from before a resume
+        disk.remove(bundle)  # of the same step, from before a resume
         draft.rename(bundle)
     except OSError as error:
         raise errors.RunError(f"{sentence(seen, {})}; {bundle} cannot be written: {error.strerror}") from error

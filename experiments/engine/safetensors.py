@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import errors, safetensors_header
+from experiments.engine import disk, errors, safetensors_header
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names in a folder of one model
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # what PyTorch's files of pickles are called
@@ -57,18 +57,12 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any], metadata: Mapping[
         header[name] = {"dtype": dtype, "shape": list(arrays[name].shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
-    draft = path.with_name(path.name + ".tmp")
-    with _doing(path, "written"):
-        try:
-            with draft.open("wb") as file:
-                file.write(len(text).to_bytes(8, "little") + text)
-                for name in names:
-                    file.write(arrays[name].astype(arrays[name].dtype.newbyteorder("<"), copy=False).tobytes())
-                file.flush()
-                os.fsync(file.fileno())  # or the new name could reach the disk before the values
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+    with _doing(path, "written"), disk.draft(path) as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            file.write(arrays[name].astype(arrays[name].dtype.newbyteorder("<"), copy=False).tobytes())
+        file.flush()
+        os.fsync(file.fileno())  # or the new name could reach the disk before the values
 
 
 def refusal(path: str | os.PathLike) -> errors.UserError:

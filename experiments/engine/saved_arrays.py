@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from experiments.engine import disk_errors, errors, manifest
+from experiments.engine import disk, disk_errors, errors, manifest
 from tfm import shapes
 
 OLD = "default"  # where the arrays lay before there was a manifest
@@ -24,7 +24,7 @@ def restored(saved: pathlib.Path, step: int, like: Any) -> Any:
     Raises manifest.Damaged (a UserError), RunError where what is whole cannot be read now (out of memory, a disk that
     fails), and UserError where it holds other arrays than `like`.
     """
-    inside = _verified(saved, step)
+    inside = verified(saved, step)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     with _reading(saved, inside):
         _check(saved, _described(ocp.PyTreeCheckpointHandler().metadata(inside).tree), _described(abstract))
@@ -34,7 +34,7 @@ def restored(saved: pathlib.Path, step: int, like: Any) -> Any:
 
 def parameters(saved: pathlib.Path, step: int) -> dict:
     """The parameters in the folder of the checkpoint of `step`, as numpy arrays. Raises as `restored`."""
-    inside, handler = _verified(saved, step), ocp.PyTreeCheckpointHandler()
+    inside, handler = verified(saved, step), ocp.PyTreeCheckpointHandler()
     with _reading(saved, inside):
         tree = handler.metadata(inside).tree["params"]
         like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
@@ -43,8 +43,8 @@ def parameters(saved: pathlib.Path, step: int) -> dict:
         return handler.restore(inside, args=wanted)["params"]
 
 
-def _verified(saved: pathlib.Path, step: int) -> pathlib.Path:
-    """Where Orbax put the arrays, after every file was found to be what was saved."""
+def verified(saved: pathlib.Path, step: int) -> pathlib.Path:
+    """Where Orbax put the arrays, after every file was found to be what was saved. Raises as `restored`."""
     if not (saved / OLD).is_dir() or any((saved / name).exists() for name in (STATE, manifest.FILE)):
         manifest.verify(saved, step=step)
         return saved / STATE
@@ -58,6 +58,9 @@ def _read_through(inside: pathlib.Path) -> None:
 
     Orbax reads many at once; after the first that fails, the others write tracebacks of an event loop that is closed.
     """
+    for file in inside.rglob("*"):
+        if not file.is_dir():
+            disk.opened(file).close()  # tensorstore would wait for a pipe
     base = {"driver": "file", "path": f"{inside}/"}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
     for name in store.list().result():

@@ -9,12 +9,13 @@ import json
 import os
 import pathlib
 import socket
+import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from experiments.engine import checkpoint, disk, errors, json_file, mesh, step_folders
 from experiments.engine import config as configs
-from experiments.engine import errors, json_file, mesh, step_folders
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
 # A name that ends with a dot stands for all settings below it.
@@ -36,7 +37,7 @@ MAY_CHANGE = (
     "train.keep_best",
     "train.nan",
 )
-LOCK = "lock"
+LOCK, OLD_DRAFT = "lock", "config.json.tmp"  # the latter of an older version that was killed as it began
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that has none says
 
 
@@ -65,17 +66,6 @@ def _git(*command: str) -> bytes:
     return subprocess.run(command, cwd=folder, capture_output=True, timeout=10, check=True).stdout
 
 
-def write(file: pathlib.Path, content: bytes) -> None:
-    """The file with this content, never half-written: a draft is put in place by renaming."""
-    _draft(file).write_bytes(content)
-    os.replace(_draft(file), file)
-
-
-def _draft(file: pathlib.Path) -> pathlib.Path:
-    """What a process that is killed while it writes the file may leave beside it."""
-    return file.with_name(file.name + ".tmp")
-
-
 def as_json(value: Any) -> bytes:
     """The content of a JSON file."""
     return (json.dumps(value, indent=2) + "\n").encode()
@@ -83,7 +73,7 @@ def as_json(value: Any) -> bytes:
 
 def write_json(file: pathlib.Path, value: Any) -> None:
     """The value as JSON, never half-written."""
-    write(file, as_json(value))
+    disk.write(file, as_json(value))
 
 
 def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -105,7 +95,7 @@ def write_new(file: pathlib.Path, content: bytes) -> None:
     """The file with this content, in a folder that is made where it is not there. UserError where it cannot be."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write(file, content)
+        disk.write(file, content)
     except OSError as error:
         raise errors.UserError(f"{file} cannot be written: {error.strerror or error}") from error
 
@@ -121,7 +111,7 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         opened, alone = _locked(folder)
     except OSError as error:
-        raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
+        raise _refusal(folder, error) from error
     try:
         yield
     finally:
@@ -138,8 +128,11 @@ def _is_at(opened: int, path: pathlib.Path) -> bool:
 def _locked(folder: pathlib.Path) -> tuple[int, bool]:
     """The open lock file of the folder, and whether this process has it alone: not on a drive without locks."""
     while True:
-        opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
+            found = os.fstat(opened)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+                raise OSError(errno.ENXIO, "it is no file, or one that has another name too", str(folder / LOCK))
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(opened, folder / LOCK):
                 alone = True
@@ -173,21 +166,32 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
     saved, steps = folder / "config.json", config["train"]["steps"]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        disk.tidy(folder)
         if saved.exists():
             before = json.loads(json_file.text(saved))["config"]
             _same(dict(defaults or {}) | configs.flat(before), configs.flat(config), folder)
-        elif any(found.name not in (LOCK, _draft(saved).name) for found in folder.iterdir()):
+        elif any(found.name not in (LOCK, OLD_DRAFT) for found in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
-        over = finished(folder, steps)
+        fall_back = config.get("resume") == "latest_valid"
+        over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
             write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
     except OSError as error:
-        raise errors.UserError(f"the workdir {folder} cannot be written: {error.strerror}") from error
+        raise _refusal(folder, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(
             f"{saved} is damaged, so this run cannot be resumed: choose another --workdir"
         ) from error
     return over
+
+
+def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
+    """What to say of a folder that cannot be used, or of what is in it and in the way."""
+    reason = disk.LINK if error.errno == errno.ELOOP else error.strerror
+    file = pathlib.Path(error.filename or folder)
+    if file == folder or not os.path.lexists(file):
+        return errors.UserError(f"the workdir {folder} cannot be written: {reason}")
+    return errors.UserError(f"{file} cannot be used: {reason}; mend that, or choose another --workdir")
 
 
 def finished(folder: pathlib.Path, steps: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import log, train, workdir
+from experiments.engine import disk, log, train
 from tfm import symmetry
 
 EXAMPLES = 32  # held-out examples over which the measures are means
@@ -40,4 +40,4 @@ def save(file: pathlib.Path, A_MHNN: np.ndarray) -> None:
     """The weights as an .npz, whole or not at all."""
     content = io.BytesIO()
     np.savez_compressed(content, A_MHNS=A_MHNN)
-    workdir.write(file, content.getvalue())
+    disk.write(file, content.getvalue())

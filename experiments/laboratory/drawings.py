@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.engine import figures
+from experiments.engine import disk, figures
 from experiments.laboratory import curves, layers, maps, overall, statistics, styles, verdict
 from experiments.laboratory import runs as loaded
 from experiments.laboratory import study as studies
@@ -26,6 +26,7 @@ def draw(
     runs: Sequence[loaded.Run],
 ) -> list[Drawn]:
     """Write the figures of each condition into folder/figures; none where there is nothing to be seen."""
+    disk.tidy(disk.folder(folder, "figures"))
     style, names = styles.of(study), styles.file_names(one.name for one in conditions)
     drawn = []
     for found in conditions:

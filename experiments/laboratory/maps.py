@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import cm, colors, figure
 
-from experiments.engine import errors, figures
+from experiments.engine import disk, errors, figures
 from experiments.laboratory import runs as loaded
 from experiments.laboratory import styles
 
@@ -29,7 +29,7 @@ def read(run: loaded.Run) -> Maps:
     """The run's maps.npz. UserError where it is no such file."""
     try:
         # Opened here, since numpy leaves a file that is no whole archive open.
-        with run.maps.open("rb") as file, np.load(file, allow_pickle=False) as saved:
+        with disk.opened(run.maps) as file, np.load(file, allow_pickle=False) as saved:
             A_MHNS = np.asarray(saved["A_MHNS"], np.float64)
             tokens = [str(token) for token in saved["tokens"]] if "tokens" in saved else []
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:

@@ -22,7 +22,6 @@ TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
     *("source", "report.json", "report.md", "report.html"),
 )
-DRAFT = ".tmp"  # how the name of a file ends that is being written
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # two such names still make one of a folder
 
 
@@ -149,7 +148,7 @@ def _named(key: str, given: Any) -> list[Named]:
         if not _NAME.fullmatch(name):
             reason = "cannot be the name of a folder: choose at most 100 letters, digits and + - . _"
             raise errors.UserError(f"{key}: {config.shown(name)} {reason}")
-        if name.lower() in TAKEN or name.lower().endswith(DRAFT):
+        if name.lower() in TAKEN:
             raise errors.UserError(f'{key}: "{name}" is what something else in the folder of a study is called')
         if name.lower() in found:
             other = found[name.lower()].name

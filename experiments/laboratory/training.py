@@ -15,6 +15,7 @@ import numpy as np
 from experiments.engine import (
     checkpoint,
     debug,
+    disk,
     errors,
     interruption,
     log,
@@ -47,7 +48,7 @@ def run(
     is one.
     """
     program, made, of, began = ready.program, ready.made, ready.together, time.perf_counter()
-    saved = folder / "checkpoints" / program.folder
+    saved = disk.folder(folder, "checkpoints") / program.folder
     seeds = [row.seed for row in program.rows]
     numbers = {name: jnp.asarray(column) for name, column in program.numbers.items()}
     with contextlib.ExitStack() as stack:
@@ -96,7 +97,7 @@ def _resumed(saved: pathlib.Path, state: train.State) -> tuple[int, train.State]
         except manifest.Damaged as error:
             print(f"these runs begin anew: their checkpoint cannot be used ({error})", flush=True)
     aside = saved.with_name(saved.name + step_folders.DAMAGED)
-    shutil.rmtree(aside, ignore_errors=True)
+    disk.remove(aside)
     saved.rename(aside)
     return 0, state
 

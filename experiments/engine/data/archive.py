@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from experiments.engine import errors, room
+from experiments.engine import disk, errors, room
 
 LARGEST = 2**34  # bytes unpacked; a small file can claim to unpack into far more than any memory holds
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError, MemoryError)
@@ -41,12 +41,12 @@ def read_all(path: pathlib.Path) -> dict[str, np.ndarray]:
 def _opened(path: pathlib.Path, largest: int | None) -> Iterator[np.lib.npyio.NpzFile]:
     """The file, of no more bytes than that when unpacked; within this, what is wrong with it is a UserError."""
     try:
-        with zipfile.ZipFile(path) as members:
+        with disk.opened(path) as content, zipfile.ZipFile(content) as members:
             size = sum(member.file_size for member in members.infolist())
         if largest is not None and size > largest:
             raise errors.UserError(f"{path} would unpack into {size} bytes, and {largest} are allowed")
         room.check(f"what {path} holds unpacked", size)
-        with np.load(path, allow_pickle=False) as file:
+        with disk.opened(path) as content, np.load(content, allow_pickle=False) as file:
             yield file
     except _DAMAGED as error:
         raise errors.UserError(f"{path} is damaged or not an .npz file of numbers: {error}") from error

@@ -4,11 +4,10 @@ import hashlib
 import http.client
 import os
 import pathlib
-import tempfile
 import urllib.request
 from typing import BinaryIO
 
-from experiments.engine import errors
+from experiments.engine import disk, errors
 
 # name -> (file name, address, sha256)
 NAMED = {
@@ -63,23 +62,19 @@ def _check(path: pathlib.Path, sha256: str) -> None:
 
 def _download(url: str, *, path: pathlib.Path, sha256: str) -> pathlib.Path:
     """Into a temporary file beside `path`, which takes its name only once the checksum is right."""
-    part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as file:
-            part = pathlib.Path(file.name)
+        with disk.draft(path) as file:
             found = _receive(url, file)
-        if found != sha256:
-            raise errors.UserError(f"{url} sent a file for {path} with sha256 {found}, and the right file has {sha256}")
-        os.replace(part, path)
+            if found != sha256:
+                raise errors.UserError(
+                    f"{url} sent a file for {path} with sha256 {found}, and the right file has {sha256}"
+                )
     except (OSError, http.client.HTTPException) as error:
         raise errors.UserError(
             f"{path.name} could not be downloaded from {url} ({error}): put the file by hand at {path}, "
             f"or into the folder that $TFM_DATA names"
         ) from error
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
     return path
 
 

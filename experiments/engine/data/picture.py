@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import errors, json_file
+from experiments.engine import disk, errors, json_file
 from experiments.engine.data import images
 
 LARGEST = 2**26  # pixels of a file, looked at before they are unpacked
@@ -189,7 +189,7 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is looked at here
             warnings.simplefilter("ignore", UserWarning)  # what it says of damaged metadata is of no use here
-            with Image.open(path, formats=FORMATS) as file:
+            with disk.opened(path) as content, Image.open(content, formats=FORMATS) as file:
                 was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
                 _refuse(path, file.size, file.mode)
                 image = ImageOps.exif_transpose(file)
