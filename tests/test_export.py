@@ -63,6 +63,10 @@ OTHERS = {
     "model.remat": [True],
     "model.unroll": [2],
     "text.source": ["docstrings"],
+    "text.train": ["train.txt"],
+    "text.valid": ["valid.txt"],
+    "text.test": ["test.txt"],
+    "text.binary": [True],
     "text.tokenizer": ["characters"],
     "text.N": [12],
     "text.objective": ["causal", "prefix", "masked"],
@@ -71,6 +75,9 @@ OTHERS = {
     "text.tied_output": [True],
     "text.transform": [True, False],
     "image.source": ["mnist"],
+    "image.train": ["train.npz"],
+    "image.valid": ["valid.npz"],
+    "image.test": ["test.npz"],
     "image.patch": [1],
     "image.head": ["pooled"],
     "image.hide": [0.5],
@@ -163,9 +170,11 @@ def test_every_setting_has_its_row():
 FREE = "score_std output_std dropout attention compute_dtype remat unroll"
 ALWAYS = {f"model.{field}": OTHERS[f"model.{field}"] for field in f"M D H F eps {FREE}".split()}
 ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
-TEXT = ("text.source", "text.tokenizer", "text.N", "text.prefix", "text.mask_rate", "text.tied_output")
-IMAGE = ("image.source", "image.patch", "image.hide", "image.shift")
-WORDS, IMAGES = ({name: OTHERS[name] for name in names} | ALWAYS for names in (TEXT, IMAGE))
+TEXT = "source train valid test binary tokenizer N prefix mask_rate tied_output"
+WORDS = ALWAYS | {f"text.{field}": OTHERS[f"text.{field}"] for field in TEXT.split()}
+IMAGES = ALWAYS | {
+    f"image.{field}": OTHERS[f"image.{field}"] for field in "source train valid test patch hide shift".split()
+}
 BASE = {"model.rotary_base": [50.0]}
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
     "gpt2": WORDS | BASE | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
