@@ -121,7 +121,7 @@ def test_the_plain_progress_line(capsys, monkeypatch):
             progress.resume()
     progress.close()
     # 1000 tokens in 4 s; 60 FLOP in 4 s are 15 % of 100 FLOP/s; 87 steps of 4 s are 5 min 48 s.
-    told = "step 13/100: loss 0.1235, 250 tokens/s, 15 % of matrix-product speed, 05:48 left\n"
+    told = "step 13/100: 05:48 left, loss 0.1235, 250 tokens/s, 15 % of matrix-product speed\n"
     assert capsys.readouterr().out == told
     assert progress.tokens_per_second() == 250
 

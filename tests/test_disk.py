@@ -179,7 +179,7 @@ def test_checkpoints_of_a_study_s_program_are_not_looked_for_behind_a_link(tmp_p
     monkeypatch.setattr(training, "_resumed", None)
     ready = training.preparing.Ready(ablation.study.Program([row], {}), [], None, None, {})
     with pytest.raises(OSError, match="it is a link"):
-        training.run(ready, tmp_path, None, 0, measure=False)
+        training.run(ready, tmp_path, None, measure=False, requests=None)
 
 
 def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path, outside):

@@ -174,6 +174,7 @@ def test_a_run_from_its_command_to_its_figures(finished, name):
     experiment, steps = experiment_of(name), changes["train.steps"]
     assert (summary["experiment"], summary["steps"]) == (experiment, steps)
     assert summary["devices"] == changes.get("mesh.data", 8)
+    assert summary["commit"] == json.loads((folder / "config.json").read_text())["commit"]
     rows = log.read(folder)
     assert max(row["step"] for row in rows) == steps
     for row in rows:

@@ -177,6 +177,7 @@ def write_result(
         "devices": made.mesh.size,
         "backend": jax.default_backend(),
         "versions": mesh.versions(),
+        "commit": workdir.commit(),
     }
     workdir.write_json(folder / "summary.json", summary)
     print(report.result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))

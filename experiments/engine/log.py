@@ -136,7 +136,7 @@ class Progress:
         left = self.left()
         if loss is not None:
             self._told = f"loss {loss:.4f}" + (f", {self._rates()}" if left is not None else "")
-        line = ", ".join(filter(None, [self._told, f"{pace.clock(left)} left"]))
+        line = ", ".join(filter(None, [f"{pace.clock(left)} left", self._told]))  # a narrow terminal cuts the end off
         self._bar.set_postfix_str(line, refresh=False)
         self._bar.update(1)
         if loss is not None and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
