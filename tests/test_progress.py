@@ -13,7 +13,7 @@ from experiments.laboratory import preparing, progress
 
 STEP, COMPILING = 0.1, 20.0  # seconds
 SIZES = [16] * 300 + [32] * 300 + [48] * 400  # of batches
-LINE = re.compile(r"step ([\d,]+)/.*? ([\d:]+|\?) left(?:, and ([\d:]+) to compile \d more)?(?:, loss .*)?$", re.MULTILINE)
+LINE = re.compile(r"step ([\d,]+)/.*? ([\d:]+|\?) left(?:, and ([\d:]+) to compile \d more)?(?:, loss.*)?$", re.M)
 
 
 @pytest.fixture
