@@ -92,7 +92,15 @@ def test_a_program_named_train_is_not_all_that_a_folder_of_programs_has_to_train
     assert became(found) == [["a.py", "b.py", "c.py", "train.py"], ["test.py"]]
 
 
-@pytest.mark.parametrize("names", [["a.txt", "b.txt", "c.txt"], ["train-1", "train-2"], ["a.py", "b.py", "test_a.py"]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.txt", "b.txt", "c.txt"],
+        ["train-1", "train-2"],
+        ["a.py", "b.py", "test_a.py"],
+        ["a.py", "b.py", "c.py", "train.py", "test_a.py"],
+    ],
+)
 def test_where_names_tell_no_parts_contents_do_and_it_is_said(tmp_path, names):
     found = text.load(corpus(tmp_path, *names))
     (held,) = became(found)[1]

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.engine import errors
-from experiments.engine.data import archive, idx
+from experiments.engine.data import archive, idx, parts
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-NAMES = {"train": ("train",), "valid": ("valid", "val", "dev", "validation"), "test": ("test",)}  # of parts
+NAMES = {part: [word for word, told in parts.WORDS.items() if told == part] for part in parts.WORDS.values()}
 ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in ("valid", "val", "test")), ("x", "y"))
 BY_NAME = "by their names,"
 

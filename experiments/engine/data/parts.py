@@ -32,8 +32,9 @@ def of_name(path: pathlib.PurePath) -> str:
 def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[int]) -> dict[str, list[int]]:
     """Part -> numbers of its files (paths inside their folder), where names tell; else {}, and contents decide.
 
-    Names tell where a file is named valid or test, and one train or nothing else than valid or test (test.txt, val/).
-    Files named neither are trained on, unless those named train are larger: then they are OTHER, as a README.
+    Names tell where one is valid or test and nothing else (test.txt, val/), or where files are named as either and the
+    larger part of the rest as train: a train.py and a test_a.py among other programs tell nothing. Files named neither
+    are trained on, unless those named train are larger: then they are OTHER, as a README.
 
     Raises:
       UserError: no file is left to train on. section: of the settings, as text, that can name the parts.
@@ -41,10 +42,11 @@ def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[in
     found = [of_name(path) for path in paths]
     held_out = [path for path, part in zip(paths, found, strict=True) if part in (VALID, TEST)]
     whole = any(name.lower().split(".")[0] in WORDS for path in held_out for name in path.parts)
-    if not held_out or not (TRAIN in found or whole):
-        return {}
     size = {part: sum(size for one, size in zip(found, sizes, strict=True) if one == part) for part in found}
-    if size.get(TRAIN, 0) < size.get(OTHER, 0):
+    mostly = size.get(TRAIN, 0) > size.get(OTHER, 0)
+    if not held_out or not (mostly or whole):
+        return {}
+    if not mostly:
         found = [part or TRAIN for part in found]
     if TRAIN not in found:
         raise errors.UserError(
