@@ -18,7 +18,17 @@ import pytest
 import tiny
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import checkpoint, disk_errors, errors, manifest, retention, saved_arrays, step_folders, train
+from experiments.engine import (
+    checkpoint,
+    disk,
+    disk_errors,
+    errors,
+    manifest,
+    retention,
+    saved_arrays,
+    step_folders,
+    train,
+)
 
 OLD = pathlib.Path(__file__).parent / "data" / "old_checkpoint"
 LAYOUTS = {  # of the devices' axes, and of a matrix and a vector over them
@@ -281,17 +291,18 @@ def test_the_newest_and_the_best_are_kept_also_after_a_resume(tmp_path):
 
 def test_what_was_measured_behind_a_save_is_kept_whole_or_not_at_all(tmp_path):
     saves = checkpoint.Checkpoints(saved(tmp_path, (3,)), keep=1, best="eval/loss")
-    (tmp_path / "3" / manifest.DRAFT).write_text("half of it")  # of a process that was killed
+    left = tmp_path / "3" / f"{manifest.FILE}.0123abcd{disk.DRAFT}"
+    left.write_text("half of it")  # of a process that was killed
     assert resumed(tmp_path)[0] == 3
     saves.note(3, {"eval/loss": 1.0, "eval/accuracy": float("nan")})
     saves.save(6, state(seed=6))
     saves.note(6, {"eval/loss": 2.0})
     saves.note(9, {"eval/loss": 0.0})  # of which there is none
     saves.close()
-    assert there(tmp_path) == {"3", "6"} and not (tmp_path / "3" / manifest.DRAFT).exists()
+    assert there(tmp_path) == {"3", "6"} and not left.exists()
     assert [manifest.read(tmp_path / str(n), step=n)["metrics"] for n in (3, 6)] == [{"eval/loss": x} for x in (1, 2)]
     saves = checkpoint.Checkpoints(tmp_path, keep=1, best="eval/loss")
-    assert saves.metrics(3) == {"eval/loss": 1.0} and saves.metrics(9) == {}
+    assert saves.measured() == {3: {"eval/loss": 1.0}, 6: {"eval/loss": 2.0}}
     assert saves.resume(state(), fall_back=False)[0] == 6
     saves.close()
 

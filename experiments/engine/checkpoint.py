@@ -88,10 +88,6 @@ class Checkpoints:
         manifest.flush(self._folder)
         self._remove_superfluous()
 
-    def metrics(self, step: int) -> dict[str, float]:
-        """What was measured of the state saved at `step`, as far as its checkpoint says it."""
-        return self._measured.get(step, {})
-
     def note(self, step: int, metrics: dict[str, float]) -> None:
         """Keep with the checkpoint of `step`, if there is one, what was measured behind its save; in the background.
 

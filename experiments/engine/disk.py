@@ -28,6 +28,15 @@ def _regular(file: str, flags: int) -> int:
     return found
 
 
+def read(file: str | os.PathLike, largest: int) -> bytes:
+    """The content of a file that is small if it is what it seems to be. OSError as `opened`; ValueError if not."""
+    with opened(file) as content:
+        size = os.fstat(content.fileno()).st_size
+        if size > largest:
+            raise ValueError(f"it has {size:,} bytes, and {largest:,} are allowed")
+        return content.read()
+
+
 @contextlib.contextmanager
 def draft(file: pathlib.Path) -> Iterator[BinaryIO]:
     """Within this, a new file beside this one, which takes its place, be that a link, if all goes well.

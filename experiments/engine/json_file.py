@@ -1,7 +1,6 @@
 """JSON files that somebody else may have written."""
 
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -24,9 +23,5 @@ def read(file: pathlib.Path, *, says: str) -> dict[str, Any]:
 
 
 def text(file: pathlib.Path) -> str:
-    """The content of a file that is small if it is what it seems to be. OSError of the system; ValueError if not."""
-    with disk.opened(file) as opened:
-        size = os.fstat(opened.fileno()).st_size
-        if size > LARGEST:
-            raise ValueError(f"it has {size:,} bytes, and {LARGEST:,} are allowed")
-        return opened.read().decode()
+    """The content of the file. OSError of the system; ValueError where it is too large, or not UTF-8."""
+    return disk.read(file, LARGEST).decode()

@@ -121,7 +121,7 @@ class Beside:
         self._progress.pause()
         if processes.agree(not self._evaluated_before):
             self._report(n, state)
-        elif n == self._made.steps or processes.agree(not self._saves.metrics(n)):
+        elif n == self._made.steps or processes.agree(not self._saves.measured().get(n)):
             self.evaluate(n, state)
         self._best = max(self._best, _score(self.final, self._made.keep_best))
         self._progress.resume()

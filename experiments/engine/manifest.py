@@ -1,6 +1,7 @@
 """The list of a checkpoint's files, with size and sha256 of each, by which it is known to be what was saved."""
 
 import errno
+import fnmatch
 import hashlib
 import json
 import os
@@ -10,7 +11,6 @@ from typing import Any
 from experiments.engine import disk, disk_errors, errors
 
 FILE = "manifest.json"
-DRAFT = FILE + ".tmp"
 FORMAT = 1  # of what is in it
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)  # something else is in its place
 
@@ -31,12 +31,11 @@ def write(folder: pathlib.Path, *, step: int, metrics: dict[str, float], version
 def measured(folder: pathlib.Path, *, step: int, metrics: dict[str, float]) -> None:
     """Put these metrics into the manifest, at no time half of them. Raises OSError, and as `read`."""
     content = {name: value for name, value in read(folder, step=step).items() if name != "sha256"}
-    draft = folder / DRAFT
-    draft.unlink(missing_ok=True)  # what a process that was killed may have left
-    with draft.open("xb") as opened:
-        opened.write(_signed(content | {"metrics": metrics}))
-    flush(draft)
-    os.replace(draft, folder / FILE)
+    disk.tidy(folder)
+    with disk.draft(folder / FILE) as draft:
+        draft.write(_signed(content | {"metrics": metrics}))
+        draft.flush()
+        flush(pathlib.Path(draft.name))
     flush(folder)
 
 
@@ -114,9 +113,9 @@ def _damaged(folder: pathlib.Path, name: str, how: str) -> Damaged:
 
 
 def _names(folder: pathlib.Path) -> set[str]:
-    """Everything below the folder that is not a folder, by its path from there, but for the manifest. OSError.
+    """Everything below the folder that is not a folder, by its path from there, but for the manifest and its drafts.
 
-    (`rglob` would pass over a folder that cannot be read.)
+    OSError where a folder cannot be read, which `rglob` would pass over.
     """
 
     def stop(error: OSError) -> None:
@@ -126,7 +125,7 @@ def _names(folder: pathlib.Path) -> set[str]:
     for where, folders, files in os.walk(folder, onerror=stop):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
         found |= {(pathlib.Path(where) / name).relative_to(folder).as_posix() for name in (*files, *links)}
-    return found - {FILE, DRAFT}
+    return {name for name in found if not (name == FILE or fnmatch.fnmatch(name, f"{FILE}.*{disk.DRAFT}"))}
 
 
 def _described(file: pathlib.Path) -> dict[str, Any]:
