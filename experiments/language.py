@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.engine import config, disk, errors, job, train
-from experiments.engine.data import batches, borrowed, text, tokenizer, windows
+from experiments.engine.data import batches, borrowed, parts, text, tokenizer, windows
 from tfm import decode, head, incremental, variant
 from tfm import layout as layouts
 from tfm import mask as masks
@@ -84,17 +84,15 @@ def read(settings: config.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
     config.at_least(1, {"text.N": settings.text.N})
     t = settings.text
-    documents = text.load(
-        t.source, data_dir=settings.data_dir, train=t.train, valid=t.valid, test=t.test, binary=t.binary
-    )
+    documents = text.load(t.source, data_dir=settings.data_dir, files=parts.configured(t), binary=t.binary)
     if documents.said:
         print(documents.said)
     made = borrowed.make(t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation)
-    parts = [made.join(part) for part in (documents.train, documents.evaluation)]
+    rows = [made.join(part) for part in (documents.train, documents.evaluation)]
     print(
-        f"{documents.name}: {len(parts[0]):,} tokens to train on, {len(parts[1]):,} to evaluate, vocabulary {made.size}"
+        f"{documents.name}: {len(rows[0]):,} tokens to train on, {len(rows[1]):,} to evaluate, vocabulary {made.size}"
     )
-    return Corpus(documents.name, made, *parts)
+    return Corpus(documents.name, made, *rows)
 
 
 def build(settings: config.Settings, corpus: Corpus, objective: Objective) -> models.Model:

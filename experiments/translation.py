@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.engine import config, disk, errors, job, train, translation_score, workdir
-from experiments.engine.data import batches, pairs, parallel, subwords
+from experiments.engine.data import batches, pairs, parallel, parts, subwords
 from tfm import beam, decode
 from tfm import layout as layouts
 
@@ -73,8 +73,8 @@ def read(settings: config.Settings) -> Corpus:
     p = settings.pairs
     config.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
     config.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
-    named = {"train": p.train, "valid": p.valid, "test": p.test}
-    loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share, **named)
+    files = parts.configured(p)
+    loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share, files=files)
     if loaded.said:
         print(loaded.said)
     made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)

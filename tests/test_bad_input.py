@@ -264,7 +264,7 @@ def test_text_that_is_empty_short_or_not_text(refused, language, tmp_path):
     says(refused(*arguments, "--config.text.tokenizer=characters"), "not UTF-8", "1180", "bytes")
     text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
     says(refused(*arguments), str(text), "is a PNG image, not text", "text.binary = true")
-    says(refused(*language, f"--config.text.test={text}"), "text.test is set and text.train is not")
+    says(refused(*language, f"--config.text.test={text}"), "nothing to train on", "text.train = PATH")
 
 
 def test_a_prompt_that_cannot_be_continued(refused, language):

@@ -350,7 +350,7 @@ def test_files_may_be_named_in_the_config(tmp_path, experiment):
         ({"train": "a.npz", "valid": "c.npz", "test": "no.npz"}, "no.npz is neither"),
         ({"train": "a.npz", "test": "."}, r"must hold one file \*images-idx3-ubyte and one \*labels-idx1-ubyte"),
         ({"train": "a.npz", "test": "b.npz"}, r"b.npz needs the arrays \(x, y\), and has x_train"),
-        ({"train": "a.npz", "valid": "c.npz", "test": "a.npz"}, "a.npz is named to train on and to evaluate"),
+        ({"train": "a.npz", "valid": "c.npz", "test": "a.npz"}, "a.npz is in image.train and in image.test"),
     ],
 )
 def test_files_that_do_not_make_a_set_are_refused(tmp_path, files, complaint):

@@ -131,16 +131,16 @@ def test_what_is_evaluated_and_trained_on_is_counted(tmp_path):
 def test_settings_name_the_parts(tmp_path):
     corpus(tmp_path, "a.txt", "b.txt", "c.txt", "more/d.txt", "more/test.txt")
     at = {name: str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt", "more")}
-    found = text.load("stdlib", train=at["a.txt"], valid=at["b.txt"], test=at["c.txt"])
+    found = text.load("stdlib", files={"train": at["a.txt"], "valid": at["b.txt"], "test": at["c.txt"]})
     assert became(found) == [["a.txt"], ["b.txt"]] and found.said.endswith("c.txt left alone")
-    assert became(text.load("stdlib", train=at["more"], test=at["c.txt"])) == [
+    assert became(text.load("stdlib", files={"train": at["more"], "test": at["c.txt"]})) == [
         ["more/d.txt", "more/test.txt"],
         ["c.txt"],
     ]
-    alone = text.load("stdlib", train=at["more"])
+    alone = text.load("stdlib", files={"train": at["more"]})
     assert alone.name == at["more"] and "by their contents" in alone.said  # a way out of what names tell
     for named, complaint in (
-        ({"valid": at["b.txt"]}, "text.valid is set and text.train is not"),
+        ({"valid": at["b.txt"]}, r"nothing to train on beside .*b.txt \(valid\): text.train = PATH"),
         (
             {"train": at["more"], "test": str(tmp_path / "more/../more/test.txt")},
             "test.txt is in text.train and in text",
@@ -149,7 +149,7 @@ def test_settings_name_the_parts(tmp_path):
         ({"train": "stdlib", "valid": at["a.txt"]}, "text.train is the path .* stdlib is a name for text.source"),
     ):
         with pytest.raises(errors.UserError, match=complaint):
-            text.load("stdlib", **named)
+            text.load("stdlib", files=named)
 
 
 def test_a_run_says_which_file_became_what(tmp_path, capsys):

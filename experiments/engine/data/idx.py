@@ -8,15 +8,14 @@ import gzip
 import math
 import pathlib
 import zlib
-from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
 
 from experiments.engine import errors, room
+from experiments.engine.data import plain
 
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-GZIP = b"\x1f\x8b"
 CHUNK = 2**20  # bytes read at a time: what a header announces is never allocated before it is there
 LARGEST = 2**34  # bytes of values; a small gzip file can unpack into far more than any memory holds
 
@@ -28,7 +27,8 @@ def read(path: pathlib.Path, *, axes: int) -> np.ndarray:
       UserError: cannot be read, no IDX file, another number of axes, too few or too many bytes, damaged gzip.
     """
     try:
-        with _open(path) as file:
+        with path.open("rb") as packed:
+            file = plain.unpacked(packed)
             dtype, shape = _header(path, file, axes=axes)
             expected = math.prod(shape) * dtype.itemsize
             # Packing makes nothing longer by more than this; zeros behind the end would be read through to the last.
@@ -40,19 +40,6 @@ def read(path: pathlib.Path, *, axes: int) -> np.ndarray:
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
-
-
-@contextlib.contextmanager
-def _open(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """The file, unpacked on the fly if it begins as gzip does, whatever its name."""
-    with path.open("rb") as file:
-        packed = file.read(len(GZIP)) == GZIP
-        file.seek(0)
-        if not packed:
-            yield file
-            return
-        with gzip.GzipFile(fileobj=file) as unpacked:
-            yield unpacked
 
 
 def _header(path: pathlib.Path, file: BinaryIO, *, axes: int) -> tuple[np.dtype, tuple[int, ...]]:

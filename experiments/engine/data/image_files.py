@@ -34,23 +34,18 @@ def given(files: Mapping[str, str | pathlib.Path], how: str = "as the config say
     """The parts 'train', 'valid' and 'test', each an .npz file with x and y or a folder of two IDX files.
 
     Raises:
-      UserError: no 'train'; a path that is no such file or folder, or that is evaluated and trained on.
+      UserError: no 'train'; a path that is no such file or folder, or that is two parts.
     """
     paths = {part: pathlib.Path(os.path.expanduser(path)) for part, path in files.items()}
-    if "train" not in paths:
-        told = ", ".join(f"{path} ({part})" for part, path in paths.items())
-        raise errors.UserError(f"there is nothing to train on beside {told}: image.train = PATH names it")
-    train, others = paths["train"], [paths[part] for part in ("valid", "test") if part in paths]
+    parts.check_train("image", paths)
     for path in paths.values():
         if not (os.path.isdir(path) or os.path.isfile(path) and path.suffix == ".npz"):
             raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
-    if os.path.realpath(train) in map(os.path.realpath, others):
-        raise errors.UserError(
-            f"{train} is named to train on and to evaluate: what is evaluated must not be trained on"
-        )
-    if not others:
+    parts.check_apart("image", {part: [path] for part, path in paths.items()})
+    train, evaluation = paths[parts.TRAIN], paths.get(parts.evaluated(paths))
+    if evaluation is None:
         return Parts(_part(train), None)
-    return Parts(_part(train), _part(others[0]), _said(how, train, others[0]))
+    return Parts(_part(train), _part(evaluation), _said(how, train, evaluation))
 
 
 def folder(path: pathlib.Path) -> Parts:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.engine import config, errors
-from experiments.engine.data import batches, download, image_files, labelled, split
+from experiments.engine.data import batches, download, image_files, labelled, parts, split
 
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
@@ -38,8 +38,7 @@ def configured(section: config.Settings, *, data_dir: str) -> Images:
 
     Raises UserError as `load` does.
     """
-    files = {"train": section.train, "valid": section.valid, "test": section.test}
-    data = load(section.source, data_dir=data_dir, files={part: path for part, path in files.items() if path})
+    data = load(section.source, data_dir=data_dir, files=parts.configured(section))
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
     lines = [data.said] if data.said else []
@@ -54,8 +53,8 @@ def configured(section: config.Settings, *, data_dir: str) -> Images:
 def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = None) -> Images:
     """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
 
-    A path leads to an .npz file or a folder of files, whose names tell the parts (`image_files`). files: in its place,
-    a path for each part. What does not come in parts is split by content, about 20 % for evaluation.
+    A path leads to an .npz file or a folder of files, whose names tell the parts (`image_files`). files: in place of
+    `source`, the path of each part, as for `text.load`. What does not come in parts is split by content, about 20 % for evaluation.
 
     Raises:
       UserError: neither a name nor a path that exists; missing, damaged or contradictory files; labels out of range.
@@ -81,10 +80,10 @@ def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = N
 
 def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the raw pixels of each channel, float32; a deviation of 0 is given as 1."""
-    parts = [image_BYXZ[at : at + CHUNK] for at in range(0, len(image_BYXZ), CHUNK)]
+    chunks = [image_BYXZ[at : at + CHUNK] for at in range(0, len(image_BYXZ), CHUNK)]
     pixels = np.prod(image_BYXZ.shape[:-1])
-    mean_Z = sum(part.sum((0, 1, 2), dtype=np.float64) for part in parts) / pixels
-    variance_Z = sum(np.square(part - mean_Z).sum((0, 1, 2)) for part in parts) / pixels
+    mean_Z = sum(chunk.sum((0, 1, 2), dtype=np.float64) for chunk in chunks) / pixels
+    variance_Z = sum(np.square(chunk - mean_Z).sum((0, 1, 2)) for chunk in chunks) / pixels
     std_Z = np.sqrt(variance_Z)
     return mean_Z.astype(np.float32), np.where(std_Z > 0, std_Z, 1).astype(np.float32)
 
@@ -157,24 +156,24 @@ def _named(name: str, *, data_dir: str) -> Images:
     )
 
 
-def _whole(name: str, parts: image_files.Parts, *, known: tuple[str, ...]) -> Images:
+def _whole(name: str, made: image_files.Parts, *, known: tuple[str, ...]) -> Images:
     """The images of two parts, or of one in two."""
-    if parts.evaluation is None:
-        return _split(name, *parts.train, known=known, said="split by content")
+    if made.evaluation is None:
+        return _split(name, *made.train, known=known, said="split by content")
     first, second = f"{name}, training part", f"{name}, evaluation part"
-    train_image_BYXZ = labelled.images(first, parts.train[0])
-    evaluation_image_BYXZ = labelled.images(second, parts.evaluation[0])
+    train_image_BYXZ = labelled.images(first, made.train[0])
+    evaluation_image_BYXZ = labelled.images(second, made.evaluation[0])
     if train_image_BYXZ.shape[1:] != evaluation_image_BYXZ.shape[1:]:
         shapes = f"{train_image_BYXZ.shape[1:]} and {evaluation_image_BYXZ.shape[1:]}"
         raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes}")
-    train_label_B = labelled.labels(first, parts.train[1], n=len(train_image_BYXZ))
-    evaluation_label_B = labelled.labels(second, parts.evaluation[1], n=len(evaluation_image_BYXZ))
+    train_label_B = labelled.labels(first, made.train[1], n=len(train_image_BYXZ))
+    evaluation_label_B = labelled.labels(second, made.evaluation[1], n=len(evaluation_image_BYXZ))
     least = min(int(train_label_B.min()), int(evaluation_label_B.min()))
     classes = labelled.classes(first, train_label_B, known=known, least=least)
     train_label_B = labelled.in_range(first, train_label_B, C=len(classes))
     evaluation_label_B = labelled.in_range(second, evaluation_label_B, C=len(classes))
     held_out = evaluation_image_BYXZ, evaluation_label_B
-    return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, parts.said)
+    return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, made.said)
 
 
 def _split(name: str, image: np.ndarray, label: np.ndarray, *, known: tuple[str, ...], said: str) -> Images:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import pathlib
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -42,9 +42,7 @@ def load(
     data_dir: str = "",
     reverse: bool = False,
     share: float = 1.0,
-    train: str = "",
-    valid: str = "",
-    test: str = "",
+    files: Mapping[str, str] | None = None,
 ) -> Pairs:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
@@ -58,8 +56,7 @@ def load(
     5 % of the source sentences are held out, with all their translations; sources that differ only in case,
     punctuation and spaces fall on the same side. `share` of the others is for training.
 
-    In place of `source`, `train`, `valid` and `test` name what is trained on and what is evaluated: valid, or without
-    it test, which is else left alone. `train` alone is a source whose files' names tell nothing.
+    files: in place of `source`, the path of each part, as for `text.load`.
 
     Raises:
       UserError: neither a name nor a path that exists; a damaged or dangerous zip, or too large a file; a line that is
@@ -68,7 +65,8 @@ def load(
     """
     if not 0 < share <= 1:
         raise errors.UserError(f"the share of the pairs must be above 0 and at most 1, and {share} is not")
-    given = parts.given("pairs", train=train, valid=valid, test=test)
+    given = files or {}
+    parts.check_train("pairs", given)
     source = given.get(parts.TRAIN, source)
     with contextlib.ExitStack() as zips:
         if len(given) > 1:

@@ -6,10 +6,9 @@ import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
-from experiments.engine import errors
+from experiments.engine import config, errors
 
 TRAIN, VALID, TEST = "train", "valid", "test"
-SIDES = TRAIN, TEST  # of a split that no name tells
 WORDS = {"train": TRAIN, "valid": VALID, "validation": VALID, "val": VALID, "dev": VALID, "test": TEST}
 OTHER = ""  # of no part
 LISTED = 3  # names in a line; of more files their number is told
@@ -55,25 +54,25 @@ def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[in
     return {part: [i for i, one in enumerate(found) if one == part] for part in found}
 
 
-def given(section: str, **paths: str) -> dict[str, str]:
-    """The parts that settings name, as text.train = PATH does; {} for none.
+def configured(section: config.Settings) -> dict[str, str]:
+    """Part -> its path, of the parts that a section of the config names, as text.train = PATH does."""
+    paths = {TRAIN: section.train, VALID: section.valid, TEST: section.test}
+    return {part: path for part, path in paths.items() if path}
 
-    Raises:
-      UserError: something to evaluate, and nothing to train on.
-    """
-    found = {part: path for part, path in paths.items() if path}
-    if found and TRAIN not in found:
-        part = next(iter(found))
-        raise errors.UserError(f"{section}.{part} is set and {section}.train is not: both are needed")
-    return found
+
+def check_train(section: str, files: Mapping[str, str | os.PathLike]) -> None:
+    """UserError where there is something to evaluate, and nothing to train on."""
+    if files and TRAIN not in files:
+        told = ", ".join(f"{path} ({part})" for part, path in files.items())
+        raise errors.UserError(f"there is nothing to train on beside {told}: {section}.train = PATH names it")
 
 
 def check_apart(section: str, files: Mapping[str, Sequence[str | os.PathLike]]) -> None:
-    """UserError where settings name the same file in two parts, alone or in a folder."""
+    """UserError where the same file is in two parts, alone or in a folder."""
     for one, other in itertools.combinations(files, 2):
         for path in sorted({os.path.realpath(a) for a in files[one]} & {os.path.realpath(b) for b in files[other]}):
             raise errors.UserError(
-                f"{path} is in {section}.{one} and in {section}.{other}: what is evaluated must not be trained on"
+                f"{path} is in {section}.{one} and in {section}.{other}: a file can be in one part only"
             )
 
 

@@ -4,7 +4,6 @@ import gzip
 import io
 import pathlib
 import zlib
-from typing import BinaryIO
 
 from experiments.engine import errors, room
 
@@ -58,7 +57,7 @@ def read(path: pathlib.Path, *, copies: int, as_is: bool = False, hint: str = ""
     content, most = io.BytesIO(), room.host()
     try:
         with path.open("rb") as file:
-            source = _unpacked(file, as_is=as_is)
+            source = file if as_is else unpacked(file)
             while chunk := source.read(CHUNK):
                 if not as_is and (wrong := fault(chunk, content.tell())):
                     raise errors.UserError(f"{path} {wrong}{hint}")
@@ -76,10 +75,11 @@ def glance(path: pathlib.Path) -> str:
     """The `fault` of the beginning of a file; '' also where it cannot be read: who reads it will say so."""
     try:
         with path.open("rb") as file:
-            return fault(_unpacked(file).read(TAR_AT + len(TAR)))
+            return fault(unpacked(file).read(TAR_AT + len(TAR)))
     except (EOFError, zlib.error, OSError):
         return ""
 
 
-def _unpacked(file: BinaryIO, *, as_is: bool = False) -> BinaryIO:
-    return gzip.GzipFile(fileobj=file) if not as_is and file.peek(2)[:2] == GZIP else file
+def unpacked(file: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
+    """The content, unpacked on the fly if it begins as gzip does, whatever its name."""
+    return gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == GZIP else file

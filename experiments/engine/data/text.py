@@ -26,35 +26,34 @@ class Text(NamedTuple):
     said: str
 
 
-def load(
-    source: str, *, data_dir: str = "", train: str = "", valid: str = "", test: str = "", binary: bool = False
-) -> Text:
+def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = None, binary: bool = False) -> Text:
     """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path.
 
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
     gzipped is unpacked. One file is cut in two, its first 90 % for training; of several their names tell what is held
     out, as train.txt and valid.txt do (`parts.by_names`), or else about 10 % are, chosen by their contents.
 
-    In place of `source`, `train`, `valid` and `test` name what is trained on and what is evaluated: valid, or without
-    it test, which is else left alone. `train` alone is a source whose files' names tell nothing.
+    files: in place of `source`, the path of each part: 'train', and what is evaluated, 'valid', or without it 'test',
+    which is else left alone. 'train' alone is a source whose files' names tell nothing.
 
     Raises:
       UserError: neither a name nor a path that exists; something that cannot be read; what is no text, unless `binary`;
       too little text to split; more than the memory has room for; parts that do not fit together.
     """
-    given = parts.given("text", train=train, valid=valid, test=test)
+    given = files or {}
+    parts.check_train("text", given)
     for part, path in given.items():
         if _named(path):
             raise errors.UserError(f"text.{part} is the path of a file or folder, and {path} is a name for text.source")
     if len(given) > 1:
-        files = {part: _paths(path, data_dir) for part, path in given.items()}
-        parts.check_apart("text", files)
-        return _as_told(given[parts.TRAIN], files, "as the config says,", binary=binary)
+        found = {part: _paths(path, data_dir) for part, path in given.items()}
+        parts.check_apart("text", found)
+        return _as_told(given[parts.TRAIN], found, "as the config says,", binary=binary)
     source = given.get(parts.TRAIN, source)
     paths = _paths(source, data_dir)
-    files = {} if given or _named(source) else _by_names(source, paths)
-    if files:
-        return _as_told(source, files, "by their names,", binary=binary)
+    found = {} if given or _named(source) else _by_names(source, paths)
+    if found:
+        return _as_told(source, found, "by their names,", binary=binary)
     return _by_contents(source, paths, binary=binary)
 
 
@@ -96,7 +95,9 @@ def _by_contents(name: str, paths: Sequence[pathlib.Path], *, binary: bool) -> T
     out = split.held_out(contents, share=EVALUATION_SHARE).tolist()
     sides = [[i for i, held in enumerate(out) if held == side] for side in (False, True)]
     train, evaluation = ([contents[i] for i in side] for side in sides)
-    shown = {part: [_inside(name, paths[i]) for i in of] for part, of in zip(parts.SIDES, sides, strict=True)}
+    shown = {
+        part: [_inside(name, paths[i]) for i in of] for part, of in zip((parts.TRAIN, parts.TEST), sides, strict=True)
+    }
     return Text(name, train, evaluation, "" if _named(name) else parts.told(name, "by their contents,", shown))
 
 
