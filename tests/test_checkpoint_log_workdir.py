@@ -13,7 +13,7 @@ import pytest
 import tiny
 from tensorboardX.proto import event_pb2
 
-from experiments.engine import checkpoint, cost, errors, job, log, train, workdir
+from experiments.engine import checkpoint, cost, errors, job, log, pace, train, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine import plan as plans
 from experiments.engine.data import batches, images
@@ -110,7 +110,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
 
 def test_the_plain_progress_line(capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now)
     progress = log.Progress(start=10, steps=100, tokens_per_step=1000, flops_per_step=60, peak=100.0)
     for step, value in ((11, 3.0), (12, None), (13, 0.12345)):  # steps of 4 s; a line at most every 10 s
         now += 4

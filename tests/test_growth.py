@@ -8,7 +8,7 @@ import tiny
 
 from configs import base
 from experiments.engine import config as configs
-from experiments.engine import errors, log, train
+from experiments.engine import errors, log, pace, train
 
 GROWTH = [[3, 32], [6, 48], [8, 32]]
 SIZES = [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
@@ -85,7 +85,7 @@ def test_a_run_whose_batches_grow(unbroken):
 
 def test_throughput_counts_the_tokens_of_every_step(monkeypatch, capsys):
     now = 0.0
-    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now)
     progress = log.Progress(
         start=2, steps=10, tokens_per_step=64, flops_per_step=32, peak=64.0, work=lambda n: sum(SIZES[:n]) / 16
     )
@@ -94,7 +94,7 @@ def test_throughput_counts_the_tokens_of_every_step(monkeypatch, capsys):
         progress.advance(step, 1.5)
     assert progress.tokens_per_second() == 4 * 144 / 16
     said = capsys.readouterr().out.splitlines()[-1]  # after 12 s: 64 examples in 8 s; 192 to come
-    assert said == "step 5/10: loss 1.5000, 32 tokens/s, 25 % of matrix-product speed, 00:24 left"
+    assert said == "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed"
 
 
 def test_a_run_resumes_across_a_change_of_size_bit_for_bit(unbroken, tmp_path, monkeypatch):

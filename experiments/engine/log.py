@@ -4,12 +4,8 @@ import json
 import math
 import os
 import pathlib
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
-
-import tqdm
 
 from experiments.engine import disk, errors, events, pace, processes, room
 
@@ -95,10 +91,8 @@ class Log:
                 self._events.close()
 
 
-class Progress:
-    """The live line on a terminal; elsewhere a plain line every ten seconds."""
-
-    EVERY_SECONDS = 10.0
+class Progress(pace.Line):
+    """The line of a single run."""
 
     def __init__(
         self,
@@ -117,17 +111,10 @@ class Progress:
         evaluation: how many of them one is worth. evaluations(n): how many come from the end of step n on. peak: what
         cost.measured_peak has found.
         """
-        self._bar = tqdm.tqdm(
-            total=steps,
-            initial=start,
-            disable=not (sys.stderr.isatty() and processes.main()),
-            bar_format="{n_fmt}/{total_fmt} steps{postfix} |{bar:20}|",  # tqdm's own {remaining} counts all that waits
-            dynamic_ncols=True,
-        )
+        super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=processes.main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
         self._work, self._evaluation, self._evaluations = work, evaluation, evaluations
-        self._pace, self._at, self._told = pace.Pace(), start, ""
-        self._spoke = time.perf_counter()
+        self._at, self._told = start, ""
 
     def advance(self, step: int, loss: float | None) -> None:
         """A step is done; the loss is shown where it was fetched."""
@@ -137,11 +124,7 @@ class Progress:
         if loss is not None:
             self._told = f"loss {loss:.4f}" + (f", {self._rates()}" if left is not None else "")
         line = ", ".join(filter(None, [f"{pace.clock(left)} left", self._told]))  # a narrow terminal cuts the end off
-        self._bar.set_postfix_str(line, refresh=False)
-        self._bar.update(1)
-        if loss is not None and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
-            self._spoke = time.perf_counter()
-            print(f"step {step:,}/{self._steps:,}: {line}", flush=True)
+        self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 
     def _rates(self) -> str:
         """Tokens per second, and the FLOPs per second beside those of large matrix products alone."""
@@ -160,20 +143,6 @@ class Progress:
         """`evaluate`, whose seconds tell how long those to come will take."""
         return self._pace.timed(evaluate, self._evaluation)
 
-    def pause(self) -> None:
-        """What follows (an evaluation, a save) is not training time; ends at `resume`."""
-        self._pace.pause()
-
-    def resume(self) -> None:
-        self._pace.resume()
-
-    def say(self, line: str) -> None:
-        """A line that stays, above the live one."""
-        if self._bar.disable:
-            print(line, flush=True)
-        else:
-            self._bar.write(line)
-
     def tokens_per_second(self) -> float:
         """Throughput of the training steps alone: compilation, evaluations, saves and, of several, the first step of
         the session left out."""
@@ -182,4 +151,4 @@ class Progress:
 
     def close(self) -> None:
         self._bar.set_postfix_str(self._told, refresh=False)
-        self._bar.close()
+        super().close()

@@ -1,7 +1,8 @@
-"""How long training still takes, told by how long its steps and evaluations took of late."""
+"""How long training still takes, told by how its steps and evaluations went of late; and the line that tells it."""
 
 import collections
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +73,49 @@ class Pace:
         """
         rate = self.steps.recent()
         return None if rate is None else steps * rate + evaluations * (self.evaluations.recent() or rate)
+
+
+class Line:
+    """A live line on a terminal; elsewhere a plain line every ten seconds."""
+
+    EVERY_SECONDS = 10.0
+
+    def __init__(self, begins: str, *, total: float, done: float = 0, live: bool = True):
+        """begins: what tqdm writes before the rest. live: not where another process shows the line."""
+        self._bar = tqdm.tqdm(
+            total=total,
+            initial=done,
+            disable=not (sys.stderr.isatty() and live),
+            bar_format=begins + "{postfix} |{bar:20}|",  # tqdm's own {remaining} counts all that waits
+            dynamic_ncols=True,
+        )
+        self._pace, self._spoke = Pace(), time.perf_counter()
+
+    def _show(self, told: str, *, done: float, plain: str) -> None:
+        """So much more is done. plain: the plain line, '' for none at this step."""
+        self._bar.set_postfix_str(told, refresh=False)
+        self._bar.update(done)
+        if plain and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
+            self._spoke = time.perf_counter()
+            print(plain, flush=True)
+
+    def pause(self) -> None:
+        """What follows (an evaluation, a save) is no part of a step; ends at `resume`."""
+        self._pace.pause()
+
+    def resume(self) -> None:
+        self._pace.resume()
+
+    def say(self, line: str) -> None:
+        """A line that stays, above the live one."""
+        if self._bar.disable:
+            print(line, flush=True)
+        else:
+            self._bar.write(line)
+
+    def close(self) -> None:
+        """End the live line."""
+        self._bar.close()
 
 
 def clock(seconds: float | None) -> str:

@@ -1,33 +1,23 @@
 """The live line of a whole study: which program is under way, how much is done, how long the rest will take."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-
-import tqdm
 
 from experiments.engine import pace
 from experiments.laboratory import preparing
 
 
-class Progress:
-    """A line on a terminal; elsewhere a plain one every ten seconds. Work is counted in FLOPs."""
-
-    EVERY_SECONDS = 10.0
+class Progress(pace.Line):
+    """The line of a study. Work is counted in FLOPs."""
 
     def __init__(self, waiting: Sequence[preparing.Checked]):
         """waiting: the programs that are still to be trained."""
         self._waiting, self._current, self._step, self._loss, self._later = waiting, 0, 0, "", (0.0, 0.0)
-        self._bar = tqdm.tqdm(
-            total=sum(one.work for one in waiting),
-            disable=not sys.stderr.isatty(),
-            bar_format="{desc}{postfix} |{bar:20}|",  # tqdm's own {remaining} counts all that waits
-            dynamic_ncols=True,
-        )
-        self._pace = self._known = pace.Pace()  # of the program under way, and of the newest that tells something
+        super().__init__("{desc}", total=sum(one.work for one in waiting))
+        self._known = self._pace  # of the newest program that tells something; self._pace is of the one under way
         self._around: list[float] = []  # of each program that is done, the seconds beside its training
-        self._began = self._spoke = time.perf_counter()
+        self._began = time.perf_counter()
 
     def begin(self, number: int) -> None:
         """The program of this number is made ready and compiled from here on."""
@@ -49,15 +39,11 @@ class Progress:
         self._pace.step(one.step)
         if self._pace.steps.recent() is not None:
             self._known = self._pace
-        self._bar.update(one.step * (step - self._step))
-        self._step = step
+        done, self._step = one.step * (step - self._step), step
         if loss is not None:
             self._loss = f", loss {loss:.4f}"
         told = f"step {step:,}/{one.steps:,}{self._loss}, {self._ahead()}"
-        self._bar.set_postfix_str(told, refresh=False)
-        if loss is not None and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
-            self._spoke = time.perf_counter()
-            print(f"{self._where()}: {told}", flush=True)
+        self._show(told, done=done, plain=f"{self._where()}: {told}" if loss is not None else "")
 
     def end(self) -> None:
         """The program under way is done, with its results."""
@@ -91,21 +77,3 @@ class Progress:
         """`evaluate` of the program under way, whose seconds tell how long those to come will take."""
         one = self._waiting[self._current]
         return self._pace.timed(evaluate, one.step * one.evaluation)
-
-    def pause(self) -> None:
-        """What follows (an evaluation, a save) is no part of a step; ends at `resume`."""
-        self._pace.pause()
-
-    def resume(self) -> None:
-        self._pace.resume()
-
-    def say(self, line: str) -> None:
-        """A line that stays, above the live one."""
-        if self._bar.disable:
-            print(line, flush=True)
-        else:
-            self._bar.write(line)
-
-    def close(self) -> None:
-        """End the live line."""
-        self._bar.close()

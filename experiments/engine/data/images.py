@@ -54,7 +54,8 @@ def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = N
     """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
 
     A path leads to an .npz file or a folder of files, whose names tell the parts (`image_files`). files: in place of
-    `source`, the path of each part, as for `text.load`. What does not come in parts is split by content, about 20 % for evaluation.
+    `source`, the path of each part, as for `text.load`. What does not come in parts is split by content, about 20 %
+    for evaluation.
 
     Raises:
       UserError: neither a name nor a path that exists; missing, damaged or contradictory files; labels out of range.

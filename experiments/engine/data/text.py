@@ -8,6 +8,8 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.engine import errors, room
 from experiments.engine.data import download, parts, plain, split
 
@@ -92,12 +94,10 @@ def _by_contents(name: str, paths: Sequence[pathlib.Path], *, binary: bool) -> T
         if not train[0] or not evaluation[0]:
             raise errors.UserError(f"{name} holds too little text to keep a part of it for evaluation")
         return Text(name, train, evaluation, "")
-    out = split.held_out(contents, share=EVALUATION_SHARE).tolist()
-    sides = [[i for i, held in enumerate(out) if held == side] for side in (False, True)]
-    train, evaluation = ([contents[i] for i in side] for side in sides)
-    shown = {
-        part: [_inside(name, paths[i]) for i in of] for part, of in zip((parts.TRAIN, parts.TEST), sides, strict=True)
-    }
+    out_B = split.held_out(contents, share=EVALUATION_SHARE)
+    sides = {parts.TRAIN: np.flatnonzero(~out_B).tolist(), parts.TEST: np.flatnonzero(out_B).tolist()}
+    train, evaluation = ([contents[i] for i in of] for of in sides.values())
+    shown = {part: [_inside(name, paths[i]) for i in of] for part, of in sides.items()}
     return Text(name, train, evaluation, "" if _named(name) else parts.told(name, "by their contents,", shown))
 
 
