@@ -84,7 +84,7 @@ def read(settings: config.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
     config.at_least(1, {"text.N": settings.text.N})
     t = settings.text
-    documents = text.load(t.source, data_dir=settings.data_dir, files=parts.configured(t), binary=t.binary)
+    documents = text.load(t.source, data_dir=settings.data_dir, files=parts.paths(t), binary=t.binary)
     if documents.said:
         print(documents.said)
     made = borrowed.make(t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation)

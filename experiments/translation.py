@@ -73,7 +73,7 @@ def read(settings: config.Settings) -> Corpus:
     p = settings.pairs
     config.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
     config.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
-    files = parts.configured(p)
+    files = parts.paths(p)
     loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share, files=files)
     if loaded.said:
         print(loaded.said)

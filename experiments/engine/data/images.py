@@ -38,7 +38,7 @@ def configured(section: config.Settings, *, data_dir: str) -> Images:
 
     Raises UserError as `load` does.
     """
-    data = load(section.source, data_dir=data_dir, files=parts.configured(section))
+    data = load(section.source, data_dir=data_dir, files=parts.paths(section))
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
     lines = [data.said] if data.said else []

@@ -116,12 +116,11 @@ def _members(path: pathlib.Path, zips: contextlib.ExitStack) -> list[File]:
             raise errors.UserError(f"{name} {wrong}")
         return content
 
-    named = [(pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}", member) for member in members]
-    return [
-        File(inside, name, member.file_size, functools.partial(read, member, name))
-        for inside, name, member in named
-        if not _hidden(inside)
-    ]
+    found = []
+    for member in members:
+        inside, name = pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}"
+        found.append(File(inside, name, member.file_size, functools.partial(read, member, name)))
+    return [one for one in found if not _hidden(one.inside)]
 
 
 @contextlib.contextmanager

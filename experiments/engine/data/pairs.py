@@ -5,7 +5,7 @@ import hashlib
 import os
 import pathlib
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,14 +70,10 @@ def load(
     source = given.get(parts.TRAIN, source)
     with contextlib.ExitStack() as zips:
         if len(given) > 1:
-            texts = {part: pair_files.texts(_path(path, ""), zips) for part, path in given.items()}
-            parts.check_apart("pairs", {part: [file.name for one in of for file in one] for part, of in texts.items()})
-            how = "as the config says,"
+            texts, how = _as_told(given, zips), "as the config says,"
         else:
             every, how = pair_files.texts(_path(source, data_dir), zips), "by their names,"
-            names, sizes = [one[0].inside for one in every], [sum(file.size for file in one) for one in every]
-            numbers = {} if given or source in NAMED else parts.by_names("pairs", names, sizes)
-            texts = {part: [every[i] for i in of] for part, of in numbers.items()} or {parts.TRAIN: every}
+            texts = {parts.TRAIN: every} if given or source in NAMED else _by_names(every)
         asked = [part for part in (parts.TRAIN, parts.evaluated(texts)) if part in texts]
         pair_files.check_size(source, sum(file.size for part in asked for one in texts[part] for file in one))
         found = [[pair for one in texts[part] for pair in _pairs(one)] for part in asked]
@@ -101,6 +97,20 @@ def load(
     if share < 1:  # by other digests: by the same ones, those held out would be missing from the smallest
         _, kept = _apart(kept, share=share, salt="share")
     return Pairs(source, kept, held, said)
+
+
+def _as_told(files: Mapping[str, str], zips: contextlib.ExitStack) -> dict[str, list[pair_files.Text]]:
+    """The texts of each part, as settings tell them."""
+    texts = {part: pair_files.texts(_path(path, ""), zips) for part, path in files.items()}
+    parts.check_apart("pairs", {part: [file.name for one in of for file in one] for part, of in texts.items()})
+    return texts
+
+
+def _by_names(texts: Sequence[pair_files.Text]) -> dict[str, list[pair_files.Text]]:
+    """The texts of each part; all are to train on where names tell nothing."""
+    sizes = [sum(file.size for file in one) for one in texts]
+    numbers = parts.by_names("pairs", [one[0].inside for one in texts], sizes)
+    return {part: [texts[i] for i in of] for part, of in numbers.items()} or {parts.TRAIN: [*texts]}
 
 
 def sentence_key(sentence: str) -> str:

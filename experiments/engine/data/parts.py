@@ -54,10 +54,10 @@ def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[in
     return {part: [i for i, one in enumerate(found) if one == part] for part in found}
 
 
-def configured(section: config.Settings) -> dict[str, str]:
+def paths(section: config.Settings) -> dict[str, str]:
     """Part -> its path, of the parts that a section of the config names, as text.train = PATH does."""
-    paths = {TRAIN: section.train, VALID: section.valid, TEST: section.test}
-    return {part: path for part, path in paths.items() if path}
+    found = {TRAIN: section.train, VALID: section.valid, TEST: section.test}
+    return {part: path for part, path in found.items() if path}
 
 
 def check_train(section: str, files: Mapping[str, str | os.PathLike]) -> None:

@@ -70,7 +70,7 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
         saved = json_file.read(file, says="what the model's images are like")
         if saved.keys() != {"image", "values", "mean", "std", "classes"}:
             raise errors.UserError(f"{file} is damaged: it does not describe images")
-        found = _whole(file, saved, Z, C, {name: name for name in saved})
+        found = _whole(file, saved, Z, C)
         return found | {"processor": _processor(file, _fields(file, {}), *found["image"]), "assumed": False}
     file = (path if path.is_dir() else path.parent) / "preprocessor_config.json"
     saved = json_file.read(file, says="how images are normalised") if file.exists() else {}
@@ -85,7 +85,7 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
         "std": [std] * Z if _number(std) else std,
         "classes": extras["class_names"],
     }
-    found = _whole(file, found, Z, C, {name: name for name in found} | {"mean": "image_mean", "std": "image_std"})
+    found = _whole(file, found, Z, C, prefix="image_")
     return found | {"processor": _processor(file, fields, *found["image"]), "assumed": not file.exists()}
 
 
@@ -140,18 +140,20 @@ def _sides(file: pathlib.Path, name: str, value: Any, *, square: bool) -> dict[s
     return sides
 
 
-def _whole(file: pathlib.Path, found: dict[str, Any], Z: int, C: int, called: Mapping[str, str]) -> dict[str, Any]:
-    """What was found, if each of its entries can be used; `called` has their names in the file. A number for all
-    channels is made one for each."""
+def _whole(file: pathlib.Path, found: dict[str, Any], Z: int, C: int, prefix: str = "") -> dict[str, Any]:
+    """What was found, if each of its entries can be used; a number for all channels is made one for each.
+
+    prefix: of mean and std in the file.
+    """
     image, values, classes = found["image"], found["values"], found["classes"]
     sides = isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
-    _check(file, called["image"], sides and image[2] == Z, f"rows, columns and the model's {Z} channels", image)
-    _check(file, called["values"], _numbers(values, (2,)), "two finite numbers", values)
+    _check(file, "image", sides and image[2] == Z, f"rows, columns and the model's {Z} channels", image)
+    _check(file, "values", _numbers(values, (2,)), "two finite numbers", values)
     for name in ("mean", "std"):
         right = _numbers(found[name], (1, Z)) and (name == "mean" or min(found[name]) > 0)
-        _check(file, called[name], right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", found[name])
+        _check(file, prefix + name, right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", found[name])
     named = isinstance(classes, list) and len(classes) == C and all(isinstance(one, str) for one in classes)
-    _check(file, called["classes"], named, f"the names of the model's {C} classes", classes)
+    _check(file, "classes", named, f"the names of the model's {C} classes", classes)
     return found | {name: found[name] * (Z // len(found[name])) for name in ("mean", "std")}
 
 

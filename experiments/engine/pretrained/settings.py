@@ -67,19 +67,24 @@ ROWS = {
 }
 
 
+def _rules(family: str) -> dict[str, Rule]:
+    """Of the fields that matter to what a trained model of this family says."""
+    rules = {field: row[COLUMNS.index(family)] for field, row in ROWS.items()}
+    return {field: rule for field, rule in rules.items() if rule is not FREE}
+
+
 def fixed(family: str) -> dict[str, Any]:
     """The fields that all members of the family share."""
-    rules = {field: row[COLUMNS.index(family)] for field, row in ROWS.items()}
-    return {field: rule.values[0] for field, rule in rules.items() if rule and not rule.written}
+    return {field: rule.values[0] for field, rule in _rules(family).items() if not rule.written}
 
 
 def faults(family: str, model: Mapping[str, Any]) -> list[str]:
     """What keeps a model with these fields from being one of the family; what its sizes do, `write` finds."""
-    rules = {field: row[COLUMNS.index(family)] for field, row in ROWS.items()}
-    wrong = [f"model.{field} is missing" for field, rule in rules.items() if rule and field not in model]
-    wrong += [f"model.{field} is not known here, nor whether a {family} has it" for field in model.keys() - ROWS.keys()]
+    rules, unknown = _rules(family), sorted(model.keys() - ROWS.keys())
+    wrong = [f"model.{field} is missing" for field in rules if field not in model]
+    wrong += [f"model.{field} is not known here, nor whether a {family} has it" for field in unknown]
     for field, rule in rules.items():
-        if rule and rule.values and field in model and model[field] not in rule.values:
+        if rule.values and field in model and model[field] not in rule.values:
             right = " or ".join(repr(value) for value in rule.values)
             wrong.append(f"model.{field} is {model[field]!r} and not {right}")
     return wrong
