@@ -58,11 +58,11 @@ def no_waiting(tmp_path):
                     os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
                     waited.append(pipe)
 
-    helper = threading.Thread(target=let_go)
-    helper.start()
+    thread = threading.Thread(target=let_go)
+    thread.start()
     yield
     done.set()
-    helper.join()
+    thread.join()
     assert not waited
 
 

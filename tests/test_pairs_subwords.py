@@ -131,7 +131,7 @@ def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
     with pytest.raises(errors.UserError, match="was not found in .*download http"):
         pairs.load("spa-eng")
     (tmp_path / "spa-eng.zip").write_bytes(b"another")
-    with pytest.raises(errors.UserError, match="has sha256 .* by its path"):
+    with pytest.raises(errors.UserError, match="spa-eng.zip has sha256 .*: replace or remove it"):
         pairs.load("spa-eng", data_dir=str(tmp_path))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(errors.UserError, match="neither a file nor a folder"):

@@ -181,7 +181,7 @@ class Checkpoints:
                 state = self.restore(step, like)
             except manifest.Damaged as error:
                 if not fall_back:
-                    raise errors.UserError(f"{error}; {advice(len(self._measured))}") from error
+                    raise errors.UserError(f"{error}; {_advice(len(self._measured))}") from error
                 passed.append((step, error))
                 continue
             for bad, error in passed:
@@ -237,7 +237,7 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
         saved_arrays.verified(folder / str(step), step)
     except manifest.Damaged as error:
         if not fall_back:
-            raise errors.UserError(f"{error}; {advice(len(step_folders.steps(folder)))}") from error
+            raise errors.UserError(f"{error}; {_advice(len(step_folders.steps(folder)))}") from error
         return False
     return True
 
@@ -253,13 +253,6 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
         raise errors.UserError(f"{error}; take that folder away to use an earlier one") from error
 
 
-def advice(many: int) -> str:
-    """What to do where the newest of so many checkpoints is damaged."""
-    if many == 1:
-        return "there is no other one: choose another --workdir"
-    return "--config.resume=latest_valid goes on from the newest valid one before it"
-
-
 def digest(params: Any) -> str:
     """sha256 over the names and bytes of all parameters, in sorted order."""
     leaves = {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
@@ -268,6 +261,13 @@ def digest(params: Any) -> str:
         total.update(name.encode())
         total.update(np.ascontiguousarray(jax.device_get(leaves[name])).tobytes())
     return total.hexdigest()
+
+
+def _advice(many: int) -> str:
+    """What to do where the newest of so many checkpoints is damaged."""
+    if many == 1:
+        return "there is no other one: choose another --workdir"
+    return "--config.resume=latest_valid goes on from the newest valid one before it"
 
 
 def _finite(metrics: dict[str, float]) -> dict[str, float]:

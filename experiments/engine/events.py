@@ -20,7 +20,7 @@ class Events:
     EVERY_SECONDS = 30.0  # what is written reaches the disk at least so often
 
     def __init__(self, folder: pathlib.Path, *, start: int):
-        # Of the same second, that of the later start is read last. What nobody could know is no file yet, and no link.
+        # `start` puts files of one second in order; nobody can have put a link under a name with random digits.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}.{secrets.token_hex(4)}"
         self._records = record_writer.RecordWriter(str(disk.folder(folder.parent, folder.name) / name))
         self._flushed = -self.EVERY_SECONDS

@@ -10,34 +10,24 @@ from typing import Any
 from experiments.engine import disk, errors, events, pace, processes, room
 
 
-def read(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl, without lines that are none.
+def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl, without lines that are none; tells: say which these are, but for the last one.
 
     Raises UserError where the file is there, and cannot be read.
     """
-    return [row for row in map(_row, _lines(folder)) if row]
-
-
-def _lines(folder: pathlib.Path) -> list[bytes]:
-    """The lines of metrics.jsonl; the last is empty, unless a crash has cut it off."""
     file = folder / "metrics.jsonl"
     try:
         with disk.opened(file) as opened:
             room.check(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
-            return opened.read().split(b"\n")
+            rows = list(map(_row, opened.read().split(b"\n")))
     except FileNotFoundError:
         return []
     except OSError as error:
         raise errors.UserError(f"{file} cannot be read: {error.strerror or error}") from error
-
-
-def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
-    """The same as `read`, saying which lines are left out; a crash that cut the last one off is nothing to tell."""
-    rows = list(map(_row, _lines(folder)))
-    damaged = [n for n, row in enumerate(rows[:-1], 1) if not row]
-    if damaged:
+    damaged = [n for n, row in enumerate(rows[:-1], 1) if not row]  # the last is empty, or cut off by a crash
+    if damaged and tells:
         more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
-        print(f"line {damaged[0]:,}{more} of {folder / 'metrics.jsonl'} is damaged, and left out", flush=True)
+        print(f"line {damaged[0]:,}{more} of {file} is damaged, and left out", flush=True)
     return [row for row in rows if row]
 
 
@@ -66,7 +56,7 @@ class Log:
         self._writes = processes.main()
         if not self._writes:
             return
-        kept = [json.dumps(row) + "\n" for row in _rows(folder) if row["step"] <= start]
+        kept = [json.dumps(row) + "\n" for row in read(folder, tells=True) if row["step"] <= start]
         disk.write(folder / "metrics.jsonl", "".join(kept).encode())
         self._events = events.Events(folder / "events", start=start)
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")

@@ -31,12 +31,15 @@ def fetch(name: str, *, data_dir: str = "") -> pathlib.Path:
     if name not in NAMED:
         raise errors.UserError(f"there is no named file {name!r}: the names are {', '.join(sorted(NAMED))}")
     file_name, url, sha256 = NAMED[name]
-    for folder in places(data_dir):
-        path = folder / file_name
-        if os.path.isfile(path):
-            _check(path, sha256)
-            return path
-    return _download(url, path=cache_folder() / file_name, sha256=sha256)
+    return here(file_name, sha256, data_dir=data_dir) or _download(url, path=cache_folder() / file_name, sha256=sha256)
+
+
+def here(file_name: str, sha256: str, *, data_dir: str = "") -> pathlib.Path | None:
+    """The file in the first of `places(data_dir)` that has it, None where none has. UserError for a wrong checksum."""
+    path = next((folder / file_name for folder in places(data_dir) if os.path.isfile(folder / file_name)), None)
+    if path is not None:
+        _check(path, sha256)
+    return path
 
 
 def places(data_dir: str = "") -> list[pathlib.Path]:

@@ -15,7 +15,6 @@ from experiments.engine.data import archive, idx, parts
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-NAMES = {part: [word for word, told in parts.WORDS.items() if told == part] for part in parts.WORDS.values()}
 ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in ("valid", "val", "test")), ("x", "y"))
 BY_NAME = "by their names,"
 
@@ -56,14 +55,15 @@ def folder(path: pathlib.Path) -> Parts:
     """
     if any(map(_idx_path, [path] * len(FILES), FILES)):
         return idx_folder(path)
-    found = {part: [path / f"{name}.npz" for name in names] for part, names in NAMES.items()}
-    found = {part: list(filter(os.path.isfile, files)) for part, files in found.items()}
+    found: dict[str, list[pathlib.Path]] = {}
+    for word, part in parts.WORDS.items():
+        if os.path.isfile(file := path / f"{word}.npz"):
+            found.setdefault(part, []).append(file)
     for part, files in found.items():
         if len(files) > 1:
             both = " and ".join(file.name for file in files)
             raise errors.UserError(f"{path} has {both}: name one with image.{part}, and the others likewise")
-    files = {part: files[0] for part, files in found.items() if files}
-    return given(files, BY_NAME) if files else idx_folder(path)
+    return given({part: files[0] for part, files in found.items()}, BY_NAME) if found else idx_folder(path)
 
 
 def idx_folder(path: pathlib.Path) -> Parts:

@@ -162,13 +162,11 @@ def _whole(name: str, made: image_files.Parts, *, known: tuple[str, ...]) -> Ima
     if made.evaluation is None:
         return _split(name, *made.train, known=known, said="split by content")
     first, second = f"{name}, training part", f"{name}, evaluation part"
-    train_image_BYXZ = labelled.images(first, made.train[0])
-    evaluation_image_BYXZ = labelled.images(second, made.evaluation[0])
+    train_image_BYXZ, train_label_B = _checked(first, *made.train)
+    evaluation_image_BYXZ, evaluation_label_B = _checked(second, *made.evaluation)
     if train_image_BYXZ.shape[1:] != evaluation_image_BYXZ.shape[1:]:
         shapes = f"{train_image_BYXZ.shape[1:]} and {evaluation_image_BYXZ.shape[1:]}"
         raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes}")
-    train_label_B = labelled.labels(first, made.train[1], n=len(train_image_BYXZ))
-    evaluation_label_B = labelled.labels(second, made.evaluation[1], n=len(evaluation_image_BYXZ))
     least = min(int(train_label_B.min()), int(evaluation_label_B.min()))
     classes = labelled.classes(first, train_label_B, known=known, least=least)
     train_label_B = labelled.in_range(first, train_label_B, C=len(classes))
@@ -177,10 +175,14 @@ def _whole(name: str, made: image_files.Parts, *, known: tuple[str, ...]) -> Ima
     return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, made.said)
 
 
+def _checked(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    image_BYXZ = labelled.images(part, image)
+    return image_BYXZ, labelled.labels(part, label, n=len(image_BYXZ))
+
+
 def _split(name: str, image: np.ndarray, label: np.ndarray, *, known: tuple[str, ...], said: str) -> Images:
     """One set in two: about 20 % of the different images are held out, chosen by their bytes."""
-    image_BYXZ = labelled.images(name, image)
-    label_B = labelled.labels(name, label, n=len(image_BYXZ))
+    image_BYXZ, label_B = _checked(name, image, label)
     classes = labelled.classes(name, label_B, known=known, least=int(label_B.min()))
     label_B = labelled.in_range(name, label_B, C=len(classes))
     out_B = split.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)

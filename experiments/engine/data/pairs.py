@@ -1,7 +1,6 @@
 """Sentence pairs, source and target, in a training and an evaluation part that depend on the sentences alone."""
 
 import contextlib
-import hashlib
 import os
 import pathlib
 import unicodedata
@@ -140,24 +139,11 @@ def _path(source: str, data_dir: str) -> pathlib.Path:
             raise errors.UserError(f"{source!r} is neither a named set of pairs ({names}) nor a path that exists")
         return path
     file_name, url, sha256 = NAMED[source]
-    folders = download.places(data_dir)
-    path = next((folder / file_name for folder in folders if os.path.isfile(folder / file_name)), None)
+    path = download.here(file_name, sha256, data_dir=data_dir)
     if path is None:
-        where = ", ".join(map(str, folders))
+        where = ", ".join(map(str, download.places(data_dir)))
         raise errors.UserError(f"{source} was not found in {where}: download {url} into one of these folders")
-    found = hashlib.sha256(_read(path)).hexdigest()
-    if found != sha256:
-        raise errors.UserError(
-            f"{path} has sha256 {found}, and {source} has {sha256}: replace it, or name it by its path"
-        )
     return path
-
-
-def _read(path: pathlib.Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _pairs(text: pair_files.Text) -> Iterator[Pair]:
