@@ -1,5 +1,6 @@
 """Between text and ids: bytes, or the characters that the training part shows; specials come after them."""
 
+import codecs
 import dataclasses
 import difflib
 import functools
@@ -154,18 +155,14 @@ def _characters(documents: Sequence[bytes]) -> set[str]:
 
 def _texts(document: bytes) -> Iterator[str]:
     """The characters of a document, many but not all at a time: as text they may take four times the memory."""
-    first = 0
-    while first < len(document):
-        last = min(first + CHUNK, len(document))
-        least = last - 3
-        while least < last < len(document) and document[last] & 0b1100_0000 == 0b1000_0000:  # inside a character
-            last -= 1
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for first in range(0, len(document), CHUNK):
+        kept = len(decoder.getstate()[0])  # bytes of a character that the chunk before had in part
         try:
-            yield str(document[first:last], "utf-8")
+            yield decoder.decode(document[first : first + CHUNK], final=first + CHUNK >= len(document))
         except UnicodeDecodeError as error:
-            at = first + error.start
+            at = first - kept + error.start
             near = bytes(document[max(at - 20, 0) : at + 20])
             raise errors.UserError(
                 f"a document is not UTF-8 text (byte {at}, near {near!r}): use the 'bytes' tokenizer for it"
             ) from error
-        first = last
