@@ -362,6 +362,13 @@ def test_an_unknown_kind_lists_the_known_ones():
         tokenizer.make("words", [])
 
 
+@pytest.mark.parametrize("chunk", range(1, 9))
+def test_the_first_byte_that_is_no_utf8_is_named_wherever_a_piece_ends(monkeypatch, chunk):
+    monkeypatch.setattr(tokenizer, "CHUNK", chunk)
+    with pytest.raises(errors.UserError, match="byte 5, near"):
+        tokenizer.make("characters", ["a\N{GRINNING FACE}".encode() + b"\xb6b"])
+
+
 def test_characters_need_utf8():
     latin = "naïve".encode("latin-1")
     for documents, evaluation in (([b"a", latin], []), ([b"a"], [latin])):
