@@ -104,7 +104,7 @@ def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int
         if "value" in own:
             _value(trials["value"], bias=m.bias, heads=q.shape[1])
     asked = {"norm": ("D", {}, {"eps": m.eps}), "mlp": ("DFM", {"bias": m.bias}, {}), "position": ("ND", {}, {})}
-    for name in asked.keys() & own:
+    for name in sorted(asked.keys() & own):
         of, (letters, more, settings) = trials[name], asked[name]
         apply = functools.partial(of.variant.apply, **settings)
         of.check("tokens", "BND", of.ask(apply, of.init(letters, **more), of.array("BND")))
