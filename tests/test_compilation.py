@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 import jax
+import matplotlib
 import pytest
 import tiny
 
@@ -71,6 +72,7 @@ def launched(folder, *more, cache):
     # Strings are hashed alike: JAX 0.8 numbers the functions of a program as they lie in its sets of strings.
     environment = os.environ | {"PYTHONHASHSEED": "0"}
     environment |= {"JAX_ENABLE_COMPILATION_CACHE": "true", "XDG_CACHE_HOME": str(cache)}
+    environment["MPLCONFIGDIR"] = matplotlib.get_cachedir()  # or its fonts are looked for anew, with a warning
     environment.pop(compilation.FOLDER, None)
     config = tiny.config_file(
         folder.parent, "vision", **(CHANGES | {"optim.schedule": "constant", "train.evaluate_every": 0})
