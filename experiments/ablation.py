@@ -58,6 +58,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         print(f"\n{reports.text(folder, asked)}\n")
         for file in files:
             print(f"  {file}")
+        requests.heed("stopped behind the last run: the report holds all of them")
 
 
 def checked(

@@ -49,9 +49,13 @@ class Trial(NamedTuple):
         sizes = {letter: self.size[letter] for letter in letters}
         params = self.ask(functools.partial(self.variant.init, **sizes, **settings), jax.random.key(0))
         try:
-            shapes.check([{f"model_{letter}": self.array(letter) for letter in "HKDF"}, params])
+            found = shapes.check(params)
         except shapes.ShapeError as error:
             raise self.refusal(f"of its parameters, {error}") from error
+        for letter in "HKDF":
+            n = self.size[letter]
+            if found.get(letter, n) != n:
+                raise self.refusal(f"model.{letter} is {n}, and {letter} in its parameters {found[letter]}")
         return params
 
     def array(self, axes: str) -> jax.ShapeDtypeStruct:
@@ -130,6 +134,8 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
         of.check("keys", axes, keys, free="K")
         if queries.shape[-1] != keys.shape[-1]:
             raise of.refusal(f"its queries have {queries.shape[-1]} features, and its keys {keys.shape[-1]}")
+        if not queries.shape[-1]:
+            raise of.refusal("its queries and keys have no features")
     if factors := getattr(of.variant, "factors", None):
         both = of.ask(functools.partial(factors, D=of.size["D"]), params)
         for matrix in of.pair("its factors", both):

@@ -194,7 +194,7 @@ def test_a_variant_of_ones_own_that_is_not_there(refused, vision):
     says(refused(*vision, "--config.model.score=my_arms:cosine"), "score", '"my_arms:cosine"', "my_arms")
     says(refused(*vision, "--config.model.mlp=math:gelu"), "mlp", '"math:gelu"', "gelu")
     says(refused(*vision, "--config.model.norm=:token"), "norm", '":token"')
-    says(refused(*vision, "--config.model.norm=os:path"), "norm", '"os:path"', "init and apply")
+    says(refused(*vision, "--config.model.norm=os:path"), "norm", '"os:path"', "a tuple (init, apply)")
     says(refused(*vision, "--config.model.scale=os:sep"), "scale", '"os:sep"', "a function")
 
 

@@ -325,6 +325,15 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged_says_so_and_is_redone
     assert "nothing to do" in capsys.readouterr().out
 
 
+def test_a_finished_run_whose_newest_checkpoint_is_missing_says_so(tmp_path, straight):
+    folder = shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints" / "9")
+    with pytest.raises(errors.UserError, match="lacks the checkpoint of step 9, .*latest_valid goes on from step 6$"):
+        run(folder)
+    run(folder, resume="latest_valid")
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+
+
 def test_a_finished_run_without_a_valid_checkpoint_keeps_its_result(tmp_path, straight):
     folder = shutil.copytree(straight, tmp_path / "run")
     shutil.rmtree(folder / "checkpoints" / "6")

@@ -215,7 +215,7 @@ def test_numbers_that_are_not_finite_are_not_used(tmp_path):
     assert "embed/E_WD" in load(settings, words_model(settings))[0]  # what is not taken may be anything
 
 
-def test_a_run_must_hold_what_its_summary_says(source, tmp_path):
+def test_a_run_must_hold_what_its_summary_says(source, tmp_path, capsys):
     copy = shutil.copytree(source, tmp_path / "copy")
     trained.open(str(copy))
     summary = json.loads((copy / "summary.json").read_text())
@@ -223,7 +223,9 @@ def test_a_run_must_hold_what_its_summary_says(source, tmp_path):
     with pytest.raises(errors.UserError, match="is damaged: the parameters of step 1 are not those of params_sha256"):
         trained.open(str(copy))
     (copy / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64, "steps": 2}))
-    trained.open(str(copy))  # of another step
+    capsys.readouterr()
+    trained.open(str(copy))  # of another step, whose checkpoint is not there
+    assert f"{copy} was trained for 2 steps, and its newest checkpoint is of step 1\n" == capsys.readouterr().out
 
 
 def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp_path, monkeypatch):

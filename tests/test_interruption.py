@@ -250,8 +250,9 @@ def test_a_signal_stops_a_process_that_is_in_a_compiled_program(number):
 def test_a_signal_that_the_shell_ignores_is_not_heeded():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interruption.at_once():
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        for within in (interruption.at_once, interruption.Requests().kept):
+            with within():
+                assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN != signal.getsignal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGINT, before)
 

@@ -199,7 +199,7 @@ def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_ref
     some = side_by_side(tmp_path / "some", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
     assert both(pairs.load(str(some))) == [("a", "x"), ("d", "z")]
     (some / "a.es").write_text("x\ny\nz")
-    with pytest.raises(errors.UserError, match=r"a.en has 4 lines and .*a.es has 3 lines: of parallel files"):
+    with pytest.raises(errors.UserError, match=r"a.en has 4 lines and .*a.es has 3 lines: a line of one must"):
         pairs.load(str(some))
     (some / "a.de").write_text("x")
     with pytest.raises(errors.UserError, match=r"more than two languages \(.de, .en, .es\): put those of two into"):

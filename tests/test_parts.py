@@ -55,7 +55,11 @@ def became(found):
         ("test_2016_flickr.en", "test"),
         ("test2016.en", "test"),
         ("TEST", "test"),
-        ("training.txt", ""),
+        ("training.txt", "train"),
+        ("testset.txt", "test"),
+        ("newstest2014.de", "test"),
+        ("tst2012.en", "test"),
+        ("retraining.txt", ""),
         ("latest.txt", ""),
         ("contest/attest.txt", ""),
         ("tests/evaluate.txt", ""),
@@ -76,6 +80,15 @@ def test_the_part_that_a_name_tells(path, part):
         (["train/a", "train/b", "dev/a", "test/a"], ["train/a", "train/b"], ["dev/a"], "test/a left alone"),
         (["train.txt", "valid.txt", "README"], ["train.txt"], ["valid.txt"], "README left out"),
         (["corpus.txt", "more.txt", "test.txt"], ["corpus.txt", "more.txt"], ["test.txt"], "test.txt to evaluate"),
+        # those of IWSLT, and of one whose test set has a number
+        (
+            ["train.en", "tst2012.en", "tst2013.en"],
+            ["train.en"],
+            ["tst2012.en", "tst2013.en"],
+            "tst2013.en to evaluate",
+        ),
+        (["europarl.en", "test2016.en"], ["europarl.en"], ["test2016.en"], "test2016.en to evaluate"),
+        (["training.txt", "validation.txt", "testing.txt"], ["training.txt"], ["validation.txt"], "testing.txt left"),
         (["train-0", "train-1", "train-2", "train-3", "val"], None, ["val"], "train-0 and 3 more to train on"),
     ],
 )
@@ -90,6 +103,14 @@ def test_a_program_named_train_is_not_all_that_a_folder_of_programs_has_to_train
     """What is named train is smaller than the rest, so the rest is no README."""
     found = text.load(corpus(tmp_path, "train.py", "test.py", "a.py", "b.py", "c.py"))
     assert became(found) == [["a.py", "b.py", "c.py", "train.py"], ["test.py"]]
+
+
+def test_a_small_file_is_not_all_that_a_folder_of_programs_is_evaluated_on(tmp_path):
+    write(tmp_path, **{"requirements/dev.txt": b"pytest\n", "test.sh": b"pytest\n"})
+    found = text.load(corpus(tmp_path, **{f"{name}.py": 500 for name in "abcdefgh"}))
+    assert "by their contents" in found.said
+    write(tmp_path, **{"requirements/dev.txt": b"pytest\n" * 50})
+    assert "requirements/dev.txt to evaluate" in text.load(str(tmp_path)).said
 
 
 @pytest.mark.parametrize(
@@ -217,17 +238,17 @@ STRANGE = {
 def test_what_is_no_text_is_refused_unless_it_is_asked_for(tmp_path, name):
     content, kind = STRANGE[name]
     write(tmp_path, **{name: content})
-    with pytest.raises(errors.UserError, match=rf"{name} .*({kind}).*; text.binary = true learns from the bytes"):
+    with pytest.raises(errors.UserError, match=rf"{name} .*({kind}).*; .* text.binary = true to learn from the bytes"):
         text.load(str(tmp_path / name))
     assert b"".join(sum(text.load(str(tmp_path / name), binary=True)[1:3], [])) == content
 
 
 def test_a_folder_with_some_files_that_are_no_text_tells_the_first_and_how_many(tmp_path):
     write(tmp_path, **{name: KING[n:] for n, name in enumerate(["a.md", "z.md"])}, **{"b/b.png": b"\x89PNG\r\n"})
-    with pytest.raises(errors.UserError, match=r"b/b.png is a PNG image, not text in UTF-8; text.binary"):
+    with pytest.raises(errors.UserError, match="b/b.png is a PNG image, not text in UTF-8; leave it out, or set text"):
         text.load(str(tmp_path))
     write(tmp_path, **{"c.npy": npy(), "d.png": b"\x89PNG\r\n"})
-    with pytest.raises(errors.UserError, match=r"b.png is a PNG image, .* \(it is one of 3 such files among 5\); text"):
+    with pytest.raises(errors.UserError, match=r"b.png is a PNG .* \(it is one of 3 such files among 5\); leave"):
         text.load(str(tmp_path))
     assert len(text.load(str(tmp_path), binary=True).train) == 4
 

@@ -601,6 +601,20 @@ def test_what_nobody_says_of_making_images_is_assumed_aloud_and_not_written(tmp_
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_the_newest_form_of_what_is_said_of_images_is_read(tmp_path):
+    """processor_config.json, where there is no preprocessor_config.json, as transformers has it."""
+    extras = {"image": (4, 6), "class_names": ["a"]}
+    (tmp_path / "processor_config.json").write_text('{"image_processor": {"do_normalize": false, "image_mean": [9]}}')
+    like = picture.expected(tmp_path, extras, Z=1, C=1)
+    assert (like["mean"], like["std"], like["assumed"]) == ([0], [1], False)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.25]}')
+    assert picture.expected(tmp_path, extras, Z=1, C=1)["mean"] == [0.25]
+    (tmp_path / "preprocessor_config.json").unlink()
+    (tmp_path / "processor_config.json").write_text('{"image_processor": 3}')
+    with pytest.raises(errors.UserError, match="processor_config.json: image_processor must be an object, and 3"):
+        picture.expected(tmp_path, extras, Z=1, C=1)
+
+
 def test_what_the_family_does_not_have_is_named(run_of, tmp_path):
     told = refusal("export", tmp_path / "out", checkpoint=run_of("causal"), family="llama")
     assert "model.norm is 'token' and not 'rms'" in told and not (tmp_path / "out").exists()

@@ -147,6 +147,15 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_
     tiny_study.assert_alike(tmp_path, done, ALL)
 
 
+def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(done, tmp_path):
+    copy(done, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, ablation.reports, "write", lambda *_: True)
+        outcome = tiny_study.run(tmp_path, study__arms=ARMS, text__source=str(done / "text.txt"))
+    assert outcome.code == 143 and "stopped behind the last run: the report holds all of them; go on" in outcome.err
+    assert str(tmp_path / "study" / "report.html") in outcome.out
+
+
 def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(done, tmp_path):
     copy(done, tmp_path)
     report = tmp_path / "study" / "report.json"

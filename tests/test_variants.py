@@ -98,7 +98,7 @@ def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
 @pytest.mark.parametrize("room", ["value", "relation"])
 def test_a_tuple_with_too_few_parts_is_refused(room):
     words = refused(**{f"model__{room}": "test_variants:mlp_pair"})
-    assert "must be init and " in words and words.endswith(", and it is not")
+    assert "must be a tuple (init, " in words and words.endswith(", and it is not")
 
 
 # What does not fit
@@ -117,6 +117,8 @@ single = with_axes(lambda q, k: q)
 nothing = with_axes(lambda q, k: (q, 3))
 itself = score.Score(score.tied.init, lambda params, x, y: score.tied.apply(params, x, x))
 named = score.Score(lambda key, *, H, K, D, bias: {"U_HKD": jnp.zeros((K, H, D))}, score.tied.apply)
+unnamed = score.Score(lambda key, *, H, K, D, bias: {"U": jnp.zeros((H, K, D))}, score.tied.apply)
+empty = score.Score(lambda key, **_: {}, lambda params, x_BND, x_BSD: (x_BND[:, None, :, :0], x_BSD[:, None, :, :0]))
 
 
 def raises(params, x_BND, x_BSD):
@@ -150,7 +152,9 @@ HERE = str(pathlib.Path(__file__))
         ("score", "narrow", "its queries have 6 features, and its keys 5"),
         ("score", "single", "a pair is expected, queries and keys, and it gives none"),
         ("score", "nothing", "keys, here (3, 2, 5, any), and it gives ()"),
-        ("score", "named", "of its parameters, "),
+        ("score", "named", "model.H is 2, and H in its parameters 6"),
+        ("score", "unnamed", "of its parameters, "),
+        ("score", "empty", "its queries and keys have no features"),
         ("score", "factored", "(H, K, D) is expected of its factors, here (2, any, 12), and it gives (2, 6, 6)"),
         ("score", "raising", f"{HERE}, line {raises.__code__.co_firstlineno + 1}: RuntimeError: I know nothing"),
         ("score", "numpyish", f"{HERE}, line {of_numpy.__code__.co_firstlineno + 1}: TracerArrayConversionError: "),
@@ -249,7 +253,7 @@ def test_beside_a_json_nothing_is_looked_for(places):
         ("x = 1\ny = x.z\n", "own_faulty.py, line 2: AttributeError: 'int' object has no attribute 'z'"),
         ("def f(:\n", "SyntaxError: "),
         ("raise RuntimeError('no')\n", "own_faulty.py, line 1: RuntimeError: no"),
-        ("mine = 1\n", "must be init and apply, and it is not"),
+        ("mine = 1\n", "must be a tuple (init, apply), and it is not"),
         ("yours = 1\n", "own_faulty.py has no mine"),
     ],
 )

@@ -369,6 +369,19 @@ def test_what_the_library_panics_at_is_refused_in_a_sentence_and_nothing_else(tm
     assert capfd.readouterr().err == "heard again"
 
 
+def test_what_a_file_pads_or_puts_around_a_text_takes_no_memory_and_has_a_word(tmp_path):
+    library()
+    padding = {"strategy": {"Fixed": 2**33}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    padding |= {"pad_type_id": 0, "pad_token": "a"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "padding": padding}))
+    assert vocabulary.read(tmp_path).encode("b").tolist() == [1]
+    special = {"[CLS]": {"id": "[CLS]", "ids": [99_999_999], "tokens": ["[CLS]"]}}
+    around = {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": special}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "post_processor": around}))
+    with pytest.raises(errors.UserError, match="makes the id 99999999 of 'b', and it has 2 words"):
+        vocabulary.read(tmp_path).encode("b")
+
+
 def test_a_panic_at_a_later_text_is_a_sentence_and_an_interruption_stays_one():
     class PanicException(BaseException):
         """As the one of pyo3, which cannot be imported."""

@@ -225,13 +225,18 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
     """Whether the newest checkpoint of a run that is finished after so many steps is what was saved.
 
     All its files are read. True also where there is no checkpoint, as none is needed; False where the last one was put
-    aside, and is not made again yet. Without `fall_back`, one that is damaged is a UserError; RunError where that
-    cannot be known now.
+    aside, and is not made again yet. Without `fall_back`, one that is damaged, or missing behind earlier ones, is a
+    UserError; RunError where that cannot be known now.
     """
     step = newest(folder)
     if step is None:
         return True
-    if step < steps and (folder / f"{steps}{step_folders.DAMAGED}").exists():
+    if step < steps:
+        if not (fall_back or (folder / f"{steps}{step_folders.DAMAGED}").exists()):
+            raise errors.UserError(
+                f"{folder} lacks the checkpoint of step {steps:,}, with which this run was finished: "
+                f"--config.resume=latest_valid goes on from step {step:,}"
+            )
         return False
     try:
         saved_arrays.verified(folder / str(step), step)

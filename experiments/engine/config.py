@@ -276,7 +276,8 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     # What has a default may be left out; none is needed where a variant is one function.
     parts = [part for part in fields if part not in defaults]
     if not all(hasattr(found, part) for part in parts) or (callable(like) and not callable(found)):
-        raise errors.UserError(f'the {what} "{name}" must be {" and ".join(parts) or "a function"}, and it is not')
+        right = f"a tuple ({', '.join(parts)})" if parts else "a function"
+        raise errors.UserError(f'the {what} "{name}" must be {right}, and it is not')
     return found
 
 

@@ -23,9 +23,13 @@ def at_once(how_to_go_on: str = "") -> Iterator[None]:
     Not by an exception: one that comes in a callback of JAX is lost, and Python's own end, with JAX's threads still at
     work, may crash. A SIGINT that is ignored, as in a shell's background, stays so.
     """
-    asked = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    with heeded(asked, lambda number: _leave(128 + number, f"stopped{how_to_go_on}")):
+    with heeded(asked(), lambda number: _leave(128 + number, f"stopped{how_to_go_on}")):
         yield
+
+
+def asked() -> list[signal.Signals]:
+    """The SIGNALS that are not ignored."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
 def _leave(code: int, sentence: str) -> NoReturn:
@@ -37,9 +41,8 @@ def _leave(code: int, sentence: str) -> NoReturn:
 
 def from_the_start() -> None:
     """A signal ends the process where it stands, from here on: it may take seconds to import what does better."""
-    for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda number, frame: _leave(128 + number, "stopped"))
+    for number in asked():
+        signal.signal(number, lambda number, frame: _leave(128 + number, "stopped"))
 
 
 @contextmanager
@@ -92,7 +95,7 @@ class Requests:
                 os.write(2, b"\nstopping; what is done is saved first (Ctrl-C: at once, without saving)\n")
                 self.signal = int(number)
 
-        with handled(dict.fromkeys(SIGNALS, keep)):
+        with handled(dict.fromkeys(asked(), keep)):
             yield
 
     def heed(self, sentence: str = "stopped") -> None:

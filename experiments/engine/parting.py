@@ -59,7 +59,7 @@ def together(how_to_go_on: str = "") -> Iterator[bool]:
 
     with contextlib.ExitStack() as stack:
         # Also over the handler of SIGTERM that JAX has put there, and which says nothing.
-        stack.enter_context(interruption.heeded(interruption.SIGNALS, stop))
+        stack.enter_context(interruption.heeded(interruption.asked(), stop))
         stack.push(functools.partial(_tell, client, me))
         stack.enter_context(_loss_is_one_sentence(client, me))
         yield me == 0

@@ -103,12 +103,15 @@ def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
 
 
 def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
-    """UserError where the run's summary.json tells other parameters of this very step."""
+    """UserError where the run's summary.json tells other parameters of this very step; more steps are said."""
     try:
         summary = json.loads(json_file.text(folder / "summary.json"))
     except (OSError, ValueError, RecursionError):
         return  # a run that has not come to its end
-    told = summary.get("params_sha256") if isinstance(summary, dict) and summary.get("steps") == step else None
+    steps = summary.get("steps") if isinstance(summary, dict) else None
+    if isinstance(steps, int) and steps > step:
+        print(f"{folder} was trained for {steps:,} steps, and its newest checkpoint is of step {step:,}", flush=True)
+    told = summary.get("params_sha256") if steps == step else None
     if told is not None and told != checkpoint.digest(params):
         raise errors.UserError(
             f"{folder} is damaged: the parameters of step {step} are not those of params_sha256 in its summary.json"

@@ -15,7 +15,8 @@ from experiments.engine.data import archive, idx, parts
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
-ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in ("valid", "val", "test")), ("x", "y"))
+HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
+ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
 BY_NAME = "by their names,"
 
 Labelled = tuple[np.ndarray, ...]  # images and labels, as they are in the files

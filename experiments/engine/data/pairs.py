@@ -22,6 +22,7 @@ NAMED = {
 }
 EVALUATION_SHARE = 0.05
 BOM = "\ufeff"
+FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, say"
 
 Pair = tuple[str, str]
 
@@ -79,7 +80,7 @@ def load(
     for part, some in zip(asked, found, strict=True):
         if not some:
             where = f"{source}: the part {part}" if len(asked) > 1 else source
-            raise errors.UserError(f"{where} holds no sentence pairs: a line is a sentence, a tab, and its translation")
+            raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
     if reverse:
         found = [[(target, source) for source, target in some] for some in found]
     named = {part: [pair_files.called(one, reverse=reverse) for one in of] for part, of in texts.items()}
@@ -155,7 +156,9 @@ def _pairs(text: pair_files.Text) -> Iterator[Pair]:
     counts = [len(side) - (side[-1] == "") for side in sides]  # without what stands behind the last line's end
     if counts[0] != counts[1]:
         what = " and ".join(f"{file.name} has {count:,} lines" for file, count in zip(text, counts, strict=True))
-        raise errors.UserError(f"{what}: of parallel files, a line of one is the translation of the other's")
+        raise errors.UserError(
+            f"{what}: a line of one must be the translation of the other's (pairs.train = PATH names other files)"
+        )
     yield from ((source, target) for source, target in zip(*sides, strict=False) if source and target)
 
 
@@ -175,9 +178,7 @@ def _tab_separated(name: str, content: bytes) -> Iterator[Pair]:
         if columns == [""]:
             continue
         if len(columns) < 2:
-            raise errors.UserError(
-                f"{name}, line {number}: no second column (a tab must follow the first): {line[:40]!r}"
-            )
+            raise errors.UserError(f"{name}, line {number}: no second column after a tab ({FORM}): {line[:40]!r}")
         source, target = (column.strip() for column in columns[:2])
         if not source or not target:
             side = "second" if source else "first"

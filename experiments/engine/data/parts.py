@@ -9,8 +9,14 @@ from collections.abc import Mapping, Sequence
 from experiments.engine import config, errors
 
 TRAIN, VALID, TEST = "train", "valid", "test"
-WORDS = {"train": TRAIN, "valid": VALID, "validation": VALID, "val": VALID, "dev": VALID, "test": TEST}
+WORDS = {  # and their usual spellings
+    **dict.fromkeys(("train", "training", "trainset"), TRAIN),
+    **dict.fromkeys(("valid", "validation", "val", "dev", "devset", "newsdev", "eval"), VALID),
+    **dict.fromkeys(("test", "testing", "testset", "newstest", "tst", "heldout"), TEST),
+}
+LEAST = 0.01  # share of all bytes: a requirements/dev.txt among programs is not what they are evaluated on
 OTHER = ""  # of no part
+DIGITS = "0123456789"
 LISTED = 3  # names in a line; of more files their number is told
 
 
@@ -21,7 +27,7 @@ def of_name(path: pathlib.PurePath) -> str:
     wiki.valid.tokens, test2016.en, train-00000-of-00002.txt.
     """
     for name in path.parts:
-        words = [word.rstrip("0123456789") for word in re.split(r"[._-]", name.lower())]
+        words = [word.rstrip(DIGITS) for word in re.split(r"[._-]", name.lower())]
         told = {WORDS[word] for word in words if word in WORDS}
         if len(told) == 1:
             return told.pop()
@@ -31,18 +37,19 @@ def of_name(path: pathlib.PurePath) -> str:
 def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[int]) -> dict[str, list[int]]:
     """Part -> numbers of its files (paths inside their folder), where names tell; else {}, and contents decide.
 
-    Names tell where one is valid or test and nothing else (test.txt, val/), or where files are named as either and the
-    larger part of the rest as train: a train.py and a test_a.py among other programs tell nothing. Files named neither
-    are trained on, unless those named train are larger: then they are OTHER, as a README.
+    Names tell where files are named valid or test, and the larger part of the rest train; or where one is valid or test
+    and nothing else (test.txt, val/), and what is evaluated is not too small (LEAST). Files named neither are trained
+    on, unless those named train are larger: then they are OTHER, as a README.
 
     Raises:
       UserError: no file is left to train on. section: of the settings, as text, that can name the parts.
     """
     found = [of_name(path) for path in paths]
     held_out = [path for path, part in zip(paths, found, strict=True) if part in (VALID, TEST)]
-    whole = any(name.lower().split(".")[0] in WORDS for path in held_out for name in path.parts)
+    bare = {name.lower().split(".")[0].rstrip(DIGITS) for path in held_out for name in path.parts}
     size = {part: sum(size for one, size in zip(found, sizes, strict=True) if one == part) for part in found}
     mostly = size.get(TRAIN, 0) > size.get(OTHER, 0)
+    whole = bare & WORDS.keys() and size[evaluated(size)] >= LEAST * sum(sizes)
     if not held_out or not (mostly or whole):
         return {}
     if not mostly:

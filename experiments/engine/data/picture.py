@@ -72,8 +72,13 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
             raise errors.UserError(f"{file} is damaged: it does not describe images")
         found = _whole(file, saved, Z, C)
         return found | {"processor": _processor(file, _fields(file, {}), *found["image"]), "assumed": False}
-    file = (path if path.is_dir() else path.parent) / "preprocessor_config.json"
+    folder = path if path.is_dir() else path.parent
+    places = [folder / "preprocessor_config.json", folder / "processor_config.json"]  # the latter in their newest form
+    file = next((file for file in places if file.exists()), places[0])
     saved = json_file.read(file, says="how images are normalised") if file.exists() else {}
+    if file == places[1]:
+        saved = saved.get("image_processor", {})
+        _check(file, "image_processor", isinstance(saved, dict), "an object", saved)
     fields = _fields(file, saved)
     factor = fields["rescale_factor"] if fields["do_rescale"] else 1
     _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)

@@ -157,7 +157,7 @@ def _contents(name: str, paths: Sequence[pathlib.Path], *, binary: bool) -> list
     """What is in the files, b'' for those that are empty or no files. UserError before much is read or taken."""
     sizes = [_size(path) for path in paths]
     room.check(f"the text {name}", COPIES * sum(sizes))
-    hint = "" if binary else "; text.binary = true learns from the bytes of any file"
+    hint = "" if binary else "; leave it out, or set text.binary = true to learn from the bytes of any file"
     begun = [] if binary else [(path, plain.glance(path)) for path, size in zip(paths, sizes, strict=True) if size]
     faults = [f"{path} {fault}" for path, fault in begun if fault]
     if faults:

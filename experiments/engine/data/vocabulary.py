@@ -109,7 +109,10 @@ def of_library(made: Any, roles: dict[str, str | None]) -> Vocabulary:
 
     def encode(text: str, *, specials: bool = True) -> np.ndarray:
         with _refusing(f"the tokenizers library fails at the text {text[:40]!r}"):
-            return np.asarray(made.encode(_unicode(text), add_special_tokens=specials).ids, np.int32)
+            ids = made.encode(_unicode(text), add_special_tokens=specials).ids
+        if max(ids, default=0) >= size:  # as what is put around a text may have
+            raise errors.UserError(f"the tokenizer makes the id {max(ids)} of {text[:40]!r}, and it has {size} words")
+        return np.asarray(ids, np.int32)
 
     def decode(ids: Sequence[int] | np.ndarray) -> str:
         known = [id for id in _listed(ids) if 0 <= id < size]
@@ -162,12 +165,13 @@ def _read_library(path: pathlib.Path, content: bytes) -> Vocabulary:
         raise errors.UserError(f"{path} needs the tokenizers library: pip install '.[text]'") from error
     with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
         made = tokenizers.Tokenizer.from_str(content.decode())
-        made.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
         known = made.get_vocab(with_added_tokens=True)
+        found = of_library(made, _roles(path, known))  # before anything is encoded: a file may pad to any length
+        made.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
         made.decode([*known.values()])
     if max(known.values(), default=0) >= 2**31:
         raise errors.UserError(f"{path} is damaged: it has the id {max(known.values())}")
-    return of_library(made, _roles(path, known))
+    return found
 
 
 @contextlib.contextmanager

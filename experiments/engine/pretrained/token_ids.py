@@ -11,7 +11,10 @@ TEXT = ("bos_token_id", "eos_token_id", "pad_token_id")  # what a model that wri
 
 
 def read(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str]) -> dict[str, int | list[int]]:
-    """What the two files say of these fields; one that neither gives a value is absent. UserError for a bad value."""
+    """What the two files say of these fields; one that neither gives a value is absent. UserError for a bad value.
+
+    (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.)
+    """
     found, file = {}, folder / FILE
     generation = json_file.read(file, says="what ends a text") if file.is_file() else {}
     for name, saved in (("config.json", config), (FILE, generation)):
