@@ -308,7 +308,7 @@ def test_a_folder_of_idx_files_stays_what_it_was(tmp_path):
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("valid", ["valid", "val"])
+@pytest.mark.parametrize("valid", ["valid", "val", "validation", "dev"])
 def test_the_arrays_of_an_archive_are_used_by_their_names(tmp_path, valid):
     x = {name: np.full((TRAIN, Y, X), number) for number, name in enumerate(["train", "test", valid])}
     three = {f"x_{name}": image for name, image in x.items()} | {f"y_{name}": np.arange(TRAIN) % C for name in x}
