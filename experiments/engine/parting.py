@@ -20,7 +20,6 @@ from typing import Any, NoReturn
 
 import jax
 from jax._src import distributed  # its client has no public name
-from jax._src.lib import utils  # jax_logging_level knows no level above FATAL
 
 from experiments.engine import errors, interruption
 
@@ -166,6 +165,8 @@ def quiet() -> None:
     """
     usual = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1"  # JAX puts this there
     if usual and jax.__version_info__ >= ABORTS:
+        from jax._src.lib import utils  # jax_logging_level knows no level above FATAL; here, where it is needed
+
         utils.absl_set_min_log_level(ABOVE_FATAL)
 
 
