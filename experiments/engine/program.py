@@ -183,7 +183,7 @@ def direction(op_name: str) -> str:
     return "backward" if "transpose(" in op_name else "forward"
 
 
-Numbers = Callable[[int], int | None]  # the whole number at a place of the tuple that a computation is given
+Numbers = Callable[[int], int | None] | None  # the whole number at a place of the tuple that a computation is given
 
 
 def turns(loop: Line, program: Program) -> int | None:
@@ -193,13 +193,9 @@ def turns(loop: Line, program: Program) -> int | None:
     """
     if said := _TIMES.search(loop.rest):
         return int(said[1])
-    first, test, following = (
-        program.inputs(loop)[0],
-        *(program.roots[called(loop)[key]] for key in ("condition", "body")),
-    )
-    numbers: Numbers = lambda i: None
-    left = []
-    for source in (first, following, following):
+    test, following = (program.roots[called(loop)[part]] for part in ("condition", "body"))
+    left, numbers = [], None
+    for source in (program.inputs(loop)[0], following, following):
         numbers = functools.partial(_at, source, program, numbers)
         left.append(_left(test, program, numbers))
     if None in left or left[2] - left[1] != left[1] - left[0]:
@@ -221,7 +217,7 @@ def _at(source: Line, program: Program, numbers: Numbers, i: int) -> int | None:
     """The whole number at a place of this tuple, where it follows from constants and what a computation is given."""
     if source.opcode == "tuple":
         return _number(program.inputs(source)[i], program, numbers)
-    return numbers(i) if source.opcode == "parameter" else None
+    return numbers(i) if numbers and source.opcode == "parameter" else None
 
 
 def _number(line: Line, program: Program, numbers: Numbers) -> int | None:
@@ -232,7 +228,7 @@ def _number(line: Line, program: Program, numbers: Numbers) -> int | None:
         return int(line.rest.partition(")")[0])
     if line.opcode == "get-tuple-element":
         return _at(program.inputs(line)[0], program, numbers, int(_INDEX.search(line.rest)[1]))
-    summands = (
-        [_number(one, program, numbers) for one in program.inputs(line)] if line.opcode in ("add", "copy") else [None]
-    )
-    return None if None in summands else sum(summands)
+    if line.opcode not in ("add", "copy"):
+        return None
+    parts = [_number(one, program, numbers) for one in program.inputs(line)]
+    return None if None in parts else sum(parts)
