@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks import fresh
 from experiments.engine import hlo
 
 
@@ -274,7 +275,8 @@ def test_compiler_itself(monkeypatch):
             jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
             for shape, spec in zip(shapes, (P(), P(), P("chips")), strict=False)
         ]
-        return hlo.estimate(jax.jit(function).lower(*arrays).compile().as_text(), clock=1.5e9)
+        with fresh.compiled():  # JAX 0.7 cannot keep what is compiled for chips that are not there
+            return hlo.estimate(jax.jit(function).lower(*arrays).compile().as_text(), clock=1.5e9)
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("chips")), out_specs=P())
     def summed(x, W, y):
