@@ -247,17 +247,21 @@ def test_collective_that_several_fusions_do_counts_once(beside):
     assert found.seconds == 19 * beside and found.unestimated == {}
 
 
-def test_computation_that_is_started_counts_once():
+@pytest.mark.parametrize("named", ["async", "call"])
+def test_computation_that_is_started_counts_once(named):
     entry = """
   %x.1 = f32[3,5]{1,0} parameter(0)
-  %async-start.1 = ((f32[3,5]), f32[3,5], u32[]) async-start(%x.1), calls=%branch.1
+  %NAME-start.1 = ((f32[3,5]), f32[3,5], u32[]) NAME-start(%x.1), CALLED=%branch.1
+  %NAME-update.1 = ((f32[3,5]), f32[3,5]) NAME-update(%NAME-start.1, %x.1)
   %exp.1 = f32[3,5]{1,0} exponential(%x.1), 23 cycles
-  ROOT %async-done.1 = f32[3,5]{1,0} async-done(%async-start.1), calls=%branch.1
+  ROOT %NAME-done.1 = f32[3,5]{1,0} NAME-done(%NAME-update.1)
 """
     reduced = "%sum.1 = f32[3,5] all-reduce(%given.1), replica_groups={{0,1}}, to_apply=%add"
     body = replaced(BRANCH, N=1, CYCLES=5).replace("  ROOT", f"  {reduced}\n  ROOT")
+    entry = replaced(entry, NAME=named, CALLED={"async": "calls", "call": "to_apply"}[named])
     found = estimate(entry, body)
     assert found.seconds == 28 and found.collectives == {"all-reduce": (1, 60, 1)}
+    assert estimate(entry.replace("-update(", "-copy("), body).collectives == {"all-reduce": (1, 60, 0)}
 
 
 def test_compiler_itself(monkeypatch):

@@ -16,7 +16,7 @@ _WORK = ("fusion", "sort", "reduce-window", "custom-call")
 _NO_WORK = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast)"')
 _CHAIN = re.compile(r'chain_id="\d+"|$')  # the same for all parts of a collective that several fusions do
 _ALONE = re.compile(r"replica_groups=(?:\{(?:\{\d+\},?)*\}|\[\d+,1\])")  # every device a group of its own
-_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # the groups as mesh['x'=4,'y'=2] {'x'}
+_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\].*? \{([^}]*)\}")  # the groups as mesh['x'=4,'y'=2] {'x'}
 
 
 class Traffic(NamedTuple):
@@ -129,7 +129,7 @@ def _of_line(line: programs.Line, program: programs.Program) -> Total:
     if line.opcode == "conditional":
         of_branches = [_of_computation(name, program) for name in programs.branches(line)]
         return max(of_branches, key=lambda total: (_work(total), sum(_part(total, "size").values())))
-    if line.opcode in ("call", "async-start"):
+    if line.opcode in ("call", "async-start", "call-start"):
         return _of_computation(called.get("to_apply") or called["calls"], program)
     total: Total = collections.Counter()
     for one in (line, *program.inside(line)):
@@ -154,7 +154,8 @@ def _start(line: programs.Line, program: programs.Program) -> str:
 def _end(line: programs.Line, program: programs.Program) -> str:
     """The key of the collective that this waits for; '' where it waits for none."""
     if line.opcode.endswith("-done"):
-        return program.inputs(line)[0].name if program.inputs(line) else ""
+        begun = program.inputs(line)[0]
+        return program.inputs(begun)[0].name if begun.opcode.endswith("-update") else begun.name
     return _marked("AsyncCollectiveDone", line, program)
 
 
