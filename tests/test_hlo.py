@@ -17,12 +17,12 @@ from benchmarks import fresh
 from experiments.engine import hlo
 
 
-def estimate(entry: str, *computations: str) -> hlo.Estimate:
-    """Of a program with these computations, with a cycle a second. 'N cycles' stands for how libtpu writes it."""
+def estimate(entry: str, *computations: str, clock: float = 1.0) -> hlo.Estimate:
+    """Of a program with these computations. 'N cycles' stands for how libtpu writes it."""
     head = "HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[3,5]{1,0})->f32[3,5]{1,0}}"
     text = "\n\n".join([head, *computations, f"ENTRY %main.1 (x.1: f32[3,5]) -> f32[3,5] {{\n{entry.strip()}\n}}"])
     config = r'backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"\1","is_mask":false}}'
-    return hlo.estimate(re.sub(r"(\d+) cycles", config, text + "\n"), clock=1.0)
+    return hlo.estimate(re.sub(r"(\d+) cycles", config, text + "\n"), clock=clock)
 
 
 BODY = """
@@ -71,7 +71,7 @@ def replaced(text: str, **values: object) -> str:
         (3, 2, 13, "LE", 6),
         (20, -3, 2, "GT", 6),
         (20, -3, 2, "GE", 7),
-        (5, 1, 5, "LT", 0),
+        (7, 1, 5, "LT", 0),
     ],
 )
 def test_turns_of_a_loop_follow_from_its_numbers(first, step, end, direction, turns):
@@ -99,7 +99,19 @@ def test_loop_within_a_loop():
     assert estimate(replaced(LOOP, FIRST=0), inner, outer).seconds == 5 * (7 + 3 * 7) + 11
 
 
-@pytest.mark.parametrize("changes", [{"constant(FIRST)": "parameter(1)"}, {"DIRECTION": "NE"}, {"STEP": "0"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"constant(FIRST)": "parameter(1)"},
+        {"DIRECTION": "NE"},
+        {"STEP": "0"},
+        {
+            "%step.1), metadata": "%n.2), metadata",
+            "%n.2)\n}": "%step.1)\n}",
+            "END": "40",
+        },  # no even steps: 0, 29, 30, 31
+    ],
+)
 def test_loop_whose_turns_are_unknown_counts_once_and_is_said(changes):
     values = changes | {"FIRST": 0, "STEP": 1, "END": 13, "DIRECTION": "LT", "TO": "end"} | changes
     found = estimate(replaced(LOOP, **values), replaced(BODY, **values))
@@ -123,8 +135,8 @@ FUSED = """
 
 def test_fusion_counts_once_where_its_root_stands():
     entry = "%x.1 = f32[3,5]{1,0} parameter(0)\n ROOT %fusion.1 = f32[3,5] fusion(%x.1), calls=%fused.1, 5 cycles"
-    found = estimate(entry, FUSED)
-    assert found.by_scope == {"blocks/score": 5} and found.seconds == 5 and found.unestimated == {}
+    found = estimate(entry, FUSED, clock=2.0)
+    assert found.by_scope == {"blocks/score": 2.5} and found.seconds == 2.5 and found.unestimated == {}
 
 
 def test_work_without_cycles_is_counted_where_it_stands():
@@ -192,6 +204,7 @@ def between(*lines: str) -> hlo.Traffic:
     permuted = "(f32[3,5]{1,0}, f32[3,5]{1,0}, u32[]{:S(2)}, u32[]{:S(2)})"
     entry = f"""
   %x.1 = f32[3,5]{{1,0}} parameter(0)
+  %cos.1 = f32[3,5]{{1,0}} cosine(%x.1), 5 cycles
   %collective-permute-start.1 = {permuted} collective-permute-start(%x.1), channel_id=1, source_target_pairs={{{{0,1}}}}
   {"  ".join(f"{line}" + chr(10) for line in lines)}
   %collective-permute-done.1 = f32[3,5]{{1,0}} collective-permute-done(%collective-permute-start.1)
