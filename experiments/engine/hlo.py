@@ -91,7 +91,7 @@ Total = collections.Counter[tuple[str, str]]
 
 
 def _part(total: Total, what: str) -> dict[str, int]:
-    return {of: n for (kind, of), n in total.items() if kind == what}
+    return {of: n for (kind, of), n in total.items() if kind == what and n}
 
 
 def _traffic(total: Total) -> dict[str, Traffic]:
