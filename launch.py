@@ -19,7 +19,7 @@ import ml_collections
 from absl import flags
 
 from configs import base
-from experiments.engine import compilation, errors, group, interruption, mesh, parting, replay
+from experiments.engine import compilation, errors, group, interruption, mesh, parting, replay, resumption
 from experiments.engine import config as configs
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
@@ -114,7 +114,8 @@ def prepared(argv: list[str]) -> tuple[Callable[[], None], str]:
         mesh.of_cores(settings.mesh.to_dict())
     folder = folder_of(trains)
     hint = f"; go on with: {same_command(argv, folder)}" if trains and folder is not None else ""
-    return functools.partial(experiment.run, settings, folder), hint
+    run = functools.partial(experiment.run, settings, folder)
+    return functools.partial(resumption.outlive, run, folder if trains else None), hint
 
 
 def together() -> group.Group | None:

@@ -17,6 +17,7 @@ from experiments.engine import (
     config,
     cost,
     disk,
+    disk_errors,
     errors,
     initial_weights,
     log,
@@ -120,7 +121,7 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
         where = error.filename or folder
         what = f"{where}: " if where else ""
         raise errors.RunError(
-            f"{what}{error.strerror or error}; once that is mended, the same command goes on from the last checkpoint"
+            f"{what}{disk_errors.reason(error)}; once that is mended, the same command goes on from the last checkpoint"
         ) from error
 
 

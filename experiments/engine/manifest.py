@@ -12,6 +12,7 @@ from experiments.engine import disk, disk_errors, errors
 
 FILE = "manifest.json"
 FORMAT = 1  # of what is in it
+_NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that cannot do it says
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)  # something else is in its place
 
 
@@ -45,7 +46,7 @@ def flush(path: pathlib.Path) -> None:
     try:
         os.fsync(opened)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what a mounted drive that cannot do it says
+        if error.errno not in _NO_FLUSH:
             raise
     finally:
         os.close(opened)

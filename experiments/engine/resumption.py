@@ -1,11 +1,18 @@
-"""What a run that goes on should be told: settings and versions that may change, and that change its numbers."""
+"""A run that goes on: what it should be told of what has changed, and how it outlives a drive that is gone."""
 
+import os
 import pathlib
+import time
+from collections.abc import Callable
 from typing import Any
 
-from experiments.engine import checkpoint, errors, json_file, mesh
+import jax
+
+from experiments.engine import checkpoint, disk_errors, errors, json_file, mesh
 
 COMPUTES = ("jax", "jaxlib")
+OUTAGES = 5  # of a drive that one command outlives; a disk that is broken has no end of them
+PATIENCE, PAUSE = 120.0, 1.0  # seconds that such a drive is waited for, and between two looks
 
 
 def changes(folder: pathlib.Path, config: dict[str, Any]) -> list[str]:
@@ -28,3 +35,38 @@ def changes(folder: pathlib.Path, config: dict[str, Any]) -> list[str]:
     if others:
         lines.append(f"it was trained with {'; with '.join(others)}: numbers may differ in the last bits from here on")
     return lines
+
+
+def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
+    """What `run` returns, which trains in this folder; it is called again where a mounted drive was gone and is back.
+
+    It then does what the same command would: it goes on from the last checkpoint. Raises what `run` raises for another
+    reason (also where it cannot begin), for a drive that is not back within PATIENCE, and with several processes, of
+    which the others would wait. folder: None where nothing is written.
+    """
+    outages = 0
+    while True:
+        try:
+            return run()
+        except (errors.UserError, errors.RunError) as error:
+            begun = outages > 0 or isinstance(error, errors.RunError)
+            if folder is None or not begun or not disk_errors.gone(error) or jax.process_count() > 1:
+                raise
+            outages += 1
+            print(f"{errors.line(error)}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
+            if outages > OUTAGES or not _back(folder):
+                raise
+        print(f"{folder} is back: the run goes on from its last checkpoint", flush=True)
+
+
+def _back(folder: pathlib.Path) -> bool:
+    """Whether the run's folder can be used again, within PATIENCE."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        time.sleep(PAUSE)
+        try:
+            os.listdir(folder)
+        except OSError:
+            continue
+        return True
+    return False

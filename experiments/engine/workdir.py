@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.engine import checkpoint, disk, errors, json_file, mesh, step_folders
+from experiments.engine import checkpoint, disk, disk_errors, errors, json_file, mesh, step_folders
 from experiments.engine import config as configs
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
@@ -118,7 +118,8 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the folder may have vanished
             if alone and _is_at(opened, folder / LOCK):  # not where it was moved, and another run has this path now
                 os.unlink(folder / LOCK)  # before another one can have it
-        os.close(opened)
+        with contextlib.suppress(OSError):  # a mounted drive may be gone
+            os.close(opened)
 
 
 def _is_at(opened: int, path: pathlib.Path) -> bool:
@@ -187,7 +188,7 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
 
 def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
     """What to say of a folder that cannot be used, or of what is in it and in the way."""
-    reason = disk.LINK if error.errno == errno.ELOOP else error.strerror
+    reason = disk.LINK if error.errno == errno.ELOOP else disk_errors.reason(error)
     file = pathlib.Path(error.filename or folder)
     if file == folder or not os.path.lexists(file):
         return errors.UserError(f"the workdir {folder} cannot be written: {reason}")
