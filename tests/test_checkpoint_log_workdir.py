@@ -203,7 +203,7 @@ def test_what_a_run_writes(straight):
         ("eval/accuracy", 4),
     } <= scalars(straight)[0].keys()
     saved = json.loads((straight / "config.json").read_text())
-    assert saved.keys() == {"config", "versions", "commit"}
+    assert saved.keys() == {"config", "versions", "devices", "commit"} and saved["devices"] == "8 x cpu"
     assert saved["config"]["train"]["steps"] == STEPS and saved["config"]["model"]["K"] == 32  # derived: 128 // 4
     assert saved["versions"] == meshes.versions() and saved["versions"]["jax"] == jax.__version__
 

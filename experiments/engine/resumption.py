@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from experiments.engine import checkpoint, disk_errors, errors, json_file, mesh
 
@@ -15,8 +16,14 @@ OUTAGES = 5  # of a drive that one command outlives; a disk that is broken has n
 PATIENCE, PAUSE = 120.0, 1.0  # seconds that such a drive is waited for, and between two looks
 
 
-def changes(folder: pathlib.Path, config: dict[str, Any]) -> list[str]:
-    """Lines about the run in this folder that differs from `config` and from the versions here; none for a new one.
+def hardware(devices: Mesh) -> str:
+    """How many devices of which kind."""
+    return f"{devices.size} x {devices.devices.flat[0].device_kind}"
+
+
+def changes(folder: pathlib.Path, config: dict[str, Any], devices: Mesh) -> list[str]:
+    """Lines about the run in this folder that differs from `config`, or from the versions and devices here; none for a
+    new one.
 
     Nothing about a config.json that is absent or damaged: that is refused elsewhere.
     """
@@ -25,15 +32,18 @@ def changes(folder: pathlib.Path, config: dict[str, Any]) -> list[str]:
     try:
         saved = json_file.read(folder / "config.json", says="what was trained")
         before, versions = saved["config"], saved["versions"]
-        steps, told = before["train"]["steps"], {name: versions.get(name) for name in COMPUTES}
+        steps, chips = before["train"]["steps"], saved.get("devices")
+        told = {name: versions[name] for name in COMPUTES if versions.get(name)}
     except (errors.UserError, KeyError, TypeError, AttributeError):
         return []
     lines, now, here = [], config["train"]["steps"], mesh.versions()
     if steps != now and config["optim"]["schedule"] != "constant":
         lines.append(f"train.steps was {steps} and is {now}: the rest of the learning rate's schedule is another one")
-    others = [f"{name} {told[name]}, now {here[name]}" for name in COMPUTES if told[name] not in (None, here[name])]
+    others = [f"with {name} {version}, now {here[name]}" for name, version in told.items() if version != here[name]]
+    if chips not in (None, hardware(devices)):
+        others.append(f"on {chips}, now {hardware(devices)}")
     if others:
-        lines.append(f"it was trained with {'; with '.join(others)}: numbers may differ in the last bits from here on")
+        lines.append(f"it was trained {'; '.join(others)}: numbers may differ in the last bits from here on")
     return lines
 
 

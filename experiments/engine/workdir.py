@@ -157,10 +157,12 @@ def _locked(folder: pathlib.Path) -> tuple[int, bool]:
     return opened, alone
 
 
-def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, Any] | None = None) -> bool:
+def enter(
+    folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, Any] | None = None, devices: str | None = None
+) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
-    defaults: values, by whole keys, of settings that an older version did not have.
+    defaults: values, by whole keys, of settings that an older version did not have. devices: told in config.json.
     Raises UserError where the folder cannot be written, or where it holds a run of another config (naming the keys) or
     one with more steps.
     """
@@ -176,7 +178,8 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
         fall_back = config.get("resume") == "latest_valid"
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
-            write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
+            told = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
+            write_json(saved, told)
     except OSError as error:
         raise _refusal(folder, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
