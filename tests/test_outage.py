@@ -89,3 +89,55 @@ def test_a_drive_that_is_gone_in_the_middle_is_outlived(tmp_path, straight, uses
 def test_a_drive_that_is_gone_at_any_use_is_outlived(tmp_path, straight, uses, capfd):  # noqa: F811
     for last in range(uses):
         assert_outlived(straight, tmp_path / str(last), last=last, code=GONE[last % len(GONE)], capfd=capfd)
+
+
+class Failing:
+    """A run that fails so often, for this reason."""
+
+    def __init__(self, reason, times, kind=errors.RunError):
+        self.reason, self.times, self.kind, self.calls = reason, times, kind, 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls > self.times:
+            return "done"
+        try:
+            raise self.reason
+        except Exception as error:
+            raise self.kind("a sentence") from error
+
+
+@pytest.mark.parametrize(
+    ("run", "calls"),
+    [
+        (Failing(OSError(errno.ENOSPC, "full"), 1), 1),  # it would be full again
+        (Failing(ValueError("UNKNOWN: [os_error_code='28']"), 1), 1),
+        (Failing(OSError(errno.EIO, "gone"), 1, errors.UserError), 1),  # at the very beginning
+        (Failing(OSError(errno.EIO, "broken"), 99), resumption.OUTAGES + 1),  # there, and of no use
+    ],
+)
+def test_what_is_no_outage_ends_the_run(tmp_path, run, calls):  # noqa: F811
+    with pytest.raises(run.kind, match="a sentence"):
+        resumption.outlive(run, tmp_path)
+    assert run.calls == calls
+
+
+@pytest.mark.parametrize("reason", [OSError(errno.ESTALE, "gone"), ValueError("UNKNOWN: [os_error_code='107'] while")])
+def test_who_says_so_does_not_matter(tmp_path, monkeypatch, reason):
+    run = Failing(reason, 2)
+    assert resumption.outlive(run, tmp_path) == "done" and run.calls == 3
+    for folder, processes in ((None, 1), (tmp_path, 2)):
+        monkeypatch.setattr(resumption.jax, "process_count", lambda processes=processes: processes)
+        with pytest.raises(errors.RunError):
+            resumption.outlive(Failing(reason, 2), folder)
+
+
+def test_a_drive_that_does_not_come_back_ends_the_run_with_its_sentence(tmp_path, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(resumption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(resumption.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    run = Failing(OSError(errno.ENOTCONN, "gone"), 2)
+    with pytest.raises(errors.RunError, match="^a sentence$"):
+        resumption.outlive(run, tmp_path / "unmounted")
+    assert run.calls == 1 and now[0] == resumption.PATIENCE
+    assert capsys.readouterr().out == f"a sentence\nwaiting for {tmp_path / 'unmounted'}, 120 seconds at most\n"
