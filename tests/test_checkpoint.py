@@ -1,6 +1,7 @@
 """Checkpoints: whole or not there, on any mesh, the newest and the best kept, and a disk that fails."""
 
 import asyncio
+import errno
 import json
 import os
 import pathlib
@@ -403,6 +404,10 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def open_file_of_a_drive_that_is_gone():
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+
 class Thing:
     """What a weak reference can be to."""
 
@@ -419,7 +424,9 @@ def test_a_loop_that_is_closed_while_tensorstore_still_writes_is_not_told(monkey
         thing = Thing()
         reference = weakref.ref(thing, late)
         del thing
-    assert told == [str(KeyError(reference))]
+    late = weakref.ref(thing := Thing(), lambda _: open_file_of_a_drive_that_is_gone())
+    del thing
+    assert told == [str(KeyError(reference))] and late() is None
 
 
 @pytest.mark.parametrize("when", ["before", "replaced", "during"])

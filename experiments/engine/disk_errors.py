@@ -45,9 +45,10 @@ def quiet() -> None:
 
 
 def _unless_late(usual: Callable[[Any], Any], told: Any) -> None:
-    """Show what could not be raised; not that the loop is closed which awaited many writes until the first failed."""
+    """Show what could not be raised; not that the loop is closed which awaited many writes until the first failed, nor
+    that a file of a drive which is gone cannot be closed."""
     called = told.exc_traceback and told.exc_traceback.tb_frame.f_code
-    if called is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__:
+    if called is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__ and not gone(told.exc_value):
         usual(told)
 
 

@@ -221,8 +221,9 @@ class Beside:
 
     def close(self) -> None:
         """End the logs."""
-        for writer in self._logs:
-            writer.close()
+        with contextlib.ExitStack() as stack:  # all of them, also where one fails
+            for writer in self._logs:
+                stack.callback(writer.close)
 
 
 def _evaluated(line: dict[str, Any], step: int) -> bool:
