@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -470,6 +471,29 @@ def test_an_error_in_the_background_is_raised_by_the_next_save_once(tmp_path, mo
     saves.save(6, state(seed=6))
     saves.close()
     assert numbers(resumed(tmp_path)[1]) == numbers(state(seed=6))
+
+
+def test_a_save_that_failed_is_noticed_without_another_one(tmp_path, monkeypatch):
+    saves = checkpoint.Checkpoints(saved(tmp_path), keep=9)
+    monkeypatch.setattr(manifest, "write", lambda *arguments, **options: os.stat(tmp_path / "nothing"))
+    saves.check()
+    saves.save(6, state())
+    saves._under_way[1].exception()  # it is done by then
+    with pytest.raises(errors.RunError, match=f"step 6 could not be saved in {tmp_path}"):
+        saves.check()
+    saves.close()
+
+
+def test_a_drive_that_cannot_flush_a_folder_is_good_enough(tmp_path, monkeypatch):
+    whole = os.fsync
+
+    def fsync(opened):
+        if stat.S_ISDIR(os.fstat(opened).st_mode):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        whole(opened)
+
+    monkeypatch.setattr(manifest.os, "fsync", fsync)
+    assert numbers(resumed(saved(tmp_path))[1]) == numbers(state(seed=3))
 
 
 def test_a_folder_that_cannot_be_used_is_said_at_the_start(tmp_path):
