@@ -24,7 +24,19 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import flags
 
-from experiments.engine import compilation, errors, group, in_process, interruption, job, mesh, parting, plan, replay
+from experiments.engine import (
+    compilation,
+    errors,
+    group,
+    in_process,
+    interruption,
+    job,
+    mesh,
+    parting,
+    plan,
+    replay,
+    resumption,
+)
 from experiments.engine import config as configs
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
@@ -167,7 +179,8 @@ def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib
         mesh.of_cores(settings.mesh.to_dict())
     folder = folder_of(command, trains)
     work = experiment.run if hasattr(experiment, "run") else functools.partial(trained, experiment)
-    return functools.partial(work, settings, folder), folder if trains else None
+    writes = folder if trains else None
+    return functools.partial(resumption.outlive, functools.partial(work, settings, folder), writes), writes
 
 
 def trained(

@@ -184,7 +184,7 @@ def train() -> ml_collections.ConfigDict:
     config.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only
     config.evaluate_batch = 256  # examples of an evaluation batch, over all devices
     config.save_every = 0  # steps between checkpoints; 0: at the end only
-    config.save_minutes = 0.0  # minutes between checkpoints, whatever the steps; 0: none for that reason
+    config.save_minutes = 5.0  # minutes between checkpoints, whatever the steps; 0: none for that reason
     config.keep = 2  # newest checkpoints kept
     config.keep_best = ""  # and the best one by this metric, as eval/loss or eval/accuracy; '': none for that reason
     return config

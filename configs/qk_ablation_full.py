@@ -32,5 +32,4 @@ def get_config():
     config.train.batch = 64
     config.train.log_every = 50
     config.train.evaluate_every = 250
-    config.train.save_minutes = 5.0
     return config

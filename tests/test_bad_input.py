@@ -134,7 +134,12 @@ def test_a_file_that_is_no_config(refused, tmp_path, content, words):
 
 
 def test_a_config_that_is_not_there(refused, tmp_path):
-    says(refused("--config", str(tmp_path / "vit.py")), "no config file", str(tmp_path / "vit.py"))
+    says(
+        refused("--config", str(tmp_path / "vit.py")),
+        "no config file",
+        str(tmp_path / "vit.py"),
+        "WORKDIR/source/vit.py",
+    )
     (tmp_path / "vit.yaml").write_text("")
     says(refused("--config", str(tmp_path / "vit.yaml")), ".py", ".json", "vit.yaml")
     says(refused(), "--config configs/vit.py")

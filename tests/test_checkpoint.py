@@ -1,10 +1,12 @@
 """Checkpoints: whole or not there, on any mesh, the newest and the best kept, and a disk that fails."""
 
 import asyncio
+import errno
 import json
 import os
 import pathlib
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -403,6 +405,10 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+def open_file_of_a_drive_that_is_gone():
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+
 class Thing:
     """What a weak reference can be to."""
 
@@ -419,7 +425,9 @@ def test_a_loop_that_is_closed_while_tensorstore_still_writes_is_not_told(monkey
         thing = Thing()
         reference = weakref.ref(thing, late)
         del thing
-    assert told == [str(KeyError(reference))]
+    late = weakref.ref(thing := Thing(), lambda _: open_file_of_a_drive_that_is_gone())
+    del thing
+    assert told == [str(KeyError(reference))] and late() is None
 
 
 @pytest.mark.parametrize("when", ["before", "replaced", "during"])
@@ -463,6 +471,29 @@ def test_an_error_in_the_background_is_raised_by_the_next_save_once(tmp_path, mo
     saves.save(6, state(seed=6))
     saves.close()
     assert numbers(resumed(tmp_path)[1]) == numbers(state(seed=6))
+
+
+def test_a_save_that_failed_is_noticed_without_another_one(tmp_path, monkeypatch):
+    saves = checkpoint.Checkpoints(saved(tmp_path), keep=9)
+    monkeypatch.setattr(manifest, "write", lambda *arguments, **options: os.stat(tmp_path / "nothing"))
+    saves.check()
+    saves.save(6, state())
+    saves._under_way[1].exception()  # it is done by then
+    with pytest.raises(errors.RunError, match=f"step 6 could not be saved in {tmp_path}"):
+        saves.check()
+    saves.close()
+
+
+def test_a_drive_that_cannot_flush_a_folder_is_good_enough(tmp_path, monkeypatch):
+    whole = os.fsync
+
+    def fsync(opened):
+        if stat.S_ISDIR(os.fstat(opened).st_mode):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        whole(opened)
+
+    monkeypatch.setattr(manifest.os, "fsync", fsync)
+    assert numbers(resumed(saved(tmp_path))[1]) == numbers(state(seed=3))
 
 
 def test_a_folder_that_cannot_be_used_is_said_at_the_start(tmp_path):

@@ -203,7 +203,7 @@ def test_what_a_run_writes(straight):
         ("eval/accuracy", 4),
     } <= scalars(straight)[0].keys()
     saved = json.loads((straight / "config.json").read_text())
-    assert saved.keys() == {"config", "versions", "commit"}
+    assert saved.keys() == {"config", "versions", "devices", "commit"} and saved["devices"] == "8 x cpu"
     assert saved["config"]["train"]["steps"] == STEPS and saved["config"]["model"]["K"] == 32  # derived: 128 // 4
     assert saved["versions"] == meshes.versions() and saved["versions"]["jax"] == jax.__version__
 
@@ -248,13 +248,14 @@ def test_stopped_and_resumed_is_straight_to_the_last_bit(tmp_path, straight, mon
     assert (f"resuming {folder} at step {saved}" in said) == (saved > 0)
 
 
-def test_resumed_on_another_number_of_devices(tmp_path, straight, monkeypatch):
+def test_resumed_on_another_number_of_devices(tmp_path, straight, monkeypatch, capsys):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         stop_before(patch, 5)
         with pytest.raises(Stopped):
             run(folder, mesh__data=8)
     run(folder, mesh__data=1, train__log_every=2, train__keep=1)
+    assert "it was trained on 8 x cpu, now 1 x cpu: numbers may differ in the last bits" in capsys.readouterr().out
     assert summary(folder)["devices"] == 1
     assert json.loads((folder / "config.json").read_text())["config"]["mesh"]["data"] == 1
     rows = [row for row in log.read(folder) if row["step"] > SAVE and "train/loss" in row]
@@ -323,6 +324,18 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged_says_so_and_is_redone
     assert {file.name for file in (folder / "checkpoints").iterdir()} == {"6", "9", "9.damaged"}
     run(folder)
     assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_finished_run_of_which_a_drive_lacks_some_files_makes_them_again(tmp_path, straight, capsys):
+    folder = shutil.copytree(straight, tmp_path / "run")
+    (folder / "checkpoints" / "9" / "state" / "_METADATA").unlink()
+    run(folder)
+    assert "9 is damaged: state/_METADATA is missing; it is put aside, and step 6 is taken" in capsys.readouterr().out
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    (folder / "checkpoints" / "9" / "state" / "_METADATA").unlink()
+    shutil.rmtree(folder / "checkpoints" / "6")
+    with pytest.raises(errors.UserError, match="there is no other one"):  # a result is not given up by itself
+        run(folder)
 
 
 def test_a_finished_run_whose_newest_checkpoint_is_missing_says_so(tmp_path, straight):

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import shutil
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,6 +20,7 @@ from experiments.engine import checkpoint, errors, manifest, saved_arrays, step_
 
 CASES = range(200)
 WHOLE = CASES[::10]  # with Orbax's reading, which takes its time
+LESS = ("truncate", "delete", "empty")  # of the kinds, what a drive does that was taken away too early
 KINDS = ("flip", "truncate", "delete", "extend", "swap", "surplus", "empty")
 
 
@@ -63,6 +65,17 @@ def check(sentence: str, folder: pathlib.Path, names: set[str]) -> None:
     assert any(f"the checkpoint {folder} is damaged: {name} " in sentence for name in names), (sentence, names)
 
 
+def refused(saves: checkpoint.Checkpoints, like: Any, folder: pathlib.Path) -> tuple[str, bool]:
+    """What is said of the newest checkpoint; and whether it only lacks something, with which a run may go on."""
+    with pytest.raises(manifest.Damaged) as caught:
+        manifest.verify(folder / "6", step=6)
+    if isinstance(caught.value, manifest.Incomplete):
+        return str(caught.value), True
+    with pytest.raises(errors.UserError, match="; --config.resume=latest_valid goes on from") as caught:
+        saves.resume(like, fall_back=False)
+    return str(caught.value), False
+
+
 def damaged(good: pathlib.Path, folder: pathlib.Path, case: int) -> tuple[str, set[str]]:
     """In `folder` the same run, with this corruption of its newest checkpoint."""
     for step in ("3", "6"):
@@ -84,14 +97,13 @@ def test_no_corruption_is_accepted_and_each_falls_back(good, tmp_path, monkeypat
         kind, names = damaged(good, folder, case)
         seen |= {(kind, manifest.FILE in names)}
         saves = checkpoint.Checkpoints(folder, keep=2)
-        with pytest.raises(errors.UserError) as caught:
-            saves.resume(case, fall_back=False)
-        check(str(caught.value), folder / "6", names)
-        assert "--config.resume=latest_valid" in str(caught.value)
+        sentence, incomplete = refused(saves, case, folder)
+        assert incomplete == (kind in LESS) or kind == "swap" or manifest.FILE in names
+        check(sentence, folder / "6", names)
         if kind in ("truncate", "extend", "empty") and manifest.FILE not in names:
-            assert re.search(r" has [\d,]+ bytes, and [\d,]+ were saved; ", str(caught.value))
+            assert re.search(r" has [\d,]+ bytes, and [\d,]+ were saved(; |$)", sentence)
         capsys.readouterr()
-        assert saves.resume(case, fall_back=True) == (3, case)
+        assert saves.resume(case, fall_back=not incomplete) == (3, case)
         saves.close()
         said = capsys.readouterr().out
         check(said.removesuffix("\n"), folder / "6", names)
@@ -109,10 +121,9 @@ def test_no_corruption_comes_through_the_whole_of_resume(good, tmp_path, capfd, 
         checkpoint.parameters(folder, 6)
     check(str(caught.value), folder / "6", names)
     saves = checkpoint.Checkpoints(folder, keep=2)
-    with pytest.raises(errors.UserError) as caught:
-        saves.resume(state(), fall_back=False)
-    check(str(caught.value), folder / "6", names)
-    step, found = saves.resume(state(), fall_back=True)
+    sentence, incomplete = refused(saves, state(), folder)
+    check(sentence, folder / "6", names)
+    step, found = saves.resume(state(), fall_back=not incomplete)
     assert step == 3 and numbers(found) == numbers(state(seed=3))
     saves.save(6, state(seed=6))  # made anew, where the damaged one was
     saves.close()
@@ -123,15 +134,31 @@ def test_no_corruption_comes_through_the_whole_of_resume(good, tmp_path, capfd, 
 def test_without_a_valid_one_there_is_a_sentence(good, tmp_path):
     folder = shutil.copytree(good, tmp_path / "checkpoints")
     for step in (3, 6):
-        (folder / str(step) / "state" / "_METADATA").unlink()
+        file = folder / str(step) / "state" / "_METADATA"
+        file.write_bytes(b"[" + file.read_bytes()[1:])
     saves = checkpoint.Checkpoints(folder, keep=2)
-    with pytest.raises(errors.UserError, match=r"no checkpoint is valid.*6 is damaged: state/_METADATA is missing"):
+    with pytest.raises(errors.UserError, match=r"no checkpoint is valid.*6 is damaged: state/_METADATA is not what"):
         saves.resume(state(), fall_back=True)
     shutil.rmtree(folder / "6")
     saves = checkpoint.Checkpoints(folder, keep=2)
     with pytest.raises(errors.UserError, match="there is no other one: choose another --workdir"):
         saves.resume(state(), fall_back=False)
     assert {found.name for found in folder.iterdir()} == {"3"}
+
+
+def test_a_run_of_which_a_drive_has_no_checkpoint_whole_begins_anew(good, tmp_path, capsys):
+    """As where the machine was taken away before its first saves had all come to the drive."""
+    folder = shutil.copytree(good, tmp_path / "checkpoints")
+    (folder / "3" / "state" / "_METADATA").write_bytes(b"")
+    (folder / "6" / manifest.FILE).unlink()
+    saves = checkpoint.Checkpoints(folder, keep=2)
+    assert saves.resume(state(), fall_back=False) is None
+    saves.save(3, state(seed=3))
+    saves.close()
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[2].partition(" ")[0] for line in said] == [manifest.FILE, "state/_METADATA"]
+    assert all(line.endswith("; it is put aside, and without another one the run begins anew") for line in said)
+    assert {found.name for found in folder.iterdir()} == {"3", "3.damaged", "6.damaged"}
 
 
 @pytest.mark.parametrize("name", ["state/_METADATA", manifest.FILE])

@@ -129,7 +129,11 @@ def test_a_dry_run_shows_the_memory_of_the_largest_batch(tmp_path):
     [
         ("[[500,128],[800,256]]", ""),
         ("[[500,128],[400,256]]", "the steps of train.growth must ascend"),
-        ("[[500,12]]", "train.growth = 12 does not divide evenly over 8 devices"),
+        (
+            "[[500,12]]",
+            "train.growth = 12 does not divide evenly over 8 devices: choose a multiple of 8, or fewer devices with "
+            "mesh.data = 6",
+        ),
         ("500,128", '"train.growth" must be of type list, as'),
         ("[500,128]", "train.growth holds 500, which is no pair"),
         ("[[500,128.5]]", "train.growth holds [500, 128.5], which is no pair"),

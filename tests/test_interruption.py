@@ -1,5 +1,6 @@
 """Signals: a run that trains finishes its step, saves and says how to go on; what else a command does stops at once."""
 
+import contextlib
 import errno
 import json
 import os
@@ -312,6 +313,25 @@ def test_the_clock_saves(tmp_path, monkeypatch):
     more = ("--config.train.save_minutes=2.5", "--config.train.steps=8", "--config.train.keep=9")
     assert launched(tmp_path, *more).code == 0
     assert saved(tmp_path) == [3, 6, 8]
+
+
+def test_the_clock_saves_within_a_long_evaluation(tmp_path, monkeypatch):
+    """A minute passes with each question between two batches of the one behind step 2, which is killed later."""
+    now = 0.0
+
+    def evaluate(params, between):
+        nonlocal now
+        for _ in range(3):
+            now += 60
+            between()
+        raise MemoryError
+
+    monkeypatch.setattr(loop.train, "evaluator", lambda task, mesh: evaluate)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: now)
+    monkeypatch.setattr(loop.Beside, "_saved_anyway", lambda *arguments: contextlib.nullcontext())
+    with pytest.raises(MemoryError):
+        launched(tmp_path, "--config.train.save_minutes=2.5", "--config.train.evaluate_every=2")
+    assert saved(tmp_path) == [2]
 
 
 def evaluations(monkeypatch, *values):

@@ -69,6 +69,7 @@ def test_late_agreement_is_heard_one_turn_later_and_asks_for_one_save_by_the_clo
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     made = types.SimpleNamespace(save_minutes=1.0)
     beside = types.SimpleNamespace(_made=made, _saved_at=-1e9, _wishes=processes.Late(), due=lambda what, n: False)
+    beside._saves, beside._ask = types.SimpleNamespace(check=lambda: None), lambda late: loop.Beside._ask(beside, late)
     beside.requests = types.SimpleNamespace(signal=0)
     stops = [loop.Beside.stops(beside, n) for n in (1, 2)]
     beside._saved_at = time.monotonic()  # as on_stop says it
@@ -92,7 +93,8 @@ def test_an_evaluation_of_several_processes_ends_where_all_have_heard_of_the_sig
         raise errors.Interrupted("", 143)
 
     beside = types.SimpleNamespace(requests=types.SimpleNamespace(signal=15), _evaluate=evaluate, heed=heed)
-    beside._save = lambda n, state: done.append(f"saved {n}")
+    beside._made, beside._ask = types.SimpleNamespace(save_minutes=0), lambda late: loop.Beside._ask(beside, late)
+    beside._saved_at, beside._save = 0.0, lambda n, state: done.append(f"saved {n}")
     with pytest.raises(errors.Interrupted):
         loop.Beside.evaluate(beside, 6, types.SimpleNamespace(params=None))
     assert done == [0, 1, "saved 6", "heeded"] and beside._wish == 15

@@ -103,6 +103,19 @@ def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys
     assert (tmp_path / "lock").exists()
 
 
+def test_a_lock_on_a_drive_that_is_gone_is_let_go_in_silence(tmp_path, monkeypatch):
+    whole = os.close
+
+    def close(opened):
+        whole(opened)
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    with workdir.hold(tmp_path):
+        monkeypatch.setattr(workdir.os, "close", close)
+    monkeypatch.undo()
+    assert not entered(tmp_path)
+
+
 @pytest.mark.parametrize("where", ["file", "file/below"])
 def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
     (tmp_path / "file").write_text("")

@@ -144,14 +144,20 @@ class Checkpoints:
             except disk_errors.NOT_WRITTEN as error:
                 raise self._failed(step, error) from error
 
+    def check(self) -> None:
+        """Raise RunError where the save under way has failed by now."""
+        if self._under_way is not None and self._under_way[1].done():
+            self.wait()
+
     def close(self) -> None:
-        """The same, for the last time."""
+        """As `wait`, for the last time."""
         try:
             self.wait()
         finally:
             self._thread.shutdown()
             if self._opened >= 0:
-                os.close(self._opened)
+                with contextlib.suppress(OSError):  # of a drive that is gone
+                    os.close(self._opened)
                 self._opened = -1
             with contextlib.suppress(*disk_errors.NOT_WRITTEN):  # what `wait` has told already
                 self._orbax.close()
@@ -167,8 +173,9 @@ class Checkpoints:
     def resume(self, like: Any, *, fall_back: bool) -> tuple[int, Any] | None:
         """The newest step and its state, as `restore` gives it; None where there is no checkpoint.
 
-        fall_back: a damaged one is passed over, saying so, and put aside as <step>.damaged. Else it is a UserError.
-        One that cannot be read now is a RunError in any case, and nothing is put aside.
+        A damaged one is passed over, saying so, and put aside as <step>.damaged, with `fall_back` or where something is
+        only missing; None too where that is so of each. Else it is a UserError. One that cannot be read now is a
+        RunError in any case, and nothing is put aside.
         """
         self.wait()
         if processes.agree(self.latest() or 0) != (self.latest() or 0):
@@ -180,7 +187,7 @@ class Checkpoints:
             try:
                 state = self.restore(step, like)
             except manifest.Damaged as error:
-                if not fall_back:
+                if not (fall_back or isinstance(error, manifest.Incomplete)):
                     raise errors.UserError(f"{error}; {_advice(len(self._measured))}") from error
                 passed.append((step, error))
                 continue
@@ -188,8 +195,10 @@ class Checkpoints:
                 self._put_aside(bad, f"{error}; it is put aside, and step {step:,} is taken instead")
             self._leave_out()
             return step, state
-        if passed:
+        if not all(isinstance(error, manifest.Incomplete) for _, error in passed):
             raise manifest.Damaged(f"no checkpoint is valid, choose another --workdir; the newest: {passed[0][1]}")
+        for bad, error in passed:
+            self._put_aside(bad, f"{error}; it is put aside, and without another one the run begins anew")
         return None
 
     def _leave_out(self) -> None:
@@ -225,8 +234,8 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
     """Whether the newest checkpoint of a run that is finished after so many steps is what was saved.
 
     All its files are read. True also where there is no checkpoint, as none is needed; False where the last one was put
-    aside, and is not made again yet. Without `fall_back`, one that is damaged, or missing behind earlier ones, is a
-    UserError; RunError where that cannot be known now.
+    aside, and is not made again yet, or lacks something, and there is an earlier one. Without `fall_back`, one that is
+    otherwise damaged, or missing behind earlier ones, is a UserError; RunError where that cannot be known now.
     """
     step = newest(folder)
     if step is None:
@@ -241,8 +250,9 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
     try:
         saved_arrays.verified(folder / str(step), step)
     except manifest.Damaged as error:
-        if not fall_back:
-            raise errors.UserError(f"{error}; {_advice(len(step_folders.steps(folder)))}") from error
+        many = len(step_folders.steps(folder))
+        if not (fall_back or (many > 1 and isinstance(error, manifest.Incomplete))):
+            raise errors.UserError(f"{error}; {_advice(many)}") from error
         return False
     return True
 

@@ -62,7 +62,7 @@ def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = (
     """
     file = pathlib.Path(path)
     if not file.is_file():
-        raise errors.UserError(f"there is no config file {path}")
+        raise errors.UserError(f"there is no config file {path}; a run keeps its own: WORKDIR/source/{file.name}")
     if file.suffix == ".json":
         return _from_json(file, base, set(given))
     if file.suffix != ".py":
@@ -131,7 +131,8 @@ def _distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> error
     where, how = ("", value) if inside == key else (f" in {inside}", "...")
     return errors.UserError(
         f'{file} has {key} = "{value}"{where}, a program that would be run: give it on the command line, '
-        f"--config.{inside}={how}, if you trust it"
+        f"--config.{inside}={how}, if you trust it; where your files are gone, a run goes on with those that it keeps:"
+        " --config WORKDIR/source/NAME.py"
     )
 
 

@@ -1,6 +1,7 @@
-"""What Orbax and tensorstore raise for a disk, as a few words instead of pages."""
+"""What Orbax, tensorstore and the system raise for a disk, as a few words instead of pages."""
 
 import asyncio
+import errno
 import functools
 import logging
 import os
@@ -12,13 +13,28 @@ from typing import Any
 
 NOT_WRITTEN = (OSError, ValueError, RuntimeError)
 NOT_READ = (*NOT_WRITTEN, KeyError, TypeError)  # also for what they cannot make sense of
+# What a mounted drive (Colab's, NFS) says while it, or the way to it, is gone; it may be there again in a moment.
+GONE = (errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.ENODEV, errno.EHOSTDOWN)
+_REMEDY = "mount that drive again (on Colab: drive.mount('/content/drive', force_remount=True))"
+
+
+def number(error: BaseException) -> int | None:
+    """The system's number of the error, also where tensorstore tells it."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(code[1]) if code else getattr(error, "errno", None)
 
 
 def reason(error: BaseException) -> str:
-    """Why, in the words of the system where it has any."""
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    said = os.strerror(int(found[1])) if found else getattr(error, "strerror", None) or str(error)
-    return (said.splitlines() or [type(error).__name__])[0][:200]
+    """Why, in the words of the system where it has any, with a remedy where a mounted drive is gone."""
+    code = number(error)
+    said = getattr(error, "strerror", None) or (os.strerror(code) if code else str(error))
+    said = (said.splitlines() or [type(error).__name__])[0][:200]
+    return f"{said}: {_REMEDY}" if code == errno.ENOTCONN else said
+
+
+def gone(error: BaseException | None) -> bool:
+    """Whether this error, or one that it was raised for, says that a drive is gone."""
+    return error is not None and (number(error) in GONE or gone(error.__cause__ or error.__context__))
 
 
 def quiet() -> None:
@@ -29,9 +45,10 @@ def quiet() -> None:
 
 
 def _unless_late(usual: Callable[[Any], Any], told: Any) -> None:
-    """Show what could not be raised; not that the loop is closed which awaited many writes until the first failed."""
+    """Show what could not be raised; not that the loop is closed which awaited many writes until the first failed, nor
+    that a file of a drive which is gone cannot be closed."""
     called = told.exc_traceback and told.exc_traceback.tb_frame.f_code
-    if called is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__:
+    if called is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__ and not gone(told.exc_value):
         usual(told)
 
 

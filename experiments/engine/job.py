@@ -17,6 +17,7 @@ from experiments.engine import (
     config,
     cost,
     disk,
+    disk_errors,
     errors,
     initial_weights,
     json_file,
@@ -91,7 +92,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
     room.check_state(train.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
     writes = folder is not None and processes.main()
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if folder is not None and enter(settings, folder):
+        if folder is not None and enter(settings, folder, devices):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", made.steps) if resumed else None
             return result(folder, work, json_file.read(folder / "summary.json", says="its result"), params)
@@ -140,11 +141,11 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
         where = error.filename or folder
         what = f"{where}: " if where else ""
         raise errors.RunError(
-            f"{what}{error.strerror or error}; once that is mended, the same command goes on from the last checkpoint"
+            f"{what}{disk_errors.reason(error)}; once that is mended, the same command goes on from the last checkpoint"
         ) from error
 
 
-def enter(settings: config.Settings, folder: pathlib.Path) -> bool:
+def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> bool:
     """Whether the folder, which is made or come back to, holds the finished run. Several processes enter together.
 
     Raises UserError as `workdir.enter` does, and where processes have different configs, or not the same disk.
@@ -152,8 +153,9 @@ def enter(settings: config.Settings, folder: pathlib.Path) -> bool:
     values = settings.to_dict()
     if not processes.same(zlib.crc32(workdir.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
-    changed = resumption.changes(folder, values) if processes.main() else []  # before config.json is written anew
-    finished = processes.agree(processes.main() and workdir.enter(folder, values, settings.defaults()))
+    here = values, settings.defaults(), resumption.hardware(devices)
+    changed = resumption.changes(folder, values, devices) if processes.main() else []  # before config.json is anew
+    finished = processes.agree(processes.main() and workdir.enter(folder, *here))
     for line in changed if not finished else ():
         print(line, flush=True)
     until = time.monotonic() + SHARED_SECONDS

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from experiments.engine import disk, errors, events, pace, processes, room
+from experiments.engine import disk, disk_errors, errors, events, pace, processes, room
 
 
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
@@ -23,7 +23,7 @@ def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise errors.UserError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise errors.UserError(f"{file} cannot be read: {disk_errors.reason(error)}") from error
     damaged = [n for n, row in enumerate(rows[:-1], 1) if not row]  # the last is empty, or cut off by a crash
     if damaged and tells:
         more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""

@@ -77,12 +77,17 @@ class Beside:
 
         A signal that comes during a step is heeded behind this one, with several processes behind the next.
         """
+        self._saves.check()
+        self._ask(self._wishes)
+        return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
+
+    def _ask(self, wishes: processes.Late) -> None:
+        """Whether the processes save now, by the clock or for a signal, into `_wish`."""
         wish = self.requests.signal
         minutes = (time.monotonic() - self._saved_at) / 60
         if self._made.save_minutes and minutes >= self._made.save_minutes and processes.main():
-            wish = wish or (0 if self._wishes.asked else SAVE)  # once: the save comes after the next question
-        self._wish = self._wishes.agree(wish)
-        return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
+            wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
+        self._wish = wishes.agree(wish)
 
     def on_stop(self, n: int, state: train.State) -> None:
         """Save and evaluate, where it is time to. Raises Interrupted where a signal has come.
@@ -135,12 +140,13 @@ class Beside:
     def evaluate(self, n: int, state: train.State) -> None:
         """The means over the held-out part, into `final` and to the checkpoint, if there is one of n steps.
 
-        Saves, and raises Interrupted, where a signal comes meanwhile. All processes stop behind the same batch.
+        Saves, where it is time to, and raises Interrupted, behind a save, where a signal comes meanwhile. All processes
+        stop behind the same batch.
         """
         wishes = processes.Late()
 
         def between() -> None:
-            self._wish = wishes.agree(self.requests.signal)
+            self._ask(wishes)
             if self._wish:
                 self._save(n, state)
                 self.heed(n)

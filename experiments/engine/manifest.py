@@ -12,11 +12,16 @@ from experiments.engine import disk, disk_errors, errors
 
 FILE = "manifest.json"
 FORMAT = 1  # of what is in it
+_NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that cannot do it says
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)  # something else is in its place
 
 
 class Damaged(errors.UserError):
     """A checkpoint that is not what was saved; the sentence names the file."""
+
+
+class Incomplete(Damaged):
+    """The same where only something is missing, as it is where a drive was taken away before it had all of it."""
 
 
 def write(folder: pathlib.Path, *, step: int, metrics: dict[str, float], versions: dict[str, str]) -> None:
@@ -45,7 +50,7 @@ def flush(path: pathlib.Path) -> None:
     try:
         os.fsync(opened)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what a mounted drive that cannot do it says
+        if error.errno not in _NO_FLUSH:
             raise
     finally:
         os.close(opened)
@@ -65,13 +70,14 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
     except OSError as error:
         raise _not_read(folder, FILE, error) from error
     except (ValueError, AttributeError, RecursionError) as error:
-        raise _damaged(folder, FILE, "is not what was saved") from error
+        kind = Damaged if raw.endswith(b"}\n") else Incomplete
+        raise kind(_sentence(folder, FILE, "is not what was saved")) from error
     if raw != signed:
-        raise _damaged(folder, FILE, "is not what was saved")
+        raise Damaged(_sentence(folder, FILE, "is not what was saved"))
     if content["format"] != FORMAT:
         raise errors.UserError(f"{folder / FILE} has format {content['format']}, and this version knows only {FORMAT}")
     if content["step"] != step:
-        raise _damaged(folder, FILE, f"is that of step {content['step']:,}")
+        raise Damaged(_sentence(folder, FILE, f"is that of step {content['step']:,}"))
     return content
 
 
@@ -84,16 +90,17 @@ def verify(folder: pathlib.Path, *, step: int) -> None:
     try:
         found = _names(folder)
         for name in sorted(told.keys() - found):
-            raise _damaged(folder, name, "is missing")
+            raise Incomplete(_sentence(folder, name, "is missing"))
         for name in sorted(found - told.keys()):
-            raise _damaged(folder, name, "was not saved with it")
+            raise Damaged(_sentence(folder, name, "was not saved with it"))
         for name, file in told.items():  # quick, and what a full disk or a broken copy does
             size = (folder / name).stat().st_size
             if size != file["bytes"]:
-                raise _damaged(folder, name, f"has {size:,} bytes, and {file['bytes']:,} were saved")
+                kind = Incomplete if size < file["bytes"] else Damaged
+                raise kind(_sentence(folder, name, f"has {size:,} bytes, and {file['bytes']:,} were saved"))
         for name, file in told.items():
             if _described(folder / name) != file:
-                raise _damaged(folder, name, "is not what was saved")
+                raise Damaged(_sentence(folder, name, "is not what was saved"))
     except OSError as error:
         raise _not_read(folder, name, error) from error
 
@@ -101,15 +108,15 @@ def verify(folder: pathlib.Path, *, step: int) -> None:
 def _not_read(folder: pathlib.Path, name: str, error: OSError) -> Damaged | errors.RunError:
     """Damaged where there is no such file; not where its reading fails or is forbidden, which may pass."""
     if error.errno == errno.ENOENT:
-        return _damaged(folder, name, "is missing")
+        return Incomplete(_sentence(folder, name, "is missing"))
     said = f"cannot be read ({disk_errors.reason(error)})"
     if error.errno in _NO_FILE:
-        return _damaged(folder, name, said)
+        return Damaged(_sentence(folder, name, said))
     return errors.RunError(f"{error.filename or folder / name} {said}: whether that checkpoint is damaged is not known")
 
 
-def _damaged(folder: pathlib.Path, name: str, how: str) -> Damaged:
-    return Damaged(f"the checkpoint {folder} is damaged: {name} {how}")
+def _sentence(folder: pathlib.Path, name: str, how: str) -> str:
+    return f"the checkpoint {folder} is damaged: {name} {how}"
 
 
 def _names(folder: pathlib.Path) -> set[str]:

@@ -191,7 +191,11 @@ def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
     n = math.prod(mesh.shape[axis] for axis in BATCH)
     if batch < 1 or batch % (n * parts):
         over = f"{n} devices" + (f" x {parts} accumulated parts" if parts > 1 else "")
-        raise errors.UserError(f"{name} = {batch} does not divide evenly over {over}: choose a multiple of {n * parts}")
+        fewer = [d for d in range(1, mesh.shape[DATA]) if batch > 0 and batch % (d * mesh.shape[FSDP] * parts) == 0]
+        remedy = f", or fewer devices with mesh.data = {fewer[-1]}" if fewer else ""
+        raise errors.UserError(
+            f"{name} = {batch} does not divide evenly over {over}: choose a multiple of {n * parts}{remedy}"
+        )
 
 
 def total(tree: Any, mesh: Mesh) -> Any:

@@ -1,15 +1,29 @@
-"""What a run that goes on should be told: settings and versions that may change, and that change its numbers."""
+"""A run that goes on: what it should be told of what has changed, and how it outlives a drive that is gone."""
 
+import os
 import pathlib
+import time
+from collections.abc import Callable
 from typing import Any
 
-from experiments.engine import checkpoint, errors, json_file, mesh
+import jax
+from jax.sharding import Mesh
+
+from experiments.engine import checkpoint, disk_errors, errors, json_file, mesh
 
 COMPUTES = ("jax", "jaxlib")
+OUTAGES = 5  # of a drive that one command outlives; a disk that is broken has no end of them
+PATIENCE, PAUSE = 120.0, 1.0  # seconds that such a drive is waited for, and between two looks
 
 
-def changes(folder: pathlib.Path, config: dict[str, Any]) -> list[str]:
-    """Lines about the run in this folder that differs from `config` and from the versions here; none for a new one.
+def hardware(devices: Mesh) -> str:
+    """How many devices of which kind."""
+    return f"{devices.size} x {devices.devices.flat[0].device_kind}"
+
+
+def changes(folder: pathlib.Path, config: dict[str, Any], devices: Mesh) -> list[str]:
+    """Lines about the run in this folder that differs from `config`, or from the versions and devices here; none for a
+    new one.
 
     Nothing about a config.json that is absent or damaged: that is refused elsewhere.
     """
@@ -18,13 +32,51 @@ def changes(folder: pathlib.Path, config: dict[str, Any]) -> list[str]:
     try:
         saved = json_file.read(folder / "config.json", says="what was trained")
         before, versions = saved["config"], saved["versions"]
-        steps, told = before["train"]["steps"], {name: versions.get(name) for name in COMPUTES}
+        steps, chips = before["train"]["steps"], saved.get("devices")
+        told = {name: versions[name] for name in COMPUTES if versions.get(name)}
     except (errors.UserError, KeyError, TypeError, AttributeError):
         return []
     lines, now, here = [], config["train"]["steps"], mesh.versions()
     if steps != now and config["optim"]["schedule"] != "constant":
         lines.append(f"train.steps was {steps} and is {now}: the rest of the learning rate's schedule is another one")
-    others = [f"{name} {told[name]}, now {here[name]}" for name in COMPUTES if told[name] not in (None, here[name])]
+    others = [f"with {name} {version}, now {here[name]}" for name, version in told.items() if version != here[name]]
+    if chips not in (None, hardware(devices)):
+        others.append(f"on {chips}, now {hardware(devices)}")
     if others:
-        lines.append(f"it was trained with {'; with '.join(others)}: numbers may differ in the last bits from here on")
+        lines.append(f"it was trained {'; '.join(others)}: numbers may differ in the last bits from here on")
     return lines
+
+
+def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
+    """What `run` returns, which trains in this folder; it is called again where a mounted drive was gone and is back.
+
+    It then does what the same command would: it goes on from the last checkpoint. Raises what `run` raises for another
+    reason (also where it cannot begin), for a drive that is not back within PATIENCE, and with several processes, of
+    which the others would wait. folder: None where nothing is written.
+    """
+    outages = 0
+    while True:
+        try:
+            return run()
+        except (errors.UserError, errors.RunError) as error:
+            begun = outages > 0 or isinstance(error, errors.RunError)
+            if folder is None or not begun or not disk_errors.gone(error) or jax.process_count() > 1:
+                raise
+            outages += 1
+            print(f"{errors.line(error)}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
+            if outages > OUTAGES or not _back(folder):
+                raise
+        print(f"{folder} is back: the run goes on from its last checkpoint", flush=True)
+
+
+def _back(folder: pathlib.Path) -> bool:
+    """Whether the run's folder can be used again, within PATIENCE."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        time.sleep(PAUSE)
+        try:
+            os.listdir(folder)
+        except OSError:
+            continue
+        return True
+    return False

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.engine import checkpoint, disk, errors, json_file, mesh, step_folders
+from experiments.engine import checkpoint, disk, disk_errors, errors, json_file, mesh, step_folders
 from experiments.engine import config as configs
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
@@ -118,7 +118,8 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # the folder may have vanished
             if alone and _is_at(opened, folder / LOCK):  # not where it was moved, and another run has this path now
                 os.unlink(folder / LOCK)  # before another one can have it
-        os.close(opened)
+        with contextlib.suppress(OSError):  # a mounted drive may be gone
+            os.close(opened)
 
 
 def _is_at(opened: int, path: pathlib.Path) -> bool:
@@ -156,10 +157,12 @@ def _locked(folder: pathlib.Path) -> tuple[int, bool]:
     return opened, alone
 
 
-def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, Any] | None = None) -> bool:
+def enter(
+    folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, Any] | None = None, devices: str | None = None
+) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
-    defaults: values, by whole keys, of settings that an older version did not have.
+    defaults: values, by whole keys, of settings that an older version did not have. devices: told in config.json.
     Raises UserError where the folder cannot be written, or where it holds a run of another config (naming the keys) or
     one with more steps.
     """
@@ -175,7 +178,8 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
         fall_back = config.get("resume") == "latest_valid"
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
-            write_json(saved, {"config": config, "versions": mesh.versions(), "commit": commit()})
+            told = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
+            write_json(saved, told)
     except OSError as error:
         raise _refusal(folder, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -187,7 +191,7 @@ def enter(folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, A
 
 def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
     """What to say of a folder that cannot be used, or of what is in it and in the way."""
-    reason = disk.LINK if error.errno == errno.ELOOP else error.strerror
+    reason = disk.LINK if error.errno == errno.ELOOP else disk_errors.reason(error)
     file = pathlib.Path(error.filename or folder)
     if file == folder or not os.path.lexists(file):
         return errors.UserError(f"the workdir {folder} cannot be written: {reason}")

@@ -31,8 +31,6 @@ from experiments.engine.data import batches
 from experiments.laboratory import initial, preparing, results
 from experiments.laboratory.progress import Progress
 
-SAVE_MINUTES = 1.0  # between checkpoints, where the config says nothing
-
 
 def run(
     ready: preparing.Ready,
@@ -56,7 +54,7 @@ def run(
         state = together.initial_state(of, seeds, numbers)
         begun = initial.sketches(state.params)
         start, state = _resumed(saved, state)
-        saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=1)))
+        saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
         progress.go_on(start)
         alive = np.asarray(jax.device_get(state.step) == start)
         step, seconds = _compiled(ready, state, alive, numbers)
@@ -91,7 +89,7 @@ def run(
 
 def _resumed(saved: pathlib.Path, state: train.State) -> tuple[int, train.State]:
     """The step and state of the checkpoint; 0 and the initial state where there is none, or only a damaged one."""
-    with contextlib.closing(checkpoint.Checkpoints(saved, keep=1)) as saves:
+    with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
         try:
             return saves.resume(state, fall_back=True) or (0, state)
         except manifest.Damaged as error:
@@ -168,9 +166,13 @@ class Beside:
 
     def stops(self, n: int) -> bool:
         """Whether `on_stop` has something to do after n steps."""
-        minutes = (time.monotonic() - self._saved_at) / 60
-        self._saves_now = self.due("save", n) or minutes >= (self._made.save_minutes or SAVE_MINUTES)
+        self._saves.check()
+        self._saves_now = self.due("save", n) or self._clock_saves()
         return self.due("evaluate", n) or self._saves_now or self._requests.signal > 0
+
+    def _clock_saves(self) -> bool:
+        minutes = self._made.save_minutes
+        return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
 
     def on_stop(self, n: int, state: train.State) -> None:
         """Save and evaluate, where it is time to, in this order. Raises Interrupted where a signal has come."""
@@ -187,8 +189,8 @@ class Beside:
         self._saved_at, self._saved = time.monotonic(), n
 
     def _stop(self, n: int, state: train.State) -> None:
-        """Save, and raise Interrupted, where a signal has come."""
-        if self._requests.signal and n:
+        """Save, where a signal has come or the clock says so; raise Interrupted in the former case."""
+        if n and (self._requests.signal or self._clock_saves()):
             self._save(n, state)
         self.heed()
 
@@ -219,8 +221,9 @@ class Beside:
 
     def close(self) -> None:
         """End the logs."""
-        for writer in self._logs:
-            writer.close()
+        with contextlib.ExitStack() as stack:  # all of them, also where one fails
+            for writer in self._logs:
+                stack.callback(writer.close)
 
 
 def _evaluated(line: dict[str, Any], step: int) -> bool:

@@ -1,0 +1,143 @@
+"""A workdir on a mounted drive that is gone for a while, as Colab's is: the run goes on by itself, and says so."""
+
+import errno
+import os
+import sys
+
+import pytest
+from test_checkpoint_log_workdir import quick_peak, run, straight, summary  # noqa: F401  fixtures
+
+from experiments.engine import errors, log, resumption
+
+EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
+GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
+
+
+class Drive:
+    """A folder of which every use by Python fails behind the first `uses`, in all threads, until it is asked twice."""
+
+    def __init__(self):
+        self.folder, self.uses, self.last, self.code, self.asked = "nowhere", 0, None, 0, 0
+        sys.addaudithook(self._use)
+
+    def mount(self, folder, *, last=None, code=errno.ENOTCONN):
+        self.folder, self.uses, self.last, self.code, self.asked = str(folder), 0, last, code, 0
+
+    def ask(self, seconds):
+        """In place of time.sleep, between two looks."""
+        self.asked += 1
+        self.last = None if self.asked % 2 == 0 else self.last
+
+    def _use(self, event, arguments):
+        if event in EVENTS and str(arguments[0]).startswith(self.folder):
+            self.uses += 1
+            if self.last is not None and self.uses > self.last:
+                raise OSError(self.code, os.strerror(self.code), str(arguments[0]))
+
+
+DRIVE = Drive()  # an audit hook stays for good
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(resumption.time, "sleep", DRIVE.ask)
+    yield
+    DRIVE.mount("nowhere")
+
+
+def outlived(folder):
+    """The run, as the launcher starts it; and once more where it was refused at its beginning, as a person would."""
+    try:
+        return resumption.outlive(lambda: run(folder), folder)
+    except errors.UserError as error:
+        assert DRIVE.asked == 0 and os.strerror(DRIVE.code) in str(error) and "\n" not in str(error)
+        DRIVE.last = None
+        return outlived(folder)
+
+
+def assert_outlived(straight, folder, *, last, code, capfd):  # noqa: F811
+    DRIVE.mount(folder, last=last, code=code)
+    outlived(folder)
+    out, err = capfd.readouterr()
+    assert DRIVE.last is None and "Traceback" not in out + err
+    if DRIVE.asked:
+        assert f"\nwaiting for {folder}, 120 seconds at most\n{folder} is back: the run goes on from its last" in out
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    assert log.read(folder) == log.read(straight)
+    assert {file.name for file in (folder / "checkpoints").iterdir()} == {"6", "9"}
+
+
+@pytest.fixture(scope="module")
+def uses(straight, tmp_path_factory):  # noqa: F811
+    """How often Python uses the folder of such a run."""
+    folder = tmp_path_factory.mktemp("runs") / "counted"
+    DRIVE.mount(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+        run(folder)
+    return DRIVE.uses
+
+
+@pytest.mark.parametrize("part", range(1, 7))
+def test_a_drive_that_is_gone_in_the_middle_is_outlived(tmp_path, straight, uses, capfd, part):  # noqa: F811
+    """While it starts, in each of three saves, behind them, and at the end."""
+    assert uses > 100
+    assert_outlived(straight, tmp_path / "run", last=part * uses // 7, code=GONE[part % len(GONE)], capfd=capfd)
+
+
+@pytest.mark.slow
+def test_a_drive_that_is_gone_at_any_use_is_outlived(tmp_path, straight, uses, capfd):  # noqa: F811
+    for last in range(uses):
+        assert_outlived(straight, tmp_path / str(last), last=last, code=GONE[last % len(GONE)], capfd=capfd)
+
+
+class Failing:
+    """A run that fails so often, for this reason."""
+
+    def __init__(self, reason, times, kind=errors.RunError):
+        self.reason, self.times, self.kind, self.calls = reason, times, kind, 0
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls > self.times:
+            return "done"
+        try:
+            raise self.reason
+        except Exception as error:
+            raise self.kind("a sentence") from error
+
+
+@pytest.mark.parametrize(
+    ("run", "calls"),
+    [
+        (Failing(OSError(errno.ENOSPC, "full"), 1), 1),  # it would be full again
+        (Failing(ValueError("UNKNOWN: [os_error_code='28']"), 1), 1),
+        (Failing(OSError(errno.EIO, "gone"), 1, errors.UserError), 1),  # at the very beginning
+        (Failing(OSError(errno.EIO, "broken"), 99), resumption.OUTAGES + 1),  # there, and of no use
+    ],
+)
+def test_what_is_no_outage_ends_the_run(tmp_path, run, calls):  # noqa: F811
+    with pytest.raises(run.kind, match="a sentence"):
+        resumption.outlive(run, tmp_path)
+    assert run.calls == calls
+
+
+@pytest.mark.parametrize("reason", [OSError(errno.ESTALE, "gone"), ValueError("UNKNOWN: [os_error_code='107'] while")])
+def test_who_says_so_does_not_matter(tmp_path, monkeypatch, reason):
+    run = Failing(reason, 2)
+    assert resumption.outlive(run, tmp_path) == "done" and run.calls == 3
+    for folder, processes in ((None, 1), (tmp_path, 2)):
+        monkeypatch.setattr(resumption.jax, "process_count", lambda processes=processes: processes)
+        with pytest.raises(errors.RunError):
+            resumption.outlive(Failing(reason, 2), folder)
+
+
+def test_a_drive_that_does_not_come_back_ends_the_run_with_its_sentence(tmp_path, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(resumption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(resumption.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    run = Failing(OSError(errno.ENOTCONN, "gone"), 2)
+    with pytest.raises(errors.RunError, match="^a sentence$"):
+        resumption.outlive(run, tmp_path / "unmounted")
+    assert run.calls == 1 and now[0] == resumption.PATIENCE
+    assert capsys.readouterr().out == f"a sentence\nwaiting for {tmp_path / 'unmounted'}, 120 seconds at most\n"
