@@ -1,7 +1,6 @@
 """Every test sees eight simulated CPU devices, and the project's root on the path."""
 
 import atexit
-import gc
 import importlib.metadata
 import os
 import pathlib
@@ -27,9 +26,3 @@ atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 # A suite that runs in the background of a shell ignores Ctrl-C, and so would the runs it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_finish():
-    """What is imported by now stays: without it, and seldom, the search for garbage takes a tenth of the time."""
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
