@@ -15,8 +15,6 @@ if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11
     FLAGS += " --xla_cpu_use_fusion_emitters=false"  # the older emitters of loops, which compile twice as fast
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# NumPy's and scikit-learn's threads wait for the next product in a loop that takes the time of the other workers.
-os.environ |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # Runs that are resumed or repeated need the programs of the first: kept while the tests run, outside the user's cache
 # folder. Each process has a folder of its own, since JAX reads what another one is still writing.
 COMPILED = tempfile.mkdtemp(prefix="tfm-compiled-")
