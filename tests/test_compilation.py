@@ -142,6 +142,12 @@ def test_a_folder_that_cannot_be_written(settings_of_jax, tmp_path, monkeypatch,
     assert jax.config.jax_compilation_cache_dir == before
 
 
+def test_what_runs_once_is_compiled_quickly_and_as_xla_flags_say(monkeypatch):
+    assert compilation.for_one_run() == {}  # the tests' own level, which is lower
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+    assert compilation.for_one_run() == {"xla_backend_optimization_level": 1}
+
+
 def test_the_tests_write_nothing_into_the_cache_of_the_user():
     where = pathlib.Path(os.environ[compilation.FOLDER])
     assert where.parent == pathlib.Path(tempfile.gettempdir()) and where.name.startswith("tfm-compiled-")

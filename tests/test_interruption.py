@@ -125,8 +125,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, monkey
     assert (summary(tmp_path)["params_sha256"], log.read(tmp_path / "run")) == unbroken
 
 
-@SIGNALS
-@pytest.mark.parametrize("step", [4, 6])
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 4), (signal.SIGINT, 6)])
 def test_a_signal_ends_an_evaluation_behind_a_save(tmp_path, monkeypatch, unbroken, number, step):
     """Where nothing else is saved at this step, as at 4, and where it is the last."""
     with monkeypatch.context() as patch:

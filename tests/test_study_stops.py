@@ -109,41 +109,54 @@ def copy(stopped: pathlib.Path, folder: pathlib.Path) -> None:
     shutil.copytree(stopped / "study", folder / "study")
 
 
-WHERE = {  # (owner, name of a function, when a signal comes behind it), and how many runs are finished then
-    "first evaluation": (lambda calls: (mesh, "place_batch", lambda *_: True), 0),  # its only batch
-    "second evaluation": (lambda calls: (mesh, "place_batch", lambda *_: next(calls) == 1), 0),  # behind step 3
-    "last evaluation": (lambda calls: (train, "evaluate", lambda *_: next(calls) == 2), 0),  # of the steps 0, 3, 6
-    "last save": (lambda _: (checkpoint.Checkpoints, "save", lambda _, step, state: step == STEPS), 0),
-    "first of two results": (lambda _: (workdir, "write_json", lambda file, value: file.name == "summary.json"), 1),
-    "between two programs": (lambda calls: (preparing, "prepare", lambda *_: next(calls) == 1), 2),
-    "compilation of the next": (lambda calls: (training, "_compiled", lambda *_: next(calls) == 1), 2),
-}
+Moment = tuple[str, tuple[Any, str, Callable[..., bool]], int, list[int]]
+ALL_STEPS = list(range(1, STEPS + 1))
 
 
-@pytest.mark.parametrize("moment", WHERE)
-def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(done, tmp_path, moment):
+def moments() -> list[list[Moment]]:
+    """Stops of one study after the other, each: its name, (owner, name of a function, when a signal comes behind it),
+    how many runs are finished then, the steps that were taken before it."""
+    calls = [itertools.count() for _ in range(3)]
+    evaluation = mesh, "place_batch"  # each has one batch
+    after_each_other = [
+        ("first evaluation", (*evaluation, lambda *_: True), 0, []),
+        ("second evaluation", (*evaluation, lambda *_: next(calls[0]) == 1), 0, [1, 2, 3]),  # behind step 3
+        ("last evaluation", (train, "evaluate", lambda *_: next(calls[1]) == 1), 0, [4, 5, 6]),  # of the steps 3, 6
+        ("first of two results", (workdir, "write_json", lambda file, _: file.name == "summary.json"), 1, []),
+        ("between two programs", (preparing, "prepare", lambda *_: next(calls[2]) == 1), 2, []),
+        ("compilation of the next", (training, "_compiled", lambda *_: True), 2, []),
+    ]
+    last_save = checkpoint.Checkpoints, "save", lambda _, step, state: step == STEPS
+    return [after_each_other, [("last save", last_save, 0, ALL_STEPS)]]
+
+
+@pytest.mark.parametrize("stops", moments(), ids=["each after the other", "last save"])
+def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(done, tmp_path, stops):
     source = {"study__arms": ARMS, "text__source": str(done / "text.txt")}
-    (owner, name, due), finished = WHERE[moment][0](itertools.count()), WHERE[moment][1]
-    with pytest.MonkeyPatch.context() as patch:
-        signalled(patch, owner, name, due)
-        outcome = tiny_study.run(tmp_path, **source)
-    assert outcome.code == 143 and "go on with" in outcome.err
-    assert not list(tmp_path.glob("study/all/asymmetric/*/metrics.jsonl"))  # the next program is not begun
-    assert len(tiny_study.summaries(tmp_path)) == finished
-    report = tmp_path / "study" / "report.json"
-    if finished:
-        assert f"; {report.with_suffix('.md')} holds the {finished} of 6 runs that are finished; go on" in outcome.err
-        assert json.loads(report.read_text(encoding="utf-8"))["finished_runs"] == finished
-    else:
-        assert "; no run of the study is finished, and there is no report yet; go on with: " in outcome.err
-        assert not report.exists()
-    if moment == "second evaluation":  # as if it was killed behind the first of four rows
-        (row,) = (row for row in log.read(done / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
-        with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as rows:
-            rows.write(json.dumps(row) + "\n")
+    for moment, call, finished, steps in stops:
+        taken: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, "on_metrics", taken.append)
+            signalled(patch, *call)
+            outcome = tiny_study.run(tmp_path, **source)
+        assert outcome.code == 143 and "go on with" in outcome.err, moment
+        assert taken == steps, moment
+        assert not list(tmp_path.glob("study/all/asymmetric/*/metrics.jsonl"))  # the next program is not begun
+        assert len(tiny_study.summaries(tmp_path)) == finished, moment
+        report = tmp_path / "study" / "report.json"
+        if finished:
+            words = f"; {report.with_suffix('.md')} holds the {finished} of 6 runs that are finished; go on"
+            assert words in outcome.err, moment
+            assert json.loads(report.read_text(encoding="utf-8"))["finished_runs"] == finished
+        else:
+            assert "; no run of the study is finished, and there is no report yet; go on with: " in outcome.err
+            assert not report.exists()
+        if moment == "second evaluation":  # as if it was killed behind the first of four rows
+            (row,) = (row for row in log.read(done / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
+            with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps(row) + "\n")
     _, taken = again(tmp_path, **source)
-    left = {"first evaluation": range(1, STEPS + 1), "second evaluation": range(4, STEPS + 1)}.get(moment, ())
-    assert taken == [*left, *range(1, STEPS + 1)]  # of the first program, and of the next
+    assert taken == ALL_STEPS  # of the next program
     tiny_study.assert_alike(tmp_path, done, ALL)
 
 
