@@ -1,0 +1,203 @@
+# ---
+# jupyter:
+#   accelerator: TPU
+#   colab:
+#     gpuType: V5E1
+#     provenance: []
+#     toc_visible: true
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+#   language_info:
+#     name: python
+# ---
+
+# %% [markdown]
+# # A laboratory for the transformer, on Colab
+# Choose *Runtime > Change runtime type > v5e-1 TPU*, then run the cells from top to bottom: a few minutes.
+# <!-- Made from docs/colab.py: edit that, then `python .ci/notebook.py`. -->
+
+# %%
+import os
+
+REPOSITORY = os.environ.get("TFM_REPOSITORY", "<this repository>")  # the address to clone from
+STEPS = int(os.environ.get("TFM_STEPS", 1000))  # of training; the test of this notebook takes fewer
+
+# %% [markdown]
+# ## Install
+# Colab's image brings JAX and its TPU. The constraints keep every version that is there; what is missing is added.
+
+# %%
+if not os.path.exists("launch.py"):
+    # !test -d tfm || git clone --quiet "{REPOSITORY}" tfm
+    # %cd -q tfm
+# !pip list --format=freeze --exclude-editable > /tmp/image.txt
+# !pip install --quiet --editable . --constraint /tmp/image.txt
+# !pip list --format=freeze --exclude-editable > /tmp/installed.txt
+replaced = set(open("/tmp/image.txt")) - set(open("/tmp/installed.txt"))
+assert not replaced, f"pip replaced packages of the image: {replaced}"
+print("installed, and every package of the image is as it was")
+
+# %% [markdown]
+# ## Which chip?
+# A TPU belongs to one process, so everything here runs in this one: `launch.run` does what `python launch.py` does.
+
+# %%
+import jax
+
+import launch
+
+print(f"{jax.device_count()} x {jax.devices()[0].device_kind}")
+if jax.default_backend() == "cpu":
+    print("No TPU: Runtime > Change runtime type > v5e-1 TPU. All that follows also runs without, only slower.")
+
+# %% [markdown]
+# ## Train a vision transformer
+# On scikit-learn's handwritten digits. A config is a small file (`configs/vit.py`); any of its fields can be changed here.
+
+# %%
+vit = launch.run("configs/vit.py", **{"train.steps": STEPS})
+
+# %% [markdown]
+# Its figures: the loss, digits with what the model takes them for, which it confuses, and where its heads look.
+
+# %%
+from IPython.display import HTML, Image, display
+
+display(*[Image(str(figure)) for figure in vit.figures])
+
+# %% [markdown]
+# What comes back is plain JAX: a tree of arrays, whose names carry their shapes, and a pure function of it.
+
+# %%
+answers_BC = vit.apply(vit.params, vit.batch)
+print("the first digits are", vit.batch["label_B"][:10], "and taken for", answers_BC.argmax(-1)[:10])
+jax.tree.map(lambda array: array.shape, vit.params["blocks"]["score"])
+
+# %% [markdown]
+# ## Change a field
+# Attention compares a query $U_q x$ with a key $U_k x$. Does one matrix for both do? `configs/base.py` has every field.
+
+# %%
+tied = launch.run("configs/vit.py", **{"train.steps": STEPS, "model.score": "tied"})
+
+# %%
+for name, result in {"two matrices": vit, "one matrix": tied}.items():
+    print(f"{name:13} {result.summary['eval/accuracy']:.1%} of the held-out digits")
+
+# %% [markdown]
+# One seed each: that is no comparison yet. A study with five seeds comes below.
+
+# %% [markdown]
+# ## Your own text
+# Any text file will do (drop one on the *Files* panel at the left). This one is Python's language reference, which Python
+# brings with it.
+
+# %%
+import pathlib
+from pydoc_data import topics
+
+pathlib.Path("my_text.txt").write_text("\n\n".join(topics.topics.values()))
+
+# %% [markdown]
+# A small model that learns fast reads it character by character; the last tenth or so is held out.
+
+# %%
+text = launch.run("configs/shakespeare_speedrun.py", **{"text.source": "my_text.txt", "train.steps": STEPS})
+
+# %% [markdown]
+# And goes on with whatever you begin:
+
+# %%
+launch.run("configs/sample.py", checkpoint=text.folder, prompt="The function ", **{"sample.temperature": 0.5});
+
+# %% [markdown]
+# ## Your own score
+# With one matrix $U$, token $n$ attends to $s$ as much as $s$ to $n$. Turn the queries by 90 degrees, and the same matrix gives
+# the opposite: $l_{ns} = -l_{sn}$. What can each of them learn?
+
+# %%
+# %%writefile my_score.py
+import jax.numpy as jnp
+
+from tfm import score
+
+
+def apply(params, x_BND, x_BSD):
+    q_BHNK, k_BHSK = score.tied.apply(params, x_BND, x_BSD)
+    first, second = jnp.split(q_BHNK, 2, axis=-1)
+    return jnp.concatenate([-second, first], axis=-1), k_BHSK
+
+
+turned = score.Score(score.tied.init, apply)
+
+# %% [markdown]
+# Three scores (arms), two tasks (conditions), five seeds that are rows of one program. `ring` asks for the word before,
+# `nearest` for the nearest word that is alike.
+
+# %%
+# %%writefile my_study.py
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    config.experiment = "ablation"
+    config.study.experiment = "synthetic"
+    config.study.arms = [
+        ("one_matrix", {"model.score": "tied"}),
+        ("turned", {"model.score": "my_score:turned"}),
+        ("two_matrices", {"model.score": "asymmetric"}),
+    ]
+    config.study.conditions = [(task, {"synthetic.task": task}) for task in ("ring", "nearest")]
+    config.study.seeds = [0, 1, 2, 3, 4]
+    config.study.metric = "eval/accuracy"
+    config.model.M = config.model.H = 1
+    config.model.D = 64
+    config.optim.learning_rate = 3e-3
+    config.optim.warmup_steps = 20
+    config.train.batch = 32
+    config.train.evaluate_every = 25
+    return config
+
+
+# %%
+study = launch.run("my_study.py", **{"train.steps": STEPS // 4})
+
+# %% [markdown]
+# The report compares the arms seed by seed, and says no more than its intervals do.
+
+# %%
+HTML((study.folder / "report.html").read_text())
+
+# %% [markdown]
+# ## Keep it, and go on after the runtime was taken away
+# Colab takes a runtime back after a while, with all its files. A folder on your Drive stays.
+
+# %%
+try:
+    from google.colab import drive
+
+    drive.mount("/content/drive")
+    folder = pathlib.Path("/content/drive/MyDrive/tfm")
+except ImportError:  # not on Colab
+    folder = pathlib.Path("runs/drive")
+
+# %%
+kept = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": STEPS, "train.save_minutes": 1.0})
+
+# %% [markdown]
+# On a new runtime run the first cells up to *Which chip?*, then the one that mounts Drive and the one that trains: the same
+# folder goes on from its last checkpoint. So does this one, with more steps:
+
+# %%
+more = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": 2 * STEPS, "train.save_minutes": 1.0})
+
+# %% [markdown]
+# ## From here
+# `README.md` has more questions that were asked so, with their answers; `configs/` has a file for each; the mathematics is in
+# `tfm/`, equation by equation.
