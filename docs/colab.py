@@ -34,13 +34,18 @@ STEPS = int(os.environ.get("TFM_STEPS", 1000))  # of training; the test of this 
 # %%
 if not os.path.exists("launch.py"):
     # !test -d tfm || git clone --quiet "{REPOSITORY}" tfm
-    # %cd -q tfm
-# !pip list --format=freeze --exclude-editable > /tmp/image.txt
-# !pip install --quiet --editable . --constraint /tmp/image.txt
-# !pip list --format=freeze --exclude-editable > /tmp/installed.txt
-replaced = set(open("/tmp/image.txt")) - set(open("/tmp/installed.txt"))
-assert not replaced, f"pip replaced packages of the image: {replaced}"
-print("installed, and every package of the image is as it was")
+    os.chdir("tfm")
+
+# %% language="bash"
+# set -e
+# pip list --format=freeze --exclude-editable > /tmp/image.txt
+# pip install --quiet --editable . --constraint /tmp/image.txt
+# pip list --format=freeze --exclude-editable > /tmp/installed.txt
+# if diff /tmp/image.txt /tmp/installed.txt | grep "^<"; then
+#     echo "pip replaced these packages of the image"
+#     exit 1
+# fi
+# echo "installed; every package of the image is as it was"
 
 # %% [markdown]
 # ## Which chip?
@@ -57,7 +62,7 @@ if jax.default_backend() == "cpu":
 
 # %% [markdown]
 # ## Train a vision transformer
-# On scikit-learn's handwritten digits. A config is a small file (`configs/vit.py`); any of its fields can be changed here.
+# On handwritten digits, which scikit-learn brings. A config is a small file, here `configs/vit.py`.
 
 # %%
 vit = launch.run("configs/vit.py", **{"train.steps": STEPS})
@@ -94,31 +99,33 @@ for name, result in {"two matrices": vit, "one matrix": tied}.items():
 
 # %% [markdown]
 # ## Your own text
-# Any text file will do (drop one on the *Files* panel at the left). This one is Python's language reference, which Python
-# brings with it.
+# Any text file will do: drop one on the *Files* panel at the left. This one is the reference manual that Python brings.
 
 # %%
 import pathlib
 from pydoc_data import topics
 
-pathlib.Path("my_text.txt").write_text("\n\n".join(topics.topics.values()))
+reference = "\n\n".join(topics.topics.values())
+pathlib.Path("my_text.txt").write_text(reference, encoding="utf-8")
+print(reference[:500])
 
 # %% [markdown]
 # A small model that learns fast reads it character by character; the last tenth or so is held out.
 
 # %%
-text = launch.run("configs/shakespeare_speedrun.py", **{"text.source": "my_text.txt", "train.steps": STEPS})
+changes = {"text.source": "my_text.txt", "text.N": 128, "train.steps": STEPS}
+text = launch.run("configs/shakespeare_speedrun.py", **changes)
 
 # %% [markdown]
 # And goes on with whatever you begin:
 
 # %%
-launch.run("configs/sample.py", checkpoint=text.folder, prompt="The function ", **{"sample.temperature": 0.5});
+sample = launch.run("configs/sample.py", checkpoint=text.folder, prompt="The function ", **{"sample.temperature": 0.5})
 
 # %% [markdown]
 # ## Your own score
-# With one matrix $U$, token $n$ attends to $s$ as much as $s$ to $n$. Turn the queries by 90 degrees, and the same matrix gives
-# the opposite: $l_{ns} = -l_{sn}$. What can each of them learn?
+# With one matrix for both, token $n$ is drawn to $s$ as much as $s$ to $n$: the logits are symmetric. Turn the queries by 90
+# degrees, with the same matrix, and they are skew: $l_{ns} = -l_{sn}$. Neither costs more. What can each of them learn?
 
 # %%
 # %%writefile my_score.py
@@ -172,7 +179,10 @@ study = launch.run("my_study.py", **{"train.steps": STEPS // 4})
 # The report compares the arms seed by seed, and says no more than its intervals do.
 
 # %%
-HTML((study.folder / "report.html").read_text())
+import html
+
+page = html.escape((study.folder / "report.html").read_text(encoding="utf-8"))
+HTML(f'<div><iframe srcdoc="{page}" width="100%" height="900"></iframe></div>')
 
 # %% [markdown]
 # ## Keep it, and go on after the runtime was taken away
@@ -186,18 +196,19 @@ try:
     folder = pathlib.Path("/content/drive/MyDrive/tfm")
 except ImportError:  # not on Colab
     folder = pathlib.Path("runs/drive")
+print(folder)
 
 # %%
 kept = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": STEPS, "train.save_minutes": 1.0})
 
 # %% [markdown]
-# On a new runtime run the first cells up to *Which chip?*, then the one that mounts Drive and the one that trains: the same
-# folder goes on from its last checkpoint. So does this one, with more steps:
+# On a new runtime, run the cells up to *Which chip?*, then the last two: what was begun goes on from its last checkpoint.
+# Let us play that; a run that is to be longer goes on in the same way.
 
 # %%
 more = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": 2 * STEPS, "train.save_minutes": 1.0})
 
 # %% [markdown]
 # ## From here
-# `README.md` has more questions that were asked so, with their answers; `configs/` has a file for each; the mathematics is in
-# `tfm/`, equation by equation.
+# `README.md` has questions that were asked like this, with their answers; `configs/` has a file for each of them, and `tfm/`
+# the mathematics, equation by equation.

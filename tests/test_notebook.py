@@ -1,0 +1,76 @@
+"""colab.ipynb: made of docs/colab.py, without outputs, and about files and fields that exist."""
+
+import ast
+import importlib.util
+import json
+import pathlib
+import re
+
+import pytest
+
+from configs import base
+from experiments.engine import config
+
+ROOT = pathlib.Path(__file__).parents[1]
+CELLS = json.loads((ROOT / "colab.ipynb").read_text(encoding="utf-8"))["cells"]
+CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
+FILES = {
+    first.split()[1]: body
+    for first, _, body in (source.partition("\n") for source in CODE)
+    if first.startswith("%%writefile")
+}
+
+
+def python(source: str) -> str:
+    """The Python of a cell: a line that is for IPython becomes `pass`, and what is for a shell nothing."""
+    first, _, rest = source.partition("\n")
+    if first.startswith("%%"):
+        return rest if "writefile" in first else ""
+    return re.sub(r"^( *)[!%].*", r"\1pass", source, flags=re.MULTILINE)
+
+
+def test_it_is_what_the_source_says() -> None:
+    pytest.importorskip("jupytext", reason='makes colab.ipynb: pip install -e ".[notebook]"')
+    spec = importlib.util.spec_from_file_location("notebook", ROOT / ".ci" / "notebook.py")
+    notebook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(notebook)
+    assert notebook.NOTEBOOK.read_text(encoding="utf-8") == notebook.text(), "python .ci/notebook.py makes it anew"
+
+
+def test_nothing_of_an_execution_is_kept() -> None:
+    for cell in CELLS:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+
+
+@pytest.mark.parametrize("source", CODE, ids=range(len(CODE)))
+def test_cells_are_python(source: str) -> None:
+    ast.parse(python(source))
+
+
+def test_cells_are_short() -> None:
+    for cell in CELLS:
+        assert len(cell["source"]) <= 26
+
+
+def test_configs_and_fields_exist() -> None:
+    """Those that are given to launch.run: a file of the project or one that a cell writes, and the keys of a dict."""
+    calls = [
+        node
+        for source in CODE
+        for node in ast.walk(ast.parse(python(source)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch.run"
+    ]
+    files = {call.args[0].value for call in calls}
+    assert {"configs/vit.py", "configs/sample.py", "my_study.py"} <= files
+    assert all(file in FILES or (ROOT / file).is_file() for file in files)
+    fields = {key for source in CODE for key in re.findall(r'"([a-z]+\.\w+)":', source)}
+    assert "train.steps" in fields
+    for field in fields:
+        config.get(base.get_config(), field)
+
+
+def test_the_files_that_it_writes_are_a_study(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, body in FILES.items():
+        (tmp_path / name).write_text(body, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
