@@ -1,0 +1,62 @@
+"""Write .ci/colab-DATE.txt, what Colab's image of that date has installed, as constraints for pip.
+
+python .ci/colab.py pip-freeze.tpu.txt 2026-08-19
+
+The list is a file or an address of https://github.com/googlecolab/backend-info, which publishes it; the date is the
+list's commit. All of it is kept, as an installation may replace nothing of the image.
+"""
+
+import datetime
+import pathlib
+import sys
+import urllib.parse
+import urllib.request
+
+from packaging import requirements, utils
+
+HEADER = """\
+# Colab's TPU image of {date}, as constraints for pip: pip-freeze.tpu.txt of https://github.com/googlecolab/backend-info
+# as .ci/colab.py rewrites it. By the name of its wheel, without the address: {wheels}.
+# Left out, since no wheel tells the version: {rest}.
+"""
+
+
+def constraints(listing: str, date: str) -> str:
+    """The lines of a `pip freeze`, but for those that are no constraint: `name @ address` would be a place to install
+    from, which becomes the version in a wheel's name; other places, and `-e`, which pip refuses, are left out."""
+    versions, wheels, rest = [], [], []
+    for line in (line.strip() for line in listing.splitlines()):
+        if not line or line.startswith("#"):
+            continue
+        requirement = None if line.startswith("-") else requirements.Requirement(line)
+        if requirement and requirement.specifier:
+            versions.append(line)
+        elif requirement and (path := urllib.parse.urlsplit(requirement.url).path).endswith(".whl"):
+            version = utils.parse_wheel_filename(urllib.parse.unquote(path.split("/")[-1]))[1]
+            wheels.append(requirement.name)
+            versions.append(f"{requirement.name}=={version}")
+        else:
+            rest.append(requirement.name if requirement else line.split("#egg=")[-1])
+    if not versions:
+        raise ValueError("no line of the form name==version")
+    header = HEADER.format(date=date, wheels=", ".join(wheels) or "none", rest=", ".join(rest) or "none")
+    return header + "\n".join(versions) + "\n"
+
+
+def main(source: str, date: str) -> None:
+    datetime.date.fromisoformat(date)
+    if "://" in source:
+        with urllib.request.urlopen(source, timeout=60) as answer:
+            listing = answer.read().decode()
+    else:
+        listing = pathlib.Path(source).read_text(encoding="utf-8")
+    pathlib.Path(__file__).with_name(f"colab-{date}.txt").write_text(constraints(listing, date), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python .ci/colab.py LIST DATE (a file or an address; such as 2026-08-19)")
+    try:
+        main(*sys.argv[1:])
+    except (OSError, ValueError) as error:  # InvalidRequirement, InvalidWheelFilename and a wrong date are ValueErrors
+        sys.exit(f".ci/colab.py: {error}")
