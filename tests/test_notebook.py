@@ -6,10 +6,14 @@ import json
 import pathlib
 import re
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs import base
 from experiments.engine import config
+from experiments.laboratory import study
 
 ROOT = pathlib.Path(__file__).parents[1]
 CELLS = json.loads((ROOT / "colab.ipynb").read_text(encoding="utf-8"))["cells"]
@@ -19,6 +23,7 @@ FILES = {
     for first, _, body in (source.partition("\n") for source in CODE)
     if first.startswith("%%writefile")
 }
+ARMS = ("one_matrix", "turned", "two_matrices")
 
 
 def python(source: str) -> str:
@@ -66,11 +71,24 @@ def test_configs_and_fields_exist() -> None:
     assert all(file in FILES or (ROOT / file).is_file() for file in files)
     fields = {key for source in CODE for key in re.findall(r'"([a-z]+\.\w+)":', source)}
     assert "train.steps" in fields
-    for field in fields:
-        config.get(base.get_config(), field)
+    assert fields <= config.flat(base.get_config().to_dict()).keys()
 
 
-def test_the_files_that_it_writes_are_a_study(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_study_that_it_writes(tmp_path: pathlib.Path) -> None:
     for name, body in FILES.items():
         (tmp_path / name).write_text(body, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
+    file = str(tmp_path / "my_study.py")
+    settings = config.Settings(config.load(file, base=base.get_config()), defaults=base.get_config(), file=file)
+    rows = study.rows(settings, study.read(settings))
+    assert {(row.arm, row.seed) for row in rows} == {(arm, seed) for arm in ARMS for seed in range(5)}
+
+
+def test_the_score_that_it_writes_is_skew() -> None:
+    """l_{n,s} = -l_{s,n}, as the cell before it says."""
+    names = {}
+    exec(FILES["my_score.py"], names)
+    x_BND = jax.random.normal(jax.random.key(0), (2, 5, 7))
+    params = names["turned"].init(jax.random.key(1), H=3, K=4, D=7, bias=False)
+    logits_BHNS = jnp.einsum("bhnk,bhsk->bhns", *names["turned"].apply(params, x_BND, x_BND))
+    assert float(jnp.abs(logits_BHNS).max()) > 0.1
+    np.testing.assert_allclose(logits_BHNS, -logits_BHNS.swapaxes(2, 3), atol=1e-5)
