@@ -124,8 +124,8 @@ sample = launch.run("configs/sample.py", checkpoint=text.folder, prompt="The fun
 
 # %% [markdown]
 # ## Your own score
-# With one matrix for both, token $n$ is drawn to $s$ as much as $s$ to $n$: the logits are symmetric. Turn the queries by 90
-# degrees, with the same matrix, and they are skew: $l_{ns} = -l_{sn}$. Neither costs more. What can each of them learn?
+# With one matrix for both, token $n$ is drawn to $s$ as much as $s$ to $n$: the logits are symmetric. Turn the queries
+# by 90 degrees, with the same matrix, and they are skew: $l_{ns} = -l_{sn}$. What can each of the two learn?
 
 # %%
 # %%writefile my_score.py
@@ -202,13 +202,13 @@ print(folder)
 kept = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": STEPS, "train.save_minutes": 1.0})
 
 # %% [markdown]
-# On a new runtime, run the cells up to *Which chip?*, then the last two: what was begun goes on from its last checkpoint.
-# Let us play that; a run that is to be longer goes on in the same way.
+# On a new runtime, run the cells up to *Which chip?*, then the two above: the run goes on from its last checkpoint.
+# A run that is to be longer goes on in the same way, so that we can see it here:
 
 # %%
 more = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": 2 * STEPS, "train.save_minutes": 1.0})
 
 # %% [markdown]
 # ## From here
-# `README.md` has questions that were asked like this, with their answers; `configs/` has a file for each of them, and `tfm/`
-# the mathematics, equation by equation.
+# `README.md` has questions that were asked like this, with their answers, `configs/` a file for each, and `tfm/` the
+# mathematics, equation by equation.
