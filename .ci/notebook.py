@@ -39,7 +39,8 @@ def run(executed: str | None = None) -> None:
     os.environ.setdefault("TFM_REPOSITORY", str(ROOT))
     os.environ.setdefault("TFM_STEPS", "120")
     with tempfile.TemporaryDirectory() as folder:
-        client = nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": folder}})
+        there = {"metadata": {"path": folder}}
+        client = nbclient.NotebookClient(notebook, timeout=900, coalesce_streams=True, resources=there)
         try:
             client.execute()
         except nbclient.exceptions.CellExecutionError as error:

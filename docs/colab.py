@@ -105,9 +105,9 @@ for name, result in {"two matrices": vit, "one matrix": tied}.items():
 import pathlib
 from pydoc_data import topics
 
-reference = "\n\n".join(topics.topics.values())
-pathlib.Path("my_text.txt").write_text(reference, encoding="utf-8")
-print(reference[:500])
+manual = " ".join("\n".join(topics.topics.values()).split())
+pathlib.Path("my_text.txt").write_text(manual, encoding="utf-8")
+print(f"{len(manual):,} characters: {manual[:300]} ...")
 
 # %% [markdown]
 # A small model that learns fast reads it character by character; the last tenth or so is held out.
@@ -189,6 +189,8 @@ HTML(f'<div><iframe srcdoc="{page}" width="100%" height="900"></iframe></div>')
 # Colab takes a runtime back after a while, with all its files. A folder on your Drive stays.
 
 # %%
+import pathlib
+
 try:
     from google.colab import drive
 

@@ -1,6 +1,7 @@
 """colab.ipynb: made of docs/colab.py, without outputs, and about files and fields that exist."""
 
 import ast
+import builtins
 import importlib.util
 import json
 import pathlib
@@ -72,6 +73,25 @@ def test_configs_and_fields_exist() -> None:
     fields = {key for source in CODE for key in re.findall(r'"([a-z]+\.\w+)":', source)}
     assert "train.steps" in fields
     assert fields <= config.flat(base.get_config().to_dict()).keys()
+
+
+def test_a_new_runtime_needs_no_other_cells_than_it_says() -> None:
+    """After Colab took a runtime away: the cells up to the chip, and those under the last heading but one."""
+    parts = {}
+    for cell in CELLS:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            heading = source.partition("\n")[0] if source.startswith("#") else heading
+        else:
+            parts.setdefault(heading, []).append(python(source))
+    headings = list(parts)
+    assert headings[2] == "## Which chip?" and headings[-1].startswith("## Keep it")
+    tree = ast.parse("\n".join(source for heading in [*headings[:3], headings[-1]] for source in parts[heading]))
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    known = {node.id for node in nodes if isinstance(node.ctx, ast.Store)} | set(dir(builtins))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    known |= {alias.name for node in imports for alias in node.names}
+    assert {node.id for node in nodes} <= known
 
 
 def test_the_study_that_it_writes(tmp_path: pathlib.Path) -> None:
