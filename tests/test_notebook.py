@@ -77,7 +77,7 @@ def test_configs_and_fields_exist() -> None:
 
 def test_a_new_runtime_needs_no_other_cells_than_it_says() -> None:
     """After Colab took a runtime away: the cells up to the chip, and those under the last heading but one."""
-    parts = {}
+    parts, heading = {}, ""
     for cell in CELLS:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
