@@ -107,7 +107,7 @@ for name, result in {"two matrices": vit, "one matrix": tied}.items():
 import pathlib
 from pydoc_data import topics
 
-manual = " ".join("\n".join(topics.topics.values()).split())
+manual = "\n".join(" ".join(topic.split()) for topic in topics.topics.values())
 pathlib.Path("my_text.txt").write_text(manual, encoding="utf-8")
 print(f"{len(manual):,} characters: {manual[:300]} ...")
 
