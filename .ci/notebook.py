@@ -38,6 +38,7 @@ def run(executed: str | None = None) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     os.environ.setdefault("TFM_REPOSITORY", str(ROOT))
     os.environ.setdefault("TFM_STEPS", "120")
+    os.environ |= {"PIP_QUIET": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}  # `pip list` speaks, and of nothing else
     with tempfile.TemporaryDirectory() as folder:
         there = {"metadata": {"path": folder}}
         client = nbclient.NotebookClient(notebook, timeout=900, coalesce_streams=True, resources=there)
