@@ -70,7 +70,7 @@ class Hangs(BaseException):
 
 
 @contextlib.contextmanager
-def bounded(*, seconds: float = 60, gigabytes: float = 4) -> Iterator[None]:
+def bounded(*, seconds: float = 300, gigabytes: float = 4) -> Iterator[None]:
     """Hangs for what hangs, MemoryError for what takes more address space beside what the process has."""
 
     def stop(*_: object) -> None:
