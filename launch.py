@@ -19,12 +19,14 @@ import ml_collections
 from absl import flags
 
 from configs import base
-from experiments.engine import compilation, errors, group, interruption, mesh, parting, replay
+from experiments.engine import compilation, errors, group, interruption, mesh, parting, replay, topology
 from experiments.engine import config as configs
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
+TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
+JSON = flags.DEFINE_string("json", None, "With --topology: a file for what the compiler says.")
 REPLAY = flags.DEFINE_string("replay", None, "A folder left by a run whose numbers went wrong: compute its step again.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0, given to all.")
 PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
@@ -56,6 +58,8 @@ def arguments(argv: list[str]) -> list[tuple[str, str]]:
         raise errors.UserError(f'what is "{surplus[0]}"? Settings are given as --config.key=value')
     if REPLAY.value is not None and (CONFIG.value or WORKDIR.value or DRY_RUN.value):
         raise errors.UserError("--replay DIR takes its config from DIR and writes nothing: leave the other flags out")
+    if (TOPOLOGY.value and not DRY_RUN.value) or (JSON.value and not TOPOLOGY.value):
+        raise errors.UserError("--topology and --json are for --dry_run, which compiles for chips and runs nothing")
     if CONFIG.value is None and REPLAY.value is None:
         raise errors.UserError("say which config to run: python launch.py --config configs/vit.py")
     return overrides
@@ -101,11 +105,14 @@ def prepared(argv: list[str]) -> tuple[Callable[[], None], str]:
     settings = configs.Settings(loaded(overrides, bundle), defaults=base.get_config(), file=CONFIG.value)
     experiment = configs.experiment(settings.experiment)
     compilation.keep_in(settings.compilation_cache)
-    if DRY_RUN.value:
+    if DRY_RUN.value and not TOPOLOGY.value:
         mesh.simulate(settings.mesh.to_dict())
     if bundle is not None:
         return functools.partial(replay.instead_of_training, bundle, experiment.run, settings, None), ""
     trains = getattr(experiment, "WRITES", True)
+    if TOPOLOGY.value and getattr(experiment, "COMPILES", trains):
+        place = TOPOLOGY.value, JSON.value
+        return functools.partial(topology.instead_of_training, *place, experiment.run, settings, None), ""
     if DRY_RUN.value and not trains:
         raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
     if not trains and (together() or DISTRIBUTED.value):

@@ -68,6 +68,11 @@ def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
 
 
+def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
+    """The same of the step's argument `alive`; rows: the number of runs that are trained together."""
+    return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
+
+
 def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) -> State:
     params = task.init(key)
     return State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
