@@ -22,8 +22,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks import alone, fresh, ours, plans, program, sizes, trace
-from experiments.engine import config, errors, job, mesh, plan, processes, train
+from benchmarks import alone, fresh, ours, plans, sizes, trace
+from experiments.engine import config, errors, job, mesh, plan, processes, program, train
 
 STEPS, WARM = 20, 3  # steps that count, and those before them
 NAMES = ("step_a", "step_b")  # the workloads that `python -m benchmarks --only profile` looks into

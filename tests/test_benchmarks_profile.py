@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import fresh, profile, program, trace
-from experiments.engine import errors
+from benchmarks import fresh, profile, trace
+from experiments.engine import errors, program
 
 TEXT = """HloModule jit_step, is_scheduled=true
 

@@ -17,7 +17,7 @@ import pytest
 import tiny
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import collectives, cost, errors, job, optim, train
+from experiments.engine import cost, errors, hlo, job, optim, train
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 
@@ -196,12 +196,10 @@ def test_fsdp_holds_and_gathers_one_block_at_a_time(source, sizes):
     for tree in ("params", "opt_state"):
         share = cost.device_bytes(getattr(part, tree)) / cost.device_bytes(getattr(whole, tree))
         assert 1 / parts <= share < 1.05 / parts
-    found = collectives.traffic(eight.as_text())
-    assert {"all-gather", "reduce-scatter"} <= found.keys() and "all-gather" not in collectives.traffic(one.as_text())
+    found = hlo.traffic(eight.as_text())
+    assert {"all-gather", "reduce-scatter"} <= found.keys() and "all-gather" not in hlo.traffic(one.as_text())
     blocks = cost.tree_bytes(whole.params["blocks"])
-    arrived = max(
-        collectives.largest(eight.as_text(), "all-gather"), collectives.largest(eight.as_text(), "all-reduce")
-    )
+    arrived = max(hlo.largest(eight.as_text(), "all-gather"), hlo.largest(eight.as_text(), "all-reduce"))
     assert arrived < blocks / 3  # one layer's, and of that one weight
     all_weights = cost.tree_bytes(whole.params)
     assert 1.5 * all_weights < found["all-gather"].size < 2.1 * all_weights  # forward, and again in the backward pass
@@ -212,9 +210,9 @@ def test_fsdp_holds_and_gathers_one_block_at_a_time(source, sizes):
 
 
 def test_tensor_and_sequence_pass_what_they_should(source):
-    tensor = collectives.traffic(compiled("1x1x4x1", source, **TEXT)[0].as_text())
+    tensor = hlo.traffic(compiled("1x1x4x1", source, **TEXT)[0].as_text())
     assert tensor.keys() == {"all-reduce"}
-    ring = collectives.traffic(compiled("1x1x1x4", source, **TEXT)[0].as_text())
+    ring = hlo.traffic(compiled("1x1x1x4", source, **TEXT)[0].as_text())
     assert "collective-permute" in ring and "all-gather" not in ring
 
 
@@ -326,9 +324,9 @@ def test_traffic_counts_loops_and_bytes():
 
     out = (P(), P("data"))
     program = jax.jit(meshes.spread(local, mesh, in_specs=P("data"), out_specs=out)).lower(np.ones(64, np.float32))
-    found = collectives.traffic(program.compile().as_text())
-    assert found["collective-permute"] == (5, 5 * 8 * 4)
-    assert found["all-gather"] == (1, 64 * 4) and found["all-reduce"] == (1, 4)
+    found = hlo.traffic(program.compile().as_text())
+    assert found["collective-permute"] == (5, 5 * 8 * 4, 0)
+    assert found["all-gather"] == (1, 64 * 4, 0) and found["all-reduce"] == (1, 4, 0)
 
 
 STARTED = """HloModule m
@@ -343,8 +341,8 @@ ENTRY %main (p: f32[25]) -> f32[25] {
 
 
 def test_traffic_counts_what_arrives_of_what_is_started_and_nothing_that_stays():
-    found = collectives.traffic(STARTED)
-    assert found == {"all-gather": (1, 400), "all-reduce": (1, 600), "collective-permute": (1, 100)}
+    found = hlo.traffic(STARTED)
+    assert found == {"all-gather": (1, 400, 0), "all-reduce": (1, 600, 0), "collective-permute": (1, 100, 0)}
 
 
 def test_dry_run_shows_what_a_mesh_costs(source, tmp_path):

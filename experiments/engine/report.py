@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import collectives, cost
+from experiments.engine import cost, hlo
 from experiments.engine import mesh as meshes
 from tfm import shapes
 
@@ -51,7 +51,7 @@ def memory(state: Any, compiled: Any, mesh: Mesh) -> str:
             f"({si(analysis.alias_size_in_bytes, 'B')} of them in place of arguments)",
             f"    temporary   {si(analysis.temp_size_in_bytes, 'B'):>10}",
         ]
-    found = collectives.traffic(compiled.as_text())
+    found = hlo.traffic(compiled.as_text())
     if found:
         lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
         lines += [f"    {kind:<18} {one.times:>5} x  {si(one.size, 'B'):>10}" for kind, one in found.items()]

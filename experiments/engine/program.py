@@ -1,0 +1,245 @@
+"""A compiled program as it is written: its instructions, the named scope of each, and how often a loop turns."""
+
+import functools
+import math
+import operator
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+NO_SCOPE = "(none)"  # what the compiler added, or what stands in no named scope
+CONTAINERS = {"while", "call", "conditional", "async-start", "async-done"}  # they last as long as what is inside them
+_NAME = r"%?([\w.\-]+)"
+_INSTRUCTION = re.compile(rf"^\s*(ROOT )?{_NAME} = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_COMPUTATION = re.compile(rf"^(ENTRY )?{_NAME} \(.*\{{$")
+_CALLED = re.compile(rf"(condition|body|calls|to_apply|(?:true|false)_computation)={_NAME}")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_INDEX = re.compile(r"\bindex=(\d+)")
+_TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_COMPARED = re.compile(r"direction=([LG])([TE])")
+_LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
+_WHOLE = re.compile(r"[su]\d+\[\]")  # one whole number
+_ARITHMETIC = {"add": operator.add, "subtract": operator.sub, "copy": operator.pos, "convert": operator.pos}
+_WRAPPED = re.compile(r"^(\w+)\((.*)\)$")
+# What JAX puts into the path beside the scopes: transformations around a scope, and calls of functions.
+_AROUND = {"jvp", "transpose", "vmap", "linearize"}
+_BESIDE = set(
+    "shard_map while body cond checkpoint rematted_computation closed_call core_call custom_jvp_call custom_vjp_call "
+    "custom_vjp_call_jaxpr remat remat2 pjit custom_lin eval_jaxpr".split()
+)
+
+
+class Line(NamedTuple):
+    """name = shape opcode(rest, the shape without layout."""
+
+    name: str
+    shape: str
+    opcode: str
+    rest: str
+
+
+class Program(NamedTuple):
+    """Computations by their names, each in the order in which it is written: on a TPU that is its schedule."""
+
+    entry: str
+    bodies: dict[str, list[Line]]
+    roots: dict[str, Line]
+    lines: dict[str, Line]
+
+    def inputs(self, line: Line) -> list[Line]:
+        """What an instruction takes."""
+        return [self.lines[name] for name in re.findall(_NAME, line.rest.partition(")")[0]) if name in self.lines]
+
+    def inside(self, line: Line) -> list[Line]:
+        """What a fusion computes."""
+        return self.bodies.get(called(line)["calls"], []) if line.opcode == "fusion" else []
+
+    def op_name(self, line: Line) -> str:
+        """The path in the traced program; a fusion without one of its own has that of its root."""
+        found = _OP_NAME.search(line.rest)
+        root = self.roots.get(called(line)["calls"]) if line.opcode == "fusion" else None
+        return found[1] if found else self.op_name(root) if root else ""
+
+
+class Instruction(NamedTuple):
+    """One line of the program."""
+
+    opcode: str
+    shape: str  # of the result, without layout
+    operands: tuple[str, ...]  # the shapes of what it takes
+    op_name: str  # the path in the traced program: 'jit(step)/transpose(jvp(blocks))/mlp/dot_general'
+    inside: tuple[str, ...]  # opcodes of what a fusion computes
+    flops: int  # of the matrix products in it
+
+
+UNKNOWN = Instruction("?", "", (), "", (), 0)
+
+
+def module(text: str) -> str:
+    """The name of the program."""
+    return re.search(r"HloModule ([\w.\-]+)", text).group(1)
+
+
+def parse(text: str) -> Program:
+    """The program of a compiled text (`compiled.as_text()`)."""
+    entry, body, texts = "", [], {}
+    for line in text.splitlines():
+        if found := _COMPUTATION.match(line):
+            body = texts.setdefault(found[2], [])
+            entry = found[2] if found[1] else entry
+        elif line == "}":
+            body = []
+        elif _INSTRUCTION.match(line):
+            body.append(line)
+        elif body:  # what is said of a kernel may go on over several lines
+            body[-1] += line
+    bodies, roots = {}, {}
+    for computation, body in texts.items():
+        bodies[computation] = []
+        for found in map(_INSTRUCTION.match, body):
+            line = Line(found[2], _LAYOUT.sub("", found[3]), found[4], found[5])
+            bodies[computation].append(line)
+            if found[1]:
+                roots[computation] = line
+    return Program(entry, bodies, roots, {line.name: line for body in bodies.values() for line in body})
+
+
+def called(line: Line) -> dict[str, str]:
+    """The computations that an instruction names, by what they are to it."""
+    return dict(_CALLED.findall(line.rest))
+
+
+def branches(line: Line) -> list[str]:
+    """The computations of which a conditional does one."""
+    found = _BRANCHES.search(line.rest)
+    return re.findall(_NAME, found[1]) if found else [name for _, name in _CALLED.findall(line.rest)]
+
+
+def instructions(text: str) -> dict[str, Instruction]:
+    """Every instruction of the compiled text, by its name."""
+    program = parse(text)
+    return {name: instruction(line, program) for name, line in program.lines.items()}
+
+
+def instruction(line: Line, program: Program) -> Instruction:
+    """What an instruction is."""
+    inside = program.inside(line)
+    return Instruction(
+        opcode=line.opcode,
+        shape=line.shape,
+        operands=tuple(one.shape for one in program.inputs(line)),
+        op_name=program.op_name(line),
+        inside=tuple(one.opcode for one in inside if one.opcode != "parameter"),
+        flops=sum(_flops(one, program) for one in [line, *inside] if one.opcode == "dot"),
+    )
+
+
+def _flops(dot: Line, program: Program) -> int:
+    """Two for each product of two numbers."""
+    left = sizes(program.inputs(dot)[0].shape)
+    contracted = _CONTRACTED.search(dot.rest)[1]
+    return 2 * math.prod(sizes(dot.shape)) * math.prod(left[int(i)] for i in contracted.split(",") if i)
+
+
+def sizes(shape: str) -> list[int]:
+    """[2, 3] for 'f32[2,3]'."""
+    return [int(n) for n in shape.partition("[")[2].partition("]")[0].split(",") if n]
+
+
+def scope(op_name: str) -> str:
+    """The named scopes of a path, outermost first, joined by '/'; of several transformations around them, none."""
+    kept = []
+    for part in _parts(op_name)[:-1]:  # the last one is the primitive
+        kept += [inner for inner in _unwrapped(part).split("/") if inner and not _is_beside(inner)]
+    return "/".join(kept) or NO_SCOPE
+
+
+def _is_beside(part: str) -> bool:
+    return part in _BESIDE or part.startswith(("jit(", "pjit(", "branch_"))
+
+
+def _parts(path: str) -> list[str]:
+    """The path cut at each '/' that stands in no brackets."""
+    parts, depth = [""], 0
+    for letter in path:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "/" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _unwrapped(part: str) -> str:
+    while (found := _WRAPPED.match(part)) and found[1] in _AROUND:
+        part = found[2]
+    return part
+
+
+def direction(op_name: str) -> str:
+    """'backward', 'recomputed' (a part of the forward pass that the backward one computes again) or 'forward'."""
+    if "rematted_computation" in op_name:
+        return "recomputed"
+    return "backward" if "transpose(" in op_name else "forward"
+
+
+Known = Callable[[int], int | None]  # the whole number at a place of the tuple that a computation is given
+
+
+def turns(loop: Line, program: Program, known: Known) -> int | None:
+    """How often the body of a loop is computed, where its condition compares whole numbers that change evenly.
+
+    known: what is known where the loop stands. The text of a TPU program does not say it: it follows from the numbers
+    before the first turn, and from body and condition.
+    """
+    if said := _TIMES.search(loop.rest):
+        return int(said[1])
+    parts, states = called(loop), [functools.partial(_at, program.inputs(loop)[0], program, known)]
+    for _ in range(2):
+        states.append(functools.partial(_at, program.roots[parts["body"]], program, states[-1]))
+    left = [_left(program.roots[parts["condition"]], program, state) for state in states]
+    if None in left or left[2] - left[1] != left[1] - left[0]:
+        return None
+    step = left[0] - left[1]
+    return 0 if left[0] <= 0 else -(-left[0] // step) if step > 0 else None
+
+
+def unchanged(loop: Line, program: Program, known: Known, i: int) -> int | None:
+    """The whole number at a place of the tuple that every turn of a loop is given, and gives on as it is."""
+    given_on = program.inputs(program.roots[called(loop)["body"]])[i]
+    if given_on.opcode != "get-tuple-element" or int(_INDEX.search(given_on.rest)[1]) != i:
+        return None
+    return _at(program.inputs(loop)[0], program, known, i)
+
+
+def _left(test: Line, program: Program, known: Known) -> int | None:
+    """What is left until a comparison of whole numbers is false: of x < n, n - x."""
+    compared = _COMPARED.search(test.rest) if test.opcode == "compare" else None
+    numbers = [_number(line, program, known) for line in program.inputs(test)] if compared else [None]
+    if None in numbers:
+        return None
+    return (numbers[1] - numbers[0]) * (1 if compared[1] == "L" else -1) + (compared[2] == "E")
+
+
+def _at(source: Line, program: Program, known: Known, i: int) -> int | None:
+    """The whole number at a place of this tuple, where it follows from constants and what is known."""
+    if source.opcode == "tuple":
+        return _number(program.inputs(source)[i], program, known)
+    if source.opcode == "while":
+        return unchanged(source, program, known, i)
+    return known(i) if source.opcode == "parameter" else None
+
+
+def _number(line: Line, program: Program, known: Known) -> int | None:
+    """The whole number that an instruction gives, where it follows from constants and what is known."""
+    if not _WHOLE.fullmatch(line.shape):
+        return None
+    if line.opcode == "constant":
+        return int(line.rest.partition(")")[0])
+    if line.opcode == "get-tuple-element":
+        return _at(program.inputs(line)[0], program, known, int(_INDEX.search(line.rest)[1]))
+    operation = _ARITHMETIC.get(line.opcode)
+    numbers = [_number(one, program, known) for one in program.inputs(line)] if operation else [None]
+    return None if None in numbers else operation(*numbers)
