@@ -1,4 +1,7 @@
-"""python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]"""
+"""python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]
+
+In a notebook or another program: launch.run("configs/vit.py", **{"train.steps": 100}).
+"""
 
 if __name__ == "__main__":
     from experiments.engine import interruption, pages
@@ -9,17 +12,20 @@ if __name__ == "__main__":
 import contextlib
 import datetime
 import functools
+import importlib
 import os
 import pathlib
 import shlex
 import sys
 from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import ml_collections
 from absl import flags
 
-from configs import base
-from experiments.engine import compilation, errors, group, interruption, mesh, parting, replay, topology
+from experiments.engine import compilation, errors, group, in_process, interruption, job, mesh, parting, plan, replay
+from experiments.engine import topology as topologies
 from experiments.engine import config as configs
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
@@ -82,7 +88,8 @@ def attempt(argv: list[str]) -> int:
     how_to_go_on = ""
     try:
         with interruption.at_once():
-            action, how_to_go_on = prepared(argv)
+            action, folder = prepared(asked(argv))
+            how_to_go_on = f"; go on with: {same_command(argv, folder)}" if folder is not None else ""
             more = {"detect": DISTRIBUTED.value, "how_to_go_on": how_to_go_on}
             with interruption.at_once(how_to_go_on), group.joined(together(), **more):
                 action()
@@ -98,30 +105,88 @@ def attempt(argv: list[str]) -> int:
     return 0
 
 
-def prepared(argv: list[str]) -> tuple[Callable[[], None], str]:
-    """What the command does, once its config is read and checked, and what to say where a person stops it."""
-    overrides = arguments(argv)
+class Command(NamedTuple):
+    """What is to be done, as the flags or the arguments of `run` say it."""
+
+    config: str
+    workdir: str | None
+    changes: list[tuple[str, Any]]
+    change: Callable[[ml_collections.ConfigDict, str, Any], None]
+    dry_run: bool = False
+    replay: pathlib.Path | None = None
+    several: bool = False  # processes
+    topology: tuple[str, str | None] | None = None  # its name, and the file for what the compiler says
+
+
+def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **changes: Any) -> job.Result:
+    """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
+
+    `launch.run("configs/vit.py", **{"train.steps": 100})`. The same workdir again goes on with a run, or gives the
+    result of a finished one. The process is left as it was, but for what JAX has started and compiled. Raises UserError
+    and RunError where the command ends with one; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
+    button: what trains finishes its step and is saved before that, unless it comes a second time.
+    """
+    given = [(key, os.fspath(value) if isinstance(value, os.PathLike) else value) for key, value in changes.items()]
+    command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign)
+    hint = ""
+    try:
+        with in_process.unchanged(pathlib.Path(command.config).parent):
+            action, folder = prepared(command)
+            words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{dict(given)!r}"] if given else [])]
+            hint = f"; go on with: launch.run({', '.join(words)})" if folder is not None else ""
+            return action()
+    except errors.Interrupted as error:
+        interruption.pass_on(error.code - 128)
+        raise errors.Interrupted(f"{error}{hint}", error.code) from error
+    except KeyboardInterrupt as error:
+        raise errors.Interrupted(f"stopped{hint}", 130) from error
+
+
+def asked(argv: list[str]) -> Command:
+    """The command of these words. UserError where its flags do not fit together."""
+    changes = arguments(argv)
     bundle = pathlib.Path(REPLAY.value) if REPLAY.value is not None else None
-    settings = configs.Settings(loaded(overrides, bundle), defaults=base.get_config(), file=CONFIG.value)
+    if bundle is not None and not (bundle / "config.json").is_file():
+        raise errors.UserError(f"{bundle} is no replay bundle: it has no config.json")
+    config = str(bundle / "config.json") if bundle is not None else CONFIG.value
+    several = bool(together() or DISTRIBUTED.value)
+    chips = (TOPOLOGY.value, JSON.value) if TOPOLOGY.value else None
+    return Command(config, WORKDIR.value, changes, configs.override, DRY_RUN.value, bundle, several, chips)
+
+
+def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib.Path | None]:
+    """What the command does, once its config is read and checked, and the folder in which it can be gone on with."""
+    base = importlib.import_module("configs.base").get_config()  # anew for each `run`, as the config's own import is
+    settings = configs.Settings(loaded(command, base), defaults=base, file=command.config)
     experiment = configs.experiment(settings.experiment)
     compilation.keep_in(settings.compilation_cache)
-    if DRY_RUN.value and not TOPOLOGY.value:
+    if command.dry_run and not command.topology:
         mesh.simulate(settings.mesh.to_dict())
-    if bundle is not None:
-        return functools.partial(replay.instead_of_training, bundle, experiment.run, settings, None), ""
+    if command.replay is not None:
+        return functools.partial(trained, experiment, settings, None, command.replay), None
     trains = getattr(experiment, "WRITES", True)
-    if TOPOLOGY.value and getattr(experiment, "COMPILES", trains):
-        place = TOPOLOGY.value, JSON.value
-        return functools.partial(topology.instead_of_training, *place, experiment.run, settings, None), ""
-    if DRY_RUN.value and not trains:
+    work = experiment.run if hasattr(experiment, "run") else functools.partial(trained, experiment)
+    if command.topology and getattr(experiment, "COMPILES", trains):
+        return functools.partial(topologies.instead_of_training, *command.topology, work, settings, None), None
+    if command.dry_run and not trains:
         raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
-    if not trains and (together() or DISTRIBUTED.value):
+    if not trains and command.several:
         raise errors.UserError(f"several processes are for training: {settings.experiment} takes one")
-    if not (together() or DISTRIBUTED.value):
+    if not command.several:
         mesh.of_cores(settings.mesh.to_dict())
-    folder = folder_of(trains)
-    hint = f"; go on with: {same_command(argv, folder)}" if trains and folder is not None else ""
-    return functools.partial(experiment.run, settings, folder), hint
+    folder = folder_of(command, trains)
+    return functools.partial(work, settings, folder), folder if trains else None
+
+
+def trained(
+    experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None, bundle: pathlib.Path | None = None
+) -> job.Result | None:
+    """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
+    devices = job.devices(settings)
+    work = experiment.prepare(settings, devices)
+    if bundle is not None:
+        return replay.again(bundle, plan.plan(settings, work.task, devices))
+    return job.run(settings, folder, work, devices)
 
 
 def together() -> group.Group | None:
@@ -132,16 +197,13 @@ def together() -> group.Group | None:
     return found
 
 
-def loaded(overrides: list[tuple[str, str]], bundle: pathlib.Path | None) -> ml_collections.ConfigDict:
-    """The config of --config, or that of a replay bundle, for one device; and what the command line changes."""
-    if bundle is not None and not (bundle / "config.json").is_file():
-        raise errors.UserError(f"{bundle} is no replay bundle: it has no config.json")
-    path = str(bundle / "config.json") if bundle is not None else CONFIG.value
-    config = configs.load(path, base=base.get_config(), given=[key for key, _ in overrides])
-    for axis in config.mesh if bundle is not None else ():
+def loaded(command: Command, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The config, for one device where it is that of a replay bundle, with what the command changes."""
+    config = configs.load(command.config, base=base, given=[key for key, _ in command.changes])
+    for axis in config.mesh if command.replay is not None else ():
         config.mesh[axis] = 1
-    for key, value in overrides:
-        configs.override(config, key, value)
+    for key, value in command.changes:
+        command.change(config, key, value)
     return config
 
 
@@ -151,12 +213,12 @@ def same_command(argv: list[str], folder: pathlib.Path) -> str:
     return shlex.join(["python", *argv, *([] if given else [f"--workdir={folder}"])])
 
 
-def folder_of(trains: bool) -> pathlib.Path | None:
+def folder_of(command: Command, trains: bool) -> pathlib.Path | None:
     """Where to write; None: nowhere."""
-    if DRY_RUN.value or not (WORKDIR.value or trains):
+    if command.dry_run or not (command.workdir or trains):
         return None
     when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    return pathlib.Path(WORKDIR.value or pathlib.Path("runs") / pathlib.Path(CONFIG.value).stem / when)
+    return pathlib.Path(command.workdir or pathlib.Path("runs") / pathlib.Path(command.config).stem / when)
 
 
 if __name__ == "__main__":

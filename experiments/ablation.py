@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import pathlib
 import re
 import time
@@ -19,7 +20,7 @@ TOO_EARLY = "stopped before anything was trained; a report that is there stays a
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
@@ -30,7 +31,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     if folder is None:
         for one in checked(study.programs(rows), asked, devices):
             print(told(one), flush=True)
-        return
+        return None
     requests = interruption.Requests()
     with workdir.hold(folder), job.file_errors(folder), requests.kept():
         finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
@@ -59,6 +60,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         for file in files:
             print(f"  {file}")
         requests.heed("stopped behind the last run: the report holds all of them")
+    return job.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=files)
 
 
 def checked(

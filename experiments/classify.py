@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, mesh, terminal, trained, workdir
+from experiments.engine import config, errors, job, mesh, terminal, trained, workdir
 from experiments.engine.data import picture
 from tfm import embed
 
@@ -14,7 +14,7 @@ WRITES = False  # nothing, unless --workdir is given
 SHOWN = 5  # likeliest classes
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     """Print the likeliest classes of the config's image file, and how it was made like the model's own images."""
     mesh.start(settings.device)
     made = trained.open(settings.checkpoint)
@@ -37,6 +37,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     terminal.say(told, "\n")
     if file is not None:
         workdir.write_new(file, (told + "\n").encode())
+    return job.Result(folder, {"text": told})
 
 
 def likeliest(p_C: np.ndarray, classes: list[str]) -> str:

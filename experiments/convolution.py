@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments.engine import config, errors, job, train
 from experiments.engine.data import batches, images
@@ -25,9 +26,8 @@ COMPARED = 64  # held-out images that the constructed layer and numpy convolve
 SHOWN = 8
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Train the layer on a random kernel's output; compare a constructed one, which needs no training, with numpy."""
-    devices = job.devices(settings)
+def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+    """The layer, which is to learn a random kernel's output; a constructed one, which needs no training, is shown."""
     t, H = settings.train, settings.model.H
     data = images.configured(settings.image, data_dir=settings.data_dir)
     _, Y, X, Z = data.train_image_BYXZ.shape
@@ -58,7 +58,8 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         baseline={"loss": baseline(evaluation, average_ND)},
         guess={"loss": "always the average training image, convolved"},
     )
-    job.run(settings, folder, task, devices, functools.partial(figures, settings, data, kernel_HD, evaluation))
+    show = functools.partial(figures, settings, data, kernel_HD, evaluation)
+    return job.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0])
 
 
 # ----------------------------------------------------------------------------------------------------------- the layer

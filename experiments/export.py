@@ -4,7 +4,7 @@ import pathlib
 import shutil
 from typing import Any
 
-from experiments.engine import config, errors, pretrained, terminal, trained, workdir
+from experiments.engine import config, errors, job, pretrained, terminal, trained, workdir
 from experiments.engine.data import picture, vocabulary
 from experiments.engine.pretrained import llama
 
@@ -18,7 +18,7 @@ FACTS = {  # fact -> the field of a config that says it, and what the family has
 }
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     """Write model.safetensors and config.json into the folder, which must be new, and what else belongs to a model."""
     family = config.choose("family", settings.family, {name: name for name in pretrained.FAMILIES})
     made = trained.open(settings.checkpoint)
@@ -45,6 +45,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         files.append("preprocessor_config.json")
     files += copied(made, folder) if not like else []
     terminal.say(f"{made.path} is written as {family}: {', '.join(str(folder / file) for file in files)}", "\n")
+    return job.Result(folder, {"files": files})
 
 
 def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, mesh, terminal, trained, workdir
+from experiments.engine import config, errors, job, mesh, terminal, trained, workdir
 from experiments.engine.data import vocabulary
 from tfm import head
 
@@ -15,7 +15,7 @@ MASK = "[MASK]"
 SHOWN = 5  # likeliest words for each hidden one
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     """Print the text of the config with each [MASK] filled in, and the likeliest words for each."""
     if settings.prompts:
         raise errors.UserError("prompts is not used here: give one text, as --config.prompt='The [MASK] sat'")
@@ -39,6 +39,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     terminal.say(told, "\n")
     if file is not None:
         workdir.write_new(file, (told + "\n").encode())
+    return job.Result(folder, {"text": told})
 
 
 def hidden(words: vocabulary.Vocabulary, text: str) -> np.ndarray:

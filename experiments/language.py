@@ -41,13 +41,6 @@ class Objective(NamedTuple):
     show: Callable[..., Callable[[Any], str]]  # (settings, corpus, task, model, logits) -> (params -> text to read)
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Train and evaluate what the config says; then write a sample of text, or (masked) fill hidden words in."""
-    devices = job.devices(settings)
-    work = prepare(settings, devices)
-    job.run(settings, folder, work.task, devices, work.figures, work.kept)
-
-
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     """The words, the model, what is measured."""
     objective = config.choose("objective", settings.text.objective, OBJECTIVES)
@@ -77,7 +70,8 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],
     )
     show = objective.show(settings, corpus, task, model, logits)
-    return job.Work(task, functools.partial(figures, settings, corpus, task, show), borrowed.files(corpus.tokenizer))
+    draw = functools.partial(figures, settings, corpus, task, show)
+    return job.Work(task, draw, lambda params, batch: logits(params, batch)[0], borrowed.files(corpus.tokenizer))
 
 
 def read(settings: config.Settings, objective: Objective) -> Corpus:

@@ -16,13 +16,6 @@ from tfm import embed, head, loss
 from tfm import layout as layouts
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Train and evaluate what the config says, and show what is made of held-out images with hidden patches."""
-    devices = job.devices(settings)
-    work = prepare(settings, devices)
-    job.run(settings, folder, work.task, devices, work.figures)
-
-
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     """The images, what is hidden of them, the model, what is measured."""
     size = settings.image.patch
@@ -54,7 +47,8 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         probe=models.probe(settings.model),
         maps=lambda params, batch: predict(params, batch, maps=True)[1]["A_MBHNS"],
     )
-    return job.Work(task, functools.partial(figures, settings, data, normal, task, predict))
+    show = functools.partial(figures, settings, data, normal, task, predict)
+    return job.Work(task, show, lambda params, batch: predict(params, batch)[0])
 
 
 def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, mesh, terminal, trained, workdir
+from experiments.engine import config, errors, job, mesh, terminal, trained, workdir
 from experiments.engine.data import vocabulary
 from tfm import decode, head, incremental, sampling
 from tfm import mask as masks
@@ -21,7 +21,7 @@ GROWS = 2**14  # tokens of all texts: with fewer, reading empty places costs les
 MOST = 256  # words, where the config leaves their number open
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     """Go on with the prompts of the config: one is streamed; several are drawn together and told at the end."""
     config.check_seed(settings.seed)
     mesh.start(settings.device)
@@ -45,6 +45,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
         terminal.say("\n\n".join(told) + "\n")
     if file is not None:
         workdir.write_new(file, ("\n\n".join(told) + "\n").encode())
+    return job.Result(folder, {"texts": told})
 
 
 def prompts(settings: config.Settings) -> list[str]:

@@ -8,14 +8,14 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, mesh, terminal, trained, workdir
+from experiments.engine import config, errors, job, mesh, terminal, trained, workdir
 from tfm import symmetry
 
 WRITES = False  # nothing, unless --workdir is given
 TITLES = ("s, mean of heads", "s, median of heads", "s of their sum", "d of their sum")
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     """Print the table of the config's model."""
     mesh.start(settings.device)
     made = trained.open(settings.checkpoint)
@@ -29,6 +29,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
     terminal.say(told, "\n")
     if file is not None:
         workdir.write_new(file, (told + "\n").encode())
+    return job.Result(folder, {"text": told})
 
 
 def checked(made: trained.Trained, fields: Any) -> dict:

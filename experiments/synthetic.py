@@ -17,13 +17,6 @@ from tfm import layout as layouts
 from tfm import mask as masks
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Train and evaluate what the config says, and show the attention weights of one example."""
-    devices = job.devices(settings)
-    work = prepare(settings, devices)
-    job.run(settings, folder, work.task, devices, work.figures)
-
-
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     """The task, the model, what is measured."""
     s, t = settings.synthetic, settings.train
@@ -49,7 +42,8 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         probe=models.probe(settings.model),
         maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],
     )
-    return job.Work(task, functools.partial(figures, settings, task))
+    show = functools.partial(figures, settings, task)
+    return job.Work(task, show, lambda params, batch: logits(params, batch)[0])
 
 
 def examples(settings: config.Settings) -> batches.Fetch:

@@ -32,13 +32,6 @@ class Corpus(NamedTuple):
     references: list[list[str]]
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Train and evaluate what the config says; translate held-out sentences, greedily and with beam search."""
-    devices = job.devices(settings)
-    work = prepare(settings, devices)
-    job.run(settings, folder, work.task, devices, work.figures, work.kept)
-
-
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     """The sentence pairs, the model, what is measured."""
     translation_score.metrics()  # a missing library is said before the training, not after it
@@ -46,9 +39,11 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     p, t, W = settings.pairs, settings.train, corpus.subwords.size
     model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=p.tied_output)
 
+    def logits(params: Any, batch: dict, **options: Any) -> Any:
+        return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
+
     def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
-        inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
-        logits_BNW, seen = model.apply(params, *inputs, key_B=key_B, over=over)
+        logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
         return models.word_measures(logits_BNW, batch, over) | train.running(seen)
 
     (fetch, n), (fetch_evaluation, n_evaluation) = map(parallel.examples, (corpus.train, corpus.evaluation))
@@ -65,7 +60,8 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     )
     translate = translator(settings, corpus, model)
     kept = {"tokenizer.json": workdir.as_json(corpus.subwords.to_json())}
-    return job.Work(task, functools.partial(figures, settings, corpus, model, translate), kept)
+    show = functools.partial(figures, settings, corpus, model, translate)
+    return job.Work(task, show, lambda params, batch: logits(params, batch)[0], kept)
 
 
 def read(settings: config.Settings) -> Corpus:

@@ -15,13 +15,6 @@ from tfm import embed, loss
 from tfm import layout as layouts
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> None:
-    """Train and evaluate what the config says, and show predictions, confusions and attention maps."""
-    devices = job.devices(settings)
-    work = prepare(settings, devices)
-    job.run(settings, folder, work.task, devices, work.figures, work.kept)
-
-
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     """The images, the model, what is measured."""
     size, t = settings.image.patch, settings.train
@@ -55,7 +48,8 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         maps=lambda params, batch: logits(params, batch["image_BYXZ"], maps=True)[1]["A_MBHNS"],
     )
     kept = {"data.json": workdir.as_json(picture.describe(data))}
-    return job.Work(task, functools.partial(figures, settings, data, task, logits), kept)
+    show = functools.partial(figures, settings, data, task, logits)
+    return job.Work(task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept)
 
 
 def build(settings: config.Settings, data: images.Images) -> models.Model:

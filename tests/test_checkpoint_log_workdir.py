@@ -156,7 +156,7 @@ def run(folder, *, figures=lambda params, folder, rows: [], **changes):
     """A run of the task above with the settings above."""
     settings = tiny.settings("vision", model=False, train__batch=8, **(SETTINGS | changes))
     assert settings.experiment == "vision"  # as the launcher, which reads it
-    job.run(settings, folder, shifted_images(), job.devices(settings), figures)
+    job.run(settings, folder, job.Work(shifted_images(), figures), job.devices(settings))
 
 
 def stop_before(monkeypatch, step):

@@ -22,7 +22,8 @@ def run(tmp_path, monkeypatch):
         settings = tiny.settings("vision", model=False, **({"mesh__data": 2} | quick | changes))
         assert settings.experiment
         made = task or tiny.linear_task()
-        job.run(settings, tmp_path / name, made, job.devices(settings), lambda params, folder, rows: [])
+        work = job.Work(made, lambda params, folder, rows: [])
+        job.run(settings, tmp_path / name, work, job.devices(settings))
         return json.loads((tmp_path / name / "summary.json").read_text())["params_sha256"], log.read(tmp_path / name)
 
     return run

@@ -219,7 +219,8 @@ def run(tmp_path, monkeypatch):
         }
         settings = tiny.settings("vision", model=False, **(quick | changes))
         assert settings.experiment
-        job.run(settings, tmp_path / "run", long_task(), job.devices(settings), lambda params, folder, rows: [])
+        work = job.Work(long_task(), lambda params, folder, rows: [])
+        job.run(settings, tmp_path / "run", work, job.devices(settings))
         return tmp_path / "run"
 
     return run

@@ -410,5 +410,6 @@ except errors.UserError as error:
 
 def test_the_launcher_takes_a_device_for_each_core_that_the_config_asks_for(source, tmp_path):
     file = tiny.config_file(tmp_path, "language", **{"text.source": source, "mesh.data": 2} | tiny.TRAIN)
-    program = "import os, sys, launch, jax; os.cpu_count = lambda: 2; launch.prepared(sys.argv); print(jax.devices())"
+    program = "import os, sys, launch, jax; os.cpu_count = lambda: 2; "
+    program += "launch.prepared(launch.asked(sys.argv)); print(jax.devices())"
     assert says(program, "--config", file) == "[CpuDevice(id=0), CpuDevice(id=1)]\n"

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import config, errors
+from experiments.engine import config, errors, job
 from tfm import score
 
 MODELS = {
@@ -68,7 +68,8 @@ def test_a_text_run_that_cannot_be(words, tmp_path):
 def test_a_training_that_cannot_be(words, tmp_path):
     settings = tiny.settings("vision", image__patch=4, **TRAININGS[words])
     with pytest.raises(errors.UserError, match=words), contextlib.redirect_stdout(io.StringIO()):
-        config.experiment("vision").run(settings, tmp_path / "run")
+        devices = job.devices(settings)
+        job.run(settings, tmp_path / "run", config.experiment("vision").prepare(settings, devices), devices)
     assert not (tmp_path / "run").exists()
 
 

@@ -5,7 +5,6 @@ import io
 import pathlib
 import subprocess
 from typing import NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -62,9 +61,8 @@ def settings(experiment: str, *, model: bool = True, **changes) -> config.Settin
 
 def task_of(settings: config.Settings) -> train.Task:
     """The task that an experiment hands to the loop."""
-    with mock.patch.object(job, "run") as handed, contextlib.redirect_stdout(io.StringIO()):
-        config.experiment(settings.experiment).run(settings, None)
-    return handed.call_args.args[2]
+    with contextlib.redirect_stdout(io.StringIO()):
+        return config.experiment(settings.experiment).prepare(settings, job.devices(settings)).task
 
 
 def drawn(task: train.Task) -> dict:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.engine import errors
 from experiments.engine.data import download
@@ -25,6 +26,7 @@ def keep_in(where: str) -> None:
     where: 'user' is `compiled` in the user's cache folder, or what JAX_COMPILATION_CACHE_DIR says; '' keeps nothing;
     else a path, which must be writable (UserError). A cache folder that is not is left alone, and said.
     """
+    forget_folder()
     if not where:
         jax.config.update("jax_enable_compilation_cache", False)
     if not jax.config.jax_enable_compilation_cache:  # as JAX_ENABLE_COMPILATION_CACHE=false has it
@@ -46,6 +48,11 @@ def keep_in(where: str) -> None:
     # JAX leaves out what compiles in less than a second; of that, a small run is made.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     warnings.showwarning = functools.partial(_replace_damaged, folder, warnings.showwarning)
+
+
+def forget_folder() -> None:
+    """From here on JAX looks anew whether, and where, compiled programs are kept."""
+    compilation_cache.reset_cache()
 
 
 def _replace_damaged(folder: pathlib.Path, show: Callable, message: Warning | str, *place: Any, **more: Any) -> None:

@@ -163,10 +163,15 @@ def _from_python(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_coll
 
 def fault(error: Exception) -> str:
     """What somebody's own code raised, with the last line that is theirs: 'my_file.py, line 3: NameError: ...'."""
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    others = ("<", *installed, *(f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments")))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(others)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own(frame.filename)]
     return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + _sentence(error)
+
+
+def own(file: str) -> bool:
+    """Whether a file of code is the user's own: neither installed nor part of this project."""
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    rooms = (f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments", "benchmarks"))
+    return not file.startswith(("<", *installed, *rooms, str(ROOT / "launch.py")))
 
 
 def _sentence(error: Exception) -> str:
@@ -301,9 +306,13 @@ def _imported(what: str, name: str, module: str, attribute: str) -> Any:
 
 
 def experiment(name: str) -> ModuleType:
-    """The module experiments.<name>, which has run(settings, folder). UserError lists the right ones."""
-    folder = pathlib.Path(__file__).parent.parent
-    right = [file.stem for file in sorted(folder.glob("*.py")) if "\ndef run(" in file.read_text(encoding="utf-8")]
+    """The module experiments.<name>. UserError lists the right ones.
+
+    It has prepare(settings, devices) -> job.Work, which is trained, or does all by itself, run(settings, folder) ->
+    job.Result.
+    """
+    files = sorted(pathlib.Path(__file__).parent.parent.glob("*.py"))
+    right = [one.stem for one in files if re.search(r"^def (run|prepare)\(", one.read_text(encoding="utf-8"), re.M)]
     if name not in right:
         raise errors.UserError(
             f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}'

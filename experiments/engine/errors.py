@@ -1,15 +1,23 @@
 """What ends a command with one sentence instead of a traceback; the exit code says which it was."""
 
 
-class UserError(Exception):
+class _Sentence(BaseException):
+    """In a notebook, an error of which only the sentence is shown."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback."""
+        return [line(self)]
+
+
+class UserError(_Sentence, Exception):
     """A mistake in a config, a path or a data file: one clear sentence that says what is wrong and what is right."""
 
 
-class RunError(Exception):
+class RunError(_Sentence, Exception):
     """A run that was good cannot go on (numbers that are not finite, a full disk): one sentence. Exit code 1."""
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(_Sentence, KeyboardInterrupt):
     """A signal ends the command; like Ctrl-C, it is no mistake that code on the way could mend.
 
     code: the exit code, 128 + the signal's number.

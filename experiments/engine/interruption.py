@@ -13,6 +13,7 @@ from typing import NoReturn
 from experiments.engine import errors
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_owned: list[bool] = []  # not empty: this process is the command's own, which may end it
 PATIENCE = 1.0  # seconds for Python to come to a signal, as it does not while a compiled program runs
 
 
@@ -23,8 +24,12 @@ def at_once(how_to_go_on: str = "") -> Iterator[None]:
     Not by an exception: one that comes in a callback of JAX is lost, and Python's own end, with JAX's threads still at
     work, may crash. A SIGINT that is ignored, as in a shell's background, stays so.
     """
-    with heeded(asked(), lambda number: _leave(128 + number, f"stopped{how_to_go_on}")):
-        yield
+    _owned.append(True)
+    try:
+        with heeded(asked(), lambda number: _leave(128 + number, f"stopped{how_to_go_on}")):
+            yield
+    finally:
+        _owned.pop()
 
 
 def asked() -> list[signal.Signals]:
@@ -84,10 +89,16 @@ class Requests:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Within this, a signal is kept; a SIGINT after another signal ends the process where it stands."""
+        """Within this, a signal is kept; a SIGINT after another signal stops at once.
+
+        The process ends where it stands within `at_once`; elsewhere it is another program's, and goes on behind a
+        KeyboardInterrupt, once a save under way is done.
+        """
 
         def keep(number: int, frame: FrameType | None) -> None:
             if self.signal and number == signal.SIGINT:
+                if not _owned:
+                    raise KeyboardInterrupt
                 # Not an exception: that would wait for a save under way. Half a checkpoint is never taken for a whole.
                 os.write(2, b"\nstopped at once; a run goes on from its last checkpoint, a report stays as it was\n")
                 os._exit(128 + number)
@@ -102,6 +113,12 @@ class Requests:
         """Raise Interrupted, with this sentence, where a signal has come."""
         if self.signal:
             raise errors.Interrupted(sentence, 128 + self.signal)
+
+
+def pass_on(number: int) -> None:
+    """Have a signal that was kept do what it would have done, but for SIGINT, for which there is an exception."""
+    if number != signal.SIGINT:
+        signal.raise_signal(number)
 
 
 @contextmanager

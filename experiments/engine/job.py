@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
@@ -17,11 +17,11 @@ from experiments.engine import (
     disk,
     errors,
     initial_weights,
+    json_file,
     log,
     loop,
     mesh,
     processes,
-    replay,
     report,
     resumption,
     room,
@@ -40,11 +40,32 @@ Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[l
 
 
 class Work(NamedTuple):
-    """What an experiment makes of a config: what is trained, what is shown of it, and small files kept beside it."""
+    """What an experiment makes of a config, in prepare(settings, devices).
+
+    apply: (params, batch) -> what the model answers, such as logits. kept: small files, by their names, that the
+    trained model cannot be used without (its words, its classes).
+    """
 
     task: train.Task
     figures: Figures
+    apply: Callable[[Any, dict], jax.Array] | None = None
     kept: dict[str, bytes] = {}
+
+
+class Result(NamedTuple):
+    """What there is when a config has been run.
+
+    folder: that of the run; None where nothing was written. summary: what summary.json holds; report.json of a study;
+    of a tool what it has told. Only where one model was trained: params, the final ones (numpy); batch, of held-out
+    examples; apply(params, batch), the answers of the model. figures: the files that were drawn.
+    """
+
+    folder: pathlib.Path | None
+    summary: dict[str, Any]
+    params: Any = None
+    apply: Callable[[Any, dict], jax.Array] | None = None
+    batch: dict[str, np.ndarray] | None = None
+    figures: list[pathlib.Path] = []
 
 
 def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
@@ -59,24 +80,12 @@ def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     return devices
 
 
-def run(
-    settings: config.Settings,
-    folder: pathlib.Path | None,
-    task: train.Task,
-    devices: Mesh,
-    figures: Figures,
-    kept: Mapping[str, bytes] | None = None,
-) -> None:
-    """Train `task` as the config says and write the results into `folder`; without one, only show what it would be.
-
-    kept: small files, by their names, that the trained model cannot be used without (its words, its classes).
-    """
+def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devices: Mesh) -> Result | None:
+    """Train as the config says and write the results into `folder`; without one, only show what it would be."""
     began = time.perf_counter()
-    made = plans.plan(settings, task, devices)
-    if replay.asked():
-        return replay.again(replay.asked(), task, made.optimiser, devices, accumulation=made.accumulation)
+    task, made = work.task, plans.plan(settings, work.task, devices)
     resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-    imported = initial_weights.load(settings, task.init, resumed=resumed, kept=kept)
+    imported = initial_weights.load(settings, task.init, resumed=resumed, kept=work.kept)
     settings.refuse_unused()
     if folder is None and not made.debug.compiles_ahead:
         raise errors.UserError("--dry_run shows the compiled step, but with debug.nans or debug.no_jit there is none")
@@ -85,10 +94,11 @@ def run(
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if folder is not None and enter(settings, folder):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
-            return
+            params = checkpoint.parameters(folder / "checkpoints", made.steps)
+            return result(folder, work, json_file.read(folder / "summary.json", says="its result"), params)
         if writes:
             sources.keep(folder, settings.sources())
-        for name, content in (kept or {}).items() if writes else ():
+        for name, content in work.kept.items() if writes else ():
             disk.write(folder / name, content)
         with loop.device_errors():
             if folder is None:  # nothing is run: shapes are enough
@@ -102,12 +112,21 @@ def run(
             step, seconds = compile_step(made, state)
         if folder is None:
             print(report.memory(state, step.largest(), devices))
-            return
+            return None
         if made.debug.compiles_ahead:
             room.check_step(step.largest(), devices)
         state, numbers = loop.train_and_save(made, state, step, folder, flops)
         numbers["compile_seconds"] = seconds
-        write_result(settings, made, state, folder, figures, numbers, began=began)
+        params = processes.fetch(state.params)
+        summary = write_result(settings, made, params, folder, work.figures, numbers, began=began) if writes else {}
+        return result(folder, work, summary, params)
+
+
+def result(folder: pathlib.Path, work: Work, summary: dict[str, Any], params: Any) -> Result:
+    """What the finished run in this folder gives to a program that goes on with it."""
+    apply = None if work.apply is None else jax.jit(work.apply)
+    figures = sorted((folder / "figures").glob("*.png"))
+    return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
 
 
 @contextlib.contextmanager
@@ -151,27 +170,24 @@ def enter(settings: config.Settings, folder: pathlib.Path) -> bool:
 def write_result(
     settings: config.Settings,
     made: plans.Plan,
-    state: train.State,
+    params: Any,
     folder: pathlib.Path,
     figures: Figures,
     numbers: dict[str, float],
     *,
     began: float,
-) -> None:
-    """Draw the figures of a trained model, and write and print its summary with these numbers.
+) -> dict[str, Any]:
+    """Draw the figures of a trained model, and write, print and return its summary with these numbers.
 
     began: when the run did, in seconds of time.perf_counter.
     """
-    params = processes.fetch(state.params)
-    if not processes.main():
-        return
     disk.tidy(disk.folder(folder, "figures"))
     shown = figures(params, folder, log.read(folder))
     files, more = shown if isinstance(shown, tuple) else (shown, {})
     summary = {
         "experiment": settings.experiment,
         "steps": made.steps,
-        "params": shapes.total(state.params),
+        "params": shapes.total(params),
         "params_sha256": checkpoint.digest(params),
         **numbers,
         **more,
@@ -185,6 +201,7 @@ def write_result(
     }
     workdir.write_json(folder / "summary.json", summary)
     print(report.result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
+    return summary
 
 
 def describe(made: plans.Plan, state: train.State) -> int:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation, errors, processes, topology
+from experiments.engine import compilation, errors, processes, topology, tpu
 from tfm import layout as layouts
 from tfm import shapes
 
@@ -26,21 +26,46 @@ simulated: list[int] = []  # not empty: `simulate` was called
 
 
 def start(device: str) -> None:
-    """Select the backend: 'any' takes what JAX finds, 'cpu', 'gpu' or 'tpu' must be there (UserError)."""
+    """Select the backend: 'any' takes what JAX finds, 'cpu', 'gpu' or 'tpu' must be there (UserError).
+
+    Where 'any' does not find the TPU that the machine has, that is said.
+    """
     if device not in ("any", "cpu", "gpu", "tpu"):
         raise errors.UserError(f'unknown device "{device}"; the right ones are: any, cpu, gpu, tpu')
+    given = jax.config.jax_platforms
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    try:
-        backend = jax.default_backend()
-    except RuntimeError as error:
-        raise errors.UserError(f"JAX cannot start: {str(error).splitlines()[0]}") from error
+    if device == "any":
+        tpu.leave_out()
+    backend, said = _backend(device)
+    if device == "tpu" != backend:
+        raise errors.UserError(f"a tpu was asked for: {tpu.reason(said)}")
     if device not in ("any", backend):
         raise errors.UserError(f"a {device} was asked for, but JAX {jax.__version__} sees only {_seen()}")
+    if device == "any" and backend == "cpu" != given and tpu.chips():
+        print(f"warning: {tpu.reason(said)}; the CPU is used", flush=True)
     if backend == "cpu" and jax.process_count() > 1:
         # What XLA:CPU reads from a cache (JAX 0.10.2 and 0.12, not 0.8) forgets that its collectives have an order:
         # one process sums gradients while the other one gathers weights, and each waits for the other forever.
         compilation.keep_in("")
+
+
+def _backend(device: str) -> tuple[str, str]:
+    """What JAX starts, and what it says of the TPU, if that is not it. UserError where JAX cannot start at all."""
+    try:
+        backend = jax.default_backend()
+    except RuntimeError as error:
+        platforms = (jax.config.jax_platforms or "").split(",")
+        if "tpu" in platforms and device == "tpu":
+            return "", str(error)
+        if "tpu" in platforms and device == "any" and "cpu" in platforms:  # JAX itself asks for both where chips are
+            jax.config.update("jax_platforms", "cpu")
+            return jax.default_backend(), str(error)
+        raise errors.UserError(f"JAX cannot start: {str(error).splitlines()[0]}") from error
+    try:
+        return backend, "" if backend in ("tpu", "gpu") else str(jax.devices("tpu"))
+    except RuntimeError as error:
+        return backend, str(error)
 
 
 def simulate(sizes: Mapping[str, int]) -> None:

@@ -1,14 +1,12 @@
 """A step whose numbers went wrong, kept in a folder of its own, to be looked at again on one device.
 
 The bundle holds what the step was made of: config.json (with versions), state.npz (the state before it, whole),
-batch.npz, and info.json (what was found). `python launch.py --replay DIR` builds the experiment of its config, and
-`job.run`, to which that comes with its task, looks at the step (`again`) in place of training.
+batch.npz, and info.json (what was found). `python launch.py --replay DIR` prepares the experiment of its config, and
+looks at the step (`again`) in place of training.
 """
 
-import contextvars
 import pathlib
 import shutil
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,14 +15,13 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import disk, errors, guard, json_file, processes, train, workdir
+from experiments.engine import disk, errors, guard, json_file, plan, processes, train, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine.data import archive
 from tfm import shapes
 
 NEW = "updated parameters"
 LISTED = 8  # numbers of examples in a sentence
-_asked: contextvars.ContextVar[pathlib.Path | None] = contextvars.ContextVar("replay", default=None)
 
 
 class Seen(NamedTuple):
@@ -130,28 +127,13 @@ def _arrays(tree: Any) -> dict[str, Any]:
     return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def instead_of_training(bundle: pathlib.Path, run: Callable, *arguments: Any) -> None:
-    """Call run(*arguments), an experiment's, in which `job.run` looks at the step of this bundle and does no more."""
-    token = _asked.set(bundle)
-    try:
-        run(*arguments)
-    finally:
-        _asked.reset(token)
-
-
-def asked() -> pathlib.Path | None:
-    """The bundle to look at; None where a run is to train."""
-    return _asked.get()
-
-
-def again(
-    bundle: pathlib.Path, task: train.Task, optimiser: optax.GradientTransformation, mesh: Mesh, *, accumulation: int
-) -> None:
+def again(bundle: pathlib.Path, made: plan.Plan) -> None:
     """Compute the step of the bundle again and tell every place that is not finite. Raises RunError where one is."""
-    like = train.abstract_state(task, optimiser, mesh=mesh)
+    like = train.abstract_state(made.task, made.optimiser, mesh=made.mesh)
     step, state, batch = read(bundle, like)
-    state = jax.device_put(state, meshes.replicated(mesh))
-    found = examine(task, optimiser, mesh, accumulation=accumulation, state=state, batch=batch)
+    state = jax.device_put(state, meshes.replicated(made.mesh))
+    options = {"accumulation": made.accumulation, "state": state, "batch": batch}
+    found = examine(made.task, made.optimiser, made.mesh, **options)
     print(f"step {step:,} of {bundle}, computed again\n  loss           {found.loss}\n  gradient norm  {found.norm}")
     for path, count in found.culprits.items():
         print(f"  {path}: {count:,} not finite")

@@ -6,8 +6,6 @@ large (libtpu 0.0.23 and 0.0.50); peaks, clocks and bandwidths are Google's (clo
 
 import contextlib
 import contextvars
-import importlib.metadata
-import importlib.util
 import os
 import re
 import time
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from experiments.engine import errors
+from experiments.engine import errors, tpu
 
 GIB = 2**30
 INSTALL = 'pip install -e ".[aot]"'
@@ -109,30 +107,21 @@ def described(name: str) -> Sequence[Any]:
     """The chips of a topology as devices of JAX."""
     if name not in NAMES:
         raise errors.UserError(f'unknown --topology "{name}"; the right ones are: {", ".join(NAMES)}')
-    if importlib.util.find_spec("libtpu") is None:
-        raise errors.UserError(f"--topology needs libtpu, the compiler of TPUs, which is not installed: {INSTALL}")
+    if tpu.libtpu() is None:
+        raise errors.UserError(f"--topology needs libtpu, the compiler for TPUs, which is not installed: {INSTALL}")
     jax.config.update("jax_platforms", "cpu")  # whatever this machine has, it is not asked
-    jax.config.update("jax_enable_compilation_cache", False)  # seconds are those of compiling
+    jax.config.update("jax_enable_compilation_cache", False)  # so that the seconds are those of compiling
     for variable, value in ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    there, of_jax, right = *map(importlib.metadata.version, ("libtpu", "jax")), released_with()
-    other = f"libtpu {there} is not the one of jax {of_jax}, which is {right}: {INSTALL}"
-    fits = re.fullmatch(re.escape(right).replace(r"\*", ".*"), there)
     topology, more = NAMES[name]
     try:
         devices = topologies.get_topology_desc(topology, "tpu", **more).devices
     except RuntimeError as error:
-        why = str(error).strip().splitlines()[0] if fits else other
+        why = f"{tpu.foreign()}: {INSTALL}" if tpu.foreign() else str(error).strip().splitlines()[0]
         raise errors.UserError(f"libtpu cannot describe {name}: {why}") from error
-    if not fits:
-        print(f"{other}; what follows is of another compiler than this jax was tested with", flush=True)
+    if tpu.foreign():
+        print(f"{tpu.foreign()}: what follows is of another compiler than its own", flush=True)
     return devices
-
-
-def released_with() -> str:
-    """The version of libtpu that jax[tpu] names, as 0.0.50.*."""
-    named = (re.match(r"libtpu\s*==\s*([\w.*]+)", line) for line in importlib.metadata.requires("jax") or ())
-    return next((found[1] for found in named if found), "*")
 
 
 def program(name: str, step: Callable, *arguments: Any) -> Program:
