@@ -25,8 +25,8 @@ import ml_collections
 from absl import flags
 
 from experiments.engine import compilation, errors, group, in_process, interruption, job, mesh, parting, plan, replay
-from experiments.engine import topology as topologies
 from experiments.engine import config as configs
+from experiments.engine import topology as topologies
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")

@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from experiments.engine import (

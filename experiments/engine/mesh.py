@@ -300,9 +300,7 @@ def abstract_batch(mesh: Mesh, batch: dict, *, rows: int = 0) -> dict:
     places = {name: NamedSharding(mesh, of_rows(mesh, spec) if rows else spec) for name, spec in specs.items()}
     shape = jax.eval_shape(lambda batch: batch, batch)  # types as JAX has them, which need not be numpy's
     leading = (rows,) * bool(rows)
-    return {
-        name: jax.ShapeDtypeStruct(leading + x.shape, x.dtype, sharding=places[name]) for name, x in shape.items()
-    }
+    return {name: jax.ShapeDtypeStruct(leading + x.shape, x.dtype, sharding=places[name]) for name, x in shape.items()}
 
 
 def of_rows(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:

@@ -9,7 +9,8 @@ import contextvars
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,7 @@ from jax.experimental import topologies
 from experiments.engine import errors, tpu
 
 GIB = 2**30
+AT_ONCE = 2  # programs: compiling one takes one core
 INSTALL = 'pip install -e ".[aot]"'
 # libtpu looks for chips, and for others that use them, unless it is told not to; and warns of what it is not told.
 ENVIRONMENT = {
@@ -69,10 +71,20 @@ class Topology(NamedTuple):
     file: str | None  # what is found is written there too, as JSON
 
 
-class Program(NamedTuple):
-    """A program that was compiled, or why not."""
+class Wanted(NamedTuple):
+    """A program to compile: the jitted `step` for these arguments, which are abstract and say where they lie."""
 
     name: str
+    step: Callable
+    arguments: tuple
+    flops: float  # of the matrix products that it needs, over all chips
+    beside: bool = False  # as an evaluation is, beside what the chips are there for
+
+
+class Program(NamedTuple):
+    """What was wanted, compiled; or why not."""
+
+    wanted: Wanted
     compiled: Any  # jax.stages.Compiled, or None
     reason: str  # '' where it is compiled
     seconds: float
@@ -124,14 +136,28 @@ def described(name: str) -> Sequence[Any]:
     return devices
 
 
-def program(name: str, step: Callable, *arguments: Any) -> Program:
-    """The jitted step compiled for abstract arguments, which say where they lie."""
+def compiled(wanted: Iterable[Wanted]) -> list[Program]:
+    """The programs, compiled two at a time; of those that are the same but for their names, each takes the first's."""
+    pool, first, found = futures.ThreadPoolExecutor(AT_ONCE), {}, []
+    try:
+        for one in wanted:
+            lowered = one.step.lower(*one.arguments)
+            text = lowered.as_text()
+            if text not in first:
+                first[text] = pool.submit(_compiled, lowered)
+            found.append((one, first[text]))
+        return [Program(one, *result.result()) for one, result in found]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # where a person stops it, nobody waits
+
+
+def _compiled(lowered: Any) -> tuple[Any, str, float]:
     began = time.perf_counter()
     try:
-        compiled, why = step.lower(*arguments).compile(), ""
+        program, why = lowered.compile(), ""
     except jax.errors.JaxRuntimeError as error:
-        compiled, why = None, reason(str(error))
-    return Program(name, compiled, why, time.perf_counter() - began)
+        program, why = None, reason(str(error))
+    return program, why, time.perf_counter() - began
 
 
 _TOO_LARGE = (  # of libtpu 0.0.23, twice, and 0.0.50
