@@ -12,7 +12,19 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import config, disk, errors, interruption, job, mesh, report, sources, workdir
+from experiments.engine import (
+    config,
+    disk,
+    errors,
+    interruption,
+    job,
+    mesh,
+    report,
+    sources,
+    topology,
+    topology_report,
+    workdir,
+)
 from experiments.laboratory import preparing, progress, study, training
 from experiments.laboratory import report as reports
 
@@ -29,8 +41,11 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | 
     rows = study.rows(settings, asked)
     side_by_side = batched(settings.study.batched, devices)
     if folder is None:
-        for one in checked(study.programs(rows), asked, devices):
+        programs = checked(study.programs(rows), asked, devices)
+        for one in programs:
             print(told(one), flush=True)
+        if topology.asked():
+            topology_report.show(training.described(programs, devices, batched=side_by_side))
         return None
     requests = interruption.Requests()
     with workdir.hold(folder), job.file_errors(folder), requests.kept():

@@ -58,7 +58,7 @@ def initial_state(task: Task, optimiser: optax.GradientTransformation, *, seed: 
     make = functools.partial(_state, task, optimiser)
     key = jax.random.key(seed)
     places = meshes.shardings(mesh, jax.eval_shape(make, key), task.layout)
-    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run())(key)
+    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(mesh))(key)
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
