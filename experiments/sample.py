@@ -20,7 +20,6 @@ COMPILES = True  # with --topology
 AT_ONCE = 8  # words between two looks at what has been drawn
 GROWS = 2**14  # tokens of all texts: with fewer, reading empty places costs less than compiling again
 MOST = 256  # words, where the config leaves their number open
-by_layer, grow = jax.jit(incremental.by_layer), jax.jit(incremental.roomy, static_argnums=1)
 
 
 def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
@@ -39,7 +38,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     generator = prepared(settings, made, ids, steps=steps, ends=ends)
     settings.refuse_unused()
     if topology.asked():
-        topology_report.show(described(generator), parameters=generator.params)
+        topology_report.show(described(generator))
         return job.Result(None, {})
     gained = rounds(generator, ids, settings.seed, ends)
     file = workdir.new_file(folder, "sample.txt") if folder is not None else None
@@ -92,7 +91,7 @@ class Generator(NamedTuple):
     """A model that draws words, at most `steps` after each prompt; its functions are jitted.
 
     begin(params, prompt_BN, length_B, key) -> state with the first word, and more(layers, state) -> AT_ONCE words
-    later, which uses its state up; layers: incremental.by_layer(params). Of many long texts the cache begins with a
+    later, which uses its state up; layers: by_layer(params). Of many long texts the cache begins with a
     `quarter` of its `most` places, and gets another one when they are filled.
     """
 
@@ -104,6 +103,8 @@ class Generator(NamedTuple):
     quarter: int
     begin: Callable[..., decode.State]
     more: Callable[..., decode.State]
+    by_layer: Callable[[Any], Any]
+    grow: Callable[[Any, int], Any]
 
 
 def prepared(
@@ -144,7 +145,8 @@ def generator(
     def more(layers: Any, state: decode.State) -> decode.State:
         return decode.more(functools.partial(model.step, layers, mask=mask()), state, steps=AT_ONCE, **how)
 
-    return Generator(params, prompt_BN, model, mask, most, quarter, begin, more)
+    by_layer, grow = jax.jit(incremental.by_layer), jax.jit(incremental.roomy, static_argnums=1)
+    return Generator(params, prompt_BN, model, mask, most, quarter, begin, more, by_layer, grow)
 
 
 def described(of: Generator) -> Iterator[topology.Wanted]:
@@ -169,7 +171,7 @@ def described(of: Generator) -> Iterator[topology.Wanted]:
 def rounds(of: Generator, ids: list[list[int]], seed: int, ends: set[int]) -> Iterator[list[list[int]]]:
     """In each round the new ids of each text, without those that end it, until every text is done."""
     params = jax.device_put(of.params)
-    layers = by_layer(params)
+    layers = of.by_layer(params)
     told_B = np.array([len(row) for row in ids])
     state = of.begin(params, of.prompt_BN, told_B, jax.random.key(seed))
     while True:
@@ -181,7 +183,7 @@ def rounds(of: Generator, ids: list[list[int]], seed: int, ends: set[int]) -> It
         told_B = length_B.copy()  # `more` may write where it lay
         places = incremental.places(state.cache)
         if places < min(int(state.length_B.max()) + AT_ONCE, of.most):
-            state = state._replace(cache=grow(state.cache, min(places + of.quarter, of.most)))
+            state = state._replace(cache=of.grow(state.cache, min(places + of.quarter, of.most)))
         state = of.more(layers, state)
 
 
