@@ -172,7 +172,7 @@ def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:
     """How a model of W words (0: it has none) is shared over this mesh; words are, where they divide evenly."""
     named = {axis: axis if mesh.shape[axis] > 1 else None for axis in (FSDP, TENSOR, SEQUENCE)}
     words = TENSOR if named[TENSOR] and W and W % mesh.shape[TENSOR] == 0 else None
-    return layouts.Layout(batch=BATCH, words=words, **named)
+    return layouts.Layout(batch=BATCH, words=words, platform=backend(mesh), **named)
 
 
 def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -> None:

@@ -136,14 +136,19 @@ def described(name: str) -> Sequence[Any]:
     return devices
 
 
-def compiled(wanted: Iterable[Wanted]) -> list[Program]:
-    """The programs, compiled two at a time; of those that are the same but for their names, each takes the first's."""
+def compiled(wanted: Iterable[Wanted], most: int | None = None) -> list[Program]:
+    """The programs, compiled two at a time; of those that are the same but for their names, each takes the first's.
+
+    most: no more than so many different ones, the first.
+    """
     pool, first, found = futures.ThreadPoolExecutor(AT_ONCE), {}, []
     try:
         for one in wanted:
             lowered = one.step.lower(*one.arguments)
             text = lowered.as_text()
             if text not in first:
+                if len(first) == most:
+                    break
                 first[text] = pool.submit(_compiled, lowered)
             found.append((one, first[text]))
         return [Program(one, *result.result()) for one, result in found]
