@@ -167,7 +167,7 @@ def _compiled(lowered: Any) -> tuple[Any, str, float]:
 
 _TOO_LARGE = (  # of libtpu 0.0.23, twice, and 0.0.50
     re.compile(r"Used (?P<needs>[\d.]+\w?) of (?P<has>[\d.]+\w?) hbm"),
-    re.compile(r"Allocation \(size=(?P<needs>\d+)\) would exceed memory \(size=(?P<has>\d+)\)"),
+    re.compile(r"\(size=(?P<needs>\d+)\) would exceed memory \(size=(?P<has>\d+)\)"),
     re.compile(r"\((?P<needs>[\d.]+\w?)\) exceeds available HBM \((?P<has>[\d.]+\w?)\)"),
 )
 
