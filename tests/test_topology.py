@@ -41,6 +41,8 @@ def test_bad_input_is_a_sentence(tmp_path, monkeypatch):
         assert refused.code == 2 and "--topology and --json are for --dry_run" in refused.err
     unknown = dry(tmp_path, "--topology=v5e-3")
     assert unknown.code == 2 and 'unknown --topology "v5e-3"; the right ones are: v5e-1, v5e-4' in unknown.err
+    nowhere = dry(tmp_path, "--topology=v5e-1", f"--json={tmp_path}/none/x.json")
+    assert nowhere.code == 2 and f"there is no folder {tmp_path}/none" in nowhere.err
     monkeypatch.setattr(tpu, "libtpu", lambda: None)
     without = dry(tmp_path, "--topology=v5e-1")
     assert without.code == 2 and 'not installed: pip install -e ".[aot]"' in without.err

@@ -7,6 +7,7 @@ large (libtpu 0.0.23 and 0.0.50); peaks, clocks and bandwidths are Google's (clo
 import contextlib
 import contextvars
 import os
+import pathlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,7 +101,9 @@ def asked() -> Topology | None:
 
 @contextlib.contextmanager
 def of(name: str, file: str | None = None) -> Iterator[Topology]:
-    """Within this, meshes are made of these chips. UserError where they, or libtpu, are not known."""
+    """Within this, meshes are made of these chips. UserError where they, libtpu or the folder of `file` are not."""
+    if file is not None and not pathlib.Path(file).absolute().parent.is_dir():
+        raise errors.UserError(f"--json={file}: there is no folder {pathlib.Path(file).absolute().parent}")
     devices = described(name)
     token = _asked.set(Topology(name, CHIPS[name.partition("-")[0]], devices, file))
     try:

@@ -49,7 +49,10 @@ def show(wanted: Iterable[topology.Wanted], most: int | None = None, **parts: An
         facts = {"topology": asked.name, "chips": len(asked.devices), "hbm_bytes": int(asked.chip.hbm), **held}
         facts |= largest | {"compiled": not refused, "reason": "; ".join(refused), "programs": records}
         facts |= {"versions": mesh.versions() | {"libtpu": tpu.libtpu()}}
-        disk.write(pathlib.Path(asked.file), workdir.as_json(facts))
+        try:
+            disk.write(pathlib.Path(asked.file), workdir.as_json(facts))
+        except OSError as error:
+            raise errors.RunError(f"--json={asked.file} cannot be written: {error.strerror}") from error
     if refused:
         raise errors.RunError(f"not compiled for {asked.name}: {'; '.join(refused)}")
 
@@ -133,6 +136,8 @@ def _time(one: dict[str, Any], asked: topology.Topology) -> list[str]:
             f"{1e3 * one['kernel_seconds']:.3g} ms of it are kernels without an estimate, at {KERNELS:.0%} of the peak"
             + f"; {one['kernels_without_flops']} more do not say their FLOPs" * bool(one["kernels_without_flops"])
         )
+    if one["loops_counted_once"]:
+        lines.append(f"of {one['loops_counted_once']} loops the number of turns is not known: they count once")
     parts = list(one["by_scope"].items())[:LISTED]
     lines.append("where it would go: " + ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts))
     return lines
