@@ -1,7 +1,6 @@
 """What a compiled program says of a step: what passes between devices, and the TPU compiler's estimate of its time."""
 
 import collections
-import functools
 import math
 import re
 from typing import NamedTuple
@@ -13,9 +12,11 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, 
 _ARRAY = re.compile(r"(\w+)(\[[\d,]*\])")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
+_WORK = ("fusion", "sort", "reduce-window", "custom-call")
+_NO_WORK = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast)"')
 _CHAIN = re.compile(r'chain_id="\d+"|$')  # the same for all parts of a collective that several fusions do
 _ALONE = re.compile(r"replica_groups=(?:\{(?:\{\d+\},?)*\}|\[\d+,1\])")  # every device a group of its own
-_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")  # the groups as mesh['x'=4,'y'=2] {'x'}
+_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\].*? \{([^}]*)\}")  # the groups as mesh['x'=4,'y'=2] {'x'}
 
 
 class Traffic(NamedTuple):
@@ -48,7 +49,7 @@ class Estimate(NamedTuple):
     kernels: list[Kernel]
     collectives: dict[str, Traffic]
     unknown_loops: int  # their number of turns does not follow from the text, and they count once
-    unestimated: dict[str, int]  # fusions of which the compiler says no cycles (gather, scatter): times by scope
+    unestimated: dict[str, int]  # times by scope: work of which the compiler says no cycles (gather, scatter, sort)
 
 
 def estimate(text: str, *, clock: float) -> Estimate:
@@ -90,7 +91,7 @@ Total = collections.Counter[tuple[str, str]]
 
 
 def _part(total: Total, what: str) -> dict[str, int]:
-    return {of: n for (kind, of), n in total.items() if kind == what}
+    return {of: n for (kind, of), n in total.items() if kind == what and n}
 
 
 def _traffic(total: Total) -> dict[str, Traffic]:
@@ -102,12 +103,12 @@ def _work(total: Total) -> int:
     return sum(n for (what, _), n in total.items() if what in ("cycles", "kernel"))
 
 
-def _of_computation(name: str, program: programs.Program, known: programs.Known = lambda i: None) -> Total:
-    """What is done in a computation, of whose argument this is known."""
+def _of_computation(name: str, program: programs.Program) -> Total:
+    """What is done in a computation."""
     total: Total = collections.Counter()
     under_way: dict[str, tuple[Total, int]] = {}  # collectives, and the work before them
     for line in program.bodies[name]:
-        done = _of_line(line, program, known)
+        done = _of_line(line, program)
         began, before = under_way.pop(_end(line, program), (None, 0))
         if began and _work(total) > before:
             total.update({("beside", kind): n for kind, n in _part(began, "times").items()})
@@ -117,20 +118,18 @@ def _of_computation(name: str, program: programs.Program, known: programs.Known 
     return total
 
 
-def _of_line(line: programs.Line, program: programs.Program, known: programs.Known) -> Total:
+def _of_line(line: programs.Line, program: programs.Program) -> Total:
     """What one instruction does, with all that it calls."""
     called = programs.called(line)
     if line.opcode == "while":
-        n = programs.turns(line, program, known)
-        inner = functools.partial(programs.unchanged, line, program, known)
-        turn = _of_computation(called["body"], program, inner)
+        n, turn = programs.turns(line, program), _of_computation(called["body"], program)
         if n is None:
             return turn + collections.Counter({("unknown", line.name): 1})
         return collections.Counter({what: n * amount for what, amount in turn.items()})
     if line.opcode == "conditional":
         of_branches = [_of_computation(name, program) for name in programs.branches(line)]
         return max(of_branches, key=lambda total: (_work(total), sum(_part(total, "size").values())))
-    if line.opcode in ("call", "async-start"):
+    if line.opcode in ("call", "async-start", "call-start"):
         return _of_computation(called.get("to_apply") or called["calls"], program)
     total: Total = collections.Counter()
     for one in (line, *program.inside(line)):
@@ -142,7 +141,7 @@ def _of_line(line: programs.Line, program: programs.Program, known: programs.Kno
     scope = programs.scope(program.op_name(line))
     if cycles := _CYCLES.search(line.rest):
         total["cycles", scope] += int(cycles[1])
-    elif line.opcode == "fusion" and not total and not _end(line, program):
+    elif line.opcode in _WORK and not total and not _end(line, program) and not _NO_WORK.search(line.rest):
         total["unestimated", scope] += 1
     return total
 
@@ -155,7 +154,8 @@ def _start(line: programs.Line, program: programs.Program) -> str:
 def _end(line: programs.Line, program: programs.Program) -> str:
     """The key of the collective that this waits for; '' where it waits for none."""
     if line.opcode.endswith("-done"):
-        return program.inputs(line)[0].name if program.inputs(line) else ""
+        begun = program.inputs(line)[0]
+        return program.inputs(begun)[0].name if begun.opcode.endswith("-update") else begun.name
     return _marked("AsyncCollectiveDone", line, program)
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import operator
 import re
 from collections.abc import Callable
 from typing import NamedTuple
@@ -21,7 +20,6 @@ _TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _COMPARED = re.compile(r"direction=([LG])([TE])")
 _LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
 _WHOLE = re.compile(r"[su]\d+\[\]")  # one whole number
-_ARITHMETIC = {"add": operator.add, "subtract": operator.sub, "copy": operator.pos, "convert": operator.pos}
 _WRAPPED = re.compile(r"^(\w+)\((.*)\)$")
 # What JAX puts into the path beside the scopes: transformations around a scope, and calls of functions.
 _AROUND = {"jvp", "transpose", "vmap", "linearize"}
@@ -157,7 +155,7 @@ def scope(op_name: str) -> str:
 
 
 def _is_beside(part: str) -> bool:
-    return part in _BESIDE or part.startswith(("jit(", "pjit(", "branch_"))
+    return part in _BESIDE or part.startswith(("jit(", "pjit(", "branch_")) or "->" in part  # an einsum's name
 
 
 def _parts(path: str) -> list[str]:
@@ -185,61 +183,52 @@ def direction(op_name: str) -> str:
     return "backward" if "transpose(" in op_name else "forward"
 
 
-Known = Callable[[int], int | None]  # the whole number at a place of the tuple that a computation is given
+Numbers = Callable[[int], int | None] | None  # the whole number at a place of the tuple that a computation is given
 
 
-def turns(loop: Line, program: Program, known: Known) -> int | None:
+def turns(loop: Line, program: Program) -> int | None:
     """How often the body of a loop is computed, where its condition compares whole numbers that change evenly.
 
-    known: what is known where the loop stands. The text of a TPU program does not say it: it follows from the numbers
-    before the first turn, and from body and condition.
+    On a TPU the text does not say it: it follows from the tuple before the first turn, and from body and condition.
     """
     if said := _TIMES.search(loop.rest):
         return int(said[1])
-    parts, states = called(loop), [functools.partial(_at, program.inputs(loop)[0], program, known)]
-    for _ in range(2):
-        states.append(functools.partial(_at, program.roots[parts["body"]], program, states[-1]))
-    left = [_left(program.roots[parts["condition"]], program, state) for state in states]
+    test, following = (program.roots[called(loop)[part]] for part in ("condition", "body"))
+    left, numbers = [], None
+    for source in (program.inputs(loop)[0], following, following):
+        numbers = functools.partial(_at, source, program, numbers)
+        left.append(_left(test, program, numbers))
     if None in left or left[2] - left[1] != left[1] - left[0]:
         return None
     step = left[0] - left[1]
     return 0 if left[0] <= 0 else -(-left[0] // step) if step > 0 else None
 
 
-def unchanged(loop: Line, program: Program, known: Known, i: int) -> int | None:
-    """The whole number at a place of the tuple that every turn of a loop is given, and gives on as it is."""
-    given_on = program.inputs(program.roots[called(loop)["body"]])[i]
-    if given_on.opcode != "get-tuple-element" or int(_INDEX.search(given_on.rest)[1]) != i:
-        return None
-    return _at(program.inputs(loop)[0], program, known, i)
-
-
-def _left(test: Line, program: Program, known: Known) -> int | None:
+def _left(test: Line, program: Program, numbers: Numbers) -> int | None:
     """What is left until a comparison of whole numbers is false: of x < n, n - x."""
     compared = _COMPARED.search(test.rest) if test.opcode == "compare" else None
-    numbers = [_number(line, program, known) for line in program.inputs(test)] if compared else [None]
-    if None in numbers:
+    both = [_number(line, program, numbers) for line in program.inputs(test)] if compared else [None]
+    if None in both:
         return None
-    return (numbers[1] - numbers[0]) * (1 if compared[1] == "L" else -1) + (compared[2] == "E")
+    return (both[1] - both[0]) * (1 if compared[1] == "L" else -1) + (compared[2] == "E")
 
 
-def _at(source: Line, program: Program, known: Known, i: int) -> int | None:
-    """The whole number at a place of this tuple, where it follows from constants and what is known."""
+def _at(source: Line, program: Program, numbers: Numbers, i: int) -> int | None:
+    """The whole number at a place of this tuple, where it follows from constants and what a computation is given."""
     if source.opcode == "tuple":
-        return _number(program.inputs(source)[i], program, known)
-    if source.opcode == "while":
-        return unchanged(source, program, known, i)
-    return known(i) if source.opcode == "parameter" else None
+        return _number(program.inputs(source)[i], program, numbers)
+    return numbers(i) if numbers and source.opcode == "parameter" else None
 
 
-def _number(line: Line, program: Program, known: Known) -> int | None:
-    """The whole number that an instruction gives, where it follows from constants and what is known."""
+def _number(line: Line, program: Program, numbers: Numbers) -> int | None:
+    """The whole number that an instruction gives, where it follows from constants and what a computation is given."""
     if not _WHOLE.fullmatch(line.shape):
         return None
     if line.opcode == "constant":
         return int(line.rest.partition(")")[0])
     if line.opcode == "get-tuple-element":
-        return _at(program.inputs(line)[0], program, known, int(_INDEX.search(line.rest)[1]))
-    operation = _ARITHMETIC.get(line.opcode)
-    numbers = [_number(one, program, known) for one in program.inputs(line)] if operation else [None]
-    return None if None in numbers else operation(*numbers)
+        return _at(program.inputs(line)[0], program, numbers, int(_INDEX.search(line.rest)[1]))
+    if line.opcode not in ("add", "copy"):
+        return None
+    parts = [_number(one, program, numbers) for one in program.inputs(line)]
+    return None if None in parts else sum(parts)
