@@ -135,11 +135,12 @@ def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **c
             words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{dict(given)!r}"] if given else [])]
             hint = f"; go on with: launch.run({', '.join(words)})" if folder is not None else ""
             return action()
-    except errors.Interrupted as error:
-        interruption.pass_on(error.code - 128)
-        raise errors.Interrupted(f"{error}{hint}", error.code) from error
+    except (errors.UserError, errors.RunError) as error:
+        end = type(error)(str(error))
     except KeyboardInterrupt as error:
-        raise errors.Interrupted(f"stopped{hint}", 130) from error
+        end = errors.Interrupted(f"{str(error) or 'stopped'}{hint}", getattr(error, "code", 130))
+        interruption.pass_on(end.code - 128)
+    raise end  # anew: a notebook keeps what was raised, and with its frames the arrays on the devices
 
 
 def asked(argv: list[str]) -> Command:

@@ -180,7 +180,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from experiments.engine import interruption
 requests = interruption.Requests()
-with requests.kept():
+with interruption.at_once(), requests.kept():
     for name in sys.argv[2:]:
         os.kill(os.getpid(), getattr(signal, name))
         print(name, requests.signal, flush=True)

@@ -6,8 +6,7 @@ import os
 import pathlib
 import sys
 import warnings
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Iterable, Iterator
 
 import jax
 
@@ -16,22 +15,19 @@ from experiments.engine import compilation, config
 
 @contextlib.contextmanager
 def unchanged(folder: pathlib.Path) -> Iterator[None]:
-    """Within this, the user's own modules are imported anew; behind it, all is as it was before.
-
-    folder: that of the config. What JAX has started, and what it has compiled, stays.
+    """Within this, the user's own modules are imported anew: those of the working directory, of the project's folder
+    and of that of the config. Behind it, all is as it was before; but what JAX has started and compiled stays.
     """
     place, path, bytecode, flags = os.getcwd(), list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
-    folders = (place, str(folder.absolute()))
-    before = {name: module for name, module in sys.modules.items() if _edited(module, folders)}
-    for name in before:
-        del sys.modules[name]
+    folders = (place, str(folder.absolute()), str(config.ROOT))
+    before = {name: sys.modules.pop(name) for name in _edited(folders)}
     importlib.invalidate_caches()  # a file may have been written since the folder was last looked at
     sys.dont_write_bytecode = True  # it is told from a newer file by its seconds only
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stdout):
             yield
     finally:
-        for name in [name for name, module in sys.modules.items() if _edited(module, folders)]:
+        for name in _edited(folders):
             del sys.modules[name]
         sys.modules.update(before)
         sys.path[:], sys.dont_write_bytecode = path, bytecode
@@ -39,11 +35,15 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
         _set(flags)
 
 
-def _edited(module: ModuleType, folders: tuple[str, ...]) -> bool:
-    """Whether the module is from a file beside the config, or below the working directory, that the user may edit."""
-    file = getattr(module, "__file__", None) or ""
-    installed = "site-packages" in file or "dist-packages" in file
-    return file.endswith(".py") and file.startswith(folders) and not installed and config.own(file)
+def _edited(folders: Iterable[str]) -> list[str]:
+    """The modules that are imported from one of these folders, and that the user may edit."""
+    found = []
+    for name, module in sys.modules.items():
+        paths = (os.path.join(folder, *name.split(".")) for folder in folders)
+        files = [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]
+        if getattr(module, "__file__", None) in files and config.own(module.__file__):
+            found.append(name)
+    return found
 
 
 def _set(flags: dict) -> None:

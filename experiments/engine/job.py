@@ -58,8 +58,9 @@ class Result(NamedTuple):
     """What there is when a config has been run.
 
     folder: that of the run; None where nothing was written. summary: what summary.json holds; report.json of a study;
-    of a tool what it has told. Only where one model was trained: params, the final ones (numpy); batch, of held-out
-    examples; apply(params, batch), the answers of the model. figures: the files that were drawn.
+    of a tool what it has told. figures: the files that were drawn. Only where one model was trained: params, the final
+    ones (numpy; None where a finished run has lost its checkpoints); batch, held-out examples by the names of their
+    arrays; apply(params, batch), what the model answers, such as logits.
     """
 
     folder: pathlib.Path | None
@@ -96,7 +97,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if folder is not None and enter(settings, folder):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
-            params = checkpoint.parameters(folder / "checkpoints", made.steps)
+            params = checkpoint.parameters(folder / "checkpoints", made.steps) if resumed else None
             return result(folder, work, json_file.read(folder / "summary.json", says="its result"), params)
         if writes:
             sources.keep(folder, settings.sources())

@@ -75,19 +75,44 @@ class Pace:
         return None if rate is None else steps * rate + evaluations * (self.evaluations.recent() or rate)
 
 
+class Cell:
+    """What tqdm writes below a notebook's cell: a line takes the place of the one before."""
+
+    encoding = "utf-8"  # with which tqdm draws a smooth bar
+
+    def __init__(self, display: Callable):
+        self._shown = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            self._shown.update({"text/plain": text}, raw=True)
+
+    def flush(self) -> None:
+        """There is nothing to wait for."""
+
+
+def notebook() -> Callable | None:
+    """IPython's `display` where this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython.display.display if hasattr(ipython and ipython.get_ipython(), "kernel") else None
+
+
 class Line:
-    """A live line on a terminal; elsewhere a plain line every ten seconds."""
+    """A live line on a terminal or below a notebook's cell; elsewhere a plain line every ten seconds."""
 
     EVERY_SECONDS = 10.0
 
     def __init__(self, begins: str, *, total: float, done: float = 0, live: bool = True):
         """begins: what tqdm writes before the rest. live: not where another process shows the line."""
+        display, terminal = notebook() if live else None, sys.stderr.isatty()
         self._bar = tqdm.tqdm(
             total=total,
             initial=done,
-            disable=not (sys.stderr.isatty() and live),
+            disable=not (live and (display or terminal)),
+            file=Cell(display) if display else None,
+            mininterval=0.5 if display else 0.1,
             bar_format=begins + "{postfix} |{bar:20}|",  # tqdm's own {remaining} counts all that waits
-            dynamic_ncols=True,
+            dynamic_ncols=not display,
         )
         self._pace, self._spoke = Pace(), time.perf_counter()
 

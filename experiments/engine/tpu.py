@@ -97,9 +97,9 @@ def _wanted() -> str:
 
 
 def _platforms() -> str:
-    return (
-        f"JAX_PLATFORMS = {jax.config.jax_platforms}" if jax.config.jax_platforms else "a run before had device = cpu"
-    )
+    """What kept JAX from the TPU: its setting, or a run that is over."""
+    given = jax.config.jax_platforms or "tpu"
+    return "a run before had device = cpu" if "tpu" in given else f"JAX_PLATFORMS = {given}"
 
 
 def _holder(said: str) -> int | None:
