@@ -126,14 +126,17 @@ def described(name: str) -> Sequence[Any]:
         raise errors.UserError(f"--topology needs libtpu, the compiler for TPUs, which is not installed: {INSTALL}")
     jax.config.update("jax_platforms", "cpu")  # whatever this machine has, it is not asked
     jax.config.update("jax_enable_compilation_cache", False)  # so that the seconds are those of compiling
-    for variable, value in ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
     topology, more = NAMES[name]
+    own = {variable: value for variable, value in ENVIRONMENT.items() if variable not in os.environ}
+    os.environ.update(own)  # which libtpu reads as it is loaded
     try:
         devices = topologies.get_topology_desc(topology, "tpu", **more).devices
     except RuntimeError as error:
         why = f"{tpu.foreign()}: {INSTALL}" if tpu.foreign() else str(error).strip().splitlines()[0]
         raise errors.UserError(f"libtpu cannot describe {name}: {why}") from error
+    finally:
+        for variable in own:
+            del os.environ[variable]
     if tpu.foreign():
         print(f"{tpu.foreign()}: what follows is of another compiler than its own", flush=True)
     return devices
