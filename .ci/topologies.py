@@ -68,10 +68,11 @@ def main() -> int:
 def row(name: str, topology: str, changes: dict, folder: str) -> tuple[str, bool]:
     """The line of a config, and whether all is right; '' for what trains nothing."""
     import launch
+    from configs import base
     from experiments.engine import config, errors
 
     command = launch.Command(str(ROOT / "configs" / f"{name}.py"), None, [], config.assign)
-    given = launch.loaded(command, launch.importlib.import_module("configs.base").get_config())
+    given = launch.loaded(command, base.get_config())
     if not getattr(config.experiment(given.experiment), "WRITES", True):
         return "", True
     own = stand_ins(given, pathlib.Path(folder))

@@ -10,8 +10,9 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import compilation, mesh, topology, tpu, train
-from tfm import fused, incremental, linear, mask
+from experiments import sample
+from experiments.engine import compilation, mesh, topology, topology_report, tpu, train
+from tfm import fused, head, incremental, linear, mask
 
 libtpu = pytest.mark.skipif(tpu.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch": 16, "train.evaluate_batch": 16}
@@ -205,3 +206,35 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
     assert not loops(mesh.make(data=1))
     with topology.of("v5e-1"):
         assert loops(mesh.make(data=1)) == loop
+
+
+# -------------------------------------------------------------------------------------------------- studies, generation
+
+
+@libtpu  # three programs of a whole step: seconds of the compiler
+def test_a_studys_programs_are_compiled_once_each_and_its_dearest_is_evaluated(tmp_path):
+    arms = [("wide", {"model.D": 12}), ("narrow", {}), ("again", {"model.score": "symmetric_init"})]
+    study = {"study.experiment": "vision", "study.arms": arms, "study.seeds": [0, 1]}
+    file = tmp_path / "said.json"
+    shown = dry(tmp_path, "--topology=v5e-1", f"--json={file}", experiment="ablation", **SMALL, **study)
+    assert shown.code == 0, shown.err
+    told = {one["name"]: one for one in json.loads(file.read_text())["programs"]}
+    names = [f"step of {arm} x 2 seeds" for arm in ("wide", "narrow", "again")]
+    assert list(told) == [names[0], "evaluation of wide x 2 seeds", *names[1:]]
+    assert told[names[1]]["compile_seconds"] == told[names[2]]["compile_seconds"] != told[names[0]]["compile_seconds"]
+    assert told[names[0]]["argument_bytes"] > told[names[1]]["argument_bytes"]
+
+
+@libtpu
+def test_generation_is_compiled_reading_the_prompt_and_going_on():
+    model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=16, tied_output=False)
+    prompt_BN, how = np.ones((1, 4), np.int32), {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": []}
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    generator = sample.generator(model, params, prompt_BN, steps=9, mask=lambda length_B=None: mask.causal, **how)
+    with topology.of("v5e-1") as of:
+        wanted = list(sample.described(generator))
+        programs = topology.compiled(wanted)
+        assert [one.reason for one in programs] == ["", ""] and len(topology.compiled(wanted, most=1)) == 1
+        reading, further = (topology_report.record(one, of) for one in programs)
+    assert reading["name"].startswith("reading 1 x 4 tokens") and "next 8" in further["name"]
+    assert 0 < further["ideal_seconds"] and further["alias_bytes"] > 0  # the state is used up
