@@ -38,10 +38,13 @@ from experiments.engine import (
     resumption,
 )
 from experiments.engine import config as configs
+from experiments.engine import topology as topologies
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
+TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
+JSON = flags.DEFINE_string("json", None, "With --topology: a file for what the compiler says.")
 REPLAY = flags.DEFINE_string("replay", None, "A folder left by a run whose numbers went wrong: compute its step again.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0, given to all.")
 PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
@@ -73,6 +76,8 @@ def arguments(argv: list[str]) -> list[tuple[str, str]]:
         raise errors.UserError(f'what is "{surplus[0]}"? Settings are given as --config.key=value')
     if REPLAY.value is not None and (CONFIG.value or WORKDIR.value or DRY_RUN.value):
         raise errors.UserError("--replay DIR takes its config from DIR and writes nothing: leave the other flags out")
+    if (TOPOLOGY.value and not DRY_RUN.value) or (JSON.value and not TOPOLOGY.value):
+        raise errors.UserError("--topology and --json are for --dry_run, which compiles for chips and runs nothing")
     if CONFIG.value is None and REPLAY.value is None:
         raise errors.UserError("say which config to run: python launch.py --config configs/vit.py")
     return overrides
@@ -122,6 +127,7 @@ class Command(NamedTuple):
     dry_run: bool = False
     replay: pathlib.Path | None = None
     several: bool = False  # processes
+    topology: tuple[str, str | None] | None = None  # its name, and the file for what the compiler says
 
 
 def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **changes: Any) -> job.Result:
@@ -157,7 +163,8 @@ def asked(argv: list[str]) -> Command:
         raise errors.UserError(f"{bundle} is no replay bundle: it has no config.json")
     config = str(bundle / "config.json") if bundle is not None else CONFIG.value
     several = bool(together() or DISTRIBUTED.value)
-    return Command(config, WORKDIR.value, changes, configs.override, DRY_RUN.value, bundle, several)
+    chips = (TOPOLOGY.value, JSON.value) if TOPOLOGY.value else None
+    return Command(config, WORKDIR.value, changes, configs.override, DRY_RUN.value, bundle, several, chips)
 
 
 def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib.Path | None]:
@@ -166,11 +173,14 @@ def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib
     settings = configs.Settings(loaded(command, base), defaults=base, file=command.config)
     experiment = configs.experiment(settings.experiment)
     compilation.keep_in(settings.compilation_cache)
-    if command.dry_run:
+    if command.dry_run and not command.topology:
         mesh.simulate(settings.mesh.to_dict())
     if command.replay is not None:
         return functools.partial(trained, experiment, settings, None, command.replay), None
     trains = getattr(experiment, "WRITES", True)
+    work = experiment.run if hasattr(experiment, "run") else functools.partial(trained, experiment)
+    if command.topology and getattr(experiment, "COMPILES", trains):
+        return functools.partial(topologies.instead_of_training, *command.topology, work, settings, None), None
     if command.dry_run and not trains:
         raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
     if not trains and command.several:
@@ -178,7 +188,6 @@ def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib
     if not command.several:
         mesh.of_cores(settings.mesh.to_dict())
     folder = folder_of(command, trains)
-    work = experiment.run if hasattr(experiment, "run") else functools.partial(trained, experiment)
     writes = folder if trains else None
     return functools.partial(resumption.outlive, functools.partial(work, settings, folder), writes), writes
 

@@ -130,10 +130,10 @@ def build_generation(name: str) -> participant.Built:
     model = models.language(made.model, answer=head.next_word, W=size.W, N=size.N, tied_output=True)
     params = jax.jit(model.init)(jax.random.key(0))
     ids, how = inputs.prompt(size).tolist(), sample.chance(made) | {"steps": size.new, "mask": lambda *_: masks.causal}
-    begin, more = sample.programs(model, params, np.array(ids, np.int32), **how)
+    generator = sample.generator(model, params, np.array(ids, np.int32), **how)
 
     def rounds() -> Iterator[list[list[int]]]:
-        return sample.rounds(begin, more, ids, made.seed, set())
+        return sample.rounds(generator, ids, made.seed, set())
 
     for _ in rounds():  # to the end, since programs for larger caches are compiled on the way
         pass

@@ -12,11 +12,24 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import config, disk, errors, interruption, job, mesh, report, sources, workdir
+from experiments.engine import (
+    config,
+    disk,
+    errors,
+    interruption,
+    job,
+    mesh,
+    report,
+    sources,
+    topology,
+    topology_report,
+    workdir,
+)
 from experiments.laboratory import preparing, progress, study, training
 from experiments.laboratory import report as reports
 
 TOO_EARLY = "stopped before anything was trained; a report that is there stays as it was"
+DEAREST = 5  # programs that are compiled for chips that are not there: at most a minute's, on two cores
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
@@ -29,8 +42,12 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | 
     rows = study.rows(settings, asked)
     side_by_side = batched(settings.study.batched, devices)
     if folder is None:
-        for one in checked(study.programs(rows), asked, devices):
+        programs = checked(study.programs(rows), asked, devices)
+        for one in programs:
             print(told(one), flush=True)
+        if topology.asked():
+            print(f"  compiled: of {len(programs)} programs the {DEAREST} dearest that are not the same", flush=True)
+            topology_report.show(training.described(programs, devices, batched=side_by_side), DEAREST)
         return None
     requests = interruption.Requests()
     with workdir.hold(folder), job.file_errors(folder), requests.kept():

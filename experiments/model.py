@@ -30,6 +30,9 @@ from tfm import layout as layouts
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MOST_UNROLLED = 512  # layers written out in a program
+# Layers that are written out for a TPU unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each
+# of step and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
+WRITTEN_OUT = 4
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
 
@@ -151,7 +154,7 @@ def build(
     call = {"embed_apply": embed_apply, "head_apply": head_apply, **parts, **computing(m)}
     return Model(
         init,
-        seeing(transformer.apply, call),
+        seeing(transformer.apply, call, M=m.M),
         functools.partial(incremental.start, **call),
         functools.partial(incremental.step, **call),
     )
@@ -177,7 +180,7 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
     call = {"embed_apply": embed.words.apply, "head_apply": head.next_word.apply, **parts, **computing(m)}
     return Seq2Seq(
         init,
-        seeing(seq2seq.apply, call),
+        seeing(seq2seq.apply, call, M=m.M),
         functools.partial(seq2seq.start, **call),
         functools.partial(seq2seq.step, **call),
     )
@@ -246,7 +249,7 @@ def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]]
     return look
 
 
-def seeing(apply: Callable, call: dict) -> Callable:
+def seeing(apply: Callable, call: dict, *, M: int) -> Callable:
     """`apply` with these arguments; where the weights are asked for, computed in the way that forms them.
 
     over: the devices that share the model (inside shard_map).
@@ -254,15 +257,16 @@ def seeing(apply: Callable, call: dict) -> Callable:
 
     def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         design = call["design"]._replace(compute=attention.explicit) if maps else call["design"]
-        return apply(*arrays, **call | shared(call, design, over), maps=maps, **options)
+        return apply(*arrays, **call | shared(call, design, over, M=M), maps=maps, **options)
 
     return applied
 
 
-def shared(call: dict, design: block.Design, over: layouts.Layout) -> dict[str, Any]:
+def shared(call: dict, design: block.Design, over: layouts.Layout, *, M: int) -> dict[str, Any]:
     """The arguments of `call` that change where devices share the model."""
     changed = {"design": design._replace(layout=over)}
-    if over.fsdp and call["unroll"] is True:  # written out, XLA:CPU would gather the weights of all layers at once
+    # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile for minutes on TPU.
+    if call["unroll"] is True and (over.fsdp or (over.platform == "tpu" and M > WRITTEN_OUT)):
         changed["unroll"] = 1
     if over.sequence:
         own_norm = norm.instance_over(over.sequence) if design.norm is norm.instance else design.norm

@@ -4,18 +4,19 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, job, mesh, terminal, trained, workdir
+from experiments.engine import config, cost, errors, job, mesh, terminal, topology, topology_report, trained, workdir
 from experiments.engine.data import vocabulary
 from tfm import decode, head, incremental, sampling
 from tfm import mask as masks
 
 WRITES = False  # nothing, unless --workdir is given
+COMPILES = True  # with --topology
 AT_ONCE = 8  # words between two looks at what has been drawn
 GROWS = 2**14  # tokens of all texts: with fewer, reading empty places costs less than compiling again
 MOST = 256  # words, where the config leaves their number open
@@ -24,16 +25,22 @@ MOST = 256  # words, where the config leaves their number open
 def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     """Go on with the prompts of the config: one is streamed; several are drawn together and told at the end."""
     config.check_seed(settings.seed)
-    mesh.start(settings.device)
+    device = settings.device
+    if not topology.asked():
+        mesh.start(device)
     made = trained.open(settings.checkpoint)
     trained.expect(made, "causal", "prefix")
     words = trained.words(made)
     texts = prompts(settings)
     ids = [encoded(words, text) for text in texts]
     steps = length(settings.sample.length, max(map(len, ids)), made.facts["N"])
-    gained = drawn(settings, made, ids, steps=steps, ends=set(trained.ends(made, words)))
-    stop = settings.sample.stop
+    ends, stop = set(trained.ends(made, words)), settings.sample.stop
+    generator = prepared(settings, made, ids, steps=steps, ends=ends)
     settings.refuse_unused()
+    if topology.asked():
+        topology_report.show(described(generator))
+        return job.Result(None, {})
+    gained = rounds(generator, ids, settings.seed, ends)
     file = workdir.new_file(folder, "sample.txt") if folder is not None else None
     if len(texts) == 1:
         new = itertools.chain.from_iterable(new_B[0] for new_B in gained)
@@ -80,16 +87,35 @@ def length(asked: int, prompt: int, context: int) -> int:
     return asked or min(room, MOST)
 
 
-def drawn(
+class Generator(NamedTuple):
+    """A model that draws words, at most `steps` after each prompt; its functions are jitted.
+
+    begin(params, prompt_BN, length_B, key) -> state with the first word, and more(layers, state) -> AT_ONCE words
+    later, which uses its state up; layers: by_layer(params). Of many long texts the cache begins with a
+    `quarter` of its `most` places, and gets another one when they are filled.
+    """
+
+    params: Any
+    prompt_BN: np.ndarray
+    model: models.Model
+    mask: Callable[..., masks.Mask]  # mask(length_B) for reading the prompts, mask() for what follows
+    most: int
+    quarter: int
+    begin: Callable[..., decode.State]
+    more: Callable[..., decode.State]
+    by_layer: Callable[[Any], Any]
+    grow: Callable[[Any, int], Any]
+
+
+def prepared(
     settings: config.Settings, made: trained.Trained, ids: list[list[int]], *, steps: int, ends: set[int]
-) -> Iterator[list[list[int]]]:
-    """In each round the new ids of each text; all checks are done before the first. `ends` end a text and are left out.
+) -> Generator:
+    """What draws `steps` words after these prompts, checked; `ends` end a text.
 
     Prompts are padded to the same power of two, so that few lengths are compiled, and one program draws every round.
     """
     fields = trained.fields(made, config.beside(settings.model, made.model, made.path))
     model = models.language(fields, answer=head.next_word, **made.facts)
-    params = jax.device_put(trained.checked(made, model.init))
     N = decode.bucket(max(map(len, ids)), made.facts["N"])
     prompt_BN = np.array([row + [0] * (N - len(row)) for row in ids], np.int32)
     how = chance(settings) | {"stop": sorted(ends)}
@@ -98,17 +124,13 @@ def drawn(
         prefix = made.kind == "prefix" and length_B is not None
         return models.masked(fields, masks.either(masks.causal, masks.prefix(length_B)) if prefix else masks.causal)
 
-    return rounds(*programs(model, params, prompt_BN, steps=steps, mask=mask, **how), ids, settings.seed, ends)
+    return generator(model, trained.checked(made, model.init), prompt_BN, steps=steps, mask=mask, **how)
 
 
-def programs(
+def generator(
     model: models.Model, params: Any, prompt_BN: np.ndarray, *, steps: int, mask: Callable[..., masks.Mask], **how: Any
-) -> tuple[Callable[..., decode.State], Callable[[decode.State], decode.State]]:
-    """begin(length_B, key) -> state with the first of `steps` words, and more(state) -> AT_ONCE words later; compiled.
-
-    mask(length_B) is for reading the prompts, mask() for what follows. `more` uses its state up. Of many long texts the
-    cache begins with a quarter of its places, and gets another one when they are filled.
-    """
+) -> Generator:
+    """The functions of a Generator. how: those of decode.begin and decode.more, such as temperature."""
     B, N = prompt_BN.shape
     most = N + steps
     quarter = max(AT_ONCE, -(-most // 4))
@@ -120,25 +142,38 @@ def programs(
         return decode.begin(start, prompt_BN, length_B, key, steps=steps, **how)
 
     @functools.partial(jax.jit, donate_argnums=1)
-    def step_on(layers: Any, state: decode.State) -> decode.State:
+    def more(layers: Any, state: decode.State) -> decode.State:
         return decode.more(functools.partial(model.step, layers, mask=mask()), state, steps=AT_ONCE, **how)
 
-    layers = jax.jit(incremental.by_layer)(params)
-    grow = jax.jit(incremental.roomy, static_argnums=1)
-
-    def more(state: decode.State) -> decode.State:
-        places = incremental.places(state.cache)
-        if places < min(int(state.length_B.max()) + AT_ONCE, most):
-            state = state._replace(cache=grow(state.cache, min(places + quarter, most)))
-        return step_on(layers, state)
-
-    return functools.partial(begin, params, prompt_BN), more
+    by_layer, grow = jax.jit(incremental.by_layer), jax.jit(incremental.roomy, static_argnums=1)
+    return Generator(params, prompt_BN, model, mask, most, quarter, begin, more, by_layer, grow)
 
 
-def rounds(begin: Any, more: Any, ids: list[list[int]], seed: int, ends: set[int]) -> Iterator[list[list[int]]]:
-    """What each text has gained, until every text is done."""
+def described(of: Generator) -> Iterator[topology.Wanted]:
+    """Reading the prompts, and the words that follow, on a chip that need not be there."""
+    place = mesh.replicated(mesh.make(data=1))
+
+    def abstract(function: Callable, *arguments: Any) -> Any:
+        shape = jax.eval_shape(function, *arguments)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape)
+
+    B, N = of.prompt_BN.shape
+    lengths = np.zeros(B, np.int32)
+    arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), of.params, of.prompt_BN, lengths)
+    name = f"reading {B} x {N} tokens and drawing the first"
+    yield topology.Wanted(name, of.begin, arguments, cost.flops(of.begin, *arguments))
+    layers, state = abstract(incremental.by_layer, of.params), abstract(of.begin, *arguments)
+    step = functools.partial(of.model.step, mask=of.mask())
+    flops = AT_ONCE * cost.flops(step, layers, state.cache, state.length_B, state.length_B)
+    yield topology.Wanted(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state), flops)
+
+
+def rounds(of: Generator, ids: list[list[int]], seed: int, ends: set[int]) -> Iterator[list[list[int]]]:
+    """In each round the new ids of each text, without those that end it, until every text is done."""
+    params = jax.device_put(of.params)
+    layers = of.by_layer(params)
     told_B = np.array([len(row) for row in ids])
-    state = begin(told_B, jax.random.key(seed))
+    state = of.begin(params, of.prompt_BN, told_B, jax.random.key(seed))
     while True:
         w_BN, length_B, done_B = jax.device_get((state.w_BN, state.length_B, state.done_B))
         new = [row[a:b].tolist() for row, a, b in zip(w_BN, told_B, length_B, strict=True)]
@@ -146,7 +181,10 @@ def rounds(begin: Any, more: Any, ids: list[list[int]], seed: int, ends: set[int
         if done_B.all():
             return
         told_B = length_B.copy()  # `more` may write where it lay
-        state = more(state)
+        places = incremental.places(state.cache)
+        if places < min(int(state.length_B.max()) + AT_ONCE, of.most):
+            state = state._replace(cache=of.grow(state.cache, min(places + of.quarter, of.most)))
+        state = of.more(layers, state)
 
 
 def chance(settings: config.Settings) -> dict[str, float]:

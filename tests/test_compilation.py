@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from experiments import vision
-from experiments.engine import compilation, cost, errors, log
+from experiments.engine import compilation, cost, errors, log, mesh
 from experiments.engine.data import batches
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -143,9 +143,9 @@ def test_a_folder_that_cannot_be_written(settings_of_jax, tmp_path, monkeypatch,
 
 
 def test_what_runs_once_is_compiled_quickly_and_as_xla_flags_say(monkeypatch):
-    assert compilation.for_one_run() == {}  # the tests' own level, which is lower
+    assert compilation.for_one_run(mesh.make()) == {}  # the tests' own level, which is lower
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
-    assert compilation.for_one_run() == {"xla_backend_optimization_level": 1}
+    assert compilation.for_one_run(mesh.make()) == {"xla_backend_optimization_level": 1}
 
 
 def test_the_tests_write_nothing_into_the_cache_of_the_user():

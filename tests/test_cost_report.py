@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import cost, report
+from experiments.engine import cost, mesh, report
 from tfm import attention, mask
 
 B, N, D, H, M, F, W = 2, 7, 12, 3, 5, 20, 256
@@ -92,7 +92,7 @@ def test_bytes_of_a_tree():
 
 
 def test_the_peak_is_a_rate_that_products_reach():
-    assert 1e8 < cost.measured_peak(devices=1, repeats=1) < 1e15
+    assert 1e8 < cost.measured_peak(devices=mesh.make(data=1), repeats=1) < 1e15
 
 
 def test_the_parameter_table():

@@ -34,7 +34,7 @@ def machine(tmp_path, monkeypatch):
             (tmp_path / "PCI" / f"0000:00:0{n}.0").mkdir()
             for name, text in (("vendor", vendor), ("class", kind)):
                 (tmp_path / "PCI" / f"0000:00:0{n}.0" / name).write_text(text + "\n")
-        monkeypatch.setattr(tpu, "_libtpu", lambda: libtpu)
+        monkeypatch.setattr(tpu, "libtpu", lambda: libtpu)
         return tmp_path
 
     return machine

@@ -34,7 +34,8 @@ class Outcome(NamedTuple):
 
 def run(*arguments: str) -> Outcome:
     """`python launch.py ARGUMENTS`, in this process."""
-    for name in ("config", "workdir", "dry_run", "replay", "coordinator", "processes", "process", "distributed"):
+    task, several = ("dry_run", "topology", "json", "replay"), ("coordinator", "processes", "process", "distributed")
+    for name in ("config", "workdir", *task, *several):
         flags.FLAGS[name].unparse()
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = launch.main(["launch.py", *arguments])

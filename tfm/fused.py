@@ -5,6 +5,7 @@ mask and a bias, though, are N x S arrays here.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,25 +37,37 @@ def fused(
         b_BHNS = bias(n, s_S).astype(jnp.promote_types(q_BHNK.dtype, jnp.float32))
         b_BHNS = b_BHNS if b_BHNS.ndim == 4 else b_BHNS[None]
     rows = _alike(q_BHNK, k_BHSK, v_BHSV, heads=1 if b_BHNS is None else b_BHNS.shape[1])
-    y_BNHV = jax.nn.dot_product_attention(
-        *rows,
-        bias=b_BHNS,
-        mask=None if allowed is None or triangle else _heads(allowed | ~seeing),  # no row without a key: it may be NaN
-        is_causal=triangle,
-        scale=scale,
-        implementation=_implementation(rows[0], S, dense=bias is not None or (mask is not None and not triangle)),
-    )
+    mask_BHNS = None if allowed is None or triangle else _heads(allowed | ~seeing)  # a row without a key may be NaN
+    how = {"bias": b_BHNS, "mask": mask_BHNS, "is_causal": triangle, "scale": scale}
+    y_BNHV = _averages(*rows, dense=b_BHNS is not None or mask_BHNS is not None, **how)
     y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V].astype(v_BHSV.dtype)
     if allowed is None:
         return y_BHNV, None
     return shield.strike(jnp.where(_heads(seeing), y_BHNV, 0), shield.hit(allowed, sound_BS)), None
 
 
-def _implementation(q_BNHK: jax.Array, S: int, *, dense: bool) -> str:
-    """cuDNN averages numbers of 16 bits, up to 128 features and, beside a dense mask or bias, even lengths only."""
-    _, N, _, K = q_BNHK.shape
-    fits = q_BNHK.dtype in (jnp.bfloat16, jnp.float16) and K <= 128 and not (dense and (N % 2 or S % 2))
-    return "cudnn" if fits and jax.default_backend() == "gpu" else "xla"
+def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, *, dense: bool, **how: Any) -> jax.Array:
+    """The averages by what the platform has for numbers of this type; dense: beside a mask or bias that is an array.
+
+    cuDNN averages numbers of 16 bits, up to 128 features and, beside a dense array, even lengths only.
+    """
+
+    def xla(*qkv: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(*qkv, implementation="xla", **how)
+
+    def cudnn(*qkv: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(*qkv, implementation="cudnn", **how)
+
+    def wide(*qkv: jax.Array) -> jax.Array:  # XLA:CPU has no product of 16-bit numbers in 32 bits (jaxlib 0.8.0)
+        return xla(*(x.astype(jnp.float32) for x in qkv)).astype(v_BSHV.dtype)
+
+    if q_BNHK.dtype not in (jnp.bfloat16, jnp.float16):
+        return xla(q_BNHK, k_BSHK, v_BSHV)
+    (_, N, _, K), S = q_BNHK.shape, k_BSHK.shape[1]
+    fits = K <= 128 and not (dense and (N % 2 or S % 2))
+    there = jax.default_backend() == "gpu"  # where cuDNN is not, its call cannot even be traced
+    own = {"cpu": wide, "cuda": cudnn} if fits and there else {"cpu": wide}
+    return jax.lax.platform_dependent(q_BNHK, k_BSHK, v_BSHV, **own, default=xla)
 
 
 def _heads(allowed: jax.Array) -> jax.Array:
@@ -69,7 +82,5 @@ def _alike(*qkv: jax.Array, heads: int) -> list[jax.Array]:
     """
     heads = max(heads, *(x.shape[1] for x in qkv))
     features = -(-max(x.shape[-1] for x in qkv) // 8) * 8
-    if jax.default_backend() == "cpu":  # XLA has no product of 16-bit numbers in 32 bits there (jaxlib 0.8.0)
-        qkv = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in qkv]
     padded = [jnp.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])]) for x in qkv]
     return [jnp.broadcast_to(x, (x.shape[0], heads, *x.shape[2:])).swapaxes(1, 2) for x in padded]

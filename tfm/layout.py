@@ -26,6 +26,7 @@ class Layout(NamedTuple):
     tensor: str | None = None
     words: str | None = None
     sequence: str | None = None
+    platform: str = ""  # of the devices: cpu, gpu, tpu; '' where the program is for any
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:

@@ -32,17 +32,24 @@ def answers(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array
 
 
 def _product(x_TD: jax.Array, W_OD: jax.Array, **how: Any) -> jax.Array:
-    """x W^T; of few rows as (W x^T)^T, because on CPU a W^T on the right is copied for every product.
+    """x W^T; of few rows on CPU as (W x^T)^T, because there a W^T on the right is copied for every product.
 
     One row alone is x W^T again, which reads W twice as fast as W x^T does. The barriers keep XLA:CPU from merging it
     with what comes before and after, such as the bias: then it would copy W^T after all.
     """
-    if len(x_TD) == 1:
+
+    def plain(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
+        return jnp.matmul(x_TD, W_OD.T, **how)
+
+    def few(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
+        if len(x_TD) > 1:
+            return jnp.matmul(W_OD, x_TD.T, **how).T
         alone = jax.lax.optimization_barrier
-        return alone(jnp.matmul(alone(x_TD), W_OD.T, **how))
-    if len(x_TD) <= FEW:
-        return jnp.matmul(W_OD, x_TD.T, **how).T
-    return jnp.matmul(x_TD, W_OD.T, **how)
+        return alone(plain(alone(x_TD), W_OD))
+
+    if len(x_TD) > FEW:
+        return plain(x_TD, W_OD)
+    return jax.lax.platform_dependent(x_TD, W_OD, cpu=few, default=plain)
 
 
 def wide(x: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 
 def flops(function: Callable, *arguments: Any) -> int:
@@ -46,13 +47,14 @@ def device_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def measured_peak(*, devices: int, repeats: int = 5) -> float:
-    """The float32 matrix-product rate of `devices` devices in FLOP/s: the best of a few large products on one of them.
+def measured_peak(*, devices: Mesh, repeats: int = 5) -> float:
+    """The float32 matrix-product rate of these devices in FLOP/s: the best of a few large products on one of them.
 
     All CPU "devices" are the same processor, whose rate one product already takes whole.
     """
-    size, devices = (1536, 1) if jax.default_backend() == "cpu" else (8192, devices)
-    a = jnp.ones((size, size))
+    one = devices.local_devices[0]
+    size, several = (1536, 1) if one.platform == "cpu" else (8192, devices.size)
+    a = jax.device_put(jnp.ones((size, size)), one)
     product = jax.jit(jnp.matmul)
     jax.block_until_ready(product(a, a))
     best = math.inf
@@ -60,4 +62,4 @@ def measured_peak(*, devices: int, repeats: int = 5) -> float:
         begin = time.perf_counter()
         jax.block_until_ready(product(a, a))
         best = min(best, time.perf_counter() - begin)
-    return devices * 2 * size**3 / best
+    return several * 2 * size**3 / best

@@ -29,6 +29,8 @@ from experiments.engine import (
     resumption,
     room,
     sources,
+    topology,
+    topology_report,
     train,
     workdir,
 )
@@ -73,7 +75,9 @@ class Result(NamedTuple):
 def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another. seeds: devices that share several runs."""
     config.check_seed(settings.seed)
-    mesh.start(settings.device)
+    device = settings.device
+    if not topology.asked():
+        mesh.start(device)
     m = settings.mesh
     devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)
@@ -107,6 +111,8 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
                 state = train.initial_state(task, made.optimiser, seed=made.seed, mesh=devices)
                 state = state.replace(params=initial_weights.placed(imported, state.params))
             flops = describe(made, state)
+            if topology.asked():
+                return topology_report.training(made, state, flops)
             step, seconds = compile_step(made, state)
         if folder is None:
             print(report.memory(state, step.largest(), devices))
@@ -194,7 +200,7 @@ def write_result(
         "guess": dict(made.task.guess),
         "wall_seconds": time.perf_counter() - began,
         "devices": made.mesh.size,
-        "backend": jax.default_backend(),
+        "backend": mesh.backend(made.mesh),
         "versions": mesh.versions(),
         "commit": workdir.commit(),
     }
@@ -225,9 +231,8 @@ def compile_step(made: plans.Plan, state: train.State) -> tuple[Any, float]:
     """The training step, compiled for every batch size unless debug says otherwise, and the seconds it took."""
     if not made.debug.compiles_ahead:
         return made.step, 0.0
-    batches = (mesh.place_batch(made.mesh, made.task.train[first]) for first in made.growth.firsts)
-    alive = processes.put(np.True_, mesh.replicated(made.mesh))
-    return compilation.ahead(made.step, state, batches, alive)
+    batches = (mesh.abstract_batch(made.mesh, made.task.train[first]) for first in made.growth.firsts)
+    return compilation.ahead(made.step, state, batches, train.abstract_alive(made.mesh))
 
 
 def loss_figure(file: pathlib.Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:

@@ -52,7 +52,7 @@ class Beside:
             work=lambda n: made.growth.before(n) / made.growth.sizes[0],
             evaluation=plan.evaluation_work(made.task, batch=made.growth.sizes[0]),
             evaluations=lambda n: plan.times(n, every=made.every["evaluate"], steps=made.steps),
-            peak=cost.measured_peak(devices=made.mesh.size),
+            peak=cost.measured_peak(devices=made.mesh),
         )
         self._evaluate = self._progress.timed(train.evaluator(made.task, made.mesh))
         self._patience = guard.Patience()

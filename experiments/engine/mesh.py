@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation, errors, processes, tpu
+from experiments.engine import compilation, errors, processes, topology, tpu
 from tfm import layout as layouts
 from tfm import shapes
 
@@ -117,14 +117,25 @@ def shape(mesh: Mesh) -> str:
 
 def describe(mesh: Mesh) -> str:
     """Versions, backend and mesh in one line: what a person should see before anything else."""
-    kind = mesh.devices.flat[0].device_kind
     found = versions()
     software = ", ".join(f"{name} {found[name]}" for name in ("jax", "flax", "optax"))
-    used = f"{mesh.size} of {len(jax.devices())} devices"
-    if simulated and mesh.size > 1 and mesh.devices.flat[0].platform == "cpu":
+    used = f"{mesh.size} of {len(_devices())} devices"
+    if topology.asked():
+        used += f" of {topology.asked().name}, which need not be there"
+    elif simulated and mesh.size > 1 and backend(mesh) == "cpu":
         used = f"{mesh.size} simulated devices"
-    python, backend = platform.python_version(), jax.default_backend()
-    return f"Python {python}, {software} on {backend} ({kind}): {used}, mesh {shape(mesh)}"
+    kind = f"{backend(mesh)} ({mesh.devices.flat[0].device_kind})"
+    return f"Python {platform.python_version()}, {software} on {kind}: {used}, mesh {shape(mesh)}"
+
+
+def backend(mesh: Mesh) -> str:
+    """cpu, gpu or tpu: what programs for this mesh are compiled for, whatever else the machine has."""
+    return mesh.devices.flat[0].platform
+
+
+def _devices() -> Sequence[jax.Device]:
+    """Those that a mesh is made of: JAX's, or chips that are only described."""
+    return topology.asked().devices if topology.asked() else jax.devices()
 
 
 def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, seed: int = 1) -> Mesh:
@@ -133,11 +144,12 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
     Where `seed` is not 1 there is that axis too, before the others. Types are said explicitly, since the default
     changed between JAX releases. Raises UserError for sizes that do not fit the devices there are.
     """
-    sizes, devices = {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}, jax.devices()
+    sizes, devices = {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}, _devices()
     sizes = sizes if seed == 1 else {SEED: seed} | sizes
+    there = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     for axis, n in sizes.items():
         if n < 1 and n != -1:
-            raise errors.UserError(f"mesh.{axis} = {n}: choose at least 1, or -1 for what is left of {_seen()}")
+            raise errors.UserError(f"mesh.{axis} = {n}: choose at least 1, or -1 for what is left of {there}")
     rest = [axis for axis, n in sizes.items() if n == -1]
     if len(rest) > 1:
         raise errors.UserError(f"mesh.{rest[0]} and mesh.{rest[1]} are both -1: only one axis can take what is left")
@@ -147,7 +159,7 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
         devices, rest = jax.devices("cpu")[:named], []
         sizes |= dict.fromkeys([axis for axis, n in sizes.items() if n == -1], 1)
     if named > len(devices) or (rest and len(devices) % named):
-        raise errors.UserError(f"{said} does not fit JAX's devices, {_seen()}")
+        raise errors.UserError(f"{said} does not fit JAX's devices, {there}")
     sizes |= {axis: len(devices) // named for axis in rest}
     used = devices[: math.prod(sizes.values())]
     if len(used) < len(devices) and jax.process_count() > 1:
@@ -160,7 +172,7 @@ def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:
     """How a model of W words (0: it has none) is shared over this mesh; words are, where they divide evenly."""
     named = {axis: axis if mesh.shape[axis] > 1 else None for axis in (FSDP, TENSOR, SEQUENCE)}
     words = TENSOR if named[TENSOR] and W and W % mesh.shape[TENSOR] == 0 else None
-    return layouts.Layout(batch=BATCH, words=words, **named)
+    return layouts.Layout(batch=BATCH, words=words, platform=backend(mesh), **named)
 
 
 def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -> None:
@@ -253,7 +265,7 @@ def side_by_side(mesh: Mesh) -> bool:
     """
     if SEED in mesh.axis_names and jax.__version_info__ < (0, 10):  # vmap inside shard_map takes types for wrong
         return False
-    return mesh.devices.flat[0].platform != "cpu"
+    return backend(mesh) != "cpu"
 
 
 def keys(key: jax.Array, n: int) -> jax.Array:
@@ -284,6 +296,15 @@ def place_rows(mesh: Mesh, batches: Sequence[dict]) -> dict:
     placed = {name: NamedSharding(mesh, of_rows(mesh, spec)) for name, spec in specs.items()}
     each = [dealt(mesh, batch) for batch in batches]
     return processes.put({name: np.stack([batch[name] for batch in each]) for name in specs}, placed)
+
+
+def abstract_batch(mesh: Mesh, batch: dict, *, rows: int = 0) -> dict:
+    """Shapes, types and places of what `place_batch`, or `place_rows` of so many runs, makes of such a batch."""
+    specs = batch_specs(mesh, batch)
+    places = {name: NamedSharding(mesh, of_rows(mesh, spec) if rows else spec) for name, spec in specs.items()}
+    shape = jax.eval_shape(lambda batch: batch, batch)  # types as JAX has them, which need not be numpy's
+    leading = (rows,) * bool(rows)
+    return {name: jax.ShapeDtypeStruct(leading + x.shape, x.dtype, sharding=places[name]) for name, x in shape.items()}
 
 
 def of_rows(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:

@@ -43,7 +43,7 @@ def check(what: str, needed: float, there: float | None = None, remedy: str = ""
     """UserError where `what` needs more bytes than there are; without `there`: than the host has left."""
     there = host() if there is None else there
     if needed > there:
-        raise errors.UserError(f"{what} needs {_size(needed)} of memory, and there are {_size(there)}{remedy}")
+        raise errors.UserError(f"{what} needs {size(needed)} of memory, and there are {size(there)}{remedy}")
 
 
 def check_state(state: Any, mesh: Mesh, *, described: bool) -> None:
@@ -72,7 +72,7 @@ def check_step(compiled: Any, mesh: Mesh) -> None:
         check(what, len(local) * analysis.temp_size_in_bytes, None, ": make train.batch or the model smaller")
 
 
-def _size(n: float) -> str:
+def size(n: float) -> str:
     """12345678 as '11.8 MiB'."""
     units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB"]
     while n >= 1024 and len(units) > 1:

@@ -40,16 +40,30 @@ def over_rows(of: Together, function: Callable) -> Callable:
 
 def initial_state(of: Together, seeds: Sequence[int], numbers: Numbers) -> train.State:
     """The state of step 0 of every run, R rows of each leaf, on the devices that are to hold it."""
+    make, initial = _initial(of, numbers)
+    keys_R = jnp.stack([jax.random.key(seed) for seed in seeds])
+    places, options = shardings(of, jax.eval_shape(make, keys_R, initial)), compilation.for_one_run(of.mesh)
+    return jax.jit(make, out_shardings=places, compiler_options=options)(keys_R, initial)
+
+
+def abstract_state(of: Together, rows: int, numbers: Numbers) -> train.State:
+    """Shapes, types and places of `initial_state` of so many runs."""
+    make, initial = _initial(of, numbers)
+    shape = jax.eval_shape(lambda initial: make(jax.random.split(jax.random.key(0), rows), initial), initial)
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, shardings(of, shape)
+    )
+
+
+def _initial(of: Together, numbers: Numbers) -> tuple[Callable[..., train.State], Numbers]:
+    """(keys_R, initial numbers) -> the state of every run, and these numbers."""
     _, optimiser = of.optimiser()
-    initial = {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
 
     def one(key: jax.Array, initial: dict) -> train.State:
         params = of.task.init(key, **initial)
         return train.State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
-    make, keys_R = over_rows(of, one), jnp.stack([jax.random.key(seed) for seed in seeds])
-    places = shardings(of, jax.eval_shape(make, keys_R, initial))
-    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run())(keys_R, initial)
+    return over_rows(of, one), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
 
 
 def shardings(of: Together, rows: Any) -> Any:
@@ -76,9 +90,14 @@ def step(of: Together) -> Callable[..., tuple[train.State, dict]]:
 
 def evaluator(of: Together) -> Callable[[Any], dict[str, np.ndarray]]:
     """The parameters of all rows -> of each the exact mean of every measure over the held-out part, R numbers."""
+    return functools.partial(train.evaluate, of.task, of.mesh, held_out(of))
+
+
+def held_out(of: Together) -> Callable[[Any, dict], train.Ratios]:
+    """`train.held_out` of the parameters of all rows, jitted."""
     sums = train.held_out(of.task, of.mesh)
 
     def rows(params: Any, batch: dict) -> train.Ratios:
         return over_rows(of, lambda params: sums(params, batch))(params)
 
-    return functools.partial(train.evaluate, of.task, of.mesh, jax.jit(rows))
+    return jax.jit(rows)

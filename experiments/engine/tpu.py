@@ -47,10 +47,9 @@ def reason(said: str) -> str:
     """Why there is no TPU here, and what to do; said: JAX's own words."""
     jax_version = importlib.metadata.version("jax")
     install = f'pip install "jax[tpu]=={jax_version}"'
-    there, wanted = _libtpu(), _wanted()
     if not chips():
         return "this machine has no TPU (on Colab: Runtime > Change runtime type)"
-    if there is None:
+    if libtpu() is None:
         return f"this machine has a TPU, but no libtpu, by which JAX uses it: {install}"
     if (holder := _holder(said)) is not None:
         who = f"process {holder}" if holder else "another process"
@@ -64,8 +63,8 @@ def reason(said: str) -> str:
         return (
             f"JAX has started without the TPU in this process ({_platforms()}): restart it, or the notebook's runtime"
         )
-    if wanted and not re.fullmatch(re.escape(wanted).replace(r"\*", ".*"), there):
-        return f"libtpu {there} does not belong to JAX {jax_version}, which needs {wanted}: {install} ({_first(said)})"
+    if foreign():
+        return f"{foreign()}: {install} ({_first(said)})"
     return f"the TPU of this machine cannot be used: {_first(said)}"
 
 
@@ -76,11 +75,19 @@ def _read(file: pathlib.Path) -> str:
         return ""
 
 
-def _libtpu() -> str | None:
-    """The version that is installed; None where there is none."""
+def libtpu() -> str | None:
+    """The version of libtpu that is installed; None where there is none."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version("libtpu")
     return os.environ.get("TPU_LIBRARY_PATH")
+
+
+def foreign() -> str:
+    """That libtpu does not belong to this JAX; '' where it does."""
+    there, wanted = libtpu(), _wanted()
+    if not wanted or there is None or re.fullmatch(re.escape(wanted).replace(r"\*", ".*"), there):
+        return ""
+    return f"libtpu {there} does not belong to JAX {importlib.metadata.version('jax')}, which needs {wanted}"
 
 
 def _wanted() -> str:

@@ -58,7 +58,7 @@ def initial_state(task: Task, optimiser: optax.GradientTransformation, *, seed: 
     make = functools.partial(_state, task, optimiser)
     key = jax.random.key(seed)
     places = meshes.shardings(mesh, jax.eval_shape(make, key), task.layout)
-    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run())(key)
+    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(mesh))(key)
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
@@ -66,6 +66,11 @@ def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh:
     shape = jax.eval_shape(functools.partial(_state, task, optimiser), jax.random.key(0))
     places = meshes.shardings(mesh, shape, task.layout)
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
+
+
+def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
+    """The same of the step's argument `alive`; rows: the number of runs that are trained together."""
+    return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
 
 
 def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) -> State:

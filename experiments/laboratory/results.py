@@ -69,7 +69,7 @@ def _common(ready: preparing.Ready, state: train.State) -> dict[str, Any]:
         "together": len(ready.program.rows),
         "devices": devices.size,
         "device": mesh.describe(devices),
-        "backend": jax.default_backend(),
+        "backend": mesh.backend(devices),
         "versions": mesh.versions(),
         "commit": workdir.commit(),
     }

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments.engine import (
     checkpoint,
@@ -25,6 +26,7 @@ from experiments.engine import (
     plan,
     step_folders,
     together,
+    topology,
     train,
 )
 from experiments.engine.data import batches
@@ -57,7 +59,7 @@ def run(
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
         progress.go_on(start)
         alive = np.asarray(jax.device_get(state.step) == start)
-        step, seconds = _compiled(ready, state, alive, numbers)
+        step, seconds = _compiled(ready, state, numbers)
         requests.heed()  # before anything is written
         beside = Beside(ready, folder, saves, start, progress, measure, requests)
         stack.enter_context(contextlib.closing(beside))
@@ -108,15 +110,34 @@ def _batches(ready: preparing.Ready, start: int) -> Iterator[list[dict]]:
         yield [now[row.seed] for row in ready.program.rows]
 
 
-def _compiled(ready: preparing.Ready, state: train.State, alive: np.ndarray, numbers: dict) -> tuple[Callable, float]:
+def _compiled(ready: preparing.Ready, state: train.State, numbers: dict) -> tuple[Callable, float]:
     """The step of all rows, compiled unless debug says otherwise, and the seconds it took."""
     step, began = together.step(ready.together), time.perf_counter()
     if not ready.made.debug.compiles_ahead:
         return step, 0.0
-    devices = ready.together.mesh
-    first = mesh.place_rows(devices, [ready.tasks[row.seed].train[0] for row in ready.program.rows])
-    alive = jax.device_put(alive, mesh.replicated(devices))
-    return step.lower(state, first, alive, numbers).compile(), time.perf_counter() - began
+    return step.lower(state, *_abstract(ready), numbers).compile(), time.perf_counter() - began
+
+
+def _abstract(ready: preparing.Ready) -> tuple[dict, jax.ShapeDtypeStruct]:
+    """The step's batch, and which rows are alive."""
+    devices, rows = ready.together.mesh, len(ready.program.rows)
+    batch = mesh.abstract_batch(devices, ready.together.task.train[0], rows=rows)
+    return batch, train.abstract_alive(devices, rows)
+
+
+def described(programs: Sequence[preparing.Checked], devices: Mesh, *, batched: bool) -> Iterator[topology.Wanted]:
+    """The step of every program, the dearest first, for chips that need not be there; and that one's evaluation."""
+    for one in sorted(programs, key=lambda one: -one.step):
+        ready = preparing.prepare(one.program, devices, batched=batched)
+        of, rows, numbers = ready.together, len(one.program.rows), one.program.numbers
+        state = together.abstract_state(of, rows, numbers)
+        held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
+        flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / ready.made.growth.sizes[0]
+        arguments = state, *_abstract(ready), numbers
+        yield topology.Wanted(f"step of {one.program.name}", together.step(of), arguments, 3 * flops)
+        if one.step == max(other.step for other in programs):
+            arguments, name = (state.params, held_out), f"evaluation of {one.program.name}"
+            yield topology.Wanted(name, together.held_out(of), arguments, flops * size, beside=True)
 
 
 class Beside:

@@ -1,0 +1,149 @@
+"""Compile every training config for one v5e chip, and sharded examples for eight: a table, and failure where one fails.
+
+python .ci/topologies.py [v5e-1] [v5e-8] [--configs vit,llama]
+
+Needs the extras `aot` and `text`; nothing is downloaded: where a data set is not in $TFM_DATA, a small stand-in of its
+format is made, and the table says so. What is compiled does not depend on what the data says.
+"""
+
+import argparse
+import contextlib
+import gzip
+import io
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+import string
+import struct
+import sys
+import tempfile
+import time
+from concurrent import futures
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+AT_ONCE = 2  # processes
+LINE = "{:<22} {:<9} {:>8} {:>7} {:>12} {:>12} {:>8}  {}"
+SHARDED = {  # on v5e-8: config -> what is changed
+    "vit": {"mesh.data": 8},
+    "llama": {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2},
+    "long_context": {"mesh.data": 1, "mesh.sequence": 8},
+}
+DATA = {  # setting and its value -> the file or folder in $TFM_DATA
+    ("text.source", "tinyshakespeare"): "tinyshakespeare.txt",
+    ("pairs.source", "spa-eng"): "spa-eng.zip",
+    ("image.source", "fashion_mnist"): "fashion-mnist",
+    ("image.source", "mnist"): "mnist",
+}
+
+
+def main() -> int:
+    """The table; 1 where a config was not compiled."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("topologies", nargs="*", default=["v5e-1", "v5e-8"])
+    parser.add_argument("--configs", default="", help="only these, by their names with commas")
+    asked, began = parser.parse_args(), time.monotonic()
+    only = set(asked.configs.split(",")) - {""}
+    names = [path.stem for path in sorted((ROOT / "configs").glob("*.py")) if path.stem not in ("__init__", "base")]
+    tasks = [
+        (name, topology, SHARDED[name] if topology == "v5e-8" else {})
+        for topology in asked.topologies
+        for name in names
+        if (name in SHARDED or topology != "v5e-8") and (not only or name in only)
+    ]
+    failed = 0
+    print(LINE.format("config", "chips", "compiled", "seconds", "temporaries", "of a chip", "estimate", "of peak"))
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, futures.ProcessPoolExecutor(AT_ONCE, context) as pool:
+        for line, right in pool.map(row, *zip(*tasks, strict=True), itertools.repeat(folder)):
+            failed += not right
+            if line:
+                print(line, flush=True)
+    print(f"{failed} failed, in {time.monotonic() - began:.0f} s")
+    return int(failed > 0)
+
+
+def row(name: str, topology: str, changes: dict, folder: str) -> tuple[str, bool]:
+    """The line of a config, and whether all is right; '' for what trains nothing."""
+    import launch
+    from configs import base
+    from experiments.engine import config, errors
+
+    command = launch.Command(str(ROOT / "configs" / f"{name}.py"), None, [], config.assign)
+    given = launch.loaded(command, base.get_config())
+    if not getattr(config.experiment(given.experiment), "WRITES", True):
+        return "", True
+    own = stand_ins(given, pathlib.Path(folder))
+    file, began, said = pathlib.Path(folder) / f"{name}_{topology}.json", time.monotonic(), io.StringIO()
+    command = command._replace(changes=[*(changes | own).items()], dry_run=True, topology=(topology, str(file)))
+    try:
+        with contextlib.redirect_stdout(said):
+            launch.prepared(command)[0]()
+    except (errors.UserError, errors.RunError) as error:
+        return LINE.format(name, topology, "no", *[""] * 4, error), False
+    found = json.loads(file.read_text(encoding="utf-8"))
+    peak = max(one["needed_bytes"] for one in found["programs"])
+    seconds = found["estimated_seconds"]
+    facts = [f"{found['temp_bytes'] / 2**20:,.1f} MiB", f"{peak / found['hbm_bytes']:.2%}", f"{1e3 * seconds:.3g} ms"]
+    more = ", ".join([*(f"{key}={value}" for key, value in changes.items()), *(["stand-in data"] if own else [])])
+    last = f"{found['ideal_seconds'] / seconds:>6.1%}  {more}".rstrip()
+    right = peak <= found["hbm_bytes"]
+    return LINE.format(name, topology, "yes", f"{time.monotonic() - began:.0f}", *facts, last), right
+
+
+def stand_ins(given, folder: pathlib.Path) -> dict[str, str]:
+    """Settings that name a stand-in for data that is not there, which is made unless another config has made it."""
+    changes, there = {}, pathlib.Path(os.environ.get("TFM_DATA") or folder / "none")
+    study = given.study.experiment
+    for (key, value), file in DATA.items():
+        section, field = key.split(".")
+        uses = {"text": "language", "pairs": "translation", "image": "vision masked_image convolution"}[section]
+        if (
+            (study or given.experiment) in uses.split()
+            and given[section][field] == value
+            and not (there / file).exists()
+        ):
+            path = folder / f"{os.getpid()}_{file.removesuffix('.zip')}"
+            if not path.exists():
+                {"text": text, "pairs": pairs, "image": images}[section](path)
+            changes[key] = str(path)
+    return changes
+
+
+def words(n: int) -> list[str]:
+    """n different words."""
+    letters = itertools.product("bcdfgklmnprst", "aeiou", "bcdfgklmnprst", "aeiou")
+    return ["".join(some) for some in itertools.islice(letters, n)]
+
+
+def text(path: pathlib.Path) -> None:
+    """Text of 65 different characters, as many as tinyshakespeare's."""
+    alphabet = (string.ascii_letters + string.digits + " \n.")[:65]
+    path.write_text((alphabet + " ".join(words(3000)) + "\n") * 20, encoding="utf-8")
+
+
+def pairs(path: pathlib.Path) -> None:
+    """Pairs of short sentences, one a line, of enough words for a vocabulary of thousands."""
+    every = words(4000)
+    lines = (f"{every[i]} {every[-i]}.\t{every[i][::-1]} {every[i // 2][::-1]}." for i in range(len(every)))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def images(path: pathlib.Path) -> None:
+    """IDX files of 28 x 28 pixels in ten classes, as MNIST's, but fewer."""
+    path.mkdir()
+    for part, n in (("train", 640), ("t10k", 320)):
+        pixels = bytes(i % 251 for i in range(n * 28 * 28))
+        labels = bytes(i % 10 for i in range(n))
+        for file, head, body in (
+            ("images-idx3", struct.pack(">iiii", 0x803, n, 28, 28), pixels),
+            ("labels-idx1", struct.pack(">ii", 0x801, n), labels),
+        ):
+            with gzip.open(path / f"{part}-{file}-ubyte.gz", "wb", compresslevel=1) as out:
+                out.write(head + body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
