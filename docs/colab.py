@@ -24,7 +24,7 @@
 # %%
 import os
 
-REPOSITORY = os.environ.get("TFM_REPOSITORY", "<this repository>")  # the address to clone from
+REPOSITORY = os.environ.get("TFM_REPOSITORY", "https://github.com/OWNER/tfm")  # the address to clone from
 STEPS = int(os.environ.get("TFM_STEPS", 1000))  # of training; the test of this notebook takes fewer
 
 # %% [markdown]

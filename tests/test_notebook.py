@@ -112,3 +112,9 @@ def test_the_score_that_it_writes_is_skew() -> None:
     logits_BHNS = jnp.einsum("bhnk,bhsk->bhns", *names["turned"].apply(params, x_BND, x_BND))
     assert float(jnp.abs(logits_BHNS).max()) > 0.1
     np.testing.assert_allclose(logits_BHNS, -logits_BHNS.swapaxes(2, 3), atol=1e-5)
+
+
+def test_the_badge_opens_it_where_it_clones_from() -> None:
+    (repository,) = re.findall(r"https://github\.com/[\w.-]+/[\w.-]+", CODE[0])
+    badge = f"https://colab.research.google.com/github/{repository.partition('.com/')[2]}/blob/main/colab.ipynb"
+    assert badge in (ROOT / "README.md").read_text(encoding="utf-8")
