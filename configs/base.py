@@ -82,9 +82,7 @@ def model() -> ml_collections.ConfigDict:
     config.attention = "explicit"  # explicit, blockwise, fused (attention.py; blockwise: memory linear in N)
     config.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)
     config.remat = False  # compute a block's intermediates again in the backward pass instead of keeping them
-    config.unroll = (
-        0  # layers written out; 1: a loop (quick to compile); 0: all (1 with remat, fsdp, or above 4 on TPU)
-    )
+    config.unroll = 0  # layers written out; 1: a loop; 0: all, but 1 with remat or fsdp, and on TPU for more than 4
     return config
 
 
