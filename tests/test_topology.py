@@ -149,6 +149,17 @@ def test_too_large_a_step_is_the_compilers_own_reason(tmp_path):
 
 
 @libtpu
+def test_the_ideal_time_is_that_of_the_chips_that_are_used():
+    ideal = {}
+    with topology.of("v5e-4") as of:
+        for used in (1, 4):
+            place = mesh.replicated(mesh.make(data=used))
+            wanted = topology.Wanted("", None, (jax.ShapeDtypeStruct((), np.int32, sharding=place),), flops=7e12)
+            ideal[used] = topology_report.record(topology.Program(wanted, None, "it is not", 0.0), of)["ideal_seconds"]
+    assert ideal == {1: pytest.approx(7 / 197), 4: pytest.approx(7 / 4 / 197)}
+
+
+@libtpu
 def test_a_mesh_that_does_not_fit_is_refused(tmp_path):
     refused = dry(tmp_path, "--topology=v5e-8", **{"mesh.data": 3, "mesh.fsdp": 3})
     assert (

@@ -60,13 +60,14 @@ def show(wanted: Iterable[topology.Wanted], most: int | None = None, **parts: An
 def record(program: topology.Program, asked: topology.Topology) -> dict[str, Any]:
     """All that is known of a program. Its seconds are the compiler's estimate; ideal: those of chips at their peak."""
     wanted, chip = program.wanted, asked.chip
+    used = len(jax.tree.leaves(wanted.arguments)[0].sharding.device_set)  # a mesh may leave chips out
     facts = {
         "name": wanted.name,
         "beside": wanted.beside,
         "compiled": program.compiled is not None,
         "reason": program.reason,
         "compile_seconds": program.seconds,
-        "ideal_seconds": wanted.flops / (chip.peak * len(asked.devices)),
+        "ideal_seconds": wanted.flops / (chip.peak * used),
     }
     if program.compiled is None:
         return facts
