@@ -60,6 +60,7 @@ def test_operations_of_a_product(lines):
         ("jit(step)/vmap(jvp(blocks/mlp))/add", "blocks/mlp", "forward"),
         ("jit(step)/transpose(jvp(blocks))/rematted_computation/mlp/erfc", "blocks/mlp", "recomputed"),
         ("jit(step)/jvp(blocks)/score/BND,HKD->BHNK/dot_general", "blocks/score", "forward"),
+        ("jit(step)/jvp(blocks)/score/transpose;jit(step)/jvp(blocks)/average/transpose", "blocks/score", "forward"),
         ("jit(step)/jvp()/mul", program.NO_SCOPE, "forward"),
         ("optimiser/add", "optimiser", "forward"),
         ("", program.NO_SCOPE, "forward"),

@@ -147,9 +147,12 @@ def sizes(shape: str) -> list[int]:
 
 
 def scope(op_name: str) -> str:
-    """The named scopes of a path, outermost first, joined by '/'; of several transformations around them, none."""
+    """The named scopes of a path, outermost first, joined by '/'; of several transformations around them, none.
+
+    Of operations that the compiler has made one, whose paths stand behind each other with ';', those of the first.
+    """
     kept = []
-    for part in _parts(op_name)[:-1]:  # the last one is the primitive
+    for part in _parts(op_name.partition(";")[0])[:-1]:  # the last one is the primitive
         kept += [inner for inner in _unwrapped(part).split("/") if inner and not _is_beside(inner)]
     return "/".join(kept) or NO_SCOPE
 
