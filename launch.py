@@ -176,6 +176,8 @@ def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib
     if command.dry_run and not command.topology:
         mesh.simulate(settings.mesh.to_dict())
     if command.replay is not None:
+        if not hasattr(experiment, "prepare"):
+            raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
         return functools.partial(trained, experiment, settings, None, command.replay), None
     trains = getattr(experiment, "WRITES", True)
     work = experiment.run if hasattr(experiment, "run") else functools.partial(trained, experiment)

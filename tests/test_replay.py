@@ -201,3 +201,9 @@ def test_a_replay_takes_no_other_flags(aborted, tmp_path):
         told = replayed(folder, *more)
         assert told.code == 2 and "leave the other flags out" in told.err
     assert replayed(folder, bundle=tmp_path).err == f"error: {tmp_path} is no replay bundle: it has no config.json\n"
+
+
+def test_what_trains_no_single_model_leaves_no_bundle(tmp_path):
+    (tmp_path / "config.json").write_text('{"config": {"experiment": "ablation"}}')
+    told = tiny.run("--replay", str(tmp_path))
+    assert told.code == 2 and told.err == f"error: {tmp_path} is no replay bundle: ablation leaves none\n"
