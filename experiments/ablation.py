@@ -77,7 +77,8 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | 
         for file in files:
             print(f"  {file}")
         requests.heed("stopped behind the last run: the report holds all of them")
-    return job.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=files)
+    figures = [file for file in files if file.suffix == ".png"]
+    return job.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
 
 def checked(

@@ -305,12 +305,16 @@ def test_modules_of_ones_own_are_read_anew(tmp_path, monkeypatch, capsys):
 
 
 def test_a_study_gives_its_report(tmp_path, monkeypatch):
-    monkeypatch.setattr(drawings, "draw", lambda *arguments, **options: [])
+    def draw(folder, *arguments):
+        (folder / "dots.png").write_bytes(b"dots")
+        return [drawings.Drawn(folder / "dots.png", "course", "dots", "dots")]
+
+    monkeypatch.setattr(drawings, "draw", draw)
     arms = [["base", {}], ["slow", {"optim.learning_rate": 1e-4}]]
     file, where = tiny_study.config_file(tmp_path, study__arms=arms), tmp_path / "study"
     result = launch.run(file, where, **{"study.seeds": [3]})
     assert result.summary == json.loads((where / "report.json").read_text()) and "verdict" in result.summary
-    assert result.folder == where and where / "report.html" in result.figures
+    assert result.folder == where and result.figures == [where / "dots.png"] and (where / "report.html").is_file()
     assert (result.params, result.apply) == (None, None)
     assert launch.run(file, where, **{"study.seeds": [3]}).summary["verdict"] == result.summary["verdict"]
 

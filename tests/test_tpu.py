@@ -107,7 +107,10 @@ def test_another_process_holds_it(machine, held):
 def test_libtpu_or_a_device_file_tells_who_holds_it(machine):
     folder = machine(V5E)
     assert "in use by process 61, and" in tpu.reason(HELD.format(61))
-    (folder / "PROC" / "67" / "fd").mkdir(parents=True)
+    own = folder / "PROC" / str(os.getpid()) / "fd"
+    for fds in (own, folder / "PROC" / "67" / "fd"):
+        fds.mkdir(parents=True)
+    (own / "3").symlink_to(folder / "DEV" / "vfio" / "0")  # a libtpu that fails here leaves it open
     (folder / "PROC" / "67" / "fd" / "3").symlink_to(folder / "DEV" / "null")
     assert "cannot be used" in tpu.reason(MISSING)
     (folder / "PROC" / "67" / "fd" / "4").symlink_to(folder / "DEV" / "vfio" / "0")

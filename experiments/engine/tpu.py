@@ -113,7 +113,7 @@ def _holder(said: str) -> int | None:
             return max(owner, 0)
     for link in PROC.glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
-            if re.match(rf"{DEV}/(accel|vfio/)\d", os.readlink(link)):
+            if re.match(rf"{DEV}/(accel|vfio/)\d", os.readlink(link)) and link.parts[-3] != str(os.getpid()):
                 return int(link.parts[-3])
     return None
 
