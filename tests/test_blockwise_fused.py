@@ -272,7 +272,7 @@ def test_cudnn_is_asked_only_for_what_it_can_do(monkeypatch, backend, dtype, len
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
     x_BHNK = jnp.ones((1, 1, length, features), dtype)
-    fused.fused(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name](None), scale=1.0)
+    jax.eval_shape(lambda x_BHNK: fused.fused(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name](None), scale=1.0), x_BHNK)
     assert ("cudnn" in implementations) == (expected == "cudnn") and asked["features"] % 8 == 0
     assert asked["is_causal"] == (name == "causal") and (asked["mask"] is None) == (name != "window")
 

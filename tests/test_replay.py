@@ -65,7 +65,7 @@ def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
     step = told["step"]
     assert bundle.name == f"step_{step}" and told["loss"] == "nan" and len(told["examples"]) == 16
     assert f"error: step {step}: the loss (nan) and the gradient norm (nan) are not finite" in outcome.err
-    assert json.loads((bundle / "config.json").read_text()).keys() == {"config", "versions", "commit"}
+    assert json.loads((bundle / "config.json").read_text()).keys() == {"config", "versions", "commit", "devices"}
     with np.load(bundle / "state.npz", allow_pickle=False) as state, np.load(bundle / "batch.npz") as batch:
         assert state["step"] == step - 1 and np.isfinite(state["params/blocks/mlp/b2_D"]).all()
         assert batch["example_B"].tolist() == told["examples"]

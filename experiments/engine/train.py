@@ -1,11 +1,10 @@
 """The one training loop: every experiment hands it a Task and calls it."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.struct
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,8 +32,8 @@ class Task(NamedTuple):
     # training, None in evaluation. layout: which devices share the model, none by default. What is called
     # 'running/<path>' is followed by the parameter at that path (`running`).
     measure: Callable[..., Ratios]
-    train: grain.MapDataset  # train[step] is the batch of that step
-    evaluation: grain.MapDataset  # every held-out example once
+    train: Sequence[dict]  # train[step] is the batch of that step
+    evaluation: Sequence[dict]  # every held-out example once
     tokens_per_example: int  # for the throughput
     baseline: dict[str, float]  # what a guess that ignores the input reaches, by the names of `measure`
     guess: Mapping[str, str] = {}  # and what this guess is, in words
