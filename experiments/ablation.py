@@ -29,7 +29,6 @@ from experiments.laboratory import preparing, progress, study, training
 from experiments.laboratory import report as reports
 
 TOO_EARLY = "stopped before anything was trained; a report that is there stays as it was"
-DEAREST = 5  # programs that are compiled for chips that are not there: at most a minute's, on two cores
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
@@ -46,8 +45,9 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | 
         for one in programs:
             print(told(one), flush=True)
         if topology.asked():
-            print(f"  compiled: of {len(programs)} programs the {DEAREST} dearest that are not the same", flush=True)
-            topology_report.show(training.described(programs, devices, batched=side_by_side), DEAREST)
+            dearest = max(programs, key=lambda one: one.step)  # to compile it takes a minute on two cores
+            print(f"  of these {len(programs)} programs the dearest is compiled", flush=True)
+            topology_report.show(training.described(dearest, devices, batched=side_by_side))
         return None
     requests = interruption.Requests()
     with workdir.hold(folder), job.file_errors(folder), requests.kept():

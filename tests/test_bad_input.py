@@ -339,9 +339,9 @@ def test_npz_files_that_hold_no_images(refused, vision, tmp_path):
 # Machine and folder
 
 
-@pytest.mark.parametrize("device", ["tpu", "gpu"])
-def test_an_accelerator_that_is_not_there(refused, vision, device):
-    says(refused(*vision, f"--config.device={device}"), f"a {device} was asked for", "sees only", "cpu")
+@pytest.mark.parametrize(("device", "why"), [("tpu", "this machine has no TPU"), ("gpu", "sees only 8 x cpu")])
+def test_an_accelerator_that_is_not_there(refused, vision, device, why):
+    says(refused(*vision, f"--config.device={device}"), f"a {device} was asked for", why)
 
 
 def test_a_workdir_that_cannot_be_written(refused, vision, tmp_path):
@@ -364,7 +364,7 @@ def test_a_workdir_that_is_a_file_or_holds_something_else(vision, tmp_path):
 
 
 def test_a_run_that_is_stopped_says_how_to_go_on(vision, tmp_path, monkeypatch):
-    def stopped(folder, config, defaults):
+    def stopped(*entering):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(workdir, "enter", stopped)
@@ -376,7 +376,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on(vision, tmp_path, monkeypatch):
 def test_any_other_error_is_not_hidden(vision, tmp_path, monkeypatch):
     """Only what a user can mend is a sentence; a fault of the program keeps its traceback."""
 
-    def broken(folder, config, defaults):
+    def broken(*entering):
         raise ValueError("a fault")
 
     monkeypatch.setattr(workdir, "enter", broken)
@@ -405,7 +405,12 @@ def test_the_real_command(tmp_path, mistake, sentence):
 def test_the_arguments_above_would_run_but_for_the_mistake(vision, language, tmp_path, monkeypatch):
     """Guards the guards: without a mistake the same arguments reach the point where the folder is made."""
     reached = []
-    monkeypatch.setattr(workdir, "enter", lambda folder, config, defaults: reached.append(folder) or True)
+
+    def stopped(folder, *entering):
+        reached.append(folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workdir, "enter", stopped)
     for arguments in (vision, language, (*vision, idx_folder(tmp_path / "idx"))):
-        assert tiny.run(*arguments, *SMALL, "--workdir", str(tmp_path / "run")).code == 0
+        assert tiny.run(*arguments, *SMALL, "--workdir", str(tmp_path / "run")).code == 130
     assert reached == [tmp_path / "run"] * 3

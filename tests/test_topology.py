@@ -223,18 +223,16 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
 # -------------------------------------------------------------------------------------------------- studies, generation
 
 
-@libtpu  # three programs of a whole step: seconds of the compiler
-def test_a_studys_programs_are_compiled_once_each_and_its_dearest_is_evaluated(tmp_path):
-    arms = [("wide", {"model.D": 12}), ("narrow", {}), ("again", {"model.score": "symmetric_init"})]
-    study = {"study.experiment": "vision", "study.arms": arms, "study.seeds": [0, 1]}
+@libtpu
+def test_of_a_study_the_dearest_program_is_compiled(tmp_path):
+    study = {"study.experiment": "vision", "study.arms": [("wide", {"model.D": 12}), ("narrow", {})]}
     file = tmp_path / "said.json"
-    shown = dry(tmp_path, "--topology=v5e-1", f"--json={file}", experiment="ablation", **SMALL, **study)
+    flags = "--topology=v5e-1", f"--json={file}"
+    shown = dry(tmp_path, *flags, experiment="ablation", **SMALL, **study | {"study.seeds": [0, 1]})
     assert shown.code == 0, shown.err
     told = {one["name"]: one for one in json.loads(file.read_text())["programs"]}
-    names = [f"step of {arm} x 2 seeds" for arm in ("wide", "narrow", "again")]
-    assert list(told) == [names[0], "evaluation of wide x 2 seeds", *names[1:]]
-    assert told[names[1]]["compile_seconds"] == told[names[2]]["compile_seconds"] != told[names[0]]["compile_seconds"]
-    assert told[names[0]]["argument_bytes"] > told[names[1]]["argument_bytes"]
+    assert list(told) == ["step of wide x 2 seeds", "evaluation of wide x 2 seeds"]
+    assert all(one["compiled"] for one in told.values())
 
 
 @libtpu
@@ -246,7 +244,7 @@ def test_generation_is_compiled_reading_the_prompt_and_going_on():
     with topology.of("v5e-1") as of:
         wanted = list(sample.described(generator))
         programs = topology.compiled(wanted)
-        assert [one.reason for one in programs] == ["", ""] and len(topology.compiled(wanted, most=1)) == 1
+        assert [one.reason for one in programs] == ["", ""]
         reading, further = (topology_report.record(one, of) for one in programs)
     assert reading["name"].startswith("reading 1 x 4 tokens") and "next 8" in further["name"]
     assert 0 < further["ideal_seconds"] and further["alias_bytes"] > 0  # the state is used up

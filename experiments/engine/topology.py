@@ -142,22 +142,12 @@ def described(name: str) -> Sequence[Any]:
     return devices
 
 
-def compiled(wanted: Iterable[Wanted], most: int | None = None) -> list[Program]:
-    """The programs, compiled two at a time; of those that are the same but for their names, each takes the first's.
-
-    most: no more than so many different ones, the first.
-    """
-    pool, first, found = futures.ThreadPoolExecutor(AT_ONCE), {}, []
+def compiled(wanted: Iterable[Wanted]) -> list[Program]:
+    """The programs, compiled two at a time."""
+    pool = futures.ThreadPoolExecutor(AT_ONCE)
     try:
-        for one in wanted:
-            lowered = one.step.lower(*one.arguments)
-            text = lowered.as_text()
-            if text not in first:
-                if len(first) == most:
-                    break
-                first[text] = pool.submit(_compiled, lowered)
-            found.append((one, first[text]))
-        return [Program(one, *result.result()) for one, result in found]
+        pairs = [(one, pool.submit(_compiled, one.step.lower(*one.arguments))) for one in wanted]
+        return [Program(one, *result.result()) for one, result in pairs]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # where a person stops it, nobody waits
 

@@ -33,13 +33,13 @@ def training(made: plans.Plan, state: train.State, flops: int) -> None:
     show(wanted(), parameters=state.params, optimiser=state.opt_state)
 
 
-def show(wanted: Iterable[topology.Wanted], most: int | None = None, **parts: Any) -> None:
+def show(wanted: Iterable[topology.Wanted], **parts: Any) -> None:
     """Compile, print what the compiler says, and write it to the file of --json. RunError where it refuses one.
 
-    most: as of `topology.compiled`. parts: of the arguments, abstract trees whose bytes on a chip are told.
+    parts: of the arguments, abstract trees whose bytes on a chip are told.
     """
     asked = topology.asked()
-    programs = topology.compiled(wanted, most)
+    programs = topology.compiled(wanted)
     records = [record(program, asked) for program in programs]
     held = {f"{name}_bytes": cost.device_bytes(tree) for name, tree in parts.items()}
     refused = [f"{one['name']} {one['reason']}" for one in records if not one["compiled"]]

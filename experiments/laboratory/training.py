@@ -125,19 +125,17 @@ def _abstract(ready: preparing.Ready) -> tuple[dict, jax.ShapeDtypeStruct]:
     return batch, train.abstract_alive(devices, rows)
 
 
-def described(programs: Sequence[preparing.Checked], devices: Mesh, *, batched: bool) -> Iterator[topology.Wanted]:
-    """The step of every program, the dearest first, for chips that need not be there; and that one's evaluation."""
-    for one in sorted(programs, key=lambda one: -one.step):
-        ready = preparing.prepare(one.program, devices, batched=batched)
-        of, rows, numbers = ready.together, len(one.program.rows), one.program.numbers
-        state = together.abstract_state(of, rows, numbers)
-        held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
-        flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / ready.made.growth.sizes[0]
-        arguments = state, *_abstract(ready), numbers
-        yield topology.Wanted(f"step of {one.program.name}", together.step(of), arguments, 3 * flops)
-        if one.step == max(other.step for other in programs):
-            arguments, name = (state.params, held_out), f"evaluation of {one.program.name}"
-            yield topology.Wanted(name, together.held_out(of), arguments, flops * size, beside=True)
+def described(one: preparing.Checked, devices: Mesh, *, batched: bool) -> Iterator[topology.Wanted]:
+    """The step of a program and its evaluation, for chips that need not be there."""
+    ready = preparing.prepare(one.program, devices, batched=batched)
+    of, rows, numbers = ready.together, len(one.program.rows), one.program.numbers
+    state = together.abstract_state(of, rows, numbers)
+    held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
+    flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / ready.made.growth.sizes[0]
+    arguments, name = (state, *_abstract(ready), numbers), one.program.name
+    yield topology.Wanted(f"step of {name}", together.step(of), arguments, 3 * flops)
+    arguments = state.params, held_out
+    yield topology.Wanted(f"evaluation of {name}", together.held_out(of), arguments, flops * size, beside=True)
 
 
 class Beside:
