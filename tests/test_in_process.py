@@ -138,6 +138,14 @@ def test_a_mistake_is_a_sentence(tmp_path, changes, words):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_working_directory_that_was_deleted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(errors.UserError, match="the working directory is gone .*: os.chdir to one that is there"):
+        launch.run(ROOT / "configs" / "smoke.py")
+
+
 def test_a_config_that_is_none(tmp_path):
     for path, words in ((tmp_path / "a.py", "there is no config file"), (tmp_path, "there is no config file")):
         with pytest.raises(errors.UserError, match=words):

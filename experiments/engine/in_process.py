@@ -10,15 +10,21 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-from experiments.engine import compilation, config
+from experiments.engine import compilation, config, disk_errors, errors
 
 
 @contextlib.contextmanager
 def unchanged(folder: pathlib.Path) -> Iterator[None]:
     """Within this, the user's own modules are imported anew: those of the working directory, of the project's folder
     and of that of the config. Behind it, all is as it was before; but what JAX has started and compiled stays.
+    UserError where there is no working directory any more.
     """
-    place, path, bytecode, flags = os.getcwd(), list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
+    try:
+        place = os.getcwd()
+    except OSError as error:
+        reason = disk_errors.reason(error)
+        raise errors.UserError(f"the working directory is gone ({reason}): os.chdir to one that is there") from error
+    path, bytecode, flags = list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
     folders = (place, str(folder.absolute()), str(config.ROOT))
     before = {name: sys.modules.pop(name) for name in _edited(folders)}
     importlib.invalidate_caches()  # a file may have been written since the folder was last looked at
