@@ -138,7 +138,7 @@ def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **c
     and RunError where the command ends with one; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
     button: what trains finishes its step and is saved before that, unless it comes a second time.
     """
-    given = [(key, os.fspath(value) if isinstance(value, os.PathLike) else value) for key, value in changes.items()]
+    given = [(key, configs.plain(value)) for key, value in changes.items()]
     command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign)
     hint = ""
     try:

@@ -46,7 +46,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | 
             print(told(one), flush=True)
         if topology.asked():
             dearest = max(programs, key=lambda one: one.step)  # to compile it takes a minute on two cores
-            print(f"  of these {len(programs)} programs the dearest is compiled", flush=True)
+            print(f"  of these {len(programs)} programs the one of most FLOPs is compiled", flush=True)
             topology_report.show(training.described(dearest, devices, batched=side_by_side))
         return None
     requests = interruption.Requests()

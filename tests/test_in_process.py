@@ -21,7 +21,7 @@ import tiny_study
 
 import launch
 from experiments import vision
-from experiments.engine import errors, interruption, log, pace
+from experiments.engine import config, errors, interruption, log, pace
 from experiments.engine.data import batches
 from experiments.laboratory import drawings
 
@@ -47,7 +47,8 @@ def state():
     """What a run must leave as it was."""
     flags = {name: value for name, value in jax.config.values.items() if name != "jax_num_cpu_devices"}
     handlers = [signal.getsignal(number) for number in interruption.SIGNALS]
-    return handlers, warnings.showwarning, warnings.filters[:], flags, sys.path[:], os.getcwd(), sys.stdout, os.environ
+    hooks = warnings.showwarning, sys.unraisablehook
+    return handlers, *hooks, warnings.filters[:], flags, sys.path[:], os.getcwd(), sys.stdout, os.environ
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +119,12 @@ def test_without_a_workdir_the_folder_is_the_commands(tmp_path, monkeypatch):
     assert re.fullmatch(r"runs/vision_config/[\d_-]+", str(result.folder)) and result.summary["steps"] == 2
     saved = launch.run(result.folder / "config.json", result.folder)
     assert saved.summary == result.summary
+
+
+def test_values_that_a_program_gives():
+    given = np.int64(3), np.float32(0.5), (1, 2), pathlib.Path("a"), True
+    values = [config.plain(value) for value in given]
+    assert values == [3, 0.5, [1, 2], "a", True] and [type(value) for value in values] == [int, float, list, str, bool]
 
 
 @pytest.mark.parametrize(

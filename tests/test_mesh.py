@@ -250,6 +250,13 @@ def test_a_mesh_that_does_not_fit_is_refused(sizes, sentence):
     assert sentence in str(refused.value)
 
 
+def test_a_cpu_that_was_started_with_fewer_devices_than_it_has_cores(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.delenv("XLA_FLAGS")
+    with pytest.raises(errors.UserError, match=r"8 x cpu \(cpu\); JAX has started with these in this process"):
+        meshes.make(data=16)
+
+
 def test_minus_one_takes_what_is_left():
     assert dict(meshes.make(tensor=2, sequence=2).shape) == {"data": 2, "fsdp": 1, "tensor": 2, "sequence": 2}
     assert dict(meshes.make(data=1, fsdp=-1).shape) == {"data": 1, "fsdp": 8, "tensor": 1, "sequence": 1}

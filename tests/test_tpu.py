@@ -262,7 +262,12 @@ def test_jax_is_spared_the_search_for_a_tpu_where_there_is_none(
 def test_a_libtpu_that_is_there_says_nothing_where_there_is_no_tpu():
     if tpu.chips() or importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed, or of use")
-    program = "from experiments.engine import mesh; mesh.start('any'); import jax; print(jax.default_backend())"
+    program = (
+        "import jax; from experiments.engine import errors, mesh\n"
+        "try: mesh.start('tpu')\n"
+        "except errors.UserError: mesh.start('any')\n"
+        "print(jax.default_backend())"
+    )
     given = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_PLATFORMS", "TPU_"))}
     ended = subprocess.run([sys.executable, "-c", program], env=given, capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.returncode) == ("cpu\n", 0)

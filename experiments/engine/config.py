@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 import ml_collections
+import numpy as np
 
 from experiments.engine import errors, json_file
 
@@ -232,6 +233,12 @@ def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
         config.update_from_flattened_dict({key: wanted(value)})
     except OverflowError as error:
         raise errors.UserError(f"{key} = {shown(value)} is too large a number") from error
+
+
+def plain(value: Any) -> Any:
+    """A setting that a program gives, as a config has it: paths as text, numbers of numpy and tuples as Python's."""
+    value = os.fspath(value) if isinstance(value, os.PathLike) else value
+    return list(value) if isinstance(value, tuple) else value.item() if isinstance(value, np.generic) else value
 
 
 def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:

@@ -28,6 +28,7 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
     folders = (place, str(folder.absolute()), str(config.ROOT))
     before = {name: sys.modules.pop(name) for name in _edited(folders)}
     importlib.invalidate_caches()  # a file may have been written since the folder was last looked at
+    unraisable = sys.unraisablehook
     sys.dont_write_bytecode = True  # it is told from a newer file by its seconds only
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stdout):
@@ -36,7 +37,7 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
         for name in _edited(folders):
             del sys.modules[name]
         sys.modules.update(before)
-        sys.path[:], sys.dont_write_bytecode = path, bytecode
+        sys.path[:], sys.dont_write_bytecode, sys.unraisablehook = path, bytecode, unraisable
         os.chdir(place)
         _set(flags)
 

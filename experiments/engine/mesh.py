@@ -35,7 +35,7 @@ def start(device: str) -> None:
     given = jax.config.jax_platforms
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    if device == "any":
+    if device in ("any", "tpu"):
         tpu.leave_out()
     backend, said = _backend(device)
     if device == "tpu" != backend:
@@ -92,9 +92,13 @@ def of_cores(sizes: Mapping[str, int]) -> None:
 
 def _cpu_devices(wanted: int) -> None:
     """At least so many CPU devices, unless XLA_FLAGS says how many."""
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    if not _cpu_devices_given():
         with contextlib.suppress(RuntimeError):  # JAX has started: then there are as many as there are
             jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
+
+
+def _cpu_devices_given() -> bool:
+    return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
 
 
 def _seen() -> str:
@@ -159,7 +163,9 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
         devices, rest = jax.devices("cpu")[:named], []
         sizes |= dict.fromkeys([axis for axis, n in sizes.items() if n == -1], 1)
     if named > len(devices) or (rest and len(devices) % named):
-        raise errors.UserError(f"{said} does not fit JAX's devices, {there}")
+        late = devices[0].platform == "cpu" and named <= (os.cpu_count() or 1) and not _cpu_devices_given()
+        more = "; JAX has started with these in this process, and in a new one may have more" * late
+        raise errors.UserError(f"{said} does not fit JAX's devices, {there}{more}")
     sizes |= {axis: len(devices) // named for axis in rest}
     used = devices[: math.prod(sizes.values())]
     if len(used) < len(devices) and jax.process_count() > 1:
