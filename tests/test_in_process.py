@@ -47,8 +47,7 @@ def state():
     """What a run must leave as it was."""
     flags = {name: value for name, value in jax.config.values.items() if name != "jax_num_cpu_devices"}
     handlers = [signal.getsignal(number) for number in interruption.SIGNALS]
-    hooks = warnings.showwarning, sys.unraisablehook
-    return handlers, *hooks, warnings.filters[:], flags, sys.path[:], os.getcwd(), sys.stdout, os.environ
+    return handlers, warnings.showwarning, warnings.filters[:], flags, sys.path[:], os.getcwd(), sys.stdout, os.environ
 
 
 @pytest.fixture(autouse=True)
@@ -268,14 +267,16 @@ def test_a_thread_that_is_not_the_main_one_runs_it_as_well(tmp_path, commanded):
 # What the caller's process is
 
 
-def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path):
+def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatch):
     """The fixture `unchanged` looks."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has its own
     kept = tmp_path / "compiled"
     run(tmp_path, **{"debug.nans": True, "compilation_cache": str(kept), "train.steps": 2, "device": "cpu"})
     assert any(kept.iterdir())
     entries = len(list(kept.iterdir()))
     jax.jit(lambda x: 3 * x + entries)(np.ones(7))
     assert len(list(kept.iterdir())) == entries  # what the caller compiles is not kept there
+    assert sys.unraisablehook is sys.__unraisablehook__
     with pytest.raises(errors.UserError):
         run(tmp_path, **{"train.steps": 1, "compilation_cache": ""})
 
