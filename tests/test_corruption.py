@@ -187,6 +187,9 @@ def test_which_checkpoint_is_taken_is_said_by_process_0(good, tmp_path, monkeypa
         assert step == 3 and numbers(found) == numbers(state(seed=3))
     else:
         assert saves.resume(state(), fall_back=False) is None
+    monkeypatch.setattr(processes, "same", lambda value: False)
+    with pytest.raises(errors.UserError, match="it must be one disk$"):
+        saves.resume(state(), fall_back=False)
     assert asked == [-1]
     assert {found.name for found in folder.iterdir()} == {"3", "6"}
     saves.close()

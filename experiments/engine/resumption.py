@@ -51,8 +51,8 @@ def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
     """What `run` returns, which trains in this folder; it is called again where a mounted drive was gone and is back.
 
     It then does what the same command would: it goes on from the last checkpoint. Raises what `run` raises for another
-    reason (also where it cannot begin, or another drive is gone), for a drive that is not back within PATIENCE, and with
-    several processes, of which the others would wait. folder: None where nothing is written.
+    reason (also where it cannot begin, or where another drive is gone), for a drive that is not back within PATIENCE,
+    and with several processes, of which the others would wait. folder: None where nothing is written.
     """
     outages = 0
     while True:
