@@ -171,6 +171,7 @@ def test_a_damaged_old_checkpoint_is_a_sentence(tmp_path, damage, capfd):
     for use in (lambda: resumed(folder), lambda: checkpoint.parameters(folder, 6)):
         with pytest.raises(errors.UserError, match=f"{folder / '6'} is damaged"):
             use()
+    assert not checkpoint.whole(folder, 6, fall_back=True)
     assert "Traceback" not in capfd.readouterr().err
 
 

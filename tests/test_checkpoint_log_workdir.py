@@ -224,7 +224,8 @@ def test_the_summary_is_about_the_last_parameters(straight):
     saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
     like = plans.plan(tiny.settings("vision", model=False, train__batch=8, **SETTINGS), task, meshes.make(data=8))
     fresh = train.initial_state(task, like.optimiser, seed=0, mesh=like.mesh)
-    last = saves.restore(STEPS, fresh)
+    step, last = saves.resume(fresh, fall_back=False)
+    assert step == STEPS
     saves.close()
     assert int(last.step) == STEPS
     assert summary(straight)["params_sha256"] == checkpoint.digest(last.params) != checkpoint.digest(fresh.params)

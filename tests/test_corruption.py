@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from test_checkpoint import numbers, saved, state
 
-from experiments.engine import checkpoint, errors, manifest, saved_arrays, step_folders
+from experiments.engine import checkpoint, errors, manifest, processes, saved_arrays, step_folders
 
 CASES = range(200)
 WHOLE = CASES[::10]  # with Orbax's reading, which takes its time
@@ -87,11 +87,7 @@ def damaged(good: pathlib.Path, folder: pathlib.Path, case: int) -> tuple[str, s
 def test_no_corruption_is_accepted_and_each_falls_back(good, tmp_path, monkeypatch, capsys):
     """180 of them, without Orbax: what is verified is not read, and `like` is given back in its place."""
 
-    def restored(where, step, like):
-        manifest.verify(where, step=step)
-        return like
-
-    monkeypatch.setattr(saved_arrays, "restored", restored)
+    monkeypatch.setattr(saved_arrays, "restored", lambda where, like: like)
     folder, seen = tmp_path / "checkpoints", set()
     for case in sorted(set(CASES) - set(WHOLE)):
         kind, names = damaged(good, folder, case)
@@ -146,19 +142,57 @@ def test_without_a_valid_one_there_is_a_sentence(good, tmp_path):
     assert {found.name for found in folder.iterdir()} == {"3"}
 
 
-def test_a_run_of_which_a_drive_has_no_checkpoint_whole_begins_anew(good, tmp_path, capsys):
-    """As where the machine was taken away before its first saves had all come to the drive."""
+@pytest.mark.parametrize("several", [False, True])
+def test_a_run_of_which_a_drive_has_no_checkpoint_whole_begins_anew(good, tmp_path, capsys, several):
+    """As where the machine was taken away before its first save had all come to the drive; with several saves, which
+    are more than a beginning, only where it is asked for."""
     folder = shutil.copytree(good, tmp_path / "checkpoints")
     (folder / "3" / "state" / "_METADATA").write_bytes(b"")
-    (folder / "6" / manifest.FILE).unlink()
+    (folder / "6" / manifest.FILE).unlink() if several else shutil.rmtree(folder / "6")
     saves = checkpoint.Checkpoints(folder, keep=2)
-    assert saves.resume(state(), fall_back=False) is None
+    if several:
+        with pytest.raises(errors.UserError, match=r"no checkpoint is complete; .*6 is damaged.*=latest_valid begins"):
+            saves.resume(state(), fall_back=False)
+        assert {found.name for found in folder.iterdir()} == {"3", "6"} and not capsys.readouterr().out
+    assert saves.resume(state(), fall_back=several) is None
     saves.save(3, state(seed=3))
     saves.close()
     said = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[2].partition(" ")[0] for line in said] == [manifest.FILE, "state/_METADATA"]
+    names = [line.partition(": ")[2].partition(" ")[0] for line in said]
+    assert names == [*[manifest.FILE] * several, "state/_METADATA"]
     assert all(line.endswith("; it is put aside, and without another one the run begins anew") for line in said)
-    assert {found.name for found in folder.iterdir()} == {"3", "3.damaged", "6.damaged"}
+    assert {found.name for found in folder.iterdir()} == {"3", "3.damaged", *["6.damaged"] * several}
+
+
+@pytest.mark.parametrize("first", [3, 6, -1])
+def test_which_checkpoint_is_taken_is_said_by_process_0(good, tmp_path, monkeypatch, first):
+    """What another process sees of them decides nothing; where it lacks the one that is taken, it says so."""
+    folder, asked = shutil.copytree(good, tmp_path / "checkpoints"), []
+    if first == 6:
+        (folder / "6" / manifest.FILE).unlink()  # not there yet
+
+    def agree(value):
+        asked.append(value)
+        return max(value, first)
+
+    monkeypatch.setattr(processes, "main", lambda: False)
+    monkeypatch.setattr(processes, "same", lambda value: value == 6)
+    saves = checkpoint.Checkpoints(folder, keep=2)
+    monkeypatch.setattr(processes, "agree", agree)
+    if first == 6:
+        with pytest.raises(errors.UserError, match=r"not every process sees .* one disk \(.*6 is damaged: manifest"):
+            saves.resume(state(), fall_back=False)
+    elif first == 3:
+        step, found = saves.resume(state(), fall_back=False)
+        assert step == 3 and numbers(found) == numbers(state(seed=3))
+    else:
+        assert saves.resume(state(), fall_back=False) is None
+    monkeypatch.setattr(processes, "same", lambda value: False)
+    with pytest.raises(errors.UserError, match="it must be one disk$"):
+        saves.resume(state(), fall_back=False)
+    assert asked == [-1]
+    assert {found.name for found in folder.iterdir()} == {"3", "6"}
+    saves.close()
 
 
 @pytest.mark.parametrize("name", ["state/_METADATA", manifest.FILE])

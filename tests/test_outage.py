@@ -7,7 +7,7 @@ import sys
 import pytest
 from test_checkpoint_log_workdir import quick_peak, run, straight, summary  # noqa: F401  fixtures
 
-from experiments.engine import errors, log, resumption
+from experiments.engine import errors, job, log, resumption
 
 EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
@@ -91,6 +91,10 @@ def test_a_drive_that_is_gone_at_any_use_is_outlived(tmp_path, straight, uses, c
         assert_outlived(straight, tmp_path / str(last), last=last, code=GONE[last % len(GONE)], capfd=capfd)
 
 
+def elsewhere(number, name):
+    return OSError(number, os.strerror(number), name)
+
+
 class Failing:
     """A run that fails so often, for this reason."""
 
@@ -113,6 +117,7 @@ class Failing:
         (Failing(OSError(errno.ENOSPC, "full"), 1), 1),  # it would be full again
         (Failing(ValueError("UNKNOWN: [os_error_code='28']"), 1), 1),
         (Failing(OSError(errno.EIO, "gone"), 1, errors.UserError), 1),  # at the very beginning
+        (Failing(elsewhere(errno.EIO, "/data/images.npz"), 1), 1),  # of another disk
         (Failing(OSError(errno.EIO, "broken"), 99), resumption.OUTAGES + 1),  # there, and of no use
     ],
 )
@@ -132,8 +137,39 @@ def test_who_says_so_does_not_matter(tmp_path, monkeypatch, reason):
             resumption.outlive(Failing(reason, 2), folder)
 
 
+def test_a_file_of_the_folder_and_another_one_of_the_drive_that_is_gone_are_waited_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = Failing(elsewhere(errno.EIO, str(tmp_path / "metrics.jsonl")), 1)
+    assert resumption.outlive(run, tmp_path.relative_to(tmp_path)) == "done"
+    DRIVE.mount(tmp_path, last=0)
+    assert resumption.outlive(Failing(elsewhere(errno.EIO, "/data/images.npz"), 1), tmp_path) == "done"
+    assert DRIVE.asked == 2
+
+
+def test_a_folder_that_was_never_made_is_not_waited_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(resumption, "PATIENCE", 0.1)
+    run = Failing(OSError(errno.EIO, "gone"), 1)
+    with pytest.raises(errors.RunError, match="a sentence"):
+        resumption.outlive(run, tmp_path / "new")
+    assert run.calls == 1 and capsys.readouterr().out == ""
+
+
+def test_while_it_waits_nothing_is_advised_that_needs_another_cell(tmp_path, capsys):
+    def run():
+        with job.file_errors(tmp_path):
+            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(tmp_path / "metrics.jsonl"))
+
+    DRIVE.mount(tmp_path, last=0)
+    with pytest.raises(errors.RunError, match=r"on Colab: drive.mount\("):
+        resumption.outlive(run, tmp_path)
+    said = capsys.readouterr().out
+    assert "mount(" not in said
+    assert f"metrics.jsonl: {os.strerror(errno.ENOTCONN)}; once that is mended, the same command" in said
+
+
 def test_a_drive_that_does_not_come_back_ends_the_run_with_its_sentence(tmp_path, monkeypatch, capsys):
     now = [0.0]
+    DRIVE.mount(tmp_path / "unmounted", last=0)
     monkeypatch.setattr(resumption.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(resumption.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     run = Failing(OSError(errno.ENOTCONN, "gone"), 2)

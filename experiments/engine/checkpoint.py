@@ -162,44 +162,55 @@ class Checkpoints:
             with contextlib.suppress(*disk_errors.NOT_WRITTEN):  # what `wait` has told already
                 self._orbax.close()
 
-    def restore(self, step: int, like: Any) -> Any:
-        """The state saved at `step`, with the tree, types and layout of `like`, on whatever mesh that is now.
-
-        Raises manifest.Damaged (a UserError), UserError where it holds other arrays than `like`, and RunError where it
-        cannot be read now (out of memory, a disk that fails).
-        """
-        return saved_arrays.restored(self._folder / str(step), step, like)
-
     def resume(self, like: Any, *, fall_back: bool) -> tuple[int, Any] | None:
-        """The newest step and its state, as `restore` gives it; None where there is no checkpoint.
+        """The newest step, as process 0 finds it, and its state with the tree, types and layout of `like`, on whatever
+        mesh that is now; None where there is no checkpoint.
 
         A damaged one is passed over, saying so, and put aside as <step>.damaged, with `fall_back` or where something is
-        only missing; None too where that is so of each. Else it is a UserError. One that cannot be read now is a
+        only missing; None too where that is so of the only one, and with `fall_back` of each. Else it is a UserError,
+        as where it holds other arrays than `like`. One that cannot be read now (out of memory, a disk that fails) is a
         RunError in any case, and nothing is put aside.
         """
         self.wait()
-        if processes.agree(self.latest() or 0) != (self.latest() or 0):
-            raise errors.UserError(
-                f"not every process sees the same checkpoints in {self._folder}: it must be one disk"
-            )
-        passed: list[tuple[int, manifest.Damaged]] = []
+        unshared = f"not every process sees the same checkpoints in {self._folder}: it must be one disk"
+        if not processes.same(self.latest() or 0):
+            raise errors.UserError(unshared)
+        passed: dict[int, manifest.Damaged] = {}
+        step = processes.agree(self._newest_whole(passed, fall_back) if self._main else -1)
+        if step >= 0:
+            try:
+                if not self._main:
+                    saved_arrays.verified(self._folder / str(step), step)
+            except manifest.Damaged as error:
+                raise errors.UserError(f"{unshared} ({error})") from error
+            state = saved_arrays.restored(self._folder / str(step), like)
+        instead = f"step {step:,} is taken instead" if step >= 0 else "without another one the run begins anew"
+        for bad in sorted(self._measured, reverse=True):
+            if bad > step:
+                self._put_aside(bad, f"{passed.get(bad)}; it is put aside, and {instead}")
+        if step < 0:
+            return None
+        self._leave_out()
+        return step, state
+
+    def _newest_whole(self, passed: dict[int, manifest.Damaged], fall_back: bool) -> int:
+        """The newest step that is what was saved, -1 where the run may begin anew; `passed` gets the newer ones."""
         for step in sorted(self._measured, reverse=True):
             try:
-                state = self.restore(step, like)
+                saved_arrays.verified(self._folder / str(step), step)
+                return step
             except manifest.Damaged as error:
                 if not (fall_back or isinstance(error, manifest.Incomplete)):
                     raise errors.UserError(f"{error}; {_advice(len(self._measured))}") from error
-                passed.append((step, error))
-                continue
-            for bad, error in passed:
-                self._put_aside(bad, f"{error}; it is put aside, and step {step:,} is taken instead")
-            self._leave_out()
-            return step, state
-        if not all(isinstance(error, manifest.Incomplete) for _, error in passed):
-            raise manifest.Damaged(f"no checkpoint is valid, choose another --workdir; the newest: {passed[0][1]}")
-        for bad, error in passed:
-            self._put_aside(bad, f"{error}; it is put aside, and without another one the run begins anew")
-        return None
+                passed[step] = error
+        first = next(iter(passed.values()), None)
+        if not all(isinstance(error, manifest.Incomplete) for error in passed.values()):
+            raise manifest.Damaged(f"no checkpoint is valid, choose another --workdir; the newest: {first}")
+        if len(passed) > 1 and not fall_back:  # one alone is a first save that was cut off; more is work to be lost
+            raise errors.UserError(
+                f"no checkpoint is complete; the newest: {first}; --config.resume=latest_valid begins anew, at step 0"
+            )
+        return -1
 
     def _leave_out(self) -> None:
         """Remove what a run that was killed behind its last save still had to, or what train.keep no longer keeps."""

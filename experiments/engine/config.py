@@ -63,7 +63,7 @@ def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = (
     """
     file = pathlib.Path(path)
     if not file.is_file():
-        raise errors.UserError(f"there is no config file {path}; a run keeps its own: WORKDIR/source/{file.name}")
+        raise errors.UserError(f"there is no config file {path}")
     if file.suffix == ".json":
         return _from_json(file, base, set(given))
     if file.suffix != ".py":

@@ -15,7 +15,7 @@ NOT_WRITTEN = (OSError, ValueError, RuntimeError)
 NOT_READ = (*NOT_WRITTEN, KeyError, TypeError)  # also for what they cannot make sense of
 # What a mounted drive (Colab's, NFS) says while it, or the way to it, is gone; it may be there again in a moment.
 GONE = (errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.ENODEV, errno.EHOSTDOWN)
-_REMEDY = "mount that drive again (on Colab: drive.mount('/content/drive', force_remount=True))"
+REMEDY = "mount that drive again (on Colab: drive.mount('/content/drive', force_remount=True))"
 
 
 def number(error: BaseException) -> int | None:
@@ -29,12 +29,18 @@ def reason(error: BaseException) -> str:
     code = number(error)
     said = getattr(error, "strerror", None) or (os.strerror(code) if code else str(error))
     said = (said.splitlines() or [type(error).__name__])[0][:200]
-    return f"{said}: {_REMEDY}" if code == errno.ENOTCONN else said
+    return f"{said}: {REMEDY}" if code == errno.ENOTCONN else said
 
 
-def gone(error: BaseException | None) -> bool:
-    """Whether this error, or one that it was raised for, says that a drive is gone."""
-    return error is not None and (number(error) in GONE or gone(error.__cause__ or error.__context__))
+def gone(error: BaseException | None, folder: pathlib.Path = pathlib.Path("/")) -> bool:
+    """Whether this error, or one that it was raised for, says that a drive is gone: of a file in `folder`, where it
+    names one."""
+    if error is None:
+        return False
+    file = getattr(error, "filename", None)
+    known = isinstance(file, str | os.PathLike)
+    elsewhere = known and not pathlib.Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder))
+    return (number(error) in GONE and not elsewhere) or gone(error.__cause__ or error.__context__, folder)
 
 
 def quiet() -> None:

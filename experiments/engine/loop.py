@@ -225,8 +225,6 @@ def train_and_save(made: plan.Plan, state: train.State, step: Any, folder: pathl
             contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=made.keep, best=made.keep_best))
         )
         start, state = saves.resume(state, fall_back=made.fall_back) or (0, state)
-        if not processes.same(start):
-            raise errors.RunError(f"the processes do not see the same checkpoints in {folder}: its disk must be shared")
         if start and processes.main():
             print(f"resuming {folder} at step {start:,}")
         beside = stack.enter_context(contextlib.closing(Beside(made, folder, saves, start, flops)))

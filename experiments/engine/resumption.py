@@ -51,8 +51,8 @@ def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
     """What `run` returns, which trains in this folder; it is called again where a mounted drive was gone and is back.
 
     It then does what the same command would: it goes on from the last checkpoint. Raises what `run` raises for another
-    reason (also where it cannot begin), for a drive that is not back within PATIENCE, and with several processes, of
-    which the others would wait. folder: None where nothing is written.
+    reason (also where it cannot begin, or where another drive is gone), for a drive that is not back within PATIENCE,
+    and with several processes, of which the others would wait. folder: None where nothing is written.
     """
     outages = 0
     while True:
@@ -60,13 +60,25 @@ def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
             return run()
         except (errors.UserError, errors.RunError) as error:
             begun = outages > 0 or isinstance(error, errors.RunError)
-            if folder is None or not begun or not disk_errors.gone(error) or jax.process_count() > 1:
+            if folder is None or not begun or not _lost(error, folder) or jax.process_count() > 1:
                 raise
             outages += 1
-            print(f"{errors.line(error)}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
+            said = errors.line(error).replace(f": {disk_errors.REMEDY}", "")  # no other cell can run by now
+            print(f"{said}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
             if outages > OUTAGES or not _back(folder):
                 raise
         print(f"{folder} is back: the run goes on from its last checkpoint", flush=True)
+
+
+def _lost(error: BaseException, folder: pathlib.Path) -> bool:
+    """Whether the error says that the drive of the run's folder is gone, not that another one is."""
+    try:
+        os.listdir(folder)
+    except FileNotFoundError:  # it was never made: there is nothing to go on with
+        return False
+    except OSError as now:  # of a drive on which there are other files too
+        return disk_errors.gone(error) and disk_errors.gone(now)
+    return disk_errors.gone(error, folder)
 
 
 def _back(folder: pathlib.Path) -> bool:

@@ -18,13 +18,13 @@ STATE = "state"
 _OF_MEMORY = (MemoryError, jax.errors.JaxRuntimeError)  # the host's or a device's; never what a disk says
 
 
-def restored(saved: pathlib.Path, step: int, like: Any) -> Any:
-    """The state in the folder of the checkpoint of `step`, with the tree, types and layout of `like`.
+def restored(saved: pathlib.Path, like: Any) -> Any:
+    """The state in the folder of a checkpoint that is `verified`, with the tree, types and layout of `like`.
 
-    Raises manifest.Damaged (a UserError), RunError where what is whole cannot be read now (out of memory, a disk that
-    fails), and UserError where it holds other arrays than `like`.
+    Raises manifest.Damaged (a UserError; in the old format), RunError where what is whole cannot be read now (out of
+    memory, a disk that fails), and UserError where it holds other arrays than `like`.
     """
-    inside = verified(saved, step)
+    inside = _inside(saved)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     with _reading(saved, inside):
         _check(saved, _described(ocp.PyTreeCheckpointHandler().metadata(inside).tree), _described(abstract))
@@ -33,7 +33,7 @@ def restored(saved: pathlib.Path, step: int, like: Any) -> Any:
 
 
 def parameters(saved: pathlib.Path, step: int) -> dict:
-    """The parameters in the folder of the checkpoint of `step`, as numpy arrays. Raises as `restored`."""
+    """The parameters in the folder of the checkpoint of `step`, as numpy arrays. Raises as `verified`."""
     inside, handler = verified(saved, step), ocp.PyTreeCheckpointHandler()
     with _reading(saved, inside):
         tree = handler.metadata(inside).tree["params"]
@@ -44,13 +44,24 @@ def parameters(saved: pathlib.Path, step: int) -> dict:
 
 
 def verified(saved: pathlib.Path, step: int) -> pathlib.Path:
-    """Where Orbax put the arrays, after every file was found to be what was saved. Raises as `restored`."""
-    if not (saved / OLD).is_dir() or any((saved / name).exists() for name in (STATE, manifest.FILE)):
+    """Where Orbax put the arrays, after every file was found to be what was saved.
+
+    Raises manifest.Damaged (a UserError), and RunError where that cannot be known now.
+    """
+    inside = _inside(saved)
+    if inside.name == STATE:
         manifest.verify(saved, step=step)
-        return saved / STATE
-    with _reading(saved, saved / OLD):
-        _read_through(saved / OLD)
-    return saved / OLD
+    else:
+        with _reading(saved, inside):
+            _read_through(inside)
+            ocp.PyTreeCheckpointHandler().metadata(inside)
+    return inside
+
+
+def _inside(saved: pathlib.Path) -> pathlib.Path:
+    """Where Orbax put the arrays."""
+    new = not (saved / OLD).is_dir() or any((saved / name).exists() for name in (STATE, manifest.FILE))
+    return saved / (STATE if new else OLD)
 
 
 def _read_through(inside: pathlib.Path) -> None:
