@@ -33,12 +33,8 @@ class Traffic(NamedTuple):
 class Kernel(NamedTuple):
     """A Pallas kernel, of whose time the compiler says nothing. flops: of one time, if its `cost_estimate` says it."""
 
-    name: str
-    scope: str
     times: int
     flops: int | None
-    shape: str  # of its results
-    operands: tuple[str, ...]
 
 
 class Estimate(NamedTuple):
@@ -63,7 +59,7 @@ def estimate(text: str, *, clock: float) -> Estimate:
     return Estimate(
         seconds=sum(seconds.values()),
         by_scope=seconds,
-        kernels=[_kernel(program.lines[name], n, program) for name, n in _part(total, "kernel").items()],
+        kernels=[_kernel(program.lines[name], n) for name, n in _part(total, "kernel").items()],
         collectives=_traffic(total),
         unknown_loops=len(_part(total, "unknown")),
         unestimated=_part(total, "unestimated"),
@@ -195,7 +191,6 @@ def _arrays(result: str) -> list[int]:
     return [_BYTES.get(kind, 4) * math.prod(programs.sizes(shape)) for kind, shape in _ARRAY.findall(result)]
 
 
-def _kernel(line: programs.Line, times: int, program: programs.Program) -> Kernel:
-    flops, one = _FLOPS.search(line.rest), programs.instruction(line, program)
-    scope = programs.scope(one.op_name)
-    return Kernel(line.name, scope, times, int(flops[1]) if flops else None, one.shape, one.operands)
+def _kernel(line: programs.Line, times: int) -> Kernel:
+    flops = _FLOPS.search(line.rest)
+    return Kernel(times, int(flops[1]) if flops else None)
