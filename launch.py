@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import flags
 
+from experiments.compiler import topology as topologies
 from experiments.engine import (
     compilation,
     errors,
@@ -38,7 +39,6 @@ from experiments.engine import (
     resumption,
 )
 from experiments.engine import config as configs
-from experiments.engine import topology as topologies
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")

@@ -14,7 +14,7 @@ from experiments.engine import mesh, plan, processes
 
 OVER_N, LENGTHS = "step_d", (256, 512, 1024, 2048, 4096, 8192, 16384)
 OVER_M, DEPTHS = "step_a", (1, 2, 4, 8, 16)
-WAYS = {"blockwise": 16384, "explicit": 4096}  # model.attention, and up to which N it is measured
+WAYS = {"flash": 16384, "explicit": 4096}  # model.attention, and up to which N it is measured
 SECONDS, MOST, WARM = 1.5, 50, 2  # of steps at each size; steps at most; steps before
 KEPT = 8  # batches
 
@@ -22,7 +22,7 @@ KEPT = 8  # batches
 def measure(
     rounds: int | None = None, *, lengths: Sequence[int] = LENGTHS, depths: Sequence[int] = DEPTHS, **changes: Any
 ) -> dict:
-    """{"N": [...], "blockwise": [seconds of a step], "explicit": [... or None], "M": [...], "layers": [seconds]}.
+    """{"N": [...], "flash": [seconds of a step], "explicit": [... or None], "M": [...], "layers": [seconds]}.
 
     rounds: the steps of each size whose median counts; None: as many as take about 1.5 seconds, at least three.
     """

@@ -16,12 +16,13 @@ from jax.sharding import Mesh
 from benchmarks import gpu_sizes, ours, participant, sizes
 from experiments import language
 from experiments import model as models
-from experiments.engine import config, cost, job, mesh, together, train
+from experiments.data import windows
+from experiments.engine import batches, config, cost, job, mesh, train
 from experiments.engine import plan as plans
-from experiments.engine.data import batches, windows
+from experiments.studies import vmapped_runs
 from tfm import head, shapes
 from tfm import layout as layouts
-from tfm import mask as masks
+from tfm.attention import mask as masks
 
 WINDOWS = 400  # windows of the text
 PLATFORMS = {"cpu": "cpu", "cuda": "cuda,cpu"}  # as jax_platforms has them; the first is the one that computes
@@ -39,7 +40,7 @@ def settings(size: gpu_sizes.Size, **more: Any) -> config.Settings:
         "model.compute_dtype": "bfloat16",
         "text.N": size.N,
         "text.tied_output": True,
-        "train.batch": size.B,
+        "train.batch_size": size.B,
         "train.evaluate_batch": size.B,
         "train.steps": ours.LONG,
         **{f"optim.{field}": value for field, value in sizes.OPTIMISER.items()},
@@ -63,7 +64,7 @@ def task(made: config.Settings, devices: Mesh, *, W: int) -> train.Task:
     return train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=n, batch=made.train.batch, seed=made.seed),
+        train=batches.train(fetch, n=n, batch=made.train.batch_size, seed=made.seed),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=made.train.evaluate_batch),
         tokens_per_example=N,
         baseline={},
@@ -123,10 +124,10 @@ def runs_together(size: gpu_sizes.Size) -> tuple[Callable[[int], float], int]:
     """n steps of several seeds, whose states are rows of the same arrays, in one program."""
     made, plan = planned(size)
     optimiser = functools.partial(plans.optimiser, made, plan.growth)
-    of = together.Together(plan.task, optimiser, plan.mesh, plan.accumulation, batched=True)
-    state = together.initial_state(of, range(size.seeds), {})
+    of = vmapped_runs.Together(plan.task, optimiser, plan.mesh, plan.accumulation, batched=True)
+    state = vmapped_runs.initial_state(of, range(size.seeds), {})
     parameters = shapes.total(state.params) // size.seeds
-    take = together.step(of)
+    take = vmapped_runs.step(of)
     waiting = [[plan.task.train[i]] * size.seeds for i in range(gpu_sizes.KEPT)]
     how = {"place": mesh.place_rows, "alive": np.ones(size.seeds, bool)}
     return stepping(lambda *row: take(*row, {}), state, waiting, plan, **how), parameters

@@ -15,14 +15,14 @@ from benchmarks import alone, plans
 from experiments.engine import job, mesh, processes, train
 
 WORKLOAD, LENGTHS = "step_d", (1024, 2048, 4096, 8192, 16384)
-WAYS = ("blockwise", "explicit")  # model.attention
+WAYS = ("flash", "explicit")  # model.attention
 MOST = 8 * 2**30  # bytes of intermediate values with which a step is still run
 
 
 def measure(
     rounds: int | None = None, *, lengths: Sequence[int] = LENGTHS, name: str = WORKLOAD, **changes: Any
 ) -> dict:
-    """{"N": [...], "blockwise": {"temporary_bytes": [...], "peak_bytes": [... or None], "power": p}, "explicit": ...}.
+    """{"N": [...], "flash": {"temporary_bytes": [...], "peak_bytes": [... or None], "power": p}, "explicit": ...}.
 
     temporary_bytes: XLA's intermediate values. peak_bytes: resident memory of a process; None where it was not run,
     because it would take too much. power: the intermediate values of the longest two grow like N^p.

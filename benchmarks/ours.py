@@ -1,4 +1,4 @@
-"""Our side: the very step that a run of a config takes, and the words that experiments/sample.py draws.
+"""Our side: the very step that a run of a config takes, and the words that experiments/tools/sample.py draws.
 
 python -m benchmarks.ours NAME, started by the harness (participant.py).
 """
@@ -17,11 +17,11 @@ import numpy as np
 
 from benchmarks import inputs, participant, sizes
 from experiments import model as models
-from experiments import sample
 from experiments.engine import config, job, mesh, train
 from experiments.engine import plan as plans
+from experiments.tools import sample
 from tfm import head, shapes
-from tfm import mask as masks
+from tfm.attention import mask as masks
 
 LONG = 1_000_000  # steps of the learning-rate schedule: no measurement comes to its end
 
@@ -48,7 +48,7 @@ def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
     changes = {
         **model_changes(size),
         "mesh.data": min(size.devices, os.cpu_count() or 1),
-        "train.batch": size.B,
+        "train.batch_size": size.B,
         "train.evaluate_batch": size.B,
         "train.steps": LONG,
         **{f"optim.{field}": value for field, value in sizes.OPTIMISER.items()},
@@ -122,9 +122,9 @@ def failed(n: int, *_: Any) -> None:
 
 
 def build_generation(name: str) -> participant.Built:
-    """Words drawn as experiments/sample.py draws them, told every few words, from a model with random parameters."""
+    """Words drawn as experiments/tools/sample.py does, told every few words, by a model with random parameters."""
     size = sizes.WORKLOADS[name]
-    changes = {"experiment": "sample", "sample.length": size.new, "sample.temperature": sizes.TEMPERATURE}
+    changes = {"experiment": "sample", "sample.max_new_tokens": size.new, "sample.temperature": sizes.TEMPERATURE}
     made = settings(changes | model_changes(size))
     mesh.start(made.device)
     model = models.language(made.model, answer=head.next_word, W=size.W, N=size.N, tied_output=True)

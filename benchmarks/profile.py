@@ -1,6 +1,6 @@
 """Where the time of our training step goes, by named scope and by instruction.
 
-python -m benchmarks.profile --config configs/shakespeare_char.py [--config.train.batch=8 ...] [--steps 20] [--top 25]
+python -m benchmarks.profile --config configs/shakespeare_char.py [--config.train.steps=8 ...] [--steps 20] [--top 25]
 python -m benchmarks.profile --workload step_b
 
 The step is the one that a run takes: of a config, with its data, or of one of the benchmark's workloads.
@@ -23,7 +23,8 @@ import jax
 import numpy as np
 
 from benchmarks import alone, fresh, ours, plans, sizes, trace
-from experiments.engine import config, errors, job, mesh, plan, processes, program, train
+from experiments.compiler import program
+from experiments.engine import config, errors, job, mesh, plan, processes, train
 
 STEPS, WARM = 20, 3  # steps that count, and those before them
 NAMES = ("step_a", "step_b")  # the workloads that `python -m benchmarks --only profile` looks into

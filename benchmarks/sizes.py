@@ -19,7 +19,7 @@ class Workload:
     patch: int = 4  # pixels of a patch's side
     C: int = 10  # classes
     new: int = 0  # words generated after a prompt of one
-    attention: str = "blockwise"  # how ours computes it (model.attention); a peer has its own fastest
+    attention: str = "flash"  # how ours computes it (model.attention); a peer has its own fastest
     devices: int = 1  # as which ours takes the cores (mesh.data), where there are so many
     steps: int = 1  # of a turn that are timed
     warm_up: int = 3  # steps before the first turn, in which programs are compiled; of a peer's generation words

@@ -79,7 +79,7 @@ def model() -> ml_collections.ConfigDict:
     config.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
     config.bias = True  # on queries, keys, values, outputs and the MLP
     config.dropout = 0.0  # share of each stage's output, and of the embedding's, set to 0 in training
-    config.attention = "explicit"  # explicit, blockwise, fused (attention.py; blockwise: memory linear in N)
+    config.attention = "explicit"  # explicit, flash, fused (attention.py; flash: memory linear in N)
     config.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)
     config.remat = False  # compute a block's intermediates again in the backward pass instead of keeping them
     config.unroll = 0  # layers written out; 1: a loop; 0: all, but 1 with remat or fsdp, and on TPU for more than 4
@@ -131,7 +131,7 @@ def image() -> ml_collections.ConfigDict:
     config.test = ""  # evaluated where there is no valid, else left alone
     config.patch = 2  # pixels of a patch's side
     config.head = "pooled"  # pooled, class_token (head.py)
-    config.hide = 0.75  # share of hidden patches (masked_image only)
+    config.mask_ratio = 0.75  # share of hidden patches (masked_image only)
     config.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
     return config
 
@@ -153,9 +153,9 @@ def optim() -> ml_collections.ConfigDict:
     """The optimiser and its learning rate."""
     config = ml_collections.ConfigDict()
     config.name = "adamw"  # adamw, or muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest
-    config.matrix_rate = 20.0  # learning rate of those matrices, as a multiple of the others' (muon only)
+    config.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon only)
     config.momentum = 0.95  # of those matrices (muon only)
-    config.rounds = 5  # of the iteration that makes their steps orthogonal (muon only)
+    config.ns_steps = 5  # of the iteration that makes their steps orthogonal (muon only)
     config.learning_rate = 1e-3  # the peak
     config.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd
     config.warmup_steps = 100  # linear rise
@@ -174,7 +174,7 @@ def train() -> ml_collections.ConfigDict:
     """The loop."""
     config = ml_collections.ConfigDict()
     config.steps = 1000
-    config.batch = 64  # examples of a step, over all devices and accumulated parts
+    config.batch_size = 64  # examples of a step, over all devices and accumulated parts
     config.growth = []  # larger batches later: [[500, 128], [800, 256]], 128 from 500 steps on, 256 from 800 on
     config.accumulation = 1  # parts a batch is computed in, one after the other; the gradient is that of the whole
     config.nan = "abort"  # where loss, gradient or new parameters are not finite: abort, or skip the step
@@ -210,7 +210,7 @@ def sample() -> ml_collections.ConfigDict:
     """What `language` shows at the end, and how `sample` draws."""
     config = ml_collections.ConfigDict()
     config.prompt = "\n"  # what generated text begins with (causal only)
-    config.length = 400  # tokens generated (causal only); 0, in `sample`: what the context holds, 256 at most
+    config.max_new_tokens = 400  # tokens generated (causal only); 0, in `sample`: what the context holds, 256 at most
     config.temperature = 0.8  # 0: always the most likely (causal only)
     config.top_k = 0  # only the k most likely tokens are drawn; 0: all (causal only)
     config.top_p = 1.0  # only the most likely tokens that together reach this probability are drawn (causal only)

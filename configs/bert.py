@@ -24,5 +24,5 @@ def get_config():
     config.text.transform = True
     config.optim.learning_rate = 2e-3
     config.train.steps = 2000
-    config.train.batch = 24
+    config.train.batch_size = 24
     return config

@@ -30,5 +30,5 @@ def get_config():
     config.text.tied_output = True
     config.optim.learning_rate = 3e-4
     config.train.steps = 200
-    config.train.batch = 16
+    config.train.batch_size = 16
     return config

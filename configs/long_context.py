@@ -16,12 +16,12 @@ def get_config():
     config.model.position = "none"
     config.model.relation = "alibi"
     config.model.window = 256
-    config.model.attention = "blockwise"
+    config.model.attention = "flash"
     config.model.remat = True
     config.text.source = "docstrings"
     config.text.N = 2048
     config.train.steps = 100
-    config.train.batch = 2
+    config.train.batch_size = 2
     config.train.evaluate_batch = 8
     config.optim.warmup_steps = 20
     config.optim.learning_rate = 3e-3

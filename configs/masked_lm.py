@@ -17,7 +17,7 @@ def get_config():
     config.text.objective = "masked"
     config.optim.learning_rate = 2e-3
     config.train.steps = 3000
-    config.train.batch = 24
+    config.train.batch_size = 24
     config.train.evaluate_every = 1000
     config.train.save_every = 1000
     return config

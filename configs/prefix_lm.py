@@ -21,7 +21,7 @@ def get_config():
     config.text.tied_output = True
     config.optim.learning_rate = 2e-3
     config.train.steps = 600
-    config.train.batch = 24
+    config.train.batch_size = 24
     config.sample.prompt = "Return the number of "
-    config.sample.length = 40
+    config.sample.max_new_tokens = 40
     return config

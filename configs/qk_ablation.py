@@ -32,7 +32,7 @@ def get_config():
     config.model.H = 2
     config.optim.learning_rate = 3e-3
     config.train.steps = 1500
-    config.train.batch = 16
+    config.train.batch_size = 16
     config.train.log_every = 50
     config.train.evaluate_every = 250
     return config

@@ -29,7 +29,7 @@ def get_config():
     config.model.H = 4
     config.model.dropout = 0.2
     config.train.steps = 5000
-    config.train.batch = 64
+    config.train.batch_size = 64
     config.train.log_every = 50
     config.train.evaluate_every = 250
     return config

@@ -29,6 +29,6 @@ def get_config():
     config.optim.learning_rate = 3e-3
     config.optim.warmup_steps = 50
     config.train.steps = 300
-    config.train.batch = 32
+    config.train.batch_size = 32
     config.train.evaluate_every = 25
     return config

@@ -15,5 +15,5 @@ from configs import base
 def get_config():
     config = base.get_config()
     config.experiment = "sample"
-    config.sample.length = 0
+    config.sample.max_new_tokens = 0
     return config

@@ -17,6 +17,6 @@ def get_config():
     config.text.tokenizer = "characters"
     config.model.bias = False
     config.train.steps = 2000
-    config.train.batch = 12
+    config.train.batch_size = 12
     config.train.evaluate_every = 1000
     return config

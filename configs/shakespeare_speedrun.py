@@ -29,7 +29,7 @@ def get_config():
     config.model.bias = False
     config.optim.name = "muon"
     config.optim.learning_rate = 1e-2
-    config.optim.matrix_rate = 4.5
+    config.optim.muon_lr_multiplier = 4.5
     config.optim.momentum = 0.85
     config.optim.beta1 = 0.8
     config.optim.weight_decay = 0.0
@@ -38,6 +38,6 @@ def get_config():
     config.optim.warmup_steps = 0
     config.optim.final_fraction = 0.0
     config.train.steps = 400
-    config.train.batch = 12
-    config.sample.length = 200
+    config.train.batch_size = 12
+    config.sample.max_new_tokens = 200
     return config

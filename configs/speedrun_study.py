@@ -13,7 +13,7 @@ ADAMW = {
     "optim.warmup_steps": 30,
     "optim.clip": 1.0,
     "optim.beta1": 0.9,
-    "optim.matrix_rate": 20.0,  # these two are Muon's: as in base.py
+    "optim.muon_lr_multiplier": 20.0,  # these two are Muon's: as in base.py
     "optim.momentum": 0.95,
 }
 
@@ -30,7 +30,7 @@ def get_config():
         ("no_embed_norm", {"model.embed_norm": False}),
         ("gelu", {"model.mlp": "gelu"}),
         ("longer_memory", {"optim.momentum": 0.95, "optim.beta1": 0.9}),
-        ("smaller_rate", {"optim.learning_rate": 3e-3, "optim.matrix_rate": 7.0}),
+        ("smaller_rate", {"optim.learning_rate": 3e-3, "optim.muon_lr_multiplier": 7.0}),
         ("cosine_warm_up", {"optim.schedule": "cosine", "optim.final_fraction": 0.1, "optim.warmup_steps": 100}),
     ]
     config.study.reference = "all"

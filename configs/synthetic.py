@@ -19,6 +19,6 @@ def get_config():
     config.optim.warmup_steps = 50
     config.optim.weight_decay = 0.0
     config.train.steps = 300
-    config.train.batch = 32
+    config.train.batch_size = 32
     config.train.evaluate_every = 50
     return config

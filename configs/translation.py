@@ -18,6 +18,6 @@ def get_config():
     config.optim.learning_rate = 2e-3
     config.optim.warmup_steps = 200
     config.train.steps = 6000
-    config.train.batch = 32
+    config.train.batch_size = 32
     config.train.evaluate_every = 2000
     return config

@@ -19,5 +19,5 @@ def get_config():
     config.text.source = "docstrings"
     config.optim.learning_rate = 2e-3
     config.train.steps = 600
-    config.train.batch = 24
+    config.train.batch_size = 24
     return config

@@ -133,7 +133,7 @@ sample = launch.run("configs/sample.py", checkpoint=text.folder, prompt="The fun
 # %%writefile my_score.py
 import jax.numpy as jnp
 
-from tfm import score
+from tfm.attention import score
 
 
 def apply(params, x_BND, x_BSD):
@@ -169,7 +169,7 @@ def get_config():
     config.model.D = 64
     config.optim.learning_rate = 3e-3
     config.optim.warmup_steps = 20
-    config.train.batch = 32
+    config.train.batch_size = 32
     config.train.evaluate_every = 25
     return config
 

@@ -12,21 +12,10 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import (
-    config,
-    disk,
-    errors,
-    interruption,
-    job,
-    mesh,
-    report,
-    sources,
-    topology,
-    topology_report,
-    workdir,
-)
-from experiments.laboratory import preparing, progress, study, training
-from experiments.laboratory import report as reports
+from experiments.compiler import topology, topology_report
+from experiments.engine import config, disk, errors, interruption, job, mesh, report, sources, workdir
+from experiments.studies import preparing, progress, study, training
+from experiments.studies import report as reports
 
 TOO_EARLY = "stopped before anything was trained; a report that is there stays as it was"
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained

@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.engine import config, errors, job, train
-from experiments.engine.data import batches, images
-from tfm import attention, block, initial, loss, multihead, relation, score, value
+from experiments.data import images
+from experiments.engine import batches, config, errors, job, train
+from tfm import block, initial, loss
 from tfm import layout as layouts
+from tfm.attention import heads, relative_position, score, value, weights
 
-PARTS = {"score": score.constant, "relation": relation.relative, "value": value.full_rank}
+PARTS = {"score": score.constant, "relation": relative_position.relative, "value": value.full_rank}
 STEEP = 1000.0  # exp(-1000) is 0 in float32 and float64: a weight is 1 or 0
 COMPARED = 64  # held-out images that the constructed layer and numpy convolve
 SHOWN = 8
@@ -52,7 +53,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     task = train.Task(
         init=functools.partial(init, H=H, K=settings.model.K, D=Y * Z, N=X),
         measure=measure,
-        train=batches.train(examples(fetch, kernel_HD), n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
+        train=batches.train(examples(fetch, kernel_HD), n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=evaluation,
         tokens_per_example=X,
         baseline={"loss": baseline(evaluation, average_ND)},
@@ -89,8 +90,8 @@ def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Y = sum_h V_h X A_h and the weights A_BHNS, which are the same for every image."""
     rest = dict(norm=None, mlp=None, order=block.pre_norm)  # of a block; the attention alone needs none of them
     rest["H"] = params["value"]["V_HDD"].shape[0]
-    design = block.Design(**PARTS, **rest, compute=attention.explicit, scale=score.SCALES["1"])
-    y_BND, A_BHNS, _ = multihead.itself(params, x_BND, design=design, mask=None)
+    design = block.Design(**PARTS, **rest, compute=weights.explicit, scale=score.SCALES["1"])
+    y_BND, A_BHNS, _ = heads.itself(params, x_BND, design=design, mask=None)
     return y_BND, A_BHNS
 
 

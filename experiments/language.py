@@ -11,11 +11,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.engine import config, disk, errors, job, train
-from experiments.engine.data import batches, borrowed, parts, text, tokenizer, windows
-from tfm import decode, head, incremental, variant
+from experiments.data import parts, pretrained_tokenizer, text, tokenizer, windows
+from experiments.engine import batches, config, disk, errors, job, train
+from tfm import head, variant
 from tfm import layout as layouts
-from tfm import mask as masks
+from tfm.attention import mask as masks
+from tfm.decode import generate, kv_cache
 
 MASK = "[MASK]"
 PIECE = 2**20  # tokens counted at a time
@@ -26,7 +27,7 @@ class Corpus(NamedTuple):
     """A text as token ids (of few words in few bytes), split into training and evaluation part."""
 
     name: str
-    tokenizer: tokenizer.Tokenizer | borrowed.Borrowed
+    tokenizer: tokenizer.Tokenizer | pretrained_tokenizer.Borrowed
     train_T: np.ndarray
     evaluation_T: np.ndarray
 
@@ -60,7 +61,9 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     task = train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=n, batch=settings.train.batch, seed=settings.seed, growth=settings.train.growth),
+        train=batches.train(
+            fetch, n=n, batch=settings.train.batch_size, seed=settings.seed, growth=settings.train.growth
+        ),
         evaluation=evaluation,
         tokens_per_example=settings.text.N,
         baseline={"accuracy": most_frequent(corpus, evaluation)},
@@ -71,7 +74,9 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     )
     show = objective.show(settings, corpus, task, model, logits)
     draw = functools.partial(figures, settings, corpus, task, show)
-    return job.Work(task, draw, lambda params, batch: logits(params, batch)[0], borrowed.files(corpus.tokenizer))
+    return job.Work(
+        task, draw, lambda params, batch: logits(params, batch)[0], pretrained_tokenizer.files(corpus.tokenizer)
+    )
 
 
 def read(settings: config.Settings, objective: Objective) -> Corpus:
@@ -81,7 +86,9 @@ def read(settings: config.Settings, objective: Objective) -> Corpus:
     documents = text.load(t.source, data_dir=settings.data_dir, files=parts.paths(t), binary=t.binary)
     if documents.said:
         print(documents.said)
-    made = borrowed.make(t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation)
+    made = pretrained_tokenizer.make(
+        t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation
+    )
     rows = [made.join(part) for part in (documents.train, documents.evaluation)]
     print(
         f"{documents.name}: {len(rows[0]):,} tokens to train on, {len(rows[1]):,} to evaluate, vocabulary {made.size}"
@@ -167,25 +174,33 @@ def generated(settings: config.Settings, corpus: Corpus, task: train.Task, model
     """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window."""
     s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
     prompt_BN = prompt(settings, corpus)
-    config.at_least(0, {"sample.length": s.length, "sample.temperature": s.temperature, "sample.top_k": s.top_k})
+    config.at_least(
+        0, {"sample.max_new_tokens": s.max_new_tokens, "sample.temperature": s.temperature, "sample.top_k": s.top_k}
+    )
     drawing = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
-    if s.length > LONGEST:  # or the run would not end
-        raise errors.UserError(f"sample.length must be at most {LONGEST:,}, and {s.length:,} is not")
+    if s.max_new_tokens > LONGEST:  # or the run would not end
+        raise errors.UserError(f"sample.max_new_tokens must be at most {LONGEST:,}, and {s.max_new_tokens:,} is not")
     if not 0 < s.top_p <= 1:
         raise errors.UserError(f"sample.top_p must be above 0 and at most 1, and {s.top_p} is not")
 
     room = context - prompt_BN.shape[1]
-    if settings.text.objective == "prefix" and s.length > room:
+    if settings.text.objective == "prefix" and s.max_new_tokens > room:
         raise errors.UserError(
-            f"sample.length = {s.length} tokens after a prompt of {prompt_BN.size} do not fit into text.N = {context}"
+            f"sample.max_new_tokens = {s.max_new_tokens} tokens after a prompt of {prompt_BN.size} do not fit into"
+            f" text.N = {context}"
         )
 
     @jax.jit
     def words(params: Any) -> jax.Array:
-        if settings.text.objective == "prefix" or s.length <= room:
-            return continued(model, settings, params, prompt_BN, key, steps=s.length, **drawing)
-        return decode.sample(
-            lambda w_BC: logits(params, {"w_BN": w_BC})[0], prompt_BN, key, steps=s.length, context=context, **drawing
+        if settings.text.objective == "prefix" or s.max_new_tokens <= room:
+            return continued(model, settings, params, prompt_BN, key, steps=s.max_new_tokens, **drawing)
+        return generate.sample(
+            lambda w_BC: logits(params, {"w_BN": w_BC})[0],
+            prompt_BN,
+            key,
+            steps=s.max_new_tokens,
+            context=context,
+            **drawing,
         )
 
     return lambda params: corpus.tokenizer.decode(np.asarray(words(params))[0])
@@ -199,7 +214,7 @@ def continued(
     first = masks.causal
     if settings.text.objective == "prefix":
         first = masks.either(masks.causal, masks.prefix(N))
-    later, layers = models.masked(settings.model, masks.causal), incremental.by_layer(params)
+    later, layers = models.masked(settings.model, masks.causal), kv_cache.by_layer(params)
 
     def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
         mask = models.masked(settings.model, first)
@@ -208,7 +223,7 @@ def continued(
     def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
         return model.step(layers, cache, w_B, n_B, mask=later)
 
-    return decode.generate(start, step, prompt_BN, jnp.full(B, N), key, **drawing)[0]
+    return generate.generate(start, step, prompt_BN, jnp.full(B, N), key, **drawing)[0]
 
 
 def filled(settings: config.Settings, corpus: Corpus, task: train.Task, model: models.Model, logits: Any) -> Any:

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.engine import config, job, train
-from experiments.engine.data import batches, hidden, images
+from experiments.data import images, patch_masking
+from experiments.engine import batches, config, job, train
 from tfm import embed, head, loss
 from tfm import layout as layouts
 
@@ -53,11 +53,11 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
 
 def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:
     """Batches of normalised images with hidden patches: of the training part, and of the one held out."""
-    t, hide = settings.train, functools.partial(hidden.examples, N=N, share=settings.image.hide)
+    t, hide = settings.train, functools.partial(patch_masking.examples, N=N, share=settings.image.mask_ratio)
     fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
     fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
     return (
-        batches.train(hide(fetch), n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
+        batches.train(hide(fetch), n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         batches.evaluation(hide(fetch_evaluation), n=n_evaluation, batch=t.evaluate_batch),
     )
 

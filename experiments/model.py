@@ -10,23 +10,11 @@ import jax.numpy as jnp
 
 from experiments import variants
 from experiments.engine import config, errors, mesh, train
-from tfm import (
-    attention,
-    block,
-    embed,
-    head,
-    incremental,
-    loss,
-    mask,
-    norm,
-    relation,
-    score,
-    shapes,
-    symmetry,
-    transformer,
-)
+from tfm import block, embed, head, loss, norm, shapes, symmetry, transformer
 from tfm import encoder_decoder as seq2seq
 from tfm import layout as layouts
+from tfm.attention import mask, relative_position, score, weights
+from tfm.decode import kv_cache
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MOST_UNROLLED = 512  # layers written out in a program
@@ -155,8 +143,8 @@ def build(
     return Model(
         init,
         seeing(transformer.apply, call, M=m.M),
-        functools.partial(incremental.start, **call),
-        functools.partial(incremental.step, **call),
+        functools.partial(kv_cache.start, **call),
+        functools.partial(kv_cache.step, **call),
     )
 
 
@@ -256,7 +244,7 @@ def seeing(apply: Callable, call: dict, *, M: int) -> Callable:
     """
 
     def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        design = call["design"]._replace(compute=attention.explicit) if maps else call["design"]
+        design = call["design"]._replace(compute=weights.explicit) if maps else call["design"]
         return apply(*arrays, **call | shared(call, design, over, M=M), maps=maps, **options)
 
     return applied
@@ -270,7 +258,7 @@ def shared(call: dict, design: block.Design, over: layouts.Layout, *, M: int) ->
         changed["unroll"] = 1
     if over.sequence:
         own_norm = norm.instance_over(over.sequence) if design.norm is norm.instance else design.norm
-        changed["design"] = changed["design"]._replace(compute=attention.WAYS["blockwise"], norm=own_norm)
+        changed["design"] = changed["design"]._replace(compute=weights.WAYS["flash"], norm=own_norm)
         if call["head_apply"] is head.pooled.apply:
             changed["head_apply"] = functools.partial(head.pooled.apply, sequence=over.sequence)
     return changed
@@ -283,7 +271,7 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
     """
     over, size = mesh.layout(devices, W=W), devices.shape
     if over.sequence and m.attention == "fused":
-        raise errors.UserError("model.attention = fused needs whole sequences: choose blockwise, or mesh.sequence = 1")
+        raise errors.UserError("model.attention = fused needs whole sequences: choose flash, or mesh.sequence = 1")
     if over.sequence and head == "class_token":
         raise errors.UserError(
             "the class token is no part of the image that devices could share: choose image.head = pooled, or "
@@ -351,11 +339,11 @@ def design(m: config.Settings, *, cross: bool = False) -> block.Design:
         )
     variants.check(m, chosen, sizes(m), cross=cross)
     if m.relation in variants.TURNING:
-        chosen["relation"] = relation.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
+        chosen["relation"] = relative_position.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
     return block.Design(
         **chosen,
         order=config.choose("block", m.block, block.ORDERS),
-        compute=config.choose("attention", m.attention, attention.WAYS),
+        compute=config.choose("attention", m.attention, weights.WAYS),
         scale=config.choose("scale", m.scale, score.SCALES),
         H=m.H,
         eps=m.eps,

@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.engine import config, errors, job, train
-from experiments.engine.data import batches, synthetic
+from experiments.data import synthetic
+from experiments.engine import batches, config, errors, job, train
 from tfm import head
 from tfm import layout as layouts
-from tfm import mask as masks
+from tfm.attention import mask as masks
 
 
 def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
@@ -33,7 +33,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     task = train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=synthetic.EPOCH, batch=t.batch, seed=settings.seed, growth=t.growth),
+        train=batches.train(fetch, n=synthetic.EPOCH, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=evaluation,
         tokens_per_example=s.N,
         baseline={"accuracy": most_frequent(evaluation, W=s.W)},

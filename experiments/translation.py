@@ -12,10 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.engine import config, disk, errors, job, train, translation_score, workdir
-from experiments.engine.data import batches, pairs, parallel, parts, subwords
-from tfm import beam, decode
+from experiments.data import pairs, parallel, parts, subwords, translation_score
+from experiments.engine import batches, config, disk, errors, job, train, workdir
 from tfm import layout as layouts
+from tfm.decode import beam, generate
 
 SHOWN = 12  # translations in sample.txt
 ANOTHER = "always the translation of another sentence"
@@ -50,7 +50,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     task = train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
+        train=batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
         tokens_per_example=2 * p.N,
         baseline={"accuracy": most_frequent(corpus)},
@@ -113,7 +113,7 @@ def translator(settings: config.Settings, corpus: Corpus, model: models.Seq2Seq)
         start = functools.partial(model.start, params, source_BS, valid_BS, room=p.N)
         search = functools.partial(model.step, params)
         how = {"steps": p.N, "stop": (subwords.EOS,)}
-        w_BN, _ = decode.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)
+        w_BN, _ = generate.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)
         if p.beam == 1:
             return {"greedy": w_BN}
         w_BQN, _ = beam.search(start, search, *begin, beam=p.beam, length_penalty=p.length_penalty, **how)

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from experiments.engine import config, errors
-from tfm import mlp, norm, position, relation, score, shapes, value
+from tfm import mlp, norm, position, shapes
+from tfm.attention import relative_position, score, value
 
-ROOMS = {"score": score, "value": value, "relation": relation, "norm": norm, "mlp": mlp, "position": position}
+ROOMS = {"score": score, "value": value, "relation": relative_position, "norm": norm, "mlp": mlp, "position": position}
 TURNING = ("rotary", "rotary_halves")
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # those that are no size of the model: an axis is known by its size
 
@@ -120,7 +121,7 @@ def _declared(m: config.Settings, chosen: Any) -> None:
         raise errors.UserError(
             f"model.relation = {m.relation} turns queries and keys, and model.score = {m.score} does not declare that "
             "they may be turned: one that asks for nothing but products of their features does, as "
-            "score.Score(init, apply, turned=True) (tfm/score.py)"
+            "score.Score(init, apply, turned=True) (tfm/attention/score.py)"
         )
 
 

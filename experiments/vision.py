@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments import model as models
-from experiments.engine import config, job, train, workdir
-from experiments.engine.data import batches, images, picture
+from experiments.data import image_file, images
+from experiments.engine import batches, config, job, train, workdir
 from tfm import embed, loss
 from tfm import layout as layouts
 
@@ -38,7 +38,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     task = train.Task(
         init=model.init,
         measure=measure,
-        train=batches.train(fetch, n=n, batch=t.batch, seed=settings.seed, growth=t.growth),
+        train=batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
         tokens_per_example=tokens,
         baseline={"accuracy": float(np.mean(data.evaluation_label_B == np.bincount(data.train_label_B).argmax()))},
@@ -47,7 +47,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         probe=models.probe(settings.model),
         maps=lambda params, batch: logits(params, batch["image_BYXZ"], maps=True)[1]["A_MBHNS"],
     )
-    kept = {"data.json": workdir.as_json(picture.describe(data))}
+    kept = {"data.json": workdir.as_json(image_file.describe(data))}
     show = functools.partial(figures, settings, data, task, logits)
     return job.Work(task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept)
 

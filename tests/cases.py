@@ -8,7 +8,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from tfm import attention, block, embed, head, mlp, norm, position, relation, score, transformer, value
+from tfm import block, embed, head, mlp, norm, position, transformer
+from tfm.attention import relative_position, score, value, weights
 
 B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
 SCORES = {"none": score.none, "tied": score.tied, "asymmetric": score.asymmetric}
@@ -57,8 +58,10 @@ def close(fast, slow, tolerance: float = 1e-10) -> None:
 
 def design(**parts) -> block.Design:
     """The parts of a block: GPT-2's, and these."""
-    usual = dict(score=score.asymmetric, value=value.low_rank, relation=relation.none, norm=norm.token, mlp=mlp.gelu)
-    usual |= dict(H=H, order=block.pre_norm, compute=attention.explicit, scale=score.SCALES["1/sqrt(K)"])
+    usual = dict(
+        score=score.asymmetric, value=value.low_rank, relation=relative_position.none, norm=norm.token, mlp=mlp.gelu
+    )
+    usual |= dict(H=H, order=block.pre_norm, compute=weights.explicit, scale=score.SCALES["1/sqrt(K)"])
     return block.Design(**(usual | parts))
 
 

@@ -21,6 +21,7 @@ COMPILED = tempfile.mkdtemp(prefix="tfm-compiled-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+HERE = pathlib.Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE), *(str(room) for room in HERE.iterdir() if room.is_dir())]
 # A suite that runs in the background of a shell ignores Ctrl-C, and so would the runs it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -30,14 +30,14 @@ CHANGES = {
     "optim.warmup_steps": 2,
     "optim.batch_rule": "linear",
     "train.steps": 60,
-    "train.batch": 16,
+    "train.batch_size": 16,
     "train.growth": [[30, 24]],
     "train.accumulation": 2,
     "train.log_every": 1,
     "train.evaluate_every": 20,
     "train.evaluate_batch": 16,
     "train.save_every": 5,
-    "sample.length": 5,
+    "sample.max_new_tokens": 5,
 }
 TEXT = (b"A king who reads is worth two kings who fight. " * 3 + bytes(range(32, 127))) * 5
 

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from experiments.engine import safetensors
+from experiments.pretrained import safetensors
 
 M, D, H, K, F, W, N = 2, 21, 3, 7, 19, 23, 13
 GPT2 = f"""wte.weight {W} {D}|wpe.weight {N} {D}|ln_f.weight {D}|ln_f.bias {D}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from experiments.laboratory import study as studies
+from experiments.studies import study as studies
 
 WHAT = {
     "config": {"experiment": "ablation", "train": {"steps": 300}},

@@ -14,7 +14,7 @@ import pytest
 
 from configs import base
 from experiments.engine import config
-from experiments.laboratory import study
+from experiments.studies import study
 
 ROOT = pathlib.Path(__file__).parents[1]
 CELLS = json.loads((ROOT / "colab.ipynb").read_text(encoding="utf-8"))["cells"]

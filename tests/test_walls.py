@@ -2,7 +2,6 @@
 
 import ast
 import pathlib
-import re
 
 import pytest
 
@@ -17,6 +16,34 @@ SEVERAL = {  # what several processes need, and nobody else
 }
 
 
+# The rooms of experiments/, from the ground up; a file of its own is a room too, and all others are experiments.
+FLOORS = (
+    {"engine"},
+    {"compiler", "data", "variants"},
+    {"model"},
+    {"pretrained"},
+    {"studies"},
+    set(),  # experiments
+    {"tools"},
+)
+EXPERIMENT = 5
+STILL_OPEN = {  # to be closed
+    ("experiments/engine/compilation.py", "data"),
+    ("experiments/engine/report.py", "compiler"),
+    ("experiments/engine/job.py", "compiler"),
+    ("experiments/engine/job.py", "pretrained"),
+    ("experiments/engine/mesh.py", "compiler"),
+}
+
+
+def below(path: str, parts: list[str]) -> bool:
+    """Whether a file of experiments/ may import this: of its own room, or of one on a floor below."""
+    own = path.removesuffix(".py").split("/")[1]
+    other = parts[1] if len(parts) > 1 else ""
+    floors = [next((i for i, rooms in enumerate(FLOORS) if room in rooms), EXPERIMENT) for room in (own, other)]
+    return own == other or floors[1] < floors[0] or (path, other) in STILL_OPEN
+
+
 def imported(node: ast.AST) -> list[str]:
     """`from a import b, c` is a.b and a.c, and `import a.b` is a.b."""
     if isinstance(node, ast.ImportFrom):
@@ -27,7 +54,6 @@ def imported(node: ast.AST) -> list[str]:
 def faults(path: str, source: str) -> set[str]:
     """What the file at `path` (from the root) does that it may not."""
     found, room = set(), path.split("/")[0]
-    experiment = re.fullmatch(r"experiments/(\w+)\.py", path)
     for node in ast.walk(ast.parse(source)):
         for name in imported(node):
             top, parts = name.split(".")[0], name.split(".")
@@ -35,14 +61,8 @@ def faults(path: str, source: str) -> set[str]:
                 found.add(f"tfm imports {top}")
             if path.startswith("experiments/engine/") and top == "tfm" and parts[1:2] not in (["shapes"], ["layout"]):
                 found.add(f"the engine imports {name}")
-            if path.startswith("experiments/engine/") and top == "experiments" and parts[1:2] != ["engine"]:
-                found.add(f"the engine imports {name}")
-            if experiment and experiment[1] not in ("model", "__init__") and top == "experiments":
-                if parts[1:2] not in (["engine"], ["model"], ["laboratory"] if experiment[1] == "ablation" else None):
-                    found.add(f"an experiment imports {name}")
-            if path.startswith("experiments/laboratory/") and top == "experiments":
-                if parts[1:2] not in (["engine"], ["laboratory"]):
-                    found.add(f"the laboratory imports {name}")
+            if top == "experiments" and room == "experiments" and not below(path, parts):
+                found.add(f"imports {name}")
             if top == "configs" and room not in ("launch.py", "configs", "tests"):
                 found.add("imports configs")
             if top in ("pickle", "cloudpickle", "dill", "tensorflow"):
@@ -81,10 +101,10 @@ def test_the_walls_stand():
         ("tfm/a.py", "x = open('x')", "tfm uses open"),
         ("tfm/a.py", "from experiments.engine import train", "tfm imports experiments"),
         ("experiments/engine/train.py", "from tfm import attention", "the engine imports tfm.attention"),
-        ("experiments/engine/data/text.py", "import tfm", "the engine imports tfm"),
-        ("experiments/engine/train.py", "from experiments import vision", "the engine imports experiments.vision"),
-        ("experiments/vision.py", "from experiments import language", "an experiment imports experiments.language"),
-        ("experiments/vision.py", "import experiments.language.x", "an experiment imports experiments.language.x"),
+        ("experiments/engine/log.py", "import tfm", "the engine imports tfm"),
+        ("experiments/engine/train.py", "from experiments import vision", "imports experiments.vision"),
+        ("experiments/vision.py", "from experiments import language", "imports experiments.language"),
+        ("experiments/vision.py", "import experiments.language.x", "imports experiments.language.x"),
         ("experiments/vision.py", "from configs import base", "imports configs"),
         ("benchmarks/a.py", "import configs.base", "imports configs"),
         ("tests/a.py", "import pickle", "imports pickle"),

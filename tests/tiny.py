@@ -15,12 +15,11 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import config, cost, job, train
-from experiments.engine.data import batches
+from experiments.engine import batches, config, cost, job, train
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.unroll": 1}
-TRAIN = {"optim.warmup_steps": 2, "train.steps": 5, "train.batch": 16}
+TRAIN = {"optim.warmup_steps": 2, "train.steps": 5, "train.batch_size": 16}
 TEXT = (b"A king who reads is worth two kings who fight. " * 3 + bytes(range(32, 127))) * 5  # 1180 bytes
 
 

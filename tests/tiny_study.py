@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from experiments.engine import log
-from experiments.laboratory import drawings
+from experiments.studies import drawings
 
 STEPS = 6
 CHANGES = {
@@ -19,7 +19,7 @@ CHANGES = {
     "model__dropout": 0.1,
     "optim__warmup_steps": 2,
     "train__steps": STEPS,
-    "train__batch": 4,
+    "train__batch_size": 4,
     "train__evaluate_batch": 64,
     "train__log_every": 2,
     "train__evaluate_every": 3,

@@ -43,11 +43,11 @@ Y X Z rows, columns and channels of an image.
 | E27 | hidden words                              | masked_word; transform: W_DD       | head.py            |
 | E28 | A_{n',n} = a(n' - n)                      | constant; relative: b_HR           | score.py,          |
 |     |                                           |                                    | relation.py        |
-| E29 | cost                                      | the same weights in blocks         | blockwise.py       |
+| E29 | cost                                      | the same weights in blocks         | flash.py       |
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py        |                    |
-|     | batch size that grows during training     | experiments/engine/data/growth.py  |                    |
+|     | batch size that grows during training     | experiments/engine/growth.py  |                    |
 
-Heads side by side are in multihead.py; blockwise.py loops over blocks of weights, strips.py writes them out, and
+Heads side by side are in multihead.py; flash.py loops over blocks of weights, strips.py writes them out, and
 online.py is the mathematics of one; sampling.py has temperature, top-k and top-p; fused.py calls the backend's own
 kernels; shield.py keeps NaN behind the mask; loss.py has sums and counts. layout.py says what several devices share,
 and ring.py passes keys and values around those that share a sequence.

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tfm import dropout, initial, multihead, shapes
+from tfm import dropout, initial, shapes
 from tfm import layout as layouts
-from tfm import mask as masks
+from tfm.attention import heads
+from tfm.attention import mask as masks
 
 
 class Design(NamedTuple):
@@ -115,13 +116,13 @@ def apply(
         return run
 
     def attend(x: jax.Array) -> jax.Array:
-        y, A, kept["self"] = multihead.itself(params, x, design=design, mask=mask, n=n, cache=cache and cache["self"])
+        y, A, kept["self"] = heads.itself(params, x, design=design, mask=mask, n=n, cache=cache and cache["self"])
         seen.update({"A": A} if maps else {})
         return y
 
     def cross(x: jax.Array) -> jax.Array:
         own = {name: params[f"{name}_cross"] for name in ("score", "value")}
-        y, A, kept["cross"] = multihead.across(own, x, design=design, memory=memory, cache=cache and cache["cross"])
+        y, A, kept["cross"] = heads.across(own, x, design=design, memory=memory, cache=cache and cache["cross"])
         seen.update({"A_cross": A} if maps else {})
         return y
 

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 
 from tfm import block as blocks
-from tfm import incremental, initial, transformer
-from tfm import mask as masks
+from tfm import initial, transformer
+from tfm.attention import mask as masks
+from tfm.decode import kv_cache
 
 
 def init(key: jax.Array, *, D: int, embed_init, head_init, tied_output: bool = False, **trunk: Any) -> dict:
@@ -92,7 +93,7 @@ def start(
 ) -> tuple[jax.Array, dict]:
     """The logits_BW after each prompt (the word that begins a target), and the cache: the source is read once."""
     memory, _ = encode(params, source_BS, valid_BS, **model)
-    logits_BW, layers = incremental.start(
+    logits_BW, layers = kv_cache.start(
         side(params, "decoder"),
         prompt_BN,
         length_B,
@@ -110,7 +111,7 @@ def step(
 ) -> tuple[jax.Array, dict]:
     """Word w_B at position n_B of each target: the logits_BW of the next one, and the cache with this one in it."""
     memory = blocks.Memory(x_BSD=None, mask=masks.padding(cache["valid_BS"]))
-    logits_BW, layers = incremental.step(
+    logits_BW, layers = kv_cache.step(
         side(params, "decoder"),
         cache["layers"],
         w_B,

@@ -14,8 +14,8 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
+from experiments.data import download
 from experiments.engine import errors
-from experiments.engine.data import download
 
 FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's own variable
 _TROUBLE = re.compile(r"Error (reading|writing) persistent compilation cache entry for '([^']*)': \w+: (.*)", re.DOTALL)

@@ -319,13 +319,14 @@ def experiment(name: str) -> ModuleType:
     It has prepare(settings, devices) -> job.Work, which is trained, or does all by itself, run(settings, folder) ->
     job.Result.
     """
-    files = sorted(pathlib.Path(__file__).parent.parent.glob("*.py"))
+    files = sorted((ROOT / "experiments").glob("*.py")) + sorted((ROOT / "experiments" / "tools").glob("*.py"))
     right = [one.stem for one in files if re.search(r"^def (run|prepare)\(", one.read_text(encoding="utf-8"), re.M)]
     if name not in right:
         raise errors.UserError(
             f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}'
         )
-    return importlib.import_module(f"experiments.{name}")
+    room = "tools." if (ROOT / "experiments" / "tools" / f"{name}.py").exists() else ""
+    return importlib.import_module(f"experiments.{room}{name}")
 
 
 def check_seed(seed: int) -> None:

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from experiments.compiler import topology, topology_report
 from experiments.engine import (
     checkpoint,
     compilation,
@@ -19,22 +20,20 @@ from experiments.engine import (
     disk,
     disk_errors,
     errors,
-    initial_weights,
     json_file,
     log,
     loop,
+    memory,
     mesh,
     processes,
     report,
     resumption,
-    room,
     sources,
-    topology,
-    topology_report,
     train,
     workdir,
 )
 from experiments.engine import plan as plans
+from experiments.pretrained import warm_start
 from tfm import shapes
 
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
@@ -89,11 +88,11 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
     began = time.perf_counter()
     task, made = work.task, plans.plan(settings, work.task, devices)
     resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-    imported = initial_weights.load(settings, task.init, resumed=resumed, kept=work.kept)
+    imported = warm_start.load(settings, task.init, resumed=resumed, kept=work.kept)
     settings.refuse_unused()
     if folder is None and not made.debug.compiles_ahead:
         raise errors.UserError("--dry_run shows the compiled step, but with debug.nans or debug.no_jit there is none")
-    room.check_state(train.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
+    memory.check_state(train.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
     writes = folder is not None and processes.main()
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if folder is not None and enter(settings, folder, devices):
@@ -109,7 +108,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
                 state = train.abstract_state(task, made.optimiser, mesh=devices)
             else:
                 state = train.initial_state(task, made.optimiser, seed=made.seed, mesh=devices)
-                state = state.replace(params=initial_weights.placed(imported, state.params))
+                state = state.replace(params=warm_start.placed(imported, state.params))
             flops = describe(made, state)
             if topology.asked():
                 return topology_report.training(made, state, flops)
@@ -118,7 +117,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
             print(report.memory(state, step.largest(), devices))
             return None
         if made.debug.compiles_ahead:
-            room.check_step(step.largest(), devices)
+            memory.check_step(step.largest(), devices)
         state, numbers = loop.train_and_save(made, state, step, folder, flops)
         numbers["compile_seconds"] = seconds
         params = processes.fetch(state.params)

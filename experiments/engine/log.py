@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from experiments.engine import disk, disk_errors, errors, events, pace, processes, room
+from experiments.engine import disk, disk_errors, errors, events, memory, pace, processes
 
 
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
@@ -18,7 +18,7 @@ def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
     file = folder / "metrics.jsonl"
     try:
         with disk.opened(file) as opened:
-            room.check(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
+            memory.check(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
             rows = list(map(_row, opened.read().split(b"\n")))
     except FileNotFoundError:
         return []

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from experiments.engine import (
+    batches,
     checkpoint,
     cost,
     debug,
@@ -23,7 +24,6 @@ from experiments.engine import (
     retention,
     train,
 )
-from experiments.engine.data import batches
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
 SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
@@ -260,7 +260,7 @@ def device_errors():
         first = (str(error).strip().splitlines() or ["it says no more"])[0]
         if "RESOURCE_EXHAUSTED" in first:
             raise errors.RunError(
-                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch or"
+                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch_size or"
                 " train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs"
                 f" less ({first})"
             ) from error

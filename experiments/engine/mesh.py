@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation, errors, processes, topology, tpu
+from experiments.compiler import topology
+from experiments.engine import compilation, errors, processes, tpu
 from tfm import layout as layouts
 from tfm import shapes
 

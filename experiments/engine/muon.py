@@ -50,18 +50,18 @@ def sides(path: Any) -> Sides:
     return Sides(copies, (out,), (h, into)) if letters[out] == "D" else Sides(copies, (h, out), (into,))
 
 
-def orthogonal(x_LRC: jax.Array, *, rounds: int) -> jax.Array:
-    """Near to U V^T for every matrix U S V^T of L, by rounds of Newton-Schulz: X -> a X + (b X X^T + c (X X^T)^2) X."""
+def orthogonal(x_LRC: jax.Array, *, ns_steps: int) -> jax.Array:
+    """Near to U V^T for every matrix U S V^T of L, by steps of Newton-Schulz: X -> a X + (b X X^T + c (X X^T)^2) X."""
     if x_LRC.shape[-2] > x_LRC.shape[-1]:  # products of the shorter side
-        return orthogonal(x_LRC.mT, rounds=rounds).mT
+        return orthogonal(x_LRC.mT, ns_steps=ns_steps).mT
     x_LRC = x_LRC / (jnp.linalg.norm(x_LRC, axis=(-2, -1), keepdims=True) + EPS)
-    for _ in range(rounds):
+    for _ in range(ns_steps):
         square_LRR = x_LRC @ x_LRC.mT
         x_LRC = A * x_LRC + (B * square_LRR + C * square_LRR @ square_LRR) @ x_LRC
     return x_LRC
 
 
-def step(path: Any, momentum: jax.Array, *, rounds: int) -> jax.Array:
+def step(path: Any, momentum: jax.Array, *, ns_steps: int) -> jax.Array:
     """sqrt(max(1, rows / columns)) U V^T for every matrix of a leaf, in the leaf's shape.
 
     With the factor, a step of a wide output moves each of its numbers as far as that of a square matrix.
@@ -70,15 +70,15 @@ def step(path: Any, momentum: jax.Array, *, rounds: int) -> jax.Array:
     order = [i for side in made for i in side]
     R, S = (math.prod(momentum.shape[i] for i in side) for side in (made.rows, made.columns))
     moved = momentum.transpose(order)
-    flat = orthogonal(moved.reshape(-1, R, S), rounds=rounds) * math.sqrt(max(1, R / S))
+    flat = orthogonal(moved.reshape(-1, R, S), ns_steps=ns_steps) * math.sqrt(max(1, R / S))
     return flat.reshape(moved.shape).transpose([order.index(i) for i in range(len(order))])
 
 
-def orthogonalised(*, rounds: int) -> optax.GradientTransformation:
+def orthogonalised(*, ns_steps: int) -> optax.GradientTransformation:
     """Updates become their orthogonal `step`; nothing is remembered."""
 
     def update(updates: Any, params: Any = None) -> Any:
         with jax.named_scope("muon"):
-            return jax.tree_util.tree_map_with_path(functools.partial(step, rounds=rounds), updates)
+            return jax.tree_util.tree_map_with_path(functools.partial(step, ns_steps=ns_steps), updates)
 
     return optax.stateless(update)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 
 from experiments.engine import config, errors
+from experiments.engine import growth as growths
 from experiments.engine import muon as orthogonal
-from experiments.engine.data import growth as growths
 from tfm import shapes
 
 BATCH_RULES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # exponent of (batch size / first batch size)
@@ -88,23 +88,23 @@ def adamw(
 def muon(
     rate: optax.Schedule,
     *,
-    matrix_rate: float,
+    muon_lr_multiplier: float,
     momentum: float,
-    rounds: int,
+    ns_steps: int,
     weight_decay: float,
     clip: float,
     **adam: float,
 ) -> optax.GradientTransformation:
-    """Muon (muon.py) for the matrices inside the blocks, at `matrix_rate` times the rate; AdamW for all the rest.
+    """Muon (muon.py) for the matrices inside the blocks, at `muon_lr_multiplier` times the rate; AdamW for the rest.
 
-    momentum: of those matrices, Nesterov's. rounds: of Newton-Schulz. adam: beta1, beta2 and eps of the rest. Decay as
+    momentum: of those matrices, Nesterov's. ns_steps: Newton-Schulz. adam: beta1, beta2 and eps of the rest. Decay as
     in `adamw`, in units of each one's own rate.
     """
     of_matrices = optax.chain(
         optax.trace(momentum, nesterov=True),
-        orthogonal.orthogonalised(rounds=rounds),
+        orthogonal.orthogonalised(ns_steps=ns_steps),
         optax.add_decayed_weights(weight_decay),
-        optax.scale_by_learning_rate(lambda step: matrix_rate * rate(step)),
+        optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
     )
     rest = adamw(rate, weight_decay=weight_decay, clip=0, **adam)
     return _clipped(optax.partition({"muon": of_matrices, "adamw": rest}, _optimisers), clip)

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import Mesh
 
 from experiments.engine import config, debug, errors, guard, mesh, optim, retention, train
-from experiments.engine.data import growth as growths
+from experiments.engine import growth as growths
 
 NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
 
@@ -101,7 +101,7 @@ def _probe_due(settings: config.Settings, task: train.Task) -> Callable | None:
     if task.probe is None:
         raise errors.UserError(
             "train.probe = True, but there is nothing to look at: the scores here are no x^T M x, or have no `factors` "
-            "that tell it (tfm/score.py)"
+            "that tell it (tfm/attention/score.py)"
         )
     return functools.partial(due, every=settings.train.log_every, steps=settings.train.steps)
 
@@ -123,8 +123,8 @@ def measured(task: train.Task) -> list[str]:
 def growth_of(settings: config.Settings, devices: Mesh) -> growths.Growth:
     """The batch sizes of the config, each of which must divide over the devices."""
     t = settings.train
-    growth = growths.growth(t.batch, t.growth)
-    for key, size in zip(["train.batch"] + [growths.KEY] * len(t.growth), growth.sizes, strict=True):
+    growth = growths.growth(t.batch_size, t.growth)
+    for key, size in zip(["train.batch_size"] + [growths.KEY] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
     mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
     return growth.reached(t.steps)
@@ -138,7 +138,7 @@ def optimiser(
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
     """
     o = settings.optim
-    muon = ("matrix_rate", "momentum", "rounds") if o.name == "muon" else ()
+    muon = ("muon_lr_multiplier", "momentum", "ns_steps") if o.name == "muon" else ()
     config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE + muon})
     for name in ("beta1", "beta2") + muon[1:2]:
         if getattr(o, name) >= 1:

@@ -15,9 +15,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import disk, errors, guard, json_file, plan, processes, train, workdir
+from experiments.engine import archive, disk, errors, guard, json_file, plan, processes, train, workdir
 from experiments.engine import mesh as meshes
-from experiments.engine.data import archive
 from tfm import shapes
 
 NEW = "updated parameters"

@@ -5,7 +5,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import cost, hlo
+from experiments.compiler import hlo
+from experiments.engine import cost
 from experiments.engine import mesh as meshes
 from tfm import shapes
 

@@ -1,0 +1,146 @@
+"""What the compiler says of programs for chips that need not be there: for a person, and as JSON."""
+
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from experiments.compiler import hlo, topology
+from experiments.engine import cost, disk, errors, mesh, report, tpu, train, workdir
+from experiments.engine import memory as room
+from experiments.engine import plan as plans
+
+KERNELS = 0.4  # share of the peak at which kernels are taken to compute, of which the compiler says no time
+LISTED = 8  # scopes shown; the file has all
+
+
+def training(made: plans.Plan, state: train.State, flops: int) -> None:
+    """Compile and show the step of a run for each size of its batches, and its evaluation.
+
+    state: abstract. flops: of a step with the first batch.
+    """
+    held_out, forward = jax.jit(train.held_out(made.task, made.mesh)), flops / 3 / made.growth.sizes[0]
+
+    def wanted() -> Iterable[topology.Wanted]:
+        for first, size in zip(made.growth.firsts, made.growth.sizes, strict=True):
+            batch = mesh.abstract_batch(made.mesh, made.task.train[first])
+            arguments = state, batch, train.abstract_alive(made.mesh)
+            yield topology.Wanted(f"step of {size:,} examples", made.step, arguments, 3 * forward * size)
+        batch = made.task.evaluation[0]
+        arguments = state.params, mesh.abstract_batch(made.mesh, batch)
+        size = len(jax.tree.leaves(batch)[0])
+        yield topology.Wanted(f"evaluation of {size:,} examples", held_out, arguments, forward * size, beside=True)
+
+    show(wanted(), parameters=state.params, optimiser=state.opt_state)
+
+
+def show(wanted: Iterable[topology.Wanted], **parts: Any) -> None:
+    """Compile, print what the compiler says, and write it to the file of --json. RunError where it refuses one.
+
+    parts: of the arguments, abstract trees whose bytes on a chip are told.
+    """
+    asked = topology.asked()
+    programs = topology.compiled(wanted)
+    records = [record(program, asked) for program in programs]
+    held = {f"{name}_bytes": cost.device_bytes(tree) for name, tree in parts.items()}
+    refused = [f"{one['name']} {one['reason']}" for one in records if not one["compiled"]]
+    print(text(records, held, asked), flush=True)
+    if asked.file:
+        largest = max((one for one in records if not one["beside"]), key=lambda one: one.get("needed_bytes", 0))
+        facts = {"topology": asked.name, "chips": len(asked.devices), "hbm_bytes": int(asked.chip.hbm), **held}
+        facts |= largest | {"compiled": not refused, "reason": "; ".join(refused), "programs": records}
+        facts |= {"versions": mesh.versions() | {"libtpu": tpu.libtpu()}}
+        try:
+            disk.write(pathlib.Path(asked.file), workdir.as_json(facts))
+        except OSError as error:
+            raise errors.RunError(f"--json={asked.file} cannot be written: {error.strerror}") from error
+    if refused:
+        raise errors.RunError(f"not compiled for {asked.name}: {'; '.join(refused)}")
+
+
+def record(program: topology.Program, asked: topology.Topology) -> dict[str, Any]:
+    """All that is known of a program. Its seconds are the compiler's estimate; ideal: those of chips at their peak."""
+    wanted, chip = program.wanted, asked.chip
+    used = len(jax.tree.leaves(wanted.arguments)[0].sharding.device_set)  # a mesh may leave chips out
+    facts = {
+        "name": wanted.name,
+        "beside": wanted.beside,
+        "compiled": program.compiled is not None,
+        "reason": program.reason,
+        "compile_seconds": program.seconds,
+        "ideal_seconds": wanted.flops / (chip.peak * used),
+    }
+    if program.compiled is None:
+        return facts
+    memory, of = program.compiled.memory_analysis(), hlo.estimate(program.compiled.as_text(), clock=chip.clock)
+    bytes_of = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
+    bytes_of["code"] = memory.generated_code_size_in_bytes
+    needed = sum(bytes_of.values()) - 2 * bytes_of["alias"]  # results in place of arguments are counted once
+    kernels = sum(one.times * (one.flops or 0) for one in of.kernels) / (KERNELS * chip.peak)
+    return facts | {
+        **{f"{name}_bytes": n for name, n in bytes_of.items()},
+        "needed_bytes": needed,
+        "estimated_seconds": of.seconds + kernels,
+        "kernel_seconds": kernels,
+        "kernels_without_flops": sum(one.flops is None for one in of.kernels),
+        "loops_counted_once": of.unknown_loops,
+        "not_estimated": of.unestimated,
+        "collectives": {
+            kind: {"times": one.times, "bytes": one.size, "beside": one.beside, "waited": one.times - one.beside}
+            for kind, one in of.collectives.items()
+        },
+        "by_scope": of.by_scope,
+    }
+
+
+def text(records: list[dict[str, Any]], held: dict[str, int], asked: topology.Topology) -> str:
+    """What a person reads."""
+    chips, kind = len(asked.devices), asked.devices[0].device_kind
+    each = ", ".join(f"{name.removesuffix('_bytes')} {room.size(n)}" for name, n in held.items())
+    lines = [f"  compiled for {asked.name}, {chips} x {kind}, by libtpu {tpu.libtpu()}; nothing is run"]
+    lines += [f"  on each chip: {each}"] if each else []
+    for one in records:
+        if not one["compiled"]:
+            lines.append(f"  {one['name']}: not compiled, it {one['reason']}")
+            continue
+        lines += [f"  {one['name']}: compiled in {one['compile_seconds']:.1f} s", f"    {_memory(one, asked.chip)}"]
+        lines += [f"    {line}" for line in [*_collectives(one, chips), *(() if one["beside"] else _time(one, asked))]]
+    return "\n".join(lines)
+
+
+def _memory(one: dict[str, Any], chip: topology.Chip) -> str:
+    of = ", ".join(f"{label} {room.size(one[f'{name}_bytes'])}" for name, label in PARTS.items())
+    return f"memory of a chip: {room.size(one['needed_bytes'])} of {chip.hbm / 2**30:.2f} GiB ({of})"
+
+
+PARTS = {"argument": "arguments", "temp": "temporaries", "code": "program"}
+
+
+def _collectives(one: dict[str, Any], chips: int) -> list[str]:
+    of = [
+        f"{kind} {n['times']} x, {room.size(n['bytes'])} ({n['beside']} beside computation, {n['waited']} waited for)"
+        for kind, n in one["collectives"].items()
+    ]
+    return [f"between chips: {', '.join(of) or 'nothing'}"] if chips > 1 else []
+
+
+def _time(one: dict[str, Any], asked: topology.Topology) -> list[str]:
+    """The estimate, its share of the peak, and where it would go."""
+    seconds, peak = one["estimated_seconds"], report.si(asked.chip.peak, "FLOP/s")
+    if not seconds:
+        return ["compiler's estimate: none"]
+    lines = [
+        f"compiler's estimate: {1e3 * seconds:.3g} ms; {1e3 * one['ideal_seconds']:.3g} ms would be its products at the"
+        f" peak of {peak} (of bfloat16, as float32 ones are computed too): {one['ideal_seconds'] / seconds:.1%} of it"
+    ]
+    if one["kernel_seconds"] or one["kernels_without_flops"]:
+        lines.append(
+            f"{1e3 * one['kernel_seconds']:.3g} ms of it are kernels without an estimate, at {KERNELS:.0%} of the peak"
+            + f"; {one['kernels_without_flops']} more do not say their FLOPs" * bool(one["kernels_without_flops"])
+        )
+    if one["loops_counted_once"]:
+        lines.append(f"of {one['loops_counted_once']} loops the number of turns is not known: they count once")
+    parts = list(one["by_scope"].items())[:LISTED]
+    lines.append("where it would go: " + ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts))
+    return lines

@@ -1,0 +1,247 @@
+"""One image from a file, made like the images that a model was trained on."""
+
+import pathlib
+import struct
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.data import images
+from experiments.engine import disk, errors, json_file
+
+LARGEST = 2**26  # pixels of a file, looked at before they are unpacked
+LARGEST_FILE = 2**28  # bytes; as many pixels, packed by nobody
+LARGEST_VALUE = 1e30  # a float32, and so is what is made of it
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP", "PPM")  # plain pixels: no format that runs a program
+MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}  # of the channels Z, as Pillow calls them
+# The image processors of transformers that a ViT may have, in their words: what each does where its file says nothing.
+VIT = {
+    "do_resize": True,
+    "size": None,  # theirs has 224; here it is the side of the model, and of another one theirs is no use
+    "default_to_square": True,  # a `size` of one number: both sides, or the shorter one
+    "resample": 2,  # bilinear, in Pillow's numbers
+    "do_center_crop": False,
+    "crop_size": None,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": 0.5,
+    "image_std": 0.5,
+    "do_convert_rgb": False,
+}
+PROCESSORS = {
+    "ViTImageProcessor": VIT,
+    "DeiTImageProcessor": VIT | {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
+    "BeitImageProcessor": VIT | {"resample": 3, "crop_size": 224},
+}
+HARMLESS = {  # what else stands in their files: nothing of it changes a pixel of one image
+    *("image_processor_type", "feature_extractor_type", "processor_class", "model_input_names", "image_seq_length"),
+    *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "pad_size"),
+    *("do_reduce_labels", "reduce_labels", "_valid_processor_keys"),
+}
+COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
+
+
+def describe(data: images.Images) -> dict[str, Any]:
+    """What must be known about images to make another one like them, and the names of their classes; for JSON."""
+    image_BYXZ = data.train_image_BYXZ
+    mean_Z, std_Z = images.statistics(image_BYXZ)
+    return {
+        "image": list(image_BYXZ.shape[1:]),
+        "values": [float(image_BYXZ.min()), float(image_BYXZ.max())],
+        "mean": mean_Z.tolist(),
+        "std": std_Z.tolist(),
+        "classes": list(data.classes),
+    }
+
+
+def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
+    """What `describe` says about the images of a trained model: of a run's folder, or of a published ViT (`extras`).
+
+    And `processor`: how a file becomes such an image, in the words of transformers; `assumed`: whether nobody says it.
+
+    Z, C: the channels and classes of the model. Raises UserError where the file that says it is absent or damaged, or
+    asks for what is not done here.
+    """
+    if "image" not in extras:
+        file = path / "data.json"
+        saved = json_file.read(file, says="what the model's images are like")
+        if saved.keys() != {"image", "values", "mean", "std", "classes"}:
+            raise errors.UserError(f"{file} is damaged: it does not describe images")
+        found = _whole(file, saved, Z, C)
+        return found | {"processor": _processor(file, _fields(file, {}), *found["image"]), "assumed": False}
+    folder = path if path.is_dir() else path.parent
+    places = [folder / "preprocessor_config.json", folder / "processor_config.json"]  # the latter in their newest form
+    file = next((file for file in places if file.exists()), places[0])
+    saved = json_file.read(file, says="how images are normalised") if file.exists() else {}
+    if file == places[1]:
+        saved = saved.get("image_processor", {})
+        _check(file, "image_processor", isinstance(saved, dict), "an object", saved)
+    fields = _fields(file, saved)
+    factor = fields["rescale_factor"] if fields["do_rescale"] else 1
+    _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
+    mean, std = (fields["image_mean"], fields["image_std"]) if fields["do_normalize"] else (0, 1)
+    found = {
+        "image": [*extras["image"], Z],
+        "values": [0, 255 * factor],
+        "mean": [mean] * Z if _number(mean) else mean,
+        "std": [std] * Z if _number(std) else std,
+        "classes": extras["class_names"],
+    }
+    found = _whole(file, found, Z, C, prefix="image_")
+    return found | {"processor": _processor(file, fields, *found["image"]), "assumed": not file.exists()}
+
+
+def _fields(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
+    """What the file says, and what its image processor does beyond that."""
+    kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or "ViTImageProcessor")
+    kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # as it was called before
+    _check(file, "image_processor_type", kind in PROCESSORS, f"one of {', '.join(PROCESSORS)}", kind)
+    for name in sorted(saved.keys() - VIT.keys() - HARMLESS):
+        off = saved[name] is None or saved[name] is False
+        _check(file, name[:60], off, "absent or false, since it is not known here", saved[name])
+    fields = PROCESSORS[kind] | saved
+    for name in (name for name, usual in VIT.items() if isinstance(usual, bool)):
+        fields[name] = False if fields[name] is None else fields[name]  # as to them
+        _check(file, name, isinstance(fields[name], bool), "true or false", fields[name])
+    return fields | {"image_processor_type": kind}
+
+
+def _processor(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int, Z: int) -> dict[str, Any]:
+    """Of the fields those that say how an image gets its rows, columns and channels, in one form each."""
+    from PIL import Image  # comes with matplotlib; only here and below, where it is needed
+
+    names = ("image_processor_type", "do_resize", "do_center_crop", "do_convert_rgb")
+    found, model = {name: fields[name] for name in names}, {"height": Y, "width": X}
+    _check(file, "do_convert_rgb", Z == 3 or not found["do_convert_rgb"], f"false for {Z} channels", True)
+    last = None
+    if found["do_resize"]:
+        size = fields["size"]
+        if size is None:
+            size = 224 if found["do_center_crop"] else model
+        last, found["size"] = "size", _sides(file, "size", size, square=fields["default_to_square"])
+        found["resample"] = resample = fields["resample"]
+        right = type(resample) is int and resample in [*Image.Resampling]
+        _check(file, "resample", right, "the number of a filter of Pillow", resample)
+    if found["do_center_crop"]:
+        last, found["crop_size"] = "crop_size", _sides(file, "crop_size", fields["crop_size"], square=True)
+    if last and found[last] != model:
+        shorter = last == "size" and "shortest_edge" in found["size"]  # what becomes of an image depends on it
+        _check(file, last, shorter, f"the {Y} x {X} pixels that the model reads", fields[last])
+    return found
+
+
+def _sides(file: pathlib.Path, name: str, value: Any, *, square: bool) -> dict[str, int]:
+    sides = value
+    if type(value) is int:
+        sides = {"height": value, "width": value} if square else {"shortest_edge": value}
+    elif isinstance(value, list) and len(value) == 2:
+        sides = {"height": value[0], "width": value[1]}
+    right = isinstance(sides, dict) and sides.keys() in ({"height", "width"}, {"shortest_edge"})
+    right = right and all(type(side) is int and 0 < side <= LARGEST for side in sides.values())
+    _check(file, name, right, "one number above 0 or two, height and width, or shortest_edge", value)
+    return sides
+
+
+def _whole(file: pathlib.Path, found: dict[str, Any], Z: int, C: int, prefix: str = "") -> dict[str, Any]:
+    """What was found, if each of its entries can be used; a number for all channels is made one for each.
+
+    prefix: of mean and std in the file.
+    """
+    image, values, classes = found["image"], found["values"], found["classes"]
+    sides = isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
+    _check(file, "image", sides and image[2] == Z, f"rows, columns and the model's {Z} channels", image)
+    _check(file, "values", _numbers(values, (2,)), "two finite numbers", values)
+    for name in ("mean", "std"):
+        right = _numbers(found[name], (1, Z)) and (name == "mean" or min(found[name]) > 0)
+        _check(file, prefix + name, right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", found[name])
+    named = isinstance(classes, list) and len(classes) == C and all(isinstance(one, str) for one in classes)
+    _check(file, "classes", named, f"the names of the model's {C} classes", classes)
+    return found | {name: found[name] * (Z // len(found[name])) for name in ("mean", "std")}
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_VALUE
+
+
+def _numbers(value: Any, lengths: tuple[int, ...]) -> bool:
+    return isinstance(value, list) and len(value) in lengths and all(map(_number, value))
+
+
+def _check(file: pathlib.Path, name: str, right: bool, what: str, value: Any) -> None:
+    if not right:
+        raise errors.UserError(f"{file}: {name} must be {what}, and {str(value)[:60]} is not")
+
+
+def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
+    """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it.
+
+    As transformers does it with Pillow: turned as its camera says, resized, cropped around its middle. Black and
+    white become the least and the greatest of `values`; then image = (image - mean) / std.
+
+    Raises:
+      UserError: no such file; no image, or a damaged one; one of too many pixels, of more than 8 bits a value, or that
+        does not get as many rows and columns as the model reads.
+    """
+    from PIL import Image, ImageOps
+
+    Y, X, Z = like["image"]
+    if Z not in MODES:
+        raise errors.UserError(f"the model reads images of {Z} channels, and no image file has them")
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise errors.UserError(f"{path} has {path.stat().st_size:,} bytes, and at most {LARGEST_FILE:,} are read")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is looked at here
+            warnings.simplefilter("ignore", UserWarning)  # what it says of damaged metadata is of no use here
+            with disk.opened(path) as content, Image.open(content, formats=FORMATS) as file:
+                was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
+                _refuse(path, file.size, file.mode)
+                image = ImageOps.exif_transpose(file)
+                if like["processor"]["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
+                    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+                image, made = _formed(path, image.convert(MODES[Z]), like["processor"])
+    except FileNotFoundError:
+        raise errors.UserError(f"there is no image file {path}") from None
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        raise errors.UserError(f"{path} is no image that can be read here ({', '.join(FORMATS)}): {error}") from error
+    if (image.height, image.width) != (Y, X):
+        raise errors.UserError(f"{path} becomes {image.height} x {image.width} pixels, and the model reads {Y} x {X}")
+    low, high = like["values"]
+    image_1YXZ = low + (high - low) / 255 * np.asarray(image, np.float32).reshape(1, Y, X, Z)
+    told = f"{path}: {was}, {made}, {COLOURS[MODES[Z]]}, black {low:g} and white {high:g} as the model's own images"
+    told += " (assumed: there is no preprocessor_config.json)" * like["assumed"]
+    return (image_1YXZ - np.float32(like["mean"])) / np.float32(like["std"]), told
+
+
+def _formed(path: pathlib.Path, image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
+    """The Pillow image resized and cropped, and what was done."""
+    made = "as it is"
+    if processor["do_resize"]:
+        rows, columns = _resized(image.height, image.width, **processor["size"])
+        _refuse(path, (columns, rows), image.mode)
+        image, made = image.resize((columns, rows), processor["resample"]), f"made {rows} x {columns}"
+    if processor["do_center_crop"]:
+        rows, columns = processor["crop_size"]["height"], processor["crop_size"]["width"]
+        top, left = (image.height - rows) // 2, (image.width - columns) // 2
+        image = image.crop((left, top, left + columns, top + rows))  # black where it is beyond the edges, as theirs
+        made += f", of it the middle {rows} x {columns}"
+    return image, made
+
+
+def _resized(rows: int, columns: int, *, height: int = 0, width: int = 0, shortest_edge: int = 0) -> tuple[int, int]:
+    """Rows and columns after resizing: as said, or of the same form with this shorter side."""
+    if not shortest_edge:
+        return height, width
+    if rows < columns:
+        return shortest_edge, int(shortest_edge * columns / rows)
+    return int(shortest_edge * rows / columns), shortest_edge
+
+
+def _refuse(path: pathlib.Path, size: tuple[int, int], mode: str) -> None:
+    if size[0] * size[1] > LARGEST:
+        raise errors.UserError(f"{path} has {size[0] * size[1]:,} pixels, and at most {LARGEST:,} are read")
+    if mode.startswith(("I", "F")):
+        raise errors.UserError(f"{path} has more than 8 bits a value (mode {mode}): save it with 8")

@@ -1,0 +1,106 @@
+"""Which files and arrays are the images to train on and those to evaluate, as their names or the config say.
+
+Evaluated is a validation part, where there is one, else the test part, which is else left alone.
+"""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.data import idx, parts
+from experiments.engine import archive, errors
+
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
+ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
+BY_NAME = "by their names,"
+
+Labelled = tuple[np.ndarray, ...]  # images and labels, as they are in the files
+
+
+class Parts(NamedTuple):
+    """What is trained on and what is evaluated, None where it does not come apart; which file or array became what."""
+
+    train: Labelled
+    evaluation: Labelled | None
+    said: str = ""
+
+
+def given(files: Mapping[str, str | pathlib.Path], how: str = "as the config says,") -> Parts:
+    """The parts 'train', 'valid' and 'test', each an .npz file with x and y or a folder of two IDX files.
+
+    Raises:
+      UserError: no 'train'; a path that is no such file or folder, or that is two parts.
+    """
+    paths = {part: pathlib.Path(os.path.expanduser(path)) for part, path in files.items()}
+    parts.check_train("image", paths)
+    for path in paths.values():
+        if not (os.path.isdir(path) or os.path.isfile(path) and path.suffix == ".npz"):
+            raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
+    parts.check_apart("image", {part: [path] for part, path in paths.items()})
+    train, evaluation = paths[parts.TRAIN], paths.get(parts.evaluated(paths))
+    if evaluation is None:
+        return Parts(_part(train), None)
+    return Parts(_part(train), _part(evaluation), _said(how, train, evaluation))
+
+
+def folder(path: pathlib.Path) -> Parts:
+    """The parts in a folder of MNIST's four IDX files, or of .npz files that are called as parts usually are.
+
+    Raises:
+      UserError: one of the files is missing or damaged, or two are called as the same part.
+    """
+    if any(map(_idx_path, [path] * len(FILES), FILES)):
+        return idx_folder(path)
+    found: dict[str, list[pathlib.Path]] = {}
+    for word, part in parts.WORDS.items():
+        if os.path.isfile(file := path / f"{word}.npz"):
+            found.setdefault(part, []).append(file)
+    for part, files in found.items():
+        if len(files) > 1:
+            both = " and ".join(file.name for file in files)
+            raise errors.UserError(f"{path} has {both}: name one with image.{part}, and the others likewise")
+    return given({part: files[0] for part, files in found.items()}, BY_NAME) if found else idx_folder(path)
+
+
+def idx_folder(path: pathlib.Path) -> Parts:
+    """The parts in MNIST's four IDX files, gzipped or not. UserError where one is missing or damaged."""
+    paths = [_idx_path(path, file) for file in FILES]
+    missing = [file for file, found in zip(FILES, paths, strict=True) if found is None]
+    if missing:
+        raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
+    arrays = [idx.read(found, axes=axes) for found, axes in zip(paths, (3, 1, 3, 1), strict=True)]
+    return Parts(tuple(arrays[:2]), tuple(arrays[2:]), _said(BY_NAME, FILES[0], FILES[2]))
+
+
+def archived(path: pathlib.Path) -> Parts:
+    """The parts in an .npz file, whose arrays are called x and y, or x_train, y_train, x_valid, and so on (ARRAYS).
+
+    UserError where they are not.
+    """
+    found = archive.read(path, ARRAYS)
+    arrays = tuple(found.values())
+    if len(arrays) == 2:
+        return Parts(arrays, None)
+    return Parts(arrays[:2], arrays[2:], _said(BY_NAME, *list(found)[::2]))
+
+
+def _idx_path(path: pathlib.Path, file: str) -> pathlib.Path | None:
+    return next((one for one in (path / file, path / f"{file}.gz") if os.path.isfile(one)), None)
+
+
+def _part(path: pathlib.Path) -> Labelled:
+    if not os.path.isdir(path):
+        return tuple(archive.read(path, [("x", "y")]).values())
+    files = [[file for end in ("", ".gz") for file in path.glob(f"*{kind}{end}")] for kind in KINDS]
+    if [len(found) for found in files] != [1, 1]:
+        raise errors.UserError(f"the folder {path} must hold one file *{KINDS[0]} and one *{KINDS[1]} (gzipped or not)")
+    return idx.read(files[0][0], axes=3), idx.read(files[1][0], axes=1)
+
+
+def _said(how: str, train: str | pathlib.Path, evaluation: str | pathlib.Path) -> str:
+    return f"{how} {train} to train on; {evaluation} to evaluate; all else left alone"

@@ -1,0 +1,98 @@
+"""A batch is a function of (seed, step): nothing to save, and a run resumes at any step by asking for that batch.
+
+`fetch(index_B, rng) -> {name: array}` turns example numbers into arrays; every array's first axis is B. The numbers are
+plain integers, so shuffling moves no data, and all array work is vectorised over the batch.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import grain
+import numpy as np
+
+from experiments.engine import errors, memory
+from experiments.engine import growth as growths
+
+BUFFER = 8  # batches prepared ahead
+Batch = dict[str, np.ndarray]
+Fetch = Callable[[np.ndarray, np.random.Generator | None], Batch]
+
+
+def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ()) -> grain.MapDataset:
+    """Endless batches of `n` examples: `dataset[step]` is the batch of that step.
+
+    Every example comes once in each epoch (`n` consecutive examples), in an order of the epoch's own, also where the
+    batch size changes (`growth`: pairs [step, size], as train.growth has them). The `rng` that `fetch` receives depends
+    on (seed, step) only. Beside what `fetch` gives, a batch tells its examples' numbers, `example_B`.
+
+    Raises:
+      UserError: a batch of no example, fewer examples than one batch, a seed beyond 32 bits, or a wrong growth.
+    """
+    _check(n=n, batch=batch)
+    sizes = growths.growth(batch, growth)
+    if n < max(sizes.sizes):
+        key = "train.batch_size" if n < batch else growths.KEY
+        raise errors.UserError(
+            f"the training part has {n} examples, fewer than one batch of {max(sizes.sizes)}: make {key} smaller"
+        )
+    if not 0 <= seed < 2**32:
+        raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")
+    _check_room(fetch, np.random.default_rng(0), batch=max(sizes.sizes) * (BUFFER + 2))
+    stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
+    number = np.int32 if n <= 2**31 else np.int64
+
+    def numbers(step: int, _: int) -> np.ndarray:
+        return np.array([stream[i] for i in range(sizes.before(step), sizes.before(step + 1))], np.int64)
+
+    def numbered(index_B: np.ndarray, rng: np.random.Generator) -> Batch:
+        return fetch(index_B, rng) | {"example_B": index_B.astype(number)}
+
+    return stream.map_with_index(numbers).random_map(numbered)
+
+
+def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
+    """The ceil(n / batch) batches that hold every example exactly once, in order.
+
+    All batches have `batch` rows, so one compiled function serves them: the last is filled up with its last example,
+    and there every array named `weight_...` is 0. `fetch` is called with `rng=None`: it must not depend on a run.
+
+    Raises:
+      UserError: no example, or a batch of no example.
+    """
+    _check(n=n, batch=batch)
+    _check_room(fetch, None, batch=batch * 2)
+
+    def fetch_padded(step: int) -> Batch:
+        index_B = step * batch + np.arange(batch)
+        real_B = index_B < n
+        arrays = fetch(np.minimum(index_B, n - 1), None)
+        return {name: _blank(array, real_B) if name.startswith("weight_") else array for name, array in arrays.items()}
+
+    return grain.MapDataset.range(-(-n // batch)).map(fetch_padded)
+
+
+def iterate(dataset: grain.MapDataset, *, start: int, threads: int = 1, buffer: int = BUFFER) -> Iterator[Batch]:
+    """The batches from position `start` on, up to `buffer` of them prepared ahead by `threads` background threads.
+
+    With no threads, each batch is made when it is asked for. The order is the same whatever the number of threads.
+    """
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer if threads else 0)
+    return iter(dataset[start:].to_iter_dataset(options))
+
+
+def _check(*, n: int, batch: int) -> None:
+    if batch < 1:
+        raise errors.UserError(f"a batch needs at least 1 example, and {batch} was asked for")
+    if n < 1:
+        raise errors.UserError("there is not a single example to make a batch of")
+
+
+def _check_room(fetch: Fetch, rng: np.random.Generator | None, *, batch: int) -> None:
+    """UserError where so many examples, each as large as the first, would not fit into memory."""
+    one = sum(array.nbytes for array in fetch(np.zeros(1, np.int64), rng).values())
+    memory.check(f"what is kept ready of batches, {batch} examples of {one} bytes,", batch * one)
+
+
+def _blank(array: np.ndarray, real_B: np.ndarray) -> np.ndarray:
+    """The array with the rows that are not real set to 0, in a copy: what `fetch` returned may be its own."""
+    shape = (len(real_B),) + (1,) * (array.ndim - 1)
+    return np.where(real_B.reshape(shape), array, np.zeros((), array.dtype))

@@ -1,0 +1,150 @@
+"""BERT (Devlin et al. 2019): post-norm, segments, a norm after the embedding, and a head that fills hidden words in."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.engine import errors
+from experiments.pretrained import family, fields, tensors
+
+_LAYER = "encoder.layer.{m}."
+LINES = (
+    tensors.Line("embeddings.word_embeddings.weight", "W D", ("embed/E_WD",)),
+    tensors.Line("embeddings.position_embeddings.weight", "N D", ("position/P_ND",)),
+    tensors.Line("embeddings.token_type_embeddings.weight", "J D", ("embed/S_JD",)),
+    tensors.Line("embeddings.LayerNorm.weight", "D", ("embed/norm/gain_D",)),
+    tensors.Line("embeddings.LayerNorm.bias", "D", ("embed/norm/shift_D",)),
+    tensors.Line(_LAYER + "attention.self.query.weight", "HK D", ("blocks/score/Uq_HKD",)),
+    tensors.Line(_LAYER + "attention.self.query.bias", "HK", ("blocks/score/bq_HK",)),
+    tensors.Line(_LAYER + "attention.self.key.weight", "HK D", ("blocks/score/Uk_HKD",)),
+    tensors.Line(_LAYER + "attention.self.key.bias", "HK", ("blocks/score/bk_HK",)),
+    tensors.Line(_LAYER + "attention.self.value.weight", "HK D", ("blocks/value/Uv_HKD",)),
+    tensors.Line(_LAYER + "attention.self.value.bias", "HK", ("blocks/value/bv_HK",)),
+    tensors.Line(_LAYER + "attention.output.dense.weight", "D HK", ("blocks/value/Uo_HDK",)),
+    tensors.Line(_LAYER + "attention.output.dense.bias", "D", ("blocks/value/bo_D",)),
+    tensors.Line(_LAYER + "attention.output.LayerNorm.weight", "D", ("blocks/norm1/gain_D",)),
+    tensors.Line(_LAYER + "attention.output.LayerNorm.bias", "D", ("blocks/norm1/shift_D",)),
+    tensors.Line(_LAYER + "intermediate.dense.weight", "F D", ("blocks/mlp/W1_FD",)),
+    tensors.Line(_LAYER + "intermediate.dense.bias", "F", ("blocks/mlp/b1_F",)),
+    tensors.Line(_LAYER + "output.dense.weight", "D F", ("blocks/mlp/W2_DF",)),
+    tensors.Line(_LAYER + "output.dense.bias", "D", ("blocks/mlp/b2_D",)),
+    tensors.Line(_LAYER + "output.LayerNorm.weight", "D", ("blocks/norm2/gain_D",)),
+    tensors.Line(_LAYER + "output.LayerNorm.bias", "D", ("blocks/norm2/shift_D",)),
+    tensors.Line("cls.predictions.transform.dense.weight", "D D", ("head/transform/W_DD",), "head"),
+    tensors.Line("cls.predictions.transform.dense.bias", "D", ("head/transform/b_D",), "head"),
+    tensors.Line("cls.predictions.transform.LayerNorm.weight", "D", ("head/transform/norm/gain_D",), "head"),
+    tensors.Line("cls.predictions.transform.LayerNorm.bias", "D", ("head/transform/norm/shift_D",), "head"),
+    tensors.Line("cls.predictions.bias", "W", ("head/b_W",), "head/bias"),
+    tensors.Line("cls.predictions.decoder.weight", "W D", ("head/G_WD",), "untied"),
+    tensors.Line("cls.predictions.decoder.bias", "W", ("head/b_W",), "untied/bias"),
+    tensors.Line("pooler.dense.weight", "D D", ("extras/pooler/W_DD",), "pooler"),
+    tensors.Line("pooler.dense.bias", "D", ("extras/pooler/b_D",), "pooler"),
+    tensors.Line("cls.seq_relationship.weight", "C D", ("extras/next_sentence/G_CD",), "next_sentence"),
+    tensors.Line("cls.seq_relationship.bias", "C", ("extras/next_sentence/b_C",), "next_sentence"),
+)
+KNOWN = (
+    tensors.Known(
+        "embeddings.position_ids", "the numbers from 0", tensors.constant(lambda facts: np.arange(facts["N"])[None])
+    ),
+    tensors.Known(
+        "cls.predictions.decoder.weight",
+        "a copy of embeddings.word_embeddings.weight",
+        tensors.copy_of("embeddings.word_embeddings.weight"),
+        unless="untied",
+    ),
+    tensors.Known(
+        "cls.predictions.decoder.bias",
+        "a copy of cls.predictions.bias",
+        tensors.copy_of("cls.predictions.bias"),
+        unless="untied/bias",
+    ),
+    tensors.Known(
+        "cls.predictions.bias",
+        "not used, since cls.predictions.decoder.bias is",
+        lambda array, tensors, facts: True,
+        unless="head/bias",
+    ),
+)
+_HEADS = {"head": "cls.predictions.", "pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
+
+
+def describe(config: fields.Config) -> family.Description:
+    """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
+    fields.only(config, "position_embedding_type", ("absolute",))
+    fields.only(config, "is_decoder", (False,))
+    fields.only(config, "add_cross_attention", (False,))
+    activation = fields.only(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"))
+    D, H = fields.whole(config, "hidden_size", 768), fields.whole(config, "num_attention_heads", 12)
+    sizes = {
+        "M": fields.whole(config, "num_hidden_layers", 12),
+        "D": D,
+        "H": H,
+        "K": fields.shared(D, H, ("hidden_size", "num_attention_heads")),
+        "F": fields.whole(config, "intermediate_size", 3072),
+        "W": fields.whole(config, "vocab_size", 30522),
+        "N": fields.whole(config, "max_position_embeddings", 512),
+        "J": fields.whole(config, "type_vocab_size", 2),
+        "C": 2,  # does the second sentence follow the first?
+    }
+    model = {
+        "mlp": fields.ACTIVATIONS[activation],
+        "eps": fields.real(config, "layer_norm_eps", 1e-12),
+        "segments": sizes["J"],
+    }
+    tied = fields.flag(config, "tie_word_embeddings", True)
+    extras = {"W": sizes["W"], "N": sizes["N"], "tied_output": tied}
+    return family.Description(sizes, model, extras)
+
+
+def groups(description: family.Description, names: set[str]) -> set[str]:
+    """The heads that the file holds: without one, the model ends with its last block."""
+    found = {group for group, beginning in _HEADS.items() if any(name.startswith(beginning) for name in names)}
+    _same_activation(description.model["mlp"], found)
+    if "head" not in found:
+        return found
+    if description.extras["tied_output"]:
+        return found | {"head/bias"}
+    return found | {"untied", "untied/bias" if "cls.predictions.decoder.bias" in names else "head/bias"}
+
+
+def _same_activation(mlp: str, groups: set[str]) -> None:
+    """Theirs is one setting for the MLPs and the head; our head has the exact gelu of the published models."""
+    if "head" in groups and mlp != "gelu":
+        raise errors.UserError(
+            f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu', model.mlp), and not {mlp!r}"
+        )
+
+
+def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[str, Any], groups: set[str]) -> dict:
+    """Its config.json."""
+    _same_activation(model["mlp"], groups)
+    with_next = ("BertForNextSentencePrediction", "BertForPreTraining")
+    architecture = (with_next if "next_sentence" in groups else ("BertModel", "BertForMaskedLM"))["head" in groups]
+    return {
+        "architectures": [architecture],
+        "vocab_size": sizes["W"],
+        "max_position_embeddings": sizes["N"],
+        "type_vocab_size": sizes["J"],
+        "hidden_size": sizes["D"],
+        "num_hidden_layers": sizes["M"],
+        "num_attention_heads": sizes["H"],
+        "intermediate_size": sizes["F"],
+        "hidden_act": fields.activation(model["mlp"]),
+        "layer_norm_eps": model["eps"],
+        "tie_word_embeddings": "untied" not in groups,
+    }
+
+
+FAMILY = family.Family(
+    "bert",
+    "bert.",
+    ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),  # as in the first files
+    LINES,
+    KNOWN,
+    describe,
+    groups,
+    config,
+    ("pad_token_id",),
+    ("cls.",),
+)

@@ -1,0 +1,91 @@
+"""GPT-2 (Radford et al. 2019): pre-norm, learned positions, the output tied to the embedding."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from experiments.pretrained import family, fields, tensors, token_ids
+
+# Their matrices stand as (from, to), hence transposed; queries, keys and values are one.
+LINES = (
+    tensors.Line("wte.weight", "W D", ("embed/E_WD",)),
+    tensors.Line("wpe.weight", "N D", ("position/P_ND",)),
+    tensors.Line("h.{m}.ln_1.weight", "D", ("blocks/norm1/gain_D",)),
+    tensors.Line("h.{m}.ln_1.bias", "D", ("blocks/norm1/shift_D",)),
+    tensors.Line(
+        "h.{m}.attn.c_attn.weight", "D 3HK", ("blocks/score/Uq_HKD", "blocks/score/Uk_HKD", "blocks/value/Uv_HKD")
+    ),
+    tensors.Line("h.{m}.attn.c_attn.bias", "3HK", ("blocks/score/bq_HK", "blocks/score/bk_HK", "blocks/value/bv_HK")),
+    tensors.Line("h.{m}.attn.c_proj.weight", "HK D", ("blocks/value/Uo_HDK",)),
+    tensors.Line("h.{m}.attn.c_proj.bias", "D", ("blocks/value/bo_D",)),
+    tensors.Line("h.{m}.ln_2.weight", "D", ("blocks/norm2/gain_D",)),
+    tensors.Line("h.{m}.ln_2.bias", "D", ("blocks/norm2/shift_D",)),
+    tensors.Line("h.{m}.mlp.c_fc.weight", "D F", ("blocks/mlp/W1_FD",)),
+    tensors.Line("h.{m}.mlp.c_fc.bias", "F", ("blocks/mlp/b1_F",)),
+    tensors.Line("h.{m}.mlp.c_proj.weight", "F D", ("blocks/mlp/W2_DF",)),
+    tensors.Line("h.{m}.mlp.c_proj.bias", "D", ("blocks/mlp/b2_D",)),
+    tensors.Line("ln_f.weight", "D", ("norm/gain_D",)),
+    tensors.Line("ln_f.bias", "D", ("norm/shift_D",)),
+    tensors.Line("lm_head.weight", "W D", ("head/G_WD",), "untied"),
+)
+KNOWN = (
+    tensors.Known("h.{m}.attn.bias", "the causal mask", tensors.constant(lambda facts: np.tri(facts["N"])[None, None])),
+    tensors.Known(
+        "h.{m}.attn.masked_bias",
+        "the number that stands for minus infinity",
+        lambda array, tensors, facts: array.size == 1 and array.item() <= -1e4,
+    ),
+    tensors.Known("lm_head.weight", "a copy of wte.weight", tensors.copy_of("wte.weight"), unless="untied"),
+)
+
+
+def describe(config: fields.Config) -> family.Description:
+    """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
+    fields.only(config, "scale_attn_by_inverse_layer_idx", (False,))
+    fields.only(config, "add_cross_attention", (False,))
+    D, H = fields.whole(config, "n_embd", 768), fields.whole(config, "n_head", 12)
+    sizes = {
+        "M": fields.whole(config, "n_layer", 12),
+        "D": D,
+        "H": H,
+        "K": fields.shared(D, H, ("n_embd", "n_head")),
+        "F": fields.whole(config, "n_inner", 4 * D),
+        "W": fields.whole(config, "vocab_size", 50257),
+        "N": fields.whole(config, "n_positions", 1024),
+    }
+    activation = fields.only(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu"))
+    model = {
+        "mlp": fields.ACTIVATIONS[activation],
+        "eps": fields.real(config, "layer_norm_epsilon", 1e-5),
+        "scale": "1/sqrt(K)" if fields.flag(config, "scale_attn_weights", True) else "1",
+    }
+    tied = fields.flag(config, "tie_word_embeddings", True)
+    return family.Description(sizes, model, {"W": sizes["W"], "N": sizes["N"], "tied_output": tied})
+
+
+def groups(description: family.Description, names: set[str]) -> set[str]:
+    """The output matrix where it is not the embedding."""
+    return set() if description.extras["tied_output"] else {"untied"}
+
+
+def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[str, Any], groups: set[str]) -> dict:
+    """Its config.json."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": sizes["W"],
+        "n_positions": sizes["N"],
+        "n_embd": sizes["D"],
+        "n_layer": sizes["M"],
+        "n_head": sizes["H"],
+        "n_inner": sizes["F"],
+        "activation_function": fields.activation(model["mlp"]),
+        "layer_norm_epsilon": model["eps"],
+        "scale_attn_weights": model.get("scale", "1/sqrt(K)") != "1",
+        "tie_word_embeddings": "untied" not in groups,
+    }
+
+
+FAMILY = family.Family(
+    "gpt2", "transformer.", (), LINES, KNOWN, describe, groups, config, token_ids.TEXT, ("lm_head.",)
+)

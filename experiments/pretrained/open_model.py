@@ -1,0 +1,261 @@
+"""Trained models, our own and published ones, each opened from its path as the same few facts."""
+
+import contextlib
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments import pretrained
+from experiments.data import llama2c_tokenizer, vocabulary
+from experiments.engine import checkpoint, errors, json_file
+from experiments.pretrained import llama2c, safetensors
+from tfm import shapes
+
+# What a model can do, by its kind. A run of another experiment has that one's name for its kind.
+DOES = {
+    "causal": "predicts the next word",
+    "prefix": "predicts the next word after a prefix",
+    "masked": "fills hidden words in",
+    "image": "tells the classes of images",
+}
+KINDS = {"gpt2": "causal", "llama": "causal", "bert": "masked", "vit": "image"}
+
+
+class Trained(NamedTuple):
+    """A model and what its user must know.
+
+    kind: one of DOES, or the name of another experiment. params: our tree, numpy arrays. model: fields of a config's
+    `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, tied_output,
+    transform; Y, X, Z, patch, C, answer). table: what became of each tensor of a published model, '' for our own.
+    """
+
+    path: pathlib.Path
+    kind: str
+    params: dict
+    model: dict[str, Any]
+    facts: dict[str, Any]
+    extras: dict[str, Any]
+    table: str
+
+
+def open(path: str) -> Trained:
+    """The model at the path: a run's folder (its newest checkpoint), a folder with a published model, or its file.
+
+    A published model is config.json beside model.safetensors, or a .bin of llama2.c (also the only one in a folder); a
+    config.json stands for its folder. UserError where there is none.
+    """
+    where = pathlib.Path(path).expanduser()
+    if not path or not where.exists():
+        told = f"there is no {path}" if path else "say which model: --config.checkpoint=PATH"
+        raise errors.UserError(f"{told}; a model is a run's folder, or the folder or file of a published one")
+    where = where.parent if where.name == "config.json" and where.is_file() else where
+    if where.is_file() and where.suffix == ".bin":
+        return _llama2c(where)
+    alone = _only_llama2c(where)
+    if alone:
+        return _llama2c(alone)
+    saved = _config_of_run(where / "config.json") if where.is_dir() else None
+    return _published(where, pretrained.read(where)) if saved is None else _run(where, saved)
+
+
+def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:
+    """The one .bin of llama2.c in a folder that holds nothing else a model could be; UserError for several of them."""
+    if not folder.is_dir() or any((folder / name).exists() for name in ("config.json", safetensors.FILE)):
+        return None
+    found = []
+    for file in sorted(folder.glob("*.bin")):
+        with contextlib.suppress(errors.UserError):  # a file of pickles, or of words
+            llama2c.read(file)
+            found.append(file)
+    if len(found) > 1:
+        raise errors.UserError(f"{folder} holds {len(found)} models: give one, as {found[0]}")
+    return found[0] if found else None
+
+
+def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
+    """The config that a run of ours saved there; None where the file is another one."""
+    try:
+        saved = json.loads(json_file.text(file))
+    except (OSError, ValueError, RecursionError):
+        return None  # who reads it as that of a published model says what is wrong
+    config = saved.get("config") if isinstance(saved, dict) else None
+    return config if isinstance(config, dict) and "experiment" in config else None
+
+
+def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
+    step = checkpoint.newest(folder / "checkpoints")
+    if step is None:
+        raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
+    params = checkpoint.parameters(folder / "checkpoints", step)
+    _as_summarised(folder, step, params)
+    name = saved["experiment"]
+    try:
+        kind = {"language": saved["text"]["objective"], "vision": "image"}.get(name, name)
+        facts = {"language": _words, "vision": _images, "masked_image": _patches}.get(name, lambda *_: {})(
+            folder, saved, params
+        )
+        model = saved["model"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
+    return Trained(folder, kind, params, model, facts, {}, "")
+
+
+def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
+    """UserError where the run's summary.json tells other parameters of this very step; more steps are said."""
+    try:
+        summary = json.loads(json_file.text(folder / "summary.json"))
+    except (OSError, ValueError, RecursionError):
+        return  # a run that has not come to its end
+    steps = summary.get("steps") if isinstance(summary, dict) else None
+    if isinstance(steps, int) and steps > step:
+        print(f"{folder} was trained for {steps:,} steps, and its newest checkpoint is of step {step:,}", flush=True)
+    told = summary.get("params_sha256") if steps == step else None
+    if told is not None and told != checkpoint.digest(params):
+        raise errors.UserError(
+            f"{folder} is damaged: the parameters of step {step} are not those of params_sha256 in its summary.json"
+        )
+
+
+def _words(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
+    text = saved["text"]
+    W = params["embed"]["E_WD"].shape[0]
+    return {"W": W, "N": text["N"], "tied_output": text["tied_output"], "transform": text["transform"]}
+
+
+def _images(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
+    C = params["head"]["G_CD"].shape[0]
+    return _patches(folder, saved, params) | {"C": C, "answer": saved["image"]["head"]}
+
+
+def _patches(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
+    patch = saved["image"]["patch"]
+    return {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
+
+
+def _published(path: pathlib.Path, read: pretrained.Imported) -> Trained:
+    kind, extras = KINDS[read.family], dict(read.extras)
+    if kind == "image":
+        facts = {"patch": extras["patch"], "C": len(extras["class_names"]), "answer": "class_token"}
+        facts |= {"Z": extras["channels"]}
+    else:
+        facts = {name: extras[name] for name in ("W", "N", "tied_output")}
+        facts["transform"] = read.family == "bert"
+    params = read.params if extras.get("query_bias", True) else _biased(read.params)
+    return Trained(path, kind, params, read.model, facts, extras, pretrained.show(read))
+
+
+def _biased(params: dict) -> dict:
+    """A published ViT without biases on queries, keys and values, with zeros for them: ours has all biases or none."""
+    blocks = params["blocks"]
+    zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)
+    score = blocks["score"] | {"bq_HK": zeros_MHK, "bk_HK": zeros_MHK}
+    return params | {"blocks": blocks | {"score": score, "value": blocks["value"] | {"bv_HK": zeros_MHK}}}
+
+
+def _llama2c(path: pathlib.Path) -> Trained:
+    found = llama2c.read(path)
+    read = pretrained.interpret({"model_type": "llama", **found.settings}, found.tensors, path)
+    # run.c of llama2.c knows no others, and ends a text where the next one would begin
+    read.extras["ids"] = {
+        "bos_token_id": llama2c_tokenizer.BOS,
+        "eos_token_id": [llama2c_tokenizer.EOS, llama2c_tokenizer.BOS],
+    }
+    if found.interleaved:
+        read.model["relation"] = "rotary"
+    return _published(path, read)
+
+
+def expect(made: Trained, *kinds: str) -> None:
+    """UserError unless the model is of one of these kinds (the first names what is needed), and has a head."""
+    wanted = DOES[kinds[0]]
+    if made.kind not in kinds:
+        does = DOES[made.kind] if made.kind in DOES else f"is of the experiment {made.kind}"
+        raise errors.UserError(f"a model that {wanted} is needed here, and the one in {made.path} {does}")
+    if made.extras.get("headless"):
+        raise errors.UserError(f"the model in {made.path} ends before its head, and one that {wanted} is needed here")
+
+
+def fields(made: Trained, defaults: Mapping[str, Any]) -> Any:
+    """The section `model` of the config that the model was made with; what it does not say is as in `defaults`."""
+    return _Section({**defaults, **made.model})
+
+
+class _Section:
+    """Values by name, as a config's section has them."""
+
+    def __init__(self, values: dict[str, Any]):
+        vars(self).update(values)
+
+
+def checked(made: Trained, init: Callable[[jax.Array], dict]) -> dict:
+    """The parameters, if they are those of a model made by `init`, and numbers. UserError that lists what is not."""
+    expected = jax.eval_shape(init, jax.random.key(0))
+    found = flat(made.params)
+    faults = differences(found, flat(expected))
+    if faults:
+        raise errors.UserError(f"{made.path} does not hold the model that its config.json describes: {listed(faults)}")
+    finite(made.path, found)
+    return made.params
+
+
+def finite(path: pathlib.Path, found: Mapping[str, np.ndarray]) -> None:
+    """UserError for parameters, by their paths, that are not all finite numbers; `path` is where they come from."""
+    wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
+    if wrong:
+        hold = f"holds values that are not finite numbers{f', and so do {len(wrong) - 1} more' if wrong[1:] else ''}"
+        raise errors.UserError(f"{path} is damaged: {wrong[0]} {hold}")
+
+
+def flat(tree: Any) -> dict[str, Any]:
+    """The leaves by their paths."""
+    return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """What keeps parameters, by their paths, from being those expected: missing, left over, of another shape."""
+    faults = [f"{path} {leaf.shape} is missing" for path, leaf in expected.items() if path not in found]
+    faults += [f"{path} {leaf.shape} is left over" for path, leaf in found.items() if path not in expected]
+    both = {path: (found[path].shape, expected[path].shape) for path in found.keys() & expected.keys()}
+    return faults + [f"{path} has shape {a} and not {b}" for path, (a, b) in sorted(both.items()) if a != b]
+
+
+def listed(faults: list[str], most: int = 24) -> str:
+    """The first `most` in one sentence, and how many more there are."""
+    return "; ".join(faults[:most] + ([f"and {len(faults) - most} more"] if len(faults) > most else []))
+
+
+def words(made: Trained) -> vocabulary.Vocabulary:
+    """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
+    W, files = made.facts["W"], tokenizers(made)
+    # of several tokenizers of llama2.c, the one with so many words
+    own = files and files[0].name == f"tok{W}.bin"
+    found = vocabulary.read(files[0] if own else folder_of(made))
+    if found.size > W:
+        raise errors.UserError(f"the tokenizer at {made.path} has {found.size} words, and the model {W}")
+    return found
+
+
+def ends(made: Trained, words: vocabulary.Vocabulary) -> list[int]:
+    """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
+
+    A beginning ends the text before it, as where the texts that a model learned from stood one after another.
+    """
+    said = made.extras.get("ids", {}).get("eos_token_id", [])
+    found = [id for id in (said if isinstance(said, list) else [said]) if id < made.facts["W"]]
+    return list(dict.fromkeys(found or [id for id in (words.eos, words.bos) if id is not None]))
+
+
+def folder_of(made: Trained) -> pathlib.Path:
+    """Where the model's other files are."""
+    return made.path if made.path.is_dir() else made.path.parent
+
+
+def tokenizers(made: Trained) -> list[pathlib.Path]:
+    """The files there that may hold the model's words; of several, that of its own number of words comes first."""
+    own = f"tok{made.facts.get('W')}.bin" if made.path.is_file() else ""
+    found = [file for pattern in vocabulary.FILES for file in sorted(folder_of(made).glob(pattern)) if file.is_file()]
+    return sorted(found, key=lambda file: file.name != own)

@@ -1,0 +1,79 @@
+"""The live line of a whole study: which program is under way, how much is done, how long the rest will take."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from experiments.engine import pace
+from experiments.studies import preparing
+
+
+class Progress(pace.Line):
+    """The line of a study. Work is counted in FLOPs."""
+
+    def __init__(self, waiting: Sequence[preparing.Checked]):
+        """waiting: the programs that are still to be trained."""
+        self._waiting, self._current, self._step, self._loss, self._later = waiting, 0, 0, "", (0.0, 0.0)
+        super().__init__("{desc}", total=sum(one.work for one in waiting))
+        self._known = self._pace  # of the newest program that tells something; self._pace is of the one under way
+        self._around: list[float] = []  # of each program that is done, the seconds beside its training
+        self._began = time.perf_counter()
+
+    def begin(self, number: int) -> None:
+        """The program of this number is made ready and compiled from here on."""
+        self._current, self._step, self._loss = number, 0, ""
+        later = [one.ahead(0) for one in self._waiting[number + 1 :]]
+        self._later = sum(steps for steps, _ in later), sum(evaluations for _, evaluations in later)
+        self._pace, self._began = pace.Pace(), time.perf_counter()
+        self._bar.set_description_str(self._where(), refresh=False)
+        self._bar.set_postfix_str(f"compiling, {self._ahead()}")
+
+    def go_on(self, step: int) -> None:
+        """The program begins behind this step: those before it were taken earlier."""
+        self._bar.update(self._waiting[self._current].step * (step - self._step))
+        self._step = step
+
+    def advance(self, step: int, loss: float | None) -> None:
+        """A step is done; the mean loss of the rows, where it was fetched."""
+        one = self._waiting[self._current]
+        self._pace.step(one.step)
+        if self._pace.steps.recent() is not None:
+            self._known = self._pace
+        done, self._step = one.step * (step - self._step), step
+        if loss is not None:
+            self._loss = f", loss {loss:.4f}"
+        told = f"step {step:,}/{one.steps:,}{self._loss}, {self._ahead()}"
+        self._show(told, done=done, plain=f"{self._where()}: {told}" if loss is not None else "")
+
+    def end(self) -> None:
+        """The program under way is done, with its results."""
+        self._around.append(self._beside())
+
+    def left(self) -> float | None:
+        """Seconds that steps and evaluations of all programs still take; None before two steps of this session."""
+        (steps, evaluations), later = self._waiting[self._current].ahead(self._step), self._later
+        return self._known.left(steps + later[0], evaluations + later[1])
+
+    def compiling(self) -> float:
+        """Seconds that the programs after this one take beside their training: as long as those before them, or as
+        this one so far. What is compiled for the first time takes longest."""
+        each = statistics.median(self._around) if self._around else self._beside()
+        return each * (len(self._waiting) - self._current - 1)
+
+    def _beside(self) -> float:
+        """Of this program's seconds, those in which it was not trained: of data, compilation, saves, results."""
+        return time.perf_counter() - self._began - self._pace.steps.seconds - self._pace.evaluations.seconds
+
+    def _where(self) -> str:
+        return f"{self._current + 1} of {len(self._waiting)}, {self._waiting[self._current].program.name}"
+
+    def _ahead(self) -> str:
+        """What is left, for a person."""
+        known, more = self.left(), len(self._waiting) - self._current - 1
+        left = f"{pace.clock(known)} left"
+        return f"{left}, and {pace.clock(self.compiling())} to compile {more} more" if more and known else left
+
+    def timed(self, evaluate: Callable) -> Callable:
+        """`evaluate` of the program under way, whose seconds tell how long those to come will take."""
+        one = self._waiting[self._current]
+        return self._pace.timed(evaluate, one.step * one.evaluation)

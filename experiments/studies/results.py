@@ -1,0 +1,83 @@
+"""What is left of every run of a study: summary.json, and an example of its attention."""
+
+import pathlib
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.engine import checkpoint, cost, log, loop, mesh, train, workdir
+from experiments.studies import attention, initial, preparing
+from tfm import shapes
+
+
+def write(
+    ready: preparing.Ready,
+    state: train.State,
+    final: dict[str, np.ndarray],
+    folder: pathlib.Path,
+    *,
+    measure: bool,
+    begun: list[initial.Sketch],
+    seconds: dict[str, float],
+    before: Callable[[], None],
+) -> None:
+    """summary.json of every run, the last of what says that it is finished; of the first seed maps.npz.
+
+    measure: look at attention too. begun: with which values, by row. seconds: wall_seconds, the run's share, and
+    compile_seconds, of the program. before: called before each run's; what it raises ends it.
+    """
+    rows, task, common = ready.program.rows, ready.together.task, _common(ready, state)
+    taken_R = jax.device_get(state.step)
+    look = attention.looking(task) if measure and task.maps else None
+    for r, row in enumerate(rows):
+        before()
+        params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
+        found, maps = look(params) if look else ({}, None)
+        own = {
+            "condition": row.condition,
+            "arm": row.arm,
+            "seed": row.seed,
+            "params_sha256": checkpoint.digest(params),
+            **{f"{loop.EVAL}{name}": log.finite(column[r]) for name, column in final.items()},
+            "diverged_at": None if taken_R[r] == ready.made.steps else int(taken_R[r]) + 1,
+            "training_crc32": crc32(ready.tasks[row.seed].train[0]),
+            "initial": begun[r],
+        }
+        if maps is not None and row.seed == rows[0].seed:
+            attention.save(folder / row.name / "maps.npz", maps)
+        attended = {"attention": found} if found else {}
+        workdir.write_json(folder / row.name / "summary.json", own | common | seconds | attended)
+
+
+def _common(ready: preparing.Ready, state: train.State) -> dict[str, Any]:
+    """What the runs of a program have alike."""
+    task, devices = ready.together.task, ready.together.mesh
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
+    tokens = ready.made.growth.sizes[0] * task.tokens_per_example
+    return {
+        "experiment": ready.program.rows[0].settings.experiment,
+        "steps": ready.made.steps,
+        "params": shapes.total(params),
+        "flops_per_token": cost.flops(task.measure, params, task.train[0], None) / tokens,
+        **{f"baseline/{name}": value for name, value in task.baseline.items()},
+        "guess": dict(task.guess),
+        "data": ready.said,
+        "evaluation_crc32": crc32(task.evaluation[0]) ^ crc32(task.evaluation[-1]) ^ len(task.evaluation),
+        "together": len(ready.program.rows),
+        "devices": devices.size,
+        "device": mesh.describe(devices),
+        "backend": mesh.backend(devices),
+        "versions": mesh.versions(),
+        "commit": workdir.commit(),
+    }
+
+
+def crc32(batch: dict[str, np.ndarray]) -> int:
+    """A digest of a batch: names and numbers."""
+    found = 0
+    for name, array in sorted(batch.items()):
+        found = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), found))
+    return found

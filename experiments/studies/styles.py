@@ -1,0 +1,68 @@
+"""How an arm looks in every figure, its colour, line and marker safe for the colour-blind; and names fit to show."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.engine import figures
+from experiments.studies import study as studies
+
+# Okabe and Ito's palette without its yellow, which is too light for lines; black is the reference's.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Of the arms, which are drawn on top of the reference's whole line, and show it where they lie on it. As many lines,
+# markers and colours as have no common divisor: no two of the first 35 arms differ in colour alone.
+LINES = ((0, (5, 2)), (0, (2, 1.2)), "-.", (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+MARKERS = "sD^vPX*"
+LONGEST = 28  # letters of a name in a figure
+
+
+class Style(NamedTuple):
+    colour: str
+    line: Any  # as matplotlib has it: a word, or (offset, lengths)
+    marker: str
+    width: float
+    label: str
+    turn: int  # the arm's number: at which steps its markers are, so that lines on one another show those of all
+
+
+def of(study: studies.Study) -> dict[str, Style]:
+    """Arm -> its style, the same in all figures of the study. 35 arms beside the reference are told apart."""
+    others = [arm.name for arm in study.arms if arm.name != study.reference]
+    found = {study.reference: Style("black", "-", "o", 2.4, f"{label(study.reference)} (reference)", 0)}
+    for i, name in enumerate(others):
+        colour, line, marker = (each[i % len(each)] for each in (COLOURS, LINES, MARKERS))
+        found[name] = Style(colour, line, marker, 1.5, label(name), i + 1)
+    return {arm.name: found[arm.name] for arm in study.arms}
+
+
+def label(name: str) -> str:
+    """The name in one line, with letters that a figure cannot show as their code, and a long end cut."""
+    cut = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+    return "".join(figures.visible(letter) for letter in cut).replace("␣", " ")
+
+
+def file_names(names: Iterable[str]) -> dict[str, str]:
+    """Name -> a part of a file's name, of plain letters, different for each."""
+    found: dict[str, str] = {}
+    for i, name in enumerate(names, 1):
+        plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:40]
+        taken = plain.lower() in map(str.lower, found.values())
+        found[name] = f"{plain}_{i}" if taken or not plain else plain
+    return found
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most `most` indices below `count`, evenly spread from the first to the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
+
+
+def legend(drawing: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend below all panels. Labels are set afterwards: one that begins with _ would be left out."""
+    columns = max(1, min(len(labels), 4))
+    made = drawing.legend(
+        handles, [str(i) for i in range(len(labels))], loc="outside lower center", ncols=columns, frameon=False
+    )
+    for words, text in zip(made.get_texts(), labels, strict=True):
+        words.set(text=text, **figures.LITERAL)

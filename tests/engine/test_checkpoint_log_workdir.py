@@ -1,0 +1,397 @@
+"""What a run leaves on disk, and that the same folder again goes on to the same last bit."""
+
+import hashlib
+import json
+import math
+import shutil
+import struct
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from tensorboardX.proto import event_pb2
+
+from experiments.data import images
+from experiments.engine import batches, checkpoint, cost, errors, job, log, pace, train, workdir
+from experiments.engine import mesh as meshes
+from experiments.engine import plan as plans
+from tfm import loss
+
+STEPS, SAVE, LOG, EVALUATE = 9, 3, 1, 4
+SETTINGS = {
+    "train__steps": STEPS,
+    "train__save_every": SAVE,
+    "train__log_every": LOG,
+    "train__evaluate_every": EVALUATE,
+}
+SUMMARY = "experiment steps params params_sha256 eval/loss eval/accuracy wall_seconds compile_seconds"
+SUMMARY += " tokens_per_second devices backend versions"  # the contract of a run
+
+
+class Stopped(Exception):
+    """The machine goes away."""
+
+
+# The digest
+
+
+def test_the_digest_is_over_names_and_bytes_in_sorted_order():
+    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32)
+    expected = hashlib.sha256(b"head/G_CD" + a.tobytes() + b"head/b_C" + b.tobytes()).hexdigest()
+    tree = {"head": {"b_C": jnp.asarray(b), "G_CD": jnp.asarray(a)}}
+    assert checkpoint.digest(tree) == expected
+    assert checkpoint.digest({"head": {"G_CD": a.T.copy().T, "b_C": b}}) == expected  # whatever the memory's order
+    replicated = jax.device_put(tree, meshes.replicated(meshes.make(data=8)))
+    assert checkpoint.digest(replicated) == expected
+    both = hashlib.sha256(b"head 2/b_C" + b.tobytes() + b"head/G_CD" + a.tobytes()).hexdigest()
+    assert checkpoint.digest({"head": {"G_CD": a}, "head 2": {"b_C": b}}) == both  # whole names, not level by level
+    others = [{"head": {"G_CD": a, "c_C": b}}, {"head": {"G_CD": a, "b_C": np.nextafter(b, 2)}}, {"head": {"G_CD": a}}]
+    assert len({checkpoint.digest(other) for other in others} | {expected}) == 4
+
+
+# The log
+
+
+def test_rows_after_the_start_are_taken_back(tmp_path):
+    writer = log.Log(tmp_path, start=0)
+    for step in (1, 2, 3, 4):
+        writer.write(step, {"train/loss": step / 2})
+    writer.close()
+    writer = log.Log(tmp_path, start=2)
+    writer.write(3, {"train/loss": math.nan, "train/accuracy": math.inf})
+    writer.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 1.0}\n'
+        '{"step": 3, "train/loss": null, "train/accuracy": null}\n'
+    )
+    assert log.read(tmp_path)[1:] == [
+        {"step": 2, "train/loss": 1.0},
+        {"step": 3, "train/loss": None, "train/accuracy": None},
+    ]
+    assert {file.name for file in tmp_path.iterdir()} == {"metrics.jsonl", "events"}
+
+
+def test_a_line_that_was_cut_off_is_survived(tmp_path):
+    assert log.read(tmp_path) == []
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 3.0}\n{"step": 2, "tra')
+    assert log.read(tmp_path) == [{"step": 1, "train/loss": 3.0}]
+    writer = log.Log(tmp_path, start=1)
+    writer.write(2, {"train/loss": 2.0})
+    writer.close()
+    assert [row["train/loss"] for row in log.read(tmp_path)] == [3.0, 2.0]
+
+
+def scalars(folder):
+    """{(tag, step): value} of the TensorBoard events, and the steps at which a session said that it starts."""
+    found, starts = {}, []
+    for file in sorted((folder / "events").iterdir()):
+        content, at = file.read_bytes(), 0
+        while at < len(content):
+            (size,) = struct.unpack_from("<Q", content, at)
+            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
+            at += 16 + size  # the size, its checksum, the event, its checksum
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            starts += [event.step] if event.HasField("session_log") else []
+    return found, starts
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    for start, steps in ((0, (1, 2)), (2, (3,))):
+        writer = log.Log(tmp_path, start=start)
+        for step in steps:
+            writer.write(step, {"train/loss": step / 2, "eval/accuracy": 0.25})
+        writer.close()
+    found, starts = scalars(tmp_path)
+    assert found == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
+    assert starts == [3]  # from here on, what an earlier session wrote does not count
+
+
+def test_the_plain_progress_line(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: now)
+    progress = log.Progress(start=10, steps=100, tokens_per_step=1000, flops_per_step=60, peak=100.0)
+    for step, value in ((11, 3.0), (12, None), (13, 0.12345)):  # steps of 4 s; a line at most every 10 s
+        now += 4
+        progress.advance(step, value)
+        if step == 11:
+            progress.pause()
+            now += 6  # an evaluation
+            progress.resume()
+    progress.close()
+    # 1000 tokens in 4 s; 60 FLOP in 4 s are 15 % of 100 FLOP/s; 87 steps of 4 s are 5 min 48 s.
+    told = "step 13/100: 05:48 left, loss 0.1235, 250 tokens/s, 15 % of matrix-product speed\n"
+    assert capsys.readouterr().out == told
+    assert progress.tokens_per_second() == 250
+
+
+# A run and its folder
+
+
+def shifted_images():
+    """Linear classification of 20 images, each moved by up to a pixel: two and a half batches of 8 are an epoch."""
+    rng = np.random.default_rng(0)
+    image_BYXZ, label_B = rng.integers(0, 256, (31, 5, 5, 1), np.uint8), rng.integers(0, 3, 31).astype(np.int32)
+    mean_Z, std_Z = images.statistics(image_BYXZ)
+    fetch, n = images.examples(image_BYXZ[:20], label_B[:20], mean_Z=mean_Z, std_Z=std_Z, shift=1)
+    fetch_evaluation, n_evaluation = images.examples(image_BYXZ[20:], label_B[20:], mean_Z=mean_Z, std_Z=std_Z)
+
+    def measure(params, batch, key, layout=None):
+        logits_BC = batch["image_BYXZ"].reshape(-1, 25) @ params["G_CD"].T
+        answer = logits_BC, batch["label_B"], batch["weight_B"]
+        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
+
+    return train.Task(
+        init=lambda key: {"G_CD": 0.1 * jax.random.normal(key, (3, 25))},
+        measure=measure,
+        train=batches.train(fetch, n=n, batch=8, seed=0),
+        evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=8),
+        tokens_per_example=25,
+        baseline={"accuracy": 0.3},
+    )
+
+
+def run(folder, *, figures=lambda params, folder, rows: [], **changes):
+    """A run of the task above with the settings above."""
+    settings = tiny.settings("vision", model=False, train__batch_size=8, **(SETTINGS | changes))
+    assert settings.experiment == "vision"  # as the launcher, which reads it
+    return job.run(settings, folder, job.Work(shifted_images(), figures), job.devices(settings))
+
+
+def stop_before(monkeypatch, step):
+    """The run dies when it asks for the batch of this step."""
+    whole = batches.iterate
+
+    def iterate(dataset, *, start):
+        for n, batch in enumerate(whole(dataset, start=start), start + 1):
+            if n == step:
+                raise Stopped
+            yield batch
+
+    monkeypatch.setattr(batches, "iterate", iterate)
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def quick_peak(monkeypatch):
+    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folder of a run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "straight"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        run(folder)
+    return folder
+
+
+def test_what_a_run_writes(straight):
+    names = {file.name for file in straight.iterdir()}
+    assert names == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "events", "figures"}
+    assert {file.name for file in (straight / "checkpoints").iterdir()} == {"6", "9"}  # keep = 2
+    rows = log.read(straight)
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))
+    assert [row["step"] for row in rows if "eval/loss" in row] == [4, 8, 9]
+    assert {(f"train/{name}", 9) for name in ("loss", "accuracy", "gradient_norm", "learning_rate")} | {
+        ("eval/loss", 9),
+        ("eval/accuracy", 4),
+    } <= scalars(straight)[0].keys()
+    saved = json.loads((straight / "config.json").read_text())
+    assert saved.keys() == {"config", "versions", "devices", "commit"} and saved["devices"] == "8 x cpu"
+    assert saved["config"]["train"]["steps"] == STEPS and saved["config"]["model"]["K"] == 32  # derived: 128 // 4
+    assert saved["versions"] == meshes.versions() and saved["versions"]["jax"] == jax.__version__
+
+
+def test_the_summary_keeps_the_contract(straight):
+    found = summary(straight)
+    assert found.keys() >= set(SUMMARY.split())
+    assert (found["experiment"], found["steps"], found["params"], found["devices"]) == ("vision", STEPS, 75, 8)
+    assert found["backend"] == jax.default_backend() and found["versions"] == meshes.versions()
+    assert found["baseline/accuracy"] == 0.3
+    assert 0 < found["compile_seconds"] < found["wall_seconds"] and found["tokens_per_second"] > 0
+    last = log.read(straight)[-1]
+    assert last == {"step": STEPS, "eval/loss": found["eval/loss"], "eval/accuracy": found["eval/accuracy"]}
+
+
+def test_the_summary_is_about_the_last_parameters(straight):
+    task = shifted_images()
+    saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
+    like = plans.plan(tiny.settings("vision", model=False, train__batch_size=8, **SETTINGS), task, meshes.make(data=8))
+    fresh = train.initial_state(task, like.optimiser, seed=0, mesh=like.mesh)
+    step, last = saves.resume(fresh, fall_back=False)
+    assert step == STEPS
+    saves.close()
+    assert int(last.step) == STEPS
+    assert summary(straight)["params_sha256"] == checkpoint.digest(last.params) != checkpoint.digest(fresh.params)
+    assert summary(straight)["eval/loss"] == train.evaluator(task, like.mesh)(last.params)["loss"]
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 9])
+def test_stopped_and_resumed_is_straight_to_the_last_bit(tmp_path, straight, monkeypatch, capsys, step):
+    """Stopped before the first save, right behind one, between two, before the last step; epochs end at 2.5, 5, 7.5."""
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_before(patch, step)
+        with pytest.raises(Stopped):
+            run(folder)
+    assert not (folder / "summary.json").exists()
+    run(folder)
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    assert log.read(folder) == log.read(straight)
+    saved = (step - 1) // SAVE * SAVE
+    said = capsys.readouterr().out
+    assert (f"resuming {folder} at step {saved}" in said) == (saved > 0)
+
+
+def test_resumed_on_another_number_of_devices(tmp_path, straight, monkeypatch, capsys):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_before(patch, 5)
+        with pytest.raises(Stopped):
+            run(folder, mesh__data=8)
+    run(folder, mesh__data=1, train__log_every=2, train__keep=1)
+    assert "it was trained on 8 x cpu, now 1 x cpu: numbers may differ in the last bits" in capsys.readouterr().out
+    assert summary(folder)["devices"] == 1
+    assert json.loads((folder / "config.json").read_text())["config"]["mesh"]["data"] == 1
+    rows = [row for row in log.read(folder) if row["step"] > SAVE and "train/loss" in row]
+    assert [row["step"] for row in rows] == [4, 6, 8, 9]
+    expected = {row["step"]: row["train/loss"] for row in log.read(straight) if "train/loss" in row}
+    assert [row["train/loss"] for row in rows] == pytest.approx([expected[row["step"]] for row in rows], rel=1e-5)
+
+
+def test_stopped_after_the_last_step_only_the_result_is_made(tmp_path, straight):
+    def broken(params, folder, rows):
+        raise Stopped
+
+    folder = tmp_path / "run"
+    with pytest.raises(Stopped):
+        run(folder, figures=broken)
+    assert not (folder / "summary.json").exists()
+    run(folder)
+    same = ("params_sha256", "eval/loss", "eval/accuracy", "steps")
+    assert {k: summary(folder)[k] for k in same} == {k: summary(straight)[k] for k in same}
+    assert log.read(folder) == log.read(straight)
+
+
+def contents(folder):
+    return {str(file): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def test_a_finished_run_says_so_and_does_nothing(straight, capsys):
+    before = contents(straight)
+    for changes in ({}, {"mesh__data": 2, "train__keep": 1}):
+        run(straight, figures=None, **changes)
+        said = capsys.readouterr().out
+        assert f"{straight} holds a finished run: nothing to do" in said and "summary.json" in said
+        assert "FLOP" not in said
+    assert contents(straight) == before
+
+
+def damage(checkpoint_folder):
+    """Another byte in its largest file."""
+    file = max((file for file in checkpoint_folder.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def test_a_finished_run_whose_newest_checkpoint_is_damaged_says_so_and_is_redone_when_asked(
+    tmp_path, straight, monkeypatch, capsys
+):
+    """Also where that is broken off: the summary still tells of a result, and the same command goes on."""
+    folder = shutil.copytree(straight, tmp_path / "run")
+    damage(folder / "checkpoints" / "9")
+    before = contents(folder)
+    with pytest.raises(errors.UserError) as caught:
+        run(folder)
+    assert str(caught.value).startswith(f"the checkpoint {folder / 'checkpoints' / '9'} is damaged: state/")
+    assert str(caught.value).endswith("--config.resume=latest_valid goes on from the newest valid one before it")
+    assert contents(folder) == before and "nothing to do" not in capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        stop_before(patch, 8)
+        with pytest.raises(Stopped):
+            run(folder, resume="latest_valid")
+    assert summary(folder) == summary(straight)
+    run(folder)
+    assert f"resuming {folder} at step 6" in capsys.readouterr().out
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    assert log.read(folder) == log.read(straight)
+    assert {file.name for file in (folder / "checkpoints").iterdir()} == {"6", "9", "9.damaged"}
+    run(folder)
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_a_finished_run_of_which_a_drive_lacks_some_files_makes_them_again(tmp_path, straight, capsys):
+    folder = shutil.copytree(straight, tmp_path / "run")
+    (folder / "checkpoints" / "9" / "state" / "_METADATA").unlink()
+    run(folder)
+    assert "9 is damaged: state/_METADATA is missing; it is put aside, and step 6 is taken" in capsys.readouterr().out
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    (folder / "checkpoints" / "9" / "state" / "_METADATA").unlink()
+    shutil.rmtree(folder / "checkpoints" / "6")
+    with pytest.raises(errors.UserError, match="there is no other one"):  # a result is not given up by itself
+        run(folder)
+
+
+def test_a_finished_run_whose_newest_checkpoint_is_missing_says_so(tmp_path, straight):
+    folder = shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints" / "9")
+    with pytest.raises(errors.UserError, match="lacks the checkpoint of step 9, .*latest_valid goes on from step 6$"):
+        run(folder)
+    run(folder, resume="latest_valid")
+    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+
+
+def test_a_finished_run_without_a_valid_checkpoint_keeps_its_result(tmp_path, straight):
+    folder = shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints" / "6")
+    damage(folder / "checkpoints" / "9")
+    before = contents(folder)
+    with pytest.raises(errors.UserError, match="9 is damaged: .*; there is no other one: choose another --workdir"):
+        run(folder)
+    with pytest.raises(errors.UserError, match="no checkpoint is valid, choose another --workdir; the newest: "):
+        run(folder, resume="latest_valid")
+    assert {name: content for name, content in contents(folder).items() if "config" not in name} == {
+        name: content for name, content in before.items() if "config" not in name
+    }
+    shutil.rmtree(folder / "checkpoints")
+    assert run(folder).params is None  # who took them away needs none
+
+
+def test_another_config_is_refused_with_both_values(straight):
+    before = contents(straight)
+    with pytest.raises(errors.UserError) as caught:
+        run(straight, seed=7, optim__learning_rate=0.5, mesh__data=2)
+    sentence = str(caught.value)
+    assert str(straight) in sentence and "optim.learning_rate (0.001 -> 0.5), seed (0 -> 7)" in sentence
+    assert "mesh" not in sentence.partition("; what may: ")[0] and "\n" not in sentence
+    assert contents(straight) == before
+
+
+def test_what_may_change_on_resume_exists():
+    keys = tiny.config.flat(tiny.base.get_config().to_dict())
+    for right in workdir.MAY_CHANGE:
+        assert right in keys or (right.endswith(".") and any(key.startswith(right) for key in keys)), right
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"config": 3}', '{"config": {"seed": '])
+def test_a_damaged_config_is_not_resumed(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(errors.UserError, match="config.json is damaged"):
+        workdir.enter(tmp_path, {"seed": 0, "train": {"steps": 1}})
+    assert (tmp_path / "config.json").read_text() == content
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path):
+    file = tmp_path / "a.json"
+    workdir.write_json(file, {"a": 1})
+    with pytest.raises(TypeError):
+        workdir.write_json(file, {"a": object()})
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert [left.name for left in tmp_path.iterdir()] == ["a.json"]

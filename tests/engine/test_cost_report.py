@@ -1,0 +1,167 @@
+"""FLOPs against the formulas of E29, the parameter table, and what --dry_run shows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from experiments.engine import cost, mesh, report
+from tfm.attention import mask, weights
+
+B, N, D, H, M, F, W = 2, 7, 12, 3, 5, 20, 256
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_bytes(tiny.TEXT)
+    return str(file)
+
+
+def task(text, **changes):
+    sizes = {"model__D": D, "model__H": H, "model__M": M, "model__F": F, "text__N": N}
+    return tiny.task_of(tiny.settings("language", text__source=text, **(sizes | changes)))
+
+
+def forward(task):
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    batch = {name: array[:B] for name, array in task.train[0].items()}
+    return cost.flops(task.measure, params, batch, None), params, batch
+
+
+def layer(*, K=D // H, projections=4):
+    """E29 for one layer and B sequences: projections, attention (logits and averages), MLP; two per multiply-add."""
+    T = B * N
+    return projections * 2 * T * D * H * K + B * 2 * 2 * H * N * N * K + 4 * T * D * F
+
+
+HEAD = 2 * B * N * D * W
+
+
+@pytest.mark.parametrize("unroll", [0, 1, 2])
+@pytest.mark.parametrize("remat", [False, True])
+def test_flops_are_those_of_the_formula_however_the_layers_are_run(text, unroll, remat):
+    counted, _, _ = forward(task(text, model__unroll=unroll, model__remat=remat))
+    assert counted == M * layer() + HEAD
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model__M": 1}, layer() + HEAD),
+        ({"model__K": 11}, M * layer(K=11) + HEAD),
+        ({"model__score": "tied"}, M * layer(projections=3) + HEAD),
+        ({"model__position": "sinusoidal", "model__norm": "token_plain", "model__bias": False}, M * layer() + HEAD),
+        ({"text__tied_output": True}, M * layer() + HEAD),
+        ({"text__objective": "masked"}, M * layer() + HEAD + 2 * B * N * D),  # one id more: the mask
+    ],
+)
+def test_flops_follow_the_variant(text, changes, expected):
+    assert forward(task(text, **changes))[0] == expected
+
+
+def test_the_backward_pass_costs_twice_the_forward_one_and_remat_one_more(text):
+    def gradient(task):
+        counted, params, batch = forward(task)
+        loss = jax.grad(lambda params: task.measure(params, batch, None)["loss"][0])
+        return cost.flops(loss, params), counted
+
+    whole, counted = gradient(task(text))
+    assert whole == 3 * counted
+    again, _ = gradient(task(text, model__remat=True))
+    assert 3 * counted < again <= 4 * counted
+
+
+def test_flops_of_nested_programs():
+    a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
+    product = 2 * 3 * 5 * 7
+    assert cost.flops(jnp.matmul, a, b) == product
+    assert cost.flops(jax.jit(lambda a, b: jax.jit(jnp.matmul)(a, b) + a @ b), a, b) == 2 * product
+    assert cost.flops(lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(11)), a, b) == 11 * product
+    assert cost.flops(jax.vmap(jnp.matmul, (0, None)), jnp.ones((4, 3, 5)), b) == 4 * product
+    assert cost.flops(jax.vmap(jnp.matmul), jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))) == 4 * product
+    assert cost.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
+
+
+def test_bytes_of_a_tree():
+    tree = {"a": jnp.ones((3, 5)), "b": (jax.ShapeDtypeStruct((7,), jnp.bfloat16), np.int8(1)), "c": None}
+    assert cost.tree_bytes(tree) == 60 + 14 + 1
+
+
+def test_the_peak_is_a_rate_that_products_reach():
+    assert 1e8 < cost.measured_peak(devices=mesh.make(data=1), repeats=1) < 1e15
+
+
+def test_the_parameter_table():
+    shape = jax.ShapeDtypeStruct
+    params = {
+        "blocks": {"mlp": {"W1_FD": shape((2, 700, 3), jnp.float32)}},
+        "head": {"b_C": shape((11,), jnp.float32)},
+    }
+    assert report.table(params) == "\n".join(
+        [
+            "  blocks/mlp/W1_FD  M=2 F=700 D=3  4,200",
+            "  head/b_C          C=11              11",
+            "  --------------------------------------",
+            "  total                            4,211",
+        ]
+    )
+
+
+def test_numbers_with_prefixes():
+    shown = {0: "0 B", 999: "999 B", 1000: "1 kB", 1.5e6: "1.5 MB", 1.23e9: "1.23 GB", 4e12: "4 TB", 5e15: "5 PB"}
+    assert {number: report.si(number, "B") for number in shown} == shown
+    assert report.si(5e18, "FLOP") == "5e+03 PFLOP"
+
+
+def test_the_result_block():
+    summary = {"experiment": "vision", "eval/loss": 0.5, "baseline/accuracy": 0.1, "wall_seconds": 12.34}
+    summary |= {"compile_seconds": 3.21, "tokens_per_second": 12345.6}
+    lines = report.result(summary, ["a.png", "b.json"]).splitlines()
+    assert [line.split() for line in lines[1:3]] == [["eval/loss", "0.5000"], ["baseline/accuracy", "0.1000"]]
+    assert "12.3 s, 3.2 s of it compiling" in lines[3] and "12,346 tokens/s" in lines[4]
+    assert [line.strip() for line in lines[5:]] == ["a.png", "b.json"]
+    summary["guess"] = {"accuracy": "always the first", "loss": "none such"}
+    assert report.result(summary, []).splitlines()[1:3] == [
+        "  eval/loss              0.5000",
+        "  baseline/accuracy      0.1000  always the first",
+    ]
+
+
+def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    config = tiny.config_file(tmp_path, "vision", image__patch=4, model__M=1, model__D=8, model__H=2)
+    outcome = tiny.run("--config", config, "--dry_run", "--workdir", str(tmp_path / "run"))
+    assert (outcome.code, outcome.err) == (0, "")
+    settings = tiny.settings("vision", image__patch=4, model__M=1)
+    params = jax.eval_shape(tiny.task_of(settings).init, jax.random.key(0))
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert report.table(params) in outcome.out
+    assert "FLOP per step (3 x forward) of 64 examples, 256 tokens" in outcome.out
+    words = outcome.out.split("bytes per device")[1].split()
+    shown = dict(zip(words, (" ".join(pair) for pair in zip(words[1:], words[2:], strict=False)), strict=False))
+    assert shown["parameters"] == shown["gradients"] == report.si(4 * numbers, "B")
+    moments = 2 * 4 * numbers + 2 * 4  # two per parameter, and two counts of steps
+    assert shown["optimiser"] == report.si(moments, "B")
+    assert "memory analysis of the compiled step" in outcome.out
+    held = (
+        4 * numbers + moments + 4 + 8 + 8 * (64 * 4 + 8)
+    )  # and the step, the key, 8 images of 8 x 8 with their labels
+    assert shown["arguments"].split()[1] == "kB"
+    assert 0.5 * held < 1000 * float(shown["arguments"].split()[0]) < 2 * held
+    assert float(shown["temporary"].split()[0]) > 0
+    assert not (tmp_path / "run").exists() and not list((tmp_path / "here").iterdir())
+
+
+def test_products_in_branches_count():
+    """Blockwise attention skips what is masked behind a condition: the dearest branch of each is what counts."""
+    x_BHNK = jnp.ones((1, 2, 64, 8))
+    one = {}
+    for name, way in weights.WAYS.items():
+        call = functools.partial(way, mask=mask.causal, scale=1.0)
+        one[name] = cost.flops(call, x_BHNK, x_BHNK, x_BHNK)
+    assert one["flash"] == one["explicit"] == 2 * 2 * 2 * 64 * 64 * 8

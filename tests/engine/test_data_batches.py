@@ -1,0 +1,333 @@
+"""A batch is a function of (seed, step), an evaluation sees everything once, and windows say what they promise."""
+
+import subprocess
+import sys
+
+import grain
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from experiments.data import windows
+from experiments.engine import batches, errors, growth
+
+SIZES = st.tuples(st.integers(1, 41), st.integers(1, 41)).map(sorted)  # batch <= n
+
+
+def numbers(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+    """Each example is its own number; the draw shows what the generator depends on."""
+    draw_B = np.zeros(len(index_B)) if rng is None else rng.random(len(index_B))
+    return {"index_B": index_B, "draw_B": draw_B, "weight_B": np.ones(len(index_B), np.float32)}
+
+
+def same(first: batches.Batch, second: batches.Batch) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
+
+
+@hypothesis.given(SIZES, st.integers(0, 2**32 - 1), st.integers(0, 3))
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_an_epoch_has_every_example_once(sizes, seed, epoch):
+    batch, n = sizes
+    dataset = batches.train(numbers, n=n, batch=batch, seed=seed)
+    first, last = epoch * n // batch, (epoch + 1) * n // batch
+    seen = np.concatenate([dataset[step]["index_B"] for step in range(first, last + 1)])
+    start = epoch * n - first * batch  # an epoch begins and ends inside a batch
+    assert sorted(seen[start : start + n]) == list(range(n))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    def order(seed, epoch):
+        return tuple(batches.train(numbers, n=101, batch=101, seed=seed)[epoch]["index_B"])
+
+    orders = {order(seed, epoch) for seed in range(3) for epoch in range(5)}
+    assert len(orders) == 15
+    assert tuple(range(101)) not in orders
+
+
+def test_a_batch_depends_on_seed_and_step_alone():
+    first, second = (batches.train(numbers, n=23, batch=5, seed=7) for _ in range(2))
+    backwards = {step: second[step] for step in (1000, 11, 4, 0)}
+    assert all(same(first[step], batch) for step, batch in backwards.items())
+    other = batches.train(numbers, n=23, batch=5, seed=8)
+    draws = {tuple(dataset[step]["draw_B"]) for dataset in (first, other) for step in (0, 1, 4, 1000)}
+    assert len(draws) == 8  # no two of the (seed, step) share their random numbers
+    assert len(first) > 10**12
+
+
+def test_training_refuses_what_makes_no_batch():
+    with pytest.raises(errors.UserError, match=r"4 examples.* 5"):
+        batches.train(numbers, n=4, batch=5, seed=0)
+    with pytest.raises(errors.UserError, match="at least 1"):
+        batches.train(numbers, n=4, batch=0, seed=0)
+    with pytest.raises(errors.UserError, match="seed"):
+        batches.train(numbers, n=4, batch=2, seed=-1)
+    assert batches.train(numbers, n=5, batch=5, seed=2**32 - 1)[0]["index_B"].shape == (5,)
+
+
+GROWTHS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 13)), min_size=1, max_size=3)  # steps between, size
+
+
+@hypothesis.given(GROWTHS, st.integers(1, 13), st.integers(13, 41), st.integers(0, 2**32 - 1))
+@hypothesis.settings(deadline=None, max_examples=20)
+def test_where_batches_grow_the_stream_of_examples_goes_on(gaps, batch, n, seed):
+    """The examples, joined, are those of batches of one; a batch has its size, and the numbers of its examples."""
+    pairs, expected, step = [], [], 0
+    for steps, size in gaps:
+        expected += [pairs[-1][1] if pairs else batch] * steps
+        step += steps
+        pairs.append([step, size])
+    expected += [pairs[-1][1]] * 5
+    dataset = batches.train(numbers, n=n, batch=batch, seed=seed, growth=pairs)
+    found = [dataset[step] for step in range(len(expected))]
+    assert [len(part["index_B"]) for part in found] == expected
+    ones = batches.train(numbers, n=n, batch=1, seed=seed)
+    joined = np.concatenate([part["index_B"] for part in found])
+    assert joined.tolist() == [int(ones[i]["index_B"][0]) for i in range(sum(expected))]
+    for epoch in range(len(joined) // n):
+        assert sorted(joined[epoch * n : (epoch + 1) * n]) == list(range(n))
+    assert all(np.array_equal(part["example_B"], part["index_B"]) for part in found)
+    assert {part["example_B"].dtype for part in found} == {np.dtype(np.int32)}
+    late = batches.iterate(dataset, start=gaps[0][0], threads=1)
+    assert all(same(next(late), dataset[gaps[0][0] + i]) for i in range(5))  # starting at the change
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1])
+def test_a_batch_is_that_of_a_plain_pipeline_and_until_it_grows_as_if_it_never_did(seed):
+    plain = grain.MapDataset.range(23).seed(seed).shuffle().repeat().batch(5).random_map(numbers)
+    never = batches.train(numbers, n=23, batch=5, seed=seed)
+    later = batches.train(numbers, n=23, batch=5, seed=seed, growth=[[13, 11]])
+    for step in (0, 1, 4, 5, 12, 13, 10**9):
+        expected = plain[step] | {"example_B": plain[step]["index_B"]}
+        assert same(never[step], expected) and same(later[step], expected) == (step < 13)
+    assert len({tuple(later[step]["draw_B"]) for step in (12, 13, 14)}) == 3
+
+
+def test_the_batch_sizes_of_a_growth():
+    sizes = growth.growth(4, [[3, 6], (5, 2)])
+    assert [sizes.size(step) for step in range(8)] == [4, 4, 4, 6, 6, 2, 2, 2]
+    assert [sizes.before(step) for step in range(8)] == [0, 4, 8, 12, 18, 24, 26, 28]
+    assert [sizes.reached(steps).sizes for steps in (1, 3, 4, 5, 6)] == [(4,), (4,), (4, 6), (4, 6), (4, 6, 2)]
+    assert growth.growth(4) == growth.growth(4, []) == ((0,), (4,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        ([[5, 8], [5, 9]], "must ascend from 1 on, and 5 comes after 5"),
+        ([[5, 8], [4, 9]], "must ascend from 1 on, and 4 comes after 5"),
+        ([[0, 8]], "must ascend from 1 on, and 0 comes after 0"),
+        ([[-1, 8]], "must ascend from 1 on, and -1"),
+        ([[5, 0]], "batches of 0 examples"),
+        ([[5, -8]], "batches of -8 examples"),
+        *(([pair], "no pair of whole numbers: write") for pair in (5, [5], [5, 8, 9], [5, 8.0], ["5", 8], [True, 8])),
+        *(([pair], "no pair of whole numbers: write") for pair in (None, {"5": 8, "6": 9}, [5, [8]], [], "58")),
+    ],
+)
+def test_what_is_no_growth(pairs, said):
+    with pytest.raises(errors.UserError) as caught:
+        batches.train(numbers, n=41, batch=4, seed=0, growth=pairs)
+    assert said in str(caught.value) and "train.growth" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_grown_batch_needs_as_many_examples():
+    with pytest.raises(errors.UserError, match="23 examples.* 24: make train.growth smaller"):
+        batches.train(numbers, n=23, batch=4, seed=0, growth=[[5, 24]])
+    assert len(batches.train(numbers, n=23, batch=4, seed=0, growth=[[5, 23]])[5]["index_B"]) == 23
+
+
+@hypothesis.given(st.integers(1, 41), st.integers(1, 13))
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_evaluation_has_every_example_once_in_order(n, batch):
+    dataset = batches.evaluation(numbers, n=n, batch=batch)
+    parts = [dataset[step] for step in range(len(dataset))]
+    assert len(parts) == -(-n // batch)
+    assert all(part["index_B"].shape == (batch,) for part in parts)
+    weight = np.concatenate([part["weight_B"] for part in parts])
+    index = np.concatenate([part["index_B"] for part in parts])
+    assert list(index[weight == 1]) == list(range(n))
+    assert weight.sum() == n and weight.dtype == np.float32
+    assert (index[weight == 0] == n - 1).all()
+
+
+def test_evaluation_blanks_only_weights_and_never_what_fetch_owns():
+    owned = np.ones((5, 3), np.float32)
+
+    def fetch(index_B, rng):
+        assert rng is None
+        return {"weight_BN": owned, "w_BN": owned}
+
+    last = batches.evaluation(fetch, n=7, batch=5)[1]
+    assert last["weight_BN"].tolist() == [[1] * 3] * 2 + [[0] * 3] * 3
+    assert last["w_BN"].all() and owned.all()
+    with pytest.raises(errors.UserError, match="not a single example"):
+        batches.evaluation(fetch, n=0, batch=5)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("start", [0, 4, 5, 10**9])  # 5 batches of 5 reach into the second epoch of 23
+def test_iterating_starts_anywhere(threads, start):
+    dataset = batches.train(numbers, n=23, batch=5, seed=3)
+    iterator = batches.iterate(dataset, start=start, threads=threads, buffer=4)
+    assert all(same(next(iterator), dataset[start + step]) for step in range(9))
+
+
+def test_iterating_a_finite_set_ends():
+    dataset = batches.evaluation(numbers, n=23, batch=5)
+    assert [batch["index_B"][0] for batch in batches.iterate(dataset, start=2)] == [10, 15, 20]
+    assert list(batches.iterate(dataset, start=5)) == []
+
+
+def test_an_interpreter_ends_quietly_in_the_middle_of_prefetching():
+    program = """
+import sys, time
+import numpy as np
+from experiments.data import batches
+
+def fetch(index_B, rng):
+    time.sleep(0.05)
+    return {"index_B": index_B}
+
+iterator = batches.iterate(batches.train(fetch, n=23, batch=5, seed=0), start=3, threads=2)
+next(iterator)
+sys.exit(7)
+"""
+    ended = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    noise = [line for line in ended.stderr.splitlines() if "Grain multiprocess worker profiling" not in line]
+    assert (ended.returncode, ended.stdout, noise) == (7, "", [])
+
+
+# Windows.
+
+TOKENS = st.integers(2, 13).flatmap(lambda N: st.tuples(st.just(N), st.integers(N + 1, 61)))  # N, T
+
+
+@hypothesis.given(TOKENS)
+@hypothesis.settings(deadline=None)
+def test_causal_training_windows_start_anywhere(sizes):
+    N, T = sizes
+    token_T = np.arange(T, dtype=np.int32) * 3
+    fetch, n = windows.causal(token_T, N=N)
+    assert n == T - N
+    batch = fetch(np.arange(n), np.random.default_rng(0))
+    assert {name: array.dtype for name, array in batch.items()} == {
+        "w_BN": np.int32, "target_BN": np.int32, "weight_BN": np.float32,
+    }  # fmt: skip
+    for start in range(n):
+        assert batch["w_BN"][start].tolist() == token_T[start : start + N].tolist()
+        assert batch["target_BN"][start].tolist() == token_T[start + 1 : start + N + 1].tolist()
+    assert (batch["weight_BN"] == 1).all() and batch["weight_BN"].shape == (n, N)
+
+
+@hypothesis.given(TOKENS, st.integers(1, 7))
+@hypothesis.settings(deadline=None)
+def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch):
+    N, T = sizes
+    token_T = np.arange(T, dtype=np.int32)
+    fetch, n = windows.causal_evaluation(token_T, N=N)
+    dataset = batches.evaluation(fetch, n=n, batch=batch)
+    arrays = [dataset[step] for step in range(len(dataset))]
+    asked = [part["target_BN"][part["weight_BN"] == 1] for part in arrays]
+    given = [part["w_BN"][part["weight_BN"] == 1] for part in arrays]
+    assert np.concatenate(asked).tolist() == list(range(1, T))
+    assert np.concatenate(given).tolist() == list(range(T - 1))
+    assert all(set(np.unique(part["weight_BN"])) <= {0, 1} for part in arrays)
+
+
+def test_masking_follows_the_rule():
+    T, N, W, ordinary, mask_id, rate = 40_009, 31, 13, 11, 12, 0.15
+    token_T = np.random.default_rng(1).integers(0, ordinary, T).astype(np.int32)
+    fetch, n = windows.masked(token_T, N=N, W=W, ordinary=ordinary, mask_id=mask_id, rate=rate)
+    assert n == T - N + 1
+    index_B = np.arange(0, n, N)
+    batch = fetch(index_B, np.random.default_rng(2))
+    w, target, hidden = batch["w_BN"], batch["target_BN"], batch["weight_BN"] == 1
+    assert (target == token_T[index_B[:, None] + np.arange(N)]).all()
+    assert (w[~hidden] == target[~hidden]).all() and (batch["weight_BN"][~hidden] == 0).all()
+    assert batch["valid_BS"].all() and batch["valid_BS"].dtype == bool
+    assert (w.dtype, target.dtype, batch["weight_BN"].dtype) == (np.int32, np.int32, np.float32)
+    # Shares within five standard deviations of a binomial.
+    count = hidden.sum()
+    assert abs(count / hidden.size - rate) < 5 * np.sqrt(rate * (1 - rate) / hidden.size)
+    wrong_share = 0.1 * (ordinary - 1) / ordinary  # a random token is the right one once in `ordinary` times
+    for found, share in (
+        (w[hidden] == mask_id, 0.8),
+        ((w[hidden] != mask_id) & (w[hidden] != target[hidden]), wrong_share),
+        (w[hidden] == target[hidden], 0.2 - wrong_share),
+    ):
+        assert abs(found.mean() - share) < 5 * np.sqrt(share * (1 - share) / count)
+    random = w[hidden & (w != mask_id) & (w != target)]
+    assert set(random) == set(range(ordinary))  # every ordinary token, never the special 11
+
+
+@hypothesis.given(TOKENS, st.integers(1, 7), st.integers(1, 7))
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_size(sizes, first, second):
+    N, T = sizes
+    token_T = np.arange(T, dtype=np.int32)
+    fetch, n = windows.masked_evaluation(token_T, N=N, W=T + 2, ordinary=T, mask_id=T + 1, rate=0.5)
+
+    def everything(batch):
+        dataset = batches.evaluation(fetch, n=n, batch=batch)
+        parts = [dataset[step] for step in range(len(dataset))]
+        return {name: np.concatenate([part[name] for part in parts])[:n] for name in parts[0]}
+
+    one, other = everything(first), everything(second)
+    assert same(one, other)
+    assert one["target_BN"][one["valid_BS"]].tolist() == list(range(T))
+    assert not one["weight_BN"][~one["valid_BS"]].any()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_row_of_small_integers_gives_the_same_batches(kind):
+    """Also where [MASK] is an id that they do not hold."""
+    N, W = 7, 257
+    token_T = np.random.default_rng(0).integers(0, 256, 61)
+    rule = {"W": W, "ordinary": 256, "mask_id": 256, "rate": 0.5}
+    for made in (
+        lambda token_T: windows.causal(token_T, N=N),
+        lambda token_T: windows.causal_evaluation(token_T, N=N),
+        lambda token_T: windows.masked(token_T, N=N, **rule),
+        lambda token_T: windows.masked_evaluation(token_T, N=N, **rule),
+    ):
+        (fetch, n), (small, m) = made(token_T.astype(np.int32)), made(token_T.astype(kind))
+        index_B = np.arange(n) % n
+        one, other = fetch(index_B, None), small(index_B, None)
+        assert (
+            n == m
+            and same(one, other)
+            and {k: v.dtype for k, v in one.items()} == {k: v.dtype for k, v in other.items()}
+        )
+
+
+def test_masked_evaluation_hides_different_places_in_different_windows():
+    token_T = np.zeros(7 * 31, np.int32)
+    fetch, n = windows.masked_evaluation(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5)
+    batch = fetch(np.arange(n), None)
+    assert len({row.tobytes() for row in batch["weight_BN"]}) == n == 7
+    reseeded, _ = windows.masked_evaluation(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5, seed=1)
+    assert not same(batch, reseeded(np.arange(n), None))
+
+
+def test_windows_refuse_too_few_tokens_and_wrong_rates():
+    settings = {"W": 7, "ordinary": 5, "mask_id": 6}
+    short = np.zeros(5, np.int32)
+    for cut, extra, N, needed in (
+        (windows.causal, {}, 5, 6),
+        (windows.causal_evaluation, {}, 5, 6),
+        (windows.masked, settings, 6, 6),
+        (windows.masked_evaluation, settings, 6, 6),
+    ):
+        with pytest.raises(errors.UserError, match=f"5 tokens.*{needed}"):
+            cut(short, N=N, **extra)
+        assert cut(np.zeros(needed, np.int32), N=N, **extra)[1] == 1
+    for rate in (0, -0.1, 1.1, float("nan")):
+        with pytest.raises(errors.UserError, match="rate"):
+            windows.masked(short, N=5, rate=rate, **settings)
+    with pytest.raises(errors.UserError, match="vocabulary of 7"):
+        windows.masked(short, N=5, W=7, ordinary=5, mask_id=7)
+
+
+def test_the_batches_are_grain_datasets():
+    assert isinstance(batches.train(numbers, n=5, batch=2, seed=0), grain.MapDataset)
+    assert isinstance(batches.evaluation(numbers, n=5, batch=2), grain.MapDataset)

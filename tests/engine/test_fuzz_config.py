@@ -1,0 +1,382 @@
+"""Whatever a config says, it is accepted or refused in one sentence: random edits on the real path of the launcher."""
+
+import json
+import math
+import pathlib
+
+import fuzz
+import hypothesis
+import numpy as np
+import pytest
+import tiny
+from hypothesis import strategies as st
+
+from configs import base
+from experiments import vision
+from experiments.engine import config as configs
+from experiments.engine import cost, errors, job, memory, train, workdir
+from experiments.studies import study
+
+DEFAULTS = configs.flat(base.get_config().to_dict())
+SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1}
+SMALL |= {"train.evaluate_batch": 64, "train.log_every": 1}
+NAMES = {  # of what is chosen by name, all or some
+    "experiment": "language vision synthetic translation masked_image convolution sample classify fill export ablation",
+    "device": "any cpu gpu tpu",
+    "resume": "latest latest_valid",
+    "family": "gpt2 bert vit llama",
+    "model.score": "none tied tied_keynorm tied_wide pairwise identity_query l2_tied asymmetric constant",
+    "model.scale": "1/sqrt(K) 1/sqrt(D) 1",
+    "model.value": "low_rank full_rank identity",
+    "model.norm": "token token_plain rms batch instance",
+    "model.mlp": "relu gelu gelu_tanh two_hidden_relu swiglu",
+    "model.position": "learned sinusoidal learned_concatenated none",
+    "model.relation": "none rotary rotary_halves relative buckets alibi",
+    "model.block": "pre_norm post_norm",
+    "model.attention": "explicit flash fused",
+    "model.compute_dtype": "float32 bfloat16",
+    "text.objective": "causal prefix masked",
+    "text.tokenizer": "bytes characters",
+    "text.source": "docstrings",
+    "image.head": "pooled class_token",
+    "synthetic.task": "ring previous reachability beats membership nearest",
+    "optim.name": "adamw muon",
+    "optim.schedule": "cosine linear constant wsd",
+    "optim.batch_rule": "none linear sqrt",
+    "train.nan": "abort skip",
+    "train.keep_best": "eval/loss eval/accuracy",
+}
+KEYS = st.sampled_from(sorted(DEFAULTS))
+TRAINED = KEYS.filter(lambda key: key.startswith(("model.", "train.", "optim.")))  # what every experiment looks at
+ABSURD = st.one_of(
+    st.sampled_from([10**9, 2**31 - 1, 2**31, 2**32, 10**12, 2**63, 10**30]).flatmap(
+        lambda n: st.sampled_from([n, -n])
+    ),
+    st.just(5000).map(lambda digits: 10**digits),
+)
+WHOLE = st.one_of(st.integers(-2, 20), st.sampled_from([24, 32, 48, 64, 100, 1000, 10**6]), ABSURD)
+BROKEN = st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, -0.0])
+REAL = st.one_of(st.floats(0, 1), st.floats(), BROKEN)
+PAIRS = st.lists(st.lists(st.one_of(WHOLE, REAL), max_size=3), max_size=3)
+ANYTHING = st.one_of(st.none(), st.booleans(), WHOLE, REAL, fuzz.TEXTS, PAIRS, st.dictionaries(fuzz.TEXTS, WHOLE))
+
+
+def typed(key):
+    """A value of the right type."""
+    return {bool: st.booleans(), int: WHOLE, float: REAL, str: fuzz.TEXTS, list: PAIRS}[type(DEFAULTS[key])]
+
+
+def sensible(key):
+    """One that often means something."""
+    if key in NAMES:
+        return st.sampled_from(NAMES[key].split())
+    if key == "train.growth":
+        return st.lists(st.tuples(st.integers(1, 5), st.sampled_from([16, 24, 32, 33])), max_size=2)
+    numbers = {int: st.sampled_from([0, 1, 2, 3, 4, 8, 16, 32, 48, 100]), float: st.sampled_from([0.0, 0.1, 0.5, 1.0])}
+    return numbers.get(type(DEFAULTS[key]), typed(key))
+
+
+def edits(keys, values):
+    return keys.flatmap(lambda key: st.tuples(st.just(key), values(key)))
+
+
+EDIT = st.one_of(
+    edits(KEYS, sensible),
+    edits(TRAINED, sensible),
+    edits(KEYS, typed),
+    st.tuples(KEYS, ANYTHING),
+    st.tuples(st.one_of(fuzz.TEXTS, KEYS.map(lambda key: key[:-1]), KEYS.map(lambda key: key + ".x")), ANYTHING),
+)
+
+
+def as_text(value):
+    """What stands on the command line for this value."""
+    try:
+        return value if isinstance(value, str) else str(value) if isinstance(value, float) else json.dumps(value)
+    except ValueError:  # a number of thousands of digits
+        return "9" * 5000
+
+
+def nested(edits):
+    """{'a.b': 1} as {'a': {'b': 1}}; where a part of a key is taken, the key stays as it is."""
+    values = {}
+    for key, value in edits:
+        inner = values
+        *parts, last = key.split(".")
+        for part in parts:
+            inner = inner.setdefault(part, {}) if isinstance(inner, dict) else inner
+        if isinstance(inner, dict):
+            inner[last] = value
+        else:
+            values[key] = value
+    return values
+
+
+SETTING = st.one_of(
+    edits(TRAINED, sensible),
+    edits(KEYS, typed),
+    st.tuples(st.sampled_from(["study.metric", "study.threshold", "study.seeds", "seed", ""]), ANYTHING),
+    st.tuples(st.just("study.metric"), st.sampled_from(["eval/loss", "eval/accuracy", "train/loss", ""])),
+)
+CALLED = st.one_of(st.sampled_from([*"abcdefABC", "report.json", "a.tmp", "x" * 101]), fuzz.TEXTS)
+GOOD = st.lists(edits(TRAINED, sensible), max_size=1).map(dict)
+CHANGES = st.one_of(GOOD, st.lists(SETTING, max_size=2).map(dict))
+
+
+def pairs(names, changes):
+    return st.lists(st.tuples(names, changes).map(list), max_size=4, unique_by=lambda pair: pair[0])
+
+
+NAMED = st.one_of(
+    pairs(st.sampled_from("aAbBc"), GOOD),
+    pairs(st.sampled_from("abcde"), st.one_of(CHANGES, st.just({7: 1}))),
+    pairs(CALLED, st.one_of(CHANGES, ANYTHING)),
+    st.lists(st.lists(st.one_of(CALLED, CHANGES), max_size=3), max_size=4),
+    st.lists(ANYTHING, max_size=3),
+)
+SEEDS = st.one_of(st.lists(st.sampled_from([0, 1, 2.0, -3, True, None, "4", [5], {"a": 6}]), max_size=2), PAIRS)
+STUDY = {  # what makes sense, and what may not
+    "arms": (st.sampled_from([[["a", {}], ["b", {"model.score": "tied"}]], [["b", {}], ("a", {"model.M": 2})]]), NAMED),
+    "conditions": (pairs(st.sampled_from("abcde"), GOOD), NAMED),
+    "seeds": (st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=1, max_size=3, unique=True), SEEDS),
+    "reference": (st.sampled_from(["a", "b"]), st.one_of(fuzz.TEXTS, ANYTHING)),
+    "metric": (st.sampled_from(["eval/loss", "eval/accuracy"]), st.one_of(fuzz.TEXTS, ANYTHING)),
+    "threshold": (st.sampled_from([0.5, -1.0]), st.one_of(REAL, ANYTHING)),
+}
+STUDIES = st.one_of(
+    st.fixed_dictionaries({key: good for key, (good, _) in STUDY.items()}),
+    st.sampled_from(sorted(STUDY)).flatmap(
+        lambda key: st.fixed_dictionaries(
+            {other: bad if other == key else good for other, (good, bad) in STUDY.items()}
+        )
+    ),
+    st.fixed_dictionaries({}, optional={key: bad for key, (_, bad) in STUDY.items()}),
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with small data of every kind, and the config of each experiment that uses it."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "text.txt").write_bytes(tiny.TEXT)
+    (folder / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(150)))
+    rng = np.random.default_rng(0)
+    np.savez(folder / "images.npz", x=rng.integers(0, 256, (60, 8, 8), np.uint8), y=np.arange(60) % 3)
+    own = {
+        "language": {"text.source": str(folder / "text.txt"), "text.N": 8, "sample.max_new_tokens": 5},
+        "translation": {"pairs.source": str(folder / "pairs.tsv"), "pairs.vocabulary": 300},
+        "vision": {"image.source": str(folder / "images.npz"), "image.patch": 4},
+        "masked_image": {"image.source": str(folder / "images.npz"), "image.patch": 4},
+        "synthetic": {},
+        "convolution": {"image.source": str(folder / "images.npz"), "model.H": 3},
+    }
+    shared = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
+    return folder, {name: (shared if name == "convolution" else SMALL) | one for name, one in own.items()}
+
+
+class Reached(Exception):
+    """The config was accepted: all is checked, and the step would be compiled now."""
+
+
+def reached(*_):
+    """In the place of what compiles."""
+    raise Reached
+
+
+@pytest.fixture
+def until_compiling(monkeypatch, tmp_path):
+    """The launcher up to where the training step is compiled, in an empty folder, on a machine of 2 GiB."""
+
+    def abstract(task, optimiser, *, seed, mesh):
+        return train.abstract_state(task, optimiser, mesh=mesh)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(train, "initial_state", abstract)
+    monkeypatch.setattr(job, "compile_step", reached)
+    monkeypatch.setattr(memory, "host", lambda: 2**31)
+    monkeypatch.setattr(workdir, "commit", lambda: "")
+
+
+def launched(test, *arguments):
+    """Count the case, and check that it was accepted or refused in a sentence."""
+    try:
+        code, err = fuzz.launched(*arguments)
+    except Reached:
+        return fuzz.count(test, "accepted")
+    assert code == 2, (code, err)
+    fuzz.check_sentence(err)
+    assert err.startswith("error: ")
+    return fuzz.count(test, "refused")
+
+
+def written(folder, experiment, changes):
+    """A config file with these changes, one assignment a line."""
+    file = pathlib.Path(tiny.config_file(folder, experiment, **changes))
+    return file
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told():
+    yield
+    fuzz.tell()
+
+
+@hypothesis.given(st.data())
+@fuzz.settings(600)
+def test_values_are_taken_or_refused(data):
+    """Loading and overriding alone, of which there can be thousands: what is taken has the type it had."""
+    config = base.get_config()
+    try:
+        with fuzz.bounded():
+            for key, value in data.draw(st.lists(EDIT, min_size=1, max_size=3)):
+                text = data.draw(st.booleans())
+                configs.override(config, key, as_text(value)) if text else configs.assign(config, key, value)
+            found = configs.flat(configs.Settings(config, defaults=base.get_config()).to_dict())
+    except errors.UserError as error:
+        str(error).encode("utf-8", "backslashreplace")
+        return fuzz.count("values", "refused")
+    assert {key: type(value) for key, value in found.items()} == {key: type(x) for key, x in DEFAULTS.items()}
+    json.dumps(found, allow_nan=False)
+    return fuzz.count("values", "accepted")
+
+
+@hypothesis.given(
+    st.sampled_from(["language", "vision", "masked_image", "synthetic", "convolution", "translation"]),
+    st.lists(EDIT, max_size=3),
+    st.sampled_from(["arguments", "json", "python"]),
+    st.booleans(),
+)
+@fuzz.settings(80)
+def test_a_config_is_accepted_or_refused_in_a_sentence(place, until_compiling, tmp_path_factory, name, edits, way, dry):
+    folder, configs_of = place
+    new = tmp_path_factory.mktemp("case")
+    where = ["--dry_run"] if dry else ["--workdir", str(new / "run")]
+    launched("configs", *given(new, way, name, configs_of[name], edits), *where)
+
+
+def given(folder, way, name, own, edits):
+    """What to say to the launcher for this experiment with settings of its own and edits, by one of three ways."""
+    if way == "arguments":
+        file = tiny.config_file(folder, name, **own)
+        return ["--config", file, *(f"--config.{key}={as_text(value)}" for key, value in edits)]
+    if way == "json":
+        file = str(folder / "config.json")
+        with open(file, "w", encoding="utf-8", errors="backslashreplace") as out:
+            out.write(dumped(nested([("experiment", name), *own.items(), *edits])))
+    else:
+        file = str(folder / "config.py")
+        lines = [f"    config.{key} = {value!r}" for key, value in [("experiment", name), *own.items()]]
+        lines += [f"    config.{key} = {spelled(value)}" for key, value in edits]
+        head = ["from math import inf, nan", "from configs import base", "def get_config():"]
+        code = "\n".join([*head, "    config = base.get_config()", *lines, "    return config", ""])
+        pathlib.Path(file).write_text(code, encoding="utf-8", errors="backslashreplace")
+    return ["--config", file]
+
+
+def dumped(values):
+    try:
+        return json.dumps(values)
+    except ValueError:
+        return '{"seed": ' + "9" * 5000 + "}"
+
+
+def spelled(value):
+    try:
+        return repr(value)
+    except ValueError:
+        return "10 ** 5000"
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), WHOLE.filter(lambda n: abs(n) < 10**40), REAL, fuzz.TEXTS),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.one_of(KEYS, fuzz.TEXTS), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@hypothesis.given(
+    st.one_of(JSON.map(json.dumps).map(str.encode), st.binary(max_size=60)), st.sampled_from(["json", "py"])
+)
+@fuzz.settings(150)
+def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path_factory, content, ending):
+    file = tmp_path_factory.mktemp("case") / f"config.{ending}"
+    file.write_bytes(content if ending == "json" else b"# coding: utf-8\n'''" + content)
+    launched("files", "--config", str(file), "--dry_run")
+
+
+@hypothesis.given(STUDIES)
+@fuzz.settings(120)
+def test_any_study_has_its_runs_or_is_refused(changes):
+    """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
+    config = base.get_config()
+    try:
+        with fuzz.bounded():
+            for key, value in changes.items():
+                configs.assign(config, f"study.{key}", value)
+            settings = configs.Settings(config, defaults=base.get_config())
+            asked = study.read(settings)
+            rows = study.rows(settings, asked)
+            programs = study.programs(rows)
+            folders = {program.folder for program in programs}
+    except errors.UserError as error:
+        str(error).encode("utf-8", "backslashreplace")
+        return fuzz.count("studies", "refused")
+    assert len({row.name.lower() for row in rows}) == len(asked.conditions) * len(asked.arms) * len(asked.seeds) > 1
+    assert len(folders) == len(programs) <= len(rows) == sum(len(program.rows) for program in programs)
+    assert all(math.isfinite(threshold) for threshold in asked.threshold.values())
+    return fuzz.count("studies", "accepted")
+
+
+@hypothesis.given(STUDIES, st.sampled_from(["arguments", "json", "python"]))
+@fuzz.settings(40)
+def test_a_study_is_accepted_or_refused_in_a_sentence(place, tmp_path_factory, changes, way):
+    folder, configs_of = place
+    new = tmp_path_factory.mktemp("case")
+    own = {"study.experiment": "synthetic", "mesh.data": 1} | configs_of["synthetic"]
+    changes = [(f"study.{key}", value) for key, value in changes.items()]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(study, "programs", reached)
+        launched("studies on the path", *given(new, way, "ablation", own, changes), "--dry_run")
+
+
+@hypothesis.given(
+    st.lists(st.one_of(edits(TRAINED, sensible), edits(TRAINED, typed)), min_size=1, max_size=3), st.booleans()
+)
+@fuzz.settings(2)
+def test_what_is_accepted_trains(place, monkeypatch, tmp_path_factory, edits, words):
+    """To the end, or to a sentence that says why not."""
+    folder, configs_of = place
+    new, name = tmp_path_factory.mktemp("case"), "language" if words else "vision"
+    monkeypatch.chdir(new)
+    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(vision, "figures", lambda *arguments: [])
+    file = tiny.config_file(new, name, **configs_of[name])
+    more = [f"--config.{key}={as_text(value)}" for key, value in edits]
+    code, err = fuzz.launched("--config", file, "--workdir", str(new / "run"), "--config.train.steps=3", *more)
+    assert code in (0, 1, 2), (code, err)
+    fuzz.count("trainings", ["trained", "stopped", "refused"][code])
+    if code:
+        fuzz.check_sentence(err)
+
+
+@pytest.mark.parametrize("line", ["model.M = None", "train.steps = True", "optim.clip = None", "experiment = None"])
+def test_what_a_configdict_would_take_for_a_number_is_refused(tmp_path, line):
+    """It takes None for anything, and True for 1."""
+    code = f"from configs import base\ndef get_config():\n    c = base.get_config()\n    c.{line}\n    return c\n"
+    (tmp_path / "config.py").write_text(code)
+    with pytest.raises(errors.UserError, match=f'"{line.split()[0]}" must be of type'):
+        configs.load(str(tmp_path / "config.py"), base=base.get_config())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [("del c.seed", 'lacks the key "seed"'), ("c.more = 1", 'has the key "more"')]
+)
+def test_a_config_with_other_keys_is_refused(tmp_path, change, said):
+    code = (
+        f"from configs import base\ndef get_config():\n    c = base.get_config().unlock()\n    {change}\n    return c\n"
+    )
+    (tmp_path / "config.py").write_text(code)
+    with pytest.raises(errors.UserError, match=said):
+        configs.load(str(tmp_path / "config.py"), base=base.get_config())

@@ -1,0 +1,429 @@
+"""launch.run: in the caller's process what the command does, and afterwards that process is what it was."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import types
+import warnings
+
+import jax
+import numpy as np
+import pytest
+import tiny
+import tiny_study
+
+import launch
+from experiments import vision
+from experiments.engine import batches, config, errors, interruption, log, pace
+from experiments.studies import drawings
+
+CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "model.dropout": 0.1, "image.shift": 1}
+CHANGES |= {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "train.evaluate_batch": 334, "mesh.data": 1}
+CHANGES |= {"train.evaluate_every": 4, "optim.warmup_steps": 1}
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def drawing(*arguments):
+    (arguments[-2] / "figures" / "dots.png").write_bytes(b"dots")
+    return [arguments[-2] / "figures" / "dots.png"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    with tiny.without_figures(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision, "figures", drawing)
+        yield
+
+
+def state():
+    """What a run must leave as it was."""
+    flags = {name: value for name, value in jax.config.values.items() if name != "jax_num_cpu_devices"}
+    handlers = [signal.getsignal(number) for number in interruption.SIGNALS]
+    return handlers, warnings.showwarning, warnings.filters[:], flags, sys.path[:], os.getcwd(), sys.stdout, os.environ
+
+
+@pytest.fixture(autouse=True)
+def unchanged():
+    before, modules = state(), {name: sys.modules[name] for name in ("tiny", "configs.base", "launch")}
+    yield
+    assert state() == before
+    assert modules == {name: sys.modules[name] for name in modules}
+
+
+@pytest.fixture(scope="module")
+def commanded(tmp_path_factory):
+    """The folder of a run of the command."""
+    folder = tmp_path_factory.mktemp("commanded")
+    file = tiny.config_file(folder, "vision", **CHANGES)
+    assert tiny.run("--config", file, "--workdir", str(folder / "run")).code == 0
+    return folder / "run"
+
+
+def run(folder, **changes):
+    return launch.run(tiny.config_file(folder, "vision", **CHANGES), folder / "run", **changes)
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def files(folder):
+    """Their names, but for those that hold a time or a digest."""
+    names = {str(file.relative_to(folder)) for file in folder.rglob("*")}
+    return {name for name in names if "/state/" not in name and "tfevents" not in name}
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    """The same, called here: (its result, what was printed)."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        return run(tmp_path_factory.mktemp("called"), **{"seed": 0, "train.nan": "abort"}), out
+
+
+def test_a_run_in_this_process_is_that_of_the_command(called, commanded):
+    result, out = called[0], called[1].getvalue()
+    assert out.count("digits: ") == 1 and out.count("step 4: eval/") == 1 and "throughput" in out
+    assert files(result.folder) == files(commanded) and log.read(result.folder) == log.read(commanded)
+    assert result.summary == summary(result.folder)
+    assert result.summary["params_sha256"] == summary(commanded)["params_sha256"]
+    assert result.figures == [result.folder / "figures" / "dots.png"]
+    right_B = np.asarray(result.apply(result.params, result.batch)).argmax(-1) == result.batch["label_B"]
+    assert right_B.shape == (334,) and right_B.mean() == pytest.approx(result.summary["eval/accuracy"])
+
+
+def test_a_second_call_gives_the_result_of_the_first_and_more_steps_go_on(called, capsys):
+    first, folder = called[0], called[0].folder.parent
+    second = run(folder)
+    assert "holds a finished run: nothing to do" in capsys.readouterr().out
+    assert second._replace(params=0, apply=0, batch=0) == first._replace(params=0, apply=0, batch=0)
+    jax.tree.map(np.testing.assert_array_equal, second.params, first.params)
+    logits = [one.apply(one.params, one.batch) for one in (first, second)]
+    np.testing.assert_array_equal(*logits)
+    assert run(folder, **{"train.steps": 7}).summary["steps"] == 7
+    assert "at step 6" in capsys.readouterr().out
+
+
+def test_without_a_workdir_the_folder_is_the_commands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tiny.config_file(tmp_path, "vision", **CHANGES)
+    result = launch.run(file, **{"train.steps": 2})
+    assert re.fullmatch(r"runs/vision_config/[\d_-]+", str(result.folder)) and result.summary["steps"] == 2
+    saved = launch.run(result.folder / "config.json", result.folder)
+    assert saved.summary == result.summary
+
+
+def test_values_that_a_program_gives():
+    given = np.int64(3), np.float32(0.5), (1, 2), pathlib.Path("a"), True
+    values = [config.plain(value) for value in given]
+    assert values == [3, 0.5, [1, 2], "a", True] and [type(value) for value in values] == [int, float, list, str, bool]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"train.step": 3}, 'unknown config key "train.step" (did you mean "train.steps"?)'),
+        ({"train.steps": "3"}, "\"train.steps\" must be of type int, and '3' is not"),
+        ({"train.steps": True}, '"train.steps" must be of type int, and True is not'),
+        ({"text.N": 5}, "text.N is set, but this experiment does not use it"),
+        ({"device": "gpu"}, "a gpu was asked for, but JAX"),
+    ],
+)
+def test_a_mistake_is_a_sentence(tmp_path, changes, words):
+    with pytest.raises(errors.UserError, match=re.escape(words)) as caught:
+        run(tmp_path, **changes)
+    assert caught.value._render_traceback_() == [str(caught.value)]
+    assert caught.value.__context__ is None  # of which a notebook would hold the frames, with what they hold
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_working_directory_that_was_deleted(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(errors.UserError, match="the working directory is gone .*: os.chdir to one that is there"):
+        launch.run(ROOT / "configs" / "smoke.py")
+
+
+def test_a_config_that_is_none(tmp_path):
+    for path, words in ((tmp_path / "a.py", "there is no config file"), (tmp_path, "there is no config file")):
+        with pytest.raises(errors.UserError, match=words):
+            launch.run(path)
+
+
+def signals(monkeypatch, step, *numbers):
+    """These come while the batch of this step, counted from 1, is made."""
+    whole = batches.iterate
+
+    def iterate(dataset, *, start):
+        for n, batch in enumerate(whole(dataset, start=start), start + 1):
+            for number in numbers if n == step else ():
+                os.kill(os.getpid(), number)
+            yield batch
+
+    monkeypatch.setattr(batches, "iterate", iterate)
+
+
+@pytest.fixture
+def stays(monkeypatch):
+    """This process is not ended."""
+
+    def leave(code):
+        raise AssertionError(f"the process would end with code {code}")
+
+    monkeypatch.setattr(os, "_exit", leave)
+
+
+def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, commanded, stays, capfd):
+    arrays = len(jax.live_arrays())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
+        signals(patch, 3, signal.SIGINT)
+        run(tmp_path, **{"seed": 0})
+    told, where = str(caught.value), tmp_path / "run"
+    assert isinstance(caught.value, errors.Interrupted) and caught.value._render_traceback_() == [told]
+    assert "stopping; what is done is saved first" in capfd.readouterr().err
+    said, call = told.split("; go on with: ")
+    assert said == f"stopped after step 3, which is saved in {where}"
+    assert len(jax.live_arrays()) == arrays
+    result = eval(call, {"launch": launch})
+    assert result.folder == where and result.summary["params_sha256"] == summary(commanded)["params_sha256"]
+    assert log.read(where) == log.read(commanded)
+
+
+def test_a_second_time_stops_at_once(tmp_path, monkeypatch, stays):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="^stopped; go on with: launch.run"):
+        signals(patch, 3, signal.SIGINT, signal.SIGINT)
+        run(tmp_path)
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+    assert not (tmp_path / "run" / "lock").exists()
+    assert run(tmp_path).summary["steps"] == 6
+
+
+def test_before_training_it_stops_at_once_and_nothing_is_written(tmp_path, monkeypatch, stays):
+    monkeypatch.setattr(vision.images, "load", lambda *arguments, **options: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(errors.Interrupted, match="^stopped; go on with: launch.run"):
+        run(tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeypatch, stays):
+    heard = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(list((tmp_path / "run").iterdir())))
+    try:
+        with monkeypatch.context() as patch, pytest.raises(errors.Interrupted, match="^stopped after step 3"):
+            signals(patch, 3, signal.SIGTERM)
+            run(tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(heard) == 1 and tmp_path / "run" / "checkpoints" in heard[0]
+    assert run(tmp_path).summary["steps"] == 6
+
+
+TIMED = """
+import os, pathlib, signal, sys, threading, time
+sys.path[:0] = sys.argv[1:3]
+import launch
+checkpoints = pathlib.Path(sys.argv[4]) / "checkpoints"
+def stop():
+    while not checkpoints.exists():
+        time.sleep(0.05)
+    time.sleep(1)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=stop, daemon=True).start()
+try:
+    launch.run(sys.argv[3], sys.argv[4], **{"train.steps": 1_000_000})
+except KeyboardInterrupt as error:
+    print("caught", error)
+time.sleep(1.5)  # what watched for signals would end the process by now
+print("alive", flush=True)
+"""
+
+
+def test_a_process_that_is_stopped_in_the_middle_lives_on(tmp_path):
+    file, folder = tiny.config_file(tmp_path, "vision", **CHANGES), str(tmp_path / "run")
+    command = [sys.executable, "-c", TIMED, str(ROOT), str(ROOT / "tests"), file, folder]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    *_, caught, alive = ended.stdout.splitlines()
+    assert alive == "alive" and re.match(r"caught stopped after step \d+, which is saved in ", caught)
+    assert any((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_thread_that_is_not_the_main_one_runs_it_as_well(tmp_path, commanded):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(tmp_path)))
+    thread.start()
+    thread.join()
+    assert results[0].summary["params_sha256"] == summary(commanded)["params_sha256"]
+
+
+# What the caller's process is
+
+
+def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatch):
+    """The fixture `unchanged` looks."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has its own
+    kept = tmp_path / "compiled"
+    run(tmp_path, **{"debug.nans": True, "compilation_cache": str(kept), "train.steps": 2, "device": "cpu"})
+    assert any(kept.iterdir())
+    entries = len(list(kept.iterdir()))
+    jax.jit(lambda x: 3 * x + entries)(np.ones(7))
+    assert len(list(kept.iterdir())) == entries  # what the caller compiles is not kept there
+    assert sys.unraisablehook is sys.__unraisablehook__
+    with pytest.raises(errors.UserError):
+        run(tmp_path, **{"train.steps": 1, "compilation_cache": ""})
+
+
+OWN = """
+import jax
+from tfm import mlp
+import my_size
+def apply(params, x, **options):
+    print(f"version {my_size.VERSION}")
+    return mlp.gelu.apply(params, x, **options)
+arm = (mlp.gelu.init, apply)
+"""
+
+
+def test_modules_of_ones_own_are_read_anew(tmp_path, monkeypatch, capsys):
+    """Also those that they import, and those that a config imports; what the caller has imported stays that."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "configs_of_mine").mkdir()
+    (tmp_path / "my_arm.py").write_text(OWN)
+    file = pathlib.Path(
+        tiny.config_file(tmp_path / "configs_of_mine", "vision", **CHANGES | {"model.mlp": "my_arm:arm"})
+    )
+    file.write_text(
+        "import my_steps\n" + file.read_text().replace("return", "config.train.steps = my_steps.N\n    return")
+    )
+    for version in (2, 3):  # of the same length, in the same second
+        (tmp_path / "my_size.py").write_text(f"VERSION = {version}\n")
+        (tmp_path / "configs_of_mine" / "my_steps.py").write_text(f"N = {version}\n")
+        os.utime(tmp_path / "configs_of_mine" / "my_steps.py", (0, 0))
+        if version == 2:
+            import my_size
+        result = launch.run(file, tmp_path / f"run_{version}")
+        assert f"version {version}" in capsys.readouterr().out and result.summary["steps"] == version
+        assert "my_steps" not in sys.modules and "my_arm" not in sys.modules
+        assert sys.modules["my_size"] is my_size and my_size.VERSION == 2
+    del sys.modules["my_size"]
+
+
+# Studies and tools
+
+
+def test_a_study_gives_its_report(tmp_path, monkeypatch):
+    def draw(folder, *arguments):
+        (folder / "dots.png").write_bytes(b"dots")
+        return [drawings.Drawn(folder / "dots.png", "course", "dots", "dots")]
+
+    monkeypatch.setattr(drawings, "draw", draw)
+    arms = [["base", {}], ["slow", {"optim.learning_rate": 1e-4}]]
+    file, where = tiny_study.config_file(tmp_path, study__arms=arms), tmp_path / "study"
+    result = launch.run(file, where, **{"study.seeds": [3]})
+    assert result.summary == json.loads((where / "report.json").read_text()) and "verdict" in result.summary
+    assert result.folder == where and result.figures == [where / "dots.png"] and (where / "report.html").is_file()
+    assert (result.params, result.apply) == (None, None)
+    assert launch.run(file, where, **{"study.seeds": [3]}).summary["verdict"] == result.summary["verdict"]
+
+
+def test_a_study_is_stopped_in_the_callers_process(tmp_path, monkeypatch, stays):
+    arms = [["base", {}], ["slow", {"optim.learning_rate": 1e-4}]]
+    file = tiny_study.config_file(tmp_path, study__arms=arms, study__seeds=[3])
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(errors.Interrupted, match="stopped after step 3.*; go on with: l"),
+    ):
+        signals(patch, 3, signal.SIGINT)
+        launch.run(file, tmp_path / "study")
+
+
+def test_what_was_trained_here_is_used_here(tmp_path, capsys):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    changes = tiny.MODEL | tiny.TRAIN | {"text.source": str(tmp_path / "text.txt"), "text.N": 17, "mesh.data": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.language.figures", lambda *_: [])
+        trained = launch.run(tiny.config_file(tmp_path, "language", **changes), tmp_path / "run")
+    assert trained.apply(trained.params, trained.batch).shape[:2] == trained.batch["w_BN"].shape
+    capsys.readouterr()
+    told = launch.run(ROOT / "configs" / "symmetry.py", checkpoint=trained.folder)
+    assert told.folder is None and told.summary == {"text": capsys.readouterr().out.removesuffix("\n")}
+    told = launch.run(ROOT / "configs" / "sample.py", tmp_path / "out", checkpoint=trained.folder, prompt="A king")
+    assert told.summary["texts"][0].startswith("A king") and told.params is None
+    assert (told.folder / "sample.txt").read_bytes() == (told.summary["texts"][0] + "\n").encode()
+
+
+# A notebook
+
+
+class Shown(list):
+    """What IPython's display was given, and what took its place."""
+
+    def display(self, data, *, raw, display_id):
+        self.append([data["text/plain"]])
+        return types.SimpleNamespace(update=lambda data, raw: self[-1].append(data["text/plain"]))
+
+
+def test_a_notebooks_cell_has_one_line_that_replaces_itself(tmp_path, monkeypatch, capsys):
+    shown = Shown()
+    shell = types.SimpleNamespace(get_ipython=lambda: types.SimpleNamespace(kernel=0))
+    shell.display = types.SimpleNamespace(display=shown.display)
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    run(tmp_path)
+    (lines,) = shown
+    assert lines[0] == "" and lines[-1].startswith("6/6 steps, loss ") and len(lines) <= 6
+    told = capsys.readouterr()
+    assert "6/6 steps" not in told.out + told.err and told.out.count("step 4: eval/") == 1
+    shell.get_ipython = lambda: types.SimpleNamespace()  # IPython in a terminal
+    assert pace.notebook() is None
+
+
+CELLS = [
+    "import os, signal, sys, threading\nsys.path[:0] = {paths}\nimport launch, tiny\n"
+    "quick = tiny.without_figures()\nquick.__enter__()",
+    "result = launch.run({file!r}, {where!r})",
+    "launch.run({file!r}, **{{'train.step': 3}})",
+    "threading.Timer(3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+    "launch.run({file!r}, {where!r} + '2', **{{'train.steps': 1_000_000}})",
+    "print('alive', result.summary['steps'])",
+]
+
+
+EXECUTE = """
+import sys, nbclient, nbformat
+notebook = nbformat.read(sys.stdin, 4)
+nbclient.NotebookClient(notebook, timeout=120, allow_errors=True).execute()
+nbformat.write(notebook, sys.stdout)
+"""
+
+
+def test_in_a_real_kernel(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    for name in ("nbclient", "ipykernel"):
+        pytest.importorskip(name)
+    file = tiny.config_file(tmp_path, "vision", **CHANGES)
+    names = {"paths": [str(ROOT), str(ROOT / "tests")], "file": file, "where": str(tmp_path / "run")}
+    cells = [nbformat.v4.new_code_cell(cell.format(**names)) for cell in CELLS]
+    notebook = nbformat.writes(nbformat.v4.new_notebook(cells=cells))
+    # In a process of its own: its libraries warn, and change signal handlers.
+    ended = subprocess.run([sys.executable, "-c", EXECUTE], input=notebook, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    cells = nbformat.reads(ended.stdout, 4).cells
+    _, trained, mistake, stopped, alive = (cell.outputs for cell in cells)
+    text = "".join(one.text for one in trained if one.output_type == "stream" and one.name == "stdout")
+    assert text.count("throughput") == text.count("step 4: eval/") == 1 and "steps, loss" not in text
+    (line,) = (one.data["text/plain"] for one in trained if one.output_type == "display_data")
+    assert line.startswith("6/6 steps, loss ")
+    assert [mistake[-1].traceback, len(mistake)] == [
+        ['unknown config key "train.step" (did you mean "train.steps"?)'],
+        1,
+    ]
+    assert stopped[-1].ename == "Interrupted" and stopped[-1].traceback == [stopped[-1].evalue]
+    assert alive[-1].text == "alive 6\n"

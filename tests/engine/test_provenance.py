@@ -1,0 +1,131 @@
+"""What a run says of the code that it was made of: the commit, whether it was edited, and the user's own files."""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+from experiments.engine import config, disk, sources, workdir
+from tfm import mlp
+from tfm.attention import score
+
+HASH = "[0-9a-f]{40}"
+
+
+def test_the_commit_is_that_of_the_code(monkeypatch):
+    assert re.fullmatch(rf"|{HASH}(-dirty\.[0-9a-f]{{16}})?", workdir.commit.__wrapped__())
+    monkeypatch.setenv("PATH", "")
+    assert workdir.commit.__wrapped__() == ""  # no git here
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
+def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
+    """With the digest of `git diff HEAD`; what is not tracked has no part in it."""
+
+    def git(*command):
+        who = ["-c", "user.name=me", "-c", "user.email=me@here"]
+        return subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True).stdout
+
+    monkeypatch.setattr(workdir, "__file__", str(tmp_path / "code.py"))
+    commit = workdir.commit.__wrapped__
+    assert commit() == ""  # not a checkout
+    git("init", "-q")
+    (tmp_path / "code.py").write_text("a = 1\n")
+    git("add", "code.py")
+    assert commit() == ""  # nothing is committed
+    git("commit", "-qm", "a")
+    (tmp_path / "mine.py").write_text("b = 1\n")
+    clean = commit()
+    assert re.fullmatch(HASH, clean)
+    (tmp_path / "code.py").write_text("a = 2\n")
+    dirty, right = commit(), hashlib.sha256(git("diff", "HEAD")).hexdigest()[:16]
+    assert dirty == f"{clean}-dirty.{right}"
+    git("add", "code.py")
+    assert commit() == dirty
+    (tmp_path / "code.py").write_text("a = 3\n")
+    assert commit() not in (dirty, clean)
+    whole = workdir._git
+
+    def slow(*command):
+        if command[0] == "diff":
+            raise subprocess.TimeoutExpired(command, 10)
+        return whole(*command)
+
+    monkeypatch.setattr(workdir, "_git", slow)
+    assert commit() == f"{clean}-unknown"
+
+
+# The user's own files
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """A folder with files of the user's own, in which modules are found."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("of_mine")]:
+        del sys.modules[name]
+
+
+def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own):
+    package = own / "of_mine_all"
+    package.mkdir()
+    for file in (own / "of_mine.py", package / "__init__.py", package / "arms.py", own / "of_mine_too.py"):
+        file.write_text("from tfm import mlp, score\n\nmine, other = score.tied, mlp.relu\n")
+    arms = [["a", {"model.score": "of_mine_all.arms:mine"}], ["b", {"model": {"mlp": "of_mine_too:other"}}]]
+    file = tiny.config_file(own, "ablation", model__score="of_mine:mine", study__arms=arms)
+    made = config.load(file, base=tiny.base.get_config())
+    settings = config.Settings(made, defaults=tiny.base.get_config(), file=file)
+    of_config = {own / "ablation_config.py": "ablation_config.py"}
+    assert settings.sources() == of_config  # nothing is imported yet
+    for name in ("of_mine:mine", "of_mine_all.arms:mine"):
+        config.choose("score", name, config.candidates(score))
+    found = {own / "of_mine.py": "of_mine.py", package / "arms.py": "of_mine_all.arms.py"}
+    assert settings.sources() == of_config | found
+    config.choose("mlp", "of_mine_too:other", config.candidates(mlp))
+    found |= {own / "of_mine_too.py": "of_mine_too.py"}
+    assert settings.sources() == of_config | found
+    saved = config.Settings(made, defaults=tiny.base.get_config(), file=str(own / "config.json"))
+    assert saved.sources() == found  # what a config in JSON says is in the run's own
+    assert config.Settings(made, defaults=tiny.base.get_config()).sources() == found
+
+
+def kept(folder) -> dict[str, str]:
+    return {file.name: file.read_text() for file in (folder / sources.FOLDER).iterdir()}
+
+
+def test_what_ran_before_stays_where_a_run_goes_on_with_another_file(tmp_path, capsys):
+    file, folder = tmp_path / "mine.py", tmp_path / "run"
+    folder.mkdir()
+    for content in ("a = 1", "a = 1", "a = 2", "a = 2", "a = 1", "a = 3"):
+        file.write_text(content)
+        sources.keep(folder, {file: "mine.py"})
+    assert kept(folder) == {"mine.py": "a = 1", "mine.2.py": "a = 2", "mine.3.py": "a = 3"}
+    first, second = capsys.readouterr().out.splitlines()
+    began = f"{file} is not what this began with, {folder / 'source' / 'mine.py'}: it is kept as "
+    assert (first, second) == tuple(began + str(folder / "source" / f"mine.{n}.py") for n in (2, 3))
+
+
+def test_what_is_large_or_gone_is_not_kept_and_it_is_said(tmp_path, capsys):
+    (tmp_path / "large.py").write_text("#" * (sources.LARGEST + 1))
+    sources.keep(tmp_path / "run", {tmp_path / name: name for name in ("large.py", "gone.py")})
+    assert not (tmp_path / "run").exists()
+    assert [line.split(" is not kept in ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        str(tmp_path / "large.py"),
+        str(tmp_path / "gone.py"),
+    ]
+
+
+def test_nothing_is_written_through_a_link(tmp_path):
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    for place in (elsewhere, folder):
+        place.mkdir()
+    (folder / "source").symlink_to(elsewhere)
+    (tmp_path / "mine.py").write_text("a = 1")
+    with pytest.raises(OSError, match=disk.LINK):
+        sources.keep(folder, {tmp_path / "mine.py": "mine.py"})
+    assert not list(elsewhere.iterdir())

@@ -1,0 +1,216 @@
+"""A run whose numbers go wrong leaves a bundle, and the bundle shows on one device what was wrong."""
+
+import json
+import pathlib
+import sys
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from experiments.engine import cost, errors, json_file, memory, replay, train
+
+ARM = """
+import collections
+import jax.numpy as jnp
+from tfm import mlp
+
+def apply(params, x, **options):
+    "As relu's, until its parameters have left the neighbourhood of their start."
+    out = mlp.relu.apply(params, x, **options)
+    return out * jnp.where(jnp.max(jnp.abs(params["b2_D"])) > 0.02, jnp.nan, 1)
+
+arm = collections.namedtuple("Arm", "init apply")(mlp.relu.init, apply)
+"""
+
+
+@pytest.fixture(scope="module")
+def aborted(tmp_path_factory):
+    """(folder, arguments, outcome) of a run on eight devices with the user's own arm, which goes wrong at some step."""
+    folder = tmp_path_factory.mktemp("replay")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.chdir(folder)
+        patch.syspath_prepend(str(folder))
+        (folder / "my_arm.py").write_text(ARM)
+        changes = {
+            "model.M": 1,
+            "model.D": 8,
+            "model.H": 2,
+            "image.patch": 4,
+            "train.batch_size": 16,
+            "train.steps": 20,
+        }
+        changes |= {"model.mlp": "my_arm:arm", "optim.learning_rate": 0.01, "optim.warmup_steps": 1}
+        changes |= {"train.accumulation": 2, "train.log_every": 1, "train.spike": 6.0, "train.save_every": 1}
+        file = tiny.config_file(folder, "vision", **changes)
+        yield folder, tiny.run("--config", file, "--workdir", "run")
+    sys.modules.pop("my_arm", None)
+
+
+def bundle_of(folder):
+    (bundle,) = (folder / "run" / "replay").iterdir()
+    return bundle
+
+
+def replayed(folder, *more, bundle=None):
+    return tiny.run("--replay", str(bundle or bundle_of(folder)), "--config.model.mlp=my_arm:arm", *more)
+
+
+def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
+    folder, outcome = aborted
+    assert outcome.code == 1 and outcome.err.count("\n") == 1 and "Traceback" not in outcome.err
+    bundle = bundle_of(folder)
+    assert f"--replay run/replay/{bundle.name} " in outcome.err
+    assert {file.name for file in bundle.iterdir()} == {"config.json", "state.npz", "batch.npz", "info.json"}
+    assert (folder / "run" / "source" / "my_arm.py").read_text() == ARM
+    assert {file.name for file in (folder / "run" / "source").iterdir()} == {"my_arm.py", "vision_config.py"}
+    told = json.loads((bundle / "info.json").read_text())
+    step = told["step"]
+    assert bundle.name == f"step_{step}" and told["loss"] == "nan" and len(told["examples"]) == 16
+    assert f"error: step {step}: the loss (nan) and the gradient norm (nan) are not finite" in outcome.err
+    assert json.loads((bundle / "config.json").read_text()).keys() == {"config", "versions", "commit", "devices"}
+    with np.load(bundle / "state.npz", allow_pickle=False) as state, np.load(bundle / "batch.npz") as batch:
+        assert state["step"] == step - 1 and np.isfinite(state["params/blocks/mlp/b2_D"]).all()
+        assert batch["example_B"].tolist() == told["examples"]
+        assert any("mu" in name for name in state) and any("loss_T" in name for name in state)
+    assert sorted(int(file.name) for file in (folder / "run" / "checkpoints").iterdir())[-1] == step - 1
+
+
+def test_the_bundle_shows_it_again_on_one_device_and_writes_nothing(aborted):
+    folder, outcome = aborted
+    before = sorted(str(file) for file in folder.rglob("*"))
+    again = replayed(folder)
+    assert again.code == 1 and "1 of 8 devices" in again.out
+    words = outcome.err.partition("; python launch.py")[0]
+    assert again.err == words + "\n"  # the same step, numbers, place and examples
+    assert "  loss           nan\n" in again.out and "  gradient norm  nan\n" in again.out
+    assert "  gradient/blocks/mlp/W1_FD: 256 not finite\n" in again.out
+    assert "parameters/blocks/mlp/W1_FD" in again.out and "\n  parameters/" not in again.out
+    assert sorted(str(file) for file in folder.rglob("*")) == before
+
+
+def test_what_is_finite_here_is_said_to_be(aborted, tmp_path):
+    """The batch and the state of a step that went well."""
+    folder, _ = aborted
+    bundle = tmp_path / "step"
+    bundle.mkdir()
+    for file in bundle_of(folder).iterdir():
+        (bundle / file.name).write_bytes(file.read_bytes())
+    with np.load(bundle / "state.npz", allow_pickle=False) as file:
+        state = dict(file)
+    np.savez(bundle / "state.npz", **(state | {"params/blocks/mlp/b2_D": 0 * state["params/blocks/mlp/b2_D"]}))
+    again = replayed(folder, bundle=bundle)
+    assert again.code == 0 and again.err == "" and "all of it is finite here" in again.out
+    assert "not finite" not in again.out and "loss           nan" not in again.out
+
+
+def test_code_in_a_bundle_is_not_run_unless_it_is_named(aborted):
+    folder, _ = aborted
+    told = tiny.run("--replay", str(bundle_of(folder)))
+    assert told.code == 2 and 'has model.mlp = "my_arm:arm", a program that would be run' in told.err
+
+
+@pytest.mark.parametrize("name", ["config.json", "info.json", "batch.npz", "state.npz"])
+@pytest.mark.parametrize("damage", ["absent", "cut", "other"])
+def test_a_damaged_bundle_is_told_in_a_sentence(aborted, tmp_path, name, damage):
+    folder, _ = aborted
+    bundle = tmp_path / "step"
+    bundle.mkdir()
+    for file in bundle_of(folder).iterdir():
+        (bundle / file.name).write_bytes(file.read_bytes())
+    content = (bundle / name).read_bytes()
+    if damage == "absent":
+        (bundle / name).unlink()
+    else:
+        (bundle / name).write_bytes(content[: len(content) // 2] if damage == "cut" else b"[1, 2]")
+    told = replayed(folder, bundle=bundle)
+    assert told.code == 2 and told.err.startswith("error: ") and told.err.count("\n") == 1
+
+
+SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': %s}"
+HEADERS = [
+    SHAPE % "(10000000000000,)",
+    SHAPE % "(-1,)",
+    SHAPE % "(True,)",
+    SHAPE.replace("<f4", "V0") % f"({10**30},)",
+    "(" * 5000,
+    "-" * 5000 + "1",
+    "{[]: 1}",
+    "\n  1\n 2",
+]
+
+
+def small_bundle(folder: pathlib.Path) -> tuple[pathlib.Path, train.State]:
+    """The bundle of step 3 of a model of five numbers, and their state."""
+    state = train.State(step=jnp.int32(2), params={"x_D": jnp.arange(5.0)}, opt_state=(), key=jax.random.key(1))
+    (folder / "config.json").write_text("{}")
+    seen = replay.Seen(step=3, loss=float("nan"), norm=1.0, batch={"example_B": np.arange(7)})
+    return replay.write(folder, seen, state), state
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    bundle, state = small_bundle(tmp_path)
+    step, found, batch = replay.read(bundle, state)
+    assert step == 3 and batch.keys() == {"example_B"} and batch["example_B"].tolist() == list(range(7))
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), found, state))
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@pytest.mark.parametrize("name", ["batch.npz", "state.npz"])
+def test_a_header_that_lies_is_a_sentence(tmp_path, name, header):
+    bundle, state = small_bundle(tmp_path)
+    with zipfile.ZipFile(bundle / name, "w") as file:
+        begin = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+        file.writestr("params/x_D.npy", begin + header.encode() + bytes(20))
+    told = "announces an array of shape" if header == HEADERS[0] else ""  # before numpy makes room for it
+    with pytest.raises(errors.UserError, match=f"{bundle / name} is damaged.*{told}"):
+        replay.read(bundle, state)
+
+
+def test_a_bundle_for_which_there_is_no_room_is_a_sentence(tmp_path, monkeypatch):
+    bundle, state = small_bundle(tmp_path)
+    monkeypatch.setattr(memory, "host", lambda: 100)
+    with pytest.raises(errors.UserError, match=rf"what {bundle / 'batch.npz'} holds unpacked needs .* of memory"):
+        replay.read(bundle, state)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("[" * 100_000, "info.json cannot be read as JSON"),
+        ('{"step": 3' + " " * 10_000 + "}", "info.json cannot be read as JSON: it has 10,011 bytes, and 10,000 are"),
+        ('{"step": 1e999}', "its info.json tells no step"),
+        ('{"step": [3]}', "its info.json tells no step"),
+        ("{}", "its info.json tells no step"),
+    ],
+)
+def test_numbers_of_a_bundle_that_are_none_are_a_sentence(tmp_path, monkeypatch, content, told):
+    monkeypatch.setattr(json_file, "LARGEST", 10_000 if len(content) < 100_000 else json_file.LARGEST)
+    bundle, state = small_bundle(tmp_path)
+    (bundle / "info.json").write_text(content)
+    with pytest.raises(errors.UserError, match=told):
+        replay.read(bundle, state)
+
+
+def test_a_state_of_another_model_is_refused(aborted):
+    folder, _ = aborted
+    told = replayed(folder, "--config.model.D=4")
+    assert told.code == 2 and "is not that of the config beside it" in told.err
+
+
+def test_a_replay_takes_no_other_flags(aborted, tmp_path):
+    folder, _ = aborted
+    for more in (("--dry_run",), ("--workdir", str(tmp_path))):
+        told = replayed(folder, *more)
+        assert told.code == 2 and "leave the other flags out" in told.err
+    assert replayed(folder, bundle=tmp_path).err == f"error: {tmp_path} is no replay bundle: it has no config.json\n"
+
+
+def test_what_trains_no_single_model_leaves_no_bundle(tmp_path):
+    (tmp_path / "config.json").write_text('{"config": {"experiment": "ablation"}}')
+    told = tiny.run("--replay", str(tmp_path))
+    assert told.code == 2 and told.err == f"error: {tmp_path} is no replay bundle: ablation leaves none\n"

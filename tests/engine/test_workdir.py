@@ -1,0 +1,233 @@
+"""The folder of a run: one run at a time in it, what may change when it goes on, and what an older version left."""
+
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+from experiments.engine import errors, json_file, workdir
+
+ROOT = pathlib.Path(__file__).parents[2]
+HOLDS = """
+import pathlib, sys, time
+from experiments.engine import workdir
+with workdir.hold(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def config(**changes):
+    made = tiny.base.get_config()
+    made.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
+    return made.to_dict()
+
+
+def entered(folder, **changes):
+    """What `enter` says, in the lock, as a run does it."""
+    with workdir.hold(folder):
+        return workdir.enter(folder, config(**changes), tiny.config.flat(config()))
+
+
+# One run at a time
+
+
+def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_killed(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "held\n"
+        with pytest.raises(errors.UserError, match=rf"process {first.pid} on {socket.gethostname()}") as caught:
+            entered(tmp_path)
+        assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+        assert [found.name for found in tmp_path.iterdir()] == ["lock"]
+        first.send_signal(signal.SIGKILL)
+    assert (tmp_path / "lock").exists()  # but nobody has it
+    assert not entered(tmp_path)
+    assert {found.name for found in tmp_path.iterdir()} == {"config.json"}
+
+
+def test_nothing_is_left_where_the_folder_is_another_s(tmp_path):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(errors.UserError, match="holds files, but no run"):
+        entered(tmp_path)
+    assert [found.name for found in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_lock_removed_by_the_one_who_had_it_is_not_taken_for_one(tmp_path, monkeypatch):
+    """Between opening the file and locking it, the other run ends and removes it, and a third one makes a new one."""
+    whole, third = fcntl.flock, []
+
+    def flock(opened, how):
+        if not third:
+            os.unlink(tmp_path / "lock")
+            third.append(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))
+            whole(third[0], how)
+        whole(opened, how)
+
+    monkeypatch.setattr(workdir.fcntl, "flock", flock)
+    with pytest.raises(errors.UserError, match="is in use by a run"), workdir.hold(tmp_path):
+        pass
+    os.close(third[0])
+
+
+def test_a_folder_that_was_moved_takes_no_lock_of_another_run_with_it(tmp_path):
+    """The first run's folder is renamed, and a second run has the path now, and still when the first one ends."""
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    with workdir.hold(folder):
+        os.rename(folder, moved)
+        second = workdir.hold(folder)
+        second.__enter__()
+    with pytest.raises(errors.UserError, match="is in use by a run"), workdir.hold(folder):
+        pass
+    second.__exit__(None, None, None)
+    assert list(folder.iterdir()) == [] and [found.name for found in moved.iterdir()] == ["lock"]
+
+
+def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys):
+    def flock(opened, how):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(workdir.fcntl, "flock", flock)
+    (tmp_path / "lock").write_text("of another run, for all one knows")
+    assert not entered(tmp_path)
+    assert f"{tmp_path} cannot be locked" in capsys.readouterr().out
+    assert (tmp_path / "lock").exists()
+
+
+def test_a_lock_on_a_drive_that_is_gone_is_let_go_in_silence(tmp_path, monkeypatch):
+    whole = os.close
+
+    def close(opened):
+        whole(opened)
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+    with workdir.hold(tmp_path):
+        monkeypatch.setattr(workdir.os, "close", close)
+    monkeypatch.undo()
+    assert not entered(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.UserError, match="cannot be written"):
+        entered(tmp_path / where)
+
+
+READ_ONLY = """
+import pathlib, sys
+from experiments.engine import checkpoint, errors, workdir
+folder = pathlib.Path(sys.argv[1])
+
+def told(use, *args, **options):
+    try:
+        use(*args, **options)
+    except errors.UserError as error:
+        print(error)
+
+told(workdir.hold(folder).__enter__)
+told(workdir.hold(folder / "new").__enter__)
+told(checkpoint.Checkpoints, folder / "checkpoints", keep=1)
+told(workdir.write_new, folder / "sample.txt", b"")
+"""
+
+
+def test_a_read_only_drive_is_a_sentence(tmp_path):
+    read_only = f"mount -t tmpfs tmpfs {tmp_path} && mount -o remount,ro {tmp_path}"
+    inside = tiny.own_disk(read_only, "a read-only drive")
+    done = subprocess.run(
+        [*inside, sys.executable, "-c", READ_ONLY, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0 and done.stdout.splitlines() == [
+        f"the workdir {tmp_path} cannot be written: Read-only file system",
+        f"the workdir {tmp_path / 'new'} cannot be written: Read-only file system",
+        f"{tmp_path / 'checkpoints'} cannot be used for checkpoints: Read-only file system",
+        f"{tmp_path / 'sample.txt'} cannot be written: Read-only file system",
+    ]
+
+
+# What may change
+
+
+def test_a_run_goes_on_with_what_may_change(tmp_path):
+    assert not entered(tmp_path)
+    changes = {"resume": "latest_valid", "mesh__data": 2, "train__steps": 2000, "train__keep_best": "eval/loss"}
+    assert not entered(tmp_path, **changes)
+    assert json.loads((tmp_path / "config.json").read_text())["config"] == config(**changes)
+
+
+def test_all_else_is_refused_by_name_with_what_may_change(tmp_path):
+    entered(tmp_path)
+    with pytest.raises(errors.UserError) as caught:
+        entered(tmp_path, train__batch_size=32, seed=1, mesh__data=2)
+    refused, _, right = str(caught.value).partition("; what may: ")
+    assert refused.endswith("resuming may not change seed (0 -> 1), train.batch_size (64 -> 32)")
+    assert "mesh.*" in right and "train.steps" in right and "\n" not in str(caught.value)
+
+
+def test_a_setting_that_an_older_version_did_not_have_has_its_default(tmp_path):
+    entered(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    del saved["config"]["model"]["score"], saved["config"]["text"]
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert not entered(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(errors.UserError, match=r"may not change model.score \('asymmetric' -> 'tied'\);"):
+        entered(tmp_path, model__score="tied")
+
+
+@pytest.mark.parametrize("settings", [{}, {"device": "cpu"}])
+def test_a_finished_run_goes_on_when_more_steps_are_wanted(tmp_path, settings):
+    entered(tmp_path)
+    (tmp_path / "summary.json").write_text('{"steps": 1000}')
+    assert entered(tmp_path, **settings)
+    assert not entered(tmp_path, train__steps=1001)
+    with pytest.raises(errors.UserError, match="has taken 1,000 steps: train.steps = 999 must not be less"):
+        entered(tmp_path, train__steps=999)
+
+
+def test_fewer_steps_than_a_checkpoint_are_refused(tmp_path):
+    entered(tmp_path)
+    for name in ("300", "2000.writing"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert not entered(tmp_path, train__steps=300)
+    with pytest.raises(errors.UserError, match="has taken 300 steps"):
+        entered(tmp_path, train__steps=299)
+
+
+NESTED = "[" * 100_000
+HUGE = 10_000  # bytes, in place of what is too large for a JSON file
+
+
+@pytest.mark.parametrize("content", [NESTED, '{"config": {"seed": ' + NESTED, "padded"])
+def test_a_nested_or_a_huge_config_is_a_sentence(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(json_file, "LARGEST", HUGE if content == "padded" else json_file.LARGEST)
+    entered(tmp_path)
+    whole = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(whole + " " * HUGE if content == "padded" else content)
+    with pytest.raises(errors.UserError, match="config.json is damaged, so this run cannot be resumed: choose another"):
+        entered(tmp_path)
+
+
+PADDED = '{"steps": 1000' + " " * HUGE + "}"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', "3", '{"steps": null}', NESTED, PADDED])
+def test_a_damaged_summary_is_made_again(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(json_file, "LARGEST", HUGE if content == PADDED else json_file.LARGEST)
+    entered(tmp_path)
+    (tmp_path / "summary.json").write_text(content)
+    assert not entered(tmp_path)

@@ -1,0 +1,78 @@
+"""Settings that make no sense together: one sentence, before anything runs or is written."""
+
+import contextlib
+import io
+
+import pytest
+import tiny
+
+from experiments import model as models
+from experiments.engine import config, errors, job
+from tfm.attention import score
+
+MODELS = {
+    "model.window must be at least 0": dict(window=-1),
+    "model.dropout must be less than 1": dict(dropout=1.0),
+    "model.dropout must be at least 0": dict(dropout=-0.1),
+    "are 3 with model.score = asymmetric: model.K must be even": dict(relation="rotary", K=3),
+    "are 9 with model.score = none: .*, or model.D": dict(relation="rotary_halves", score="none", D=9, H=3),
+    "model.rotary_base must be at least 1": dict(relation="rotary", rotary_base=0.0),
+    "model.score = constant does not declare": dict(relation="rotary", score="constant"),
+    "rotary_halves turns .* model.score = l2_tied does not declare": dict(relation="rotary_halves", score="l2_tied"),
+    "model.D = 8 must be model.H x model.K = 2 x 3": dict(score="identity_query", K=3),
+    "unknown relation .*alibi": dict(relation="alibbi"),
+    "unknown compute_dtype .*bfloat16": dict(compute_dtype="bf16"),
+    "unknown attention .*flash": dict(attention="flash"),
+}
+TEXTS = {
+    "model.norm = instance looks at later words": dict(model__norm="instance"),
+    "model.segments must be at least 0": dict(model__segments=-1),
+    "text.prefix must be at least 1 and less than text.N": dict(text__objective="prefix", text__prefix=8),
+    "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix", text__prefix=3),
+    "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
+    "is a path, and nothing is there": dict(text__tokenizer="/nowhere/tok512.bin"),
+    "sample.top_p must be above 0": dict(sample__top_p=0.0),
+    "sample.top_k must be at least 0": dict(sample__top_k=-1),
+    "not one held-out word is hidden": dict(text__objective="masked", text__mask_rate=1e-9),
+}
+TRAININGS = {
+    "train.accumulation > 1": dict(model__norm="batch", train__accumulation=2),
+    "optim.beta2 must be less than 1": dict(optim__beta2=1.0),
+    "optim.decay_fraction between 0 and 1": dict(optim__schedule="wsd", optim__decay_fraction=1.5),
+    "a schedule is named, and cannot be imported": dict(optim__schedule="a:b"),
+    "the seed must lie between": dict(seed=-1),
+}
+
+
+@pytest.mark.parametrize("words", MODELS)
+def test_a_model_that_cannot_be(words):
+    settings = tiny.settings("vision", **{f"model__{name}": value for name, value in MODELS[words].items()})
+    with pytest.raises(errors.UserError, match=words):
+        models.vision(settings.model, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+
+
+def test_twice_as_many_features_are_an_even_number():
+    settings = tiny.settings("vision", model__relation="rotary", model__score="tied_wide", model__K=3)
+    assert models.design(settings.model).score is score.tied_wide
+
+
+@pytest.mark.parametrize("words", TEXTS)
+def test_a_text_run_that_cannot_be(words, tmp_path):
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
+    changes = dict(text__source=str(tmp_path / "text.txt"), text__N=8) | TEXTS[words]
+    with pytest.raises(errors.UserError, match=words):
+        tiny.task_of(tiny.settings("language", **changes))
+
+
+@pytest.mark.parametrize("words", TRAININGS)
+def test_a_training_that_cannot_be(words, tmp_path):
+    settings = tiny.settings("vision", image__patch=4, **TRAININGS[words])
+    with pytest.raises(errors.UserError, match=words), contextlib.redirect_stdout(io.StringIO()):
+        devices = job.devices(settings)
+        job.run(settings, tmp_path / "run", config.experiment("vision").prepare(settings, devices), devices)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead():
+    with pytest.raises(errors.UserError, match="model.norm = instance looks at later tokens"):
+        models.encoder_decoder(tiny.settings("vision", model__norm="instance").model, W=5, N=4, tied_output=True)

@@ -1,0 +1,300 @@
+"""Made tasks: their answers against plain loops, what is new in training and fixed when held out, and whole runs."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from experiments import synthetic as experiment
+from experiments.data import synthetic
+from experiments.engine import batches, cost, errors, log, mesh
+
+N, W = 11, 29
+TASKS = list(synthetic.RULES)
+
+# ------------------------------------------------------------------------------------------------------ slow references
+
+
+def ring(w_N, steps):
+    """The word before; the first token's is the last."""
+    return [w_N[n - 1] for n in range(len(w_N))]
+
+
+def previous(w_N, steps):
+    return [None] + [w_N[n - 1] for n in range(1, len(w_N))]
+
+
+def reachability(w_N, steps):
+    """Walks from every source, one edge after the other."""
+    size = len(w_N)
+    sources = [n for n in range(size) if w_N[n] >= size]
+    reached = set()
+    for source in sources:
+        node = source
+        for _ in range(steps):
+            node = w_N[node] % size
+            reached.add(node)
+    return [None if n in sources else int(n in reached) for n in range(size)]
+
+
+def beats(w_N, steps):
+    """Rock, scissors, paper are 0, 1, 2, with W // 3 payloads each."""
+    payloads = W // 3
+    payload_of = {w // payloads: w % payloads for w in w_N}
+    beaten_by = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
+    kinds = ["rock", "scissors", "paper"]
+    return [payload_of[kinds.index(beaten_by[kinds[w // payloads]])] for w in w_N]
+
+
+def membership(w_N, steps):
+    half = len(w_N) // 2
+    return [None] * half + [int(w in w_N[:half]) for w in w_N[half:]]
+
+
+def nearest(w_N, steps):
+    """Of all others with the same key, the ones at the smallest distance; None unless there is exactly one."""
+    payloads = math.floor(math.sqrt(W))
+    answers = []
+    for n in range(len(w_N)):
+        same = [s for s in range(len(w_N)) if s != n and w_N[s] // payloads == w_N[n] // payloads]
+        best = [s for s in same if abs(s - n) == min(abs(other - n) for other in same)]
+        answers.append(w_N[best[0]] % payloads if len(best) == 1 else None)
+    return answers
+
+
+REFERENCE = {rule.__name__: rule for rule in (ring, previous, reachability, beats, membership, nearest)}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("task", TASKS)
+def test_answers_are_those_of_the_reference(task, steps):
+    fetch = synthetic.examples(task, N=N, W=W, steps=steps)
+    for rng in (None, np.random.default_rng(0)):
+        batch = fetch(np.arange(101), rng)
+        assert {name: array.dtype for name, array in batch.items()} == {
+            "w_BN": np.int32,
+            "target_BN": np.int32,
+            "weight_BN": np.float32,
+        }
+        assert all(array.shape == (101, N) for array in batch.values())
+        for name in ("w_BN", "target_BN"):
+            assert batch[name].min() >= 0 and batch[name].max() < W
+        for w_N, target_N, weight_N in zip(*(batch[name].tolist() for name in batch), strict=True):
+            answers = REFERENCE[task](w_N, steps)
+            assert weight_N == [float(answer is not None) for answer in answers]
+            assert [t for t, asked in zip(target_N, weight_N, strict=True) if asked] == [
+                answer for answer in answers if answer is not None
+            ]
+
+
+# --------------------------------------------------------------------------------------------------- how they are drawn
+
+
+def drawn(task, *, n=2000, **sizes):
+    return synthetic.examples(task, **({"N": N, "W": W} | sizes))(np.arange(n), np.random.default_rng(1))
+
+
+@pytest.mark.parametrize(("task", "used"), [("ring", W), ("previous", W), ("membership", W), ("nearest", 25)])
+def test_words_are_equally_likely_at_every_place(task, used):
+    w_BN = drawn(task)["w_BN"]
+    count_NW = np.array([np.bincount(w_N, minlength=W) for w_N in w_BN.T])
+    assert (count_NW[:, used:] == 0).all()
+    assert abs(count_NW[:, :used] - 2000 / used).max() < 5 * math.sqrt(2000 / used)
+
+
+@pytest.mark.parametrize(("task", "steps"), [("reachability", 1), ("reachability", 2), ("reachability", 7)])
+def test_about_half_of_the_nodes_are_reached(task, steps):
+    batch = drawn(task, steps=steps)
+    asked = batch["weight_BN"] > 0
+    assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.03  # the share assumes that paths do not meet
+    assert 0.2 < asked.mean() < 0.9
+
+
+def test_edges_lead_to_any_other_node():
+    pointer_BN = drawn("reachability")["w_BN"] % N
+    for n in range(N):
+        count_N = np.bincount(pointer_BN[:, n], minlength=N)
+        assert count_N[n] == 0 and abs(np.delete(count_N, n) - 200).max() < 5 * math.sqrt(200)
+
+
+@pytest.mark.parametrize("size", [3, N])
+def test_all_three_kinds_are_there_and_have_one_payload_each(size):
+    w_BN = drawn("beats", N=size, n=500)["w_BN"]
+    for w_N in w_BN:
+        assert {w // (W // 3) for w in w_N} == {0, 1, 2} and len(set(w_N)) == 3
+    count_NC = np.array([np.bincount(w_N // (W // 3), minlength=3) for w_N in w_BN.T])  # any kind stands anywhere
+    assert abs(count_NC - 500 / 3).max() < 5 * math.sqrt(500 / 3)
+    payload_BN = w_BN % (W // 3)
+    assert set(payload_BN.ravel()) == set(range(W // 3))
+
+
+def test_half_of_the_questions_are_about_members_and_members_differ():
+    batch = drawn("membership")
+    asked = batch["weight_BN"] > 0
+    assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.02
+    assert all(len(set(w_N)) == N // 2 for w_N in batch["w_BN"][:, : N // 2].tolist())
+    shown = synthetic.spelled("membership", batch["w_BN"][0], N=N, W=W)
+    assert [word.endswith("?") for word in shown] == list(np.arange(N) >= N // 2)
+
+
+@pytest.mark.parametrize(
+    ("task", "w_N", "shown"),
+    [
+        ("ring", [0, 28, 5], ["0", "28", "5"]),
+        ("reachability", [1, 5, 0], ["0→1", "1→2 source", "2→0"]),
+        ("beats", [0, 10, 26], ["r0", "s1", "p8"]),
+        ("nearest", [0, 7, 24], ["0:0", "1:2", "4:4"]),
+    ],
+)
+def test_words_as_a_person_reads_them(task, w_N, shown):
+    assert synthetic.spelled(task, np.array(w_N), N=3, W=W) == shown
+
+
+# -------------------------------------------------------------------------------------------- batch = f(seed, step)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_training_depends_on_seed_and_step_and_what_is_held_out_on_the_number(task):
+    fetch = synthetic.examples(task, N=N, W=W)
+
+    def training(seed):
+        return batches.train(fetch, n=synthetic.EPOCH, batch=16, seed=seed)
+
+    first, again = training(0), training(0)
+    for step in (0, 5):
+        for name in ("w_BN", "target_BN", "weight_BN", "example_B"):
+            np.testing.assert_array_equal(first[step][name], again[step][name])
+    small, large = (batches.evaluation(fetch, n=13, batch=batch) for batch in (4, 16))
+    rows_BN = np.concatenate([small[i]["w_BN"] for i in range(4)])
+    np.testing.assert_array_equal(rows_BN[:13], large[0]["w_BN"][:13])
+    assert small[3]["weight_BN"][1:].sum() == 0 and (rows_BN[13:] == rows_BN[12]).all()
+    np.testing.assert_array_equal(fetch(np.array([7, 2, 7]), None)["w_BN"], rows_BN[[7, 2, 7]])
+    parts = [first[0], first[1], training(1)[0], {"w_BN": rows_BN[:13]}]
+    examples = [tuple(w_N) for part in parts for w_N in part["w_BN"].tolist()]
+    assert len(set(examples)) == len(examples) == 3 * 16 + 13
+
+
+def test_held_out_examples_are_not_those_of_a_generator_with_the_same_number():
+    """Training's generators are grain's, with keys of their own; nor may a small seed give them."""
+    held_out = set(map(tuple, synthetic.examples("ring", N=N, W=W)(np.arange(50), None)["w_BN"].tolist()))
+    for seed in range(50):
+        training = batches.train(synthetic.examples("ring", N=N, W=W), n=64, batch=8, seed=seed)[0]["w_BN"]
+        assert held_out.isdisjoint(map(tuple, training.tolist()))
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("task", "sizes", "said"),
+    [
+        ("rong", {}, 'unknown task "rong" .did you mean "ring".*; the right ones are: ring, previous, reachability'),
+        ("ring", {"N": 2}, "the task ring with 2 tokens needs synthetic.N from 3 to 1024, and 2 is not"),
+        ("previous", {"N": 1}, "synthetic.N from 2"),
+        ("nearest", {"N": 0}, "synthetic.N from 2"),
+        ("ring", {"N": 1025}, "synthetic.N from 3 to 1024"),
+        ("ring", {"W": 1}, "synthetic.W from 2 to 1024, and 1 is not"),
+        ("reachability", {"W": 2 * N - 1}, "the task reachability with 11 tokens needs synthetic.W from 22"),
+        ("beats", {"W": 5}, "synthetic.W from 6"),
+        ("membership", {"W": N // 2}, "synthetic.W from 6"),
+        ("nearest", {"W": 3}, "synthetic.W from 4"),
+        ("nearest", {"W": 1025}, "synthetic.W from 4 to 1024"),
+        ("reachability", {"steps": 0}, "synthetic.steps from 1 to 1024, and 0 is not"),
+    ],
+)
+def test_what_suits_no_task_is_refused(task, sizes, said):
+    with pytest.raises(errors.UserError, match=said):
+        synthetic.examples(task, **({"N": N, "W": W} | sizes))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_smallest_sizes_are_taken(task):
+    rule = synthetic.RULES[task]
+    words = rule.words(rule.tokens)
+    batch = synthetic.examples(task, N=rule.tokens, W=words)(np.arange(50), None)
+    assert batch["weight_BN"].any() and max(batch["w_BN"].max(), batch["target_BN"].max()) < words
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": "ringg"}, "unknown task"),
+        ({"held_out": 0}, "synthetic.held_out must be from 1 to 65,536, and 0 is not"),
+        ({"held_out": 65537}, "synthetic.held_out must be"),
+        ({"steps": 2}, "synthetic.steps is set, but this experiment does not use it"),
+        ({"task": "nearest", "N": 2, "W": 24, "held_out": 1}, "not one held-out token is asked"),
+    ],
+)
+def test_a_config_that_suits_no_task_is_refused(changes, said, tmp_path):
+    file = tiny.config_file(tmp_path, "synthetic", **{f"synthetic.{key}": value for key, value in changes.items()})
+    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 2 and outcome.err.count("\n") == 1 and said in outcome.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_norm_over_the_sequence_is_refused_where_later_words_are_hidden():
+    settings = tiny.settings("synthetic", synthetic__causal=True, model__norm="instance")
+    with pytest.raises(errors.UserError, match="model.norm = instance looks at later words, which synthetic.causal"):
+        experiment.prepare(settings, mesh.make(data=1))
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+def task_of(**changes):
+    return experiment.prepare(tiny.settings("synthetic", **changes), mesh.make(data=1)).task
+
+
+def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked():
+    task = task_of(synthetic__task="reachability", synthetic__held_out=37, train__evaluate_batch=16)
+    batch = synthetic.examples("reachability", N=12, W=24)(np.arange(37), None)
+    reached = batch["target_BN"][batch["weight_BN"] > 0].mean()
+    assert task.baseline == {"accuracy": pytest.approx(max(reached, 1 - reached))} and reached != 0.5
+    assert task.tokens_per_example == 12 and len(task.evaluation) == 3
+
+
+def test_only_without_causal_do_answers_depend_on_later_words():
+    losses = {}
+    for causal in (True, False):
+        task = task_of(synthetic__causal=causal, model__M=1)
+        params, measure = tiny.drawn(task), jax.jit(task.measure)
+        batch = dict(task.train[0])
+        batch["weight_BN"] = np.float32(np.arange(12) < 5) * batch["weight_BN"]
+        other_BN = np.where(np.arange(12) == 7, (batch["w_BN"] + 1) % 24, batch["w_BN"])
+        losses[causal] = [float(measure(params, batch | w, None)["loss"][0]) for w in ({}, {"w_BN": other_BN})]
+        A_MBHNS = np.asarray(jax.jit(task.maps)(params, {"w_BN": batch["w_BN"][:3]}))
+        assert A_MBHNS.shape == (1, 3, 2, 12, 12)
+        assert (np.triu(A_MBHNS, 1) == 0).all() == causal
+    assert losses[True][0] == losses[True][1] and losses[False][0] != losses[False][1]
+
+
+def test_all_tasks_are_one_program():
+    programs = set()
+    for task in ("ring", "nearest"):
+        made = task_of(synthetic__task=task, model__M=1)
+        params = jax.eval_shape(made.init, jax.random.key(0))
+        programs.add(jax.jit(made.measure).lower(params, made.train[0], None).as_text())
+    assert len(programs) == 1
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_run_learns_and_draws_its_figures(tmp_path, monkeypatch, causal):
+    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    changes = {"task": "previous" if causal else "ring", "causal": causal, "N": 4, "W": 8, "held_out": 40}
+    changes = {f"synthetic.{key}": value for key, value in changes.items()} | tiny.MODEL
+    changes |= {"model.M": 1, "model.H": 1, "model.D": 16, "optim.learning_rate": 0.02, "optim.warmup_steps": 5}
+    changes |= {"train.steps": 60, "train.batch_size": 32, "train.evaluate_batch": 16, "train.evaluate_every": 30}
+    file = tiny.config_file(tmp_path, "synthetic", **changes, **{"mesh.data": 2})
+    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
+    assert (outcome.code, outcome.err) == (0, "")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["experiment"] == "synthetic" and summary["steps"] == 60
+    assert summary["eval/accuracy"] > summary["baseline/accuracy"] + 0.1
+    rows = [row for row in log.read(tmp_path / "run") if "eval/loss" in row]
+    assert [row["step"] for row in rows] == [30, 60] and rows[1]["eval/loss"] < rows[0]["eval/loss"]
+    drawn = sorted((tmp_path / "run" / "figures").iterdir())
+    assert [figure.name for figure in drawn] == ["attention.png", "loss.png"]
+    assert all(str(figure) in outcome.out and figure.stat().st_size > 5000 for figure in drawn)

@@ -1,0 +1,266 @@
+"""A user's own score, value, norm, position, relation or MLP: a plain tuple is enough, and what is wrong is said before
+anything is computed."""
+
+import functools
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from experiments import model as models
+from experiments import variants
+from experiments.engine import config, errors
+from tfm import mlp, norm, position
+from tfm.attention import relative_position, score, value
+
+D, H, K = 12, 2, 6
+
+
+def settings(**changes):
+    return tiny.settings("language", **({"model__D": D, "model__H": H, "model__K": K} | changes)).model
+
+
+def refused(*, cross=False, **changes) -> str:
+    with pytest.raises(errors.UserError) as caught:
+        models.positions(settings(**changes))
+        models.design(settings(**changes), cross=cross)
+    return str(caught.value)
+
+
+# What may be turned
+
+
+def gaussian_init(key, *, H, K, D, bias):
+    return score.tied.init(key, H=H, K=K, D=D, bias=False)
+
+
+def gaussian(params, x_BND, x_BSD):
+    """-|U x_n - U x_s|^2 / 2 as a product, whose squares are no features that a position could turn."""
+    q, k = score.tied.apply(params, x_BND, x_BSD)
+    a, b = (-(u * u).sum(-1, keepdims=True) / 2 for u in (q, k))
+    return jnp.concatenate([q, a, 1 + 0 * a], -1), jnp.concatenate([k, 1 + 0 * b, b], -1)
+
+
+pair = gaussian_init, gaussian
+declared = score.Score(gaussian_init, score.tied.apply, turned=True)
+odd = score.Score(lambda key, *, H, K, D, bias: {}, lambda params, x, y: (x[:, None, :, 1:],) * 2, turned=True)
+
+
+def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
+    words = refused(model__score="test_variants:pair", model__relation="rotary")
+    assert "model.relation = rotary turns queries and keys, and model.score = test_variants:pair does not" in words
+    assert "score.Score(init, apply, turned=True) (tfm/attention/score.py)" in words
+    assert models.design(settings(model__score="test_variants:pair")).score.apply is gaussian
+    for relation_name in variants.TURNING:
+        made = models.design(settings(model__score="test_variants:declared", model__relation=relation_name))
+        assert made.score is declared
+    assert "are 11 with" in refused(model__score="test_variants:odd", model__relation="rotary")
+
+
+def test_of_our_scores_those_of_products_are_turned():
+    assert {name for name, one in config.candidates(score).items() if not one.turned} == {"constant", "l2_tied"}
+
+
+# A plain tuple is enough
+
+mlp_pair = (mlp.relu.init, mlp.relu.apply)
+norm_pair = (norm.rms.init, norm.rms.apply)
+norm_three = tuple(norm.batch)
+position_pair = tuple(position.learned)
+value_three, relation_three = tuple(value.low_rank), tuple(relative_position.relative)
+score_three = (score.tied.init, score.tied.apply, score.tied.factors)
+
+
+@pytest.mark.parametrize(
+    ("room", "name"),
+    [
+        ("score", "pair"),
+        ("score", "score_three"),
+        ("value", "value_three"),
+        ("norm", "norm_pair"),
+        ("norm", "norm_three"),
+        ("position", "position_pair"),
+        ("mlp", "mlp_pair"),
+        ("relation", "relation_three"),
+    ],
+)
+def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
+    m = settings(**{f"model__{room}": f"test_variants:{name}"})
+    made = models.positions(m) if room == "position" else getattr(models.design(m), room)
+    plain = globals()[name]
+    assert type(made) is type(next(iter(config.candidates(variants.ROOMS[room]).values())))
+    assert tuple(made[: len(plain)]) == plain
+
+
+@pytest.mark.parametrize("room", ["value", "relation"])
+def test_a_tuple_with_too_few_parts_is_refused(room):
+    words = refused(**{f"model__{room}": "test_variants:mlp_pair"})
+    assert "must be a tuple (init, " in words and words.endswith(", and it is not")
+
+
+# What does not fit
+
+
+def with_axes(move, init=score.tied.init):
+    return score.Score(init, lambda params, x, y: move(*score.tied.apply(params, x, y)))
+
+
+swapped = with_axes(lambda q, k: (q.swapaxes(1, 2), k))
+swapped_keys = with_axes(lambda q, k: (q, k.swapaxes(2, 3)))
+factored = score.tied._replace(factors=lambda params, *, D: (params["U_HKD"] @ params["U_HKD"].swapaxes(1, 2),) * 2)
+one_head = with_axes(lambda q, k: (q[:, :1], k[:, :1]))
+narrow = with_axes(lambda q, k: (q, k[..., 1:]))
+single = with_axes(lambda q, k: q)
+nothing = with_axes(lambda q, k: (q, 3))
+itself = score.Score(score.tied.init, lambda params, x, y: score.tied.apply(params, x, x))
+named = score.Score(lambda key, *, H, K, D, bias: {"U_HKD": jnp.zeros((K, H, D))}, score.tied.apply)
+unnamed = score.Score(lambda key, *, H, K, D, bias: {"U": jnp.zeros((H, K, D))}, score.tied.apply)
+empty = score.Score(lambda key, **_: {}, lambda params, x_BND, x_BSD: (x_BND[:, None, :, :0], x_BSD[:, None, :, :0]))
+
+
+def raises(params, x_BND, x_BSD):
+    raise RuntimeError("I know nothing\nof such tokens")
+
+
+def of_numpy(params, x_BND, x_BSD):
+    return score.tied.apply(params, np.sqrt(x_BND), x_BSD)
+
+
+raising, numpyish = (score.tied.init, raises), (score.tied.init, of_numpy)
+value_swapped = value.low_rank._replace(apply=lambda params, x: value.low_rank.apply(params, x).swapaxes(1, 2))
+value_kept = value.low_rank._replace(combine=lambda params, y: y)
+norm_flat = (norm.rms.init, lambda params, x, *, eps: x.mean(-1))
+mlp_wide = (mlp.relu.init, lambda params, x: jnp.concatenate([x, x], -1))
+position_long = (position.none.init, lambda params, x, n=None: jnp.concatenate([x, x], 1))
+turned_off = relative_position.relative._replace(turn=lambda params, q, k, n: (q[..., :2], k))
+biased = relative_position.relative._replace(bias=lambda params, H: lambda n, s: jnp.zeros((n.shape[0], H, s.shape[0])))
+HERE = str(pathlib.Path(__file__))
+
+
+@pytest.mark.parametrize(
+    ("room", "name", "says"),
+    [
+        ("score", "swapped", "(B, H, N, K) is expected of its queries, here (3, 2, 5, any), and it gives (3, 5, 2, 6)"),
+        (
+            "score",
+            "swapped_keys",
+            "(B, H, N, K) is expected of its keys, here (3, 2, 5, any), and it gives (3, 2, 6, 5)",
+        ),
+        ("score", "narrow", "its queries have 6 features, and its keys 5"),
+        ("score", "single", "a pair is expected, queries and keys, and it gives none"),
+        ("score", "nothing", "keys, here (3, 2, 5, any), and it gives ()"),
+        ("score", "named", "model.H is 2, and H in its parameters 6"),
+        ("score", "unnamed", "of its parameters, "),
+        ("score", "empty", "its queries and keys have no features"),
+        ("score", "factored", "(H, K, D) is expected of its factors, here (2, any, 12), and it gives (2, 6, 6)"),
+        ("score", "raising", f"{HERE}, line {raises.__code__.co_firstlineno + 1}: RuntimeError: I know nothing"),
+        ("score", "numpyish", f"{HERE}, line {of_numpy.__code__.co_firstlineno + 1}: TracerArrayConversionError: "),
+        (
+            "value",
+            "value_swapped",
+            "(B, H, N, V) is expected of its values, here (3, 2, 5, any), and it gives (3, 5, 2, 6)",
+        ),
+        ("value", "value_kept", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 2, 5, 6)"),
+        ("norm", "norm_flat", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 5)"),
+        ("mlp", "mlp_wide", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 5, 24)"),
+        ("position", "position_long", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 10, 12)"),
+        ("relation", "turned_off", "it makes queries of the shape (3, 2, 5, 6) into (3, 2, 5, 2)"),
+        ("relation", "biased", "(H, N, N) is expected of its bias, here (2, 5, 5), and it gives (5, 2, 5)"),
+    ],
+)
+def test_what_does_not_fit_is_told_in_a_sentence(room, name, says):
+    words = refused(**{f"model__{room}": f"test_variants:{name}"})
+    assert words.startswith(f"model.{room} = test_variants:{name}: ") and says in words and "\n" not in words
+
+
+def test_heads_may_share_a_map():
+    assert models.design(settings(model__score="test_variants:one_head")).score is one_head
+
+
+def test_what_compares_tokens_with_themselves_only_is_for_self_attention():
+    assert models.design(settings(model__score="test_variants:itself")).score is itself
+    assert models.design(settings(model__score="test_variants:declared"), cross=True).score is declared
+    words = refused(model__score="test_variants:itself", cross=True)
+    assert "(B, H, S, K) is expected of its keys, here (3, 2, 7, any), and it gives (3, 2, 5, 6)" in words
+
+
+def test_sizes_that_are_those_tried_with_are_told_apart():
+    """Where H is 3 and K is 5, other numbers of sequences and tokens are taken."""
+    words = refused(model__score="test_variants:swapped", model__H=3, model__K=5)
+    assert "here (7, 3, 11, any), and it gives (7, 11, 3, 5)" in words
+
+
+def test_our_own_are_not_tried(monkeypatch):
+    monkeypatch.setattr(jax, "eval_shape", None)
+    models.design(settings())
+    models.positions(settings())
+
+
+# Where it is found
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """The working directory, and a folder beside it with a config."""
+    here, beside = tmp_path / "here", tmp_path / "beside"
+    for folder in (here, beside):
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != ""])
+    yield here, beside
+    for name in [name for name in sys.modules if name.startswith("own_")]:
+        del sys.modules[name]
+
+
+OWN = "from tfm import score\n\nmine = score.tied._replace(init={!r})\n"
+find = functools.partial(config.choose, "score", right=config.candidates(score))
+
+
+def test_a_variant_lies_beside_the_config(places, capsys):
+    _, beside = places
+    (beside / "own_beside.py").write_text(OWN.format("beside"))
+    config.load(tiny.config_file(beside, "vision"), base=tiny.base.get_config())
+    assert find("own_beside:mine").init == "beside" and capsys.readouterr().out == ""
+
+
+def test_the_working_directory_comes_first_and_it_is_said(places, capsys):
+    here, beside = places
+    for folder in places:
+        (folder / "own_twice.py").write_text(OWN.format(folder.name))
+    config.load(tiny.config_file(beside, "vision"), base=tiny.base.get_config())
+    assert find("own_twice:mine").init == "here"
+    told = f'score "own_twice:mine" is from {here / "own_twice.py"}, not from {beside / "own_twice.py"}\n'
+    assert capsys.readouterr().out == told
+    find("own_twice:mine")
+    assert capsys.readouterr().out == ""  # once
+
+
+def test_beside_a_json_nothing_is_looked_for(places):
+    _, foreign = places
+    (foreign / "own_foreign.py").write_text("raise SystemExit('run')")
+    (foreign / "config.json").write_text('{"experiment": "vision", "model": {"score": "own_foreign:mine"}}')
+    told = tiny.run("--config", str(foreign / "config.json"), "--config.model.score=own_foreign:mine", "--dry_run")
+    assert told.code == 2 and "No module named 'own_foreign'" in told.err
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("import nothing_at_all\n", "own_faulty.py, line 1: ModuleNotFoundError: No module named 'nothing_at_all'"),
+        ("x = 1\ny = x.z\n", "own_faulty.py, line 2: AttributeError: 'int' object has no attribute 'z'"),
+        ("def f(:\n", "SyntaxError: "),
+        ("raise RuntimeError('no')\n", "own_faulty.py, line 1: RuntimeError: no"),
+        ("mine = 1\n", "must be a tuple (init, apply), and it is not"),
+        ("yours = 1\n", "own_faulty.py has no mine"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_with_its_line(places, content, says):
+    here, _ = places
+    (here / "own_faulty.py").write_text(content)
+    with pytest.raises(errors.UserError) as caught:
+        find("own_faulty:mine")
+    assert says in str(caught.value) and "\n" not in str(caught.value)

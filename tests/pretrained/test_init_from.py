@@ -1,0 +1,347 @@
+"""Training from another model's parameters: they are there at step 0, a misfit is named, resuming needs none."""
+
+import contextlib
+import io
+import json
+import os
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+import published
+import pytest
+import tiny
+
+from experiments import language, vision
+from experiments import model as models
+from experiments.data import pretrained_tokenizer, tokenizer, vocabulary
+from experiments.engine import errors
+from experiments.pretrained import open_model, warm_start
+from tfm import head
+
+GPT2 = {"M": 2, "D": 21, "H": 3, "F": 19, "mlp": "gelu_tanh"}  # as tests/published.py
+STILL = {"optim__learning_rate": 0.0, "train__steps": 1, "train__batch_size": 8, "optim__warmup_steps": 0}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nothing is drawn, and the peak is not measured."""
+    monkeypatch.setattr(language, "figures", lambda *_: [])
+    monkeypatch.setattr(vision, "figures", lambda *_: [])
+    monkeypatch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+
+
+def words_model(settings, N: int = 13):
+    return models.language(settings.model, answer=head.next_word, W=23, N=N, tied_output=True)
+
+
+def gpt2(**changes):
+    fields = {f"model__{name}": value for name, value in GPT2.items()} | {"text__N": 13, "text__tied_output": True}
+    return tiny.settings("language", model=False, **(fields | changes))
+
+
+def load(settings, model, resumed=False, kept=None):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        return warm_start.load(settings, model.init, resumed=resumed, kept=kept), out.getvalue()
+
+
+def refusal(settings, model, kept=None) -> str:
+    with pytest.raises(errors.UserError) as error:
+        load(settings, model, kept=kept)
+    return str(error.value)
+
+
+def digits(folder, **changes):
+    """A run on digits from a command."""
+    small = {**tiny.MODEL, "image.patch": 4, "train.evaluate_batch": 512} | {"model.M": 1}
+    changes = small | {key.replace("__", "."): value for key, value in (STILL | changes).items()}
+    file = tiny.config_file(folder, "vision", **changes)
+    return tiny.run("--config", file, "--workdir", str(folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The folder of a run on digits."""
+    folder = tmp_path_factory.mktemp("source")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vision, "figures", lambda *_: [])
+        patch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+        assert digits(folder, optim__learning_rate=0.1).code == 0
+    return folder / "run"
+
+
+def test_a_run_starts_from_another_ones_parameters_and_resumes_without_them(source, tmp_path):
+    theirs = shutil.copytree(source, tmp_path / "theirs")
+    there = open_model.flat(open_model.open(str(theirs)).params)
+    changes = {"init_from": str(theirs), "seed": 3, "model__dropout": 0.25, "model__remat": True}
+    outcome = digits(tmp_path, **changes)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"starting from {theirs}: {sum(x.size for x in there.values()):,} of its parameters\n" in outcome.out
+    ours = open_model.flat(open_model.open(str(tmp_path / "run")).params)  # after a step of learning rate 0
+    assert ours.keys() == there.keys()
+    for path, array in there.items():
+        np.testing.assert_array_equal(ours[path], array, err_msg=path)
+    shutil.rmtree(theirs)
+    (tmp_path / "run" / "summary.json").unlink()
+    outcome = digits(tmp_path, **changes)
+    assert outcome.code == 0 and "resuming" in outcome.out and (tmp_path / "run" / "summary.json").exists()
+    again = open_model.flat(open_model.open(str(tmp_path / "run")).params)
+    np.testing.assert_array_equal(again["embed/W_DP"], there["embed/W_DP"])
+
+
+def test_a_fresh_head_may_have_other_classes(source, tmp_path):
+    np.savez(tmp_path / "three.npz", x=np.arange(90 * 64).reshape(90, 8, 8) % 251, y=np.arange(90) % 3)
+    other = {"image__source": str(tmp_path / "three.npz"), "init_from": str(source)}
+    outcome = digits(tmp_path, **other)
+    assert outcome.code == 2 and "head/G_CD has shape (10, 8) and not (3, 8)" in outcome.err
+    assert "(3,); or init_fresh = head to begin with a new head" in outcome.err
+    assert not (tmp_path / "run").exists()
+    outcome = digits(tmp_path, **other, init_fresh="head")
+    assert outcome.code == 0 and "parameters, anew: head" in outcome.out
+    made, theirs = (open_model.open(str(folder)).params for folder in (tmp_path / "run", source))
+    assert made["head"]["G_CD"].shape == (3, 8)
+    np.testing.assert_array_equal(made["embed"]["W_DP"], theirs["embed"]["W_DP"])
+    assert json.loads((tmp_path / "run" / "data.json").read_text())["classes"] == ["0", "1", "2"]
+
+
+def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
+    folder = published.save(tmp_path, "gpt2")
+    for path in (folder, folder / "model.safetensors"):
+        settings = gpt2(init_from=str(path))
+        found, out = load(settings, words_model(settings))
+        assert "wte.weight" in out and "split in 3" in out and "starting from" in out
+    params = words_model(settings).init(jax.random.key(0))
+    placed = warm_start.placed(found, params)
+    assert jax.tree.structure(placed) == jax.tree.structure(params)
+    np.testing.assert_array_equal(placed["embed"]["E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
+    assert load(settings, words_model(settings), resumed=True) == ({}, "")
+
+
+def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path):
+    folder = published.save(tmp_path, "gpt2")
+    wrong = {"model__D": 24, "model__norm": "rms", "text__tied_output": False, "model__dropout": 0.5}
+    settings = gpt2(init_from=str(folder), **wrong)
+    told = refusal(settings, words_model(settings))
+    assert "init_fresh" not in told
+    for words in ("model.D = 21 (it is 24)", "model.norm = 'token' (it is 'rms')", "text.tied_output = True (it is "):
+        assert words in told
+    assert "model.K = 7 (it is 8)" in told and "model.H" not in told and "dropout" not in told
+    assert "norm1/shift_D (2, 21) is left over" in told
+    settings = gpt2(init_from=str(folder))
+    bytes_model = models.language(settings.model, answer=head.next_word, W=256, N=13, tied_output=True)
+    told = refusal(settings, bytes_model)
+    assert "text.tokenizer to that of its 23 words (this one has 256)" in told
+    assert "embed/E_WD has shape (23, 21) and not (256, 21)" in told
+    settings = gpt2(init_from=str(tmp_path / "absent"))
+    assert "there is no" in refusal(settings, words_model(settings))
+
+
+@pytest.mark.parametrize(("N", "rule"), [(5, "cut"), (17, "linear")])
+def test_positions_are_resized_only_where_it_is_asked(tmp_path, N, rule):
+    folder = published.save(tmp_path, "gpt2")
+    settings = gpt2(init_from=str(folder), text__N=N)
+    told = refusal(settings, words_model(settings, N))
+    assert told.count("resize_positions") == 1 and f"set text.N = 13 (it is {N}), or resize_positions = True; " in told
+    settings = gpt2(init_from=str(folder), text__N=N, resize_positions=True)
+    found, out = load(settings, words_model(settings, N))
+    assert f"the 13 learned positions are made {N} by the rule {rule}" in out
+    theirs = published.tensors("gpt2", prefix="")["wpe.weight"]
+    np.testing.assert_allclose(found["position/P_ND"][[0, -1]], theirs[[0, 4 if rule == "cut" else -1]], rtol=1e-6)
+    assert found["position/P_ND"].shape == (N, 21)
+    settings = gpt2(init_from=str(folder), resize_positions=True)
+    assert "resize_positions = True is not needed" in refusal(settings, words_model(settings))
+
+
+def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
+    settings = gpt2(init_fresh="head")
+    assert "no meaning without init_from" in refusal(settings, words_model(settings))
+    settings = gpt2(init_from=str(published.save(tmp_path, "gpt2")), init_fresh="embed, positoin")
+    told = refusal(settings, words_model(settings))
+    assert 'no part "positoin" (did you mean "position"?); its parts are: blocks, embed, norm, position' in told
+    settings = gpt2(init_from=str(tmp_path), init_fresh="blocks/mlp,position", text__N=5)
+    found, _ = load(settings, words_model(settings, 5))
+    assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
+
+
+def images(Y=8, patch=4, P=16, **changes):
+    """Settings and model of a run on images of Y x Y pixels, as `digits`."""
+    fields = {"model__M": 1, "image__patch": patch} | changes
+    settings = tiny.settings("vision", **fields)
+    sizes = {"Y": Y, "X": Y, "Z": P // patch**2, "patch": patch, "C": 10}
+    return settings, models.vision(settings.model, answer=settings.to_dict()["image"]["head"], **sizes)
+
+
+def test_other_positions_of_patches_are_offered_only_where_all_else_fits(source):
+    start = {"init_from": str(source)}
+    assert "set resize_positions = True to make 16 positions of its 4;" in refusal(*images(Y=16, **start))
+    found, _ = load(*images(Y=16, **start, resize_positions=True))
+    assert found["position/P_ND"].shape == (16, 8)
+    told = refusal(*images(patch=2, P=4, **start))
+    assert "set image.patch = 4 (it is 2); it is for images of 8 x 8 pixels and 1 channel;" in told
+    unlike = images(Y=16, P=48, **start), images(image__head="class_token", **start), images(patch=2, **start)
+    for case in unlike:
+        told = refusal(*case)
+        assert "it is for images of 8 x 8 pixels and 1 channel;" in told and "resize_positions" not in told
+
+
+def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path, source, monkeypatch):
+    made = open_model.open(str(source))
+    params = {**made.params, "embed": {**made.params["embed"], "h_D": np.ones(8, np.float32)}}
+    params["head"] = {"G_PD": np.ones((16, 8), np.float32), "b_P": np.ones(16, np.float32)}
+    other = made._replace(params=params, kind="masked_image", facts={"patch": 4, "Z": 1})
+    monkeypatch.setattr(open_model, "open", lambda path: other)
+    told = refusal(*images(init_from="there", init_fresh="head"))
+    assert "embed/h_D (8,) is left over; init_fresh may name parts to begin anew, or to leave behind" in told
+    assert "set " not in told and "new head" not in told
+    found, out = load(*images(init_from="there", init_fresh="head,embed/h_D"))
+    assert "anew: head, left behind: embed/h_D\n" in out and "embed/h_D" not in found and "embed/W_DP" in found
+    assert 'no part "embed/x"' in refusal(*images(init_from="there", init_fresh="head,embed/x"))
+
+
+# What a path means, and whether it is whole.
+
+
+def test_numbers_that_are_not_finite_are_not_used(tmp_path):
+    arrays = published.tensors("gpt2")
+    arrays["transformer.h.1.mlp.c_proj.bias"][3] = np.inf
+    folder = published.save(tmp_path, "gpt2", arrays)
+    settings = gpt2(init_from=str(folder))
+    wanted = f"{folder} is damaged: blocks/mlp/b2_D holds values that are not finite numbers"
+    assert refusal(settings, words_model(settings)) == wanted
+    with pytest.raises(errors.UserError) as error:
+        open_model.checked(open_model.open(str(folder)), words_model(settings).init)
+    assert str(error.value) == wanted
+    settings = gpt2(init_from=str(folder), init_fresh="blocks/mlp")
+    assert "embed/E_WD" in load(settings, words_model(settings))[0]  # what is not taken may be anything
+
+
+def test_a_run_must_hold_what_its_summary_says(source, tmp_path, capsys):
+    copy = shutil.copytree(source, tmp_path / "copy")
+    open_model.open(str(copy))
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64}))
+    with pytest.raises(errors.UserError, match="is damaged: the parameters of step 1 are not those of params_sha256"):
+        open_model.open(str(copy))
+    (copy / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64, "steps": 2}))
+    capsys.readouterr()
+    open_model.open(str(copy))  # of another step, whose checkpoint is not there
+    assert f"{copy} was trained for 2 steps, and its newest checkpoint is of step 1\n" == capsys.readouterr().out
+
+
+def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp_path, monkeypatch):
+    assert open_model.open(str(source / "config.json")).path == source
+    folder = published.save(tmp_path / "gpt2", "gpt2")
+    assert open_model.open(str(folder / "config.json")).kind == "causal"
+    own = tokenizer.make("characters", [b"abc"], specials=())
+    (folder / "tokenizer.json").write_text(json.dumps(own.to_json()))
+    monkeypatch.chdir(source)
+    assert open_model.open(".").kind == open_model.open("config.json").kind == "image"
+    monkeypatch.chdir(folder)
+    for path in (".", "config.json", "model.safetensors"):
+        assert open_model.words(open_model.open(path)).size == 3
+    with pytest.raises(errors.UserError, match="alone.pt is not read.*AutoTokenizer"):
+        (tmp_path / "alone.pt").write_bytes(b"\x80\x04.")
+        open_model.open(str(tmp_path / "alone.pt"))
+
+
+def test_the_only_llama2c_model_of_a_folder_is_opened(tmp_path, monkeypatch):
+    sizes = [8, 5, 1, 2, 2, 11, 7]  # D, F, M, H, G, W, N
+    numbers = 11 * 8 + 8 + 4 * 64 + 8 + 3 * 40 + 8 + 2 * 7 * 2
+    content = np.int32(sizes).tobytes() + np.zeros(numbers, np.float32).tobytes()
+    (tmp_path / "tok11.bin").write_bytes(b"words")
+    with pytest.raises(errors.UserError, match="tok11.bin is not read|holds neither"):
+        open_model.open(str(tmp_path))
+    (tmp_path / "a.bin").write_bytes(content)
+    made = open_model.open(str(tmp_path))
+    assert made.path == tmp_path / "a.bin" and made.facts["W"] == 11
+    assert open_model.tokenizers(made) == [tmp_path / "tok11.bin"]
+    (tmp_path / "b.bin").write_bytes(content)
+    with pytest.raises(errors.UserError, match="holds 2 models: give one, as .*a.bin"):
+        open_model.open(str(tmp_path))
+
+
+# The words of a trained model.
+
+
+def test_the_words_of_another_run_are_used_and_kept(tmp_path):
+    theirs = tokenizer.make("characters", [b"abc d"], specials=("[MASK]",))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "tokenizer.json").write_text(json.dumps(theirs.to_json()))
+    for path in (tmp_path / "theirs", tmp_path / "theirs" / "tokenizer.json"):
+        made = pretrained_tokenizer.make(str(path), [b"other text"], specials=(), evaluation=[])
+        assert (made.size, made.ordinary, made.special("[MASK]")) == (6, 6, 5)
+        np.testing.assert_array_equal(made.encode(b"bad"), theirs.encode(b"bad"))
+        assert made.decode(made.encode(b"bad")) == "bad"
+        assert pretrained_tokenizer.files(made) == {
+            "tokenizer.json": (tmp_path / "theirs" / "tokenizer.json").read_bytes()
+        }
+    with pytest.raises(errors.UserError, match="UTF-8"):
+        made.encode(b"\xff")
+    with pytest.raises(errors.UserError, match="no special"):
+        made.special("[PAD]")
+    own = pretrained_tokenizer.make("bytes", [b"text"], specials=(), evaluation=[])
+    (tmp_path / "tokenizer.json").write_bytes(pretrained_tokenizer.files(own)["tokenizer.json"])
+    assert vocabulary.read(tmp_path).size == own.size == 256
+    with pytest.raises(errors.UserError, match="bytes, characters"):
+        pretrained_tokenizer.make("byts", [b"text"], specials=(), evaluation=[])
+
+
+def saved_words(text: str, **more) -> bytes:
+    made = tokenizer.make("characters", [text.encode()], specials=())
+    return json.dumps(made.to_json() | more).encode()
+
+
+def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
+    folder = published.save(tmp_path, "gpt2")
+    settings = gpt2(init_from=str(folder))
+    model, ours = words_model(settings), {"tokenizer.json": saved_words("abcdefghij")}
+    load(settings, model, kept=ours)  # nobody knows what they mean there
+    (folder / "tokenizer.json").write_bytes(saved_words("klmnopqrst"))
+    told = refusal(settings, model, kept=ours)
+    assert told.endswith(f"its words are not those of this run: set text.tokenizer = {folder}")
+    assert told == refusal(settings, model, kept={"tok23.bin": b"words"})
+    (folder / "tokenizer.json").write_bytes(b"\n" + saved_words("abcdefghij", padding={"length": 7}))
+    load(settings, model, kept=ours)
+    (folder / "tokenizer.json").write_bytes(saved_words("klmnopqrst"))
+    settings = gpt2(init_from=str(folder), init_fresh="embed")
+    load(settings, model, kept=ours)  # no row of a word is taken from it
+    settings = gpt2(init_from=str(folder))
+    load(settings, model, kept={"data.json": b"{}"})
+    larger = models.language(settings.model, answer=head.next_word, W=256, N=13, tied_output=True)
+    told = refusal(settings, larger, kept=ours)
+    assert f"set text.tokenizer = {folder}, for its 23 words (this one has 256); embed/E_WD" in told
+    settings = tiny.settings("translation", init_from=str(folder))
+    assert "its subwords are not those of this run" in refusal(settings, model, kept=ours)
+
+
+def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
+    (tmp_path / "text.txt").write_text("abcdefghijklmnopqrstuvw" * 20)  # 23 words
+    folder = published.save(tmp_path / "gpt2", "gpt2")
+    (folder / "tokenizer.json").write_bytes(saved_words("ABCDEFGHIJKLMNOPQRSTUVW"))
+    fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.tied_output": True}
+    fields |= {"text.source": str(tmp_path / "text.txt"), "text.tokenizer": "characters", "train.batch_size": 8}
+    fields |= {"sample.prompt": "abc", "sample.max_new_tokens": 1}
+    file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields, **{"train.evaluate_batch": 8})
+    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
+    assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err
+
+
+def test_stories260k_goes_on_learning(tmp_path):
+    folder = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K"
+    if not os.environ.get("TFM_DATA") or not folder.is_dir():
+        pytest.skip("TFM_DATA names no folder with stories260K")
+    text = (folder / "greedy.txt").read_text(encoding="utf-8")
+    (tmp_path / "text.txt").write_text(text * 3, encoding="utf-8")
+    changes = {"text.source": tmp_path / "text.txt", "text.N": 61, "model.unroll": 1, "sample.max_new_tokens": 1}
+    changes |= {"train.steps": 1, "train.batch_size": 8, "train.evaluate_batch": 8, "optim.learning_rate": 0.0}
+    changes |= {"init_from": folder / "stories260K.bin", "text.tokenizer": folder / "tok512.bin"}
+    changes |= {"optim.warmup_steps": 0}
+    config = str(pathlib.Path(__file__).parents[2] / "configs" / "finetune.py")
+    settings = [f"--config.{key}={value}" for key, value in changes.items()]
+    outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"), *settings)
+    assert (outcome.code, outcome.err) == (0, "")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["eval/loss"] < 2  # 1.36, of its own words; at random it would be log 512 = 6.2
+    assert (tmp_path / "run" / "tok512.bin").read_bytes() == (folder / "tok512.bin").read_bytes()
+    assert open_model.words(open_model.open(str(tmp_path / "run"))).size == 512

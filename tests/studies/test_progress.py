@@ -1,0 +1,205 @@
+"""The time left that the live lines announce, of a run and of a study, against what a made-up clock then shows."""
+
+import io
+import itertools
+import re
+import types
+
+import pytest
+import tiny
+
+from experiments.engine import log, pace, plan
+from experiments.studies import preparing, progress
+
+STEP, COMPILING = 0.1, 20.0  # seconds
+SIZES = [16] * 300 + [32] * 300 + [48] * 400  # of batches
+LINE = re.compile(r"step ([\d,]+)/.*? ([\d:]+|\?) left(?:, and ([\d:]+) to compile \d more)?(?:, loss.*)?$", re.M)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """.now is what time.perf_counter gives; every step is told in a plain line."""
+    clock = types.SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock.now)
+    for one in (log.Progress, progress.Progress):
+        monkeypatch.setattr(one, "EVERY_SECONDS", -1.0)
+    return clock
+
+
+def seconds(told):
+    """'1:02:03' -> 3723.0; None for '?', and for what is not told."""
+    if told in ("?", ""):
+        return None
+    return float(sum(60**i * int(part) for i, part in enumerate(reversed(told.split(":")))))
+
+
+def near(announced, truth):
+    """Within a factor of 1.5, or half a second, as whole ones are told."""
+    return announced is not None and truth / 1.5 - 0.5 <= announced <= 1.5 * truth + 0.5
+
+
+def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, grows=False, slow=0):
+    """{step: clock} of a run, as experiments/engine/loop.py tells its steps. The first one of the session compiles, and
+    so does the first evaluation; they take so many seconds, and are said to be worth so many steps."""
+    line = log.Progress(
+        start=start,
+        steps=steps,
+        tokens_per_step=64,
+        flops_per_step=32,
+        peak=0.0,
+        work=(lambda n: sum(SIZES[:n]) / SIZES[0]) if grows else float,
+        evaluation=worth,
+        evaluations=lambda n: plan.times(n, every=every, steps=steps) if worth else 0,
+    )
+    compiling, ends = iter([COMPILING]), {}
+
+    def evaluate():
+        clock.now += evaluation + next(compiling, 0.0)
+
+    evaluate = line.timed(evaluate)
+    for n in range(start + 1, steps + 1):
+        clock.now += STEP * (SIZES[n - 1] / SIZES[0] if grows else 1) * (3 if n - start <= slow else 1)
+        clock.now += COMPILING * (n == start + 1)
+        line.advance(n, 1.5)
+        ends[n] = clock.now
+        if worth and plan.due(n, every=every, steps=steps):
+            line.pause()
+            evaluate()
+            clock.now += 7 * (n == 500)  # a save
+            line.resume()
+    line.close()
+    return ends
+
+
+def announced(out):
+    """[(step, seconds left, seconds to compile what is more)] of every plain line."""
+    return [(int(n.replace(",", "")), *map(seconds, told)) for n, *told in LINE.findall(out)]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {},
+        {"steps": 10_000},
+        {"start": 800},
+        {"grows": True},
+        {"slow": 4},  # in their first steps some machines find the memory
+        {"every": 50, "evaluation": 2.0, "worth": 20.0},
+        {"every": 5, "evaluation": 2.0, "worth": 16.0},  # the first one is seen before the tenth step
+        {"every": 100, "evaluation": 9.0, "worth": 80.0, "start": 300},
+    ],
+)
+def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run):
+    ends = trained(clock, **run)
+    out, start = capsys.readouterr().out, run.get("start", 0)
+    said = {n: left for n, left, _ in announced(out)}
+    assert out.splitlines()[0].endswith("? left, loss 1.5000")  # and no throughput, that of a step that compiles
+    assert said[start + 1] is None and len(said) == len(ends)
+    for n, then in list(ends.items())[9:]:
+        compiling = COMPILING if n <= start + run.get("every", 0) else 0.0
+        assert near(said[n], clock.now - then - compiling), f"after step {n}"
+
+
+def test_evaluations_that_take_longer_than_their_work_are_believed_when_seen(clock, capsys):
+    ends = trained(clock, every=100, evaluation=30.0, worth=10.0)
+    said = {n: left for n, left, _ in announced(capsys.readouterr().out)}
+    assert all(near(said[n], clock.now - ends[n]) for n in range(201, 1001))
+
+
+def test_throughput_is_without_the_first_step_of_several(clock):
+    line = log.Progress(start=7, steps=9, tokens_per_step=30, flops_per_step=1, peak=0.0)
+    assert line.tokens_per_second() == 0
+    for n, took, throughput in ((8, 15.0, 2), (9, 3.0, 10)):
+        clock.now += took
+        line.advance(n, None)
+        assert line.tokens_per_second() == throughput
+
+
+def test_the_live_line_announces_the_same(clock, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.delenv("COLUMNS", raising=False)  # before pytest 9 its workers have one, of 80
+    line = log.Progress(start=0, steps=1000, tokens_per_step=10, flops_per_step=5, peak=100.0)
+    for n in range(1, 11):
+        clock.now += COMPILING if n == 1 else STEP
+        line.advance(n, 1.5 if n == 10 else None)
+    line.say("a line, below which the live one is drawn anew")
+    told = "loss 1.5000, 100 tokens/s, 50 % of matrix-product speed"
+    assert f"10/1000 steps, 01:39 left, {told} |" in terminal.getvalue()
+    line.close()
+    assert f"10/1000 steps, {told} |" in terminal.getvalue().splitlines()[-1]
+
+
+def test_the_evaluations_that_are_still_to_come():
+    for every, steps in itertools.product(range(4), range(1, 9)):
+        for n in range(1, steps + 1):
+            due = sum(plan.due(m, every=every, steps=steps) for m in range(n, steps + 1))
+            assert plan.times(n, every=every, steps=steps) == due
+    task = tiny.linear_task(n_evaluation=29, evaluate_batch=8)  # 4 batches, forward only
+    assert plan.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
+
+
+# A study
+
+ARMS = {"small": 1, "large": 4}  # and what one of its steps costs
+EVERY = 25
+
+
+def checked(name, flops, *, steps=300, worth=5.0):
+    program = types.SimpleNamespace(name=name, rows=range(5))
+    return preparing.Checked(program, [], steps, params=1, flops=flops, evaluation=worth, every=EVERY)
+
+
+def train_study(clock, line, waiting, *, step_seconds, start):
+    """([(program, step, seconds of steps and evaluations so far)], their seconds), told as ablation.py and training.py
+    do."""
+    told, trained = [], 0.0
+    for number, one in enumerate(waiting):
+        line.begin(number)
+        took, first = step_seconds(one), start if number == 0 else 0
+
+        def evaluate(took=took, one=one):
+            clock.now += one.evaluation * took
+
+        evaluate = line.timed(evaluate)
+        clock.now += COMPILING  # of the step; that of the evaluation comes with the first one
+        line.go_on(first)
+        for n in range(first, one.steps + 1):
+            if n > first:
+                clock.now, trained = clock.now + took, trained + took
+                line.advance(n, 1.5)
+                told.append((number, n, trained))
+            if n == first or plan.due(n, every=EVERY, steps=one.steps):
+                line.pause()
+                clock.now += COMPILING * (n == first)
+                evaluate()
+                trained += one.evaluation * took
+                line.resume()
+        clock.now += 1  # results
+        line.end()
+    line.close()
+    return told, trained
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "start"),
+    [
+        (lambda one: STEP * one.flops, 0),
+        (lambda one: STEP * one.flops, 200),
+        (lambda one: STEP * one.flops**0.8, 0),  # large arms come nearer to what the machine can do
+    ],
+)
+def test_after_ten_steps_the_time_left_of_a_study_is_about_right(clock, capsys, step_seconds, start):
+    waiting = [checked(arm, flops) for _ in range(3) for arm, flops in ARMS.items()]
+    line = progress.Progress(waiting)
+    told, trained = train_study(clock, line, waiting, step_seconds=step_seconds, start=start)
+    said = announced(capsys.readouterr().out)
+    assert len(said) == len(told) and said[0][1:] == (None, None)
+    for (number, n, so_far), (_, left, compiling) in zip(told[9:], said[9:], strict=True):
+        assert near(left, trained - so_far), f"after step {n} of program {number}"
+        more = len(waiting) - number - 1
+        assert (compiling is None) == (not more) and (not more or near(compiling, more * (2 * COMPILING + 1)))

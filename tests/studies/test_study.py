@@ -1,0 +1,167 @@
+"""What a study's config means: its runs, their configs, and which of them one program trains."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tiny
+
+from configs import base
+from experiments.engine import config, errors, workdir
+from experiments.studies import study
+
+ROOT = pathlib.Path(__file__).parents[2]
+ARMS = [["tied", {"model.score": "tied"}], ["fast", {"optim.learning_rate": 2e-3, "model.D": 16}], ["usual", {}]]
+
+
+def settings(**changes) -> config.Settings:
+    own = {"study.experiment": "language", "study.arms": ARMS, "study.seeds": [4, 0]}
+    return tiny.settings("ablation", **(own | {key.replace("__", "."): value for key, value in changes.items()}))
+
+
+def rows(made: config.Settings) -> list[study.Row]:
+    return study.rows(made, study.read(made))
+
+
+def test_every_arm_is_trained_with_every_seed_in_every_condition():
+    found = rows(settings(study__conditions=[["a", {"text.N": 7}], ["b", {"text.N": 9}]]))
+    assert [row.name for row in found[:7]] == [
+        "a/tied/seed_4",
+        "a/tied/seed_0",
+        "a/fast/seed_4",
+        "a/fast/seed_0",
+        "a/usual/seed_4",
+        "a/usual/seed_0",
+        "b/tied/seed_4",
+    ]
+    assert len(found) == 12
+    assert [(row.settings.text.N, row.settings.model.score, row.settings.seed) for row in found[5:7]] == [
+        (7, "asymmetric", 0),
+        (9, "tied", 4),
+    ]
+
+
+def test_the_config_of_a_run_is_that_of_the_run_alone():
+    run = rows(settings())[2]
+    expected = tiny.settings("language", optim__learning_rate=2e-3, model__D=16, seed=4).to_dict()
+    assert run.settings.to_dict() == expected
+    assert run.settings.model.K == 8 and run.settings.model.F == 64  # what is derived follows
+
+
+def test_what_the_study_says_stays_and_its_reference_is_the_last_arm_unless_said():
+    made = settings(study__conditions=[["a", {"study.threshold": 2.5}], ["b", {"study.metric": "eval/accuracy"}]])
+    found = study.read(made)
+    assert (found.reference, found.seeds) == ("usual", [4, 0])
+    assert found.metric == {"a": "eval/loss", "b": "eval/accuracy"} and found.threshold == {"a": 2.5, "b": 0.0}
+    assert study.read(settings(study__reference="tied")).reference == "tied"
+    assert made.model.score == "asymmetric"
+
+
+def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
+    arms = ARMS[:1] + [["slow", {"optim.learning_rate": 1e-4}], ["wide", {"model.score_std": 2.0}], ["usual", {}]]
+    tied, rest = study.programs(rows(settings(study__arms=arms)))
+    assert [row.name for row in tied.rows] == ["all/tied/seed_4", "all/tied/seed_0"] and tied.numbers == {}
+    assert [row.arm for row in rest.rows] == ["slow", "slow", "wide", "wide", "usual", "usual"]
+    assert sorted(rest.numbers) == ["learning_rate", "score_std"]
+    np.testing.assert_array_equal(rest.numbers["learning_rate"], np.float32([1e-4, 1e-4] + [1e-3] * 4))
+    np.testing.assert_array_equal(rest.numbers["score_std"], np.float32([1, 1, 2, 2, 1, 1]))
+    assert (tied.name, rest.name) == ("tied x 2 seeds", "slow, wide, usual x 2 seeds")
+
+
+def folders(**changes) -> list[str]:
+    return [program.folder for program in study.programs(rows(settings(**changes)))]
+
+
+def test_a_program_is_known_again_by_its_runs_and_their_settings():
+    one = folders()
+    assert one == folders() and len(set(one)) == 3
+    other = [{"study__seeds": [4, 0, 1]}, {"model__D": 24}, {"train__steps": 6}, {"optim__learning_rate": 3e-3}]
+    other += [{"study__conditions": [["b", {}]]}, {"study__seeds": [0, 4]}, {"text__N": 9}]
+    for change in other:
+        assert folders(**change)[0] not in one, change  # of "tied", which sets none of these itself
+
+
+MAY_CHANGE = {"resume": "latest_valid", "device": "cpu", "compilation_cache": "", "study.probe": False, "mesh.data": 2}
+MAY_CHANGE |= {"debug.nans": True, "train.probe": True, "train.log_every": 7, "train.evaluate_every": 7}
+MAY_CHANGE |= {"train.evaluate_batch": 7, "train.save_every": 7, "train.save_minutes": 7.0, "train.keep": 7}
+MAY_CHANGE |= {"train.keep_best": "eval/loss", "train.nan": "skip"}
+
+
+def test_a_program_goes_on_with_what_may_change():
+    """Its folder is the same; in another one it would silently be begun anew."""
+    assert len(MAY_CHANGE) == len(set(workdir.MAY_CHANGE) - {"train.steps"})
+    for key, value in MAY_CHANGE.items():
+        assert workdir.may_change(key) and folders(**{key: value}) == folders(), key
+
+
+WRONG = {
+    "at least two study.arms": {"study__arms": [["tied", {}]]},
+    "and 'tied' is none": {"study__arms": ["tied", "none"]},
+    "and \\['tied', 1\\] is none": {"study__arms": [["tied", 1], ["none", {}]]},
+    "'a/b' cannot be the name of a folder": {"study__arms": [["a/b", {}], ["b", {}]]},
+    "' cannot be the name of a folder": {"study__arms": [["b" * 101, {}], ["b", {}]]},
+    "and \\['b', \\{1: 2}\\] is none": {"study__arms": [["b", {1: 2}], ["a", {}]]},
+    'has "b" twice': {"study__arms": [["b", {}], ["b", {"model.score": "tied"}]]},
+    'has "B" and "b", which are one folder on some systems': {"study__arms": [["b", {}], ["B", {}]]},
+    'study.reference = "tide" is no arm \\(did you mean "tied"': {"study__reference": "tide"},
+    "study.seeds must be different whole numbers": {"study__seeds": [1, 1]},
+    "study.seeds must": {"study__seeds": []},
+    "study.seeds must be": {"study__seeds": [0.5]},
+    "study.seeds must be different whole numbers, and \\[\\[0\\]\\] are not": {"study__seeds": [[0]]},
+    "study.seeds must be different whole numbers, and \\[{'a'": {"study__seeds": [{"a": 1}]},
+    "study.seeds must be different whole numbers, and \\[True": {"study__seeds": [True]},
+    "the seed must lie between": {"study__seeds": [-1]},
+    "study.seeds = 4294967296 is too large": {"study__seeds": [2**32]},
+    '^study.metric = "eval/los" must be a metric that ends in': {"study__metric": "eval/los"},
+    '^study.metric = "" must be of an evaluation': {"study__metric": ""},
+    '^study.metric = "loss" must be of an evaluation': {"study__metric": "loss"},
+    '^study.metric = "train/loss" must be of an evaluation': {"study__metric": "train/loss"},
+    'condition a: study.metric = "eval/x" must be': {"study__conditions": [["a", {"study.metric": "eval/x"}]]},
+    'condition a: "study.metric" must be of type str, and 5': {"study__conditions": [["a", {"study.metric": 5}]]},
+    'condition a: "study.metric" must be of type str, and \\[': {
+        "study__conditions": [["a", {"study.metric": ["eval/loss"]}]]
+    },
+    "condition a: \"study.threshold\" must be of type float, and 'x'": {
+        "study__conditions": [["a", {"study.threshold": "x"}]]
+    },
+    'condition a: "study.threshold" must be of type float, and \\[1': {
+        "study__conditions": [["a", {"study.threshold": [1]}]]
+    },
+    "condition a: study.threshold = nan is no number": {"study__conditions": [["a", {"study.threshold": math.nan}]]},
+    'condition all, arm tied: unknown config key "model.scor"': {
+        "study__arms": [["tied", {"model.scor": 1}], ["b", {}]]
+    },
+    'condition all, arm tied: "model.score" must be of type str': {
+        "study__arms": [["tied", {"model.score": 1}], ["b", {}]]
+    },
+    "arm tied: seed is the same for a whole study": {"study__arms": [["tied", {"seed": 1}], ["b", {}]]},
+    "arm tied: study.seeds is the same": {"study__arms": [["tied", {"study.seeds": [1]}], ["b", {}]]},
+    "condition a and arm tied both set model.score": {"study__conditions": [["a", {"model.score": "none"}]]},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_no_study_is_refused(message):
+    with pytest.raises(errors.UserError, match=message):
+        rows(settings(**WRONG[message]))
+
+
+@pytest.mark.parametrize("name", [*study.TAKEN, "Figures", "REPORT.json"])
+def test_a_name_that_the_folder_of_a_study_has_otherwise_is_refused(name):
+    with pytest.raises(errors.UserError, match=f'study.conditions: "{name}" is what something else in the folder'):
+        rows(settings(study__conditions=[[name, {}]]))
+
+
+def test_a_seed_may_be_as_large_as_that_of_a_single_run():
+    assert rows(settings(study__seeds=[config.LARGEST_SEED]))[0].settings.seed == 2**32 - 1
+
+
+def test_the_arms_of_the_learning_rate_study_are_what_they_are_called():
+    """Also where the command line gives another rate."""
+    made = config.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config())
+    config.override(made, "optim.learning_rate", "0.5")
+    found = {row.arm: row.settings.optim for row in rows(config.Settings(made, defaults=base.get_config()))}
+    decayed = {name: one for name, one in found.items() if name != "no_decay"}
+    assert {float(name) for name in decayed} == {one.learning_rate for one in decayed.values()}
+    assert (found["no_decay"].learning_rate, found["no_decay"].weight_decay) == (1e-3, 0)

@@ -1,0 +1,294 @@
+"""Studies that are stopped, killed or damaged at bad moments: the same command goes on, and nothing is another."""
+
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import tiny_study
+from tiny_study import STEPS
+
+from experiments import ablation, language
+from experiments.engine import checkpoint, log, mesh, train, workdir
+from experiments.studies import preparing, training
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Two programs: the second has the rows of two arms.
+ARMS = [["tied", {"model.score": "tied"}], ["wide", {"model.score_std": 2.0}], ["asymmetric", {}]]
+ALL = [f"all/{arm}/seed_{seed}" for arm, _ in ARMS for seed in (3, 5)]
+SECOND = ALL[2:]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """The folder of a study that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("done")
+    outcome = tiny_study.run(folder, study__arms=ARMS)
+    assert (outcome.code, outcome.err) == (0, "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stopped(done, tmp_path_factory):
+    """The folder of a study of the second program alone, stopped behind step 4, which is saved. To be copied."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        stop_behind(patch, 4)
+        outcome = tiny_study.run(folder, **second(done))
+    assert outcome.code == 143 and [file.name for file in folder.glob("study/checkpoints/*/*")] == ["4"]
+    return folder
+
+
+def second(done: pathlib.Path) -> dict[str, Any]:
+    """The changes for a study of the second program alone, on the text of the undisturbed one."""
+    return {"study__arms": ARMS[1:], "text__source": str(done / "text.txt")}
+
+
+def signalled(patch: pytest.MonkeyPatch, owner: Any, name: str, due: Callable[..., bool]) -> None:
+    """SIGTERM comes at the end of such a call, the first time that it is due."""
+    usual, sent = getattr(owner, name), []
+
+    def and_signal(*arguments: Any, **options: Any) -> Any:
+        found = usual(*arguments, **options)
+        if not sent and due(*arguments):
+            sent.append(True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return found
+
+    patch.setattr(owner, name, and_signal)
+
+
+def watch(patch: pytest.MonkeyPatch, what: str, told: Callable[[int], None]) -> None:
+    """The function is told n whenever `train.fit` calls its argument of this name, on_metrics or stops, with step n."""
+    fit = train.fit
+
+    def watched(*arguments: Any, **options: Any) -> train.State:
+        def and_tell(n: int, *more: Any) -> Any:
+            told(n)
+            return options[what](n, *more)
+
+        return fit(*arguments, **(options | {what: and_tell}))
+
+    patch.setattr(train, "fit", watched)
+
+
+def stop_behind(patch: pytest.MonkeyPatch, step: int) -> None:
+    """SIGTERM comes while this step is taken."""
+    watch(patch, "stops", lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None)
+
+
+def again(folder: pathlib.Path, *more: str, **changes: Any) -> tuple[tiny.Outcome, list[int]]:
+    """The same command, which is to come to its end, and the steps that it took."""
+    taken: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, "on_metrics", taken.append)
+        outcome = tiny_study.run(folder, *more, **changes)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert not (folder / "study" / "checkpoints").exists() or not list((folder / "study" / "checkpoints").iterdir())
+    return outcome, taken
+
+
+def losses(run: pathlib.Path) -> list[float]:
+    """Of all steps that were logged."""
+    found = [row["train/loss"] for row in log.read(run) if "train/loss" in row]
+    assert len(found) == 3
+    return found
+
+
+def copy(stopped: pathlib.Path, folder: pathlib.Path) -> None:
+    """A study that was stopped, for this test to do with as it likes."""
+    shutil.copytree(stopped / "study", folder / "study")
+
+
+Moment = tuple[str, tuple[Any, str, Callable[..., bool]], int, list[int]]
+ALL_STEPS = list(range(1, STEPS + 1))
+
+
+def moments() -> list[list[Moment]]:
+    """Stops of one study after the other, each: its name, (owner, name of a function, when a signal comes behind it),
+    how many runs are finished then, the steps that were taken before it."""
+    calls = [itertools.count() for _ in range(3)]
+    evaluation = mesh, "place_batch"  # each has one batch
+    after_each_other = [
+        ("first evaluation", (*evaluation, lambda *_: True), 0, []),
+        ("second evaluation", (*evaluation, lambda *_: next(calls[0]) == 1), 0, [1, 2, 3]),  # behind step 3
+        ("last evaluation", (train, "evaluate", lambda *_: next(calls[1]) == 1), 0, [4, 5, 6]),  # of the steps 3, 6
+        ("first of two results", (workdir, "write_json", lambda file, _: file.name == "summary.json"), 1, []),
+        ("between two programs", (preparing, "prepare", lambda *_: next(calls[2]) == 1), 2, []),
+        ("compilation of the next", (training, "_compiled", lambda *_: True), 2, []),
+    ]
+    last_save = checkpoint.Checkpoints, "save", lambda _, step, state: step == STEPS
+    return [after_each_other, [("last save", last_save, 0, ALL_STEPS)]]
+
+
+@pytest.mark.parametrize("stops", moments(), ids=["each after the other", "last save"])
+def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(done, tmp_path, stops):
+    source = {"study__arms": ARMS, "text__source": str(done / "text.txt")}
+    for moment, call, finished, steps in stops:
+        taken: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            watch(patch, "on_metrics", taken.append)
+            signalled(patch, *call)
+            outcome = tiny_study.run(tmp_path, **source)
+        assert outcome.code == 143 and "go on with" in outcome.err, moment
+        assert taken == steps, moment
+        assert not list(tmp_path.glob("study/all/asymmetric/*/metrics.jsonl"))  # the next program is not begun
+        assert len(tiny_study.summaries(tmp_path)) == finished, moment
+        report = tmp_path / "study" / "report.json"
+        if finished:
+            words = f"; {report.with_suffix('.md')} holds the {finished} of 6 runs that are finished; go on"
+            assert words in outcome.err, moment
+            assert json.loads(report.read_text(encoding="utf-8"))["finished_runs"] == finished
+        else:
+            assert "; no run of the study is finished, and there is no report yet; go on with: " in outcome.err
+            assert not report.exists()
+        if moment == "second evaluation":  # as if it was killed behind the first of four rows
+            (row,) = (row for row in log.read(done / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
+            with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as rows:
+                rows.write(json.dumps(row) + "\n")
+    _, taken = again(tmp_path, **source)
+    assert taken == ALL_STEPS  # of the next program
+    tiny_study.assert_alike(tmp_path, done, ALL)
+
+
+def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(done, tmp_path):
+    copy(done, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, ablation.reports, "write", lambda *_: True)
+        outcome = tiny_study.run(tmp_path, study__arms=ARMS, text__source=str(done / "text.txt"))
+    assert outcome.code == 143 and "stopped behind the last run: the report holds all of them; go on" in outcome.err
+    assert str(tmp_path / "study" / "report.html") in outcome.out
+
+
+def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(done, tmp_path):
+    copy(done, tmp_path)
+    report = tmp_path / "study" / "report.json"
+    before = report.read_bytes()
+    with pytest.MonkeyPatch.context() as patch:
+        signalled(patch, preparing, "check", lambda *_, **__: True)
+        more = {"study__arms": [*ARMS, ["scaled", {"model.score_std": 0.5}], ["other", {"model.score": "none"}]]}
+        outcome = tiny_study.run(tmp_path, **more, text__source=str(done / "text.txt"))
+    assert outcome.code == 143 and outcome.err.startswith(f"{ablation.TOO_EARLY}; go on with: ")
+    assert report.read_bytes() == before
+
+
+def test_a_result_that_is_missing_is_made_again_alone(done, tmp_path):
+    copy(done, tmp_path)
+    lost, *kept = SECOND
+    (tmp_path / "study" / lost / "summary.json").unlink()
+    before = {name: os.stat(tmp_path / "study" / name / "summary.json").st_mtime_ns for name in kept}
+    outcome, taken = again(tmp_path, study__arms=ARMS, text__source=str(done / "text.txt"))
+    assert taken == list(range(1, STEPS + 1)) and "5 of them finished before" in outcome.out
+    tiny_study.assert_alike(tmp_path, done, kept)
+    assert all(os.stat(tmp_path / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
+    found, right = (tiny_study.summaries(folder)[lost] for folder in (tmp_path, done))
+    assert found["together"] == 1 and right["together"] == 4  # another program, where JAX may round otherwise
+    assert found["eval/loss"] == pytest.approx(right["eval/loss"], rel=1e-6)
+    ours, wanted = (losses(folder / "study" / lost) for folder in (tmp_path, done))
+    assert ours == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize("change", ["train.log_every=1", "resume=latest_valid"])
+def test_what_may_change_does_not_begin_a_program_anew(done, stopped, tmp_path, change):
+    copy(stopped, tmp_path)
+    _, taken = again(tmp_path, f"--config.{change}", **second(done))
+    assert taken == [5, 6]
+    found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(done)
+    for name in SECOND:
+        assert found[name]["params_sha256"] == right[name]["params_sha256"]
+        steps = [row["step"] for row in log.read(tmp_path / "study" / name) if "train/loss" in row]
+        assert steps == ([2, 4, 5, 6] if "log_every" in change else [2, 4, 6])
+
+
+def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(done, stopped, tmp_path):
+    copy(stopped, tmp_path)
+    (saved,) = tmp_path.glob("study/checkpoints/*/4/state")
+    file = max((file for file in saved.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    outcome, taken = again(tmp_path, **second(done))
+    assert "damaged" in outcome.out and "anew" in outcome.out and file.name in outcome.out
+    assert taken == list(range(1, STEPS + 1))
+    tiny_study.assert_alike(tmp_path, done, SECOND)
+
+
+def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path):
+    fit = train.fit
+
+    def poisoned(state: train.State, step: Callable, batches: Any, **options: Any) -> train.State:
+        def one_bad() -> Any:  # the batch of step 2 of the second run is none, all others are good
+            for n, batch_R in enumerate(batches, options["start"] + 1):
+                bad = batch_R[1] | {"weight_BN": np.full_like(batch_R[1]["weight_BN"], np.nan)}
+                yield [batch_R[0], bad, *batch_R[2:]] if n == 2 else batch_R
+
+        return fit(state, step, one_bad(), **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "fit", poisoned)
+        outcome, _ = again(tmp_path / "whole", **second(done))
+        assert "diverged" in outcome.out
+        with pytest.MonkeyPatch.context() as stop:
+            stop_behind(stop, 4)
+            assert tiny_study.run(tmp_path / "parts", **second(done)).code == 143
+        _, taken = again(tmp_path / "parts", **second(done))
+    assert taken == [5, 6]
+    tiny_study.assert_alike(tmp_path / "parts", tmp_path / "whole", SECOND)
+    found, right = tiny_study.summaries(tmp_path / "parts"), tiny_study.summaries(done)
+    assert [found[name]["diverged_at"] for name in SECOND] == [None, 2, None, None]
+    for name in SECOND:
+        assert (found[name]["params_sha256"] == right[name]["params_sha256"]) == (name != SECOND[1])
+
+
+KILLED = """
+import os, signal, sys
+import launch
+from experiments.engine import train
+fit = train.fit
+def killed(*arguments, **options):
+    def on_metrics(n, metrics):
+        usual(n, metrics)
+        if n == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+    usual = options["on_metrics"]
+    return fit(*arguments, **(options | {"on_metrics": on_metrics}))
+train.fit = killed
+sys.exit(launch.main(sys.argv))
+"""
+
+
+def test_a_study_that_is_killed_goes_on_to_the_bit(done, tmp_path):
+    changes = second(done) | {"train__save_every": 2}
+    command = [sys.executable, "-c", KILLED, *tiny_study.command(tmp_path, **changes)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert found.returncode == -signal.SIGKILL, found.stderr
+    names = {file.name for file in tmp_path.glob("study/checkpoints/*/*")}
+    assert names & {"2", "4"} and not tiny_study.summaries(tmp_path)  # of step 4 it may be half
+    newest = max(int(name) for name in names if name.isdecimal())
+    _, taken = again(tmp_path, **changes)
+    assert taken == list(range(newest + 1, STEPS + 1))
+    tiny_study.assert_alike(tmp_path, done, SECOND)
+
+
+def test_the_initial_scale_of_a_row_is_that_of_the_run_alone(done, tmp_path):
+    source = {"text__source": str(done / "text.txt")}
+    alone = tiny_study.config_file(tmp_path, "language", model__score_std=2.0, seed=5, **source)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(language, "figures", lambda *arguments: [])
+        assert tiny.run("--config", alone, "--workdir", str(tmp_path / "run")).code == 0
+    single = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    ours, of_scale_1 = (tiny_study.summaries(done)[f"all/{arm}/seed_5"] for arm in ("wide", "asymmetric"))
+    for name in ("eval/loss", "eval/accuracy"):
+        assert ours[name] == pytest.approx(single[name], rel=1e-6)
+    assert abs(of_scale_1["eval/loss"] - single["eval/loss"]) > 1e-4
+    rows, right = losses(done / "study" / "all/wide/seed_5"), losses(tmp_path / "run")
+    assert rows == pytest.approx(right, rel=1e-6)

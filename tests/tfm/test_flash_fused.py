@@ -1,0 +1,324 @@
+"""Attention that never holds the N x S weights equals the attention that does, and takes memory linear in N."""
+
+import functools
+import math
+import re
+from unittest import mock
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from experiments.engine import mesh
+from tfm.attention import chunked, flash, fused, mask, score, value
+from tfm.attention import weights as attention
+
+B, H, N, S, K, V = 2, 3, 23, 37, 5, 7
+VALID_BS = np.random.default_rng(0).random((B, S)) > 0.3
+BLOCKS = functools.partial(flash.flash, queries=8, keys=16)  # neither N nor S is a multiple
+
+
+def in_strips(*arguments, **settings):
+    """In six strips of four queries where the mask is known and saves something, and in one otherwise."""
+    with mock.patch.multiple(chunked, SIDE=4, COUNT=6):
+        return flash.flash(*arguments, **settings)
+
+
+# fused has its softmax in float32
+WAYS = {"flash": (BLOCKS, 1e-10), "strips": (in_strips, 1e-10), "fused": (fused.fused, 1e-5)}
+ways = pytest.mark.parametrize("way", WAYS)
+
+
+def blind(n, s_S):
+    """The causal mask, but the query at position 30 sees nothing."""
+    return mask.causal(n, s_S) & (n != 30)[..., None]
+
+
+def all_three(valid_BS):
+    return mask.both(mask.both(mask.causal, mask.padding(valid_BS)), mask.window(11))
+
+
+MASKS = {
+    "none": lambda valid_BS: None,
+    "causal": lambda valid_BS: mask.causal,
+    "padding": mask.padding,
+    "window": lambda valid_BS: mask.window(5),
+    "all three": all_three,
+    "blind": lambda valid_BS: blind,
+}
+
+
+def offsets(b_HR: jax.Array):
+    """A learned bias for every offset s - n."""
+    return lambda n, s_S: jnp.moveaxis(b_HR[:, s_S - n[..., None] + b_HR.shape[1] // 2], 0, -3)
+
+
+def drawn(heads=(H, H, H), B: int = B) -> list[jax.Array]:
+    """q, k, v and the parameters of a bias."""
+    shapes = (B, heads[0], N, K), (B, heads[1], S, K), (B, heads[2], S, V), (H, 2 * S + 1)
+    return [cases.normal(i, *shape) for i, shape in enumerate(shapes)]
+
+
+def loss(arrays: list, valid_BS, n=None, *, compute, name: str, bias: bool):
+    """A number that every output moves if it is finite, and the outputs."""
+    q_BHNK, k_BHSK, v_BHSV, b_HR = arrays
+    settings = dict(mask=MASKS[name](valid_BS), bias=offsets(b_HR) if bias else None, n=n)
+    y_BHNV, _ = compute(q_BHNK, k_BHSK, v_BHSV, scale=0.7, **settings)
+    return jnp.where(jnp.isfinite(y_BHNV), jnp.sin(y_BHNV + jnp.arange(V)), 0).sum(), y_BHNV
+
+
+def gradients(compute, *arguments, **settings):
+    """The gradients of q, k, v and the bias, and the outputs."""
+    return jax.jit(jax.grad(functools.partial(loss, compute=compute, **settings), has_aux=True))(*arguments)
+
+
+def agree(found, expected, tolerance: float) -> None:
+    jax.tree.map(lambda one, other: cases.close(one, other, tolerance), found, expected)
+
+
+def check(way: str, *arguments, **settings) -> tuple[list, jax.Array]:
+    """Equal to what the explicit way finds, which is returned."""
+    compute, tolerance = WAYS[way]
+    expected = gradients(attention.explicit, *arguments, **settings)
+    agree(gradients(compute, *arguments, **settings), expected, tolerance)
+    return expected
+
+
+# ------------------------------------------------------------------------------------------------ equal to explicit
+
+
+@ways
+@pytest.mark.parametrize(
+    ("name", "bias"), [("none", True), ("causal", False), ("padding", False), ("window", True), ("all three", True)]
+)
+@cases.float64()
+def test_values_and_gradients_equal_the_explicit_ones(way, name, bias):
+    found, _ = check(way, drawn(), VALID_BS, name=name, bias=bias)
+    assert all(gradient.any() for gradient in found[:3]) and found[3].any() == bias
+
+
+@ways
+@cases.float64()
+def test_a_query_that_sees_nothing_gives_zeros_with_zero_gradient(way):
+    (dq_BHNK, *_), y_BHNV = check(way, drawn(), VALID_BS, name="blind", bias=True)
+    row = 30 - (S - N)
+    assert not y_BHNV[:, :, row].any() and not dq_BHNK[:, :, row].any() and y_BHNV[:, :, row - 1].all()
+
+
+@ways
+@pytest.mark.parametrize(("heads", "bias"), [((1, 1, H), False), ((1, 1, 1), True)])
+@cases.float64()
+def test_shared_heads_are_repeated(way, heads, bias):
+    _, y_BHNV = check(way, drawn(heads), VALID_BS, name="all three", bias=bias)
+    assert y_BHNV.shape == (B, H, N, V)
+
+
+@ways
+@cases.float64()
+def test_every_sequence_may_stand_at_its_own_positions(way):
+    n_BN = jnp.arange(N) + jnp.array([[3], [11]])
+    check(way, drawn(), VALID_BS, n_BN, name="all three", bias=True)
+
+
+@ways
+@cases.float64()
+def test_nan_stays_behind_the_mask(way):
+    """In the key of token 29 and the value of token 30, which the first queries do not see, and in a padding."""
+    (q_BHNK, k_BHSK, v_BHSV, b_HR), padding = drawn(), int(np.flatnonzero(~VALID_BS[1])[-1])
+    k_BHSK = k_BHSK.at[0, :, 29, 2].set(np.nan).at[1, 1, padding, 3].set(np.inf)
+    v_BHSV = v_BHSV.at[0, 1, 30, 2].set(-np.inf).at[1, 1, padding, 3].set(np.nan)
+    valid_BS = np.concatenate([np.ones((1, S), bool), VALID_BS[1:]])
+    found, y_BHNV = check(way, [q_BHNK, k_BHSK, v_BHSV, b_HR], valid_BS, name="all three", bias=True)
+    sees = 29 - (S - N)
+    assert jnp.isnan(y_BHNV[0, :, sees:]).all() and jnp.isfinite(y_BHNV[0, :, :sees]).all()
+    assert jnp.isfinite(y_BHNV[1]).all() and all(jnp.isfinite(gradient).all() for gradient in found)
+
+
+@ways
+@cases.float64()
+def test_nan_reaches_all_who_see_it(way):
+    """In the key of the first token of the first sequence, which all its queries see: no block of theirs is masked."""
+    q_BHNK, k_BHSK, v_BHSV, b_HR = drawn()
+    arrays = [q_BHNK, k_BHSK.at[0, 0, 0, 0].set(np.nan), v_BHSV, b_HR]
+    _, y_BHNV = check(way, arrays, VALID_BS, name="causal", bias=False)
+    assert jnp.isnan(y_BHNV[0]).all() and jnp.isfinite(y_BHNV[1]).all()
+
+
+@pytest.mark.parametrize("size", [1, 12, 64])
+def test_the_size_of_a_block_changes_nothing(size):
+    """In float32; 64 is more than there are tokens."""
+    q_BHNK, k_BHSK, v_BHSV, b_HR = drawn()
+    arguments = dict(mask=all_three(VALID_BS), scale=0.7, bias=offsets(b_HR))
+    expected, _ = attention.explicit(q_BHNK, k_BHSK, v_BHSV, **arguments)
+    found, weights = flash.flash(q_BHNK, k_BHSK, v_BHSV, **arguments, queries=size, keys=size)
+    assert weights is None and found.dtype == jnp.float32
+    cases.close(found, expected, 1e-5)
+
+
+def test_strips_see_the_keys_that_the_mask_allows_any_of_their_queries():
+    def spans(mask, N=256, S=256, tables=48):
+        cut = chunked.cut(mask, N, S, tables=tables)
+        return cut and [(span.start, span.stop) for _, span in cut]
+
+    assert spans(mask.causal) == [(0, 64), (0, 128), (0, 192), (0, 256)]
+    assert spans(mask.causal, N=130, S=132) == [(0, 67), (0, 132)]  # the last queries of a longer sequence
+    assert spans(mask.both(mask.causal, mask.window(10))) == [(0, 64), (55, 128), (119, 192), (183, 256)]
+    assert spans(blind, N=256)[0] == (0, 64)
+    assert spans(lambda n, s_S: (n > 99)[..., None] & (s_S > 9)) == [(0, 1), (10, 256), (10, 256), (10, 256)]
+    assert spans(mask.padding(np.arange(256) < [[9], [70]])) == [(0, 70)] * 4  # the longest of the batch
+    assert jax.jit(lambda valid_BS: spans(mask.padding(valid_BS)) is None)(np.ones((2, 256), bool))  # not known
+    assert spans(None, N=50, S=50) == [(0, 50)] and spans(None) is None
+    assert spans(mask.causal, N=1024, S=1024) is None and spans(mask.causal, tables=2000) is None
+
+
+def test_large_logits_do_not_overflow():
+    q_BHNK, k_BHSK, v_BHSV, _ = drawn()
+    expected, _ = attention.explicit(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=300.0)
+    cases.close(BLOCKS(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=300.0)[0], expected, 1e-4)
+
+
+@ways
+def test_bfloat16_is_close_to_float32(way):
+    arrays = [x.astype(jnp.bfloat16) for x in drawn()[:3]] + drawn()[3:]
+    settings = dict(name="all three", bias=True)
+    found, y_BHNV = gradients(WAYS[way][0], arrays, VALID_BS, **settings)
+    assert y_BHNV.dtype == jnp.bfloat16 and [x.dtype for x in found] == [x.dtype for x in arrays]
+    exact = gradients(attention.explicit, [x.astype(jnp.float32) for x in arrays], VALID_BS, **settings)
+    agree(jax.tree.map(lambda x: x.astype(jnp.float32), (found, y_BHNV)), exact, 2e-2)
+
+
+# ------------------------------------------------------------------------------------------- transformations of JAX
+
+
+@cases.float64()
+def test_inside_a_loop_over_rematerialised_layers_under_vmap():
+    """A bias and a mask that close over what the loop, the checkpoint and vmap trace."""
+    q_BHNK, k_BHSK, v_BHSV, b_HR = drawn()
+    b_GMHR, valid_GBS = cases.normal(9, 2, 3, *b_HR.shape), np.stack([VALID_BS, ~VALID_BS])
+
+    def stack(b_MHR, valid_BS, compute):
+        @jax.checkpoint
+        def layer(q_BHNK, b_HR):
+            settings = dict(mask=all_three(valid_BS), scale=0.7, bias=offsets(b_HR))
+            return q_BHNK + compute(q_BHNK, k_BHSK, v_BHSV, **settings)[0][..., :K], None
+
+        return jnp.sin(jax.lax.scan(layer, q_BHNK, b_MHR)[0]).sum()
+
+    def run(compute):
+        return jax.jit(jax.vmap(jax.grad(functools.partial(stack, compute=compute))))(b_GMHR, valid_GBS)
+
+    agree(run(BLOCKS), run(attention.explicit), 1e-10)
+
+
+@ways
+@cases.float64()
+def test_eight_devices_equal_one(way):
+    """The mask's arrays are spread over the devices, which then skip different blocks; the bias is on all of them."""
+    *qkv, b_HR = drawn(B=8)
+    valid_BS = np.random.default_rng(1).random((8, S)) > 0.9
+    compute, tolerance = WAYS[way]
+
+    def share(b_HR, qkv, valid_BS):
+        def total(arrays):
+            return jax.lax.psum(loss(arrays, valid_BS, compute=compute, name="padding", bias=True)[0], mesh.DATA)
+
+        *of_qkv, of_bias = jax.grad(total)([*qkv, b_HR])
+        return [jax.lax.psum((x * x).sum((0, 2)), mesh.DATA) for x in of_qkv], of_bias
+
+    spread = jax.jit(mesh.spread(share, mesh.make(data=8), in_specs=(P(), P("data"), P("data"))))
+    *of_qkv, of_bias = gradients(attention.explicit, [*qkv, b_HR], valid_BS, name="padding", bias=True)[0]
+    agree(spread(b_HR, qkv, valid_BS), ([(x * x).sum((0, 2)) for x in of_qkv], of_bias), tolerance)
+
+
+def test_blocks_that_the_mask_forbids_are_not_computed():
+    computed = []
+
+    def bias(n, s_S):
+        jax.debug.callback(lambda n, s: computed.append((int(n), int(s))), n[0], s_S[0])
+        return jnp.zeros((1, n.size, s_S.size))
+
+    x_BHNK = cases.normal(0, 1, 1, 32, K)
+    jax.block_until_ready(
+        flash.flash(x_BHNK, x_BHNK, x_BHNK, mask=mask.causal, scale=1.0, bias=bias, queries=8, keys=8)
+    )
+    jax.effects_barrier()
+    assert sorted(computed) == [(n, s) for n in range(0, 32, 8) for s in range(0, n + 1, 8)]
+
+
+# ------------------------------------------------------------------------------------------------------------ fused
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "length", "features", "name", "expected"),
+    [
+        ("gpu", jnp.bfloat16, 8, 5, "window", "cudnn"),
+        ("gpu", jnp.float16, 7, 5, "causal", "cudnn"),  # no dense mask
+        ("gpu", jnp.bfloat16, 7, 5, "window", "xla"),
+        ("gpu", jnp.float32, 8, 5, "window", "xla"),
+        ("gpu", jnp.bfloat16, 8, 129, "none", "xla"),
+        ("cpu", jnp.bfloat16, 8, 5, "none", "xla"),
+    ],
+)
+def test_cudnn_is_asked_only_for_what_it_can_do(monkeypatch, backend, dtype, length, features, name, expected):
+    asked, implementations = {}, set()
+
+    def record(q_BNHK, k_BSHK, v_BSHV, **settings):
+        asked.update(settings, features=q_BNHK.shape[-1])
+        implementations.add(settings["implementation"])
+        return v_BSHV
+
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    x_BHNK = jnp.ones((1, 1, length, features), dtype)
+    jax.eval_shape(lambda x_BHNK: fused.fused(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name](None), scale=1.0), x_BHNK)
+    assert ("cudnn" in implementations) == (expected == "cudnn") and asked["features"] % 8 == 0
+    assert asked["is_causal"] == (name == "causal") and (asked["mask"] is None) == (name != "window")
+
+
+# ----------------------------------------------------------------------------------------------------------- memory
+
+
+def training_step(compute, N: int):
+    """A step of a loop over two layers of attention to N tokens, compiled, and its parameters and tokens."""
+    sizes = dict(H=1, K=8, D=8)
+    params = {"score": cases.drawn(lambda key: score.asymmetric.init(key, **sizes, bias=True))}
+    params |= {"value": cases.drawn(lambda key: value.low_rank.init(key, **sizes, M=1, bias=True))}
+    x_BND = cases.normal(5, 1, N, 8)
+
+    def error(params, x_BND):
+        def layer(x_BND, _):
+            q_BHNK, k_BHSK = score.asymmetric.apply(params["score"], x_BND, x_BND)
+            v_BHSV = value.low_rank.apply(params["value"], x_BND)
+            y_BHNV, _ = compute(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=0.35)
+            return x_BND + value.low_rank.combine(params["value"], y_BHNV), None
+
+        return jnp.mean(jax.lax.scan(layer, x_BND, length=2)[0] ** 2)
+
+    def step(params, x_BND):
+        loss, gradient = jax.value_and_grad(error)(params, x_BND)
+        return jax.tree.map(lambda leaf, d: leaf - 0.1 * d, params, gradient), loss
+
+    return jax.jit(step).lower(params, x_BND).compile(), params, x_BND
+
+
+def largest(compiled) -> int:
+    """The number of elements of the largest array in the compiled program."""
+    shapes = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", compiled.as_text())
+    return max(math.prod(map(int, shape.split(","))) for shape in shapes)
+
+
+def test_a_step_on_16384_tokens_never_holds_their_weights():
+    steps = [training_step(flash.flash, n) for n in (4096, 8192, 16384)]
+    temporary = [compiled.memory_analysis().temp_size_in_bytes for compiled, _, _ in steps]
+    assert temporary[2] < 4 * 16384**2 / 20, temporary
+    assert temporary[2] - temporary[1] < 2.2 * (temporary[1] - temporary[0]), temporary  # a line, not a square
+    assert largest(steps[2][0]) < 16384**2 / 100
+    assert largest(training_step(attention.explicit, 512)[0]) >= 512**2  # so the search would have found it
+    compiled, params, x_BND = steps[0]  # the numbers take the time of a square
+    before = [compiled(params, x_BND)]
+    for _ in range(2):
+        before.append(compiled(before[-1][0], x_BND))
+    assert before[2][1] < before[1][1] < before[0][1]

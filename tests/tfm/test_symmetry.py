@@ -1,0 +1,205 @@
+"""Symmetry and directionality against the slow reference, and what must be true of them; what weights look like."""
+
+import math
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference_symmetry as reference
+from cases import B, D, H, K, M, N
+
+from tfm import symmetry
+from tfm.attention import score
+
+# Compiled, since that takes a test the least time.
+symmetry_closed, symmetry_of = jax.jit(symmetry.symmetry), jax.jit(symmetry.symmetry_of)
+directionality_closed, directionality_of = jax.jit(symmetry.directionality), jax.jit(symmetry.directionality_of)
+form, summed, weights = jax.jit(symmetry.form), jax.jit(symmetry.summed), jax.jit(symmetry.weights)
+BOTH = (
+    (symmetry_closed, symmetry_of, reference.symmetry),
+    (directionality_closed, directionality_of, reference.directionality),
+)
+
+
+def factors(seed: int = 0, *, h: int = H, k: int = K, d: int = D, scale: float = 1.0):
+    """Random factors, some of whose features are much larger than others: then d is not 0."""
+    rng = np.random.default_rng(seed)
+    larger = rng.choice([1.0, 9.0], (2, 1, 1, d), p=[0.9, 0.1])
+    return tuple(jnp.asarray(scale * U_HKD) for U_HKD in rng.standard_normal((2, h, k, d)) * larger)
+
+
+def slow(Uq_HKD, Uk_HKD, measure) -> np.ndarray:
+    """The measure of each head, by the reference."""
+    heads = [([np.asarray(U_KD, np.float64).T] for U_KD in pair) for pair in zip(Uq_HKD, Uk_HKD, strict=True)]
+    return np.array([measure(reference.form(*pair)) for pair in heads])
+
+
+@pytest.mark.parametrize(("k", "d"), [(K, D), (3, 31), (19, 7)])
+@cases.float64()
+def test_closed_form_is_definition_is_reference(k, d):
+    U = factors(k, k=k, d=d)
+    M_HDD = form(*U)
+    for closed, of_form, of_reference in BOTH:
+        found_H = closed(*U)
+        assert found_H.shape == (H,) and found_H.dtype == np.float64 and np.ptp(found_H) > 0.01
+        cases.close(of_form(M_HDD), slow(*U, of_reference))
+        cases.close(found_H, slow(*U, of_reference))
+
+
+@cases.float64()
+def test_the_sum_over_heads():
+    Uq_HKD, Uk_HKD = factors(3)
+    M_DD = reference.form(*([np.asarray(U_KD).T for U_KD in U_HKD] for U_HKD in (Uq_HKD, Uk_HKD)))
+    of_sum = summed(Uq_HKD, Uk_HKD)
+    assert of_sum[0].shape == of_sum[1].shape == (1, H * K, D)
+    cases.close(symmetry_closed(*of_sum), [reference.symmetry(M_DD)])
+    cases.close(directionality_closed(*of_sum), [reference.directionality(M_DD)])
+    shared = summed(Uq_HKD[:1], Uk_HKD)  # one query for all heads
+    cases.close(form(*shared), form(jnp.broadcast_to(Uq_HKD[:1], (H, K, D)), Uk_HKD).sum(0)[None])
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
+def test_float32_is_close_and_the_size_of_the_matrices_does_not_matter(scale):
+    U = factors(1, scale=scale)
+    assert U[0].dtype == np.float32
+    for measure, by_definition, right in BOTH:
+        expected = slow(*factors(1), right)
+        cases.close(measure(*U), expected, 1e-5)
+        cases.close(by_definition(form(U[0], U[1] / scale)), expected, 1e-5)
+
+
+def test_bfloat16_is_computed_in_float32():
+    U = [U_HKD.astype(jnp.bfloat16) for U_HKD in factors(2)]
+    for measure, _, right in BOTH:
+        assert measure(*U).dtype == np.float32
+        cases.close(measure(*U), slow(*(np.asarray(U_HKD, np.float64) for U_HKD in U), right), 1e-5)
+
+
+def test_tied_is_symmetric_and_has_no_direction():
+    U_HKD, _ = factors(4)
+    for one in (symmetry_closed(U_HKD, U_HKD), symmetry_closed(*summed(U_HKD, U_HKD))):
+        cases.close(one, np.ones_like(one), 1e-6)
+    assert not directionality_closed(U_HKD, U_HKD).any()
+
+
+def test_a_skew_form_has_symmetry_minus_one():
+    A_HKD, B_HKD = factors(5)
+    both = jnp.concatenate([A_HKD, B_HKD], axis=1), jnp.concatenate([B_HKD, -A_HKD], axis=1)
+    M_HDD = form(*both)
+    np.testing.assert_allclose(M_HDD, -M_HDD.mT, atol=1e-4)
+    cases.close(symmetry_closed(*both), -np.ones(H), 1e-5)
+    cases.close(symmetry_of(M_HDD), -np.ones(H), 1e-5)
+
+
+def test_a_random_form_has_symmetry_about_zero():
+    """Numerator K D, denominator K D^2 in the mean: 1 / D."""
+    rng = np.random.default_rng(0)
+    s_H = symmetry_closed(*jnp.asarray(rng.standard_normal((2, 512, 5, 101))))
+    assert abs(float(s_H.mean()) - 1 / 101) < 4 * float(s_H.std()) / 512**0.5 < 0.02
+
+
+def test_transposed_the_symmetry_stays_and_the_direction_turns():
+    Uq_HKD, Uk_HKD = factors(6)
+    cases.close(symmetry_closed(Uk_HKD, Uq_HKD), symmetry_closed(Uq_HKD, Uk_HKD), 1e-6)
+    d_H = directionality_closed(Uq_HKD, Uk_HKD)
+    np.testing.assert_array_equal(directionality_closed(Uk_HKD, Uq_HKD), -d_H)
+    assert float(jnp.abs(d_H).max()) > 0.5
+
+
+def test_large_features_of_keys_give_a_negative_direction():
+    rng = np.random.default_rng(0)
+    U = jnp.asarray(rng.standard_normal((2, 1, K, D)))
+    large_D = jnp.ones(D).at[3].set(20.0)
+    assert float(directionality_closed(U[0], U[1] * large_D)[0]) < -0.5
+    assert float(directionality_closed(U[0] * large_D, U[1])[0]) > 0.5
+
+
+def test_where_no_norm_stands_out_there_is_no_direction():
+    three = factors(7, k=2, d=3)  # of three numbers, none lies two standard deviations above the mean
+    assert not directionality_closed(*three).any() and not directionality_of(form(*three)).any()
+    Q_DD, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 101, 101)))
+    Q_DD = jnp.asarray(Q_DD, jnp.float32)  # all norms are 1, but for rounding
+    turned = directionality_closed(Q_DD, jnp.broadcast_to(jnp.eye(101), Q_DD.shape))
+    assert not turned.any() and not directionality_of(Q_DD).any()
+
+
+def test_of_nothing_the_symmetry_is_nan_and_the_direction_zero():
+    Uq_HKD, Uk_HKD = factors(8)
+    for of in ((0 * Uq_HKD, Uk_HKD), (jnp.tile(Uq_HKD, (1, 2, 1)), jnp.concatenate([Uk_HKD, -Uk_HKD], 1))):
+        assert jnp.isnan(symmetry_closed(*of)).all()
+    assert not directionality_closed(0 * Uq_HKD, Uk_HKD).any()
+    assert jnp.isnan(symmetry_of(jnp.zeros((2, D, D)))).all()
+    broken = Uq_HKD.at[1, 2, 3].set(jnp.nan), Uk_HKD
+    for measure, *_ in BOTH:
+        assert jnp.isnan(measure(*broken)).tolist() == [False, True, False, False, False]
+    assert float(symmetry.mean(symmetry_closed(*broken), -1)) == pytest.approx(
+        float(np.nanmean(symmetry_closed(*broken)))
+    )
+
+
+@pytest.mark.parametrize(("k", "scale"), [(2, 1.0), (K, 1e20)])  # all heads have fewer features than D, and more
+def test_all_layers_at_once(k, scale):
+    layers = [factors(seed, k=k, scale=scale) for seed in range(M)]
+    Uq_MHKD, Uk_MHKD = map(np.stack, zip(*layers, strict=True))
+    stacked = {"Uq_HKD": Uq_MHKD, "Uk_HKD": Uk_MHKD}
+    found = jax.jit(lambda of: symmetry.layers(of, score.asymmetric.factors, M=M, D=D))(stacked)
+    for m, U in enumerate(layers):
+        cases.close(found.symmetry_H[m], slow(*U, reference.symmetry), 1e-5)
+        cases.close(found.symmetry[m], symmetry_closed(*summed(*U))[0], 1e-5)
+        cases.close(found.directionality[m], directionality_closed(*summed(*U))[0], 1e-5)
+
+
+def test_without_parameters_the_form_is_the_identity():
+    plain = symmetry.layers({}, score.none.factors, M=M, D=D)
+    assert plain.symmetry_H.tolist() == [[1.0]] * M and plain.symmetry.tolist() == [1.0] * M
+    assert plain.directionality.tolist() == [0.0] * M
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+def attention_weights(kind: str) -> tuple[jax.Array, np.ndarray]:
+    """(A_MBHNN, real_BN): of all tokens; behind a causal mask; with padding; where some see nothing."""
+    allowed_BNN, real_BN = np.ones((B, N, N), bool), np.ones((B, N), bool)
+    if kind == "causal":
+        allowed_BNN &= np.tri(N, dtype=bool)
+    if kind == "padding":
+        real_BN = np.arange(N) < np.array([[N], [4]])
+        allowed_BNN &= real_BN[:, None]
+    if kind == "blind":
+        allowed_BNN[:, 3] = allowed_BNN[1] = False
+    l_MBHNN = cases.normal(0, M, B, H, N, N, std=2.0)
+    allowed = jnp.asarray(allowed_BNN)[:, None]
+    return jnp.where(allowed, jax.nn.softmax(jnp.where(allowed, l_MBHNN, -1e9)), 0), real_BN
+
+
+@pytest.mark.parametrize("kind", ["all", "causal", "padding", "blind"])
+@cases.float64()
+def test_weights_are_measured_as_by_the_reference(kind):
+    A_MBHNN, real_BN = attention_weights(kind)
+    found, A = weights(A_MBHNN, real_BN), np.asarray(A_MBHNN)
+    for name in ("entropy", "diagonal", "asymmetry"):
+        measure = getattr(reference, name)
+        slow_MBH = [[[measure(A.T, real_BN[b]) for A in A_HNN] for b, A_HNN in enumerate(A_BHNN)] for A_BHNN in A]
+        cases.close(found[name], np.nanmean(np.array(slow_MBH), axis=(1, 2)))
+    if kind in ("all", "causal"):
+        every = weights(A_MBHNN)
+        assert all(np.array_equal(every[name], found[name]) for name in found)
+
+
+def test_weights_that_are_known():
+    alike, own = jnp.full((N, N), 1 / N), jnp.eye(N)
+    assert float(symmetry.entropy(alike)) == pytest.approx(math.log(N)) and float(symmetry.entropy(own)) == 0
+    assert float(symmetry.diagonal(alike)) == pytest.approx(1 / N) and float(symmetry.diagonal(own)) == 1
+    before = jnp.roll(own, 1, axis=0)  # to the predecessor on a ring: nobody looks back
+    assert float(symmetry.asymmetry(own)) == 0 and float(symmetry.asymmetry(before)) == pytest.approx(2**0.5)
+    assert symmetry.entropy(alike.astype(jnp.bfloat16)).dtype == np.float32
+
+
+def test_queries_that_see_nothing_are_left_out_and_of_none_there_is_no_number():
+    seen, nothing = jnp.full((1, N), 1 / N), jnp.zeros((N - 1, N))
+    assert float(symmetry.entropy(jnp.concatenate([seen, nothing]))) == pytest.approx(math.log(N))
+    none = weights(jnp.zeros((M, B, H, N, N)))
+    assert all(x_M.shape == (M,) and np.isnan(x_M).all() for x_M in none.values())

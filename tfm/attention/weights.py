@@ -1,0 +1,63 @@
+"""Attention: every token becomes a weighted average of values, with weights computed from the tokens themselves.
+
+A way of computing it is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`; one that
+never forms the weights returns None for A. `explicit` is the definition. Common to all: an axis of heads of size one is
+shared by all heads; a value that a mask hides never reaches an output, even if it is NaN; a query that sees nothing
+gets zeros, with zero gradient.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from tfm.attention import flash, fused, nan_guard
+from tfm.attention import mask as masks
+
+
+def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float) -> jax.Array:
+    """l_{n,s} = scale * q_n . k_s in float32 or wider (the exponents of E6)."""
+    wide = jnp.promote_types(q_BHNK.dtype, jnp.float32)
+    return scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=wide)
+
+
+def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
+    """A_{n,s} = exp(l_{n,s}) / sum_s' exp(l_{n,s'}) over the keys that are allowed: rows sum to one (E3, E22).
+
+    `allowed` is (N, S) or (B, N, S), or None for all. A query with no key allowed gets zeros, with zero gradient.
+    The lowest finite number stands for E22's -inf, which would make such a row NaN.
+    """
+    if allowed is None:
+        return jax.nn.softmax(l_BHNS, axis=-1)
+    allowed = allowed if allowed.ndim == 2 else allowed[:, None]
+    A_BHNS = jax.nn.softmax(jnp.where(allowed, l_BHNS, jnp.finfo(l_BHNS.dtype).min), axis=-1)
+    return jnp.where(allowed, A_BHNS, 0)
+
+
+def explicit(
+    q_BHNK: jax.Array,
+    k_BHSK: jax.Array,
+    v_BHSV: jax.Array,
+    *,
+    mask: masks.Mask | None,
+    scale: float,
+    bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    n: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """y_n = sum_s A_{n,s} v_s with the N x S weights in memory (E3): the definition, and the weights to look at.
+
+    mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled logits. n: the
+    positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at 0 .. S-1.
+    """
+    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
+    n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
+    allowed = None if mask is None else mask(n, s_S)
+    if allowed is not None:
+        k_BHSK, v_BHSV, sound_BS = nan_guard.clean(k_BHSK, v_BHSV)
+    l_BHNS = logits(q_BHNK, k_BHSK, scale=scale)
+    A_BHNS = weights(l_BHNS if bias is None else l_BHNS + bias(n, s_S), allowed)
+    y_BHNV = jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV)
+    return (y_BHNV if allowed is None else nan_guard.strike(y_BHNV, nan_guard.hit(allowed, sound_BS))), A_BHNS
+
+
+WAYS = {"explicit": explicit, "flash": flash.flash, "fused": fused.fused}

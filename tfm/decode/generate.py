@@ -1,0 +1,197 @@
+"""Text from a next-word model (E24): draw a word, append it, ask again.
+
+`sample` asks a causal model about the last words, all of them anew for every word. `generate` (and `begin` and `more`,
+the same in pieces) asks an incremental one, E23, that is two functions of any model:
+
+    start(prompt_BN, length_B) -> logits_BW, cache      reads right-padded prompts; logits after their last real word
+    step(cache, w_B, n_B) -> logits_BW, cache           reads word w at position n; logits of the next word
+
+Every leaf of the cache has the leading axis B. Position n of sequence b is drawn with a key made of (key, b, n) alone:
+neither the other sequences nor the padding nor where the text was cut into pieces has a part in it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tfm.decode import sampling
+
+Start = Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]]
+Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
+
+
+def _at(key_B: jax.Array, n_B: jax.Array) -> jax.Array:
+    """The keys of the positions n_B."""
+    return jax.vmap(jax.random.fold_in)(key_B, n_B)
+
+
+def sample(
+    next_word: Callable[[jax.Array], jax.Array],
+    prompt_BN: jax.Array,
+    key: jax.Array,
+    *,
+    steps: int,
+    context: int,
+    **chance: sampling.Number,
+) -> jax.Array:
+    """The prompts with `steps` words appended: w_B(N+steps). `chance`: temperature, top_k and top_p of `sampling.draw`.
+
+    `next_word` maps w_BC, C = context, to logits_BCW and must be causal. Each word sees at most the last `context`
+    words before it; while there are fewer, the rest of the window lies in the future, which a causal model ignores.
+    ValueError for prompts without a word: there is nothing to predict from.
+    """
+    B, N = prompt_BN.shape
+    if N == 0:
+        raise ValueError("a prompt must hold at least one word")
+    room = max(N + steps, context)
+    words = jnp.zeros((B, room), prompt_BN.dtype).at[:, :N].set(prompt_BN)
+    key_B = sampling.one_per_sequence(key, B)
+
+    def step(n: jax.Array, words: jax.Array) -> jax.Array:
+        start = jnp.maximum(n - context, 0)
+        window_BC = jax.lax.dynamic_slice_in_dim(words, start, context, axis=1)
+        logits_BW = jax.lax.dynamic_index_in_dim(next_word(window_BC), n - 1 - start, axis=1, keepdims=False)
+        word_B = sampling.draw(_at(key_B, jnp.full(B, n)), logits_BW, **chance)
+        return words.at[:, n].set(word_B.astype(words.dtype))
+
+    return jax.lax.fori_loop(N, N + steps, step, words)[:, : N + steps]
+
+
+def bucket(n: int, most: int | None = None) -> int:
+    """The next power of two, but no more than `most`: pad prompts of n words to it, and few lengths get compiled.
+
+    ValueError for a prompt of no words or of more than `most`, the context of the model.
+    """
+    if n < 1:
+        raise ValueError("a prompt must hold at least one word")
+    if most is not None and n > most:
+        raise ValueError(f"the prompt has {n} words, and the context of the model holds {most}")
+    size = 1 << (n - 1).bit_length()
+    return size if most is None else min(size, most)
+
+
+class State(NamedTuple):
+    """Texts in the making: w_BN with id 0 after length_B words, of which there may be limit_B; done_B; keys; cache."""
+
+    w_BN: jax.Array
+    length_B: jax.Array
+    limit_B: jax.Array
+    done_B: jax.Array
+    key_B: jax.Array
+    cache: Any
+
+
+def begin(
+    start: Start,
+    prompt_BN: jax.Array,
+    length_B: jax.Array,
+    key: jax.Array,
+    *,
+    steps: int,
+    stop: Sequence[int] | jax.Array | None = None,
+    **chance: sampling.Number,
+) -> State:
+    """The prompts and the first of at most `steps` words after each; go on with `more` until state.done_B.all().
+
+    prompt_BN is right-padded, of length_B words each. ValueError for prompts without a word and negative steps.
+    """
+    w_BN, length_B, logits_BW, cache = read(start, prompt_BN, length_B, steps=steps)
+    B = len(length_B)
+    state = State(
+        w_BN=w_BN,
+        length_B=length_B,
+        limit_B=length_B + steps,
+        done_B=jnp.full(B, steps == 0),
+        key_B=sampling.one_per_sequence(key, B),
+        cache=cache,
+    )
+    return _appended(state, logits_BW, stop=stop, **chance)
+
+
+def read(
+    start: Start, prompt_BN: jax.Array, length_B: jax.Array, *, steps: int
+) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
+    """Words w_B(N+steps) with id 0 after each prompt, length_B, and what `start` says to them: logits_BW, cache.
+
+    ValueError for lengths outside 1 to N, as far as they are known before the program runs, and for negative steps.
+    """
+    B, N = prompt_BN.shape
+    if steps < 0:
+        raise ValueError(f"the number of words to append must be 0 or more, not {steps}")
+    if np.shape(length_B) != (B,):
+        raise ValueError(f"{B} prompts have {B} lengths, not an array of shape {np.shape(length_B)}")
+    known_B = [N] if isinstance(length_B, jax.core.Tracer) else np.asarray(jax.device_get(length_B))
+    if N == 0 or min(known_B, default=1) < 1:
+        raise ValueError("a prompt must hold at least one word")
+    if max(known_B, default=1) > N:
+        raise ValueError(f"a prompt of {max(known_B)} words does not fit into {N} columns")
+    length_B = jnp.asarray(length_B)
+    w_BN = jnp.where(jnp.arange(N) < length_B[:, None], prompt_BN, 0)
+    return jnp.pad(w_BN, ((0, 0), (0, steps))), length_B, *start(w_BN, length_B)
+
+
+def more(
+    step: Step,
+    state: State,
+    *,
+    steps: int | jax.Array,
+    stop: Sequence[int] | jax.Array | None = None,
+    **chance: sampling.Number,
+) -> State:
+    """Up to `steps` more words for every text that is not done; texts cut into pieces are those made at once."""
+
+    def unfinished(loop: tuple[jax.Array, State]) -> jax.Array:
+        return (loop[0] < steps) & ~loop[1].done_B.all()
+
+    def advance(loop: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
+        count, state = loop
+        n_B = state.length_B - 1  # a text that is done has its last word read again: no other place in a cache changes
+        w_B = jnp.take_along_axis(state.w_BN, n_B[:, None], axis=1)[:, 0]
+        logits_BW, cache = step(state.cache, w_B, n_B)
+        return count + 1, _appended(state._replace(cache=cache), logits_BW, stop=stop, **chance)
+
+    return jax.lax.while_loop(unfinished, advance, (jnp.int32(0), state))[1]
+
+
+def _appended(
+    state: State, logits_BW: jax.Array, *, stop: Sequence[int] | jax.Array | None, **chance: sampling.Number
+) -> State:
+    """Every text that is not done with one word more."""
+    drawn_B = sampling.draw(_at(state.key_B, state.length_B), logits_BW, **chance).astype(state.w_BN.dtype)
+    here_BN = (jnp.arange(state.w_BN.shape[1]) == state.length_B[:, None]) & ~state.done_B[:, None]
+    length_B = state.length_B + ~state.done_B
+    return state._replace(
+        w_BN=jnp.where(here_BN, drawn_B[:, None], state.w_BN),
+        length_B=length_B,
+        done_B=state.done_B | is_stop(drawn_B, stop) | (length_B >= state.limit_B),
+    )
+
+
+def is_stop(w: jax.Array, stop: Sequence[int] | jax.Array | None) -> jax.Array:
+    """Which of the words end a text."""
+    return jnp.isin(w, jnp.asarray(() if stop is None else stop, w.dtype))
+
+
+def generate(
+    start: Start,
+    step: Step,
+    prompt_BN: jax.Array,
+    length_B: jax.Array,
+    key: jax.Array,
+    *,
+    steps: int,
+    stop: Sequence[int] | jax.Array | None = None,
+    **chance: sampling.Number,
+) -> tuple[jax.Array, jax.Array]:
+    """Each prompt and, directly after its own length, up to `steps` words: w_B(N+steps), length_B.
+
+    prompt_BN is right-padded (to a `bucket`), of length_B words each. `chance`: temperature, top_k and top_p of
+    `sampling.draw`. A word among `stop` is a text's last one; after the last word stands id 0. One compiled loop that
+    ends when every text has. ValueError for prompts without a word and negative steps.
+    """
+    state = begin(start, prompt_BN, length_B, key, steps=steps, stop=stop, **chance)
+    state = more(step, state, steps=steps, stop=stop, **chance)
+    return state.w_BN, state.length_B
