@@ -1,0 +1,97 @@
+"""An (init, apply) of ours as modules of flax: they train as optax alone does, and parameters pass both ways."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+from tfm import as_flax, mlp
+
+init = functools.partial(mlp.gelu.init, D=3, F=5, M=1, bias=True)
+X_TD, TARGET_TD = jax.random.normal(jax.random.key(1), (2, 7, 3))
+
+
+def loss(y_TD: jax.Array) -> jax.Array:
+    return ((y_TD - TARGET_TD) ** 2).mean()
+
+
+@functools.cache
+def trained() -> tuple[dict, dict]:
+    """The parameters before and after five steps of AdamW, without Flax."""
+    params = first = init(jax.random.key(2))
+    state = (optimiser := optax.adamw(0.1)).init(params)
+    for _ in range(5):
+        grads = jax.grad(lambda params: loss(mlp.gelu.apply(params, X_TD)))(params)
+        updates, state = optimiser.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    return first, params
+
+
+def same(one: dict, other: dict) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), one, other)
+
+
+def test_nnx_trains_as_optax_alone():
+    first, last = trained()
+    module = as_flax.NNX(init, mlp.gelu.apply, rngs=nnx.Rngs(0))
+    assert any(jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (module.params(), first)), strict=True))
+    module.load(first)
+    same(module.params(), first)
+    optimiser = nnx.Optimizer(module, optax.adamw(0.1), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(module, optimiser):
+        optimiser.update(module, nnx.grad(lambda module: loss(module(X_TD)))(module))
+
+    for _ in range(5):
+        step(module, optimiser)
+    same(module.params(), last)
+    np.testing.assert_allclose(module(X_TD), mlp.gelu.apply(last, X_TD), rtol=1e-4, atol=1e-5)
+
+
+def test_nnx_draws_with_its_stream_of_params():
+    rngs = nnx.Rngs(params=3)
+    same(as_flax.NNX(init, mlp.gelu.apply, rngs=rngs).params(), init(nnx.Rngs(params=3).params()))
+
+
+@pytest.mark.parametrize("change", [{"W1_FD": jnp.ones((1, 3))}, {"more": jnp.ones(2)}])
+def test_nnx_refuses_other_parameters(change):
+    module = as_flax.NNX(init, mlp.gelu.apply, rngs=nnx.Rngs(0))
+    before = module.params()
+    with pytest.raises(ValueError, match="the module has parameters of shapes"):
+        module.load(before | change)
+    same(module.params(), before)
+
+
+def test_linen_trains_as_optax_alone():
+    first, last = trained()
+    module = as_flax.Linen(init, mlp.gelu.apply)
+    variables = module.init(jax.random.key(0), X_TD)
+    assert jax.tree.map(jnp.shape, variables) == {"params": jax.tree.map(jnp.shape, first)}
+    state = (optimiser := optax.adamw(0.1)).init(params := first)
+    for _ in range(5):
+        grads = jax.jit(jax.grad(lambda params: loss(module.apply({"params": params}, X_TD))))(params)
+        updates, state = optimiser.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    same(params, last)
+
+
+def test_linen_inside_another_module():
+    """Two of ours beside a layer of linen's: different parameters, and a gradient for each."""
+
+    class Whole(linen.Module):
+        @linen.compact
+        def __call__(self, x_TD):
+            for name in ("one", "two"):
+                x_TD = as_flax.Linen(init, mlp.gelu.apply, name=name)(x_TD)
+            return linen.Dense(3)(x_TD)
+
+    params = Whole().init(jax.random.key(0), X_TD)["params"]
+    assert params.keys() == {"one", "two", "Dense_0"} and jnp.any(params["one"]["W1_FD"] != params["two"]["W1_FD"])
+    grads = jax.grad(lambda params: loss(Whole().apply({"params": params}, X_TD)))(params)
+    assert all(jnp.any(leaf != 0) for leaf in jax.tree.leaves(grads))
