@@ -70,7 +70,7 @@ def model() -> ml_collections.ConfigDict:
     config.eps = 1e-5  # inside the root of the norm
     config.mlp = "gelu"  # relu, gelu, gelu_tanh, two_hidden_relu, two_hidden_gelu, swiglu (mlp.py)
     config.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)
-    config.relation = "none"  # none, rotary, rotary_halves, relative, buckets, alibi (relation.py; inside attention)
+    config.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi
     config.rotary_base = 10000.0  # the longest wavelength of rotary positions is 2 pi times this
     config.window = 0  # attention only to tokens nearer than this; 0: to all
     config.block = "pre_norm"  # pre_norm, post_norm (block.py)

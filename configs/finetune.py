@@ -24,7 +24,7 @@ def get_config():
     config.model.norm = "rms"
     config.model.mlp = "swiglu"
     config.model.position = "none"
-    config.model.relation = "rotary"
+    config.model.relative_position = "rotary"
     config.model.bias = False
     config.text.N = 128
     config.text.tied_output = True

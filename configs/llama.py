@@ -16,7 +16,7 @@ def get_config():
     config.model.mlp = "swiglu"
     config.model.F = 344
     config.model.position = "none"
-    config.model.relation = "rotary"
+    config.model.relative_position = "rotary"
     config.model.bias = False
     config.text.source = "docstrings"
     config.optim.learning_rate = 2e-3

@@ -14,7 +14,7 @@ def get_config():
     config.experiment = "language"
     config.model.M = 2
     config.model.position = "none"
-    config.model.relation = "alibi"
+    config.model.relative_position = "alibi"
     config.model.window = 256
     config.model.attention = "flash"
     config.model.remat = True

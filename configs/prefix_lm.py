@@ -13,7 +13,7 @@ def get_config():
     config = base.get_config()
     config.experiment = "language"
     config.model.position = "none"
-    config.model.relation = "buckets"
+    config.model.relative_position = "buckets"
     config.model.dropout = 0.05
     config.text.source = "docstrings"
     config.text.objective = "prefix"

@@ -23,7 +23,7 @@ def get_config():
     config.model.F = 128
     config.model.mlp = "relu"
     config.model.position = "none"
-    config.model.relation = "rotary_halves"
+    config.model.relative_position = "rotary_halves"
     config.model.embed_norm = True
     config.model.output_std = 0.0
     config.model.bias = False

@@ -25,7 +25,7 @@ def get_config():
     config.study.arms = [
         ("all", {}),
         ("adamw", ADAMW),
-        ("learned_positions", {"model.position": "learned", "model.relation": "none"}),
+        ("learned_positions", {"model.position": "learned", "model.relative_position": "none"}),
         ("outputs_not_zero", {"model.output_std": 1.0}),
         ("no_embed_norm", {"model.embed_norm": False}),
         ("gelu", {"model.mlp": "gelu"}),

@@ -19,9 +19,9 @@ from experiments.data import images
 from experiments.engine import batches, config, errors, job, train
 from tfm import block, initial, loss
 from tfm import layout as layouts
-from tfm.attention import heads, relative_position, score, value, weights
+from tfm.attention import explicit, heads, relative_position, score, value
 
-PARTS = {"score": score.constant, "relation": relative_position.relative, "value": value.full_rank}
+PARTS = {"score": score.constant, "relative_position": relative_position.relative, "value": value.full_rank}
 STEEP = 1000.0  # exp(-1000) is 0 in float32 and float64: a weight is 1 or 0
 COMPARED = 64  # held-out images that the constructed layer and numpy convolve
 SHOWN = 8
@@ -68,7 +68,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
 
 def init(key: jax.Array, *, H: int, K: int, D: int, N: int) -> dict:
     """b_h(s - n) = 0 for all offsets, and random V_h: nothing is known of the kernel. No part has K features."""
-    sizes = {"score": {"D": D, "bias": False}, "relation": {"N": N}, "value": {"D": D, "M": 1, "bias": False}}
+    sizes = {"score": {"D": D, "bias": False}, "relative_position": {"N": N}, "value": {"D": D, "M": 1, "bias": False}}
     return {name: PARTS[name].init(initial.key(key, name), H=H, K=K, **sizes[name]) for name in PARTS}
 
 
@@ -81,7 +81,7 @@ def constructed(kernel_HD: np.ndarray, *, N: int) -> dict:
     V_HDD = np.stack([np.diag(kernel_D) for kernel_D in kernel_HD])
     return {
         "score": {},
-        "relation": {"b_HR": jnp.asarray(-STEEP * distance_HR, float)},
+        "relative_position": {"b_HR": jnp.asarray(-STEEP * distance_HR, float)},
         "value": {"V_HDD": jnp.asarray(V_HDD, float)},
     }
 
@@ -90,8 +90,8 @@ def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Y = sum_h V_h X A_h and the weights A_BHNS, which are the same for every image."""
     rest = dict(norm=None, mlp=None, order=block.pre_norm)  # of a block; the attention alone needs none of them
     rest["H"] = params["value"]["V_HDD"].shape[0]
-    design = block.Design(**PARTS, **rest, compute=weights.explicit, scale=score.SCALES["1"])
-    y_BND, A_BHNS, _ = heads.itself(params, x_BND, design=design, mask=None)
+    design = block.Design(**PARTS, **rest, compute=explicit.attention, scale=score.SCALES["1"])
+    y_BND, A_BHNS, _ = heads.self_attention(params, x_BND, design=design, mask=None)
     return y_BND, A_BHNS
 
 

@@ -218,7 +218,7 @@ def continued(
 
     def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
         mask = models.masked(settings.model, first)
-        return model.start(params, w_BN, length_B, room=N + drawing["steps"], mask=mask)
+        return model.start(params, w_BN, length_B, capacity=N + drawing["steps"], mask=mask)
 
     def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
         return model.step(layers, cache, w_B, n_B, mask=later)

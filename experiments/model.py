@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from experiments import variants
 from experiments.engine import config, errors, mesh, train
-from tfm import block, embed, head, loss, norm, shapes, symmetry, transformer
+from tfm import attention, block, embed, head, loss, norm, shapes, symmetry, transformer
 from tfm import encoder_decoder as seq2seq
 from tfm import layout as layouts
-from tfm.attention import mask, relative_position, score, weights
+from tfm.attention import explicit, mask, relative_position, score
 from tfm.decode import kv_cache
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -30,8 +30,8 @@ class Model(NamedTuple):
 
     init(key, **numbers) -> params    (from_numbers)
     apply(params, inputs, *, mask, key_B=None, maps=False, over=layout.ONE) -> (logits, seen)    (transformer.apply)
-    start(params, prompt_BN, length_B, *, room, mask) -> (logits_BW, cache)       (incremental.start)
-    step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                  (incremental.step)
+    start(params, prompt_BN, length_B, *, capacity, mask) -> (logits_BW, cache)       (kv_cache.start)
+    step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                  (kv_cache.step)
     """
 
     init: Callable
@@ -45,7 +45,7 @@ class Seq2Seq(NamedTuple):
 
     init(key, **numbers) -> params    (from_numbers)
     apply(params, source_BS, valid_BS, w_BN, *, key_B=None, maps=False, over=layout.ONE) -> (logits_BNW, seen)
-    start(params, source_BS, valid_BS, prompt_BN, length_B, *, room) -> (logits_BW, cache)
+    start(params, source_BS, valid_BS, prompt_BN, length_B, *, capacity) -> (logits_BW, cache)
     step(params, cache, w_B, n_B) -> (logits_BW, cache)
     """
 
@@ -178,7 +178,7 @@ def word_measures(logits_BNW: jax.Array, batch: dict, over: layouts.Layout) -> t
     """Loss and accuracy at every token that is asked for (target_BN, weight_BN), whatever devices share the words."""
     answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
     measures = {train.LOSS: loss.cross_entropy, "accuracy": loss.accuracy}
-    return {name: of(*answer, words=over.words) for name, of in measures.items()}
+    return {name: of(*answer, vocab=over.vocab) for name, of in measures.items()}
 
 
 def from_numbers(init: Callable, *, design: block.Design, output_std: float = 1.0, **arguments: Any) -> Callable:
@@ -244,7 +244,7 @@ def seeing(apply: Callable, call: dict, *, M: int) -> Callable:
     """
 
     def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        design = call["design"]._replace(compute=weights.explicit) if maps else call["design"]
+        design = call["design"]._replace(compute=explicit.attention) if maps else call["design"]
         return apply(*arrays, **call | shared(call, design, over, M=M), maps=maps, **options)
 
     return applied
@@ -258,7 +258,7 @@ def shared(call: dict, design: block.Design, over: layouts.Layout, *, M: int) ->
         changed["unroll"] = 1
     if over.sequence:
         own_norm = norm.instance_over(over.sequence) if design.norm is norm.instance else design.norm
-        changed["design"] = changed["design"]._replace(compute=weights.WAYS["flash"], norm=own_norm)
+        changed["design"] = changed["design"]._replace(compute=attention.IMPLEMENTATIONS["flash"], norm=own_norm)
         if call["head_apply"] is head.pooled.apply:
             changed["head_apply"] = functools.partial(head.pooled.apply, sequence=over.sequence)
     return changed
@@ -331,19 +331,21 @@ def design(m: config.Settings, *, cross: bool = False) -> block.Design:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
     if m.diagonal not in ("keep", "exclude"):
         raise errors.UserError(f'unknown diagonal "{m.diagonal}"; the right ones are: keep, exclude')
-    chosen = {name: variants.choose(m, name) for name in ("score", "value", "relation", "norm", "mlp")}
+    chosen = {name: variants.choose(m, name) for name in ("score", "value", "relative_position", "norm", "mlp")}
     if m.score == "identity_query" and m.D != m.H * m.K:
         raise errors.UserError(
             f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
         )
     variants.check(m, chosen, sizes(m), cross=cross)
-    if m.relation in variants.TURNING:
-        chosen["relation"] = relative_position.rotary_of(m.rotary_base, halves=m.relation == "rotary_halves")
+    if m.relative_position in variants.ROTARY:
+        chosen["relative_position"] = relative_position.rotary_of(
+            m.rotary_base, halves=m.relative_position == "rotary_halves"
+        )
     return block.Design(
         **chosen,
         order=config.choose("block", m.block, block.ORDERS),
-        compute=config.choose("attention", m.attention, weights.WAYS),
+        compute=config.choose("attention", m.attention, attention.IMPLEMENTATIONS),
         scale=config.choose("scale", m.scale, score.SCALES),
         H=m.H,
         eps=m.eps,

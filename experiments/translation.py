@@ -110,7 +110,7 @@ def translator(settings: config.Settings, corpus: Corpus, model: models.Seq2Seq)
     def decoded(params: Any, source_BS: jax.Array, valid_BS: jax.Array) -> dict[str, jax.Array]:
         B = len(source_BS)
         begin = jnp.full((B, 1), subwords.BOS, jnp.int32), jnp.ones(B, jnp.int32)
-        start = functools.partial(model.start, params, source_BS, valid_BS, room=p.N)
+        start = functools.partial(model.start, params, source_BS, valid_BS, capacity=p.N)
         search = functools.partial(model.step, params)
         how = {"steps": p.N, "stop": (subwords.EOS,)}
         w_BN, _ = generate.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)

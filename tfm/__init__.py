@@ -6,49 +6,89 @@ V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C
 patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
 Y X Z rows, columns and channels of an image.
 
-| id  | paper                                     | here                               | file               |
-|-----|-------------------------------------------|------------------------------------|--------------------|
-| E1  | X_i = x_i E                               | E_WD (segments: S_JD)              | embed.py           |
-| E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join               | embed.py           |
-| E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one            | attention.py       |
-| E4  | A ~ exp(x_n'^T x_n)                       | none                               | score.py           |
-| E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                  | one_matrix.py      |
-| E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD         | score.py           |
-|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK             | one_matrix.py      |
-|     | A_{n,n} = 0 where n sees others           | itself, apart                      | relation.py        |
-| E7  | scale of the logits                       | SCALES                             | score.py           |
-| E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity         | value.py           |
-| E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD           | value.py           |
-| E10 | Omega_c [Sa_1; ...; Sa_H]                 | the sum over heads as one product  | value.py           |
-| E11 | beta_q 1^T + Omega_q X, ...               | bq_HK, bk_HK, bv_HK, bo_D          | score.py, value.py |
-| E12 | W_1, W_2; one or two hidden layers; gated | W1_FD, Wh_FF, Wg_FD, W2_DF, b...   | mlp.py             |
-| E13 | x + res(x)                                | the stages of `apply`; dropout     | block.py           |
-| E14 | (x - mean)/sqrt(var) gamma + beta         | token: gain_D, shift_D; rms        | norm.py            |
-| E15 | ... without gamma, beta                   | token_plain                        | norm.py            |
-| E16 | ... with eps inside the root              | eps                                | norm.py            |
-| E17 | over batch and sequence; over sequence    | batch: mean_D, var_D; instance     | norm.py            |
-| E18 | X + MHSA(LN(X)); Y + MLP(LN(Y))           | pre_norm                           | block.py           |
-| E19 | LN(X + MHSA(X)); LN(X + MLP(X))           | post_norm                          | block.py           |
-| E20 | X^(m) = block(X^(m-1))                    | stack                              | transformer.py     |
-| E21 | positions added or concatenated           | P_ND; Wx_DD, Wp_DD                 | position.py        |
-|     | relative, inside the attention            | rotary, b_HR, buckets, alibi       | relation.py        |
-| E22 | A_{n,n'} = 0 for n > n'                   | causal: s <= n; padding, prefix,   | mask.py            |
-|     |                                           | window, both, either               |                    |
-| E23 | X^(n) = first n columns of X^(n+1)        | start, step: k_BHSK, v_BHSV kept   | incremental.py     |
-| E24 | p(w_n = w) = softmax(g_w^T x_{n-1})       | next_word: G_WD, b_W               | head.py            |
-|     | drawing words; beams                      | generate, search                   | decode.py, beam.py |
-| E25 | pooled; class token                       | G_CD, b_C; c_D                     | head.py, embed.py  |
-| E26 | sequence to sequence                      | Uq_HKD ... under *_cross           | encoder_decoder.py |
-|     | image to image                            | h_D; W_PD, b_P                     | embed.py, head.py  |
-| E27 | hidden words                              | masked_word; transform: W_DD       | head.py            |
-| E28 | A_{n',n} = a(n' - n)                      | constant; relative: b_HR           | score.py,          |
-|     |                                           |                                    | relation.py        |
-| E29 | cost                                      | the same weights in blocks         | flash.py       |
-| E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py        |                    |
-|     | batch size that grows during training     | experiments/engine/growth.py  |                    |
+| id  | paper                                     | here                              | file                 |
+|-----|-------------------------------------------|-----------------------------------|----------------------|
+| E1  | X_i = x_i E                               | E_WD (segments: S_JD)             | embed.py             |
+| E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join              | embed.py             |
+| E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one           | explicit.py          |
+| E4  | A ~ exp(x_n'^T x_n)                       | none                              | score.py             |
+| E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                 | score_symmetric.py   |
+| E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD        | score.py             |
+|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK            | score_symmetric.py   |
+|     | A_{n,n} = 0 where n sees others           | itself, apart                     | relative_position.py |
+| E7  | scale of the logits                       | SCALES                            | score.py             |
+| E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |
+| E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD          | value.py             |
+| E10 | Omega_c [Sa_1; ...; Sa_H]                 | the sum over heads as one product | value.py             |
+| E11 | beta_q 1^T + Omega_q X, ...               | bq_HK, bk_HK, bv_HK, bo_D         | score.py, value.py   |
+| E12 | W_1, W_2; one or two hidden layers; gated | W1_FD, Wh_FF, Wg_FD, W2_DF, b...  | mlp.py               |
+| E13 | x + res(x)                                | the stages of `apply`; dropout    | block.py             |
+| E14 | (x - mean)/sqrt(var) gamma + beta         | token: gain_D, shift_D; rms       | norm.py              |
+| E15 | ... without gamma, beta                   | token_plain                       | norm.py              |
+| E16 | ... with eps inside the root              | eps                               | norm.py              |
+| E17 | over batch and sequence; over sequence    | batch: mean_D, var_D; instance    | norm.py              |
+| E18 | X + MHSA(LN(X)); Y + MLP(LN(Y))           | pre_norm                          | block.py             |
+| E19 | LN(X + MHSA(X)); LN(X + MLP(X))           | post_norm                         | block.py             |
+| E20 | X^(m) = block(X^(m-1))                    | stack                             | transformer.py       |
+| E21 | positions added or concatenated           | P_ND; Wx_DD, Wp_DD                | position.py          |
+|     | relative, inside the attention            | rotary, b_HR, buckets, alibi      | relative_position.py |
+| E22 | A_{n,n'} = 0 for n > n'                   | causal: s <= n; padding, prefix,  | mask.py              |
+|     |                                           | window, both, either              |                      |
+| E23 | X^(n) = first n columns of X^(n+1)        | start, step: k_BHSK, v_BHSV kept  | kv_cache.py          |
+| E24 | p(w_n = w) = softmax(g_w^T x_{n-1})       | next_word: G_WD, b_W              | head.py              |
+|     | drawing words; beams                      | generate, search                  | generate.py, beam.py |
+| E25 | pooled; class token                       | G_CD, b_C; c_D                    | head.py, embed.py    |
+| E26 | sequence to sequence                      | Uq_HKD ... under *_cross          | encoder_decoder.py   |
+|     | image to image                            | h_D; W_PD, b_P                    | embed.py, head.py    |
+| E27 | hidden words                              | masked_word; transform: W_DD      | head.py              |
+| E28 | A_{n',n} = a(n' - n)                      | constant; relative: b_HR          | score.py,            |
+|     |                                           |                                   | relative_position.py |
+| E29 | cost                                      | the same weights in blocks        | flash.py             |
+| E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py       |                      |
+|     | batch size that grows during training     | experiments/engine/growth.py      |                      |
 
-Heads side by side are in multihead.py; flash.py loops over blocks of weights, strips.py writes them out, and
-online.py is the mathematics of one; sampling.py has temperature, top-k and top-p; fused.py calls the backend's own
-kernels; shield.py keeps NaN behind the mask; loss.py has sums and counts. layout.py says what several devices share,
-and ring.py passes keys and values around those that share a sequence.
+Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py writes them out, and
+online_softmax.py is the mathematics of one; sampling.py has temperature, top-k and top-p; fused.py calls the backend's
+own kernels; nan_guard.py keeps NaN behind the mask; loss.py has sums and counts. layout.py says what several devices
+share, and ring.py passes keys and values around those that share a sequence.
 """
+
+from tfm import (
+    attention,
+    block,
+    decode,
+    dropout,
+    embed,
+    encoder_decoder,
+    head,
+    initial,
+    layout,
+    linear,
+    loss,
+    mlp,
+    norm,
+    position,
+    shapes,
+    symmetry,
+    transformer,
+)
+
+__all__ = [
+    "attention",
+    "block",
+    "decode",
+    "dropout",
+    "embed",
+    "encoder_decoder",
+    "head",
+    "initial",
+    "layout",
+    "linear",
+    "loss",
+    "mlp",
+    "norm",
+    "position",
+    "shapes",
+    "symmetry",
+    "transformer",
+]

@@ -20,13 +20,13 @@ class Design(NamedTuple):
 
     score: Any
     value: Any
-    relation: Any
+    relative_position: Any
     norm: Any
     mlp: Any
     order: Callable
     compute: Callable
     scale: Callable[[int, int], float]  # (K, D) -> the factor on the logits
-    H: int  # heads, for relations that have no parameter of their own to tell them by
+    H: int  # heads, for relative positions that have no parameter of their own to tell them by
     eps: float = 1e-5  # inside the root of the norms
     dropout: float = 0.0  # share of a stage's output that is set to 0 in training
     itself: bool = True  # whether a token attends to itself where it may attend to others too
@@ -53,7 +53,11 @@ def init(
         score = part(f"score{suffix}", design.score, H=H, K=K, D=D, bias=bias)
         return scaled(score, design.score_std) | part(f"value{suffix}", design.value, H=H, K=K, D=D, M=M, bias=bias)
 
-    params = part("norm1", design.norm, D=D) | attend("") | part("relation", design.relation, H=H, K=K, N=N)
+    params = (
+        part("norm1", design.norm, D=D)
+        | attend("")
+        | part("relative_position", design.relative_position, H=H, K=K, N=N)
+    )
     if cross:
         params |= part("norm_cross", design.norm, D=D) | attend("_cross")
     return params | part("norm2", design.norm, D=D) | part("mlp", design.mlp, D=D, F=F, M=M, bias=bias)
@@ -116,13 +120,17 @@ def apply(
         return run
 
     def attend(x: jax.Array) -> jax.Array:
-        y, A, kept["self"] = heads.itself(params, x, design=design, mask=mask, n=n, cache=cache and cache["self"])
+        y, A, kept["self"] = heads.self_attention(
+            params, x, design=design, mask=mask, n=n, cache=cache and cache["self"]
+        )
         seen.update({"A": A} if maps else {})
         return y
 
     def cross(x: jax.Array) -> jax.Array:
         own = {name: params[f"{name}_cross"] for name in ("score", "value")}
-        y, A, kept["cross"] = heads.across(own, x, design=design, memory=memory, cache=cache and cache["cross"])
+        y, A, kept["cross"] = heads.cross_attention(
+            own, x, design=design, memory=memory, cache=cache and cache["cross"]
+        )
         seen.update({"A_cross": A} if maps else {})
         return y
 

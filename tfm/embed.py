@@ -13,26 +13,26 @@ def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0) -> dict:
     return params | (initial.normal(key, "S_JD", D**-0.5, J=J, D=D) if J else {})
 
 
-def _words(params: dict, inputs: jax.Array | dict[str, jax.Array], *, words: str | None = None) -> jax.Array:
+def _words(params: dict, inputs: jax.Array | dict[str, jax.Array], *, vocab: str | None = None) -> jax.Array:
     """X_i = x_i E with x_i the one-hot vector of word i: row w_i of the embedding (E1, seed 004).
 
     inputs: w_BN, or {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al.
-    2019, figure 2); words alone belong to segment 0. words: the mesh axis whose devices each have some rows of E.
+    2019, figure 2); words alone belong to segment 0. vocab: the mesh axis whose devices each have some rows of E.
     """
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
-    x_BND = _rows(params["E_WD"], inputs["w_BN"], words)
+    x_BND = _rows(params["E_WD"], inputs["w_BN"], vocab)
     if "S_JD" not in params:
         return x_BND
     return x_BND + params["S_JD"][inputs["segment_BN"] if "segment_BN" in inputs else 0]
 
 
-def _rows(E_WD: jax.Array, w_BN: jax.Array, words: str | None) -> jax.Array:
+def _rows(E_WD: jax.Array, w_BN: jax.Array, vocab: str | None) -> jax.Array:
     """Row w of the embedding; where devices have some rows each, one has it and the others add 0."""
-    if words is None:
+    if vocab is None:
         return E_WD[w_BN]
-    here_BN = w_BN - jax.lax.axis_index(words) * len(E_WD)
+    here_BN = w_BN - jax.lax.axis_index(vocab) * len(E_WD)
     mine_BN = (here_BN >= 0) & (here_BN < len(E_WD))
-    return jax.lax.psum(jnp.where(mine_BN[..., None], E_WD[jnp.where(mine_BN, here_BN, 0)], 0), words)
+    return jax.lax.psum(jnp.where(mine_BN[..., None], E_WD[jnp.where(mine_BN, here_BN, 0)], 0), vocab)
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:

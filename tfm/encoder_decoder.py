@@ -39,7 +39,7 @@ def encode(
     mask = masks.padding(valid_BS)
     design = model.pop("design")
     design = design._replace(layout=design.layout.whole)
-    x_BSD, seen = transformer.represent(
+    x_BSD, seen = transformer.hidden_states(
         transformer.cast(side(params, "encoder"), dtype),
         source_BS,
         mask=mask,
@@ -87,7 +87,7 @@ def start(
     prompt_BN: jax.Array,
     length_B: jax.Array,
     *,
-    room: int,
+    capacity: int,
     head_apply,
     **model: Any,
 ) -> tuple[jax.Array, dict]:
@@ -97,7 +97,7 @@ def start(
         side(params, "decoder"),
         prompt_BN,
         length_B,
-        room=room,
+        capacity=capacity,
         mask=masks.causal,
         memory=memory,
         head_apply=head_apply,

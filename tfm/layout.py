@@ -6,7 +6,7 @@ gatherings that put the parts together. All of it happens inside `jax.shard_map`
 | batch    | some of the sequences                         | sums of losses and counts (gradients follow)             |
 | fsdp     | a part of each weight's features D            | a block's weights, gathered when the block needs them    |
 | tensor   | some heads and hidden units (E8: sum_h V_h)   | the sum over heads, the sum over hidden units            |
-| words    | some words of embedding and output            | sums over words (softmax), the rows that were looked up  |
+| vocab    | some words of embedding and output            | sums over words (softmax), the rows that were looked up  |
 | sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)            |
 """
 
@@ -24,14 +24,14 @@ class Layout(NamedTuple):
     batch: tuple[str, ...] = ()
     fsdp: str | None = None
     tensor: str | None = None
-    words: str | None = None
+    vocab: str | None = None
     sequence: str | None = None
     platform: str = ""  # of the devices: cpu, gpu, tpu; '' where the program is for any
 
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
         """The mesh axes that may share a letter of a weight (shapes.specs)."""
-        rules = {"H": (self.tensor,), "F": (self.tensor, self.fsdp), "W": (self.words,), "D": (self.fsdp,)}
+        rules = {"H": (self.tensor,), "F": (self.tensor, self.fsdp), "W": (self.vocab,), "D": (self.fsdp,)}
         present = {letter: tuple(axis for axis in axes if axis) for letter, axes in rules.items()}
         return {letter: axes for letter, axes in present.items() if axes}
 

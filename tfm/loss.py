@@ -1,7 +1,7 @@
 """Losses and measures as (sum, count): what several devices can add up before they divide.
 
 Those of words and classes take logits (..., C), targets (...) and weights (...); that of pixels takes patches. Weight 0
-is padding or what is not asked for. words: the mesh axis whose devices each have the logits of some words, in order.
+is padding or what is not asked for. vocab: the mesh axis whose devices each have the logits of some words, in order.
 """
 
 import jax
@@ -12,38 +12,38 @@ from tfm import linear
 Ratio = tuple[jax.Array, jax.Array]
 
 
-def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, words: str | None = None) -> Ratio:
+def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """sum of -log softmax(l)_target over what is asked for, in nats, and how many were asked."""
     logits = linear.wide(logits)
-    if words is None:
+    if vocab is None:
         chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
         surprise = jax.nn.logsumexp(logits, axis=-1) - chosen
     else:
-        surprise = _shared_surprise(logits, target, words)
+        surprise = _shared_surprise(logits, target, vocab)
     return jnp.sum(jnp.where(weight > 0, surprise * weight, 0)), jnp.sum(weight)
 
 
-def _shared_surprise(logits: jax.Array, target: jax.Array, words: str) -> jax.Array:
+def _shared_surprise(logits: jax.Array, target: jax.Array, vocab: str) -> jax.Array:
     """log sum_w exp(l_w) - l_target with sums over the devices; the largest logit is taken off first, as always."""
-    highest = jax.lax.pmax(jax.lax.stop_gradient(logits).max(-1), words)
+    highest = jax.lax.pmax(jax.lax.stop_gradient(logits).max(-1), vocab)
     # -inf - -inf would be NaN
     highest = jnp.where(jnp.isfinite(highest), highest, 0)[..., None]
-    sums = jax.lax.psum(jnp.exp(logits - highest).sum(-1), words)
+    sums = jax.lax.psum(jnp.exp(logits - highest).sum(-1), vocab)
     W = logits.shape[-1]
-    here = target - jax.lax.axis_index(words) * W
+    here = target - jax.lax.axis_index(vocab) * W
     mine = (here >= 0) & (here < W)
     chosen = jnp.take_along_axis(logits - highest, jnp.where(mine, here, 0)[..., None], axis=-1)[..., 0]
-    return jnp.log(sums) - jax.lax.psum(jnp.where(mine, chosen, 0), words)
+    return jnp.log(sums) - jax.lax.psum(jnp.where(mine, chosen, 0), vocab)
 
 
-def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, words: str | None = None) -> Ratio:
+def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """How many of those asked for have their target as the largest logit, and how many were asked."""
     logits = jax.lax.stop_gradient(logits)
     found = jnp.argmax(logits, axis=-1)
-    if words is not None:  # of equal logits the first counts, as in argmax
+    if vocab is not None:  # of equal logits the first counts, as in argmax
         W, highest = logits.shape[-1], logits.max(-1)
-        mine, none = found + jax.lax.axis_index(words) * W, jnp.iinfo(found.dtype).max
-        found = jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, words), mine, none), words)
+        mine, none = found + jax.lax.axis_index(vocab) * W, jnp.iinfo(found.dtype).max
+        found = jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, vocab), mine, none), vocab)
     return jnp.sum((found == target) * weight), jnp.sum(weight)
 
 

@@ -2,7 +2,7 @@
 
 A position code is `(init, apply)`: `init(key, *, N, D) -> params` for up to N tokens, and
 `apply(params, x_BND, n=None) -> x_BND`, where `n` says where the tokens stand: (N,), or (B, N) when every sequence of a
-batch stands at its own positions, or None for 0, 1, 2, ... Positions inside the attention are in relation.py.
+batch stands at its own positions, or None for 0, 1, 2, ... Positions inside the attention are in relative_position.py.
 """
 
 from collections.abc import Callable

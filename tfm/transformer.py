@@ -85,7 +85,9 @@ def stack(
     M = jax.tree.leaves(layers)[0].shape[0]
     with jax.named_scope("blocks"):
         if caches is None:
-            return jax.lax.scan(again(layer, design=design, remat=remat), x_BND, (jnp.arange(M), layers), unroll=unroll)
+            return jax.lax.scan(
+                maybe_remat(layer, design=design, remat=remat), x_BND, (jnp.arange(M), layers), unroll=unroll
+            )
         new = []
         for m, cache in enumerate(caches):  # a loop written out: each layer's cache is updated in place
             x_BND, seen = layer(x_BND, (m, layer_of(layers, m)), cache)
@@ -93,7 +95,7 @@ def stack(
         return x_BND, {"cache": new}
 
 
-def again(layer: Callable, *, design: blocks.Design, remat: bool) -> Callable:
+def maybe_remat(layer: Callable, *, design: blocks.Design, remat: bool) -> Callable:
     """The layer, of which the backward pass computes all again (remat), or, where a layer's weights are gathered from
     several devices, all but the products: weights are gathered a second time instead of being kept."""
     if remat:
@@ -116,7 +118,7 @@ def tokens(params: dict, inputs: Any, *, embed_apply, design: blocks.Design, pos
     )
     with jax.named_scope("embed"):
         rows = {name: leaf for name, leaf in params["embed"].items() if name != "norm"}
-        x_BND = embed_apply(rows, inputs, **split_words(design))
+        x_BND = embed_apply(rows, inputs, **split_vocab(design))
         if "class" in params:
             x_BND = embed.class_token(params["class"], x_BND)
         x_BND = position.apply(params["position"], x_BND, standing(x_BND, n, design))
@@ -133,12 +135,12 @@ def standing(x_BND: jax.Array, n: jax.Array | None, design: blocks.Design) -> ja
     return layouts.positions(design.layout, x_BND.shape[1]) if n is None else n
 
 
-def split_words(design: blocks.Design) -> dict[str, str]:
+def split_vocab(design: blocks.Design) -> dict[str, str]:
     """The argument of functions whose vocabulary devices may share, where they do."""
-    return {"words": design.layout.words} if design.layout.words else {}
+    return {"vocab": design.layout.vocab} if design.layout.vocab else {}
 
 
-def represent(
+def hidden_states(
     params: dict, inputs: Any, *, embed_apply, position, design: blocks.Design, n=None, key_B=None, **call: Any
 ) -> tuple[jax.Array, dict]:
     """X^(M) after the last norm, and what was seen on the way (`apply`)."""
@@ -153,7 +155,7 @@ def represent(
     return x_BND, gather(seen, around)
 
 
-def answer(params: dict, x_BND: jax.Array, *, head_apply, design: blocks.Design) -> jax.Array:
+def logits(params: dict, x_BND: jax.Array, *, head_apply, design: blocks.Design) -> jax.Array:
     """The head's answer (E24-E27). A head without a matrix of its own takes the embedding: g_w is row w of it."""
     head = layouts.gathered(params["head"], design.layout)
     with jax.named_scope("head"):
@@ -200,8 +202,8 @@ def apply(
     parameters' with the statistics of this batch (E17).
     """
     params = cast(params, dtype)
-    x_BND, seen = represent(params, inputs, embed_apply=embed_apply, position=position, design=design, **call)
-    return answer(params, x_BND, head_apply=head_apply, design=design), seen
+    x_BND, seen = hidden_states(params, inputs, embed_apply=embed_apply, position=position, design=design, **call)
+    return logits(params, x_BND, head_apply=head_apply, design=design), seen
 
 
 def gather(seen: dict, around: dict) -> dict:

@@ -178,8 +178,8 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
 def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:
     """How a model of W words (0: it has none) is shared over this mesh; words are, where they divide evenly."""
     named = {axis: axis if mesh.shape[axis] > 1 else None for axis in (FSDP, TENSOR, SEQUENCE)}
-    words = TENSOR if named[TENSOR] and W and W % mesh.shape[TENSOR] == 0 else None
-    return layouts.Layout(batch=BATCH, words=words, platform=backend(mesh), **named)
+    vocab = TENSOR if named[TENSOR] and W and W % mesh.shape[TENSOR] == 0 else None
+    return layouts.Layout(batch=BATCH, vocab=vocab, platform=backend(mesh), **named)
 
 
 def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -> None:
@@ -294,14 +294,14 @@ def batch_specs(mesh: Mesh, batch: dict) -> dict:
 def place_batch(mesh: Mesh, batch: dict) -> dict:
     """The batch on the devices, its tokens dealt out like cards to those that share a sequence (tfm/layout.py)."""
     placed = {name: NamedSharding(mesh, spec) for name, spec in batch_specs(mesh, batch).items()}
-    return processes.put(dealt(mesh, batch), placed)
+    return processes.put(striped(mesh, batch), placed)
 
 
 def place_rows(mesh: Mesh, batches: Sequence[dict]) -> dict:
     """As `place_batch`, the batches of several runs, which become the rows of the same arrays."""
     specs = batch_specs(mesh, batches[0])
     placed = {name: NamedSharding(mesh, of_rows(mesh, spec)) for name, spec in specs.items()}
-    each = [dealt(mesh, batch) for batch in batches]
+    each = [striped(mesh, batch) for batch in batches]
     return processes.put({name: np.stack([batch[name] for batch in each]) for name in specs}, placed)
 
 
@@ -319,12 +319,12 @@ def of_rows(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(SEED if SEED in mesh.axis_names else None, *spec)
 
 
-def dealt(mesh: Mesh, batch: dict) -> dict:
-    """The batch as its tokens are dealt out (`deal`)."""
-    return {name: deal(x, shapes.letters(name).find("N"), mesh.shape[SEQUENCE]) for name, x in batch.items()}
+def striped(mesh: Mesh, batch: dict) -> dict:
+    """The batch as its tokens are dealt out (`stripe`)."""
+    return {name: stripe(x, shapes.letters(name).find("N"), mesh.shape[SEQUENCE]) for name, x in batch.items()}
 
 
-def deal(x: np.ndarray, dimension: int, P: int) -> np.ndarray:
+def stripe(x: np.ndarray, dimension: int, P: int) -> np.ndarray:
     """The tokens 0, P, 2 P, ..., then 1, P + 1, ...: equal parts of it are the tokens of P devices."""
     if P == 1 or dimension < 0:
         return x

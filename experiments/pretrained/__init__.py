@@ -76,7 +76,7 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
     extras = description.extras | params.pop("extras", {})
     extras["headless"] = family.name in ("bert", "vit") and not params["head"]
     model = {letter: description.sizes[letter] for letter in "MDHKF"} | settings.fixed(family.name) | description.model
-    params["blocks"]["relation"] = {}
+    params["blocks"]["relative_position"] = {}
     return Imported(family.name, params, model, extras, table + more)
 
 

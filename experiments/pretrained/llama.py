@@ -44,7 +44,7 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
         name: _evens_first(array) if name in ROTATED else array for name, array in params["blocks"]["score"].items()
     }
     blocks = dict(params["blocks"]) | {"score": score}
-    return dict(params) | {"blocks": blocks}, dict(model) | {"relation": "rotary_halves"}
+    return dict(params) | {"blocks": blocks}, dict(model) | {"relative_position": "rotary_halves"}
 
 
 def _evens_first(U_MHKD: np.ndarray) -> np.ndarray:

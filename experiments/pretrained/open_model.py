@@ -165,7 +165,7 @@ def _llama2c(path: pathlib.Path) -> Trained:
         "eos_token_id": [llama2c_tokenizer.EOS, llama2c_tokenizer.BOS],
     }
     if found.interleaved:
-        read.model["relation"] = "rotary"
+        read.model["relative_position"] = "rotary"
     return _published(path, read)
 
 

@@ -51,7 +51,7 @@ ROWS = {
     "eps": (WRITTEN,) * 4,
     "mlp": (ACTIVATION, ACTIVATION, ACTIVATION, only("swiglu")),
     "position": (only("learned"), only("learned"), only("learned"), only("none")),
-    "relation": (only("none"), only("none"), only("none"), only("rotary_halves")),
+    "relative_position": (only("none"), only("none"), only("none"), only("rotary_halves")),
     "rotary_base": (FREE, FREE, FREE, WRITTEN),  # nothing is turned by it but a Llama's queries and keys
     "window": (only(0),) * 4,
     "block": (only("pre_norm"), only("post_norm"), only("pre_norm"), only("pre_norm")),

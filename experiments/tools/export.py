@@ -40,7 +40,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     extras = made.facts | made.extras | ({"image": like["image"][:2], "class_names": like["classes"]} if like else {})
     extras["ids"] = token_ids(made)
     params = made.params
-    if family == "llama" and fields["relation"] == "rotary":  # theirs is rotary_halves
+    if family == "llama" and fields["relative_position"] == "rotary":  # theirs is rotary_halves
         params, fields = llama.in_halves(params, fields)
     files = pretrained.write(folder, family=family, params=params, model=fields, extras=extras)
     if like and not like["assumed"]:

@@ -141,14 +141,14 @@ def generator(
 
     @jax.jit
     def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> generate.State:
-        start = functools.partial(model.start, params, room=room, mask=mask(length_B))
+        start = functools.partial(model.start, params, capacity=room, mask=mask(length_B))
         return generate.begin(start, prompt_BN, length_B, key, steps=steps, **how)
 
     @functools.partial(jax.jit, donate_argnums=1)
     def more(layers: Any, state: generate.State) -> generate.State:
         return generate.more(functools.partial(model.step, layers, mask=mask()), state, steps=AT_ONCE, **how)
 
-    by_layer, grow = jax.jit(kv_cache.by_layer), jax.jit(kv_cache.roomy, static_argnums=1)
+    by_layer, grow = jax.jit(kv_cache.by_layer), jax.jit(kv_cache.grow, static_argnums=1)
     return Generator(params, prompt_BN, model, mask, most, quarter, begin, more, by_layer, grow)
 
 

@@ -183,7 +183,7 @@ TRICKS = {  # name -> (function, its arguments, what stands in the program of a 
     "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
     "fused": (
-        functools.partial(fused.fused, mask=mask.causal, scale=1.0),
+        functools.partial(fused.attention, mask=mask.causal, scale=1.0),
         [(1, 2, 8, 16)] * 3,
         "tensor<1x8x2x16xbf16>) -> tensor<1x8x2x16xf32>",
     ),

@@ -14,8 +14,8 @@ from configs import base
 from experiments import model as models
 from experiments.engine import config as configs
 from experiments.engine import errors
-from tfm import block, mlp, norm, position
-from tfm.attention import relative_position, score, value, weights
+from tfm import attention, block, mlp, norm, position
+from tfm.attention import relative_position, score, value
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
@@ -301,7 +301,7 @@ ROOMS = {
     "norm": (norm, "token token_plain rms batch instance"),
     "mlp": (mlp, "relu gelu gelu_tanh two_hidden_relu two_hidden_gelu swiglu"),
     "position": (position, "learned sinusoidal learned_concatenated sinusoidal_concatenated none"),
-    "relation": (relative_position, "none rotary rotary_halves relative buckets alibi"),
+    "relative_position": (relative_position, "none rotary rotary_halves relative buckets alibi"),
 }
 
 
@@ -315,7 +315,7 @@ def test_a_room_offers_its_variants_and_base_lists_them(room):
 def test_base_lists_the_names_of_tables():
     assert listed("scale") == set(score.SCALES)
     assert listed("block") == set(block.ORDERS)
-    assert listed("attention") == set(weights.WAYS)
+    assert listed("attention") == set(attention.IMPLEMENTATIONS)
     assert listed("compute_dtype") == set(models.DTYPES)
 
 

@@ -9,7 +9,8 @@ import pytest
 import tiny
 
 from experiments.engine import cost, mesh, report
-from tfm.attention import mask, weights
+from tfm import attention
+from tfm.attention import mask
 
 B, N, D, H, M, F, W = 2, 7, 12, 3, 5, 20, 256
 
@@ -161,7 +162,7 @@ def test_products_in_branches_count():
     """Blockwise attention skips what is masked behind a condition: the dearest branch of each is what counts."""
     x_BHNK = jnp.ones((1, 2, 64, 8))
     one = {}
-    for name, way in weights.WAYS.items():
+    for name, way in attention.IMPLEMENTATIONS.items():
         call = functools.partial(way, mask=mask.causal, scale=1.0)
         one[name] = cost.flops(call, x_BHNK, x_BHNK, x_BHNK)
     assert one["flash"] == one["explicit"] == 2 * 2 * 2 * 64 * 64 * 8

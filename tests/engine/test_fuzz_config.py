@@ -31,7 +31,7 @@ NAMES = {  # of what is chosen by name, all or some
     "model.norm": "token token_plain rms batch instance",
     "model.mlp": "relu gelu gelu_tanh two_hidden_relu swiglu",
     "model.position": "learned sinusoidal learned_concatenated none",
-    "model.relation": "none rotary rotary_halves relative buckets alibi",
+    "model.relative_position": "none rotary rotary_halves relative buckets alibi",
     "model.block": "pre_norm post_norm",
     "model.attention": "explicit flash fused",
     "model.compute_dtype": "float32 bfloat16",

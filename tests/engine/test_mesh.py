@@ -75,7 +75,7 @@ def source(tmp_path_factory):
 TEXT = {"text__N": 8, "train__evaluate_batch": 16, "model__H": 4}
 IMAGE = {"image__patch": 2, "image__shift": 1, "model__H": 4, "train__evaluate_batch": 16}
 KINDS = {
-    "causal": ("language", TEXT | {"model__dropout": 0.2, "model__relation": "alibi"}),
+    "causal": ("language", TEXT | {"model__dropout": 0.2, "model__relative_position": "alibi"}),
     "masked": ("language", TEXT | {"text__objective": "masked"}),
     "vision": ("vision", IMAGE),
     "masked_image": ("masked_image", IMAGE | {"model__norm": "instance"}),
@@ -83,13 +83,13 @@ KINDS = {
     "one": (
         "language",
         TEXT
-        | {"model__relation": "relative", "model__mlp": "two_hidden_gelu", "text__tied_output": True}
+        | {"model__relative_position": "relative", "model__mlp": "two_hidden_gelu", "text__tied_output": True}
         | {"model__norm": "batch", "model__value": "full_rank", "model__unroll": 0, "model__window": 3},
     ),
     "other": (
         "language",
         TEXT
-        | {"model__relation": "rotary", "model__mlp": "swiglu", "model__norm": "rms", "model__score": "tied"}
+        | {"model__relative_position": "rotary", "model__mlp": "swiglu", "model__norm": "rms", "model__score": "tied"}
         | {"model__value": "identity", "model__remat": True, "model__bias": False, "model__block": "post_norm"},
     ),
     "prefix": (
@@ -299,8 +299,8 @@ def test_an_experiment_that_is_not_shared_says_so():
 
 def test_words_that_do_not_divide_are_whole_on_every_device():
     mesh = mesh_of("1x1x2x1")
-    assert meshes.layout(mesh, W=256).words == "tensor"
-    assert meshes.layout(mesh, W=257).words is None is meshes.layout(mesh).words
+    assert meshes.layout(mesh, W=256).vocab == "tensor"
+    assert meshes.layout(mesh, W=257).vocab is None is meshes.layout(mesh).words
 
 
 # ------------------------------------------------------------------------------------------------------ small parts

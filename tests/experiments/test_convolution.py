@@ -63,8 +63,8 @@ def test_tokens_are_pixel_columns():
 
 def test_the_weights_follow_from_positions_alone():
     params = convolution.init(jax.random.key(0), H=3, K=1, D=D, N=N)
-    assert not params["relation"]["b_HR"].any() and params["score"] == {}
-    params["relation"]["b_HR"] = cases.normal(4, 3, 2 * N - 1)
+    assert not params["relative_position"]["b_HR"].any() and params["score"] == {}
+    params["relative_position"]["b_HR"] = cases.normal(4, 3, 2 * N - 1)
     one, other = (convolution.apply(params, cases.normal(seed, 1, N, D)) for seed in (1, 2))
     np.testing.assert_array_equal(one[1], other[1])
     assert not np.allclose(one[0], other[0])

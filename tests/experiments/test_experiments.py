@@ -15,8 +15,8 @@ from experiments import model as models
 from experiments.data import download, tokenizer
 from experiments.engine import config as configs
 from experiments.engine import cost, errors, log, optim
-from tfm import block, mlp, norm, position
-from tfm.attention import relative_position, score, value, weights
+from tfm import attention, block, mlp, norm, position
+from tfm.attention import relative_position, score, value
 
 PNG = b"\x89PNG\r\n\x1a\n"
 SIZES = {
@@ -73,7 +73,7 @@ RUNS = {
         "model.mlp": "gelu_tanh",
         "model.embed_norm": True,
         "model.segments": 2,
-        "model.relation": "buckets",
+        "model.relative_position": "buckets",
         "optim.schedule": "constant",
         "train.evaluate_batch": 2048,
     },
@@ -81,7 +81,7 @@ RUNS = {
         "text.objective": "prefix",
         "text.N": 32,
         "text.prefix": 5,
-        "model.relation": "rotary_halves",
+        "model.relative_position": "rotary_halves",
         "model.mlp": "swiglu",
         "model.attention": "flash",
         "model.compute_dtype": "bfloat16",
@@ -99,7 +99,7 @@ RUNS = {
         "model.value": "identity",
         "model.mlp": "two_hidden_relu",
         "model.position": "learned_concatenated",
-        "model.relation": "relative",
+        "model.relative_position": "relative",
         "model.dropout": 0.2,
         "model.embed_norm": True,
         "optim.schedule": "wsd",
@@ -109,7 +109,7 @@ RUNS = {
         "image.head": "class_token",
         "image.patch": 3,
         "model.position": "none",
-        "model.relation": "rotary",
+        "model.relative_position": "rotary",
         "model.norm": "instance",
         "model.mlp": "two_hidden_gelu",
         "model.unroll": 1,
@@ -121,7 +121,7 @@ RUNS = {
         "model.remat": True,
         "model.score": "constant",
         "model.position": "sinusoidal_concatenated",
-        "model.relation": "alibi",
+        "model.relative_position": "alibi",
         "model.attention": "fused",
         "model.window": 2,
         "mesh.data": 2,
@@ -320,7 +320,7 @@ def test_together_the_runs_name_every_variant():
         "model.position": set(configs.candidates(position)),
         "model.scale": set(score.SCALES),
         "model.block": set(block.ORDERS),
-        "model.attention": set(weights.WAYS),
+        "model.attention": set(attention.IMPLEMENTATIONS),
         "model.final_norm": {True, False},
         "model.bias": {True, False},
         "model.remat": {True, False},
@@ -328,7 +328,7 @@ def test_together_the_runs_name_every_variant():
         "text.objective": set(language.OBJECTIVES),
         "text.tokenizer": set(tokenizer.KINDS),
         "text.tied_output": {True, False},
-        "model.relation": set(configs.candidates(relative_position)),
+        "model.relative_position": set(configs.candidates(relative_position)),
         "model.compute_dtype": set(models.DTYPES),
         "model.embed_norm": {True, False},
         "text.transform": {True, False},

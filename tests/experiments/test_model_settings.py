@@ -14,15 +14,17 @@ MODELS = {
     "model.window must be at least 0": dict(window=-1),
     "model.dropout must be less than 1": dict(dropout=1.0),
     "model.dropout must be at least 0": dict(dropout=-0.1),
-    "are 3 with model.score = asymmetric: model.K must be even": dict(relation="rotary", K=3),
-    "are 9 with model.score = none: .*, or model.D": dict(relation="rotary_halves", score="none", D=9, H=3),
-    "model.rotary_base must be at least 1": dict(relation="rotary", rotary_base=0.0),
-    "model.score = constant does not declare": dict(relation="rotary", score="constant"),
-    "rotary_halves turns .* model.score = l2_tied does not declare": dict(relation="rotary_halves", score="l2_tied"),
+    "are 3 with model.score = asymmetric: model.K must be even": dict(relative_position="rotary", K=3),
+    "are 9 with model.score = none: .*, or model.D": dict(relative_position="rotary_halves", score="none", D=9, H=3),
+    "model.rotary_base must be at least 1": dict(relative_position="rotary", rotary_base=0.0),
+    "model.score = constant does not declare": dict(relative_position="rotary", score="constant"),
+    "rotary_halves turns .* model.score = l2_tied does not declare": dict(
+        relative_position="rotary_halves", score="l2_tied"
+    ),
     "model.D = 8 must be model.H x model.K = 2 x 3": dict(score="identity_query", K=3),
-    "unknown relation .*alibi": dict(relation="alibbi"),
+    "unknown relative_position .*alibi": dict(relative_position="alibbi"),
     "unknown compute_dtype .*bfloat16": dict(compute_dtype="bf16"),
-    "unknown attention .*flash": dict(attention="flash"),
+    "unknown attention .*flash": dict(attention="flish"),
 }
 TEXTS = {
     "model.norm = instance looks at later words": dict(model__norm="instance"),
@@ -52,7 +54,7 @@ def test_a_model_that_cannot_be(words):
 
 
 def test_twice_as_many_features_are_an_even_number():
-    settings = tiny.settings("vision", model__relation="rotary", model__score="tied_wide", model__K=3)
+    settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
     assert models.design(settings.model).score is score.tied_wide
 
 

@@ -46,23 +46,25 @@ def gaussian(params, x_BND, x_BSD):
 
 
 pair = gaussian_init, gaussian
-declared = score.Score(gaussian_init, score.tied.apply, turned=True)
-odd = score.Score(lambda key, *, H, K, D, bias: {}, lambda params, x, y: (x[:, None, :, 1:],) * 2, turned=True)
+declared = score.Score(gaussian_init, score.tied.apply, rotatable=True)
+odd = score.Score(lambda key, *, H, K, D, bias: {}, lambda params, x, y: (x[:, None, :, 1:],) * 2, rotatable=True)
 
 
 def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
-    words = refused(model__score="test_variants:pair", model__relation="rotary")
-    assert "model.relation = rotary turns queries and keys, and model.score = test_variants:pair does not" in words
-    assert "score.Score(init, apply, turned=True) (tfm/attention/score.py)" in words
+    said = refused(model__score="test_variants:pair", model__relative_position="rotary")
+    assert (
+        "model.relative_position = rotary turns queries and keys, and model.score = test_variants:pair does not" in said
+    )
+    assert "score.Score(init, apply, rotatable=True) (tfm/attention/score.py)" in said
     assert models.design(settings(model__score="test_variants:pair")).score.apply is gaussian
-    for relation_name in variants.TURNING:
-        made = models.design(settings(model__score="test_variants:declared", model__relation=relation_name))
+    for relation_name in variants.ROTARY:
+        made = models.design(settings(model__score="test_variants:declared", model__relative_position=relation_name))
         assert made.score is declared
-    assert "are 11 with" in refused(model__score="test_variants:odd", model__relation="rotary")
+    assert "are 11 with" in refused(model__score="test_variants:odd", model__relative_position="rotary")
 
 
 def test_of_our_scores_those_of_products_are_turned():
-    assert {name for name, one in config.candidates(score).items() if not one.turned} == {"constant", "l2_tied"}
+    assert {name for name, one in config.candidates(score).items() if not one.rotatable} == {"constant", "l2_tied"}
 
 
 # A plain tuple is enough
@@ -85,7 +87,7 @@ score_three = (score.tied.init, score.tied.apply, score.tied.factors)
         ("norm", "norm_three"),
         ("position", "position_pair"),
         ("mlp", "mlp_pair"),
-        ("relation", "relation_three"),
+        ("relative_position", "relation_three"),
     ],
 )
 def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
@@ -96,7 +98,7 @@ def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
     assert tuple(made[: len(plain)]) == plain
 
 
-@pytest.mark.parametrize("room", ["value", "relation"])
+@pytest.mark.parametrize("room", ["value", "relative_position"])
 def test_a_tuple_with_too_few_parts_is_refused(room):
     words = refused(**{f"model__{room}": "test_variants:mlp_pair"})
     assert "must be a tuple (init, " in words and words.endswith(", and it is not")
@@ -136,7 +138,7 @@ value_kept = value.low_rank._replace(combine=lambda params, y: y)
 norm_flat = (norm.rms.init, lambda params, x, *, eps: x.mean(-1))
 mlp_wide = (mlp.relu.init, lambda params, x: jnp.concatenate([x, x], -1))
 position_long = (position.none.init, lambda params, x, n=None: jnp.concatenate([x, x], 1))
-turned_off = relative_position.relative._replace(turn=lambda params, q, k, n: (q[..., :2], k))
+turned_off = relative_position.relative._replace(rotate=lambda params, q, k, n: (q[..., :2], k))
 biased = relative_position.relative._replace(bias=lambda params, H: lambda n, s: jnp.zeros((n.shape[0], H, s.shape[0])))
 HERE = str(pathlib.Path(__file__))
 
@@ -168,8 +170,8 @@ HERE = str(pathlib.Path(__file__))
         ("norm", "norm_flat", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 5)"),
         ("mlp", "mlp_wide", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 5, 24)"),
         ("position", "position_long", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 10, 12)"),
-        ("relation", "turned_off", "it makes queries of the shape (3, 2, 5, 6) into (3, 2, 5, 2)"),
-        ("relation", "biased", "(H, N, N) is expected of its bias, here (2, 5, 5), and it gives (5, 2, 5)"),
+        ("relative_position", "turned_off", "it makes queries of the shape (3, 2, 5, 6) into (3, 2, 5, 2)"),
+        ("relative_position", "biased", "(H, N, N) is expected of its bias, here (2, 5, 5), and it gives (5, 2, 5)"),
     ],
 )
 def test_what_does_not_fit_is_told_in_a_sentence(room, name, says):

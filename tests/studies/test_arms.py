@@ -13,7 +13,7 @@ from cases import B, N, S
 from experiments.engine import config as configs
 from experiments.engine import optim
 from tfm import block, shapes
-from tfm.attention import relative_position, score, weights
+from tfm.attention import explicit, relative_position, score
 
 SCORES = configs.candidates(score)
 ARMS = [name for name in SCORES if name not in ("none", "constant")]
@@ -52,7 +52,7 @@ def initial(name: str, bias: bool = False) -> dict:
 
 
 def logits(name: str, params: dict, x_BND, x_BSD) -> jax.Array:
-    return weights.logits(*SCORES[name].apply(params, x_BND, x_BSD), scale=1.0)
+    return explicit.logits(*SCORES[name].apply(params, x_BND, x_BSD), scale=1.0)
 
 
 # --------------------------------------------------------------------------------------------------- what they compute
@@ -122,8 +122,8 @@ def test_rotary_positions_leave_what_turns_both_sides_alike_symmetric(name, halv
     """U^T R_{n-s} U is the transpose of U^T R_{s-n} U; with signs, or P, between the two it is so no longer."""
     x_BND = cases.normal(1, B, N, 12)
     q_BHNK, k_BHNK = SCORES[name].apply(drawn(name, sizes=dict(K=4, D=12)), x_BND, x_BND)
-    turned = relative_position.rotary_of(10000.0, halves=halves).turn({}, q_BHNK, k_BHNK, jnp.arange(N))
-    l_BHNN = weights.logits(*turned, scale=1.0)
+    turned = relative_position.rotary_of(10000.0, halves=halves).rotate({}, q_BHNK, k_BHNK, jnp.arange(N))
+    l_BHNN = explicit.logits(*turned, scale=1.0)
     cases.close(l_BHNN.diagonal(axis1=2, axis2=3), (q_BHNK * k_BHNK).sum(-1))  # a token is turned against nothing
     difference = np.abs(l_BHNN - l_BHNN.swapaxes(2, 3)).max()
     assert difference < 1e-13 if name.startswith("tied_") and name != "tied_signed" else difference > 0.1
@@ -173,7 +173,7 @@ def test_squared_lengths_keep_their_digits(dtype):
     for apply in (score.l2_tied.apply, jax.jit(score.l2_tied.apply)):
         q_BHNK, k_BHNK = apply(arguments[0], arguments[1], arguments[1])
         assert q_BHNK.dtype == dtype
-        found = weights.logits(q_BHNK, k_BHNK, scale=1.0)
+        found = explicit.logits(q_BHNK, k_BHNK, scale=1.0)
         w_BHNK = np.asarray(q_BHNK[..., :32], np.float64)
         exact = -((w_BHNK[:, :, :, None] - w_BHNK[:, :, None]) ** 2).sum(-1) / 2
         largest = (w_BHNK**2).sum(-1).max() / 2
@@ -211,7 +211,7 @@ def spread(name: str, *, heads: int, k: int, runs: int, n: int = 32) -> float:
     params = jax.vmap(lambda key: SCORES[name].init(key, H=heads, K=k, D=d, bias=True))(keys[0])
     x_RND = token_normed(keys[1, 0], runs, n, d)
     q, k_ = jax.vmap(lambda params, x_ND: SCORES[name].apply(params, x_ND[None], x_ND[None]))(params, x_RND)
-    l = np.asarray(weights.logits(q, k_, scale=score.SCALES["1/sqrt(K)"](q.shape[-1], d)))
+    l = np.asarray(explicit.logits(q, k_, scale=score.SCALES["1/sqrt(K)"](q.shape[-1], d)))
     others = l[..., ~np.eye(n, dtype=bool)].reshape(*l.shape[:-1], n - 1)
     return float(others.var(-1, ddof=1).mean())
 

@@ -13,7 +13,7 @@ import translate
 from cases import B, D, H, K, N, S
 
 from tfm import block
-from tfm.attention import heads, mask, score, value, weights
+from tfm.attention import explicit, heads, mask, score, value
 
 VALID_BS = np.arange(S)[None, :] < np.array([S, 8])[:, None]  # the second sequence ends with three paddings
 VALID_BS[0, 2] = False
@@ -85,7 +85,7 @@ def test_any_part_of_a_mask_can_be_asked_for():
 @cases.float64()
 def test_weights_and_averages_equal_the_reference(name):
     q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
-    y_BHNK, A_BHNS = weights.explicit(q_BHNK, k_BHSK, v_BHSK, mask=MASKS[name], scale=0.3)
+    y_BHNK, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSK, mask=MASKS[name], scale=0.3)
     assert y_BHNK.shape == (B, H, N, K) and A_BHNS.shape == (B, H, N, S)
     for b, h in itertools.product(range(B), range(H)):
         L = 0.3 * reference.naive_logits(np.asarray(k_BHSK[b, h]).T, np.asarray(q_BHNK[b, h]).T)
@@ -97,7 +97,7 @@ def test_weights_and_averages_equal_the_reference(name):
 @pytest.mark.parametrize("name", MASKS)
 def test_rows_of_the_weights_sum_to_one(name):
     allowed = None if MASKS[name] is None else mask.dense(MASKS[name], N=N, S=S)
-    A_BHNS = weights.weights(cases.normal(0, B, H, N, S, std=30.0), allowed)
+    A_BHNS = explicit.weights(cases.normal(0, B, H, N, S, std=30.0), allowed)
     assert A_BHNS.min() >= 0
     np.testing.assert_allclose(A_BHNS.sum(-1), 1, rtol=1e-6)
 
@@ -108,15 +108,15 @@ def test_a_shift_of_all_logits_of_a_query_changes_nothing(name):
     allowed = None if MASKS[name] is None else mask.dense(MASKS[name], N=N, S=S)
     l_BHNS = jnp.round(64 * cases.normal(0, B, H, N, S)) / 64
     shift_BHN1 = jnp.round(64 * cases.normal(1, B, H, N, 1, std=1000.0)) / 64
-    np.testing.assert_array_equal(weights.weights(l_BHNS + shift_BHN1, allowed), weights.weights(l_BHNS, allowed))
+    np.testing.assert_array_equal(explicit.weights(l_BHNS + shift_BHN1, allowed), explicit.weights(l_BHNS, allowed))
 
 
 def test_bfloat16_queries_and_keys_give_float32_weights():
     q_BHNK, k_BHSK, v_BHSK = (x.astype(jnp.bfloat16) for x in drawn_qkv())
-    y_BHNK, A_BHNS = weights.explicit(q_BHNK, k_BHSK, v_BHSK, mask=mask.causal, scale=1.0)
+    y_BHNK, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSK, mask=mask.causal, scale=1.0)
     assert A_BHNS.dtype == jnp.float32 and y_BHNK.dtype == jnp.bfloat16
     with cases.float64():
-        exact, A_exact = weights.explicit(*cases.wide((q_BHNK, k_BHSK, v_BHSK)), mask=mask.causal, scale=1.0)
+        exact, A_exact = explicit.attention(*cases.wide((q_BHNK, k_BHSK, v_BHSK)), mask=mask.causal, scale=1.0)
     cases.close(A_BHNS, A_exact, 1e-5)
     cases.close(y_BHNK.astype(jnp.float32), exact, 2e-2)
 
@@ -135,7 +135,7 @@ def test_a_fully_masked_query_gives_zeros_with_zero_gradient(debug_nans):
     q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
 
     def loss(q_BHNK, k_BHSK, v_BHSK, only):
-        y_BHNK, A_BHNS = weights.explicit(q_BHNK, k_BHSK, v_BHSK, mask=shut, scale=1.0)
+        y_BHNK, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSK, mask=shut, scale=1.0)
         return jnp.sum(jnp.sin(y_BHNK + 1) * only) + jnp.sum(jnp.sin(A_BHNS + 1) * only), (y_BHNK, A_BHNS)
 
     the_query = jnp.zeros((B, 1, N, 1)).at[0, :, 3].set(1.0)
@@ -168,7 +168,7 @@ def averages_and_gradient(qkv: list, sees_BN, *, name: str):
     """y, A, and the gradient of the outputs of those queries that do not see the bad key."""
 
     def loss(qkv):
-        y_BHNK, A_BHNS = weights.explicit(*qkv, mask=hiding(name), scale=0.5)
+        y_BHNK, A_BHNS = explicit.attention(*qkv, mask=hiding(name), scale=0.5)
         return jnp.where(sees_BN[:, None, :, None], 0.0, jnp.sin(y_BHNK)).sum(), (y_BHNK, A_BHNS)
 
     gradient, (y_BHNK, A_BHNS) = jax.grad(loss, has_aux=True)(qkv)
@@ -197,7 +197,7 @@ def test_nan_and_infinity_reach_those_who_may_see_them(bad):
     q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
     v_BHSK = v_BHSK.at[1, 2, 7, 5].set(BAD[bad])
     for the_mask in (None, mask.everything):
-        y_BHNK, _ = weights.explicit(q_BHNK, k_BHSK, v_BHSK, mask=the_mask, scale=0.5)
+        y_BHNK, _ = explicit.attention(q_BHNK, k_BHSK, v_BHSK, mask=the_mask, scale=0.5)
         assert not np.isfinite(y_BHNK[1, 2, :, 5]).any()
         assert np.isfinite(y_BHNK[0]).all()
 
@@ -212,7 +212,7 @@ def drawn_params(name: str, bias: bool) -> dict:
 
 def fast(name: str, params: dict, x_BND, x_BSD, the_mask, scale: str):
     design = cases.design(score=cases.SCORES[name], scale=score.SCALES[scale])
-    return heads.across(params, x_BND, design=design, memory=block.Memory(x_BSD, the_mask))[:2]
+    return heads.cross_attention(params, x_BND, design=design, memory=block.Memory(x_BSD, the_mask))[:2]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
     O = np.concatenate(list(Uo_HDK), axis=1)
     cases.close(y_BND[0], reference.row_multi_head(np.asarray(x_BND[0]), Q, K_, V, O))
     q_BHNK, k_BHSK = score.asymmetric.apply(params["score"], x_BND, x_BND)
-    y_BHNK, _ = weights.explicit(q_BHNK, k_BHSK, value.low_rank.apply(params["value"], x_BND), mask=None, scale=1.0)
+    y_BHNK, _ = explicit.attention(q_BHNK, k_BHSK, value.low_rank.apply(params["value"], x_BND), mask=None, scale=1.0)
     for h in range(H):
         cases.close(y_BHNK[0, h], reference.row_attention(np.asarray(x_BND[0]), Q[h], K_[h], V[h]))
 

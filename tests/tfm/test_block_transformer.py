@@ -442,9 +442,11 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
 
 
 def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads_apart():
-    design = cases.design(score=score.constant, value=value.identity, relation=relative_position.alibi)
+    design = cases.design(score=score.constant, value=value.identity, relative_position=relative_position.alibi)
     x_BND = cases.normal(1, 1, N, D)
-    _, A_BHNS, _ = multihead.itself({"score": {}, "value": {}, "relation": {}}, x_BND, design=design, mask=None)
+    _, A_BHNS, _ = multihead.self_attention(
+        {"score": {}, "value": {}, "relative_position": {}}, x_BND, design=design, mask=None
+    )
     assert A_BHNS.shape == (1, H, N, N) and len({float(a) for a in A_BHNS[0, :, 0, 0]}) == H
 
 
@@ -463,7 +465,7 @@ def test_the_zeros_of_dropout_are_every_layers_and_every_stages_own():
         mask=None, memory=block.Memory(cases.normal(0, B, 3, D), None)
     )
     key_B = jax.random.split(jax.random.key(1), B)
-    x_BND, _ = transformer.represent(params, cases.words(), key_B=key_B, unroll=1, **call)
+    x_BND, _ = transformer.hidden_states(params, cases.words(), key_B=key_B, unroll=1, **call)
     digits = np.int64(x_BND)[..., None] >> np.arange(1, 3 * M + 2) & 1
     assert (x_BND == digits @ 2 ** np.arange(1, 3 * M + 2)).all()
     kept = digits.reshape(B * N * D, 3 * M + 1)

@@ -18,9 +18,9 @@ from test_arms import ARMS, SCORES, D, H, K, drawn
 from experiments import model as models
 from experiments.engine import errors
 from experiments.engine import mesh as meshes
-from tfm import block, position, shapes
+from tfm import attention, block, position, shapes
 from tfm import layout as layouts
-from tfm.attention import flash, heads, mask, relative_position, score, value, weights
+from tfm.attention import flash, heads, mask, relative_position, score, value
 from tfm.decode import kv_cache
 
 VALID_BS = np.arange(N) < np.array([[N], [1]])  # the second sequence is one word and paddings
@@ -31,7 +31,7 @@ MASKS = {
     "padding": mask.padding(jnp.asarray(VALID_BS)),
     "causal padding": mask.both(mask.causal, mask.padding(jnp.asarray(VALID_BS))),
 }
-WAYS = weights.WAYS | {"flash": functools.partial(flash.flash, queries=4, keys=3)}
+WAYS = attention.IMPLEMENTATIONS | {"flash": functools.partial(flash.attention, queries=4, keys=3)}
 arms = pytest.mark.parametrize("name", ARMS)
 
 
@@ -46,7 +46,7 @@ def paper_allowed(name: str, b: int) -> np.ndarray:
 def parameters(name: str, sizes: dict | None = None) -> dict:
     sizes = sizes or dict(H=H, K=K, D=D)
     values = cases.drawn(lambda key: value.low_rank.init(key, **sizes, M=1, bias=True), seed=1)
-    return {"score": drawn(name, sizes=sizes), "value": values, "relation": {}}
+    return {"score": drawn(name, sizes=sizes), "value": values, "relative_position": {}}
 
 
 def design(name: str, **parts) -> block.Design:
@@ -62,9 +62,9 @@ def design(name: str, **parts) -> block.Design:
 def test_weights_are_those_of_the_other_tokens(name, variant):
     """`asymmetric` as with model.diagonal = exclude. Diagonals are 0 and 1 to the last bit."""
     params, x_BND = parameters(name), cases.normal(1, B, N, D)
-    made = design(name, itself=False, relation=getattr(relative_position, variant))
+    made = design(name, itself=False, relative_position=getattr(relative_position, variant))
     for where, the_mask in MASKS.items():
-        _, A_BHNN, _ = heads.itself(params, x_BND, design=made, mask=the_mask)
+        _, A_BHNN, _ = heads.self_attention(params, x_BND, design=made, mask=the_mask)
         for b, h in [(0, 0), (1, 2)]:
             allowed = reference_scores.without_itself(paper_allowed(where, b))
             X = np.asarray(x_BND[b]).T
@@ -85,7 +85,7 @@ def test_the_bias_says_where_query_and_key_are_one_token():
 
 def test_in_bfloat16_too():
     params, x_BND = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (parameters("pairwise"), cases.normal(1, B, N, D)))
-    _, A_BHNN, _ = heads.itself(params, x_BND, design=design("pairwise", itself=False), mask=mask.causal)
+    _, A_BHNN, _ = heads.self_attention(params, x_BND, design=design("pairwise", itself=False), mask=mask.causal)
     assert A_BHNN.dtype == jnp.float32
     np.testing.assert_array_equal(A_BHNN.diagonal(axis1=2, axis2=3), np.broadcast_to(np.arange(N) == 0, (B, H, N)))
     np.testing.assert_allclose(A_BHNN.sum(-1), 1, rtol=1e-6)
@@ -150,12 +150,12 @@ def test_tokens_without_others_have_finite_gradients_in_every_way(where):
 def test_one_token_after_the_other_equals_the_whole_sequence(name):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
     params, x_BND, made = parameters(name), cases.normal(1, B, N, D), design(name)
-    y_BND, _, whole = heads.itself(params, x_BND, design=made, mask=mask.causal)
+    y_BND, _, whole = heads.self_attention(params, x_BND, design=made, mask=mask.causal)
     cache = jax.tree.map(lambda x: jnp.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
     for n in range(2, N - 2):
         n_B1 = jnp.array([[n], [n + 2]])
         x_B1D = jnp.take_along_axis(x_BND, n_B1[..., None], 1)
-        y_B1D, A_BHNS, cache = heads.itself(params, x_B1D, design=made, mask=mask.causal, n=n_B1, cache=cache)
+        y_B1D, A_BHNS, cache = heads.self_attention(params, x_B1D, design=made, mask=mask.causal, n=n_B1, cache=cache)
         cases.close(y_B1D, jnp.take_along_axis(y_BND, n_B1[..., None], 1))
         for b in range(B):
             assert (A_BHNS[b, :, 0, n_B1[b, 0]] == 0).all() != made.itself
@@ -163,12 +163,14 @@ def test_one_token_after_the_other_equals_the_whole_sequence(name):
 
 @cases.float64()
 def test_words_through_the_cache_equal_the_full_pass():
-    parts = dict(score=score.tied_noself, itself=False, position=position.none, relation=relative_position.rotary)
+    parts = dict(
+        score=score.tied_noself, itself=False, position=position.none, relative_position=relative_position.rotary
+    )
     model = cases.model(**parts, sizes=dict(D=12, H=2, K=4, F=7, M=2, N=N))
     params, w_BN = cases.drawn(model.init), cases.words()
     step = jax.jit(functools.partial(kv_cache.step, params, mask=mask.causal, **model.call))
     full_BNW = model.apply(params, w_BN, mask=mask.causal)
-    start = dict(room=N, mask=mask.causal, **model.call)
+    start = dict(capacity=N, mask=mask.causal, **model.call)
     logits_BW, cache = kv_cache.start(params, w_BN[:, :4], jnp.array([2, 4]), **start)
     for t in range(3):
         n_B = jnp.array([2, 4]) + t
@@ -181,14 +183,14 @@ def test_words_through_the_cache_equal_the_full_pass():
 def test_tokens_of_another_sequence_are_all_attended_to(name):
     """Queries of one sequence, keys of another (E26): token 3 of either is not the same."""
     params, x_BND, x_BSD = parameters(name), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    y_BND, A_BHNS, kept = heads.across(params, x_BND, design=design(name), memory=block.Memory(x_BSD, None))
+    y_BND, A_BHNS, kept = heads.cross_attention(params, x_BND, design=design(name), memory=block.Memory(x_BSD, None))
     for b, h in [(0, 1), (1, 2)]:
         L = reference_scores.logits(name, params["score"], np.asarray(x_BSD[b]).T, np.asarray(x_BND[b]).T, h)
         features = {"tied_wide": 2 * K, "l2_tied": K + 4}.get(name, K)
         A = reference.attention_matrix(reference.scaled(L, "1/sqrt(K)", K=features, D=D))
         cases.close(A_BHNS[b, h], A.T)
     memory = block.Memory(None, None)
-    again, *_ = heads.across(params, x_BND[:, 3:4], design=design(name), memory=memory, cache=kept)
+    again, *_ = heads.cross_attention(params, x_BND[:, 3:4], design=design(name), memory=memory, cache=kept)
     cases.close(again, y_BND[:, 3:4])
 
 
@@ -205,7 +207,7 @@ def summed(params: dict, x_BND: jax.Array, **parts) -> jax.Array:
         own = layouts.gathered(params[name], over)
         made = design(name, H=4, **parts)
         n = layouts.positions(over, x_BND.shape[1])
-        y_BND, *_ = heads.itself(own, x_BND, design=made, mask=mask.causal, n=n)
+        y_BND, *_ = heads.self_attention(own, x_BND, design=made, mask=mask.causal, n=n)
         return jnp.sin(y_BND + jnp.arange(y_BND.shape[-1])).sum()
 
     return jnp.stack([of(name) for name in SHARED])

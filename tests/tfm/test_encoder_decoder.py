@@ -80,7 +80,9 @@ def test_a_decoder_with_a_cache_equals_the_full_pass():
     )
     assert seen["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
     np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, 6:], 0)
-    logits_BW, cache = encoder_decoder.start(params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int), room=N, **call)
+    logits_BW, cache = encoder_decoder.start(
+        params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int), capacity=N, **call
+    )
     cases.close(logits_BW, full_BNW[:, 0], 1e-9)
     step = jax.jit(functools.partial(encoder_decoder.step, params, **call))
     for n in range(1, N):
@@ -117,7 +119,7 @@ def test_parameters_of_numpy_are_decoded_with():
     start = functools.partial(encoder_decoder.start, numpys, cases.words(1, n=11), np.full((cases.B, 11), True), **call)
     step = functools.partial(encoder_decoder.step, numpys, **call)
     found = jax.eval_shape(
-        lambda w_BN: beam.search(functools.partial(start, room=9), step, w_BN, np.array([1, 1]), beam=2, steps=3),
+        lambda w_BN: beam.search(functools.partial(start, capacity=9), step, w_BN, np.array([1, 1]), beam=2, steps=3),
         cases.words(2, n=1),
     )
     assert found[0].shape == (cases.B, 2, 4)

@@ -13,22 +13,21 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh
-from tfm.attention import chunked, flash, fused, mask, score, value
-from tfm.attention import weights as attention
+from tfm.attention import chunked, explicit, flash, fused, mask, score, value
 
 B, H, N, S, K, V = 2, 3, 23, 37, 5, 7
 VALID_BS = np.random.default_rng(0).random((B, S)) > 0.3
-BLOCKS = functools.partial(flash.flash, queries=8, keys=16)  # neither N nor S is a multiple
+BLOCKS = functools.partial(flash.attention, queries=8, keys=16)  # neither N nor S is a multiple
 
 
 def in_strips(*arguments, **settings):
     """In six strips of four queries where the mask is known and saves something, and in one otherwise."""
     with mock.patch.multiple(chunked, SIDE=4, COUNT=6):
-        return flash.flash(*arguments, **settings)
+        return flash.attention(*arguments, **settings)
 
 
 # fused has its softmax in float32
-WAYS = {"flash": (BLOCKS, 1e-10), "strips": (in_strips, 1e-10), "fused": (fused.fused, 1e-5)}
+WAYS = {"flash": (BLOCKS, 1e-10), "strips": (in_strips, 1e-10), "fused": (fused.attention, 1e-5)}
 ways = pytest.mark.parametrize("way", WAYS)
 
 
@@ -82,7 +81,7 @@ def agree(found, expected, tolerance: float) -> None:
 def check(way: str, *arguments, **settings) -> tuple[list, jax.Array]:
     """Equal to what the explicit way finds, which is returned."""
     compute, tolerance = WAYS[way]
-    expected = gradients(attention.explicit, *arguments, **settings)
+    expected = gradients(explicit.attention, *arguments, **settings)
     agree(gradients(compute, *arguments, **settings), expected, tolerance)
     return expected
 
@@ -152,8 +151,8 @@ def test_the_size_of_a_block_changes_nothing(size):
     """In float32; 64 is more than there are tokens."""
     q_BHNK, k_BHSK, v_BHSV, b_HR = drawn()
     arguments = dict(mask=all_three(VALID_BS), scale=0.7, bias=offsets(b_HR))
-    expected, _ = attention.explicit(q_BHNK, k_BHSK, v_BHSV, **arguments)
-    found, weights = flash.flash(q_BHNK, k_BHSK, v_BHSV, **arguments, queries=size, keys=size)
+    expected, _ = explicit.attention(q_BHNK, k_BHSK, v_BHSV, **arguments)
+    found, weights = flash.attention(q_BHNK, k_BHSK, v_BHSV, **arguments, queries=size, keys=size)
     assert weights is None and found.dtype == jnp.float32
     cases.close(found, expected, 1e-5)
 
@@ -176,7 +175,7 @@ def test_strips_see_the_keys_that_the_mask_allows_any_of_their_queries():
 
 def test_large_logits_do_not_overflow():
     q_BHNK, k_BHSK, v_BHSV, _ = drawn()
-    expected, _ = attention.explicit(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=300.0)
+    expected, _ = explicit.attention(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=300.0)
     cases.close(BLOCKS(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=300.0)[0], expected, 1e-4)
 
 
@@ -186,7 +185,7 @@ def test_bfloat16_is_close_to_float32(way):
     settings = dict(name="all three", bias=True)
     found, y_BHNV = gradients(WAYS[way][0], arrays, VALID_BS, **settings)
     assert y_BHNV.dtype == jnp.bfloat16 and [x.dtype for x in found] == [x.dtype for x in arrays]
-    exact = gradients(attention.explicit, [x.astype(jnp.float32) for x in arrays], VALID_BS, **settings)
+    exact = gradients(explicit.attention, [x.astype(jnp.float32) for x in arrays], VALID_BS, **settings)
     agree(jax.tree.map(lambda x: x.astype(jnp.float32), (found, y_BHNV)), exact, 2e-2)
 
 
@@ -210,7 +209,7 @@ def test_inside_a_loop_over_rematerialised_layers_under_vmap():
     def run(compute):
         return jax.jit(jax.vmap(jax.grad(functools.partial(stack, compute=compute))))(b_GMHR, valid_GBS)
 
-    agree(run(BLOCKS), run(attention.explicit), 1e-10)
+    agree(run(BLOCKS), run(explicit.attention), 1e-10)
 
 
 @ways
@@ -229,7 +228,7 @@ def test_eight_devices_equal_one(way):
         return [jax.lax.psum((x * x).sum((0, 2)), mesh.DATA) for x in of_qkv], of_bias
 
     spread = jax.jit(mesh.spread(share, mesh.make(data=8), in_specs=(P(), P("data"), P("data"))))
-    *of_qkv, of_bias = gradients(attention.explicit, [*qkv, b_HR], valid_BS, name="padding", bias=True)[0]
+    *of_qkv, of_bias = gradients(explicit.attention, [*qkv, b_HR], valid_BS, name="padding", bias=True)[0]
     agree(spread(b_HR, qkv, valid_BS), ([(x * x).sum((0, 2)) for x in of_qkv], of_bias), tolerance)
 
 
@@ -242,7 +241,7 @@ def test_blocks_that_the_mask_forbids_are_not_computed():
 
     x_BHNK = cases.normal(0, 1, 1, 32, K)
     jax.block_until_ready(
-        flash.flash(x_BHNK, x_BHNK, x_BHNK, mask=mask.causal, scale=1.0, bias=bias, queries=8, keys=8)
+        flash.attention(x_BHNK, x_BHNK, x_BHNK, mask=mask.causal, scale=1.0, bias=bias, queries=8, keys=8)
     )
     jax.effects_barrier()
     assert sorted(computed) == [(n, s) for n in range(0, 32, 8) for s in range(0, n + 1, 8)]
@@ -273,7 +272,7 @@ def test_cudnn_is_asked_only_for_what_it_can_do(monkeypatch, backend, dtype, len
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
     x_BHNK = jnp.ones((1, 1, length, features), dtype)
-    jax.eval_shape(lambda x_BHNK: fused.fused(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name](None), scale=1.0), x_BHNK)
+    jax.eval_shape(lambda x_BHNK: fused.attention(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name](None), scale=1.0), x_BHNK)
     assert ("cudnn" in implementations) == (expected == "cudnn") and asked["features"] % 8 == 0
     assert asked["is_causal"] == (name == "causal") and (asked["mask"] is None) == (name != "window")
 
@@ -311,12 +310,12 @@ def largest(compiled) -> int:
 
 
 def test_a_step_on_16384_tokens_never_holds_their_weights():
-    steps = [training_step(flash.flash, n) for n in (4096, 8192, 16384)]
+    steps = [training_step(flash.attention, n) for n in (4096, 8192, 16384)]
     temporary = [compiled.memory_analysis().temp_size_in_bytes for compiled, _, _ in steps]
     assert temporary[2] < 4 * 16384**2 / 20, temporary
     assert temporary[2] - temporary[1] < 2.2 * (temporary[1] - temporary[0]), temporary  # a line, not a square
     assert largest(steps[2][0]) < 16384**2 / 100
-    assert largest(training_step(attention.explicit, 512)[0]) >= 512**2  # so the search would have found it
+    assert largest(training_step(explicit.attention, 512)[0]) >= 512**2  # so the search would have found it
     compiled, params, x_BND = steps[0]  # the numbers take the time of a square
     before = [compiled(params, x_BND)]
     for _ in range(2):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cases import N
 
-from tfm import linear, norm, position
-from tfm.attention import heads, mask, relative_position, score, value, weights
+from tfm import attention, linear, norm, position
+from tfm.attention import explicit, heads, mask, relative_position, score, value
 from tfm.decode import generate, kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
@@ -18,23 +18,23 @@ CASES = {
     "default": {},
     "tied": dict(score=score.tied),
     "none": dict(score=score.none),
-    "constant": dict(score=score.constant, relation=relative_position.relative),
+    "constant": dict(score=score.constant, relative_position=relative_position.relative),
     "full rank": dict(value=value.full_rank),
     "identity": dict(value=value.identity),
     "none, full rank": dict(score=score.none, value=value.full_rank),
     "sinusoidal": dict(position=position.sinusoidal),
     "learned, concatenated": dict(position=position.learned_concatenated),
     "sinusoidal, concatenated": dict(position=position.sinusoidal_concatenated),
-    "rotary": dict(position=position.none, relation=relative_position.rotary),
-    "rotary halves": dict(position=position.none, relation=relative_position.rotary_halves),
-    "rotary, tied": dict(position=position.none, relation=relative_position.rotary, score=score.tied),
-    "relative": dict(position=position.none, relation=relative_position.relative),
-    "buckets": dict(position=position.none, relation=relative_position.buckets),
-    "alibi": dict(position=position.none, relation=relative_position.alibi),
+    "rotary": dict(position=position.none, relative_position=relative_position.rotary),
+    "rotary halves": dict(position=position.none, relative_position=relative_position.rotary_halves),
+    "rotary, tied": dict(position=position.none, relative_position=relative_position.rotary, score=score.tied),
+    "relative": dict(position=position.none, relative_position=relative_position.relative),
+    "buckets": dict(position=position.none, relative_position=relative_position.buckets),
+    "alibi": dict(position=position.none, relative_position=relative_position.alibi),
     "no position": dict(position=position.none),
     "batch norm": dict(norm=norm.batch),
-    "flash": dict(compute=weights.WAYS.get("flash")),
-    "fused": dict(compute=weights.WAYS.get("fused")),
+    "flash": dict(compute=attention.IMPLEMENTATIONS.get("flash")),
+    "fused": dict(compute=attention.IMPLEMENTATIONS.get("fused")),
 }
 
 
@@ -46,7 +46,7 @@ def functions(name: str, length: int = N, mask_=mask.causal):
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: jnp.abs(leaf) + 0.5 if path[-1].key == "var_D" else leaf, params
         )
-    start = functools.partial(kv_cache.start, params, room=N + 3, mask=mask_, **model.call)
+    start = functools.partial(kv_cache.start, params, capacity=N + 3, mask=mask_, **model.call)
     step = functools.partial(kv_cache.step, params, mask=mask_, **model.call)
     return params, functools.partial(model.apply, params, mask=mask_), jax.jit(start), jax.jit(step)
 
@@ -96,21 +96,21 @@ def test_a_norm_that_looks_at_later_tokens_is_refused():
     model = cases.model(norm=norm.instance, sizes=SMALL)
     params = cases.drawn(model.init)
     with pytest.raises(ValueError, match="instance norm looks at later tokens"):
-        kv_cache.start(params, cases.words(), jnp.full(2, N), room=N, mask=mask.causal, **model.call)
+        kv_cache.start(params, cases.words(), jnp.full(2, N), capacity=N, mask=mask.causal, **model.call)
 
 
 @cases.float64()
 def test_parameters_by_layer_and_a_cache_that_grows_change_nothing():
-    model = cases.model(sizes=SMALL | dict(N=N), position=position.none, relation=relative_position.rotary)
+    model = cases.model(sizes=SMALL | dict(N=N), position=position.none, relative_position=relative_position.rotary)
     params, w_BN = cases.drawn(model.init), cases.words()
     call = {"mask": mask.causal, **model.call}
-    logits_BW, cache = kv_cache.start(params, w_BN[:, :2], jnp.full(2, 2), room=3, **call)
+    logits_BW, cache = kv_cache.start(params, w_BN[:, :2], jnp.full(2, 2), capacity=3, **call)
     layers = kv_cache.by_layer(params)
     step = jax.jit(functools.partial(kv_cache.step, **call))
     full_BNW = model.apply(params, w_BN, mask=mask.causal)
     for n in range(2, N):
         if n == kv_cache.places(cache):
-            cache = kv_cache.roomy(cache, n + 2)
+            cache = kv_cache.grow(cache, n + 2)
         logits_BW, cache = step(layers, cache, w_BN[:, n], jnp.full(2, n))
         cases.close(logits_BW, full_BNW[:, n], 1e-9)
     assert kv_cache.places(cache) in (N, N + 1)
@@ -125,7 +125,7 @@ def test_attention_of_one_query_is_the_explicit_one_whatever_is_hidden(shared):
     k_BHSK, v_BHSV = (jnp.asarray(rng.standard_normal((2, 1 if shared else 3, 7, K))) for K in (5, 11))
     n = jnp.array([[3], [5]])
     call = dict(mask=mask.both(mask.causal, mask.window(3)), scale=0.3, bias=relative_position.alibi.bias({}, 3), n=n)
-    expected_BHNV, A_BHNS = weights.explicit(q_BHNK, k_BHSK, v_BHSV, **call)
+    expected_BHNV, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSV, **call)
     hidden = (v_BHSV.at[0, 0, 0].set(jnp.nan).at[1, 0, 6].set(jnp.inf), k_BHSK.at[0, 0, 6].set(jnp.nan))
     for k, v in ((k_BHSK, v_BHSV), hidden[::-1]):
         y_BHNV, found_BHNS = kv_cache.attend(q_BHNK, k, v, **call)
@@ -167,7 +167,7 @@ def test_parameters_of_numpy_are_decoded_with_as_those_of_jax(name):
 
     @jax.jit
     def text(w_BN):
-        start = functools.partial(kv_cache.start, numpys, room=N + 3, **call)
+        start = functools.partial(kv_cache.start, numpys, capacity=N + 3, **call)
         step = functools.partial(kv_cache.step, kv_cache.by_layer(numpys), **call)
         return generate.generate(start, step, w_BN, np.array([2, 4]), jax.random.key(0), steps=5, temperature=0)[0]
 

@@ -1,4 +1,4 @@
-"""Positions in the token (position.py) and in the attention (relation.py), E21, against the slow reference; and E28."""
+"""Positions in the token and in the attention (relative_position.py), E21, against the slow reference; and E28."""
 
 import functools
 import itertools
@@ -14,7 +14,7 @@ import translate
 from cases import B, D, H, K, N, S
 
 from tfm import position, shapes
-from tfm.attention import relative_position, score, weights
+from tfm.attention import explicit, relative_position, score
 
 POSITIONS = {
     name: getattr(position, name)
@@ -135,7 +135,7 @@ def test_initial_positions():
 @cases.float64()
 def test_rotary_equals_the_reference(name, base, n):
     halves = name == "rotary_halves"
-    turn = relative_position.rotary_of(base, halves=halves).turn if base != 1e4 else ROTARY[name].turn
+    turn = relative_position.rotary_of(base, halves=halves).rotate if base != 1e4 else ROTARY[name].rotate
     q_BHNK, k_BHNK = cases.normal(1, B, H, N, EVEN), cases.normal(2, B, 1, N, EVEN)  # one head of keys for all
     turned = turn({}, q_BHNK, k_BHNK, n)
     for b, positions in enumerate(np.broadcast_to(n, (B, N))):
@@ -150,7 +150,7 @@ def test_rotary_logits_depend_on_the_difference_of_positions_only(name):
     q_BHNK, k_BHNK = (jnp.broadcast_to(cases.normal(i, B, H, 1, EVEN), (B, H, N, EVEN)) for i in (1, 2))
 
     def logits(n):
-        return np.asarray(weights.logits(*ROTARY[name].turn({}, q_BHNK, k_BHNK, n), scale=1.0))
+        return np.asarray(explicit.logits(*ROTARY[name].rotate({}, q_BHNK, k_BHNK, n), scale=1.0))
 
     l_BHNS = logits(jnp.arange(N))
     cases.close(logits(jnp.arange(N) + 1000), l_BHNS)
@@ -164,25 +164,27 @@ def test_rotary_logits_depend_on_the_difference_of_positions_only(name):
 def test_interleaved_and_half_split_rotary_differ_by_an_order_of_the_features():
     order = np.concatenate([np.arange(0, EVEN, 2), np.arange(1, EVEN, 2)])
     q_BHNK, k_BHNK = cases.normal(1, B, H, N, EVEN), cases.normal(2, B, H, N, EVEN)
-    neighbours = relative_position.rotary.turn({}, q_BHNK, k_BHNK, ANY_N)
-    halves = relative_position.rotary_halves.turn({}, q_BHNK[..., order], k_BHNK[..., order], ANY_N)
+    neighbours = relative_position.rotary.rotate({}, q_BHNK, k_BHNK, ANY_N)
+    halves = relative_position.rotary_halves.rotate({}, q_BHNK[..., order], k_BHNK[..., order], ANY_N)
     for one, other in zip(neighbours, halves, strict=True):
         cases.close(one[..., order], other)
-    assert not np.allclose(relative_position.rotary_halves.turn({}, q_BHNK, k_BHNK, ANY_N)[0], neighbours[0], atol=0.1)
+    assert not np.allclose(
+        relative_position.rotary_halves.rotate({}, q_BHNK, k_BHNK, ANY_N)[0], neighbours[0], atol=0.1
+    )
 
 
 @pytest.mark.parametrize("name", ROTARY)
 def test_an_odd_number_of_features_cannot_be_turned(name):
     q_BHNK = cases.normal(1, B, H, N, K)
     with pytest.raises(ValueError, match=f"turn pairs of features, and {K} features per head are not an even number$"):
-        ROTARY[name].turn({}, q_BHNK, q_BHNK, jnp.arange(N))
+        ROTARY[name].rotate({}, q_BHNK, q_BHNK, jnp.arange(N))
 
 
 @pytest.mark.parametrize("name", ROTARY)
 def test_rotary_keeps_the_dtype_and_does_not_round_the_angle(name):
     q_BHNK, k_BHNK = (cases.normal(i, B, H, 1, EVEN).astype(jnp.bfloat16) for i in (1, 2))
-    turned = ROTARY[name].turn({}, q_BHNK, k_BHNK, jnp.array([1001]))
-    exact = ROTARY[name].turn({}, q_BHNK.astype(jnp.float32), k_BHNK.astype(jnp.float32), jnp.array([1001]))
+    turned = ROTARY[name].rotate({}, q_BHNK, k_BHNK, jnp.array([1001]))
+    exact = ROTARY[name].rotate({}, q_BHNK.astype(jnp.float32), k_BHNK.astype(jnp.float32), jnp.array([1001]))
     for narrow, wide in zip(turned, exact, strict=True):
         assert narrow.dtype == jnp.bfloat16
         np.testing.assert_array_equal(narrow, wide.astype(jnp.bfloat16))
@@ -257,7 +259,7 @@ def test_biases_are_float32_and_start_without_preference(name):
 def test_what_a_relation_does_not_do():
     q_BHNK, k_BHNK = cases.normal(1, B, H, N, K), cases.normal(2, B, H, N, K)
     for variant in (relative_position.none, *BIASES.values()):
-        q, k = variant.turn({}, q_BHNK, k_BHNK, jnp.arange(N))
+        q, k = variant.rotate({}, q_BHNK, k_BHNK, jnp.arange(N))
         assert q is q_BHNK and k is k_BHNK
     for variant in (relative_position.none, *ROTARY.values()):
         assert variant.bias({}, H) is None and variant.init(jax.random.key(0), H=H, K=K, N=N) == {}
@@ -271,8 +273,8 @@ def test_what_a_relation_does_not_do():
 def test_tied_logits_stay_symmetric_when_turned(name):
     params = cases.drawn(lambda key: score.tied.init(key, H=H, K=EVEN, D=D, bias=True))
     q_BHNK, k_BHNK = score.tied.apply(params, *[cases.normal(1, B, N, D)] * 2)
-    l_BHNS = weights.logits(*ROTARY[name].turn({}, q_BHNK, k_BHNK, jnp.asarray(ANY_N)), scale=1.0)
-    assert not np.allclose(l_BHNS, weights.logits(q_BHNK, k_BHNK, scale=1.0), atol=0.1)
+    l_BHNS = explicit.logits(*ROTARY[name].rotate({}, q_BHNK, k_BHNK, jnp.asarray(ANY_N)), scale=1.0)
+    assert not np.allclose(l_BHNS, explicit.logits(q_BHNK, k_BHNK, scale=1.0), atol=0.1)
     cases.close(l_BHNS, l_BHNS.swapaxes(2, 3), 1e-13)
 
 
@@ -280,7 +282,7 @@ def test_tied_logits_stay_symmetric_when_turned(name):
 def test_a_bias_keeps_tied_logits_symmetric_only_if_it_is_even(name, symmetric):
     """b(k) = b(-k) in ALiBi, and in tables only by accident."""
     params = cases.drawn(lambda key: score.tied.init(key, H=H, K=K, D=D, bias=True))
-    l_BHNS = weights.logits(*score.tied.apply(params, *[cases.normal(1, B, N, D)] * 2), scale=1.0)
+    l_BHNS = explicit.logits(*score.tied.apply(params, *[cases.normal(1, B, N, D)] * 2), scale=1.0)
     np.testing.assert_array_equal(l_BHNS, l_BHNS.swapaxes(2, 3))
     n = jnp.arange(N)
     l_BHNS = l_BHNS + drawn_bias(name)[1](n, n)
@@ -301,8 +303,8 @@ def test_positions_of_a_batch_are_those_of_each_sequence_alone(name):
         alone = [POSITIONS[name].apply(params, x_BND[b : b + 1], n_BN[b])[0] for b in range(B)]
     elif name in ROTARY:
         q_BHNK = cases.normal(1, B, H, N, EVEN)
-        whole = ROTARY[name].turn({}, q_BHNK, 2 * q_BHNK, n_BN)[1]
-        alone = [ROTARY[name].turn({}, q_BHNK[b][None], 2 * q_BHNK[b][None], n_BN[b])[1][0] for b in range(B)]
+        whole = ROTARY[name].rotate({}, q_BHNK, 2 * q_BHNK, n_BN)[1]
+        alone = [ROTARY[name].rotate({}, q_BHNK[b][None], 2 * q_BHNK[b][None], n_BN[b])[1][0] for b in range(B)]
     else:
         _, bias = drawn_bias(name)
         whole, alone = bias(n_BN, jnp.arange(S)), [bias(n_BN[b], jnp.arange(S)) for b in range(B)]
@@ -319,7 +321,7 @@ def convolved(x_BND: jax.Array, kernel_HD: np.ndarray, b_HR: np.ndarray) -> jax.
     """Y = sum_h V_h X A_h with all scores 0, V_h = diag(kernel_h), and A_h from the biases alone."""
     n, heads = jnp.arange(x_BND.shape[1]), len(kernel_HD)
     bias = relative_position.relative.bias({"b_HR": jnp.asarray(b_HR)}, heads)
-    A_BHNS = weights.weights(weights.logits(*score.constant.apply({}, x_BND, x_BND), scale=1.0) + bias(n, n))
+    A_BHNS = explicit.weights(explicit.logits(*score.constant.apply({}, x_BND, x_BND), scale=1.0) + bias(n, n))
     V_HDD = jnp.stack([jnp.diag(kernel) for kernel in kernel_HD])
     return jnp.einsum("hed,bhns,bsd->bne", V_HDD, A_BHNS, x_BND)
 
@@ -352,7 +354,7 @@ def test_the_weights_of_a_convolution_are_shifted_identities():
     )
     zeros = score.constant.apply({}, *[cases.normal(1, 1, 5, D)] * 2)
     assert [z.shape for z in zeros] == [(1, 1, 5, 1)] * 2 and not any(z.any() for z in zeros)
-    A_BHNS = weights.weights(weights.logits(*zeros, scale=1.0) + bias)
+    A_BHNS = explicit.weights(explicit.logits(*zeros, scale=1.0) + bias)
     np.testing.assert_array_equal(A_BHNS[0, 2], np.eye(5))
     np.testing.assert_array_equal(A_BHNS[0, 0], np.eye(5)[[0, 0, 0, 1, 2]])  # two before, the first stands in
     np.testing.assert_array_equal(A_BHNS[0, 3], np.eye(5)[[3, 4, 4, 4, 4]])

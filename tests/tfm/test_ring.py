@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from tfm.attention import flash, mask, weights
+from tfm.attention import explicit, flash, mask
 
 B, H, K, V = 2, 3, 5, 7
 AXIS = "sequence"
-BLOCKS = functools.partial(flash.flash, queries=5, keys=3)  # of 11 tokens: both have blocks that are filled up
+BLOCKS = functools.partial(flash.attention, queries=5, keys=3)  # of 11 tokens: both have blocks that are filled up
 LENGTH_B = np.array([40, 3])  # with a window, queries of the second sequence see nothing
 NAMES, TOKENS = ("q", "k", "v", "b_HR"), PartitionSpec(None, None, AXIS)
 
@@ -107,7 +107,7 @@ def check(arrays: dict, P: int, order=striped, **settings) -> tuple[dict, jax.Ar
     """Equal to `explicit` on one device, whose gradients and outputs are returned."""
     N = arrays["q"].shape[2]
     n, settings = order(N, P), settings | dict(N=N)
-    whole = jax.jit(functools.partial(gradients, compute=weights.explicit, **settings))
+    whole = jax.jit(functools.partial(gradients, compute=explicit.attention, **settings))
     expected, y_BHNV = whole(arrays, jnp.arange(N))
     found = spread(arrays, n, P, **settings).compile()(dealt(arrays, n), jnp.asarray(n))
     jax.tree.map(cases.close, found, (dealt(expected, n), dealt({"y": y_BHNV}, n)["y"]))
@@ -156,7 +156,7 @@ def test_nan_stays_behind_the_mask():
 def test_bfloat16_travels_as_it_is_and_is_summed_in_float32():
     N, P, settings = 22, 2, dict(name="padding", bias=True, N=22)
     arrays, n = drawn(N), striped(N, P)
-    exact, y_BHNV = gradients(arrays, jnp.arange(N), compute=weights.explicit, **settings)
+    exact, y_BHNV = gradients(arrays, jnp.arange(N), compute=explicit.attention, **settings)
     arrays = {name: x if name == "b_HR" else x.astype(jnp.bfloat16) for name, x in arrays.items()}
     lowered = spread(arrays, n, P, **settings)
     sent = re.findall(r"collective_permute\".*-> tensor<.*x([a-z]+\d+)>", lowered.as_text())
@@ -197,7 +197,7 @@ def test_inside_a_loop_over_rematerialised_layers_beside_an_axis_of_data():
         out_specs=(everywhere, (tokens, everywhere)),
     )
     number, (dx_BHNK, db_MHR) = jax.jit(run)(x_BHNK[:, :, n], b_MHR, length_B, jnp.asarray(n))
-    whole = jax.jit(jax.value_and_grad(functools.partial(stack, compute=weights.explicit), (0, 1)))
+    whole = jax.jit(jax.value_and_grad(functools.partial(stack, compute=explicit.attention), (0, 1)))
     expected = whole(x_BHNK, b_MHR, length_B, jnp.arange(N))
     jax.tree.map(cases.close, (number, (dx_BHNK[:, :, np.argsort(n)], db_MHR)), expected)
 
@@ -211,7 +211,7 @@ def compiled(P: int, N: int = 4096):
     def step(arrays: dict, n: jax.Array) -> dict:
         def total(arrays: dict) -> jax.Array:
             settings = dict(mask=mask.causal, scale=0.7, n=n, axis=AXIS, queries=32, keys=32)
-            return jax.lax.psum(jnp.sin(flash.flash(*arrays.values(), **settings)[0]).sum(), AXIS)
+            return jax.lax.psum(jnp.sin(flash.attention(*arrays.values(), **settings)[0]).sum(), AXIS)
 
         return jax.grad(total)(arrays)
 
@@ -230,7 +230,7 @@ def test_cards_dealt_are_the_same_work_for_every_device():
 
     def step(x_BHNK, n):
         settings = dict(mask=mask.causal, scale=0.7, bias=bias, n=n, axis=AXIS, queries=2, keys=2)
-        return flash.flash(x_BHNK, x_BHNK, x_BHNK, **settings)[0]
+        return flash.attention(x_BHNK, x_BHNK, x_BHNK, **settings)[0]
 
     run = jax.shard_map(step, mesh=mesh(**{AXIS: 4}), in_specs=(TOKENS, PartitionSpec(AXIS)), out_specs=TOKENS)
     jax.block_until_ready(jax.jit(run)(cases.normal(0, 1, 1, 32, K), jnp.asarray(striped(32, 4))))

@@ -20,8 +20,7 @@ from cases import B, H, K
 
 from experiments import synthetic
 from experiments.engine import mesh, plan, train
-from tfm.attention import relative_position, score
-from tfm.attention import weights as attention
+from tfm.attention import explicit, relative_position, score
 
 D, N = 34, 13  # `none` compares D features, of which rotary positions turn pairs
 SYMMETRIC = ["none", "tied", "tied_noself", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"]
@@ -41,8 +40,8 @@ def drawn_odds(name, position):
     variant = getattr(score, name)
     params = cases.drawn(lambda key: variant.init(key, H=H, K=2 * K, D=D, bias=True))
     x_BND = cases.normal(1, B, N, D)
-    q_BHNK, k_BHSK = position.turn({}, *variant.apply(params, x_BND, x_BND), jnp.arange(N))
-    odds_BHN = log_odds(attention.logits(q_BHNK, k_BHSK, scale=0.5))
+    q_BHNK, k_BHSK = position.rotate({}, *variant.apply(params, x_BND, x_BND), jnp.arange(N))
+    odds_BHN = log_odds(explicit.logits(q_BHNK, k_BHSK, scale=0.5))
     return odds_BHN / np.abs(odds_BHN).max()
 
 

@@ -85,11 +85,11 @@ def test_no_k_and_a_k_above_the_vocabulary_keep_all(k):
 
 def test_heat_divides_and_survives_every_temperature():
     logits_BW = cases.normal(0, 3, W)
-    cases.close(jax.nn.softmax(sampling.heat(logits_BW, 0.7)), jax.nn.softmax(logits_BW / 0.7), 1e-6)
+    cases.close(jax.nn.softmax(sampling.apply_temperature(logits_BW, 0.7)), jax.nn.softmax(logits_BW / 0.7), 1e-6)
     for temperature in (0.0, 1e-30, 1e-38):
-        found = jax.nn.softmax(sampling.heat(100 * logits_BW, temperature))
+        found = jax.nn.softmax(sampling.apply_temperature(100 * logits_BW, temperature))
         np.testing.assert_array_equal(found, jax.nn.one_hot(logits_BW.argmax(axis=-1), W))
-    assert kept(sampling.heat(jnp.array([[1.0, 3.0, 3.0]]), 0.0)) == [{1}]
+    assert kept(sampling.apply_temperature(jnp.array([[1.0, 3.0, 3.0]]), 0.0)) == [{1}]
 
 
 @functools.cache

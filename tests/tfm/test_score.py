@@ -12,14 +12,14 @@ import translate
 from cases import B, D, H, K, N, S
 
 from tfm import shapes
-from tfm.attention import score, weights
+from tfm.attention import explicit, score
 
 VARIANTS = list(itertools.product(cases.SCORES, [True, False], score.SCALES))
 
 
 def fast_logits(name: str, params: dict, x_BND, x_BSD, scale: str):
     q_BHNK, k_BHSK = cases.SCORES[name].apply(params, x_BND, x_BSD)
-    return weights.logits(q_BHNK, k_BHSK, scale=score.SCALES[scale](q_BHNK.shape[-1], x_BND.shape[-1]))
+    return explicit.logits(q_BHNK, k_BHSK, scale=score.SCALES[scale](q_BHNK.shape[-1], x_BND.shape[-1]))
 
 
 @pytest.mark.parametrize(("name", "bias", "scale"), VARIANTS)
@@ -122,7 +122,7 @@ def test_bfloat16_tokens_give_float32_logits():
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
     q_BHNK, k_BHSK = score.asymmetric.apply(params, x_BND, x_BND)
     assert q_BHNK.dtype == k_BHSK.dtype == jnp.bfloat16
-    l_BHNS = weights.logits(q_BHNK, k_BHSK, scale=1.0)
+    l_BHNS = explicit.logits(q_BHNK, k_BHSK, scale=1.0)
     assert l_BHNS.dtype == jnp.float32
     exact = np.asarray(q_BHNK, np.float64) @ np.asarray(k_BHSK, np.float64).swapaxes(-1, -2)
     cases.close(l_BHNS, exact, 1e-6)

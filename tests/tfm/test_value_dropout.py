@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh
 from tfm import dropout, shapes
-from tfm.attention import value, weights
+from tfm.attention import explicit, value
 
 VALUES = {"low_rank": value.low_rank, "full_rank": value.full_rank, "identity": value.identity}
 
@@ -29,7 +29,7 @@ def attend(values: str, scores: str, params: dict, score_params: dict, x_BND, x_
     """Values, explicit average, combination: what multi-head attention does with a value path. Returns (y, A)."""
     q_BHNK, k_BHSK = cases.SCORES[scores].apply(score_params, x_BND, x_BSD)
     v_BHSV = VALUES[values].apply(params, x_BSD)
-    y_BHNV, A_BHNS = weights.explicit(q_BHNK, k_BHSK, v_BHSV, mask=None, scale=1.0)
+    y_BHNV, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSV, mask=None, scale=1.0)
     return VALUES[values].combine(params, y_BHNV), A_BHNS
 
 

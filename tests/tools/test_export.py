@@ -27,7 +27,7 @@ SEGMENT_BN = (np.arange(11)[None] >= np.array([[5], [2]])).astype(int)
 IMAGE_BYXZ = np.random.default_rng(2).standard_normal((2, Y, X, Z)).astype(np.float32)
 SMALL = {"model.M": 2, "model.D": 24, "model.H": 2, "model.F": 7, "model.unroll": 1, "text.N": N}
 BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.block": "post_norm"}
-LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.relation": "rotary"}
+LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.relative_position": "rotary"}
 RUNS = {
     "gpt2": SMALL | {"experiment": "language"},
     "bert": SMALL | {"experiment": "language", "model.embed_norm": True, "model.final_norm": False} | BERT,
@@ -51,7 +51,7 @@ OTHERS = {
     "model.eps": [0.1],
     "model.mlp": ["relu", "gelu", "gelu_tanh", "two_hidden_gelu", "swiglu"],
     "model.position": ["learned", "sinusoidal", "learned_concatenated", "sinusoidal_concatenated", "none"],
-    "model.relation": ["none", "rotary", "rotary_halves", "relative", "buckets", "alibi"],
+    "model.relative_position": ["none", "rotary", "rotary_halves", "relative", "buckets", "alibi"],
     "model.rotary_base": [50.0],
     "model.window": [3],
     "model.block": ["pre_norm", "post_norm"],
@@ -182,7 +182,7 @@ TAKEN = {  # the values of OTHERS that a family has beside those of its run abov
     "gpt2": WORDS | BASE | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
     "bert": WORDS | BASE | {"model.segments": [1]},
     "vit": IMAGES | BASE | {"model.mlp": ["relu", "gelu_tanh"]},
-    "llama": WORDS | BASE | {"model.K": [6], "model.relation": ["rotary_halves"]},
+    "llama": WORDS | BASE | {"model.K": [6], "model.relative_position": ["rotary_halves"]},
 }
 
 

@@ -165,8 +165,8 @@ def test_a_cache_that_grows_changes_no_text(run_of, monkeypatch):
     how = {"checkpoint": run_of("causal"), "prompts": json.dumps(["A king", "w"]), "sample__temperature": 1.0}
     at_once = use("sample", **how).out
     rooms = []
-    grown = kv_cache.roomy
-    monkeypatch.setattr(kv_cache, "roomy", lambda cache, room: (rooms.append(room), grown(cache, room))[1])
+    grown = kv_cache.grow
+    monkeypatch.setattr(kv_cache, "grow", lambda cache, room: (rooms.append(room), grown(cache, room))[1])
     monkeypatch.setattr(sample, "GROWS", 1)
     monkeypatch.setattr(sample, "AT_ONCE", 2)
     assert use("sample", **how).out == at_once and rooms == [10, 15, N + 2]
@@ -641,7 +641,9 @@ def test_what_the_family_does_not_have_is_named(run_of, tmp_path):
 def of_rotary(folder) -> open_model.Trained:
     """A model as those of configs/llama.py, of random numbers."""
     fields = base.get_config().model
-    fields.update(M=2, D=20, H=2, F=7, norm="rms", mlp="swiglu", position="none", relation="rotary", bias=False)
+    fields.update(
+        M=2, D=20, H=2, F=7, norm="rms", mlp="swiglu", position="none", relative_position="rotary", bias=False
+    )
     facts = {"W": 23, "N": 13, "tied_output": False, "transform": False}
     fields.unroll = 1
     tree = jax.eval_shape(models.language(fields, answer=head.next_word, **facts).init, jax.random.key(0))
@@ -670,11 +672,11 @@ def logits(made, w_BN) -> np.ndarray:
 def test_a_rotary_model_is_exported_as_a_llama_of_the_same_answers(rotary_export):
     made, folder, told = rotary_export
     read = open_model.open(str(folder))
-    assert (made.model["relation"], read.model["relation"]) == ("rotary", "rotary_halves")
+    assert (made.model["relative_position"], read.model["relative_position"]) == ("rotary", "rotary_halves")
     assert told.count("out/") == 3  # there was no tokenizer
     w_BN = np.random.default_rng(1).integers(0, 23, (2, 11))
     np.testing.assert_allclose(logits(read, w_BN), logits(made, w_BN), atol=2e-5)
-    turned = read._replace(model=read.model | {"relation": "rotary"})
+    turned = read._replace(model=read.model | {"relative_position": "rotary"})
     assert np.abs(logits(turned, w_BN) - logits(made, w_BN)).max() > 1e-2  # the order does matter
 
 

@@ -1,0 +1,57 @@
+"""Attention: every token becomes a weighted average of values, with weights computed from the tokens themselves.
+
+| file                                       | what it is                                                              |
+|--------------------------------------------|-------------------------------------------------------------------------|
+| heads.py                                   | multi-head self-attention and cross-attention: from tokens to tokens    |
+| score.py, score_symmetric.py, value.py     | how two tokens are compared; what is averaged                           |
+| mask.py, relative_position.py              | who may attend to whom; positions inside the attention                  |
+| explicit.py                                | the average as it is defined, with the N x S weights in memory          |
+| flash.py                                   | flash attention: the same averages, block by block                      |
+| online_softmax.py, block_mask.py           | one block of it: its softmax; what its mask allows                      |
+| chunked.py                                 | flash attention of a few hundred tokens, written out                    |
+| ring.py                                    | ring attention: flash attention of tokens that devices share            |
+| fused.py                                   | the backend's own kernels                                               |
+| nan_guard.py                               | what a mask hides never reaches an average                              |
+
+A way of computing the average is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`;
+one that never forms the weights returns None for A. Common to all: an axis of heads of size one is shared by all heads;
+a value that a mask hides never reaches an output, even if it is NaN; a query that sees nothing gets zeros, with zero
+gradient.
+"""
+
+from tfm.attention import (
+    block_mask,
+    chunked,
+    explicit,
+    flash,
+    fused,
+    heads,
+    mask,
+    nan_guard,
+    online_softmax,
+    relative_position,
+    ring,
+    score,
+    score_symmetric,
+    value,
+)
+
+IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention, "fused": fused.attention}
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "block_mask",
+    "chunked",
+    "explicit",
+    "flash",
+    "fused",
+    "heads",
+    "mask",
+    "nan_guard",
+    "online_softmax",
+    "relative_position",
+    "ring",
+    "score",
+    "score_symmetric",
+    "value",
+]

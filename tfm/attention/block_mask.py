@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 Tree = Any
-NOTHING, SOME, ALL = range(3)  # what a block of queries needs of one of keys
+EMPTY, PARTIAL, FULL = range(3)  # what a block of queries needs of one of keys
 
 
 def size(length: int, most: int) -> int:
@@ -59,21 +59,21 @@ class Rules(NamedTuple):
         return real_NS if allowed is None else allowed & real_NS
 
     def needs(self, query: dict, key: dict, consts: Tree) -> jax.Array:
-        """How much each block of queries needs of each of keys: NOTHING, SOME or ALL; (I, J)."""
+        """How much each block of queries needs of each of keys: EMPTY, PARTIAL or FULL; (I, J)."""
 
         def need(query: dict, key: dict) -> jax.Array:
             allowed = self.allowed(query, key, consts)
             if allowed is None:
-                return ALL + zero((query, key, consts))
+                return FULL + zero((query, key, consts))
             count = allowed.sum(-1, dtype=jnp.float32)  # to ask for `any` takes twice as long on a CPU
-            return jnp.where((count == allowed.shape[-1]).all(), ALL, jnp.where((count > 0).any(), SOME, NOTHING))
+            return jnp.where((count == allowed.shape[-1]).all(), FULL, jnp.where((count > 0).any(), PARTIAL, EMPTY))
 
         return jax.lax.map(lambda query: jax.lax.map(lambda key: need(query, key), key), query)
 
     def as_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, consts: Tree, *sums: Tree) -> Tree:
         """The sums after function(query, key, consts, allowed, *sums), where `allowed` is None for all.
 
-        Of NOTHING they stay as they are; of ALL no mask is formed.
+        Of EMPTY they stay as they are; of FULL no mask is formed.
         """
 
         def some(*sums: Tree) -> Tree:
@@ -133,5 +133,5 @@ def each(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree
     """
     if every:
         return jax.lax.fori_loop(0, need_J.size, step, carry)
-    order_J = jnp.argsort(need_J == NOTHING, stable=True)
-    return jax.lax.fori_loop(0, (need_J != NOTHING).sum(), lambda i, carry: step(order_J[i], carry), carry)
+    order_J = jnp.argsort(need_J == EMPTY, stable=True)
+    return jax.lax.fori_loop(0, (need_J != EMPTY).sum(), lambda i, carry: step(order_J[i], carry), carry)

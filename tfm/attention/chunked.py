@@ -97,7 +97,7 @@ def _average(rules: block_mask.Rules, query: dict, key: dict, consts: Any) -> ja
 def _forward(rules: block_mask.Rules, query: dict, key: dict, consts: Any) -> tuple[jax.Array, Any]:
     allowed = rules.allowed(query, key, consts)
     none = online_softmax.empty(rules, query, key, consts)
-    y_BHNV, lse_BHN1 = online_softmax.finish(online_softmax.add(rules, query, key, consts, allowed, *none))
+    y_BHNV, lse_BHN1 = online_softmax.finish(online_softmax.block_forward(rules, query, key, consts, allowed, *none))
     return y_BHNV, (query, key, consts, y_BHNV, lse_BHN1)
 
 
@@ -108,7 +108,7 @@ def _backward(rules: block_mask.Rules, saved: Any, dy_BHNV: jax.Array) -> tuple[
     none = *(jnp.zeros_like(key[name].swapaxes(-1, -2)) for name in "kv"), jnp.zeros_like(query["q"])
     dbias = None if bias is None else jnp.zeros_like(bias) + block_mask.zero((query, key, consts))
     allowed = rules.allowed(query, key, consts)
-    dk_BHKS, dv_BHVS, dq_BHNK, dbias = online_softmax.pull(rules, query, key, consts, allowed, *none, dbias)
+    dk_BHKS, dv_BHVS, dq_BHNK, dbias = online_softmax.block_backward(rules, query, key, consts, allowed, *none, dbias)
     dkey = dict.fromkeys(key) | {"k": dk_BHKS.swapaxes(-1, -2), "v": dv_BHVS.swapaxes(-1, -2)}
     dconsts = {"mask": [None] * len(consts["mask"]), "bias": rules.into_consts(query, key, consts["bias"], dbias)}
     return {"q": dq_BHNK, "n": None}, dkey, dconsts

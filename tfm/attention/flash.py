@@ -1,7 +1,7 @@
 """Attention block by block: the averages of `explicit` without its N x S weights, in memory linear in N and S.
 
-Each block is one of online.py; loops take them one after the other. I and J count the blocks of queries and of keys; N
-and S are the tokens of one block. A few hundred tokens are not looped over but written out, in strips.py.
+Each block is one of online_softmax.py; loops take them one after the other. I and J count the blocks of queries and of
+keys; N and S are the tokens of one block. A few hundred tokens are not looped over but written out, in chunked.py.
 """
 
 import functools
@@ -22,7 +22,7 @@ SIDES, WEIGHTS = (512, 256, 128), 2**21  # the largest side of a block with whic
 Tree = Any
 
 
-def flash(
+def attention(
     q_BHNK: jax.Array,
     k_BHSK: jax.Array,
     v_BHSV: jax.Array,
@@ -93,7 +93,7 @@ def _forward(rules: block_mask.Rules, axis: str | None, query: dict, key: dict, 
     def whole(block: dict, need_J: jax.Array) -> tuple:
         return _over_keys(rules, empty(block), block, need_J, own, consts)
 
-    def turn(sums_I: tuple, key: dict) -> tuple:
+    def one_turn(sums_I: tuple, key: dict) -> tuple:
         key = _widened(key, query)
         need_IJ = rules.needs(query, key, consts)
         return jax.lax.map(lambda block: _over_keys(rules, *block, key, consts), (sums_I, query, need_IJ))
@@ -104,7 +104,7 @@ def _forward(rules: block_mask.Rules, axis: str | None, query: dict, key: dict, 
     else:  # what is needed of other devices' keys is not kept for the gradient
         need_IJ, finished = (
             None,
-            jax.lax.map(online_softmax.finish, ring.around(turn, jax.lax.map(empty, query), key, axis)),
+            jax.lax.map(online_softmax.finish, ring.around(one_turn, jax.lax.map(empty, query), key, axis)),
         )
     y_IBHNV, lse_IBHN1 = finished
     return y_IBHNV, (query, key, consts, y_IBHNV, lse_IBHN1, need_IJ)
@@ -120,7 +120,9 @@ def _over_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Ar
 
     def add(j: jax.Array, sums: tuple) -> tuple:
         block = jax.tree.map(lambda x: x[j], key)
-        return rules.as_needed(need_J[j], functools.partial(online_softmax.add, rules), query, block, consts, *sums)
+        return rules.as_needed(
+            need_J[j], functools.partial(online_softmax.block_forward, rules), query, block, consts, *sums
+        )
 
     return block_mask.each(need_J, add, sums)
 
@@ -136,7 +138,7 @@ def _backward(rules: block_mask.Rules, axis: str | None, saved: Tree, dy_IBHNV: 
         key, need_I = key
         return _over_queries(rules, query, need_I, key, consts, carry)
 
-    def turn(carry: tuple, key: dict) -> tuple:
+    def one_turn(carry: tuple, key: dict) -> tuple:
         *carry, dkv_J = carry
         key = _widened(key, query)
         needed_IJ = rules.needs(query, key, consts) if need_IJ is None else need_IJ
@@ -146,7 +148,7 @@ def _backward(rules: block_mask.Rules, axis: str | None, saved: Tree, dy_IBHNV: 
 
     own = _widened(key, query)
     start = jax.tree.map(jnp.zeros_like, (query["q"], block_mask.smooth(consts["bias"]), (own["k"], own["v"])))
-    dq_IBHNK, dconsts, dkv_J = ring.around(turn, start, key, axis)
+    dq_IBHNK, dconsts, dkv_J = ring.around(one_turn, start, key, axis)
     dkey = {name: x.astype(key[name].dtype) for name, x in zip("kv", ring.onward(dkv_J, axis), strict=True)}
     dkey = dict.fromkeys(key) | dkey
     return {"q": dq_IBHNK, "n": None}, dkey, {"mask": [None] * len(consts["mask"]), "bias": dconsts}
@@ -160,7 +162,10 @@ def _over_queries(rules, query, need_I, key, consts, sums: tuple) -> tuple[tuple
         block = jax.tree.map(lambda x: x[i], query)
         bias = rules.added(block, key, consts["bias"])
         dbias = None if bias is None else jnp.zeros_like(bias) + block_mask.zero((query, key, consts))
-        pull, arguments = functools.partial(online_softmax.pull, rules), (dk_BHKS, dv_BHVS, dq_IBHNK[i], dbias)
+        pull, arguments = (
+            functools.partial(online_softmax.block_backward, rules),
+            (dk_BHKS, dv_BHVS, dq_IBHNK[i], dbias),
+        )
         dk_BHKS, dv_BHVS, dq_BHNK, dbias = rules.as_needed(need_I[i], pull, block, key, consts, *arguments)
         # Outside of the branch: inside `shard_map` this sums over devices, and not all may take the same branch.
         more = rules.into_consts(block, key, consts["bias"], dbias)

@@ -14,7 +14,7 @@ from tfm.attention import mask as masks
 from tfm.attention import nan_guard
 
 
-def fused(
+def attention(
     q_BHNK: jax.Array,
     k_BHSK: jax.Array,
     v_BHSV: jax.Array,

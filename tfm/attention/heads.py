@@ -1,8 +1,8 @@
 """Heads: several averages side by side, each with its own comparison and its own values (E8-E10), over the tokens
 themselves (self-attention) or over those of another sequence (cross-attention, E26).
 
-`design` is the block's (block.py): score, relation, compute, scale and value are functions of their own rooms. Keys and
-values may be kept: a token that comes later then needs only its own query, key and value (E23).
+`design` is the block's (block.py): score, relative_position, compute, scale and value are functions of their own rooms.
+Keys and values may be kept (KV cache): a token that comes later then needs only its own query, key and value (E23).
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from tfm import layout as layouts
 from tfm.attention import block_mask, relative_position
 from tfm.attention import mask as masks
 
-Kept = dict[str, jax.Array]  # k_BHSK and v_BHSV
+KVCache = dict[str, jax.Array]  # k_BHSK and v_BHSV
 
 
-def itself(
+def self_attention(
     params: dict,
     x_BND: jax.Array,
     *,
     design: Any,
     mask: masks.Mask | None,
     n: jax.Array | None = None,
-    cache: Kept | None = None,
-) -> tuple[jax.Array, jax.Array | None, Kept]:
+    cache: KVCache | None = None,
+) -> tuple[jax.Array, jax.Array | None, KVCache]:
     """Y = sum_h V_h X A_h, the tokens attending to each other (E9; seed 003 eq. 4).
 
     n: their positions, (N,) or (B, N); None: 0 .. N-1. With a cache of S places, where place s is for the token at
@@ -36,7 +36,7 @@ def itself(
     with jax.named_scope("score"):
         q_BHNK, k_BHSK = design.score.apply(params["score"], x_BND, x_BND)
         here = jnp.arange(x_BND.shape[1]) if n is None else n
-        q_BHNK, k_BHSK = design.relation.turn(params["relation"], q_BHNK, k_BHSK, here)
+        q_BHNK, k_BHSK = design.relative_position.rotate(params["relative_position"], q_BHNK, k_BHSK, here)
     with jax.named_scope("value"):
         kept = {"k_BHSK": k_BHSK, "v_BHSV": design.value.apply(params["value"], x_BND)}
     if cache is not None:
@@ -48,7 +48,7 @@ def itself(
         design=design,
         mask=mask,
         n=n,
-        bias=bias_of(params["relation"], (x_BND, n), design),
+        bias=bias_of(params["relative_position"], (x_BND, n), design),
         D=x_BND.shape[-1],
         **({"axis": design.layout.sequence} if design.layout.sequence else {}),
     )
@@ -56,10 +56,11 @@ def itself(
 
 
 def bias_of(params: dict, tokens: Any, design: Any) -> Callable | None:
-    """The relation's bias, with what keeps tokens from themselves; of this device's heads where devices share them."""
+    """The bias of the positions, with what keeps tokens from themselves; of this device's heads where devices share
+    them."""
     if design.layout.batch:  # the gradients of all blocks are added up here first, and then once over the devices
         params = jax.tree.map(lambda leaf: leaf + block_mask.zero(tokens), params)
-    bias, axis = design.relation.bias(params, design.H), design.layout.tensor
+    bias, axis = design.relative_position.bias(params, design.H), design.layout.tensor
     bias = bias if design.itself else relative_position.apart(bias)
     if bias is None or axis is None:
         return bias
@@ -72,9 +73,9 @@ def bias_of(params: dict, tokens: Any, design: Any) -> Callable | None:
     return own
 
 
-def across(
-    params: dict, x_BND: jax.Array, *, design: Any, memory: Any, cache: Kept | None = None
-) -> tuple[jax.Array, jax.Array | None, Kept]:
+def cross_attention(
+    params: dict, x_BND: jax.Array, *, design: Any, memory: Any, cache: KVCache | None = None
+) -> tuple[jax.Array, jax.Array | None, KVCache]:
     """Y = sum_h V_h X' A_h, the tokens attending to those of the memory, X' (block.Memory; E26).
 
     A cache holds the memory's keys and values from an earlier call. Returns (Y, A_BHNS or None, those).
@@ -92,7 +93,7 @@ def across(
 def average(
     value_params: dict,
     q_BHNK: jax.Array,
-    kept: Kept,
+    kept: KVCache,
     *,
     design: Any,
     mask: masks.Mask | None,

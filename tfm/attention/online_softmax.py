@@ -1,5 +1,6 @@
 """One block of weights in the online softmax: what it adds to the averages of its queries, and what the gradient of an
-average is to its queries, keys and values. Blocks are dicts as in tiles.py, with `q`, or `k` and `v`, beside positions.
+average is to its queries, keys and values. Blocks are dicts as in block_mask.py, with `q`, or `k` and `v`, beside
+positions.
 
 The sums of a query run over one block of keys after the other, and what they hold is scaled down whenever a larger
 logit turns up (Milakov and Gimelshein 2018); the gradient forms each block of weights again from the logarithm of the
@@ -40,7 +41,7 @@ def empty(rules: block_mask.Rules, query: dict, key: dict, consts: Tree) -> tupl
     return row_BHN1 - jnp.inf, row_BHN1, jnp.full(y_BHNV.shape, zero), row_BHN1[:, 0, :, 0] > 0
 
 
-def add(
+def block_forward(
     rules: block_mask.Rules, query: dict, key: dict, consts: Tree, allowed: jax.Array | None, *sums: jax.Array
 ) -> tuple:
     """The largest logit, the sum of exp(logit - largest), the sum of that times the value, with one more block."""
@@ -70,7 +71,7 @@ def finish(sums: tuple) -> tuple[jax.Array, jax.Array]:
 
 
 def for_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHNV: jax.Array) -> dict:
-    """The queries with what `pull` wants of them, from their averages and the gradient of those."""
+    """The queries with what `block_backward` wants of them, from their averages and the gradient of those."""
     quiet = lse_BHN1 == jnp.inf
     dy_BHNV = jnp.where(quiet, 0, dy_BHNV)
     inner = jnp.where(quiet, 0, y_BHNV * dy_BHNV).sum(-1, keepdims=True)
@@ -80,7 +81,7 @@ def for_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHNV: j
     return query | {f"{name}_across": query[name].swapaxes(-1, -2) for name in ("q", "dy")}
 
 
-def pull(rules, query, key, consts, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
+def block_backward(rules, query, key, consts, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
     """The gradients of keys, values and queries with those from one block of weights, and the gradient of its bias.
 
     From the weights A = exp(l - lse), formed again: dl = A (dA - sum_s A dA), and sum_s A dA = y . dy.

@@ -1,10 +1,11 @@
 """How far apart two tokens stand: positions inside the attention, where logits learn of n - s (E21, seed 003).
 
-A relation is `(init, turn, bias)`. Parameters are a layer's own: `init(key, *, H, K, N) -> params` for up to N tokens.
-`turn(params, q_BHNK, k_BHNK, n) -> (q, k)` turns queries and keys that stand at n, (N,) or (B, N), before keys are
+A relative position is `(init, rotate, bias)`. Parameters are a layer's own: `init(key, *, H, K, N) -> params` for up to
+N tokens.
+`rotate(params, q_BHNK, k_BHNK, n) -> (q, k)` turns queries and keys that stand at n, (N,) or (B, N), before keys are
 cached. `bias(params, H)` is None, or a function `b(n, s_S)` of query and key positions that gives what is added to
 the logits after their scale, (H, N, S), or (B, H, N, S) for n of (B, N), in float32: like a mask, it may be asked for
-any block. Each relation turns or adds; `none` does neither.
+any block. Each one turns or adds; `none` does neither.
 """
 
 import math
@@ -22,11 +23,11 @@ ALONE = -1e5  # Kitaev et al. 2020 (Reformer); a larger one would leave float32 
 BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, all offsets beyond 128 share one
 
 
-class Relation(NamedTuple):
+class RelativePosition(NamedTuple):
     """See the module's first lines."""
 
     init: Callable[..., dict]
-    turn: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+    rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
     bias: Callable[[dict, int], Bias | None]
 
 
@@ -34,7 +35,7 @@ def _no_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
     return {}
 
 
-def _no_turn(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _no_rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
     return q_BHNK, k_BHNK
 
 
@@ -93,17 +94,17 @@ def _partners(x: jax.Array, *, halves: bool) -> jax.Array:
     return jnp.where(first, jnp.roll(x, -1, axis=-1), jnp.roll(x, 1, axis=-1))
 
 
-def rotary_of(base: float, *, halves: bool = False) -> Relation:
+def rotary_of(base: float, *, halves: bool = False) -> RelativePosition:
     """Rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 there, 500000 in Llama 3.
 
     halves: features i and i + K/2 are a pair, as in the published Llama weights on the Hugging Face hub, instead of
     neighbours. The two differ by an order of the features only.
     """
 
-    def turn(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
         return rotated(q_BHNK, n, base=base, halves=halves), rotated(k_BHNK, n, base=base, halves=halves)
 
-    return Relation(_no_init, turn, _no_bias)
+    return RelativePosition(_no_init, rotate, _no_bias)
 
 
 # -------------------------------------------------------------------------------------------------- added: the biases
@@ -167,9 +168,9 @@ def _alibi(params: dict, H: int) -> Bias:
     return lambda n, s_S: -slope_H[:, None, None] * jnp.abs(offsets(n, s_S))[..., None, :, :]
 
 
-none = Relation(_no_init, _no_turn, _no_bias)
+none = RelativePosition(_no_init, _no_rotate, _no_bias)
 rotary = rotary_of(position.BASE)
 rotary_halves = rotary_of(position.BASE, halves=True)
-relative = Relation(_relative_init, _no_turn, _relative)
-buckets = Relation(_buckets_init, _no_turn, _buckets)
-alibi = Relation(_no_init, _no_turn, _alibi)
+relative = RelativePosition(_relative_init, _no_rotate, _relative)
+buckets = RelativePosition(_buckets_init, _no_rotate, _buckets)
+alibi = RelativePosition(_no_init, _no_rotate, _alibi)

@@ -37,16 +37,16 @@ class Score(NamedTuple):
 
     factors(params, *, D) -> (Uq_HKD, Uk_HKD): the bilinear form of head h is M_h = U_q,h^T U_k,h, so that
     l_{n,s} = x_n^T M_h x_s without biases, scale and what is said beside it; None: there is no such form.
-    itself: whether a token attends to itself where it may attend to others too (multihead.py).
-    turned: whether rotary positions may turn queries and keys (relation.py). They may where all features are of one
-    kind and nothing but the product of two tokens is asked for: not where one of them is a square or a 1.
+    itself: whether a token attends to itself where it may attend to others too (heads.py).
+    rotatable: whether rotary positions may turn queries and keys (relative_position.py). They may where all features
+    are of one kind and nothing but the product of two tokens is asked for: not where one of them is a square or a 1.
     """
 
     init: Callable[..., dict[str, Any]]
     apply: Callable[..., tuple[jax.Array, jax.Array]]
     factors: Callable[..., tuple[jax.Array, jax.Array]] | None = None
     itself: bool = True
-    turned: bool = False
+    rotatable: bool = False
 
 
 # ---------------------------------------------------------------------------------------------------------- no matrix
@@ -66,7 +66,7 @@ def _none_factors(params: dict, *, D: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """All logits 0: the weights follow from positions alone, from a mask or a relation's bias (E28)."""
+    """All logits 0: the weights follow from positions alone, from a mask or a relative position's bias (E28)."""
     return jnp.zeros_like(x_BND[:, None, :, :1]), jnp.zeros_like(x_BSD[:, None, :, :1])
 
 
@@ -113,7 +113,7 @@ def _asymmetric_factors(params: dict, *, D: int) -> tuple[jax.Array, jax.Array]:
 
 # ----------------------------------------------------------------------------------------------- what a config can name
 
-_product = functools.partial(Score, turned=True)
+_product = functools.partial(Score, rotatable=True)
 
 none = _product(_none_init, _none, _none_factors)
 tied = _product(score_symmetric.tied_init, score_symmetric.tied, score_symmetric.tied_factors)

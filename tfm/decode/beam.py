@@ -1,7 +1,7 @@
 """Beam search (E26): not a drawn text but the most likely ones, as far as following the best few at a time finds them.
 
 Q are the hypotheses of a beam; R = B * Q the rows that a model sees, those of a sequence next to each other.
-`start` and `step` are as in decode.py.
+`start` and `step` are as in generate.py.
 """
 
 from collections.abc import Sequence

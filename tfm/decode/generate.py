@@ -46,8 +46,8 @@ def sample(
     B, N = prompt_BN.shape
     if N == 0:
         raise ValueError("a prompt must hold at least one word")
-    room = max(N + steps, context)
-    words = jnp.zeros((B, room), prompt_BN.dtype).at[:, :N].set(prompt_BN)
+    capacity = max(N + steps, context)
+    words = jnp.zeros((B, capacity), prompt_BN.dtype).at[:, :N].set(prompt_BN)
     key_B = sampling.one_per_sequence(key, B)
 
     def step(n: jax.Array, words: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """One more token at a time: X^(n) is the first n columns of X^(n+1), so what was computed for them is kept (E23).
 
 `start` reads prompts and keeps every layer's keys and values; `step` adds one word to each sequence. Sequences may
-stand at different positions. Keys and values have a place for each position, S = `room` of them.
+stand at different positions. Keys and values have a place for each position, S = `capacity` of them.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from tfm import block as blocks
 from tfm import norm, transformer
+from tfm.attention import explicit
 from tfm.attention import mask as masks
-from tfm.attention import weights
 
 
 def check(design: blocks.Design) -> None:
@@ -23,9 +23,9 @@ def check(design: blocks.Design) -> None:
 
 
 def start(
-    params: dict, prompt_BN: jax.Array, length_B: jax.Array, *, room: int, mask: masks.Mask, design, **model: Any
+    params: dict, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, mask: masks.Mask, design, **model: Any
 ) -> tuple[jax.Array, list[dict]]:
-    """The logits_BW of the word after each prompt, and the cache: for each layer keys and values of `room` places.
+    """The logits_BW of the word after each prompt, and the cache: for each layer keys and values of `capacity` places.
 
     Prompts stand at the left of prompt_BN; what is right of length_B words is ignored, since the mask must be causal
     or let a token see at most the prompt. `model` are the other arguments of transformer.apply.
@@ -33,7 +33,7 @@ def start(
     check(design)
     logits_BNW, seen = transformer.apply(params, prompt_BN, mask=mask, design=design, keep=True, **model)
     M = jax.tree.leaves(seen["cache"])[0].shape[0]
-    return last(logits_BNW, length_B), roomy([transformer.layer_of(seen["cache"], m) for m in range(M)], room)
+    return last(logits_BNW, length_B), grow([transformer.layer_of(seen["cache"], m) for m in range(M)], capacity)
 
 
 def last(logits_BNW: jax.Array, length_B: jax.Array) -> jax.Array:
@@ -46,9 +46,9 @@ def places(cache: list[dict]) -> int:
     return cache[0]["self"]["k_BHSK"].shape[2]
 
 
-def roomy(cache: list[dict], room: int) -> list[dict]:
-    """The cache with `room` places for the own tokens' keys and values."""
-    beyond = [(0, 0), (0, 0), (0, room - places(cache)), (0, 0)]
+def grow(cache: list[dict], capacity: int) -> list[dict]:
+    """The cache with `capacity` places for the own tokens' keys and values."""
+    beyond = [(0, 0), (0, 0), (0, capacity - places(cache)), (0, 0)]
     return [dict(kept) | {"self": {name: jnp.pad(x, beyond) for name, x in kept["self"].items()}} for kept in cache]
 
 
@@ -83,23 +83,23 @@ def attend(
     bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
     n: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """`attention.explicit` for few queries and many keys; on CPU as k q^T, for which no key is copied.
+    """`explicit.attention` for few queries and many keys; on CPU as k q^T, for which no key is copied.
 
     Keys and values are then read once: only where an answer is not finite are the values searched for what the mask
     hides. Other devices would wait for the host at such a question, and copy nothing anyway.
     """
 
-    def explicit(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return weights.explicit(*qkv, mask=mask, scale=scale, bias=bias, n=n)
+    def as_defined(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return explicit.attention(*qkv, mask=mask, scale=scale, bias=bias, n=n)
 
     def by_keys(q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array) -> tuple[jax.Array, jax.Array]:
         N, S = q_BHNK.shape[2], k_BHSK.shape[2]
         at, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
-        l_BHNS = weights.logits(k_BHSK, q_BHNK, scale=scale).swapaxes(-1, -2)
+        l_BHNS = explicit.logits(k_BHSK, q_BHNK, scale=scale).swapaxes(-1, -2)
         allowed = None if mask is None else mask(at, s_S)
-        A_BHNS = weights.weights(l_BHNS if bias is None else l_BHNS + bias(at, s_S), allowed)
+        A_BHNS = explicit.weights(l_BHNS if bias is None else l_BHNS + bias(at, s_S), allowed)
         y_BHNV = jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV)
         finite = jnp.isfinite(y_BHNV).all()
-        return jax.lax.cond(finite, lambda: y_BHNV, lambda: explicit(q_BHNK, k_BHSK, v_BHSV)[0]), A_BHNS
+        return jax.lax.cond(finite, lambda: y_BHNV, lambda: as_defined(q_BHNK, k_BHSK, v_BHSV)[0]), A_BHNS
 
-    return jax.lax.platform_dependent(q_BHNK, k_BHSK, v_BHSV, cpu=by_keys, default=explicit)
+    return jax.lax.platform_dependent(q_BHNK, k_BHSK, v_BHSV, cpu=by_keys, default=as_defined)

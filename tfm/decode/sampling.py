@@ -9,7 +9,7 @@ from tfm import linear
 Number = float | jax.Array
 
 
-def heat(logits_BW: jax.Array, temperature: Number) -> jax.Array:
+def apply_temperature(logits_BW: jax.Array, temperature: Number) -> jax.Array:
     """l / temperature, shifted so that the largest is 0 and no temperature is too low for it.
 
     At temperature 0 all but the most likely word are -inf; of equally likely ones the lowest id stays.
@@ -72,7 +72,7 @@ def draw(
     refuse(temperature=temperature, top_k=top_k, top_p=top_p)
 
     def by_chance(l_BW: jax.Array) -> jax.Array:
-        kept_BW = keep_top_p(keep_top_k(heat(l_BW, temperature), top_k), top_p)
+        kept_BW = keep_top_p(keep_top_k(apply_temperature(l_BW, temperature), top_k), top_p)
         w_B = jax.vmap(jax.random.categorical)(one_per_sequence(key, len(l_BW)), kept_BW)
         return w_B.astype(jnp.int32)
 

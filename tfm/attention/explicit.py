@@ -1,18 +1,12 @@
-"""Attention: every token becomes a weighted average of values, with weights computed from the tokens themselves.
-
-A way of computing it is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`; one that
-never forms the weights returns None for A. `explicit` is the definition. Common to all: an axis of heads of size one is
-shared by all heads; a value that a mask hides never reaches an output, even if it is NaN; a query that sees nothing
-gets zeros, with zero gradient.
-"""
+"""Attention as it is defined, with all N x S weights in memory: what every other way of computing it must equal."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from tfm.attention import flash, fused, nan_guard
 from tfm.attention import mask as masks
+from tfm.attention import nan_guard
 
 
 def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float) -> jax.Array:
@@ -34,7 +28,7 @@ def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
     return jnp.where(allowed, A_BHNS, 0)
 
 
-def explicit(
+def attention(
     q_BHNK: jax.Array,
     k_BHSK: jax.Array,
     v_BHSV: jax.Array,
@@ -58,6 +52,3 @@ def explicit(
     A_BHNS = weights(l_BHNS if bias is None else l_BHNS + bias(n, s_S), allowed)
     y_BHNV = jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV)
     return (y_BHNV if allowed is None else nan_guard.strike(y_BHNV, nan_guard.hit(allowed, sound_BS))), A_BHNS
-
-
-WAYS = {"explicit": explicit, "flash": flash.flash, "fused": fused.fused}
