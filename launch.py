@@ -4,9 +4,9 @@ In a notebook or another program: launch.run("configs/vit.py", **{"train.steps":
 """
 
 if __name__ == "__main__":
-    from experiments.engine import interruption, pages
+    from experiments.engine import pages, signals
 
-    interruption.from_the_start()
+    signals.from_the_start()
     pages.large(__file__)  # starts this process again: before what takes seconds to import
 
 import contextlib
@@ -30,15 +30,17 @@ from experiments.engine import (
     errors,
     group,
     in_process,
-    interruption,
-    job,
     mesh,
     parting,
     plan,
     replay,
     resumption,
+    signals,
 )
 from experiments.engine import config as configs
+from experiments.engine import (
+    run as runs,
+)
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
@@ -99,11 +101,11 @@ def attempt(argv: list[str]) -> int:
     """The same, for a reader who stays."""
     how_to_go_on = ""
     try:
-        with interruption.at_once():
+        with signals.at_once():
             action, folder = prepared(asked(argv))
             how_to_go_on = f"; go on with: {same_command(argv, folder)}" if folder is not None else ""
             more = {"detect": DISTRIBUTED.value, "how_to_go_on": how_to_go_on}
-            with interruption.at_once(how_to_go_on), group.joined(together(), **more):
+            with signals.at_once(how_to_go_on), group.joined(together(), **more):
                 action()
     except (errors.UserError, errors.RunError) as error:
         print(f"error: {errors.line(error)}", file=sys.stderr)
@@ -130,7 +132,7 @@ class Command(NamedTuple):
     topology: tuple[str, str | None] | None = None  # its name, and the file for what the compiler says
 
 
-def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **changes: Any) -> job.Result:
+def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **changes: Any) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
     `launch.run("configs/vit.py", **{"train.steps": 100})`. The same workdir again goes on with a run, or gives the
@@ -151,7 +153,7 @@ def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **c
         end = type(error)(str(error))
     except KeyboardInterrupt as error:
         end = errors.Interrupted(f"{str(error) or 'stopped'}{hint}", getattr(error, "code", 130))
-        interruption.pass_on(end.code - 128)
+        signals.pass_on(end.code - 128)
     raise end  # anew: a notebook keeps what was raised, and with its frames the arrays on the devices
 
 
@@ -167,7 +169,7 @@ def asked(argv: list[str]) -> Command:
     return Command(config, WORKDIR.value, changes, configs.override, DRY_RUN.value, bundle, several, chips)
 
 
-def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib.Path | None]:
+def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathlib.Path | None]:
     """What the command does, once its config is read and checked, and the folder in which it can be gone on with."""
     base = importlib.import_module("configs.base").get_config()  # anew for each `run`, as the config's own import is
     settings = configs.Settings(loaded(command, base), defaults=base, file=command.config)
@@ -180,7 +182,7 @@ def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib
             raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
         return functools.partial(trained, experiment, settings, None, command.replay), None
     trains = getattr(experiment, "WRITES", True)
-    work = experiment.run if hasattr(experiment, "run") else functools.partial(trained, experiment)
+    work = functools.partial(trained, experiment) if hasattr(experiment, "prepare") else experiment.run
     if command.topology and getattr(experiment, "COMPILES", trains):
         return functools.partial(topologies.instead_of_training, *command.topology, work, settings, None), None
     if command.dry_run and not trains:
@@ -196,13 +198,13 @@ def prepared(command: Command) -> tuple[Callable[[], job.Result | None], pathlib
 
 def trained(
     experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None, bundle: pathlib.Path | None = None
-) -> job.Result | None:
+) -> runs.Result | None:
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
-    devices = job.devices(settings)
+    devices = runs.devices(settings)
     work = experiment.prepare(settings, devices)
     if bundle is not None:
         return replay.again(bundle, plan.plan(settings, work.task, devices))
-    return job.run(settings, folder, work, devices)
+    return runs.run(settings, folder, work, devices)
 
 
 def together() -> group.Group | None:

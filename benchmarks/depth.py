@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import fresh, plans
-from experiments.engine import mesh, processes, train
+from experiments.engine import mesh, processes, step
 
 WORKLOAD, DEPTHS = "step_a", (4, 12, 48)
 WAYS = {"written out": 0, "loop": 1}  # model.unroll
@@ -26,7 +26,7 @@ def measure(rounds: int | None = None, *, depths: Sequence[int] = DEPTHS, name: 
 def compiled(name: str, **changes: Any) -> dict[str, float]:
     """The seconds in which the step of this workload is traced, and in which it is compiled."""
     made = plans.made(name, **changes)
-    state = train.abstract_state(made.task, made.optimiser, mesh=made.mesh)
+    state = step.abstract_state(made.task, made.optimiser, mesh=made.mesh)
     batch = mesh.place_batch(made.mesh, made.task.train[0])
     began = time.perf_counter()
     lowered = made.step.lower(state, batch, processes.put(True, mesh.replicated(made.mesh)))

@@ -17,8 +17,10 @@ from benchmarks import gpu_sizes, ours, participant, sizes
 from experiments import language
 from experiments import model as models
 from experiments.data import windows
-from experiments.engine import batches, config, cost, job, mesh, train
+from experiments.engine import batches, config, cost, mesh
 from experiments.engine import plan as plans
+from experiments.engine import run as runs
+from experiments.engine import step as loops
 from experiments.studies import vmapped_runs
 from tfm import head, shapes
 from tfm import layout as layouts
@@ -48,7 +50,7 @@ def settings(size: gpu_sizes.Size, **more: Any) -> config.Settings:
     return ours.settings(changes | more)
 
 
-def task(made: config.Settings, devices: Mesh, *, W: int) -> train.Task:
+def task(made: config.Settings, devices: Mesh, *, W: int) -> loops.Task:
     """What experiments/language.py hands to the loop, on random words instead of a text: it needs no file."""
     N, objective = made.text.N, language.OBJECTIVES["causal"]
     word_T = np.random.default_rng(0).integers(0, W, WINDOWS * N).astype(np.int32)
@@ -56,14 +58,16 @@ def task(made: config.Settings, devices: Mesh, *, W: int) -> train.Task:
     fetch, n = windows.causal(word_T, N=N)
     fetch_evaluation, n_evaluation = windows.causal_evaluation(word_T[: 4 * N], N=N)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> loops.Ratios:
         mask: masks.Mask = models.masked(made.model, objective.mask(made, batch))
         logits_BNW, seen = model.apply(params, batch["w_BN"], mask=mask, key_B=key_B, over=over)
-        return models.word_measures(logits_BNW, batch, over) | train.running(seen)
+        return models.word_measures(logits_BNW, batch, over) | loops.running(seen)
 
-    return train.Task(
+    return loops.Task(
         init=model.init,
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(fetch, n=n, batch=made.train.batch_size, seed=made.seed),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=made.train.evaluate_batch),
         tokens_per_example=N,
@@ -75,7 +79,7 @@ def task(made: config.Settings, devices: Mesh, *, W: int) -> train.Task:
 def planned(size: gpu_sizes.Size, **more: Any) -> tuple[config.Settings, plans.Plan]:
     """The config, and everything that a run of it needs."""
     made = settings(size, **more)
-    devices = job.devices(made)
+    devices = runs.devices(made)
     return made, plans.plan(made, task(made, devices, W=size.W), devices)
 
 
@@ -83,18 +87,18 @@ def flops(size: gpu_sizes.Size) -> int:
     """Floating-point operations of a step's matrix products: three times those of the forward pass, none left out."""
     _, made = planned(gpu_sizes.Size(**{**vars(size), "attention": "explicit"}))
     params = jax.eval_shape(made.task.init, jax.random.key(0))
-    return 3 * cost.flops(made.task.measure, params, made.task.train[0], None)
+    return 3 * cost.flops(made.task.loss_and_metrics, params, made.task.train[0], None)
 
 
-def stepping(step: Callable, state: train.State, waiting: list, made: plans.Plan, **how: Any) -> Callable[[int], float]:
-    """steps(n): the next n steps in the loop that takes every run's. how: more of `train.fit`."""
+def stepping(step: Callable, state: loops.State, waiting: list, made: plans.Plan, **how: Any) -> Callable[[int], float]:
+    """steps(n): the next n steps in the loop that takes every run's. how: more of `loops.fit`."""
     count, seen, waiting = 0, {}, itertools.cycle(waiting)
 
     def steps(n: int) -> float:
         nonlocal state, count
         calls = {"on_metrics": lambda _, metrics: seen.update(metrics), "stops": lambda _: False}
         calls |= {"on_stop": lambda *_: None, "on_failure": ours.failed}
-        state = train.fit(state, step, waiting, start=count, steps=count + n, mesh=made.mesh, **calls, **how)
+        state = loops.fit(state, step, waiting, start=count, steps=count + n, mesh=made.mesh, **calls, **how)
         count += n
         jax.block_until_ready(state)
         return float(np.mean(jax.device_get(seen["loss"])))
@@ -115,7 +119,7 @@ def runs_apart(size: gpu_sizes.Size) -> tuple[Callable[[int], float], int]:
     _, made = planned(size)
     first, step = ours.started(made)
     waiting, parameters = [made.task.train[i] for i in range(gpu_sizes.KEPT)], shapes.total(first.params)
-    states = [train.initial_state(made.task, made.optimiser, seed=seed, mesh=made.mesh) for seed in range(size.seeds)]
+    states = [loops.initial_state(made.task, made.optimiser, seed=seed, mesh=made.mesh) for seed in range(size.seeds)]
     runs = [stepping(step, state, waiting, made) for state in states]
     return lambda n: sum(run(n) for run in runs) / size.seeds, parameters
 

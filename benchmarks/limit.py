@@ -37,7 +37,7 @@ def step_flops(name: str, **changes: Any) -> int:
     made = plans.made(name, **{"model.attention": "explicit", "mesh.data": 1} | changes)
     batch = made.task.train[0]
     params = jax.eval_shape(made.task.init, jax.random.key(0))
-    forward = cost.flops(made.task.measure, params, batch, None)
+    forward = cost.flops(made.task.loss_and_metrics, params, batch, None)
     if sizes.WORKLOADS[name].kind == "words":
         B, N = batch["w_BN"].shape
         M, H, K, _ = params["blocks"]["score"]["Uk_HKD"].shape

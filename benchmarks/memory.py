@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from benchmarks import alone, plans
-from experiments.engine import job, mesh, processes, train
+from experiments.engine import mesh, processes, run
+from experiments.engine import step as steps
 
 WORKLOAD, LENGTHS = "step_d", (1024, 2048, 4096, 8192, 16384)
 WAYS = ("flash", "explicit")  # model.attention
@@ -48,7 +49,7 @@ def power(lengths: Sequence[int], amounts: Sequence[float]) -> float:
 def compiled_bytes(name: str, **changes: Any) -> int:
     """Bytes of intermediate values of the compiled step, beside the state and the batch."""
     made = plans.made(name, **changes)
-    state = train.abstract_state(made.task, made.optimiser, mesh=made.mesh)
+    state = steps.abstract_state(made.task, made.optimiser, mesh=made.mesh)
     batch = mesh.place_batch(made.mesh, made.task.train[0])
     alive = processes.put(True, mesh.replicated(made.mesh))
     return made.step.lower(state, batch, alive).compile().memory_analysis().temp_size_in_bytes
@@ -62,8 +63,8 @@ def peak_bytes(name: str, **changes: Any) -> int:
 def take_two_steps(name: str, changes: dict[str, Any]) -> int:
     """The process's peak resident bytes after two steps."""
     made = plans.made(name, **changes)
-    state = train.initial_state(made.task, made.optimiser, seed=0, mesh=made.mesh)
-    step, _ = job.compile_step(made, state)
+    state = steps.initial_state(made.task, made.optimiser, seed=0, mesh=made.mesh)
+    step, _ = run.compile_step(made, state)
     alive = processes.put(True, mesh.replicated(made.mesh))
     for i in range(2):
         state, _ = jax.block_until_ready(step(state, mesh.place_batch(made.mesh, made.task.train[i]), alive))

@@ -17,8 +17,9 @@ import numpy as np
 
 from benchmarks import inputs, participant, sizes
 from experiments import model as models
-from experiments.engine import config, job, mesh, train
+from experiments.engine import config, mesh, run
 from experiments.engine import plan as plans
+from experiments.engine import step as loops
 from experiments.tools import sample
 from tfm import head, shapes
 from tfm.attention import mask as masks
@@ -74,22 +75,22 @@ def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
 
 
 def prepared(name: str, folder: pathlib.Path, **more: Any) -> plans.Plan:
-    """Everything that a run of this workload needs, made as `experiments.language.run` and `job.run` make it."""
+    """Everything that a run of this workload needs, made as `experiments.language.run` and `run.run` make it."""
     made = training(name, folder, **more)
     mesh.of_cores(made.mesh.to_dict())
-    devices = job.devices(made)
+    devices = run.devices(made)
     work = config.experiment(made.experiment).prepare(made, devices)
     return plans.plan(made, work.task, devices)
 
 
-def started(plan: plans.Plan) -> tuple[train.State, Callable]:
+def started(plan: plans.Plan) -> tuple[loops.State, Callable]:
     """The first state, and the compiled step."""
-    state = train.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
-    return state, job.compile_step(plan, state)[0]
+    state = loops.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
+    return state, run.compile_step(plan, state)[0]
 
 
 def build_step(name: str) -> participant.Built:
-    """A training step, taken by the loop that takes every run's (train.fit), on batches that are ready."""
+    """A training step, taken by the loop that takes every run's (loops.fit), on batches that are ready."""
     with tempfile.TemporaryDirectory() as folder:
         plan = prepared(name, pathlib.Path(folder))
         batches = itertools.cycle([plan.task.train[i] for i in range(sizes.KEPT)])
@@ -98,7 +99,7 @@ def build_step(name: str) -> participant.Built:
 
     def steps(n: int) -> float:
         nonlocal state, count
-        state = train.fit(
+        state = loops.fit(
             state,
             step,
             batches,

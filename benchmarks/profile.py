@@ -24,7 +24,8 @@ import numpy as np
 
 from benchmarks import alone, fresh, ours, plans, sizes, trace
 from experiments.compiler import program
-from experiments.engine import config, errors, job, mesh, plan, processes, train
+from experiments.engine import config, errors, mesh, plan, processes, run
+from experiments.engine import step as steps
 
 STEPS, WARM = 20, 3  # steps that count, and those before them
 NAMES = ("step_a", "step_b")  # the workloads that `python -m benchmarks --only profile` looks into
@@ -44,13 +45,13 @@ def planned(settings: config.Settings) -> plan.Plan:
     experiment = config.experiment(settings.experiment)
     if not hasattr(experiment, "prepare"):
         raise errors.UserError(f"{settings.experiment} trains nothing: choose the config of one training run")
-    devices = job.devices(settings)
+    devices = run.devices(settings)
     return plan.plan(settings, experiment.prepare(settings, devices).task, devices)
 
 
-def compiled(made: plan.Plan) -> tuple[train.State, Any]:
+def compiled(made: plan.Plan) -> tuple[steps.State, Any]:
     """The state of step 0, and the step for the first batch, compiled here: a kept one could have older scopes."""
-    state = train.initial_state(made.task, made.optimiser, seed=made.seed, mesh=made.mesh)
+    state = steps.initial_state(made.task, made.optimiser, seed=made.seed, mesh=made.mesh)
     batch = mesh.place_batch(made.mesh, made.task.train[0])
     with fresh.compiled():
         return state, made.step.lower(state, batch, alive(made)).compile()
@@ -103,7 +104,7 @@ def profile(made: plan.Plan, *, steps: int = STEPS) -> dict:
     }
 
 
-def taken(step: Any, state: train.State, batches: list[dict], given: jax.Array) -> tuple[train.State, list[float]]:
+def taken(step: Any, state: steps.State, batches: list[dict], given: jax.Array) -> tuple[steps.State, list[float]]:
     """The state after a step on each batch, and the seconds of each."""
     seconds = []
     for batch in batches:

@@ -13,7 +13,8 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import topology, topology_report
-from experiments.engine import config, disk, errors, interruption, job, mesh, report, sources, workdir
+from experiments.engine import config, disk, errors, mesh, report, signals, sources, workdir
+from experiments.engine import run as runs
 from experiments.studies import preparing, progress, study, training
 from experiments.studies import report as reports
 
@@ -21,7 +22,7 @@ TOO_EARLY = "stopped before anything was trained; a report that is there stays a
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | None:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
@@ -38,8 +39,8 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | 
             print(f"  of these {len(programs)} programs the one of most FLOPs is compiled", flush=True)
             topology_report.show(training.described(dearest, devices, batched=side_by_side))
         return None
-    requests = interruption.Requests()
-    with workdir.hold(folder), job.file_errors(folder), requests.kept():
+    requests = signals.Requests()
+    with workdir.hold(folder), runs.file_errors(folder), requests.kept():
         finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
         waiting = checked(unfinished(rows, finished, folder), asked, devices, before=lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, rows)
@@ -67,7 +68,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result | 
             print(f"  {file}")
         requests.heed("stopped behind the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
-    return job.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
+    return runs.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
 
 def checked(
@@ -98,7 +99,7 @@ def prepared(settings: config.Settings) -> tuple[study.Study, Mesh]:
         raise errors.UserError(f'study.experiment = "{asked.experiment}" trains nothing that could be compared')
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
-    devices = job.devices(settings, seeds=settings.mesh.seed)
+    devices = runs.devices(settings, seeds=settings.mesh.seed)
     if jax.process_count() > 1:
         raise errors.UserError("a study takes one process; its devices may share the seeds (mesh.seed)")
     return asked, devices
@@ -174,7 +175,7 @@ def train(
     batched: bool,
     measure: bool,
     behind: Callable[[], Any],
-    requests: interruption.Requests,
+    requests: signals.Requests,
 ) -> None:
     """One program after the other. behind: writes the report, where a program took long. Raises Interrupted."""
     line = progress.Progress(waiting)

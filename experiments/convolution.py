@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.data import images
-from experiments.engine import batches, config, errors, job, train
+from experiments.engine import batches, config, errors, run, step
 from tfm import block, initial, loss
 from tfm import layout as layouts
 from tfm.attention import explicit, heads, relative_position, score, value
@@ -27,7 +27,7 @@ COMPARED = 64  # held-out images that the constructed layer and numpy convolve
 SHOWN = 8
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     """The layer, which is to learn a random kernel's output; a constructed one, which needs no training, is shown."""
     t, H = settings.train, settings.model.H
     data = images.configured(settings.image, data_dir=settings.data_dir)
@@ -43,16 +43,18 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - mean_Z) / std_Z
     average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> step.Ratios:
         error, count = loss.squared_error(apply(params, batch["x_BND"])[0], batch["target_BND"], batch["weight_BN"])
         guess_BND = jnp.broadcast_to(average_ND, batch["target_BND"].shape)
         distance, _ = loss.squared_error(guess_BND, batch["target_BND"], batch["weight_BN"])
         return {"loss": (error, count), "explained": (distance - error, distance)}
 
     evaluation = batches.evaluation(examples(fetch_evaluation, kernel_HD), n=n_evaluation, batch=t.evaluate_batch)
-    task = train.Task(
+    task = step.Task(
         init=functools.partial(init, H=H, K=settings.model.K, D=Y * Z, N=X),
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(examples(fetch, kernel_HD), n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=evaluation,
         tokens_per_example=X,
@@ -60,7 +62,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         guess={"loss": "always the average training image, convolved"},
     )
     show = functools.partial(figures, settings, data, kernel_HD, evaluation)
-    return job.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0])
+    return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0])
 
 
 # ----------------------------------------------------------------------------------------------------------- the layer
@@ -176,7 +178,7 @@ def figures(
     from experiments.engine import convolution_figure as draw  # matplotlib, only where something is drawn
 
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "convolution", "images")}
-    job.loss_figure(files["loss"], rows, unit="squared error", title=f"{settings.experiment}: {data.name}")
+    run.loss_figure(files["loss"], rows, unit="squared error", title=f"{settings.experiment}: {data.name}")
     x_BND = evaluation[0]["x_BND"][:COMPARED]
     true_BND = convolved_by_numpy(x_BND, kernel_HD)
     with jax.default_matmul_precision("highest"):  # some accelerators round the factors of a product otherwise

@@ -12,7 +12,8 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.data import parts, pretrained_tokenizer, text, tokenizer, windows
-from experiments.engine import batches, config, disk, errors, job, train
+from experiments.engine import batches, config, disk, errors, run
+from experiments.engine import step as steps
 from tfm import head, variant
 from tfm import layout as layouts
 from tfm.attention import mask as masks
@@ -42,7 +43,7 @@ class Objective(NamedTuple):
     show: Callable[..., Callable[[Any], str]]  # (settings, corpus, task, model, logits) -> (params -> text to read)
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     """The words, the model, what is measured."""
     objective = config.choose("objective", settings.text.objective, OBJECTIVES)
     corpus = read(settings, objective)
@@ -53,14 +54,16 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         mask = models.masked(settings.model, objective.mask(settings, batch))
         return model.apply(params, batch["w_BN"], mask=mask, **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> steps.Ratios:
         logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
-        return models.word_measures(logits_BNW, batch, over) | train.running(seen)
+        return models.word_measures(logits_BNW, batch, over) | steps.running(seen)
 
     evaluation = batches.evaluation(fetch_evaluation, n=n_evaluation, batch=settings.train.evaluate_batch)
-    task = train.Task(
+    task = steps.Task(
         init=model.init,
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(
             fetch, n=n, batch=settings.train.batch_size, seed=settings.seed, growth=settings.train.growth
         ),
@@ -74,7 +77,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     )
     show = objective.show(settings, corpus, task, model, logits)
     draw = functools.partial(figures, settings, corpus, task, show)
-    return job.Work(
+    return run.Work(
         task, draw, lambda params, batch: logits(params, batch)[0], pretrained_tokenizer.files(corpus.tokenizer)
     )
 
@@ -170,7 +173,7 @@ def prompt(settings: config.Settings, corpus: Corpus) -> jax.Array:
     return prompt_BN
 
 
-def generated(settings: config.Settings, corpus: Corpus, task: train.Task, model: models.Model, logits: Any) -> Any:
+def generated(settings: config.Settings, corpus: Corpus, task: steps.Task, model: models.Model, logits: Any) -> Any:
     """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window."""
     s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
     prompt_BN = prompt(settings, corpus)
@@ -226,7 +229,7 @@ def continued(
     return generate.generate(start, step, prompt_BN, jnp.full(B, N), key, **drawing)[0]
 
 
-def filled(settings: config.Settings, corpus: Corpus, task: train.Task, model: models.Model, logits: Any) -> Any:
+def filled(settings: config.Settings, corpus: Corpus, task: steps.Task, model: models.Model, logits: Any) -> Any:
     """params -> held-out windows: what the model saw (hidden tokens as _), what it made of it, and what stood there."""
     shown = 4
 
@@ -261,12 +264,12 @@ OBJECTIVES = {
 }
 
 
-def figures(settings, corpus: Corpus, task: train.Task, show, params: Any, folder: pathlib.Path, rows: list[dict]):
+def figures(settings, corpus: Corpus, task: steps.Task, show, params: Any, folder: pathlib.Path, rows: list[dict]):
     """Loss curves, attention of a short piece of held-out text, and the sample or the filled-in words as text."""
     from experiments.engine import figures as draw  # matplotlib, only where something is drawn
 
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "attention")}
-    job.loss_figure(
+    run.loss_figure(
         files["loss"], rows, unit="nats per token", title=f"{settings.text.objective} language: {corpus.name}"
     )
     piece = {name: array[:1, :24] for name, array in task.evaluation[0].items()}

@@ -11,12 +11,12 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.data import images, patch_masking
-from experiments.engine import batches, config, job, train
+from experiments.engine import batches, config, run, step
 from tfm import embed, head, loss
 from tfm import layout as layouts
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     """The images, what is hidden of them, the model, what is measured."""
     size = settings.image.patch
     data = images.configured(settings.image, data_dir=settings.data_dir)
@@ -31,13 +31,15 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=size), over)
         return model.apply(params, {"v_BNP": v_BNP, "hidden_BN": batch["hidden_BN"]}, mask=mask, over=over, **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> step.Ratios:
         prediction_BNP, seen = predict(params, batch, over, key_B=key_B)
-        return measures(prediction_BNP, batch, average_YXZ, size=size, over=over) | train.running(seen)
+        return measures(prediction_BNP, batch, average_YXZ, size=size, over=over) | step.running(seen)
 
-    task = train.Task(
+    task = step.Task(
         init=model.init,
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=training,
         evaluation=evaluation,
         tokens_per_example=N,
@@ -48,7 +50,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         maps=lambda params, batch: predict(params, batch, maps=True)[1]["A_MBHNS"],
     )
     show = functools.partial(figures, settings, data, normal, task, predict)
-    return job.Work(task, show, lambda params, batch: predict(params, batch)[0])
+    return run.Work(task, show, lambda params, batch: predict(params, batch)[0])
 
 
 def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:
@@ -76,7 +78,7 @@ def build(settings: config.Settings, *, N: int, P: int) -> models.Model:
 
 def measures(
     prediction_BNP: Any, batch: dict, average_YXZ: np.ndarray, *, size: int, over: layouts.Layout = layouts.ONE
-) -> train.Ratios:
+) -> step.Ratios:
     """The squared error per hidden pixel, and the share it explains of the squared distance from the average image."""
     target_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=size), over)
     average_BNP = jnp.broadcast_to(layouts.own(embed.cut(average_YXZ[None], size=size), over), target_BNP.shape)
@@ -98,7 +100,7 @@ def baseline(evaluation: Any, average_YXZ: np.ndarray, *, size: int) -> float:
 
 
 def figures(
-    settings, data: images.Images, normal: dict, task: train.Task, predict, params, folder: pathlib.Path, rows: list
+    settings, data: images.Images, normal: dict, task: step.Task, predict, params, folder: pathlib.Path, rows: list
 ):
     """Loss curves; what the first held-out images were, looked like and became; where the tokens of one attend."""
     from experiments.engine import figures as draw  # matplotlib, only where something is drawn
@@ -112,7 +114,7 @@ def figures(
     explained = [row["eval/explained"] for row in rows if row.get("eval/explained") is not None][-1]
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "prediction", "attention")}
     unit = "squared error of a hidden pixel (pixels have variance 1)"
-    job.loss_figure(files["loss"], rows, unit=unit, title=f"{settings.experiment}: {data.name}")
+    run.loss_figure(files["loss"], rows, unit=unit, title=f"{settings.experiment}: {data.name}")
     image_figures.hidden_patches(
         files["prediction"],
         image_BYXZ=image_BYXZ,

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from experiments import variants
-from experiments.engine import config, errors, mesh, train
+from experiments.engine import config, errors, mesh
+from experiments.engine import step as steps
 from tfm import attention, block, embed, head, loss, norm, shapes, symmetry, transformer
 from tfm import encoder_decoder as seq2seq
 from tfm import layout as layouts
@@ -174,10 +175,10 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
     )
 
 
-def word_measures(logits_BNW: jax.Array, batch: dict, over: layouts.Layout) -> train.Ratios:
+def word_measures(logits_BNW: jax.Array, batch: dict, over: layouts.Layout) -> steps.Ratios:
     """Loss and accuracy at every token that is asked for (target_BN, weight_BN), whatever devices share the words."""
     answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
-    measures = {train.LOSS: loss.cross_entropy, "accuracy": loss.accuracy}
+    measures = {steps.LOSS: loss.cross_entropy, "accuracy": loss.accuracy}
     return {name: of(*answer, vocab=over.vocab) for name, of in measures.items()}
 
 

@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.data import synthetic
-from experiments.engine import batches, config, errors, job, train
+from experiments.engine import batches, config, errors, run, step
 from tfm import head
 from tfm import layout as layouts
 from tfm.attention import mask as masks
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     """The task, the model, what is measured."""
     s, t = settings.synthetic, settings.train
     fetch, model, mask = examples(settings), build(settings), models.masked(settings.model, masked(settings))
@@ -26,13 +26,15 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["w_BN"], mask=mask, **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> step.Ratios:
         logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
-        return models.word_measures(logits_BNW, batch, over) | train.running(seen)
+        return models.word_measures(logits_BNW, batch, over) | step.running(seen)
 
-    task = train.Task(
+    task = step.Task(
         init=model.init,
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(fetch, n=synthetic.EPOCH, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=evaluation,
         tokens_per_example=s.N,
@@ -43,7 +45,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],
     )
     show = functools.partial(figures, settings, task)
-    return job.Work(task, show, lambda params, batch: logits(params, batch)[0])
+    return run.Work(task, show, lambda params, batch: logits(params, batch)[0])
 
 
 def examples(settings: config.Settings) -> batches.Fetch:
@@ -79,13 +81,13 @@ def most_frequent(evaluation: Any, *, W: int) -> float:
     return float(count_W.max() / count_W.sum())
 
 
-def figures(settings: config.Settings, task: train.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
+def figures(settings: config.Settings, task: step.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
     """Loss curves, and the attention weights of one held-out example."""
     from experiments.engine import figures as draw  # matplotlib, only where something is drawn
 
     s = settings.synthetic
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "attention")}
-    job.loss_figure(files["loss"], rows, unit="nats per answer", title=s.task + (", causal" if s.causal else ""))
+    run.loss_figure(files["loss"], rows, unit="nats per answer", title=s.task + (", causal" if s.causal else ""))
     one = {name: array[:1] for name, array in task.evaluation[0].items()}
     A_MBHNS = jax.jit(task.maps)(params, one)
     tokens = synthetic.spelled(s.task, one["w_BN"][0], N=s.N, W=s.W)

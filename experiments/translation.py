@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.data import pairs, parallel, parts, subwords, translation_score
-from experiments.engine import batches, config, disk, errors, job, train, workdir
+from experiments.engine import batches, config, disk, errors, run, step, workdir
 from tfm import layout as layouts
 from tfm.decode import beam, generate
 
@@ -32,7 +32,7 @@ class Corpus(NamedTuple):
     references: list[list[str]]
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     """The sentence pairs, the model, what is measured."""
     translation_score.metrics()  # a missing library is said before the training, not after it
     corpus = read(settings)
@@ -42,14 +42,16 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> step.Ratios:
         logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
-        return models.word_measures(logits_BNW, batch, over) | train.running(seen)
+        return models.word_measures(logits_BNW, batch, over) | step.running(seen)
 
     (fetch, n), (fetch_evaluation, n_evaluation) = map(parallel.examples, (corpus.train, corpus.evaluation))
-    task = train.Task(
+    task = step.Task(
         init=model.init,
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
         tokens_per_example=2 * p.N,
@@ -61,7 +63,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     translate = translator(settings, corpus, model)
     kept = {"tokenizer.json": workdir.as_json(corpus.subwords.to_json())}
     show = functools.partial(figures, settings, corpus, model, translate)
-    return job.Work(task, show, lambda params, batch: logits(params, batch)[0], kept)
+    return run.Work(task, show, lambda params, batch: logits(params, batch)[0], kept)
 
 
 def read(settings: config.Settings) -> Corpus:
@@ -164,7 +166,7 @@ def figures(
 ) -> tuple[list[pathlib.Path], dict[str, float]]:
     """Loss curves, cross-attention of one sentence, a table of translations; and the scores."""
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "cross_attention")}
-    job.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
+    run.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
     found = translate(params, corpus.sources)
     if not look(files["cross_attention"], settings, corpus, model, params, found["greedy"]):
         del files["cross_attention"]

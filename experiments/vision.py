@@ -10,12 +10,12 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.data import image_file, images
-from experiments.engine import batches, config, job, train, workdir
+from experiments.engine import batches, config, run, step, workdir
 from tfm import embed, loss
 from tfm import layout as layouts
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
+def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     """The images, the model, what is measured."""
     size, t = settings.image.patch, settings.train
     data = images.configured(settings.image, data_dir=settings.data_dir)
@@ -29,15 +29,17 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
         v_BNP = layouts.own(embed.cut(image_BYXZ, size=size), over)
         return model.apply(params, v_BNP, mask=mask, over=over, **options)
 
-    def measure(params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE) -> train.Ratios:
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> step.Ratios:
         logits_BC, seen = logits(params, batch["image_BYXZ"], over, key_B=key_B)
         answer = logits_BC, batch["label_B"], batch["weight_B"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | train.running(seen)
+        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | step.running(seen)
 
     tokens = models.image_tokens(*data.train_image_BYXZ.shape[1:3], patch=size, answer=settings.image.head)
-    task = train.Task(
+    task = step.Task(
         init=model.init,
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
         tokens_per_example=tokens,
@@ -49,7 +51,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> job.Work:
     )
     kept = {"data.json": workdir.as_json(image_file.describe(data))}
     show = functools.partial(figures, settings, data, task, logits)
-    return job.Work(task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept)
+    return run.Work(task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept)
 
 
 def build(settings: config.Settings, data: images.Images) -> models.Model:
@@ -60,7 +62,7 @@ def build(settings: config.Settings, data: images.Images) -> models.Model:
 
 
 def figures(
-    settings, data: images.Images, task: train.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
+    settings, data: images.Images, task: step.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
 ):
     """Loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.engine import figures as draw  # matplotlib, only where something is drawn
@@ -74,7 +76,7 @@ def figures(
     wrong = int(np.sum(predicted_B != data.evaluation_label_B))
     show = np.argsort(data.evaluation_label_B == predicted_B, kind="stable")[:40]  # the wrong ones first
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "predictions", "confusion", "attention")}
-    job.loss_figure(files["loss"], rows, unit="nats per image", title=f"{settings.experiment}: {data.name}")
+    run.loss_figure(files["loss"], rows, unit="nats per image", title=f"{settings.experiment}: {data.name}")
     draw.predictions(
         files["predictions"],
         image_BYXZ=data.evaluation_image_BYXZ[show],

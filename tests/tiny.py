@@ -15,7 +15,8 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import batches, config, cost, job, train
+from experiments.engine import batches, config, cost, step
+from experiments.engine import run as runs
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.unroll": 1}
@@ -59,13 +60,13 @@ def settings(experiment: str, *, model: bool = True, **changes) -> config.Settin
     return config.Settings(made, defaults=base.get_config())
 
 
-def task_of(settings: config.Settings) -> train.Task:
+def task_of(settings: config.Settings) -> step.Task:
     """The task that an experiment hands to the loop."""
     with contextlib.redirect_stdout(io.StringIO()):
-        return config.experiment(settings.experiment).prepare(settings, job.devices(settings)).task
+        return config.experiment(settings.experiment).prepare(settings, runs.devices(settings)).task
 
 
-def drawn(task: train.Task) -> dict:
+def drawn(task: step.Task) -> dict:
     """Parameters of the task's tree, all of them normal numbers, biases and gains too; its `init` is not compiled."""
     rng = np.random.default_rng(0)
     tree = jax.eval_shape(task.init, jax.random.key(0))
@@ -89,14 +90,14 @@ def linear_task(*, n: int = 61, n_evaluation: int = 29, batch: int = 16, evaluat
     def init(key):
         return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
 
-    def measure(params, batch, key_B, over=None):
+    def loss_and_metrics(params, batch, key_B, over=None):
         logits_BC = batch["x_BD"] @ params["G_CD"].T + params["b_C"]
         answer = logits_BC, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
 
-    return train.Task(
+    return step.Task(
         init=init,
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(fetch, n=n, batch=batch, seed=seed),
         evaluation=batches.evaluation(lambda i_B, rng: fetch(i_B + n, rng), n=n_evaluation, batch=evaluate_batch),
         tokens_per_example=1,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from experiments.compiler import hlo, topology
-from experiments.engine import cost, disk, errors, mesh, report, tpu, train, workdir
+from experiments.engine import cost, disk, errors, mesh, report, step, tpu, workdir
 from experiments.engine import memory as room
 from experiments.engine import plan as plans
 
@@ -15,17 +15,17 @@ KERNELS = 0.4  # share of the peak at which kernels are taken to compute, of whi
 LISTED = 8  # scopes shown; the file has all
 
 
-def training(made: plans.Plan, state: train.State, flops: int) -> None:
+def training(made: plans.Plan, state: step.State, flops: int) -> None:
     """Compile and show the step of a run for each size of its batches, and its evaluation.
 
     state: abstract. flops: of a step with the first batch.
     """
-    held_out, forward = jax.jit(train.held_out(made.task, made.mesh)), flops / 3 / made.growth.sizes[0]
+    held_out, forward = jax.jit(step.held_out(made.task, made.mesh)), flops / 3 / made.growth.sizes[0]
 
     def wanted() -> Iterable[topology.Wanted]:
         for first, size in zip(made.growth.firsts, made.growth.sizes, strict=True):
             batch = mesh.abstract_batch(made.mesh, made.task.train[first])
-            arguments = state, batch, train.abstract_alive(made.mesh)
+            arguments = state, batch, step.abstract_alive(made.mesh)
             yield topology.Wanted(f"step of {size:,} examples", made.step, arguments, 3 * forward * size)
         batch = made.task.evaluation[0]
         arguments = state.params, mesh.abstract_batch(made.mesh, batch)

@@ -316,8 +316,8 @@ def _imported(what: str, name: str, module: str, attribute: str) -> Any:
 def experiment(name: str) -> ModuleType:
     """The module experiments.<name>. UserError lists the right ones.
 
-    It has prepare(settings, devices) -> job.Work, which is trained, or does all by itself, run(settings, folder) ->
-    job.Result.
+    It has prepare(settings, devices) -> run.Work, which is trained, or does all by itself, run(settings, folder) ->
+    run.Result.
     """
     files = sorted((ROOT / "experiments").glob("*.py")) + sorted((ROOT / "experiments" / "tools").glob("*.py"))
     right = [one.stem for one in files if re.search(r"^def (run|prepare)\(", one.read_text(encoding="utf-8"), re.M)]

@@ -16,13 +16,15 @@ from experiments.engine import (
     debug,
     errors,
     guard,
-    interruption,
     log,
     plan,
     processes,
     replay,
     retention,
-    train,
+    signals,
+)
+from experiments.engine import (
+    step as steps,
 )
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
@@ -30,13 +32,13 @@ SAVE = 1  # what the processes agree on after a step, beside the number of a sig
 
 
 class Beside:
-    """What `train.fit` calls: after each step, where it stops, and where a step failed."""
+    """What `steps.fit` calls: after each step, where it stops, and where a step failed."""
 
     def __init__(self, made: plan.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, start: int, flops: int):
         self._made, self._folder, self._saves = made, folder, saves
         self.final: dict[str, float] = {}  # of the newest evaluation
         self._final_at = 0
-        self.requests = interruption.Requests()
+        self.requests = signals.Requests()
         rows = [row for row in log.read(folder) if row["step"] <= start]
         # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
         self._best = max((_score(found, made.keep_best) for found in saves.measured().values()), default=-np.inf)
@@ -54,7 +56,7 @@ class Beside:
             evaluations=lambda n: plan.times(n, every=made.every["evaluate"], steps=made.steps),
             peak=cost.measured_peak(devices=made.mesh),
         )
-        self._evaluate = self._progress.timed(train.evaluator(made.task, made.mesh))
+        self._evaluate = self._progress.timed(steps.evaluator(made.task, made.mesh))
         self._patience = guard.Patience()
         self._saved_at, self._wish, self._wishes = time.monotonic(), 0, processes.Late()
 
@@ -89,7 +91,7 @@ class Beside:
             wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
         self._wish = wishes.agree(wish)
 
-    def on_stop(self, n: int, state: train.State) -> None:
+    def on_stop(self, n: int, state: steps.State) -> None:
         """Save and evaluate, where it is time to. Raises Interrupted where a signal has come.
 
         In this order: an evaluation may take long, and a signal ends it; then the run that goes on begins with it.
@@ -106,12 +108,12 @@ class Beside:
             self._best = max(self._best, _score(self.final, self._made.keep_best))
         self._progress.resume()
 
-    def _save(self, n: int, state: train.State) -> None:
+    def _save(self, n: int, state: steps.State) -> None:
         self._saves.save(n, state, self.final if self._final_at == n else None)
         self._saved_at = time.monotonic()
 
     @contextlib.contextmanager
-    def _saved_anyway(self, n: int, state: train.State) -> Iterator[None]:
+    def _saved_anyway(self, n: int, state: steps.State) -> Iterator[None]:
         """Where what is within this fails, the state after n steps is saved all the same."""
         with contextlib.ExitStack() as failed:
             if jax.process_count() == 1:  # where one of several fails, the others would not join in
@@ -119,7 +121,7 @@ class Beside:
             yield
             failed.pop_all()
 
-    def on_start(self, n: int, state: train.State) -> None:
+    def on_start(self, n: int, state: steps.State) -> None:
         """Evaluate where the run, which goes on from n steps, was stopped before that, or before its result."""
         if n == 0 or not self.due("evaluate", n):
             return
@@ -131,13 +133,13 @@ class Beside:
         self._best = max(self._best, _score(self.final, self._made.keep_best))
         self._progress.resume()
 
-    def _report(self, n: int, state: train.State) -> None:
+    def _report(self, n: int, state: steps.State) -> None:
         """Evaluate, into the log too."""
         self.evaluate(n, state)
         self._writer.write(n, self.final)
         self._progress.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.final.items()))
 
-    def evaluate(self, n: int, state: train.State) -> None:
+    def evaluate(self, n: int, state: steps.State) -> None:
         """The means over the held-out part, into `final` and to the checkpoint, if there is one of n steps.
 
         Saves, where it is time to, and raises Interrupted, behind a save, where a signal comes meanwhile. All processes
@@ -162,13 +164,13 @@ class Beside:
             processes.barrier()  # none leaves while another one writes
             raise errors.Interrupted(f"stopped after step {n:,}, which is saved in {self._folder}", 128 + self._wish)
 
-    def on_failure(self, n: int, state: train.State, batch: dict, metrics: dict) -> None:
+    def on_failure(self, n: int, state: steps.State, batch: dict, metrics: dict) -> None:
         """Raise RunError: what was not finite in step n, and where a bundle lies with which it can be looked at.
 
         The state before it is saved, so that the run can go on without this step, or look at it again.
         """
         made = self._made
-        loss, norm = jax.device_get((metrics[train.LOSS], metrics["gradient_norm"]))
+        loss, norm = jax.device_get((metrics[steps.LOSS], metrics["gradient_norm"]))
         seen = replay.Seen(n, float(loss), float(norm), batch)
         bundle = replay.write(self._folder, seen, state)
         place = self._kept_before(n, state)
@@ -182,7 +184,7 @@ class Beside:
             f" the run can go on with train.nan = skip from {place}"
         )
 
-    def _kept_before(self, n: int, state: train.State) -> str:
+    def _kept_before(self, n: int, state: steps.State) -> str:
         """Save the state before step n, and say where a run can go on."""
         if n == 1:
             return "its beginning"
@@ -204,7 +206,7 @@ class Beside:
 
 def _called(metric: str) -> str:
     """The name under which a step's metric is written; what a probe has found belongs to no batch."""
-    return metric.removeprefix(train.PROBE) if metric.startswith(train.PROBE) else f"train/{metric}"
+    return metric.removeprefix(steps.PROBE) if metric.startswith(steps.PROBE) else f"train/{metric}"
 
 
 def _score(values: dict[str, Any], metric: str) -> float:
@@ -215,7 +217,7 @@ def _score(values: dict[str, Any], metric: str) -> float:
     return -value if retention.BETTER[metric.rpartition("/")[2]] is min else value
 
 
-def train_and_save(made: plan.Plan, state: train.State, step: Any, folder: pathlib.Path, flops: int):
+def train_and_save(made: plan.Plan, state: steps.State, step: Any, folder: pathlib.Path, flops: int):
     """From the newest checkpoint, or from step 0, to the end: (state, final metrics and throughput).
 
     Raises RunError where numbers, the disk or a device stop it, and Interrupted for a signal, behind a save.
@@ -231,7 +233,7 @@ def train_and_save(made: plan.Plan, state: train.State, step: Any, folder: pathl
         inputs = batches.iterate(made.task.train, start=start)
         with beside.requests.kept(), device_errors(), debug.on(made.debug):
             beside.on_start(start, state)
-            state = train.fit(
+            state = steps.fit(
                 state,
                 debug.checked_step(step) if made.debug.check_shapes else step,
                 debug.checked_batches(inputs) if made.debug.check_shapes else inputs,

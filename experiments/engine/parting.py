@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import jax
 from jax._src import distributed  # its client has no public name
 
-from experiments.engine import errors, interruption
+from experiments.engine import errors, signals
 
 POLL_SECONDS = 0.5  # between questions whether another process failed
 LEAVE_SECONDS = 5  # for the others to hear of a failure
@@ -58,7 +58,7 @@ def together(how_to_go_on: str = "") -> Iterator[bool]:
 
     with contextlib.ExitStack() as stack:
         # Also over the handler of SIGTERM that JAX has put there, and which says nothing.
-        stack.enter_context(interruption.heeded(interruption.asked(), stop))
+        stack.enter_context(signals.heeded(signals.asked(), stop))
         stack.push(functools.partial(_tell, client, me))
         stack.enter_context(_loss_is_one_sentence(client, me))
         yield me == 0

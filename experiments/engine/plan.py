@@ -9,8 +9,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import config, debug, errors, guard, mesh, optim, retention, train
+from experiments.engine import config, debug, errors, guard, mesh, optim, retention
 from experiments.engine import growth as growths
+from experiments.engine import step as steps
 
 NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
 
@@ -19,10 +20,10 @@ NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weigh
 class Plan:
     """What a run is made of."""
 
-    task: train.Task
+    task: steps.Task
     mesh: Mesh
     optimiser: optax.GradientTransformation
-    step: Callable  # train.update
+    step: Callable  # steps.update
     accumulation: int
     growth: growths.Growth  # the batch size of every step
     steps: int
@@ -36,7 +37,7 @@ class Plan:
     debug: debug.Switches
 
 
-def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
+def plan(settings: config.Settings, task: steps.Task, devices: Mesh) -> Plan:
     """Optimiser and step from the config. Raises UserError for what does not fit together."""
     t, switches = settings.train, debug.switches(settings.debug)
     if switches.check_shapes:
@@ -63,7 +64,7 @@ def plan(settings: config.Settings, task: train.Task, devices: Mesh) -> Plan:
         task=task,
         mesh=devices,
         optimiser=made,
-        step=train.update(task, made, rate, devices, **options),
+        step=steps.update(task, made, rate, devices, **options),
         accumulation=t.accumulation,
         growth=growth,
         steps=t.steps,
@@ -88,13 +89,13 @@ def times(n: int, *, every: int, steps: int) -> int:
     return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
 
 
-def evaluation_work(task: train.Task, *, batch: int) -> float:
+def evaluation_work(task: steps.Task, *, batch: int) -> float:
     """How many steps of so many examples an evaluation is worth: it goes forward only, a third of their FLOPs."""
     examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
     return examples / (3 * batch)
 
 
-def _probe_due(settings: config.Settings, task: train.Task) -> Callable | None:
+def _probe_due(settings: config.Settings, task: steps.Task) -> Callable | None:
     """After which steps the probe's numbers are wanted: those that are logged. UserError where there is no probe."""
     if not settings.train.probe:
         return None
@@ -106,7 +107,7 @@ def _probe_due(settings: config.Settings, task: train.Task) -> Callable | None:
     return functools.partial(due, every=settings.train.log_every, steps=settings.train.steps)
 
 
-def _check_best(best: str, task: train.Task) -> None:
+def _check_best(best: str, task: steps.Task) -> None:
     """UserError unless train.keep_best is '' or what an evaluation of the task measures."""
     if not best:
         return
@@ -114,10 +115,12 @@ def _check_best(best: str, task: train.Task) -> None:
         raise errors.UserError(f"train.keep_best = {best}, but what is measured is {', '.join(measured(task))}")
 
 
-def measured(task: train.Task) -> list[str]:
+def measured(task: steps.Task) -> list[str]:
     """The names of what an evaluation of the task measures."""
-    found = jax.eval_shape(task.measure, jax.eval_shape(task.init, jax.random.key(0)), task.evaluation[0], None)
-    return sorted(f"eval/{name}" for name in found if not name.startswith(train.RUNNING))
+    found = jax.eval_shape(
+        task.loss_and_metrics, jax.eval_shape(task.init, jax.random.key(0)), task.evaluation[0], None
+    )
+    return sorted(f"eval/{name}" for name in found if not name.startswith(steps.RUNNING))
 
 
 def growth_of(settings: config.Settings, devices: Mesh) -> growths.Growth:

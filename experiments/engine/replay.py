@@ -15,8 +15,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import archive, disk, errors, guard, json_file, plan, processes, train, workdir
+from experiments.engine import archive, disk, errors, guard, json_file, plan, processes, workdir
 from experiments.engine import mesh as meshes
+from experiments.engine import step as steps
 from tfm import shapes
 
 NEW = "updated parameters"
@@ -49,20 +50,20 @@ class Findings(NamedTuple):
 
 
 def examine(
-    task: train.Task,
+    task: steps.Task,
     optimiser: optax.GradientTransformation,
     mesh: Mesh,
     *,
     accumulation: int,
-    state: train.State,
+    state: steps.State,
     batch: dict,
 ) -> Findings:
     """Compute the step from `state` on `batch` (on the host) again, and look at every number of it."""
-    propose = jax.jit(train.proposal(task, optimiser, mesh, accumulation=accumulation))
+    propose = jax.jit(steps.proposal(task, optimiser, mesh, accumulation=accumulation))
     made = propose(state, meshes.place_batch(mesh, batch))
     parts = {"parameters": state.params, "batch": batch, "gradient": made.grads, NEW: made.params}
     culprits = guard.culprits({name: processes.fetch(part) for name, part in parts.items()})
-    return Findings(*(float(jax.device_get(x)) for x in (made.metrics[train.LOSS], made.norm)), culprits)
+    return Findings(*(float(jax.device_get(x)) for x in (made.metrics[steps.LOSS], made.norm)), culprits)
 
 
 def sentence(seen: Seen, culprits: dict[str, int]) -> str:
@@ -79,7 +80,7 @@ def sentence(seen: Seen, culprits: dict[str, int]) -> str:
     )
 
 
-def write(folder: pathlib.Path, seen: Seen, state: train.State) -> pathlib.Path:
+def write(folder: pathlib.Path, seen: Seen, state: steps.State) -> pathlib.Path:
     """The bundle of this step in the folder of its run, and its path. All processes call it, one writes.
 
     state: the one before the step. Raises RunError where the disk does not take it.
@@ -105,7 +106,7 @@ def write(folder: pathlib.Path, seen: Seen, state: train.State) -> pathlib.Path:
     return bundle
 
 
-def read(bundle: pathlib.Path, like: train.State) -> tuple[int, train.State, dict]:
+def read(bundle: pathlib.Path, like: steps.State) -> tuple[int, steps.State, dict]:
     """(step, the state before it with the tree of `like`, its batch on the host). UserError where it is damaged."""
     step = json_file.read(bundle / "info.json", says="which step went wrong").get("step")
     if not isinstance(step, int):
@@ -118,7 +119,7 @@ def read(bundle: pathlib.Path, like: train.State) -> tuple[int, train.State, dic
     return step, plain.replace(key=jax.random.wrap_key_data(jnp.asarray(plain.key))), batch
 
 
-def _plain(state: train.State) -> train.State:
+def _plain(state: steps.State) -> steps.State:
     return state.replace(key=jax.random.key_data(state.key))
 
 
@@ -128,7 +129,7 @@ def _arrays(tree: Any) -> dict[str, Any]:
 
 def again(bundle: pathlib.Path, made: plan.Plan) -> None:
     """Compute the step of the bundle again and tell every place that is not finite. Raises RunError where one is."""
-    like = train.abstract_state(made.task, made.optimiser, mesh=made.mesh)
+    like = steps.abstract_state(made.task, made.optimiser, mesh=made.mesh)
     step, state, batch = read(bundle, like)
     state = jax.device_put(state, meshes.replicated(made.mesh))
     options = {"accumulation": made.accumulation, "state": state, "batch": batch}

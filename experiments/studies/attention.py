@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import disk, log, train
+from experiments.engine import disk, log, step
 from tfm import symmetry
 
 EXAMPLES = 32  # held-out examples over which the measures are means
 TOKENS = 32  # of the example that is shown
 
 
-def looking(task: train.Task) -> Callable[[Any], tuple[dict[str, list[float | None]], np.ndarray]]:
+def looking(task: step.Task) -> Callable[[Any], tuple[dict[str, list[float | None]], np.ndarray]]:
     """params -> (entropy, diagonal, asymmetry: a list over layers each, A_MHNN of the first held-out example)."""
     examples = {name: array[:EXAMPLES] for name, array in task.evaluation[0].items()}
 

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import config, cost, debug, errors, mesh, plan, train
+from experiments.engine import config, cost, debug, errors, mesh, plan
+from experiments.engine import step as steps
 from experiments.studies import study
 from experiments.studies import vmapped_runs as together
 from tfm import shapes
@@ -49,7 +50,7 @@ class Ready(NamedTuple):
     said: list[str]
     made: plan.Plan  # of the first run
     together: together.Together
-    tasks: dict[int, train.Task]  # by seed
+    tasks: dict[int, steps.Task]  # by seed
 
 
 def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
@@ -68,7 +69,7 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
             made = plan.plan(one.settings, task, devices)
             _check(one.settings, task, metric)
     params = jax.eval_shape(task.init, jax.random.key(0))
-    flops = cost.flops(task.measure, params, task.train[0], None)
+    flops = cost.flops(task.loss_and_metrics, params, task.train[0], None)
     evaluation = plan.evaluation_work(task, batch=made.growth.sizes[0])
     return Checked(program, said, made.steps, shapes.total(params), flops, evaluation, made.every["evaluate"])
 
@@ -93,14 +94,14 @@ def naming(row: study.Row) -> Iterator[None]:
         raise errors.UserError(f"condition {row.condition}, arm {row.arm}: {error}") from error
 
 
-def _task(row: study.Row, devices: Mesh) -> tuple[train.Task, list[str]]:
+def _task(row: study.Row, devices: Mesh) -> tuple[steps.Task, list[str]]:
     """The task of one run, and what its experiment says of its data."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
         task = config.experiment(row.settings.experiment).prepare(row.settings, devices).task
     return task, said.getvalue().splitlines()
 
 
-def _check(settings: config.Settings, task: train.Task, metric: str) -> None:
+def _check(settings: config.Settings, task: steps.Task, metric: str) -> None:
     """UserError for settings of a run that have no meaning in a study, or a metric that it does not measure."""
     t = settings.train
     if t.growth or t.nan != "abort" or t.spike or t.keep_best:

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, cost, log, loop, mesh, train, workdir
+from experiments.engine import checkpoint, cost, log, loop, mesh, step, workdir
 from experiments.studies import attention, initial, preparing
 from tfm import shapes
 
 
 def write(
     ready: preparing.Ready,
-    state: train.State,
+    state: step.State,
     final: dict[str, np.ndarray],
     folder: pathlib.Path,
     *,
@@ -52,7 +52,7 @@ def write(
         workdir.write_json(folder / row.name / "summary.json", own | common | seconds | attended)
 
 
-def _common(ready: preparing.Ready, state: train.State) -> dict[str, Any]:
+def _common(ready: preparing.Ready, state: step.State) -> dict[str, Any]:
     """What the runs of a program have alike."""
     task, devices = ready.together.task, ready.together.mesh
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
@@ -61,7 +61,7 @@ def _common(ready: preparing.Ready, state: train.State) -> dict[str, Any]:
         "experiment": ready.program.rows[0].settings.experiment,
         "steps": ready.made.steps,
         "params": shapes.total(params),
-        "flops_per_token": cost.flops(task.measure, params, task.train[0], None) / tokens,
+        "flops_per_token": cost.flops(task.loss_and_metrics, params, task.train[0], None) / tokens,
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),
         "data": ready.said,

@@ -20,14 +20,16 @@ from experiments.engine import (
     debug,
     disk,
     errors,
-    interruption,
     log,
     loop,
     manifest,
     mesh,
     plan,
+    signals,
     step_folders,
-    train,
+)
+from experiments.engine import (
+    step as steps,
 )
 from experiments.studies import initial, preparing, results, vmapped_runs
 from experiments.studies.progress import Progress
@@ -39,7 +41,7 @@ def run(
     progress: Progress,
     *,
     measure: bool,
-    requests: interruption.Requests,
+    requests: signals.Requests,
 ) -> None:
     """Train the runs of the program, or go on with them, and write what each has found into its folder.
 
@@ -64,7 +66,7 @@ def run(
         stack.enter_context(contextlib.closing(beside))
         with debug.on(made.debug):
             beside.on_start(start, state)
-            state = train.fit(
+            state = steps.fit(
                 state,
                 lambda state, batch, alive: step(state, batch, alive, numbers),
                 _batches(ready, start),
@@ -83,12 +85,19 @@ def run(
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.rows)
         results.write(
-            ready, state, beside.final, folder, measure=measure, begun=begun, seconds=took, before=beside.heed
+            ready,
+            state,
+            beside.final,
+            folder,
+            measure=measure,
+            begun=begun,
+            seconds=took,
+            before=beside.heed,
         )
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
 
-def _resumed(saved: pathlib.Path, state: train.State) -> tuple[int, train.State]:
+def _resumed(saved: pathlib.Path, state: steps.State) -> tuple[int, steps.State]:
     """The step and state of the checkpoint; 0 and the initial state where there is none, or only a damaged one."""
     with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
         try:
@@ -109,7 +118,7 @@ def _batches(ready: preparing.Ready, start: int) -> Iterator[list[dict]]:
         yield [now[row.seed] for row in ready.program.rows]
 
 
-def _compiled(ready: preparing.Ready, state: train.State, numbers: dict) -> tuple[Callable, float]:
+def _compiled(ready: preparing.Ready, state: steps.State, numbers: dict) -> tuple[Callable, float]:
     """The step of all rows, compiled unless debug says otherwise, and the seconds it took."""
     step, began = vmapped_runs.step(ready.together), time.perf_counter()
     if not ready.made.debug.compiles_ahead:
@@ -121,7 +130,7 @@ def _abstract(ready: preparing.Ready) -> tuple[dict, jax.ShapeDtypeStruct]:
     """The step's batch, and which rows are alive."""
     devices, rows = ready.together.mesh, len(ready.program.rows)
     batch = mesh.abstract_batch(devices, ready.together.task.train[0], rows=rows)
-    return batch, train.abstract_alive(devices, rows)
+    return batch, steps.abstract_alive(devices, rows)
 
 
 def described(one: preparing.Checked, devices: Mesh, *, batched: bool) -> Iterator[topology.Wanted]:
@@ -138,7 +147,7 @@ def described(one: preparing.Checked, devices: Mesh, *, batched: bool) -> Iterat
 
 
 class Beside:
-    """What `train.fit` calls: metrics of every row are written, all are evaluated and saved, signals heeded."""
+    """What `steps.fit` calls: metrics of every row are written, all are evaluated and saved, signals heeded."""
 
     def __init__(
         self,
@@ -148,7 +157,7 @@ class Beside:
         start: int,
         progress: Progress,
         measure: bool,
-        requests: interruption.Requests,
+        requests: signals.Requests,
     ):
         self._made, self._folder, self._saves, self._progress = ready.made, folder, saves, progress
         self._logs = [log.Log(folder / row.name, start=start) for row in ready.program.rows]
@@ -172,7 +181,7 @@ class Beside:
         if self.due("log", n):
             found = jax.device_get(metrics)
             self._write(n, {f"train/{name}": column for name, column in found.items()})
-            known = found[train.LOSS][np.isfinite(found[train.LOSS])]
+            known = found[steps.LOSS][np.isfinite(found[steps.LOSS])]
             loss = float(known.mean()) if known.size else None
         self._progress.advance(n, loss)
 
@@ -192,7 +201,7 @@ class Beside:
         minutes = self._made.save_minutes
         return minutes > 0 and time.monotonic() - self._saved_at >= 60 * minutes
 
-    def on_stop(self, n: int, state: train.State) -> None:
+    def on_stop(self, n: int, state: steps.State) -> None:
         """Save and evaluate, where it is time to, in this order. Raises Interrupted where a signal has come."""
         self._progress.pause()
         if self._saves_now:
@@ -202,11 +211,11 @@ class Beside:
             self._report(n, state, functools.partial(self._stop, n, state))
         self._progress.resume()
 
-    def _save(self, n: int, state: train.State) -> None:
+    def _save(self, n: int, state: steps.State) -> None:
         self._saves.save(n, state)
         self._saved_at, self._saved = time.monotonic(), n
 
-    def _stop(self, n: int, state: train.State) -> None:
+    def _stop(self, n: int, state: steps.State) -> None:
         """Save, where a signal has come or the clock says so; raise Interrupted in the former case."""
         if n and (self._requests.signal or self._clock_saves()):
             self._save(n, state)
@@ -219,19 +228,19 @@ class Beside:
             where = f" after step {self._saved:,}, which is saved in {self._folder}" if self._saved else ""
             raise errors.Interrupted(f"stopped{where}", 128 + self._requests.signal)
 
-    def on_start(self, n: int, state: train.State) -> None:
+    def on_start(self, n: int, state: steps.State) -> None:
         """Evaluate the untrained models; and where a program was stopped before that, or before its results."""
         if not all(self._reported) and (n == 0 or self.due("evaluate", n)):
             self._report(n, state, functools.partial(self._stop, n, state), done=self._reported)
         elif n == self._made.steps:
             self.final, self._final_at = self._evaluate(state.params, self.heed), n
 
-    def on_end(self, state: train.State) -> None:
+    def on_end(self, state: steps.State) -> None:
         """Evaluate, where the last step did not come to it: all rows have stopped."""
         if self._final_at != self._made.steps:
             self._report(self._made.steps, state, self.heed)
 
-    def _report(self, n: int, state: train.State, between: Callable[[], None], done: Sequence[bool] = ()) -> None:
+    def _report(self, n: int, state: steps.State, between: Callable[[], None], done: Sequence[bool] = ()) -> None:
         """Evaluate, into the logs of all rows but those that are done; between: called between two batches."""
         self.final, self._final_at = self._evaluate(state.params, between), n
         found = jax.device_get(self._probe(state.params)) if self._probe else {}
@@ -246,4 +255,4 @@ class Beside:
 
 def _evaluated(line: dict[str, Any], step: int) -> bool:
     """Whether this line of metrics.jsonl is an evaluation at this step."""
-    return line["step"] == step and f"{loop.EVAL}{train.LOSS}" in line
+    return line["step"] == step and f"{loop.EVAL}{steps.LOSS}" in line

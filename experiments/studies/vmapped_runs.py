@@ -15,8 +15,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 
-from experiments.engine import compilation, train
+from experiments.engine import compilation
 from experiments.engine import mesh as meshes
+from experiments.engine import step as steps
 from tfm import shapes
 
 Numbers = dict[str, np.ndarray]  # name -> R numbers
@@ -26,7 +27,7 @@ OPTIMISER = ("learning_rate", "weight_decay")  # numbers of the optimiser; the o
 class Together(NamedTuple):
     """What the runs have in common, and how they are computed."""
 
-    task: train.Task  # of any of the runs: model and measures are the same
+    task: steps.Task  # of any of the runs: model and measures are the same
     optimiser: Callable[..., tuple[optax.Schedule, optax.GradientTransformation]]  # by learning_rate, weight_decay
     mesh: Mesh
     accumulation: int
@@ -38,7 +39,7 @@ def over_rows(of: Together, function: Callable) -> Callable:
     return jax.vmap(function) if of.batched else lambda *rows: jax.lax.map(lambda row: function(*row), rows)
 
 
-def initial_state(of: Together, seeds: Sequence[int], numbers: Numbers) -> train.State:
+def initial_state(of: Together, seeds: Sequence[int], numbers: Numbers) -> steps.State:
     """The state of step 0 of every run, R rows of each leaf, on the devices that are to hold it."""
     make, initial = _initial(of, numbers)
     keys_R = jnp.stack([jax.random.key(seed) for seed in seeds])
@@ -46,7 +47,7 @@ def initial_state(of: Together, seeds: Sequence[int], numbers: Numbers) -> train
     return jax.jit(make, out_shardings=places, compiler_options=options)(keys_R, initial)
 
 
-def abstract_state(of: Together, rows: int, numbers: Numbers) -> train.State:
+def abstract_state(of: Together, rows: int, numbers: Numbers) -> steps.State:
     """Shapes, types and places of `initial_state` of so many runs."""
     make, initial = _initial(of, numbers)
     shape = jax.eval_shape(lambda initial: make(jax.random.split(jax.random.key(0), rows), initial), initial)
@@ -55,13 +56,13 @@ def abstract_state(of: Together, rows: int, numbers: Numbers) -> train.State:
     )
 
 
-def _initial(of: Together, numbers: Numbers) -> tuple[Callable[..., train.State], Numbers]:
+def _initial(of: Together, numbers: Numbers) -> tuple[Callable[..., steps.State], Numbers]:
     """(keys_R, initial numbers) -> the state of every run, and these numbers."""
     _, optimiser = of.optimiser()
 
-    def one(key: jax.Array, initial: dict) -> train.State:
+    def one(key: jax.Array, initial: dict) -> steps.State:
         params = of.task.init(key, **initial)
-        return train.State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
+        return steps.State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
     return over_rows(of, one), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
 
@@ -73,14 +74,14 @@ def shardings(of: Together, rows: Any) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(of.mesh, place(spec)), specs, is_leaf=meshes.is_spec)
 
 
-def step(of: Together) -> Callable[..., tuple[train.State, dict]]:
+def step(of: Together) -> Callable[..., tuple[steps.State, dict]]:
     """The jitted step of all rows: (state, batch, alive_R, numbers) -> (state, metrics); the old state is donated."""
 
-    def one(state: train.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple[train.State, dict]:
+    def one(state: steps.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple[steps.State, dict]:
         rate, optimiser = of.optimiser(**{name: x for name, x in numbers.items() if name in OPTIMISER})
-        return train.one_step(of.task, optimiser, rate, of.mesh, accumulation=of.accumulation)(state, batch, alive)
+        return steps.one_step(of.task, optimiser, rate, of.mesh, accumulation=of.accumulation)(state, batch, alive)
 
-    def rows(state: train.State, *arguments: Any) -> tuple[train.State, dict]:
+    def rows(state: steps.State, *arguments: Any) -> tuple[steps.State, dict]:
         new, metrics = over_rows(of, one)(state, *arguments)
         places = shardings(of, new), jax.tree.map(lambda _: meshes.replicated(of.mesh), metrics)
         return jax.lax.with_sharding_constraint((new, metrics), places)  # the state where it was
@@ -90,14 +91,14 @@ def step(of: Together) -> Callable[..., tuple[train.State, dict]]:
 
 def evaluator(of: Together) -> Callable[[Any], dict[str, np.ndarray]]:
     """The parameters of all rows -> of each the exact mean of every measure over the held-out part, R numbers."""
-    return functools.partial(train.evaluate, of.task, of.mesh, held_out(of))
+    return functools.partial(steps.evaluate, of.task, of.mesh, held_out(of))
 
 
-def held_out(of: Together) -> Callable[[Any, dict], train.Ratios]:
-    """`train.held_out` of the parameters of all rows, jitted."""
-    sums = train.held_out(of.task, of.mesh)
+def held_out(of: Together) -> Callable[[Any, dict], steps.Ratios]:
+    """`steps.held_out` of the parameters of all rows, jitted."""
+    sums = steps.held_out(of.task, of.mesh)
 
-    def rows(params: Any, batch: dict) -> train.Ratios:
+    def rows(params: Any, batch: dict) -> steps.Ratios:
         return over_rows(of, lambda params: sums(params, batch))(params)
 
     return jax.jit(rows)

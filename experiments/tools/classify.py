@@ -7,7 +7,8 @@ import numpy as np
 
 from experiments import model as models
 from experiments.data import image_file
-from experiments.engine import config, errors, job, mesh, terminal, workdir
+from experiments.engine import config, errors, mesh, terminal, workdir
+from experiments.engine import run as runs
 from experiments.pretrained import open_model
 from tfm import embed
 
@@ -15,7 +16,7 @@ WRITES = False  # nothing, unless --workdir is given
 SHOWN = 5  # likeliest classes
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
     """Print the likeliest classes of the config's image file, and how it was made like the model's own images."""
     mesh.start(settings.device)
     made = open_model.open(settings.checkpoint)
@@ -38,7 +39,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     terminal.say(told, "\n")
     if file is not None:
         workdir.write_new(file, (told + "\n").encode())
-    return job.Result(folder, {"text": told})
+    return runs.Result(folder, {"text": told})
 
 
 def likeliest(p_C: np.ndarray, classes: list[str]) -> str:

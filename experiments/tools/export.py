@@ -6,7 +6,8 @@ from typing import Any
 
 from experiments import pretrained
 from experiments.data import image_file, vocabulary
-from experiments.engine import config, errors, job, terminal, workdir
+from experiments.engine import config, errors, terminal, workdir
+from experiments.engine import run as runs
 from experiments.pretrained import llama, open_model
 
 WRITES = False  # without --workdir it is not known where to
@@ -19,7 +20,7 @@ FACTS = {  # fact -> the field of a config that says it, and what the family has
 }
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
     """Write model.safetensors and config.json into the folder, which must be new, and what else belongs to a model."""
     family = config.choose("family", settings.family, {name: name for name in pretrained.FAMILIES})
     made = open_model.open(settings.checkpoint)
@@ -48,7 +49,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
         files.append("preprocessor_config.json")
     files += copied(made, folder) if not like else []
     terminal.say(f"{made.path} is written as {family}: {', '.join(str(folder / file) for file in files)}", "\n")
-    return job.Result(folder, {"files": files})
+    return runs.Result(folder, {"files": files})
 
 
 def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:

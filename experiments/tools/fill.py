@@ -7,7 +7,8 @@ import numpy as np
 
 from experiments import model as models
 from experiments.data import vocabulary
-from experiments.engine import config, errors, job, mesh, terminal, workdir
+from experiments.engine import config, errors, mesh, terminal, workdir
+from experiments.engine import run as runs
 from experiments.pretrained import open_model
 from tfm import head
 
@@ -16,7 +17,7 @@ MASK = "[MASK]"
 SHOWN = 5  # likeliest words for each hidden one
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
     """Print the text of the config with each [MASK] filled in, and the likeliest words for each."""
     if settings.prompts:
         raise errors.UserError("prompts is not used here: give one text, as --config.prompt='The [MASK] sat'")
@@ -40,7 +41,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     terminal.say(told, "\n")
     if file is not None:
         workdir.write_new(file, (told + "\n").encode())
-    return job.Result(folder, {"text": told})
+    return runs.Result(folder, {"text": told})
 
 
 def hidden(words: vocabulary.Vocabulary, text: str) -> np.ndarray:

@@ -12,7 +12,8 @@ import numpy as np
 from experiments import model as models
 from experiments.compiler import topology, topology_report
 from experiments.data import vocabulary
-from experiments.engine import config, cost, errors, job, mesh, terminal, workdir
+from experiments.engine import config, cost, errors, mesh, terminal, workdir
+from experiments.engine import run as runs
 from experiments.pretrained import open_model
 from tfm import head
 from tfm.attention import mask as masks
@@ -25,7 +26,7 @@ GROWS = 2**14  # tokens of all texts: with fewer, reading empty places costs les
 MOST = 256  # words, where the config leaves their number open
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
     """Go on with the prompts of the config: one is streamed; several are drawn together and told at the end."""
     config.check_seed(settings.seed)
     device = settings.device
@@ -42,7 +43,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     settings.refuse_unused()
     if topology.asked():
         topology_report.show(described(generator))
-        return job.Result(None, {})
+        return runs.Result(None, {})
     gained = rounds(generator, ids, settings.seed, ends)
     file = workdir.new_file(folder, "sample.txt") if folder is not None else None
     if len(texts) == 1:
@@ -55,7 +56,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
         terminal.say("\n\n".join(told) + "\n")
     if file is not None:
         workdir.write_new(file, ("\n\n".join(told) + "\n").encode())
-    return job.Result(folder, {"texts": told})
+    return runs.Result(folder, {"texts": told})
 
 
 def prompts(settings: config.Settings) -> list[str]:

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, job, mesh, terminal, workdir
+from experiments.engine import config, errors, mesh, terminal, workdir
+from experiments.engine import run as runs
 from experiments.pretrained import open_model
 from tfm import symmetry
 
@@ -16,7 +17,7 @@ WRITES = False  # nothing, unless --workdir is given
 TITLES = ("s, mean of heads", "s, median of heads", "s of their sum", "d of their sum")
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
+def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
     """Print the table of the config's model."""
     mesh.start(settings.device)
     made = open_model.open(settings.checkpoint)
@@ -30,7 +31,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> job.Result:
     terminal.say(told, "\n")
     if file is not None:
         workdir.write_new(file, (told + "\n").encode())
-    return job.Result(folder, {"text": told})
+    return runs.Result(folder, {"text": told})
 
 
 def checked(made: open_model.Trained, fields: Any) -> dict:

@@ -11,7 +11,7 @@ import tiny
 
 from experiments import model as models
 from experiments.compiler import topology, topology_report
-from experiments.engine import compilation, mesh, tpu, train
+from experiments.engine import compilation, mesh, step, tpu
 from experiments.tools import sample
 from tfm import head, linear
 from tfm.attention import fused, mask
@@ -95,7 +95,7 @@ def test_abstract_batches_are_those_that_are_placed():
     assert facts(mesh.abstract_batch(devices, batch)) == facts(mesh.place_batch(devices, batch))
     placed = mesh.place_rows(devices, [batch] * 3)
     assert facts(mesh.abstract_batch(devices, batch, rows=3)) == facts(placed)
-    alive = train.abstract_alive(devices, 3)
+    alive = step.abstract_alive(devices, 3)
     assert (alive.shape, alive.dtype) == ((3,), np.bool_) and alive.sharding == mesh.replicated(devices)
 
 

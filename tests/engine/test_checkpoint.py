@@ -29,7 +29,9 @@ from experiments.engine import (
     retention,
     saved_arrays,
     step_folders,
-    train,
+)
+from experiments.engine import (
+    step as steps,
 )
 
 OLD = pathlib.Path(__file__).parents[1] / "old_checkpoint"
@@ -58,7 +60,7 @@ def state(layout="1", seed=0, D=16):
 
     params = {"embed": {"E_WD": jnp.zeros((8, D)), "b_D": jnp.zeros(D, jnp.bfloat16)}}
     opt_state = optax.chain(optax.clip(1.0), optax.adam(0.1)).init(params)
-    whole = train.State(step=jnp.int32(0), params=params, opt_state=opt_state, key=jax.random.key(seed))
+    whole = steps.State(step=jnp.int32(0), params=params, opt_state=opt_state, key=jax.random.key(seed))
     return jax.tree.map(placed, whole)
 
 
@@ -146,7 +148,7 @@ def test_an_old_checkpoint_still_restores(tmp_path):
     assert checkpoint.digest(params) == told["params_sha256"]
     folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
     parts = saved_arrays.ocp.PyTreeCheckpointHandler().metadata(folder / "6" / saved_arrays.OLD).tree
-    like = train.State(
+    like = steps.State(
         **{name: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), part) for name, part in parts.items()}
     )
     step, found = resumed(folder, like.replace(key=jax.random.key(1)))

@@ -14,9 +14,11 @@ import tiny
 from tensorboardX.proto import event_pb2
 
 from experiments.data import images
-from experiments.engine import batches, checkpoint, cost, errors, job, log, pace, train, workdir
+from experiments.engine import batches, checkpoint, cost, errors, log, pace, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine import plan as plans
+from experiments.engine import run as runs
+from experiments.engine import step as steps
 from tfm import loss
 
 STEPS, SAVE, LOG, EVALUATE = 9, 3, 1, 4
@@ -98,9 +100,9 @@ def scalars(folder):
 
 
 def test_tensorboard_gets_the_same_numbers(tmp_path):
-    for start, steps in ((0, (1, 2)), (2, (3,))):
+    for start, numbers in ((0, (1, 2)), (2, (3,))):
         writer = log.Log(tmp_path, start=start)
-        for step in steps:
+        for step in numbers:
             writer.write(step, {"train/loss": step / 2, "eval/accuracy": 0.25})
         writer.close()
     found, starts = scalars(tmp_path)
@@ -137,14 +139,14 @@ def shifted_images():
     fetch, n = images.examples(image_BYXZ[:20], label_B[:20], mean_Z=mean_Z, std_Z=std_Z, shift=1)
     fetch_evaluation, n_evaluation = images.examples(image_BYXZ[20:], label_B[20:], mean_Z=mean_Z, std_Z=std_Z)
 
-    def measure(params, batch, key, layout=None):
+    def loss_and_metrics(params, batch, key, layout=None):
         logits_BC = batch["image_BYXZ"].reshape(-1, 25) @ params["G_CD"].T
         answer = logits_BC, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
 
-    return train.Task(
+    return steps.Task(
         init=lambda key: {"G_CD": 0.1 * jax.random.normal(key, (3, 25))},
-        measure=measure,
+        loss_and_metrics=loss_and_metrics,
         train=batches.train(fetch, n=n, batch=8, seed=0),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=8),
         tokens_per_example=25,
@@ -156,7 +158,7 @@ def run(folder, *, figures=lambda params, folder, rows: [], **changes):
     """A run of the task above with the settings above."""
     settings = tiny.settings("vision", model=False, train__batch_size=8, **(SETTINGS | changes))
     assert settings.experiment == "vision"  # as the launcher, which reads it
-    return job.run(settings, folder, job.Work(shifted_images(), figures), job.devices(settings))
+    return runs.run(settings, folder, runs.Work(shifted_images(), figures), runs.devices(settings))
 
 
 def stop_before(monkeypatch, step):
@@ -223,13 +225,13 @@ def test_the_summary_is_about_the_last_parameters(straight):
     task = shifted_images()
     saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
     like = plans.plan(tiny.settings("vision", model=False, train__batch_size=8, **SETTINGS), task, meshes.make(data=8))
-    fresh = train.initial_state(task, like.optimiser, seed=0, mesh=like.mesh)
+    fresh = steps.initial_state(task, like.optimiser, seed=0, mesh=like.mesh)
     step, last = saves.resume(fresh, fall_back=False)
     assert step == STEPS
     saves.close()
     assert int(last.step) == STEPS
     assert summary(straight)["params_sha256"] == checkpoint.digest(last.params) != checkpoint.digest(fresh.params)
-    assert summary(straight)["eval/loss"] == train.evaluator(task, like.mesh)(last.params)["loss"]
+    assert summary(straight)["eval/loss"] == steps.evaluator(task, like.mesh)(last.params)["loss"]
 
 
 @pytest.mark.parametrize("step", [2, 4, 6, 9])

@@ -30,7 +30,7 @@ def task(text, **changes):
 def forward(task):
     params = jax.eval_shape(task.init, jax.random.key(0))
     batch = {name: array[:B] for name, array in task.train[0].items()}
-    return cost.flops(task.measure, params, batch, None), params, batch
+    return cost.flops(task.loss_and_metrics, params, batch, None), params, batch
 
 
 def layer(*, K=D // H, projections=4):
@@ -67,7 +67,7 @@ def test_flops_follow_the_variant(text, changes, expected):
 def test_the_backward_pass_costs_twice_the_forward_one_and_remat_one_more(text):
     def gradient(task):
         counted, params, batch = forward(task)
-        loss = jax.grad(lambda params: task.measure(params, batch, None)["loss"][0])
+        loss = jax.grad(lambda params: task.loss_and_metrics(params, batch, None)["loss"][0])
         return cost.flops(loss, params), counted
 
     whole, counted = gradient(task(text))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import compilation, cost, debug, errors, job, log, loop
+from experiments.engine import compilation, cost, debug, errors, log, loop
+from experiments.engine import run as runs
 
 
 @pytest.fixture
@@ -22,8 +23,8 @@ def run(tmp_path, monkeypatch):
         settings = tiny.settings("vision", model=False, **({"mesh__data": 2} | quick | changes))
         assert settings.experiment
         made = task or tiny.linear_task()
-        work = job.Work(made, lambda params, folder, rows: [])
-        job.run(settings, tmp_path / name, work, job.devices(settings))
+        work = runs.Work(made, lambda params, folder, rows: [])
+        runs.run(settings, tmp_path / name, work, runs.devices(settings))
         return json.loads((tmp_path / name / "summary.json").read_text())["params_sha256"], log.read(tmp_path / name)
 
     return run
@@ -33,12 +34,12 @@ def task_that(change):
     """The linear task with a measure of which this function changes the loss: (loss, params) -> loss."""
     task = tiny.linear_task()
 
-    def measure(params, batch, key_B, *layout):
-        ratios = task.measure(params, batch, key_B, *layout)
+    def loss_and_metrics(params, batch, key_B, *layout):
+        ratios = task.loss_and_metrics(params, batch, key_B, *layout)
         total, count = ratios["loss"]
         return ratios | {"loss": (change(total, params), count)}
 
-    return task._replace(measure=measure)
+    return task._replace(loss_and_metrics=loss_and_metrics)
 
 
 def test_no_switch_changes_a_number_and_nothing_moves_unasked_between_host_and_devices(run):

@@ -27,11 +27,11 @@ from experiments.engine import (
     disk,
     errors,
     figures,
-    job,
     json_file,
     log,
     manifest,
     replay,
+    run,
     step_folders,
     workdir,
 )
@@ -161,7 +161,7 @@ def test_a_link_in_place_of_what_a_run_writes_into_is_a_sentence(tmp_path, outsi
     folder = tmp_path / "run"
     folder.mkdir()
     use, told = linked(folder, outside)
-    with pytest.raises((errors.UserError, errors.RunError), match=told) as caught, job.file_errors(folder):
+    with pytest.raises((errors.UserError, errors.RunError), match=told) as caught, run.file_errors(folder):
         use()
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
@@ -408,5 +408,5 @@ def test_a_file_in_place_of_a_checkpoint_or_of_their_folder_is_named(tmp_path):
 def test_a_file_in_place_of_the_figures_is_named(tmp_path):
     (tmp_path / "figures").write_text("")
     with pytest.raises(errors.RunError, match=f"{tmp_path / 'figures'}: Not a directory; once"):
-        with job.file_errors(tmp_path):
+        with run.file_errors(tmp_path):
             drawings.draw(tmp_path, None, [], [])

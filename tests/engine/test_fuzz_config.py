@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from configs import base
 from experiments import vision
 from experiments.engine import config as configs
-from experiments.engine import cost, errors, job, memory, train, workdir
+from experiments.engine import cost, errors, memory, run, step, workdir
 from experiments.studies import study
 
 DEFAULTS = configs.flat(base.get_config().to_dict())
@@ -188,11 +188,11 @@ def until_compiling(monkeypatch, tmp_path):
     """The launcher up to where the training step is compiled, in an empty folder, on a machine of 2 GiB."""
 
     def abstract(task, optimiser, *, seed, mesh):
-        return train.abstract_state(task, optimiser, mesh=mesh)
+        return step.abstract_state(task, optimiser, mesh=mesh)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "initial_state", abstract)
-    monkeypatch.setattr(job, "compile_step", reached)
+    monkeypatch.setattr(step, "initial_state", abstract)
+    monkeypatch.setattr(run, "compile_step", reached)
     monkeypatch.setattr(memory, "host", lambda: 2**31)
     monkeypatch.setattr(workdir, "commit", lambda: "")
 

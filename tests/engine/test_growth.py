@@ -8,7 +8,8 @@ import tiny
 
 from configs import base
 from experiments.engine import config as configs
-from experiments.engine import errors, log, pace, train
+from experiments.engine import errors, log, pace
+from experiments.engine import step as steps
 
 GROWTH = [[3, 32], [6, 48], [8, 32]]
 SIZES = [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
@@ -47,14 +48,14 @@ def launched(folder, name, *more):
 def unbroken(tmp_path_factory):
     """(outcome, folder, what the live line counted, how often a step was traced and how often compiled)"""
     folder, counted, traced, compiled = tmp_path_factory.mktemp("run"), [], [], []
-    made, compile = train.update, jax.stages.Lowered.compile
+    made, compile = steps.update, jax.stages.Lowered.compile
 
     def counting(task, *arguments, **options):
-        def measure(params, batch, *rest):
+        def loss_and_metrics(params, batch, *rest):
             traced.append(batch["example_B"].shape[0])
-            return task.measure(params, batch, *rest)
+            return task.loss_and_metrics(params, batch, *rest)
 
-        return made(task._replace(measure=measure), *arguments, **options)
+        return made(task._replace(loss_and_metrics=loss_and_metrics), *arguments, **options)
 
     class Watched(log.Progress):
         def close(self):
@@ -63,7 +64,7 @@ def unbroken(tmp_path_factory):
             super().close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "update", counting)
+        patch.setattr(steps, "update", counting)
         patch.setattr(log, "Progress", Watched)
         patch.setattr(jax.stages.Lowered, "compile", lambda self: compiled.append(compile(self)) or compiled[-1])
         outcome = launched(folder, "run")
@@ -141,7 +142,7 @@ def test_a_dry_run_shows_the_memory_of_the_largest_batch(tmp_path):
     ],
 )
 def test_growth_from_the_command_line(tmp_path, monkeypatch, text, said):
-    monkeypatch.setattr(train, "initial_state", stop)
+    monkeypatch.setattr(steps, "initial_state", stop)
     outcome = launched(tmp_path, "run", f"--config.train.growth={text}")
     assert outcome.code == 2 and (said or "so far, so good") in outcome.err
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import checkpoint, cost, errors, guard, job, log, optim, train
+from experiments.engine import checkpoint, cost, errors, guard, log, optim
 from experiments.engine import mesh as meshes
+from experiments.engine import run as runs
+from experiments.engine import step as steps
 
 BAD, DEVICES = 7, 2
 
@@ -18,8 +20,8 @@ def task_with(value, *, n=61):
     """The linear task whose loss is `value` times larger where example BAD is in the batch, and with a running mean."""
     task = tiny.linear_task(n=n)
 
-    def measure(params, batch, key_B, *layout):
-        ratios = task.measure(params, batch, key_B, *layout)
+    def loss_and_metrics(params, batch, key_B, *layout):
+        ratios = task.loss_and_metrics(params, batch, key_B, *layout)
         if key_B is None:
             return ratios
         total, count = ratios["loss"]
@@ -30,7 +32,7 @@ def task_with(value, *, n=61):
     def init(key):
         return task.init(key) | {"mean_D": jnp.zeros(tiny.D)}
 
-    return task._replace(measure=measure, init=init)
+    return task._replace(loss_and_metrics=loss_and_metrics, init=init)
 
 
 def bad_step(task):
@@ -45,8 +47,8 @@ def machine(task, **options):
     if options.get("spike"):
         optimiser = guard.remembering(optimiser)
     mesh = meshes.make(data=DEVICES)
-    state = train.initial_state(task, optimiser, seed=0, mesh=mesh)
-    step = train.update(task, optimiser, rate, mesh, accumulation=1, **options)
+    state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
+    step = steps.update(task, optimiser, rate, mesh, accumulation=1, **options)
     return lambda state, batch, *rest: step(state, meshes.place_batch(mesh, batch), *rest), state
 
 
@@ -111,9 +113,9 @@ def test_parameters_that_would_not_be_finite_are_refused_though_loss_and_gradien
     rate = lambda step: jnp.float32(np.inf)  # noqa: E731
     optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
     mesh = meshes.make(data=DEVICES)
-    state = train.initial_state(task, optimiser, seed=0, mesh=mesh)
+    state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
     before = numbers(state)
-    step = train.update(task, optimiser, rate, mesh, accumulation=1)
+    step = steps.update(task, optimiser, rate, mesh, accumulation=1)
     state, metrics = step(state, meshes.place_batch(mesh, task.train[0]))
     assert np.isfinite([float(metrics["loss"]), float(metrics["gradient_norm"])]).all()
     assert not bool(metrics["alive"]) and same(numbers(state), before)
@@ -219,8 +221,8 @@ def run(tmp_path, monkeypatch):
         }
         settings = tiny.settings("vision", model=False, **(quick | changes))
         assert settings.experiment
-        work = job.Work(long_task(), lambda params, folder, rows: [])
-        job.run(settings, tmp_path / "run", work, job.devices(settings))
+        work = runs.Work(long_task(), lambda params, folder, rows: [])
+        runs.run(settings, tmp_path / "run", work, runs.devices(settings))
         return tmp_path / "run"
 
     return run

@@ -21,7 +21,7 @@ import tiny_study
 
 import launch
 from experiments import vision
-from experiments.engine import batches, config, errors, interruption, log, pace
+from experiments.engine import batches, config, errors, log, pace, signals
 from experiments.studies import drawings
 
 CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "model.dropout": 0.1, "image.shift": 1}
@@ -45,7 +45,7 @@ def quick():
 def state():
     """What a run must leave as it was."""
     flags = {name: value for name, value in jax.config.values.items() if name != "jax_num_cpu_devices"}
-    handlers = [signal.getsignal(number) for number in interruption.SIGNALS]
+    handlers = [signal.getsignal(number) for number in signals.SIGNALS]
     return handlers, warnings.showwarning, warnings.filters[:], flags, sys.path[:], os.getcwd(), sys.stdout, os.environ
 
 
@@ -157,7 +157,7 @@ def test_a_config_that_is_none(tmp_path):
             launch.run(path)
 
 
-def signals(monkeypatch, step, *numbers):
+def signalled(monkeypatch, step, *numbers):
     """These come while the batch of this step, counted from 1, is made."""
     whole = batches.iterate
 
@@ -183,7 +183,7 @@ def stays(monkeypatch):
 def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, commanded, stays, capfd):
     arrays = len(jax.live_arrays())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
-        signals(patch, 3, signal.SIGINT)
+        signalled(patch, 3, signal.SIGINT)
         run(tmp_path, **{"seed": 0})
     told, where = str(caught.value), tmp_path / "run"
     assert isinstance(caught.value, errors.Interrupted) and caught.value._render_traceback_() == [told]
@@ -198,7 +198,7 @@ def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, 
 
 def test_a_second_time_stops_at_once(tmp_path, monkeypatch, stays):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="^stopped; go on with: launch.run"):
-        signals(patch, 3, signal.SIGINT, signal.SIGINT)
+        signalled(patch, 3, signal.SIGINT, signal.SIGINT)
         run(tmp_path)
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
     assert not (tmp_path / "run" / "lock").exists()
@@ -217,7 +217,7 @@ def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeyp
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(list((tmp_path / "run").iterdir())))
     try:
         with monkeypatch.context() as patch, pytest.raises(errors.Interrupted, match="^stopped after step 3"):
-            signals(patch, 3, signal.SIGTERM)
+            signalled(patch, 3, signal.SIGTERM)
             run(tmp_path)
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -341,7 +341,7 @@ def test_a_study_is_stopped_in_the_callers_process(tmp_path, monkeypatch, stays)
         monkeypatch.context() as patch,
         pytest.raises(errors.Interrupted, match="stopped after step 3.*; go on with: l"),
     ):
-        signals(patch, 3, signal.SIGINT)
+        signalled(patch, 3, signal.SIGINT)
         launch.run(file, tmp_path / "study")
 
 

@@ -14,7 +14,7 @@ from experiments.engine import log
 # Writes until the disk takes no more: first both files of a log, then events alone.
 FULL = """
 import contextlib, pathlib, resource, signal, sys, threading
-from experiments.engine import errors, events, job, log
+from experiments.engine import errors, events, run, log
 
 folder, room = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 begun = log.Log(folder, start=0), events.Events(folder / "alone", start=0)
@@ -27,7 +27,7 @@ else:  # no room on this disk, which is small
             fill.write(bytes(4096))
 for writer in begun:
     try:
-        with job.file_errors(folder), contextlib.closing(writer):
+        with run.file_errors(folder), contextlib.closing(writer):
             for step in range(10_000):
                 writer.write(step, {f"train/{i}": 1.0 for i in range(9)})
     except errors.RunError as error:

@@ -6,7 +6,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import batches, errors, memory, mesh, train
+from experiments.engine import batches, errors, memory, mesh, step
 
 
 def test_the_memory_of_the_host(tmp_path, monkeypatch):
@@ -37,7 +37,7 @@ def test_what_does_not_fit_is_refused(monkeypatch):
 def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):
     """D = 5, C = 3: 18 parameters of 4 bytes, as many gradients; no moments; step and key have 12 bytes."""
     task, devices = tiny.linear_task(), mesh.make(data=8)
-    state = train.abstract_state(task, optax.sgd(0.1), mesh=devices)
+    state = step.abstract_state(task, optax.sgd(0.1), mesh=devices)
     needed = 8 * (2 * 18 * 4 + 4 + jax.random.key(0).dtype.itemsize)
     monkeypatch.setattr(memory, "host", lambda: needed)
     memory.check_state(state, devices, described=False)

@@ -18,8 +18,10 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from experiments.compiler import hlo
-from experiments.engine import cost, errors, job, optim, train
+from experiments.engine import cost, errors, optim
 from experiments.engine import mesh as meshes
+from experiments.engine import run as runs
+from experiments.engine import step as steps
 from tfm import layout as layouts
 
 AXES = meshes.AXES
@@ -34,7 +36,7 @@ def mesh_of(sizes):
 def task_of(experiment, mesh, **changes):
     """The task of a small config on this mesh."""
     settings = tiny.settings(experiment, **changes)
-    with mock.patch.object(job, "devices", return_value=mesh):
+    with mock.patch.object(runs, "devices", return_value=mesh):
         return tiny.task_of(settings)
 
 
@@ -47,8 +49,8 @@ def trained(experiment, sizes, *, accumulation=1, **changes):
     """Losses and accuracies of so many AdamW steps, and the first gradient, clipped, as the optimiser has seen it."""
     mesh = mesh_of(sizes)
     task, (rate, optimiser) = task_of(experiment, mesh, **changes), adamw()
-    state = train.initial_state(task, optimiser, seed=3, mesh=mesh)
-    step, losses = train.update(task, optimiser, rate, mesh, accumulation=accumulation), []
+    state = steps.initial_state(task, optimiser, seed=3, mesh=mesh)
+    step, losses = steps.update(task, optimiser, rate, mesh, accumulation=accumulation), []
     alive = jax.device_put(np.True_, meshes.replicated(mesh))
     for i in range(STEPS):
         state, metrics = step(state, meshes.place_batch(mesh, task.train[i]), alive)
@@ -182,9 +184,9 @@ def compiled(sizes, source, **changes):
     """The compiled step for a mesh, and the abstract state it is for: nothing is run."""
     mesh = mesh_of(sizes)
     task, (rate, optimiser) = task_of("language", mesh, text__source=source, **changes), adamw()
-    state = train.abstract_state(task, optimiser, mesh=mesh)
+    state = steps.abstract_state(task, optimiser, mesh=mesh)
     alive = jax.device_put(np.True_, meshes.replicated(mesh))
-    step = train.update(task, optimiser, rate, mesh, accumulation=1)
+    step = steps.update(task, optimiser, rate, mesh, accumulation=1)
     return step.lower(state, meshes.place_batch(mesh, task.train[0]), alive).compile(), state
 
 

@@ -9,7 +9,7 @@ import pytest
 import tiny
 import tiny_study
 
-from experiments.engine import errors, growth, muon, optim, plan, train
+from experiments.engine import errors, growth, muon, optim, plan
 from experiments.engine import mesh as meshes
 from tfm import shapes
 
@@ -140,8 +140,8 @@ def trained(folder, *, steps=3, **mesh):
     made = tiny.settings("language", text__source=str(folder / "text.txt"), **CHANGES, **sizes)
     task, devices = tiny.task_of(made), meshes.make(**({"data": 1} | mesh))
     rate, chosen = plan.optimiser(made, growth.growth(made.train.batch_size))
-    state = train.initial_state(task, chosen, seed=0, mesh=devices)
-    step, losses = train.update(task, chosen, rate, devices, accumulation=1), []
+    state = steps.initial_state(task, chosen, seed=0, mesh=devices)
+    step, losses = steps.update(task, chosen, rate, devices, accumulation=1), []
     for n in range(steps):
         state, metrics = step(state, meshes.place_batch(devices, task.train[n]), np.True_)
         losses.append(float(metrics["loss"]))

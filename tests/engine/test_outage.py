@@ -7,7 +7,8 @@ import sys
 import pytest
 from test_checkpoint_log_workdir import quick_peak, run, straight, summary  # noqa: F401  fixtures
 
-from experiments.engine import errors, job, log, resumption
+from experiments.engine import errors, log, resumption
+from experiments.engine import run as runs
 
 EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
@@ -156,7 +157,7 @@ def test_a_folder_that_was_never_made_is_not_waited_for(tmp_path, monkeypatch, c
 
 def test_while_it_waits_nothing_is_advised_that_needs_another_cell(tmp_path, capsys):
     def run():
-        with job.file_errors(tmp_path):
+        with runs.file_errors(tmp_path):
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(tmp_path / "metrics.jsonl"))
 
     DRIVE.mount(tmp_path, last=0)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import cost, errors, json_file, memory, replay, train
+from experiments.engine import cost, errors, json_file, memory, replay
+from experiments.engine import step as steps
 
 ARM = """
 import collections
@@ -144,9 +145,9 @@ HEADERS = [
 ]
 
 
-def small_bundle(folder: pathlib.Path) -> tuple[pathlib.Path, train.State]:
+def small_bundle(folder: pathlib.Path) -> tuple[pathlib.Path, steps.State]:
     """The bundle of step 3 of a model of five numbers, and their state."""
-    state = train.State(step=jnp.int32(2), params={"x_D": jnp.arange(5.0)}, opt_state=(), key=jax.random.key(1))
+    state = steps.State(step=jnp.int32(2), params={"x_D": jnp.arange(5.0)}, opt_state=(), key=jax.random.key(1))
     (folder / "config.json").write_text("{}")
     seen = replay.Seen(step=3, loss=float("nan"), norm=1.0, batch={"example_B": np.arange(7)})
     return replay.write(folder, seen, state), state

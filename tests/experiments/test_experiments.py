@@ -252,7 +252,7 @@ def test_only_masked_words_see_what_comes_after_them_and_padding_is_seen_by_none
         task = tiny.task_of(
             tiny.settings("language", text__source=str(tmp_path / "text.txt"), text__N=7, text__objective=objective)
         )
-        measure = jax.jit(task.measure)
+        measure = jax.jit(task.loss_and_metrics)
         batch = dict(task.train[0]) | {"weight_BN": np.float32(np.arange(7) < 3) * np.ones((16, 1), np.float32)}
 
         params = tiny.drawn(task)
@@ -301,7 +301,7 @@ def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
         task = tiny.task_of(tiny.settings("language", **changes | more))
 
         def total(params, task=task):
-            return task.measure(params, task.train[0], None)["loss"][0]
+            return task.loss_and_metrics(params, task.train[0], None)["loss"][0]
 
         params = jax.eval_shape(task.init, jax.random.key(0))
         loss, gradient = jax.eval_shape(jax.value_and_grad(total), params)

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import config, errors, job
+from experiments.engine import config, errors, run
 from tfm.attention import score
 
 MODELS = {
@@ -70,8 +70,8 @@ def test_a_text_run_that_cannot_be(words, tmp_path):
 def test_a_training_that_cannot_be(words, tmp_path):
     settings = tiny.settings("vision", image__patch=4, **TRAININGS[words])
     with pytest.raises(errors.UserError, match=words), contextlib.redirect_stdout(io.StringIO()):
-        devices = job.devices(settings)
-        job.run(settings, tmp_path / "run", config.experiment("vision").prepare(settings, devices), devices)
+        devices = run.devices(settings)
+        run.run(settings, tmp_path / "run", config.experiment("vision").prepare(settings, devices), devices)
     assert not (tmp_path / "run").exists()
 
 

@@ -111,7 +111,7 @@ def test_held_out_sentences_are_translated(finished):
 
 def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_target(file):
     task = tiny.task_of(tiny.settings("translation", **{"pairs.source": file} | SIZES | {"pairs.N": 7}))
-    batch, params, measure = task.train[0], tiny.drawn(task), jax.jit(task.measure)
+    batch, params, measure = task.train[0], tiny.drawn(task), jax.jit(task.loss_and_metrics)
     assert batch["source_BS"].shape == (16, 7) and task.tokens_per_example == 14
     real_B = batch["valid_BS"].sum(1)
     assert real_B.max() < 7

@@ -12,7 +12,8 @@ import tiny
 from configs import base
 from experiments import ablation
 from experiments.engine import config as configs
-from experiments.engine import log, train
+from experiments.engine import log
+from experiments.engine import step as steps
 from experiments.studies import drawings, progress, training
 
 CHANGES = {
@@ -127,7 +128,7 @@ def test_within_a_seed_all_arms_see_the_same_and_start_alike(done):
 @pytest.mark.parametrize("stop", [3, 5])  # in the middle, and behind the last step
 def test_a_study_that_is_stopped_goes_on_exactly(done, tmp_path, monkeypatch, stop):
     folder, _ = done
-    calls, fit = [], train.fit
+    calls, fit = [], steps.fit
 
     def stopped(state, step, batches, **options):
         def on_metrics(n, metrics):
@@ -139,7 +140,7 @@ def test_a_study_that_is_stopped_goes_on_exactly(done, tmp_path, monkeypatch, st
         told = options["on_metrics"]
         return fit(state, step, batches, **(options | {"on_metrics": on_metrics}))
 
-    monkeypatch.setattr(train, "fit", stopped)
+    monkeypatch.setattr(steps, "fit", stopped)
     source = {"text__source": str(folder / "text.txt")}
     outcome = study(tmp_path, **source)
     assert outcome.code == 143 and "go on with" in outcome.err
@@ -179,9 +180,9 @@ def test_a_seed_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpo
         os.kill(os.getpid(), signal.SIGTERM)
         return made
 
-    fit = train.fit
+    fit = steps.fit
     with monkeypatch.context() as patch:
-        patch.setattr(train, "fit", stopped)
+        patch.setattr(steps, "fit", stopped)
         assert study(tmp_path, study__arms=ARMS[1:], study__seeds=[3], **source).code == 143
     for name in ("all_gone_01234567", "all_fast_noself_01234567", "all_fast_01234567"):
         (kept / name).mkdir()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_study
 
-from experiments.engine import train
+from experiments.engine import step as steps
 from experiments.studies import initial, training, vmapped_runs
 from tfm import shapes
 from tfm.attention import score
@@ -40,12 +40,12 @@ def copied(tree, r: int):
 
 def idle(state, batch, alive, numbers):
     """A step that trains nothing."""
-    return state.replace(step=state.step + alive), {train.LOSS: 0.0 * alive, "alive": alive}
+    return state.replace(step=state.step + alive), {steps.LOSS: 0.0 * alive, "alive": alive}
 
 
 def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
     """A study, and what the step of each run really got, by arm and seed. Compiling another step takes seconds."""
-    seen, now, run, fit = {}, [], training.run, train.fit
+    seen, now, run, fit = {}, [], training.run, steps.fit
 
     def run_and_tell(ready, *arguments, **options):
         now[:] = ready.program.rows
@@ -67,7 +67,7 @@ def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "run", run_and_tell)
-        patch.setattr(train, "fit", watching)
+        patch.setattr(steps, "fit", watching)
         patch.setattr(vmapped_runs, "step", lambda of: jax.jit(idle))
         small = {"study__seeds": list(SEEDS), "train__steps": STEPS, "train__evaluate_every": 0}
         outcome = tiny_study.run(folder, **(small | changes))

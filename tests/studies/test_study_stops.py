@@ -18,7 +18,8 @@ import tiny_study
 from tiny_study import STEPS
 
 from experiments import ablation, language
-from experiments.engine import checkpoint, log, mesh, train, workdir
+from experiments.engine import checkpoint, log, mesh, workdir
+from experiments.engine import step as steps
 from experiments.studies import preparing, training
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -68,17 +69,17 @@ def signalled(patch: pytest.MonkeyPatch, owner: Any, name: str, due: Callable[..
 
 
 def watch(patch: pytest.MonkeyPatch, what: str, told: Callable[[int], None]) -> None:
-    """The function is told n whenever `train.fit` calls its argument of this name, on_metrics or stops, with step n."""
-    fit = train.fit
+    """The function is told n whenever `steps.fit` calls its argument of this name, on_metrics or stops, with step n."""
+    fit = steps.fit
 
-    def watched(*arguments: Any, **options: Any) -> train.State:
+    def watched(*arguments: Any, **options: Any) -> steps.State:
         def and_tell(n: int, *more: Any) -> Any:
             told(n)
             return options[what](n, *more)
 
         return fit(*arguments, **(options | {what: and_tell}))
 
-    patch.setattr(train, "fit", watched)
+    patch.setattr(steps, "fit", watched)
 
 
 def stop_behind(patch: pytest.MonkeyPatch, step: int) -> None:
@@ -121,7 +122,7 @@ def moments() -> list[list[Moment]]:
     after_each_other = [
         ("first evaluation", (*evaluation, lambda *_: True), 0, []),
         ("second evaluation", (*evaluation, lambda *_: next(calls[0]) == 1), 0, [1, 2, 3]),  # behind step 3
-        ("last evaluation", (train, "evaluate", lambda *_: next(calls[1]) == 1), 0, [4, 5, 6]),  # of the steps 3, 6
+        ("last evaluation", (steps, "evaluate", lambda *_: next(calls[1]) == 1), 0, [4, 5, 6]),  # of the steps 3, 6
         ("first of two results", (workdir, "write_json", lambda file, _: file.name == "summary.json"), 1, []),
         ("between two programs", (preparing, "prepare", lambda *_: next(calls[2]) == 1), 2, []),
         ("compilation of the next", (training, "_compiled", lambda *_: True), 2, []),
@@ -133,14 +134,14 @@ def moments() -> list[list[Moment]]:
 @pytest.mark.parametrize("stops", moments(), ids=["each after the other", "last save"])
 def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(done, tmp_path, stops):
     source = {"study__arms": ARMS, "text__source": str(done / "text.txt")}
-    for moment, call, finished, steps in stops:
+    for moment, call, finished, before in stops:
         taken: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, "on_metrics", taken.append)
             signalled(patch, *call)
             outcome = tiny_study.run(tmp_path, **source)
         assert outcome.code == 143 and "go on with" in outcome.err, moment
-        assert taken == steps, moment
+        assert taken == before, moment
         assert not list(tmp_path.glob("study/all/asymmetric/*/metrics.jsonl"))  # the next program is not begun
         assert len(tiny_study.summaries(tmp_path)) == finished, moment
         report = tmp_path / "study" / "report.json"
@@ -223,9 +224,9 @@ def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(done, stopped, 
 
 
 def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path):
-    fit = train.fit
+    fit = steps.fit
 
-    def poisoned(state: train.State, step: Callable, batches: Any, **options: Any) -> train.State:
+    def poisoned(state: steps.State, step: Callable, batches: Any, **options: Any) -> steps.State:
         def one_bad() -> Any:  # the batch of step 2 of the second run is none, all others are good
             for n, batch_R in enumerate(batches, options["start"] + 1):
                 bad = batch_R[1] | {"weight_BN": np.full_like(batch_R[1]["weight_BN"], np.nan)}
@@ -234,7 +235,7 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path
         return fit(state, step, one_bad(), **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "fit", poisoned)
+        patch.setattr(steps, "fit", poisoned)
         outcome, _ = again(tmp_path / "whole", **second(done))
         assert "diverged" in outcome.out
         with pytest.MonkeyPatch.context() as stop:
@@ -252,8 +253,8 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path
 KILLED = """
 import os, signal, sys
 import launch
-from experiments.engine import train
-fit = train.fit
+from experiments.engine import step as steps
+fit = steps.fit
 def killed(*arguments, **options):
     def on_metrics(n, metrics):
         usual(n, metrics)
@@ -261,7 +262,7 @@ def killed(*arguments, **options):
             os.kill(os.getpid(), signal.SIGKILL)
     usual = options["on_metrics"]
     return fit(*arguments, **(options | {"on_metrics": on_metrics}))
-train.fit = killed
+steps.fit = killed
 sys.exit(launch.main(sys.argv))
 """
 

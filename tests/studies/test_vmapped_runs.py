@@ -9,7 +9,8 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import errors, mesh, optim, train
+from experiments.engine import errors, mesh, optim
+from experiments.engine import step as steps
 from experiments.studies import vmapped_runs
 from tfm import head, shapes
 
@@ -27,7 +28,7 @@ def optimiser(learning_rate=None, weight_decay=None) -> tuple[optax.Schedule, op
     return rate, made
 
 
-def task(seed: int) -> train.Task:
+def task(seed: int) -> steps.Task:
     linear = tiny.linear_task(seed=seed)
 
     def init(key, std=1.0):
@@ -62,12 +63,12 @@ def alone(r: int, accumulation: int = 1):
     one, own = mesh.make(data=1), TASKS[SEEDS[r]]
     rate, made = optimiser(RATES[r], DECAYS[r])
     own = own._replace(init=functools.partial(own.init, std=STDS[r]))
-    state, seen = train.initial_state(own, made, seed=SEEDS[r], mesh=one), []
-    step = train.update(own, made, rate, one, accumulation=accumulation)
+    state, seen = steps.initial_state(own, made, seed=SEEDS[r], mesh=one), []
+    step = steps.update(own, made, rate, one, accumulation=accumulation)
     for i in range(STEPS):
         state, metrics = step(state, mesh.place_batch(one, own.train[i]), np.True_)
         seen.append(jax.device_get(metrics))
-    return jax.device_get(state.params), seen, train.evaluator(own, one)(state.params)
+    return jax.device_get(state.params), seen, steps.evaluator(own, one)(state.params)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_row_whose_numbers_go_wrong_stays_as_it_is_and_the_others_go_on(sizes)
 def test_every_row_is_evaluated_by_its_own_parameters(sizes):
     of = rows(mesh.make(**sizes), batched="seed" in sizes)
     params = vmapped_runs.initial_state(of, SEEDS, NUMBERS | {"std": np.float32([1.0, 1.0, 0.5, 2.0])}).params
-    found, single = vmapped_runs.evaluator(of)(params), train.evaluator(TASKS[3], mesh.make(data=1))
+    found, single = vmapped_runs.evaluator(of)(params), steps.evaluator(TASKS[3], mesh.make(data=1))
     assert len(set(found["loss"].round(3))) == len(SEEDS)
     for r in range(len(SEEDS)):
         own = single(jax.tree.map(lambda x, r=r: np.asarray(x[r]), params))

@@ -19,7 +19,8 @@ import tiny
 from cases import B, H, K
 
 from experiments import synthetic
-from experiments.engine import mesh, plan, train
+from experiments.engine import mesh, plan
+from experiments.engine import step as steps
 from tfm.attention import explicit, relative_position, score
 
 D, N = 34, 13  # `none` compares D features, of which rotary positions turn pairs
@@ -88,7 +89,7 @@ def trained(name):
     with contextlib.redirect_stdout(io.StringIO()):
         task = synthetic.prepare(settings, devices).task
     made = plan.plan(settings, task, devices)
-    state = train.initial_state(task, made.optimiser, seed=settings.seed, mesh=devices)
+    state = steps.initial_state(task, made.optimiser, seed=settings.seed, mesh=devices)
     start, alive = jax.device_get(state.params), True
     for step in range(made.steps):
         state, metrics = made.step(state, mesh.place_batch(devices, task.train[step]), alive)
@@ -107,7 +108,7 @@ def weights(task, params):
 
 def right(task, params):
     """The share of right answers at each place."""
-    measure, batch = jax.jit(task.measure), task.evaluation[0]
+    measure, batch = jax.jit(task.loss_and_metrics), task.evaluation[0]
     asked_NN = np.eye(batch["w_BN"].shape[1], dtype=np.float32)
     ratios = [measure(params, batch | {"weight_BN": asked_N * batch["weight_BN"]}, None) for asked_N in asked_NN]
     return np.array([float(ratio["accuracy"][0] / ratio["accuracy"][1]) for ratio in ratios])

@@ -16,8 +16,10 @@ import test_sample
 import tiny
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, job, log, plan, train
+from experiments.engine import checkpoint, errors, log, plan
 from experiments.engine import mesh as meshes
+from experiments.engine import run as runs
+from experiments.engine import step as steps
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as command
 from tfm import symmetry
@@ -81,8 +83,8 @@ def counted(mesh, **options):
         return {"size": jnp.sum(jnp.square(params["G_CD"]))}
 
     task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), test_mesh.adamw()
-    state, metrics = train.initial_state(task, optimiser, seed=0, mesh=mesh), []
-    step = train.update(task, optimiser, rate, mesh, **options)
+    state, metrics = steps.initial_state(task, optimiser, seed=0, mesh=mesh), []
+    step = steps.update(task, optimiser, rate, mesh, **options)
     for i in range(6):
         batch = dict(task.train[i])
         if i == 2:
@@ -123,8 +125,8 @@ def test_on_eight_devices_the_probe_finds_what_it_finds_on_one(due):
         params["blocks"]["score"]["Uq_HKD"] = params["blocks"]["score"]["Uq_HKD"].at[..., 5].mul(9)  # a direction
         params = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
         assert params["blocks"]["score"]["Uq_HKD"].is_fully_replicated == (mesh.size == 1)
-        state = train.State(jnp.int32(1), params, (), jax.random.key(0))
-        found = jax.jit(lambda state: train.probed(task, state, lambda n: (n == 1) == due))(state)
+        state = steps.State(jnp.int32(1), params, (), jax.random.key(0))
+        found = jax.jit(lambda state: steps.probed(task, state, lambda n: (n == 1) == due))(state)
         return {name: float(x) for name, x in found.items()}
 
     eight, one = found("2x2x2x1"), found("1x1x1x1")
@@ -178,7 +180,7 @@ def test_a_run_that_goes_on_logs_the_same(run, tmp_path):
 def test_a_run_without_a_form_refuses_to_look_at_it():
     changed = tiny.settings("vision", model__score="constant", train__probe=True, mesh__data=1, image__patch=4)
     with pytest.raises(errors.UserError, match="train.probe = True, but there is nothing to look at"):
-        plan.plan(changed, tiny.task_of(changed), job.devices(changed))
+        plan.plan(changed, tiny.task_of(changed), runs.devices(changed))
 
 
 def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
@@ -188,8 +190,8 @@ def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
             tiny.linear_task()._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]}),
             test_mesh.adamw(),
         )
-        state = train.initial_state(task, optimiser, seed=0, mesh=mesh)
-        step = train.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
+        state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
+        step = steps.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
         assert float(step(state, task.train[0])[1]["probe/x"]) == 0
 
 

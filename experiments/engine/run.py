@@ -29,10 +29,12 @@ from experiments.engine import (
     report,
     resumption,
     sources,
-    train,
     workdir,
 )
 from experiments.engine import plan as plans
+from experiments.engine import (
+    step as steps,
+)
 from experiments.pretrained import warm_start
 from tfm import shapes
 
@@ -48,7 +50,7 @@ class Work(NamedTuple):
     trained model cannot be used without (its words, its classes).
     """
 
-    task: train.Task
+    task: steps.Task
     figures: Figures
     apply: Callable[[Any, dict], jax.Array] | None = None
     kept: dict[str, bytes] = {}
@@ -92,7 +94,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
     settings.refuse_unused()
     if folder is None and not made.debug.compiles_ahead:
         raise errors.UserError("--dry_run shows the compiled step, but with debug.nans or debug.no_jit there is none")
-    memory.check_state(train.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
+    memory.check_state(steps.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
     writes = folder is not None and processes.main()
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if folder is not None and enter(settings, folder, devices):
@@ -105,9 +107,9 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
             disk.write(folder / name, content)
         with loop.device_errors():
             if folder is None:  # nothing is run: shapes are enough
-                state = train.abstract_state(task, made.optimiser, mesh=devices)
+                state = steps.abstract_state(task, made.optimiser, mesh=devices)
             else:
-                state = train.initial_state(task, made.optimiser, seed=made.seed, mesh=devices)
+                state = steps.initial_state(task, made.optimiser, seed=made.seed, mesh=devices)
                 state = state.replace(params=warm_start.placed(imported, state.params))
             flops = describe(made, state)
             if topology.asked():
@@ -208,11 +210,11 @@ def write_result(
     return summary
 
 
-def describe(made: plans.Plan, state: train.State) -> int:
+def describe(made: plans.Plan, state: steps.State) -> int:
     """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
     shapes.check(state.params)
     example = made.task.train[0]
-    forward = cost.flops(made.task.measure, state.params, example, None)
+    forward = cost.flops(made.task.loss_and_metrics, state.params, example, None)
     batch, each = made.growth.sizes[0], made.task.tokens_per_example
     print(report.table(state.params))
     print(
@@ -226,12 +228,12 @@ def describe(made: plans.Plan, state: train.State) -> int:
     return 3 * forward
 
 
-def compile_step(made: plans.Plan, state: train.State) -> tuple[Any, float]:
+def compile_step(made: plans.Plan, state: steps.State) -> tuple[Any, float]:
     """The training step, compiled for every batch size unless debug says otherwise, and the seconds it took."""
     if not made.debug.compiles_ahead:
         return made.step, 0.0
     batches = (mesh.abstract_batch(made.mesh, made.task.train[first]) for first in made.growth.firsts)
-    return compilation.ahead(made.step, state, batches, train.abstract_alive(made.mesh))
+    return compilation.ahead(made.step, state, batches, steps.abstract_alive(made.mesh))
 
 
 def loss_figure(file: pathlib.Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:

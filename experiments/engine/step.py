@@ -31,11 +31,11 @@ class Task(NamedTuple):
     # (params, batch, key_B, layout) -> sums and counts; 'loss' is minimised. key_B: a random key for each example in
     # training, None in evaluation. layout: which devices share the model, none by default. What is called
     # 'running/<path>' is followed by the parameter at that path (`running`).
-    measure: Callable[..., Ratios]
+    loss_and_metrics: Callable[..., Ratios]
     train: Sequence[dict]  # train[step] is the batch of that step
     evaluation: Sequence[dict]  # every held-out example once
     tokens_per_example: int  # for the throughput
-    baseline: dict[str, float]  # what a guess that ignores the input reaches, by the names of `measure`
+    baseline: dict[str, float]  # what a guess that ignores the input reaches, by the names of `loss_and_metrics`
     guess: Mapping[str, str] = {}  # and what this guess is, in words
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
@@ -87,7 +87,7 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
     """
 
     def sums(params: Any, part: dict, key_B: jax.Array) -> tuple[jax.Array, Ratios]:
-        ratios = meshes.total(task.measure(params, part, key_B, task.layout), mesh)
+        ratios = meshes.total(task.loss_and_metrics(params, part, key_B, task.layout), mesh)
         return ratios[LOSS][0], ratios
 
     def one_part(params: Any, part: dict, key_B: jax.Array) -> tuple[Any, Ratios]:
@@ -219,7 +219,7 @@ def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, *,
 
 
 def running(seen: dict) -> Ratios:
-    """What a model saw of its batch's statistics (`running`, a tree like the parameters'), for a task's `measure`."""
+    """A model's statistics of its batch (`running`, a tree like the parameters'), for a task's `loss_and_metrics`."""
     leaves = jax.tree_util.tree_leaves_with_path(seen.get("running", {}))
     return {RUNNING + "/".join(shapes.names(path)): (leaf, jnp.float32(1)) for path, leaf in leaves}
 
@@ -247,7 +247,7 @@ def held_out(task: Task, mesh: Mesh) -> Callable[[Any, dict], Ratios]:
     """(params, batch) -> the sums and counts of all measures of a held-out batch."""
 
     def local(params: Any, batch: dict) -> Ratios:
-        return meshes.total(task.measure(params, batch, None, task.layout), mesh)
+        return meshes.total(task.loss_and_metrics(params, batch, None, task.layout), mesh)
 
     def sums(params: Any, batch: dict) -> Ratios:
         specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)

@@ -17,7 +17,8 @@ import pytest
 import tiny
 
 from experiments import vision
-from experiments.engine import batches, errors, interruption, log, loop, train
+from experiments.engine import batches, errors, log, loop, signals
+from experiments.engine import step as steps
 
 CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "model.dropout": 0.1, "image.shift": 1}
 CHANGES |= {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "train.evaluate_batch": 64, "mesh.data": 1}
@@ -35,9 +36,9 @@ def quick():
 @pytest.fixture(autouse=True)
 def handlers():
     """Whatever a command does, the handlers are those from before."""
-    before = [signal.getsignal(number) for number in interruption.SIGNALS]
+    before = [signal.getsignal(number) for number in signals.SIGNALS]
     yield
-    assert [signal.getsignal(number) for number in interruption.SIGNALS] == before
+    assert [signal.getsignal(number) for number in signals.SIGNALS] == before
 
 
 def launched(folder, *more):
@@ -87,7 +88,7 @@ def leaves(monkeypatch):
 
 def during_evaluation(monkeypatch, step, do):
     """This is done behind the second batch of the evaluation at this step of 4 and 6; the list of all such moments."""
-    whole, moments = train.evaluator, []
+    whole, moments = steps.evaluator, []
 
     def evaluator(task, mesh):
         evaluate = whole(task, mesh)
@@ -105,7 +106,7 @@ def during_evaluation(monkeypatch, step, do):
 
         return evaluate_and_do
 
-    monkeypatch.setattr(train, "evaluator", evaluator)
+    monkeypatch.setattr(steps, "evaluator", evaluator)
     return moments
 
 
@@ -177,9 +178,9 @@ def test_while_figures_are_drawn_a_signal_stops_at_once_and_only_the_result_is_m
 SECOND = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
-from experiments.engine import interruption
-requests = interruption.Requests()
-with interruption.at_once(), requests.kept():
+from experiments.engine import signals
+requests = signals.Requests()
+with signals.at_once(), requests.kept():
     for name in sys.argv[2:]:
         os.kill(os.getpid(), getattr(signal, name))
         print(name, requests.signal, flush=True)
@@ -204,7 +205,7 @@ def test_a_sigint_after_another_signal_stops_at_once(sent, code, out):
 
 
 def test_the_first_signal_is_the_one_that_counts_and_none_is_kept_outside():
-    requests = interruption.Requests()
+    requests = signals.Requests()
     with requests.kept():
         assert requests.signal == 0
         os.kill(os.getpid(), signal.SIGTERM)
@@ -214,19 +215,19 @@ def test_the_first_signal_is_the_one_that_counts_and_none_is_kept_outside():
     with pytest.raises(errors.Interrupted, match="^stopped here$") as caught:
         requests.heed("stopped here")
     assert caught.value.code == 143 and isinstance(caught.value, KeyboardInterrupt)
-    assert interruption.Requests().heed() is None
+    assert signals.Requests().heed() is None
 
 
 BUSY = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from experiments.engine import interruption
-interruption.from_the_start()
+from experiments.engine import signals
+signals.from_the_start()
 import jax
 @jax.jit
 def long(x):  # minutes
     return jax.lax.fori_loop(0, 1 << 30, lambda i, x: x @ x / 300, x)
-with interruption.at_once("; go on"):
+with signals.at_once("; go on"):
     print("computing", flush=True)
     long(jax.numpy.ones((300, 300))).block_until_ready()
 """
@@ -249,7 +250,7 @@ def test_a_signal_stops_a_process_that_is_in_a_compiled_program(number):
 def test_a_signal_that_the_shell_ignores_is_not_heeded():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for within in (interruption.at_once, interruption.Requests().kept):
+        for within in (signals.at_once, signals.Requests().kept):
             with within():
                 assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN != signal.getsignal(signal.SIGTERM)
     finally:
@@ -260,13 +261,13 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
     found = []
 
     def work():
-        with interruption.at_once(), interruption.Requests().kept():
-            found.extend(signal.getsignal(number) for number in interruption.SIGNALS)
+        with signals.at_once(), signals.Requests().kept():
+            found.extend(signal.getsignal(number) for number in signals.SIGNALS)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [signal.getsignal(number) for number in interruption.SIGNALS]
+    assert found == [signal.getsignal(number) for number in signals.SIGNALS]
 
 
 def test_an_evaluation_that_fails_loses_nothing_and_does_not_come_before_the_save_of_a_signal(
@@ -279,7 +280,7 @@ def test_an_evaluation_that_fails_loses_nothing_and_does_not_come_before_the_sav
         return evaluate
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.train, "evaluator", evaluator)
+        patch.setattr(loop.steps, "evaluator", evaluator)
         signal_with_batch(patch, 4, signal.SIGTERM)
         assert launched(tmp_path).code == 143 and saved(tmp_path) == [4]
         told = launched(tmp_path)  # where it is made up for
@@ -324,7 +325,7 @@ def test_the_clock_saves_within_a_long_evaluation(tmp_path, monkeypatch):
             between()
         raise MemoryError
 
-    monkeypatch.setattr(loop.train, "evaluator", lambda task, mesh: evaluate)
+    monkeypatch.setattr(loop.steps, "evaluator", lambda task, mesh: evaluate)
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
     monkeypatch.setattr(loop.Beside, "_saved_anyway", lambda *arguments: contextlib.nullcontext())
     with pytest.raises(MemoryError):
@@ -336,7 +337,7 @@ def evaluations(monkeypatch, *values):
     """These losses are found, one after the other."""
     losses = iter(values)
     evaluate = lambda params, between: {"loss": next(losses), "accuracy": 0}  # noqa: E731
-    monkeypatch.setattr(loop.train, "evaluator", lambda task, mesh: evaluate)
+    monkeypatch.setattr(loop.steps, "evaluator", lambda task, mesh: evaluate)
 
 
 def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):

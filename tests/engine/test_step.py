@@ -9,7 +9,8 @@ import pytest
 import tiny
 
 from experiments.engine import mesh as meshes
-from experiments.engine import optim, train
+from experiments.engine import optim
+from experiments.engine import step as training
 from tfm import loss
 
 EIGHT = 8
@@ -46,11 +47,11 @@ def trained(task, *, devices, params=None, seed=3, steps=5):
     """The losses and the last state of a few steps from the initial parameters, or from these."""
     rate, optimiser = adamw()
     if params is None:
-        state = train.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
+        state = training.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
     else:
-        state = train.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(seed))
+        state = training.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(seed))
     state = jax.device_put(state, meshes.replicated(mesh(devices)))
-    step = train.update(task, optimiser, rate, mesh(devices), accumulation=1)
+    step = training.update(task, optimiser, rate, mesh(devices), accumulation=1)
     losses = []
     for i in range(steps):
         state, metrics = step(state, meshes.place_batch(mesh(devices), task.train[i]))
@@ -64,7 +65,7 @@ def batch_with(**arrays):
 
 
 def gradients(task, params, batch, *, devices, accumulation=1):
-    function = jax.jit(train.gradient(task, mesh(devices), accumulation=accumulation))
+    function = jax.jit(training.gradient(task, mesh(devices), accumulation=accumulation))
     return function(params, meshes.place_batch(mesh(devices), batch), jax.random.key(1))
 
 
@@ -72,7 +73,7 @@ def plain(task, params, batch):
     """Gradient and means as they are defined: sum / count over the whole batch, on one device."""
 
     def means(params, batch):
-        ratios = task.measure(params, batch, None)
+        ratios = task.loss_and_metrics(params, batch, None)
         found = {name: total / count for name, (total, count) in ratios.items()}
         return found["loss"], found
 
@@ -91,7 +92,7 @@ def asked_per_device(batch):
 @KINDS
 def test_the_initial_values_are_those_of_the_task_though_compiled_in_less_time(tasks, kind):
     task, (_, optimiser) = tasks[kind], adamw()
-    state = train.initial_state(task, optimiser, seed=3, mesh=mesh(1))
+    state = training.initial_state(task, optimiser, seed=3, mesh=mesh(1))
     close(state.params, jax.jit(task.init)(jax.random.key(3)), rtol=1e-6, atol=1e-7)
 
 
@@ -125,16 +126,16 @@ def test_eight_devices_train_as_one_with_dropout_and_batch_statistics():
 
 @pytest.mark.parametrize(("devices", "accumulation"), [(1, 1), (EIGHT, 2)])
 def test_running_averages_follow_the_statistics_of_the_batches(devices, accumulation):
-    def measure(params, batch, key_B, over=None):
-        answer = tiny.linear_task().measure({name: params[name] for name in ("G_CD", "b_C")}, batch, key_B)
+    def loss_and_metrics(params, batch, key_B, over=None):
+        answer = tiny.linear_task().loss_and_metrics({name: params[name] for name in ("G_CD", "b_C")}, batch, key_B)
         now = jax.lax.pmean(batch["x_BD"].mean(0), meshes.BATCH)
-        return answer | train.running({"running": {"norm": {"mean_D": now}}})
+        return answer | training.running({"running": {"norm": {"mean_D": now}}})
 
-    task = tiny.linear_task()._replace(measure=measure)
+    task = tiny.linear_task()._replace(loss_and_metrics=loss_and_metrics)
     rate, optimiser = adamw()
     params = tiny.linear_task().init(jax.random.key(0)) | {"norm": {"mean_D": jnp.ones(tiny.D)}}
-    state = train.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
-    step = train.update(task, optimiser, rate, mesh(devices), accumulation=accumulation)
+    state = training.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
+    step = training.update(task, optimiser, rate, mesh(devices), accumulation=accumulation)
     expected = np.ones(tiny.D)
     for i in range(3):
         state, metrics = step(
@@ -182,11 +183,11 @@ def test_accumulated_parts_are_the_whole_batch(devices, accumulation):
 def test_every_example_has_a_random_key_of_its_own(devices, accumulation):
     """What is random about an example depends on its place in the batch, not on who computes it."""
 
-    def measure(params, batch, key_B, over=None):
+    def loss_and_metrics(params, batch, key_B, over=None):
         draw_B = jax.vmap(jax.random.normal)(key_B)
         return {"loss": (jnp.sum(params["G_CD"].sum() * draw_B * batch["x_BD"][:, 0]), jnp.float32(len(draw_B)))}
 
-    task = tiny.linear_task()._replace(measure=measure)
+    task = tiny.linear_task()._replace(loss_and_metrics=loss_and_metrics)
     params = {"G_CD": jnp.ones((tiny.C, tiny.D))}
     batch = task.train[0]
     grads, _ = gradients(task, params, batch, devices=devices, accumulation=accumulation)
@@ -232,7 +233,7 @@ def test_evaluation_is_exact(devices, size):
     expected, count = by_hand(task, params)
     assert len(task.evaluation) * size > n_evaluation  # the last batch is padded
     assert count == sum(i % 3 for i in range(n, n + n_evaluation))
-    found = train.evaluator(task, mesh(devices))(params)
+    found = training.evaluator(task, mesh(devices))(params)
     assert found == pytest.approx(expected, rel=1e-6)
 
 
@@ -241,7 +242,7 @@ def test_evaluation_of_an_experiment_is_exact(tasks, kind):
     """Against the examples one by one."""
     task = tasks[kind]
     params = tiny.drawn(task)
-    measure = jax.jit(task.measure)
+    measure = jax.jit(task.loss_and_metrics)
     totals = {"loss": np.zeros(2), "accuracy": np.zeros(2)}
     for i in range(len(task.evaluation)):
         batch = task.evaluation[i]
@@ -251,17 +252,17 @@ def test_evaluation_of_an_experiment_is_exact(tasks, kind):
                 for name, ratio in measure(params, one, None).items():
                     totals[name] += np.asarray(ratio, np.float64)
     expected = {name: total / count for name, (total, count) in totals.items()}
-    assert train.evaluator(task, mesh(EIGHT))(params) == pytest.approx(expected, rel=1e-5)
+    assert training.evaluator(task, mesh(EIGHT))(params) == pytest.approx(expected, rel=1e-5)
 
 
 def counted(task):
     traces = []
 
-    def measure(params, batch, key_B, over=None):
+    def loss_and_metrics(params, batch, key_B, over=None):
         traces.append(1)
-        return task.measure(params, batch, key_B)
+        return task.loss_and_metrics(params, batch, key_B)
 
-    return task._replace(measure=measure), traces
+    return task._replace(loss_and_metrics=loss_and_metrics), traces
 
 
 def test_nothing_is_compiled_twice():
@@ -271,7 +272,7 @@ def test_nothing_is_compiled_twice():
     traces.clear()
     _, state = trained(task, devices=EIGHT, steps=6)
     assert len(traces) == first > 0
-    evaluate = train.evaluator(task, mesh(EIGHT))
+    evaluate = training.evaluator(task, mesh(EIGHT))
     evaluate(state.params)
     traces.clear()
     evaluate(state.params)
@@ -281,8 +282,8 @@ def test_nothing_is_compiled_twice():
 def test_the_state_is_whole_on_every_device_and_donated():
     task = tiny.linear_task()
     rate, optimiser = adamw()
-    step = train.update(task, optimiser, rate, mesh(EIGHT), accumulation=1)
-    old = train.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
+    step = training.update(task, optimiser, rate, mesh(EIGHT), accumulation=1)
+    old = training.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
     new, metrics = step(old, meshes.place_batch(mesh(EIGHT), task.train[0]))
     for leaf in jax.tree.leaves((new, metrics)):
         assert leaf.sharding.is_fully_replicated and len(leaf.sharding.device_set) == EIGHT
@@ -293,9 +294,9 @@ def test_the_state_is_whole_on_every_device_and_donated():
 def test_metrics_tell_the_rate_and_the_norm_before_clipping():
     task = tiny.linear_task()
     rate, optimiser = adamw()
-    state = train.initial_state(task, optimiser, seed=0, mesh=mesh(2))
+    state = training.initial_state(task, optimiser, seed=0, mesh=mesh(2))
     expected, means = plain(task, state.params, task.train[0])
-    _, metrics = train.update(task, optimiser, rate, mesh(2), accumulation=1)(state, task.train[0])
+    _, metrics = training.update(task, optimiser, rate, mesh(2), accumulation=1)(state, task.train[0])
     norm = np.sqrt(sum(np.sum(np.square(np.asarray(leaf, np.float64))) for leaf in jax.tree.leaves(expected)))
     assert metrics.keys() == {"loss", "accuracy", "gradient_norm", "learning_rate", "alive"}
     assert float(metrics["gradient_norm"]) == pytest.approx(norm, rel=1e-5)
@@ -304,16 +305,16 @@ def test_metrics_tell_the_rate_and_the_norm_before_clipping():
 
 
 def test_the_random_key_of_a_step_depends_on_seed_and_step():
-    def measure(params, batch, key_B, over=None):
+    def loss_and_metrics(params, batch, key_B, over=None):
         draw = jax.random.uniform(key_B[0])
         return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}
 
-    task = tiny.linear_task()._replace(measure=measure)
+    task = tiny.linear_task()._replace(loss_and_metrics=loss_and_metrics)
     rate, optimiser = adamw()
-    step = train.update(task, optimiser, rate, mesh(1), accumulation=1)
+    step = training.update(task, optimiser, rate, mesh(1), accumulation=1)
     draws = []
     for seed in (0, 1):
-        state = train.initial_state(task, optimiser, seed=seed, mesh=mesh(1))
+        state = training.initial_state(task, optimiser, seed=seed, mesh=mesh(1))
         for i in range(3):
             state, metrics = step(state, task.train[i])
             draws.append(float(metrics["draw"]))
@@ -344,7 +345,7 @@ def fit(*, start, steps, stops, dies=0):
         assert metrics == {"loss": 10 * n}
         events.append(f"metrics {n}")
 
-    last = train.fit(
+    last = training.fit(
         start,
         step,
         ({"at_B": np.full(1, i)} for i in range(start, steps)),
