@@ -125,12 +125,12 @@ def failed(n: int, *_: Any) -> None:
 def build_generation(name: str) -> participant.Built:
     """Words drawn as experiments/tools/sample.py does, told every few words, by a model with random parameters."""
     size = sizes.WORKLOADS[name]
-    changes = {"experiment": "sample", "sample.max_new_tokens": size.new, "sample.temperature": sizes.TEMPERATURE}
-    made = settings(changes | model_changes(size))
+    made = settings({"experiment": "language"} | model_changes(size))
     mesh.start(made.device)
     model = models.language(made.model, answer=head.next_word, W=size.W, N=size.N, tied_output=True)
     params = jax.jit(model.init)(jax.random.key(0))
-    ids, how = inputs.prompt(size).tolist(), sample.chance(made) | {"steps": size.new, "mask": lambda *_: masks.causal}
+    ids, chance = inputs.prompt(size).tolist(), {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
+    how = chance | {"steps": size.new, "mask": lambda *_: masks.causal}
     generator = sample.generator(model, params, np.array(ids, np.int32), **how)
 
     def rounds() -> Iterator[list[list[int]]]:

@@ -122,7 +122,9 @@ text = launch.run("configs/shakespeare_speedrun.py", **changes)
 # And goes on with whatever you begin:
 
 # %%
-sample = launch.run("configs/sample.py", checkpoint=text.folder, prompt="The function ", **{"sample.temperature": 0.5})
+from experiments.tools import sample
+
+story = sample.run(text.folder, prompt="The function ", temperature=0.5)
 
 # %% [markdown]
 # ## Your own score

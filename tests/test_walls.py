@@ -125,7 +125,7 @@ STILL_LONGER = {
     "tests/tools/test_export.py": 419,
     "tests/tools/test_sample.py": 729,
 }  # to be divided
-ENGINE_FILES, SOURCE_LINES, TEST_LINES = 46, 24_600, 26_850
+ENGINE_FILES, SOURCE_LINES, TEST_LINES = 46, 24_800, 26_850
 
 
 def test_the_walls_stand():

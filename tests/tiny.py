@@ -42,6 +42,14 @@ def run(*arguments: str) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def command(tool, **values) -> Outcome:
+    """`python -m experiments.tools.TOOL --NAME=VALUE ...`, in this process; a list is given one by one."""
+    pairs = [(name, one) for name, value in values.items() for one in (value if isinstance(value, list) else [value])]
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = tool.run.main([tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
 def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     """The path of a config file in `folder` with these changes (dots of keys may be written as __)."""
     changes = {"experiment": experiment} | changes

@@ -1,19 +1,25 @@
 """Trained models, our own and published ones, each opened from its path as the same few facts."""
 
 import contextlib
+import dataclasses
+import functools
 import json
+import os
 import pathlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
+from experiments import model as models
 from experiments import pretrained
 from experiments.data import llama2c_tokenizer, vocabulary
 from experiments.engine import checkpoint, errors, json_file
-from experiments.pretrained import llama2c, safetensors
-from tfm import shapes
+from experiments.pretrained import llama2c, safetensors, settings
+from tfm import embed, head, shapes
+from tfm.attention import mask as masks
 
 # What a model can do, by its kind. A run of another experiment has that one's name for its kind.
 DOES = {
@@ -22,15 +28,18 @@ DOES = {
     "masked": "fills hidden words in",
     "image": "tells the classes of images",
 }
+HEADS = {"causal": head.next_word, "prefix": head.next_word, "masked": head.masked_word}
 KINDS = {"gpt2": "causal", "llama": "causal", "bert": "masked", "vit": "image"}
 
 
-class Trained(NamedTuple):
-    """A model and what its user must know.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trained:
+    """A model and what its user must know; called with a batch, it answers with logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree, numpy arrays. model: fields of a config's
     `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, tied_output,
     transform; Y, X, Z, patch, C, answer). table: what became of each tensor of a published model, '' for our own.
+    trust: the programs of the user's own, 'my_file:my_score', that a run's config may name.
     """
 
     path: pathlib.Path
@@ -40,18 +49,67 @@ class Trained(NamedTuple):
     facts: dict[str, Any]
     extras: dict[str, Any]
     table: str
+    trust: Sequence[str] = ()
+
+    def __call__(self, inputs: np.ndarray) -> jax.Array:
+        """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for
+        image_BYXZ (..BC), images as `image_file.read` or the run's own data make them. UserError: it does neither.
+        """
+        expect(self, self.kind if self.kind in DOES else "causal")
+        return self._apply(self.params, inputs)
+
+    @functools.cached_property
+    def _apply(self) -> Callable[[dict, jax.Array], jax.Array]:
+        mask = models.masked(self.fields, masks.causal if self.kind in ("causal", "prefix") else None)
+
+        def apply(params: dict, inputs: jax.Array) -> jax.Array:
+            if self.kind != "image":
+                return self.network().apply(params, inputs, mask=mask)[0]
+            model = self.network(Y=inputs.shape[1], X=inputs.shape[2])
+            return model.apply(params, embed.cut(inputs, size=self.facts["patch"]), mask=mask)[0]
+
+        return jax.jit(apply)
+
+    @property
+    def fields(self) -> Any:
+        """The section `model` of the config that the model was made with. UserError for a program not in `trust`."""
+        for name, value in {**self.model, "head": self.facts.get("answer")}.items():
+            if isinstance(value, str) and ":" in value and value not in self.trust:
+                field = "image.head" if name == "head" else f"model.{name}"
+                raise errors.UserError(
+                    f'{self.path} has {field} = "{value}", a program that would be run: give --trust={value} if you '
+                    "trust it"
+                )
+        return types.SimpleNamespace(**{**settings.DEFAULTS, **self.model})
+
+    def network(self, **size: int) -> models.Model:
+        """The model as functions, where the parameters are those that it has. size: Y and X of images.
+
+        UserError that lists the parameters which are missing, left over, of another shape, or no numbers.
+        """
+        if self.kind == "image":
+            model = models.vision(self.fields, **size, **self.facts)
+        else:
+            model = models.language(self.fields, answer=HEADS[self.kind], **self.facts)
+        checked(self, model.init)
+        return model
 
 
-def open(path: str) -> Trained:
+def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     """The model at the path: a run's folder (its newest checkpoint), a folder with a published model, or its file.
+
+    In a notebook:
+
+        model = open_model.open("runs/x")
+        logits_BNW = model(np.array([open_model.words(model).encode("Once upon a time")]))
 
     A published model is config.json beside model.safetensors, or a .bin of llama2.c (also the only one in a folder); a
     config.json stands for its folder. UserError where there is none.
     """
     where = pathlib.Path(path).expanduser()
-    if not path or not where.exists():
-        told = f"there is no {path}" if path else "say which model: --config.checkpoint=PATH"
-        raise errors.UserError(f"{told}; a model is a run's folder, or the folder or file of a published one")
+    if not str(path) or not where.exists():
+        wrong = f"there is no {path}" if str(path) else "say which model: --checkpoint=PATH"
+        raise errors.UserError(f"{wrong}; a model is a run's folder, or the folder or file of a published one")
     where = where.parent if where.name == "config.json" and where.is_file() else where
     if where.is_file() and where.suffix == ".bin":
         return _llama2c(where)
@@ -59,7 +117,9 @@ def open(path: str) -> Trained:
     if alone:
         return _llama2c(alone)
     saved = _config_of_run(where / "config.json") if where.is_dir() else None
-    return _published(where, pretrained.read(where)) if saved is None else _run(where, saved)
+    if saved is None:
+        return _published(where, pretrained.read(where))
+    return dataclasses.replace(_run(where, saved), trust=tuple(trust))
 
 
 def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:
@@ -177,18 +237,6 @@ def expect(made: Trained, *kinds: str) -> None:
         raise errors.UserError(f"a model that {wanted} is needed here, and the one in {made.path} {does}")
     if made.extras.get("headless"):
         raise errors.UserError(f"the model in {made.path} ends before its head, and one that {wanted} is needed here")
-
-
-def fields(made: Trained, defaults: Mapping[str, Any]) -> Any:
-    """The section `model` of the config that the model was made with; what it does not say is as in `defaults`."""
-    return _Section({**defaults, **made.model})
-
-
-class _Section:
-    """Values by name, as a config's section has them."""
-
-    def __init__(self, values: dict[str, Any]):
-        vars(self).update(values)
 
 
 def checked(made: Trained, init: Callable[[jax.Array], dict]) -> dict:

@@ -33,6 +33,16 @@ WRITTEN = written()
 ACTIVATION = written(*dict.fromkeys(fields.ACTIVATIONS.values()))
 FREE = None  # where a model begins, or how it is trained and computed: no matter to what the trained one says
 
+DEFAULTS = {  # of the fields that are FREE: what a published model's files do not say, as base.py has them
+    "score_std": 1.0,
+    "output_std": 1.0,
+    "rotary_base": 10000.0,
+    "dropout": 0.0,
+    "attention": "explicit",
+    "compute_dtype": "float32",
+    "remat": False,
+    "unroll": 0,
+}
 COLUMNS = ("gpt2", "bert", "vit", "llama")
 ROOT_K = only("1/sqrt(K)")
 ROWS = {

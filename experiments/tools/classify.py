@@ -1,47 +1,53 @@
-"""The class of an image file, told by a trained model (E25)."""
+"""The class of an image file, told by a trained model: a vision run made here, or a published ViT.
 
+python -m experiments.tools.classify --checkpoint=DIR --file=digit.png
+classify.run("DIR", file="digit.png")
+
+DIR is a run's folder, or a folder with config.json and model.safetensors. The image is made as many rows, columns and
+channels as the model's own images have (a line says so; MNIST's digits are white on black). Prints the five likeliest
+classes with their probabilities, and returns this text. Nothing is written unless a workdir is given.
+"""
+
+import os
 import pathlib
+import sys
 
 import jax
 import numpy as np
 
-from experiments import model as models
 from experiments.data import image_file
-from experiments.engine import config, errors, mesh, terminal, workdir
-from experiments.engine import run as runs
+from experiments.engine import errors
 from experiments.pretrained import open_model
-from tfm import embed
+from experiments.tools import command
 
-WRITES = False  # nothing, unless --workdir is given
 SHOWN = 5  # likeliest classes
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
-    """Print the likeliest classes of the config's image file, and how it was made like the model's own images."""
-    mesh.start(settings.device)
-    made = open_model.open(settings.checkpoint)
-    open_model.expect(made, "image")
-    if not settings.file:
-        raise errors.UserError("say which image: --config.file=PATH")
-    like = image_file.expected(made.path, made.extras, Z=made.facts["Z"], C=made.facts["C"])
-    image_1YXZ, done = image_file.read(pathlib.Path(settings.file).expanduser(), like)
-    fields = open_model.fields(made, config.beside(settings.model, made.model, made.path))
-    config.beside(settings.image, {"head": made.facts["answer"]}, made.path, "image")
-    Y, X, Z = like["image"]
-    model = models.vision(fields, Y=Y, X=X, **made.facts)
-    params = open_model.checked(made, model.init)
-    settings.refuse_unused()
-    file = workdir.new_file(folder, "classes.txt") if folder is not None else None
-    mask, patch = models.masked(fields, None), made.facts["patch"]
-    apply = jax.jit(lambda params, image_BYXZ: model.apply(params, embed.cut(image_BYXZ, size=patch), mask=mask)[0])
-    p_C = np.asarray(jax.nn.softmax(apply(params, image_1YXZ)[0]))
-    told = f"{done}\n{likeliest(p_C, like['classes'])}"
-    terminal.say(told, "\n")
-    if file is not None:
-        workdir.write_new(file, (told + "\n").encode())
-    return runs.Result(folder, {"text": told})
+@command.tool(file="The image: a PNG, JPEG, GIF, BMP, TIFF, WebP or PPM file.")
+def run(
+    checkpoint: str | os.PathLike,
+    *,
+    file: str | os.PathLike = "",
+    trust: tuple[str, ...] = (),
+    device: str = "any",
+    workdir: str | os.PathLike = "",
+) -> str:
+    """The likeliest classes of an image file, and how it was made like the model's own."""
+    model = open_model.open(checkpoint, trust=trust)
+    open_model.expect(model, "image")
+    if not file:
+        raise errors.UserError("say which image: --file=PATH")
+    like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
+    image_1YXZ, steps = image_file.read(pathlib.Path(file).expanduser(), like)
+    logits_1C = model(image_1YXZ)
+    kept = command.new_file(workdir, "classes.txt")
+    return command.tell(f"{steps}\n{likeliest(np.asarray(jax.nn.softmax(logits_1C[0])), like['classes'])}", kept)
 
 
 def likeliest(p_C: np.ndarray, classes: list[str]) -> str:
     """A line for each of the likeliest classes, with its probability."""
     return "\n".join(f"  {p_C[c]:.3f}  {classes[c]}" for c in np.argsort(-p_C, kind="stable")[:SHOWN])
+
+
+if __name__ == "__main__":
+    sys.exit(run.main(sys.argv))

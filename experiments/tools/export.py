@@ -1,16 +1,26 @@
-"""A model trained here, written in the form of a published family, so that the transformers library opens it."""
+"""A model trained here as a published family (gpt2, bert, vit, llama): files that the transformers library opens.
 
+python -m experiments.tools.export --checkpoint=DIR --family=gpt2 --workdir=OUT
+export.run("DIR", family="gpt2", workdir="OUT")
+
+DIR is a run's folder, or that of a published model. OUT gets model.safetensors, config.json and the files of its words
+(those of bytes or characters only this project reads). A field of the run's config that the family does not have is
+refused by its name; rotary positions are written in Llama's order of the features.
+"""
+
+import os
 import pathlib
 import shutil
+import sys
 from typing import Any
 
 from experiments import pretrained
 from experiments.data import image_file, vocabulary
-from experiments.engine import config, errors, terminal, workdir
-from experiments.engine import run as runs
+from experiments.engine import config, errors, terminal
+from experiments.engine import workdir as folders
 from experiments.pretrained import llama, open_model
+from experiments.tools import command
 
-WRITES = False  # without --workdir it is not known where to
 WORDS = {"transform": ("text.transform", False)}
 FACTS = {  # fact -> the field of a config that says it, and what the family has
     "gpt2": WORDS,
@@ -20,36 +30,41 @@ FACTS = {  # fact -> the field of a config that says it, and what the family has
 }
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
-    """Write model.safetensors and config.json into the folder, which must be new, and what else belongs to a model."""
-    family = config.choose("family", settings.family, {name: name for name in pretrained.FAMILIES})
-    made = open_model.open(settings.checkpoint)
-    open_model.expect(made, open_model.KINDS[family])
-    open_model.finite(made.path, open_model.flat(made.params))
-    fields = {**settings.model.to_dict(), **made.model}
-    refuse(family, made.facts, fields)
-    like = (
-        image_file.expected(made.path, made.extras, Z=made.facts["Z"], C=made.facts["C"])
-        if made.kind == "image"
-        else None
-    )
-    settings.refuse_unused()
-    if folder is None:
+@command.tool(family="In whose form it is written: gpt2, bert, vit, llama.", workdir="A new folder to write it into.")
+def run(
+    checkpoint: str | os.PathLike,
+    *,
+    family: str = "",
+    trust: tuple[str, ...] = (),
+    workdir: str | os.PathLike = "",
+) -> list[pathlib.Path]:
+    """Write the model into the folder, which must be new; the files that it is in now."""
+    config.choose("family", family, {name: name for name in pretrained.FAMILIES})
+    model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
+    open_model.expect(model, open_model.KINDS[family])
+    open_model.finite(model.path, open_model.flat(model.params))
+    params, fields, extras = model.params, vars(model.fields), model.facts | model.extras
+    refuse(family, model.facts, fields)
+    if not str(workdir):
         raise errors.UserError("say where to write it: --workdir=FOLDER")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise errors.UserError(f"{folder} is there already: choose another --workdir")
-    extras = made.facts | made.extras | ({"image": like["image"][:2], "class_names": like["classes"]} if like else {})
-    extras["ids"] = token_ids(made)
-    params = made.params
+    like = None
+    if model.kind == "image":
+        like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
+        extras |= {"image": like["image"][:2], "class_names": like["classes"]}
+    extras["ids"] = token_ids(model)
     if family == "llama" and fields["relative_position"] == "rotary":  # theirs is rotary_halves
         params, fields = llama.in_halves(params, fields)
     files = pretrained.write(folder, family=family, params=params, model=fields, extras=extras)
-    if like and not like["assumed"]:
-        workdir.write_json(folder / "preprocessor_config.json", preprocessor(like))
+    if like is None:
+        files += copied(model, folder)
+    elif not like["assumed"]:
+        folders.write_json(folder / "preprocessor_config.json", preprocessor(like))
         files.append("preprocessor_config.json")
-    files += copied(made, folder) if not like else []
-    terminal.say(f"{made.path} is written as {family}: {', '.join(str(folder / file) for file in files)}", "\n")
-    return runs.Result(folder, {"files": files})
+    paths = [folder / file for file in files]
+    terminal.say(f"{model.path} is written as {family}: {', '.join(map(str, paths))}", "\n")
+    return paths
 
 
 def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
@@ -65,33 +80,32 @@ def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
         raise errors.UserError(f"this model cannot be written as {family}: {'; '.join(wrong)}")
 
 
-def token_ids(made: open_model.Trained) -> dict[str, int | list[int] | None]:
+def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     """The ids that begin, end and pad a text: as the files of a published model say, else as its words do."""
-    said, needed = made.extras.get("ids", {}), {"causal": "eos_token_id", "masked": "pad_token_id"}.get(made.kind)
-    if needed is None or needed in said or not open_model.tokenizers(made):
+    said, needed = model.extras.get("ids", {}), {"causal": "eos_token_id", "masked": "pad_token_id"}.get(model.kind)
+    if needed is None or needed in said or not open_model.tokenizers(model):
         return said
-    words = open_model.words(made)
-    ends = open_model.ends(made, words)
-    found = {"bos_token_id": words.bos, "eos_token_id": ends if ends[1:] else (ends or [None])[0]}
-    return found | {"pad_token_id": words.pad} | said
+    words = open_model.words(model)
+    ends = open_model.ends(model, words)
+    end = ends if ends[1:] else (ends or [None])[0]
+    return {"bos_token_id": words.bos, "eos_token_id": end, "pad_token_id": words.pad} | said
 
 
-def copied(made: open_model.Trained, folder: pathlib.Path) -> list[str]:
+def copied(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
     """The names of the files that say what the model's words are, which are copied into the folder.
 
     tokenizer.json of the `tokenizers` library is one that transformers reads; a run's own kind, and llama2.c's, only we
     do, and opening the model without a tokenizer is no worse for it.
     """
-    beside = made.path if made.path.is_dir() else made.path.parent
-    own = [beside / f"tok{made.facts['W']}.bin"] if made.path.is_file() else []  # as trained.words looks for it
-    names = ("tokenizer.json", *vocabulary.ROLE_FILES)
-    found = [file for file in own if file.is_file()] or [beside / name for name in names if (beside / name).is_file()]
+    beside, own = open_model.folder_of(model), f"tok{model.facts['W']}.bin"  # as open_model.words looks for it
+    names = [own] if model.path.is_file() and (beside / own).is_file() else ["tokenizer.json", *vocabulary.ROLE_FILES]
+    names = [name for name in names if (beside / name).is_file()]
     try:
-        for file in found:
-            shutil.copyfile(file, folder / file.name)
+        for name in names:
+            shutil.copyfile(beside / name, folder / name)
     except OSError as error:
-        raise errors.UserError(f"{file} cannot be copied to {folder}: {error.strerror or error}") from error
-    return [file.name for file in found]
+        raise errors.UserError(f"{beside / name} cannot be copied to {folder}: {error.strerror or error}") from error
+    return names
 
 
 def preprocessor(like: dict[str, Any]) -> dict[str, Any]:
@@ -107,3 +121,7 @@ def preprocessor(like: dict[str, Any]) -> dict[str, Any]:
         "image_mean": [mean - low for mean in like["mean"]],
         "image_std": like["std"],
     }
+
+
+if __name__ == "__main__":
+    sys.exit(run.main(sys.argv))

@@ -1,64 +1,64 @@
-"""Hidden words of a text, filled in by a trained model that sees both sides (E27)."""
+"""Hidden words filled in by a trained model: a masked run made here, or a published BERT.
 
-import pathlib
+python -m experiments.tools.fill --checkpoint=DIR --prompt='The [MASK] sat on the mat.'
+fill.run("DIR", prompt="The [MASK] sat on the mat.")
+
+DIR is a run's folder (text.objective = masked), or a folder with config.json, model.safetensors and tokenizer.json.
+Prints the text with the likeliest words in it, and for each [MASK] the five likeliest with their probabilities, and
+returns this text. Nothing is written unless a workdir is given.
+"""
+
+import os
+import sys
 
 import jax
 import numpy as np
 
-from experiments import model as models
 from experiments.data import vocabulary
-from experiments.engine import config, errors, mesh, terminal, workdir
-from experiments.engine import run as runs
+from experiments.engine import errors
 from experiments.pretrained import open_model
-from tfm import head
+from experiments.tools import command
 
-WRITES = False  # nothing, unless --workdir is given
 MASK = "[MASK]"
 SHOWN = 5  # likeliest words for each hidden one
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
-    """Print the text of the config with each [MASK] filled in, and the likeliest words for each."""
-    if settings.prompts:
-        raise errors.UserError("prompts is not used here: give one text, as --config.prompt='The [MASK] sat'")
-    mesh.start(settings.device)
-    made = open_model.open(settings.checkpoint)
-    open_model.expect(made, "masked")
-    words = open_model.words(made)
-    id_N = hidden(words, settings.prompt)
-    if len(id_N) > made.facts["N"]:
-        raise errors.UserError(
-            f"the prompt has {len(id_N)} tokens, and the context of the model holds {made.facts['N']} in all"
-        )
-    fields = open_model.fields(made, config.beside(settings.model, made.model, made.path))
-    model = models.language(fields, answer=head.masked_word, **made.facts)
-    params = open_model.checked(made, model.init)
-    settings.refuse_unused()
-    file = workdir.new_file(folder, "filled.txt") if folder is not None else None
-    logits = jax.jit(lambda params, w_BN: model.apply(params, w_BN, mask=models.masked(fields, None))[0])
-    p_NW = np.asarray(jax.nn.softmax(logits(params, id_N[None])[0]))
-    told = table(words, settings.prompt, p_NW[id_N == words.mask, : words.size])  # rows beyond the words stand for none
-    terminal.say(told, "\n")
-    if file is not None:
-        workdir.write_new(file, (told + "\n").encode())
-    return runs.Result(folder, {"text": told})
+@command.tool(prompt="The text, with a [MASK] for each hidden word.")
+def run(
+    checkpoint: str | os.PathLike,
+    *,
+    prompt: str = "",
+    trust: tuple[str, ...] = (),
+    device: str = "any",
+    workdir: str | os.PathLike = "",
+) -> str:
+    """The prompt with each [MASK] filled in, and the likeliest words for each."""
+    model = open_model.open(checkpoint, trust=trust)
+    open_model.expect(model, "masked")
+    words = open_model.words(model)
+    id_N, N = hidden(words, prompt), model.facts["N"]
+    if len(id_N) > N:
+        raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the context of the model holds {N} in all")
+    p_NW = np.asarray(jax.nn.softmax(model(id_N[None])[0]))
+    kept = command.new_file(workdir, "filled.txt")
+    return command.tell(table(words, prompt, p_NW[id_N == words.mask, : words.size]), kept)  # further rows: no words
 
 
 def hidden(words: vocabulary.Vocabulary, text: str) -> np.ndarray:
     """The ids of the text, with that of a hidden word for each [MASK]."""
     parts = text.split(MASK)
     if len(parts) == 1:
-        raise errors.UserError(f"the prompt must have a {MASK} for each hidden word: --config.prompt='The {MASK} sat'")
+        raise errors.UserError(f"the prompt must have a {MASK} for each hidden word: --prompt='The {MASK} sat'")
     if words.mask is None:
         raise errors.UserError("the tokenizer of this model has no word that stands for a hidden one")
     name = words.name(words.mask)
     if words.mask in words.encode(name):
         id_N = words.encode(text.replace(MASK, name))
     else:  # a tokenizer of ours, to which [MASK] is six letters
-        found = [words.encode(parts[0], specials=False)]
+        pieces = [words.encode(parts[0], specials=False)]
         for part in parts[1:]:
-            found += [[words.mask], words.encode(part, specials=False)]
-        id_N = np.concatenate(found).astype(np.int32)
+            pieces += [[words.mask], words.encode(part, specials=False)]
+        id_N = np.concatenate(pieces).astype(np.int32)
     if np.sum(id_N == words.mask) != len(parts) - 1:
         raise errors.UserError(f"the prompt has another word for a hidden one than {MASK}: write {MASK} for each")
     return id_N
@@ -76,17 +76,21 @@ def table(words: vocabulary.Vocabulary, text: str, p_NW: np.ndarray) -> str:
 
 def filled(words: vocabulary.Vocabulary, parts: list[str], ids: list[int]) -> str:
     """The parts of the text as they are, with the word of an id between two of them."""
-    text, run = parts[0], []  # words without text between them may be the bytes of one character
+    text, together = parts[0], []  # words without text between them may be the bytes of one character
     for id, part in zip(ids, parts[1:], strict=True):
-        run.append(id)
+        together.append(id)
         if part:
-            text, run = text + between(words, run, text) + part, []
-    return text + between(words, run, text) if run else text
+            text, together = text + between(words, together, text) + part, []
+    return text + between(words, together, text) if together else text
 
 
 def between(words: vocabulary.Vocabulary, ids: list[int], before: str) -> str:
     """The text of the ids after this one, without a space that it has already and the ## of a word that goes on."""
     alone = [words.decode([id]) for id in ids]
-    found = words.decode(ids) if all(alone) else "".join(a or words.name(id) for a, id in zip(alone, ids, strict=True))
-    found = found.removeprefix("##") or found
-    return (found.lstrip() or found) if not before or before[-1].isspace() else found
+    text = words.decode(ids) if all(alone) else "".join(a or words.name(id) for a, id in zip(alone, ids, strict=True))
+    text = text.removeprefix("##") or text
+    return (text.lstrip() or text) if not before or before[-1].isspace() else text
+
+
+if __name__ == "__main__":
+    sys.exit(run.main(sys.argv))

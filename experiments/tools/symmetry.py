@@ -1,72 +1,88 @@
-"""How symmetric and how directional the scores of a trained model are, layer by layer."""
+"""How symmetric and how directional a trained model's attention is: of a run made here, or of a published model.
 
-import pathlib
+python -m experiments.tools.symmetry --checkpoint=DIR
+symmetry.run("DIR")
+
+DIR is a run's folder, a folder with config.json and model.safetensors (GPT-2, BERT, ViT, Llama), or a file of llama2.c.
+For every layer: s, from -1 (skew) over 0 (random) to 1 (symmetric), of each head's U_q^T U_k (mean and median over
+heads) and of their sum, and the directionality d of the sum, less than 0 where the key's side dominates; then the
+median over layers (Saponati et al. 2025). Nothing is written unless a workdir is given.
+
+Two CPU cores: 3 s with start and compilation for stories260K.
+"""
+
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import config, errors, mesh, terminal, workdir
-from experiments.engine import run as runs
+from experiments.engine import errors
 from experiments.pretrained import open_model
+from experiments.tools import command
 from tfm import symmetry
 
-WRITES = False  # nothing, unless --workdir is given
 TITLES = ("s, mean of heads", "s, median of heads", "s of their sum", "d of their sum")
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result:
-    """Print the table of the config's model."""
-    mesh.start(settings.device)
-    made = open_model.open(settings.checkpoint)
-    fields = open_model.fields(made, config.beside(settings.model, made.model, made.path))
-    look = models.symmetries(fields)
-    settings.refuse_unused()
+@command.tool()
+def run(
+    checkpoint: str | os.PathLike,
+    *,
+    trust: tuple[str, ...] = (),
+    device: str = "any",
+    workdir: str | os.PathLike = "",
+) -> str:
+    """The table of the model's layers."""
+    model = open_model.open(checkpoint, trust=trust)
+    look = models.symmetries(model.fields)
     if look is None:
-        raise errors.UserError(f"the scores of {made.path}, model.score = {fields.score}, have no matrix to look at")
-    file = workdir.new_file(folder, "symmetry.txt") if folder is not None else None
-    told = table(jax.device_get(jax.jit(look)(checked(made, fields))))
-    terminal.say(told, "\n")
-    if file is not None:
-        workdir.write_new(file, (told + "\n").encode())
-    return runs.Result(folder, {"text": told})
+        score = f"model.score = {model.fields.score}"
+        raise errors.UserError(f"the scores of {model.path}, {score}, have no matrix to look at")
+    check(model)
+    kept = command.new_file(workdir, "symmetry.txt")
+    return command.tell(table(jax.device_get(jax.jit(look)(model.params))), kept)
 
 
-def checked(made: open_model.Trained, fields: Any) -> dict:
-    """The parameters. UserError where those of the scores are not what the model's config says, or not finite."""
-    sizes, score = models.sizes(fields), models.design(fields).score
-    each = {letter: sizes[letter] for letter in "HKD"} | {"bias": fields.bias}
+def check(model: open_model.Trained) -> None:
+    """UserError where the parameters of the scores are not what the model's config says, or not finite."""
+    sizes, score = models.sizes(model.fields), models.design(model.fields).score
+    options = {letter: sizes[letter] for letter in "HKD"} | {"bias": model.fields.bias}
     keys_M = jax.random.split(jax.random.key(0), sizes["M"])
-    expected = open_model.flat(jax.eval_shape(jax.vmap(lambda key: score.init(key, **each)), keys_M))
-    for part in [made.params[side] for side in ("encoder", "decoder") if side in made.params] or [made.params]:
-        found = open_model.flat(part.get("blocks", {}).get("score", {}))
-        faults = open_model.differences(found, expected) if "blocks" in part else ["there are no blocks"]
+    expected = open_model.flat(jax.eval_shape(jax.vmap(lambda key: score.init(key, **options)), keys_M))
+    sides = [model.params[side] for side in ("encoder", "decoder") if side in model.params]
+    for part in sides or [model.params]:
+        scores = open_model.flat(part.get("blocks", {}).get("score", {}))
+        faults = open_model.differences(scores, expected) if "blocks" in part else ["there are no blocks"]
         if faults:
-            told = open_model.listed(faults)
-            raise errors.UserError(f"{made.path} does not hold the scores that its config.json describes: {told}")
-        open_model.finite(made.path, found)
-    return made.params
+            why = open_model.listed(faults)
+            raise errors.UserError(f"{model.path} does not hold the scores that its config.json describes: {why}")
+        open_model.finite(model.path, scores)
 
 
-def table(found: dict[str, symmetry.Layer]) -> str:
+def table(layers: dict[str, symmetry.Layer]) -> str:
     """A line for each layer of each part of the model, and one with the medians over its layers."""
     lines = []
-    for part, of in found.items():
+    for part, of in layers.items():
         heads = [[known(statistic, s_H) for s_H in of.symmetry_H] for statistic in (np.mean, np.median)]
         columns = np.stack([*heads, of.symmetry, of.directionality], axis=1)
         medians = [known(np.median, column) for column in columns.T]
         lines += [(f"{part}{layer}", row) for layer, row in [*enumerate(columns, 1), ("median", medians)]]
     width = max(len(layer) for layer, _ in lines)
-    told = ["  ".join(["layer".ljust(width), *TITLES])]
+    text = ["  ".join(["layer".ljust(width), *TITLES])]
     for layer, row in lines:
         numbers = [f"{x:.3f}".rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]
-        told.append("  ".join([layer.ljust(width), *numbers]))
-    return "\n".join(told)
+        text.append("  ".join([layer.ljust(width), *numbers]))
+    return "\n".join(text)
 
 
 def known(statistic: Callable, numbers: np.ndarray) -> float:
     """The statistic of what is not NaN; NaN where all is."""
     there = numbers[~np.isnan(numbers)]
     return float(statistic(there)) if there.size else float("nan")
+
+
+if __name__ == "__main__":
+    sys.exit(run.main(sys.argv))

@@ -1,6 +1,7 @@
 """Training from another model's parameters: they are there at step 0, a misfit is named, resuming needs none."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -189,7 +190,7 @@ def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path, source
     made = open_model.open(str(source))
     params = {**made.params, "embed": {**made.params["embed"], "h_D": np.ones(8, np.float32)}}
     params["head"] = {"G_PD": np.ones((16, 8), np.float32), "b_P": np.ones(16, np.float32)}
-    other = made._replace(params=params, kind="masked_image", facts={"patch": 4, "Z": 1})
+    other = dataclasses.replace(made, params=params, kind="masked_image", facts={"patch": 4, "Z": 1})
     monkeypatch.setattr(open_model, "open", lambda path: other)
     told = refusal(*images(init_from="there", init_fresh="head"))
     assert "embed/h_D (8,) is left over; init_fresh may name parts to begin anew, or to leave behind" in told

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import jax
 import numpy as np
@@ -14,10 +13,9 @@ from configs import base
 from experiments import model as models
 from experiments import pretrained
 from experiments.engine import checkpoint, errors
-from experiments.engine import config as settings
 from experiments.pretrained import open_model, safetensors
 from experiments.pretrained import settings as table
-from experiments.tools import export
+from experiments.tools import export, sample
 from tfm import embed, head
 from tfm.attention import mask as masks
 
@@ -123,11 +121,8 @@ def ours(config, params) -> np.ndarray:
 def read_again(folder) -> np.ndarray:
     """Those of what was written."""
     made = open_model.open(str(folder))
-    fields = open_model.fields(made, base.get_config().model.to_dict())
-    if made.kind == "image":
-        model = models.vision(fields, Y=Y, X=X, **made.facts)
-        return logits(model, made.params, fields, "image", made.facts["patch"])
-    return logits(models.language(fields, answer=head.next_word, **made.facts), made.params, fields, made.kind)
+    size = {"Y": Y, "X": X} if made.kind == "image" else {}
+    return logits(made.network(**size), made.params, made.fields, made.kind, made.facts.get("patch", 0))
 
 
 def drawn(config) -> dict:
@@ -149,9 +144,7 @@ def exported(tmp_path, monkeypatch):
         (run / "config.json").write_text(json.dumps({"config": config.to_dict()}))
         monkeypatch.setattr(checkpoint, "parameters", lambda *_: params)
         folder = tmp_path / str(next(count))
-        asked = base.get_config()
-        asked.checkpoint, asked.family = str(run), family
-        export.run(settings.Settings(asked, defaults=base.get_config()), folder)
+        export.run(run, family=family, workdir=folder)
         return folder
 
     write.run = run
@@ -258,15 +251,9 @@ def published_with_words(folder, family="gpt2", generation=None, **fields):
     return folder
 
 
-def use(name: str, *folder, **values) -> tiny.Outcome:
-    words = [f"--config.{key.replace('__', '.')}={value}" for key, value in values.items()]
-    file = pathlib.Path(__file__).parents[2] / "configs" / f"{name}.py"
-    return tiny.run("--config", str(file), *(["--workdir", str(folder[0])] if folder else []), *words)
-
-
 def gained(folder) -> str:
     """What the model greedily says after a letter."""
-    outcome = use("sample", checkpoint=folder, prompt="a", sample__temperature=0.0)
+    outcome = tiny.command(sample, checkpoint=folder, prompt="a", temperature=0.0)
     assert (outcome.code, outcome.err) == (0, "")
     return outcome.out.removesuffix("\n").removeprefix("a")
 
@@ -370,7 +357,7 @@ def test_transformers_ends_a_text_where_we_do(tmp_path, places):
     ends = [LETTERS.index(whole[place]) for place in places]
     generation = {"eos_token_id": ends if ends[1:] else ends[0]}
     folder = published_with_words(tmp_path / "theirs", "llama", generation, eos_token_id=0)
-    outcome = use("export", tmp_path / "out", checkpoint=folder, family="llama")
+    outcome = tiny.command(export, checkpoint=folder, family="llama", workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "")
     for path in (folder, tmp_path / "out"):
         theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()

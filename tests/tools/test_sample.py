@@ -1,6 +1,8 @@
 """Trained models in use, from the command: text, hidden words, classes, and other people's files."""
 
 import contextlib
+import dataclasses
+import importlib
 import io
 import json
 import math
@@ -18,17 +20,16 @@ import pytest
 import tiny
 
 from configs import base
-from experiments import language, pretrained, vision
+from experiments import language, vision
 from experiments import model as models
 from experiments.data import image_file, images, tokenizer, vocabulary
-from experiments.engine import checkpoint, config, errors, terminal
+from experiments.engine import checkpoint, errors, terminal
 from experiments.pretrained import open_model
 from experiments.tools import export, fill, sample
 from tfm import embed, head
 from tfm.attention import mask as masks
 from tfm.decode import kv_cache
 
-CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SMALL = {**tiny.MODEL, "train.steps": 2, "train.batch_size": 8, "optim.warmup_steps": 1, "train.evaluate_batch": 512}
 SMALL |= {"optim.learning_rate": 0.05}
 N = 17
@@ -76,10 +77,10 @@ def changed(folder, copy, **values):
     return copy
 
 
-def use(name, *folder, **settings):
-    """The command of configs/<name>.py."""
-    words = [f"--config.{key.replace('__', '.')}={value}" for key, value in settings.items()]
-    return tiny.run("--config", str(CONFIGS / f"{name}.py"), *(["--workdir", str(folder[0])] if folder else []), *words)
+def use(name, *folder, **values):
+    """The command of experiments/tools/<name>.py."""
+    values |= {"workdir": folder[0]} if folder else {}
+    return tiny.command(importlib.import_module(f"experiments.tools.{name}"), **values)
 
 
 def refusal(name, *folder, **settings) -> str:
@@ -89,11 +90,10 @@ def refusal(name, *folder, **settings) -> str:
     return outcome.err
 
 
-def opened(path, answer=head.next_word):
+def opened(path):
     """(apply, params) of a language model."""
     made = open_model.open(str(path))
-    fields = open_model.fields(made, base.get_config().model.to_dict())
-    return jax.jit(models.language(fields, answer=answer, **made.facts).apply, static_argnames="mask"), made.params
+    return jax.jit(made.network().apply, static_argnames="mask"), made.params
 
 
 def continued_slowly(path, w_N, *, until: int, prefix: int = 0) -> list[int]:
@@ -139,7 +139,7 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run_of
     said = []
     monkeypatch.setattr(terminal, "say", said.append)
     monkeypatch.chdir(tmp_path)
-    assert use("sample", checkpoint=folder, prompt="kings", sample__temperature=0.0).code == 0
+    assert use("sample", checkpoint=folder, prompt="kings", temperature=0.0).code == 0
     assert open_model.open(str(folder)).params["embed"]["E_WD"][0, 0] == large["embed"]["E_WD"][0, 0]  # the newest
     slowly = continued_slowly(folder, b"kings", until=N, prefix=5 if kind == "prefix" else 0)
     words = vocabulary.read(folder)
@@ -150,19 +150,17 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run_of
 
 def test_several_prompts_at_once_are_each_as_alone(run_of, tmp_path):
     folder, prompts = run_of("causal"), ["A king", "w"]
-    together = use("sample", tmp_path / "out", checkpoint=folder, prompts=json.dumps(prompts), sample__max_new_tokens=7)
+    together = use("sample", tmp_path / "out", checkpoint=folder, prompt=prompts, max_new_tokens=7)
     told = (tmp_path / "out" / "sample.txt").read_text(encoding="utf-8")
     assert together.code == 0 and all(text in told for text in prompts)
-    greedy = {"checkpoint": folder, "sample__max_new_tokens": 7, "sample__temperature": 0.0}
+    greedy = {"checkpoint": folder, "max_new_tokens": 7, "temperature": 0.0}
     alone = [use("sample", **greedy, prompt=text).out for text in prompts]
-    assert use("sample", **greedy, prompts=json.dumps(prompts)).out == alone[0] + "\n" + alone[1]
-    assert "is there already" in refusal(
-        "sample", tmp_path / "out", checkpoint=folder, prompt="A", sample__max_new_tokens=2
-    )
+    assert use("sample", **greedy, prompt=prompts).out == alone[0] + "\n" + alone[1]
+    assert "is there already" in refusal("sample", tmp_path / "out", checkpoint=folder, prompt="A", max_new_tokens=2)
 
 
 def test_a_cache_that_grows_changes_no_text(run_of, monkeypatch):
-    how = {"checkpoint": run_of("causal"), "prompts": json.dumps(["A king", "w"]), "sample__temperature": 1.0}
+    how = {"checkpoint": run_of("causal"), "prompt": ["A king", "w"], "temperature": 1.0}
     at_once = use("sample", **how).out
     rooms = []
     grown = kv_cache.grow
@@ -173,9 +171,7 @@ def test_a_cache_that_grows_changes_no_text(run_of, monkeypatch):
 
 
 def test_chance_depends_on_the_seed_alone(run_of):
-    drawn = [
-        use("sample", checkpoint=run_of("causal"), prompt="A", sample__temperature=9.0, seed=s).out for s in (1, 1, 2)
-    ]
+    drawn = [use("sample", checkpoint=run_of("causal"), prompt="A", temperature=9.0, seed=s).out for s in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -203,9 +199,9 @@ def test_control_characters_are_not_sent_to_the_terminal(capsys):
 def test_stories260k_tells_its_story_through_the_cache_and_without_it():
     story = (STORIES / "greedy.txt").read_text(encoding="utf-8")
     path = STORIES / "stories260K.bin"
-    outcome = use("sample", checkpoint=path, sample__temperature=0.0, sample__max_new_tokens=200)
+    outcome = use("sample", checkpoint=path, temperature=0.0, max_new_tokens=200)
     assert (outcome.code, outcome.err, outcome.out) == (0, "", story)
-    begun = {"prompt": "Once upon a time", "sample__stop": "the park", "sample__temperature": 0.0}
+    begun = {"prompt": "Once upon a time", "stop": "the park", "temperature": 0.0}
     assert use("sample", checkpoint=path, **begun).out == story.split("the park")[0] + "\n"
     ids = open_model.words(open_model.open(str(path))).encode(story.removesuffix("\n"))
     apply, params = opened(path)
@@ -219,17 +215,15 @@ def test_stories260k_tells_its_story_through_the_cache_and_without_it():
         ("causal", {"prompt": "A king who reads is"}, "prompt has 19 tokens, and the context of the model holds 17"),
         (
             "causal",
-            {"prompt": "A king", "sample__max_new_tokens": 12},
+            {"prompt": "A king", "max_new_tokens": 12},
             "12 tokens after a prompt of 6 .* context of 17: 11 do",
         ),
         ("causal", {}, "a prompt of at least one token"),
-        ("causal", {"prompt": "A", "prompts": '["B"]'}, "give one of them"),
-        ("causal", {"prompts": "[1]"}, "must be texts"),
-        ("causal", {"prompt": "A", "sample__top_p": 2.0}, "top_p must be a probability"),
-        ("causal", {"prompt": "A", "sample__top_p": 0.0}, "sample.top_p must be above 0"),
+        ("causal", {"prompt": "A", "top_p": 2.0}, "top_p must be a probability"),
+        ("causal", {"prompt": "A", "top_p": 0.0}, "top_p must be above 0"),
         ("causal", {"prompt": "A", "seed": -1}, "the seed must lie between 0"),
-        ("causal", {"prompts": "One"}, r"""as '\["One", "Two"\]'"""),
-        ("causal", {"prompt": "A", "model__M": 3}, "model.M is set, but this experiment does not use it"),
+        ("causal", {"prompt": "A", "temperature": "nan"}, "temperature = nan is no number that can be computed with"),
+        ("causal", {"prompt": "A", "propmt": "B"}, "Unknown command line flag 'propmt'. Did you mean: prompt"),
         ("masked", {"prompt": "A"}, "a model that predicts the next word is needed .* fills hidden words in"),
         ("image", {"prompt": "A"}, "tells the classes of images"),
     ],
@@ -240,7 +234,7 @@ def test_what_cannot_be_sampled_is_refused_in_a_sentence(run_of, kind, settings,
 
 
 def test_what_is_no_trained_model_is_refused_in_a_sentence(run_of, tmp_path):
-    assert "--config.checkpoint=PATH" in refusal("sample", prompt="A")
+    assert "--checkpoint=PATH" in refusal("sample", prompt="A")
     assert "there is no" in refusal("sample", prompt="A", checkpoint=tmp_path / "absent")
     assert "config.json" in refusal("sample", prompt="A", checkpoint=tmp_path)
     copy = shutil.copytree(run_of("causal"), tmp_path / "a")
@@ -262,7 +256,7 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run_of, tmp_path):
     shutil.copytree(run_of("causal") / "checkpoints", copy / "checkpoints")
     assert "damaged, or of an older version: no 'text'" in refusal("sample", prompt="A", checkpoint=copy)
     copy = changed(run_of("causal"), tmp_path / "c", model__score="payload:s")
-    code = {"model__score": "payload:s"}
+    code = {"trust": "payload:s"}
     assert "a program that would be run" in refusal("sample", prompt="A", checkpoint=copy)
     assert 'score "payload:s" cannot be imported' in refusal("sample", prompt="A", checkpoint=copy, **code)
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
@@ -298,8 +292,6 @@ def test_hidden_words_are_filled_in_with_their_probabilities(run_of, tmp_path):
     assert "must have a [MASK]" in refusal("fill", checkpoint=run_of("masked"), prompt="A king")
     assert "fills hidden words in is needed" in refusal("fill", checkpoint=run_of("causal"), prompt="A [MASK]")
     assert "has 18 tokens" in refusal("fill", checkpoint=run_of("masked"), prompt="[MASK]" + "A" * N)
-    several = refusal("fill", checkpoint=run_of("masked"), prompts='["[MASK]"]')
-    assert "prompts is not used here" in several
     assert "\x1b" not in use("fill", checkpoint=run_of("masked"), prompt="\x1b[2J[MASK]").out
 
 
@@ -316,7 +308,7 @@ def test_a_published_bert_fills_words_in(tmp_path):
     outcome = use("fill", checkpoint=tmp_path, prompt="word3   [MASK] word0")
     assert (outcome.code, outcome.err) == (0, "")
     assert outcome.out.startswith("word3   ") and outcome.out.splitlines()[0].endswith(" word0")
-    apply, params = opened(tmp_path, head.masked_word)
+    apply, params = opened(tmp_path)
     l_W = np.asarray(apply(params, np.array([[2, 8, 4, 5, 3]]), mask=None)[0][0, 2])
     assert f"{made.decode([int(l_W.argmax())], skip_special_tokens=True)!r}" in outcome.out.splitlines()[1]
     assert f"{np.exp(l_W).max() / np.exp(l_W).sum():.3f}" in outcome.out
@@ -367,8 +359,7 @@ def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
     outcome = use("classify", tmp_path / "out", checkpoint=run_of("image"), file=file)
     assert (outcome.code, outcome.err) == (0, "")
     made = open_model.open(str(run_of("image")))
-    fields = open_model.fields(made, base.get_config().model.to_dict())
-    apply = models.vision(fields, Y=8, X=8, **made.facts).apply
+    apply = made.network(Y=8, X=8).apply
     mean_Z, std_Z = images.statistics(digits.train_image_BYXZ)
     v_BNP = embed.cut((image_YX[None, ..., None] - mean_Z) / std_Z, size=4)
     p_C = np.asarray(jax.nn.softmax(apply(made.params, v_BNP, mask=None)[0][0]))
@@ -377,7 +368,7 @@ def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
     assert [text.split()[1] for text in told] == [str(c) for c in np.argsort(-p_C)[:5]]
     np.testing.assert_allclose([float(text.split()[0]) for text in told], np.sort(p_C)[:-6:-1], atol=6e-3)
     assert (tmp_path / "out" / "classes.txt").read_text(encoding="utf-8") == outcome.out
-    assert "--config.file" in refusal("classify", checkpoint=run_of("image"))
+    assert "--file" in refusal("classify", checkpoint=run_of("image"))
     assert "tells the classes of images is needed" in refusal("classify", checkpoint=run_of("causal"), file=file)
 
 
@@ -657,16 +648,14 @@ def rotary_export(tmp_path, monkeypatch):
     """(a rotary model, the folder it was exported to as a Llama, what was told)."""
     made = of_rotary(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(open_model, "open", lambda path: made)
+        patch.setattr(open_model, "open", lambda path, trust: made)
         outcome = use("export", tmp_path / "out", checkpoint="it", family="llama")
     assert (outcome.code, outcome.err) == (0, "")
     return made, tmp_path / "out", outcome.out
 
 
 def logits(made, w_BN) -> np.ndarray:
-    fields = open_model.fields(made, base.get_config().model.to_dict())
-    model = models.language(fields, answer=head.next_word, **made.facts)
-    return np.asarray(model.apply(made.params, w_BN, mask=masks.causal)[0])
+    return np.asarray(made.network().apply(made.params, w_BN, mask=masks.causal)[0])
 
 
 def test_a_rotary_model_is_exported_as_a_llama_of_the_same_answers(rotary_export):
@@ -676,7 +665,7 @@ def test_a_rotary_model_is_exported_as_a_llama_of_the_same_answers(rotary_export
     assert told.count("out/") == 3  # there was no tokenizer
     w_BN = np.random.default_rng(1).integers(0, 23, (2, 11))
     np.testing.assert_allclose(logits(read, w_BN), logits(made, w_BN), atol=2e-5)
-    turned = read._replace(model=read.model | {"relative_position": "rotary"})
+    turned = dataclasses.replace(read, model=read.model | {"relative_position": "rotary"})
     assert np.abs(logits(turned, w_BN) - logits(made, w_BN)).max() > 1e-2  # the order does matter
 
 
@@ -694,7 +683,7 @@ def test_transformers_opens_the_exported_rotary_model(rotary_export):
 def test_stories260k_is_exported_and_goes_on_as_before(tmp_path):
     outcome = use("export", tmp_path / "out", checkpoint=STORIES / "stories260K.bin", family="llama")
     assert (outcome.code, outcome.err) == (0, "") and "tok512.bin" in outcome.out
-    greedy = {"sample__temperature": 0.0, "sample__max_new_tokens": 40}
+    greedy = {"temperature": 0.0, "max_new_tokens": 40}
     again = use("sample", checkpoint=tmp_path / "out", **greedy)
     assert again.out == use("sample", checkpoint=STORIES / "stories260K.bin", **greedy).out != ""
 
@@ -706,7 +695,7 @@ def test_the_files_of_a_published_tokenizer_are_copied(rotary_export, tmp_path):
         one.mkdir()
     for name in ("tokenizer.json", "special_tokens_map.json", "weights.txt"):
         (beside / name).write_text(name)
-    assert export.copied(made._replace(path=beside), out) == ["tokenizer.json", "special_tokens_map.json"]
+    assert export.copied(dataclasses.replace(made, path=beside), out) == ["tokenizer.json", "special_tokens_map.json"]
     assert sorted(file.name for file in out.iterdir()) == ["special_tokens_map.json", "tokenizer.json"]
 
 
@@ -720,10 +709,3 @@ def test_transformers_opens_an_exported_run(run_of, tmp_path, monkeypatch):
     with torch.no_grad():
         expected = theirs(torch.tensor(w_BN)).logits.numpy()
     np.testing.assert_allclose(apply(params, w_BN, mask=masks.causal)[0], expected, atol=1e-4)
-
-
-def test_every_command_has_its_config():
-    for name in ("sample", "fill", "classify", "export"):
-        made = config.load(str(CONFIGS / f"{name}.py"), base=base.get_config())
-        assert made.experiment == name and not config.experiment(name).WRITES
-    assert set(open_model.KINDS) == set(pretrained.FAMILIES)
