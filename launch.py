@@ -4,10 +4,11 @@ In a notebook or another program: launch.run("configs/vit.py", **{"train.steps":
 """
 
 if __name__ == "__main__":
-    from experiments.engine import pages, signals
+    from experiments import engine
+    from experiments.engine import signals
 
     signals.from_the_start()
-    pages.large(__file__)  # starts this process again: before what takes seconds to import
+    engine.large_pages(__file__)  # starts this process again: before what takes seconds to import
 
 import contextlib
 import datetime
@@ -25,18 +26,7 @@ import ml_collections
 from absl import flags
 
 from experiments.compiler import topology as topologies
-from experiments.engine import (
-    compilation,
-    errors,
-    group,
-    in_process,
-    mesh,
-    parting,
-    plan,
-    replay,
-    resumption,
-    signals,
-)
+from experiments.engine import compilation, distributed, errors, in_process, mesh, plan, replay, signals, workdir
 from experiments.engine import config as configs
 from experiments.engine import (
     run as runs,
@@ -105,7 +95,7 @@ def attempt(argv: list[str]) -> int:
             action, folder = prepared(asked(argv))
             how_to_go_on = f"; go on with: {same_command(argv, folder)}" if folder is not None else ""
             more = {"detect": DISTRIBUTED.value, "how_to_go_on": how_to_go_on}
-            with signals.at_once(how_to_go_on), group.joined(together(), **more):
+            with signals.at_once(how_to_go_on), distributed.joined(together(), **more):
                 action()
     except (errors.UserError, errors.RunError) as error:
         print(f"error: {errors.line(error)}", file=sys.stderr)
@@ -193,7 +183,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
         mesh.of_cores(settings.mesh.to_dict())
     folder = folder_of(command, trains)
     writes = folder if trains else None
-    return functools.partial(resumption.outlive, functools.partial(work, settings, folder), writes), writes
+    return functools.partial(workdir.outlive, functools.partial(work, settings, folder), writes), writes
 
 
 def trained(
@@ -207,9 +197,9 @@ def trained(
     return runs.run(settings, folder, work, devices)
 
 
-def together() -> group.Group | None:
+def together() -> distributed.Group | None:
     """The processes that this run has, None: one. UserError where several cannot do what is asked."""
-    found = group.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
+    found = distributed.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     if (found or DISTRIBUTED.value) and (WORKDIR.value is None or DRY_RUN.value or REPLAY.value is not None):
         raise errors.UserError("several processes train one run: all need the same --workdir, and no other task")
     return found
@@ -240,4 +230,4 @@ def folder_of(command: Command, trains: bool) -> pathlib.Path | None:
 
 
 if __name__ == "__main__":
-    parting.leave(main(sys.argv))
+    distributed.leave(main(sys.argv))

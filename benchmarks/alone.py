@@ -11,13 +11,13 @@ import sys
 from typing import Any
 
 from benchmarks import participant
-from experiments.engine import pages
+from experiments import engine
 
 
 def call(module: str, function: str, **arguments: Any) -> Any:
     """What the function returns for these arguments; all of it must be fit for JSON. RuntimeError where it fails."""
     command = [sys.executable, "-m", "benchmarks.alone", module, function, json.dumps(arguments)]
-    environment = {pages.VARIABLE: pages.LARGE} | os.environ | participant.ENVIRONMENT
+    environment = {engine.VARIABLE: engine.LARGE} | os.environ | participant.ENVIRONMENT
     done = subprocess.run(command, cwd=participant.ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{module}.{function} has failed:\n{done.stderr[-2000:]}")

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from benchmarks import alone, ours, plans
-from experiments.engine import mesh, plan, processes
+from experiments.engine import distributed, mesh, plan
 
 OVER_N, LENGTHS = "step_d", (256, 512, 1024, 2048, 4096, 8192, 16384)
 OVER_M, DEPTHS = "step_a", (1, 2, 4, 8, 16)
@@ -45,7 +45,7 @@ def seconds(name: str, *, steps: int | None, every: list[dict[str, Any]]) -> lis
 def _seconds(made: plan.Plan, steps: int | None) -> float:
     batches = [mesh.place_batch(made.mesh, made.task.train[i]) for i in range(KEPT)]
     state, step = ours.started(made)
-    alive = processes.put(np.True_, mesh.replicated(made.mesh))
+    alive = distributed.put(np.True_, mesh.replicated(made.mesh))
     taken: list[float] = []
     for n, batch in enumerate(itertools.cycle(batches)):
         began = time.perf_counter()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import fresh, plans
-from experiments.engine import mesh, processes, step
+from experiments.engine import distributed, mesh, step
 
 WORKLOAD, DEPTHS = "step_a", (4, 12, 48)
 WAYS = {"written out": 0, "loop": 1}  # model.unroll
@@ -29,7 +29,7 @@ def compiled(name: str, **changes: Any) -> dict[str, float]:
     state = step.abstract_state(made.task, made.optimiser, mesh=made.mesh)
     batch = mesh.place_batch(made.mesh, made.task.train[0])
     began = time.perf_counter()
-    lowered = made.step.lower(state, batch, processes.put(True, mesh.replicated(made.mesh)))
+    lowered = made.step.lower(state, batch, distributed.put(True, mesh.replicated(made.mesh)))
     traced = time.perf_counter()
     with fresh.compiled():
         lowered.compile()

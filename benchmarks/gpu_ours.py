@@ -17,7 +17,7 @@ from benchmarks import gpu_sizes, ours, participant, sizes
 from experiments import language
 from experiments import model as models
 from experiments.data import windows
-from experiments.engine import batches, config, cost, mesh
+from experiments.engine import batches, compilation, config, mesh
 from experiments.engine import plan as plans
 from experiments.engine import run as runs
 from experiments.engine import step as loops
@@ -87,7 +87,7 @@ def flops(size: gpu_sizes.Size) -> int:
     """Floating-point operations of a step's matrix products: three times those of the forward pass, none left out."""
     _, made = planned(gpu_sizes.Size(**{**vars(size), "attention": "explicit"}))
     params = jax.eval_shape(made.task.init, jax.random.key(0))
-    return 3 * cost.flops(made.task.loss_and_metrics, params, made.task.train[0], None)
+    return 3 * compilation.flops(made.task.loss_and_metrics, params, made.task.train[0], None)
 
 
 def stepping(step: Callable, state: loops.State, waiting: list, made: plans.Plan, **how: Any) -> Callable[[int], float]:

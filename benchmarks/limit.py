@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from benchmarks import plans, sizes
-from experiments.engine import cost
+from experiments.engine import compilation
 
 
 def seconds(name: str, *, product: float, read: float) -> float:
@@ -37,7 +37,7 @@ def step_flops(name: str, **changes: Any) -> int:
     made = plans.made(name, **{"model.attention": "explicit", "mesh.data": 1} | changes)
     batch = made.task.train[0]
     params = jax.eval_shape(made.task.init, jax.random.key(0))
-    forward = cost.flops(made.task.loss_and_metrics, params, batch, None)
+    forward = compilation.flops(made.task.loss_and_metrics, params, batch, None)
     if sizes.WORKLOADS[name].kind == "words":
         B, N = batch["w_BN"].shape
         M, H, K, _ = params["blocks"]["score"]["Uk_HKD"].shape

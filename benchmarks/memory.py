@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from benchmarks import alone, plans
-from experiments.engine import mesh, processes, run
+from experiments.engine import distributed, mesh, run
 from experiments.engine import step as steps
 
 WORKLOAD, LENGTHS = "step_d", (1024, 2048, 4096, 8192, 16384)
@@ -51,7 +51,7 @@ def compiled_bytes(name: str, **changes: Any) -> int:
     made = plans.made(name, **changes)
     state = steps.abstract_state(made.task, made.optimiser, mesh=made.mesh)
     batch = mesh.place_batch(made.mesh, made.task.train[0])
-    alive = processes.put(True, mesh.replicated(made.mesh))
+    alive = distributed.put(True, mesh.replicated(made.mesh))
     return made.step.lower(state, batch, alive).compile().memory_analysis().temp_size_in_bytes
 
 
@@ -65,7 +65,7 @@ def take_two_steps(name: str, changes: dict[str, Any]) -> int:
     made = plans.made(name, **changes)
     state = steps.initial_state(made.task, made.optimiser, seed=0, mesh=made.mesh)
     step, _ = run.compile_step(made, state)
-    alive = processes.put(True, mesh.replicated(made.mesh))
+    alive = distributed.put(True, mesh.replicated(made.mesh))
     for i in range(2):
         state, _ = jax.block_until_ready(step(state, mesh.place_batch(made.mesh, made.task.train[i]), alive))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB

@@ -7,9 +7,9 @@ The step is the one that a run takes: of a config, with its data, or of one of t
 """
 
 if __name__ == "__main__":
-    from experiments.engine import pages
+    from experiments import engine
 
-    pages.large("benchmarks.profile")  # starts this process again, as launch.py does
+    engine.large_pages("benchmarks.profile")  # starts this process again, as launch.py does
 
 import argparse
 import collections
@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import alone, fresh, ours, plans, sizes, trace
 from experiments.compiler import program
-from experiments.engine import config, errors, mesh, plan, processes, run
+from experiments.engine import config, distributed, errors, mesh, plan, run
 from experiments.engine import step as steps
 
 STEPS, WARM = 20, 3  # steps that count, and those before them
@@ -59,7 +59,7 @@ def compiled(made: plan.Plan) -> tuple[steps.State, Any]:
 
 def alive(made: plan.Plan) -> jax.Array:
     """What the step takes as third argument."""
-    return processes.put(np.True_, mesh.replicated(made.mesh))
+    return distributed.put(np.True_, mesh.replicated(made.mesh))
 
 
 def measure(rounds: int | None = None, *, names: Sequence[str] = NAMES, **changes: Any) -> dict[str, dict]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks import participant, sizes
-from experiments.engine import pages
+from experiments import engine
 
 OURS = "ours"
 PEERS = {  # what is started as `python -m <module> <workload> <arguments>`
@@ -15,7 +15,7 @@ PEERS = {  # what is started as `python -m <module> <workload> <arguments>`
     "transformers compiled": ("benchmarks.torch_peer", "compile"),
     "flax": ("benchmarks.flax_peer",),
 }
-AS_LAUNCHED = {pages.VARIABLE: pages.LARGE}  # launch.py starts a run with this; a peer has what its user sets
+AS_LAUNCHED = {engine.VARIABLE: engine.LARGE}  # launch.py starts a run with this; a peer has what its user sets
 LONG, FAR = 5.0, 1.5  # seconds of a turn, and times the fastest peer's: beyond both, a peer has no turn but the first
 Start = Callable[..., participant.Participant]
 

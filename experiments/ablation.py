@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import topology, topology_report
-from experiments.engine import config, disk, errors, mesh, report, signals, sources, workdir
+from experiments.engine import config, disk, errors, mesh, report, signals, workdir
 from experiments.engine import run as runs
 from experiments.studies import preparing, progress, study, training
 from experiments.studies import report as reports
@@ -44,7 +44,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result |
         finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
         waiting = checked(unfinished(rows, finished, folder), asked, devices, before=lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, rows)
-        sources.keep(folder, settings.sources())
+        workdir.keep_sources(folder, settings.sources())
         for row in rows:
             if row.name not in finished:  # a result of other steps, or a damaged one
                 (folder / row.name / "summary.json").unlink(missing_ok=True)

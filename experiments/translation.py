@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.data import pairs, parallel, parts, subwords, translation_score
-from experiments.engine import batches, config, disk, errors, run, step, workdir
+from experiments.engine import batches, config, disk, errors, run, step
 from tfm import layout as layouts
 from tfm.decode import beam, generate
 
@@ -61,7 +61,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
         probe=models.probe(settings.model),
     )
     translate = translator(settings, corpus, model)
-    kept = {"tokenizer.json": workdir.as_json(corpus.subwords.to_json())}
+    kept = {"tokenizer.json": disk.as_json(corpus.subwords.to_json())}
     show = functools.partial(figures, settings, corpus, model, translate)
     return run.Work(task, show, lambda params, batch: logits(params, batch)[0], kept)
 

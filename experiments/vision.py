@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from experiments import model as models
 from experiments.data import image_file, images
-from experiments.engine import batches, config, run, step, workdir
+from experiments.engine import batches, config, disk, run, step
 from tfm import embed, loss
 from tfm import layout as layouts
 
@@ -49,7 +49,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
         probe=models.probe(settings.model),
         maps=lambda params, batch: logits(params, batch["image_BYXZ"], maps=True)[1]["A_MBHNS"],
     )
-    kept = {"data.json": workdir.as_json(image_file.describe(data))}
+    kept = {"data.json": disk.as_json(image_file.describe(data))}
     show = functools.partial(figures, settings, data, task, logits)
     return run.Work(task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept)
 

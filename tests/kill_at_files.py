@@ -21,7 +21,9 @@ import kill  # noqa: E402
 
 import launch  # noqa: E402
 from experiments import language  # noqa: E402, F401  what is imported here, a fork need not import
-from experiments.engine import cost, figures  # noqa: E402, F401
+from experiments.engine import (
+    compilation,  # noqa: E402, F401
+)
 
 MARK = "changes a file:"
 NAMES = ("os.rename", "os.mkdir", "os.truncate", "os.link", "os.symlink")
@@ -60,7 +62,7 @@ def run(config: str, folder: pathlib.Path, dies_at: int | None) -> tuple[int, st
             os.write(2, f"{MARK} {event} {arguments[0]}\n".encode())
 
     sys.addaudithook(watch)
-    with mock.patch.object(cost, "measured_peak", lambda *, devices: 1e9):  # a second of work
+    with mock.patch.object(compilation, "measured_peak", lambda *, devices: 1e9):  # a second of work
         code = launch.main(["launch.py", "--config", config, "--workdir", str(folder)])
     sys.stdout.flush()
     os._exit(code)

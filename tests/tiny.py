@@ -15,7 +15,7 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import batches, config, cost, step
+from experiments.engine import batches, compilation, config, step
 from experiments.engine import run as runs
 from tfm import loss
 
@@ -127,6 +127,6 @@ def own_disk(commands: str, what: str) -> list[str]:
 def without_figures():
     """Inside, a run of images draws nothing, and the machine's rate is not measured."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
         patch.setattr(vision, "figures", lambda *arguments: [])
         yield

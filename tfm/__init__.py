@@ -45,7 +45,7 @@ Y X Z rows, columns and channels of an image.
 |     |                                           |                                   | relative_position.py |
 | E29 | cost                                      | the same weights in blocks        | flash.py             |
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py       |                      |
-|     | batch size that grows during training     | experiments/engine/growth.py      |                      |
+|     | batch size that grows during training     | experiments/engine/batches.py     |                      |
 
 Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py writes them out, and
 online_softmax.py is the mathematics of one; sampling.py has temperature, top-k and top-p; fused.py calls the backend's

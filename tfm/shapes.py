@@ -28,6 +28,11 @@ def names(path: Any) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
+def flat(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their paths: {'blocks/score/Uq_HKD': ...}."""
+    return {"/".join(names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 def letters(path: Any) -> str:
     """The dimension letters of a leaf: letters('blocks/score/Uq_HKD') == 'MHKD'; '' where the name carries none."""
     parts = names(path)

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 
 from experiments.compiler import hlo, topology
-from experiments.engine import cost, disk, errors, mesh, report, step, tpu, workdir
-from experiments.engine import memory as room
+from experiments.engine import compilation, disk, errors, mesh, report, step, tpu
 from experiments.engine import plan as plans
 
 KERNELS = 0.4  # share of the peak at which kernels are taken to compute, of which the compiler says no time
@@ -43,7 +42,7 @@ def show(wanted: Iterable[topology.Wanted], **parts: Any) -> None:
     asked = topology.asked()
     programs = topology.compiled(wanted)
     records = [record(program, asked) for program in programs]
-    held = {f"{name}_bytes": cost.device_bytes(tree) for name, tree in parts.items()}
+    held = {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
     refused = [f"{one['name']} {one['reason']}" for one in records if not one["compiled"]]
     print(text(records, held, asked), flush=True)
     if asked.file:
@@ -52,7 +51,7 @@ def show(wanted: Iterable[topology.Wanted], **parts: Any) -> None:
         facts |= largest | {"compiled": not refused, "reason": "; ".join(refused), "programs": records}
         facts |= {"versions": mesh.versions() | {"libtpu": tpu.libtpu()}}
         try:
-            disk.write(pathlib.Path(asked.file), workdir.as_json(facts))
+            disk.write(pathlib.Path(asked.file), disk.as_json(facts))
         except OSError as error:
             raise errors.RunError(f"--json={asked.file} cannot be written: {error.strerror}") from error
     if refused:
@@ -97,7 +96,7 @@ def record(program: topology.Program, asked: topology.Topology) -> dict[str, Any
 def text(records: list[dict[str, Any]], held: dict[str, int], asked: topology.Topology) -> str:
     """What a person reads."""
     chips, kind = len(asked.devices), asked.devices[0].device_kind
-    each = ", ".join(f"{name.removesuffix('_bytes')} {room.size(n)}" for name, n in held.items())
+    each = ", ".join(f"{name.removesuffix('_bytes')} {disk.size(n)}" for name, n in held.items())
     lines = [f"  compiled for {asked.name}, {chips} x {kind}, by libtpu {tpu.libtpu()}; nothing is run"]
     lines += [f"  on each chip: {each}"] if each else []
     for one in records:
@@ -110,8 +109,8 @@ def text(records: list[dict[str, Any]], held: dict[str, int], asked: topology.To
 
 
 def _memory(one: dict[str, Any], chip: topology.Chip) -> str:
-    of = ", ".join(f"{label} {room.size(one[f'{name}_bytes'])}" for name, label in PARTS.items())
-    return f"memory of a chip: {room.size(one['needed_bytes'])} of {chip.hbm / 2**30:.2f} GiB ({of})"
+    of = ", ".join(f"{label} {disk.size(one[f'{name}_bytes'])}" for name, label in PARTS.items())
+    return f"memory of a chip: {disk.size(one['needed_bytes'])} of {chip.hbm / 2**30:.2f} GiB ({of})"
 
 
 PARTS = {"argument": "arguments", "temp": "temporaries", "code": "program"}
@@ -119,7 +118,7 @@ PARTS = {"argument": "arguments", "temp": "temporaries", "code": "program"}
 
 def _collectives(one: dict[str, Any], chips: int) -> list[str]:
     of = [
-        f"{kind} {n['times']} x, {room.size(n['bytes'])} ({n['beside']} beside computation, {n['waited']} waited for)"
+        f"{kind} {n['times']} x, {disk.size(n['bytes'])} ({n['beside']} beside computation, {n['waited']} waited for)"
         for kind, n in one["collectives"].items()
     ]
     return [f"between chips: {', '.join(of) or 'nothing'}"] if chips > 1 else []

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 
 from experiments.data import plain
-from experiments.engine import errors, memory
+from experiments.engine import disk, errors
 
 DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 CHUNK = 2**20  # bytes read at a time: what a header announces is never allocated before it is there
@@ -60,7 +60,7 @@ def _header(path: pathlib.Path, file: BinaryIO, *, axes: int) -> tuple[np.dtype,
 def _content(path: pathlib.Path, file: BinaryIO, *, expected: int) -> bytes:
     if expected > LARGEST:
         raise errors.UserError(f"{path} announces {expected} bytes of values, and {LARGEST} are allowed")
-    memory.check(f"what {path} announces", 2 * expected)  # the pieces that are read, and then the whole
+    disk.check_memory(f"what {path} announces", 2 * expected)  # the pieces that are read, and then the whole
     content = _read_up_to(file, expected)
     if len(content) < expected:
         raise errors.UserError(f"{path} is cut off: expected {expected} bytes of values, found {len(content)}")

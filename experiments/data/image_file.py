@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.data import images
-from experiments.engine import disk, errors, json_file
+from experiments.engine import disk, errors
 
 LARGEST = 2**26  # pixels of a file, looked at before they are unpacked
 LARGEST_FILE = 2**28  # bytes; as many pixels, packed by nobody
@@ -67,7 +67,7 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
     """
     if "image" not in extras:
         file = path / "data.json"
-        saved = json_file.read(file, says="what the model's images are like")
+        saved = disk.read_json(file, says="what the model's images are like")
         if saved.keys() != {"image", "values", "mean", "std", "classes"}:
             raise errors.UserError(f"{file} is damaged: it does not describe images")
         found = _whole(file, saved, Z, C)
@@ -75,7 +75,7 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
     folder = path if path.is_dir() else path.parent
     places = [folder / "preprocessor_config.json", folder / "processor_config.json"]  # the latter in their newest form
     file = next((file for file in places if file.exists()), places[0])
-    saved = json_file.read(file, says="how images are normalised") if file.exists() else {}
+    saved = disk.read_json(file, says="how images are normalised") if file.exists() else {}
     if file == places[1]:
         saved = saved.get("image_processor", {})
         _check(file, "image_processor", isinstance(saved, dict), "an object", saved)

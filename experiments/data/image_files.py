@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.data import idx, parts
-from experiments.engine import archive, errors
+from experiments.engine import disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
@@ -82,7 +82,7 @@ def archived(path: pathlib.Path) -> Parts:
 
     UserError where they are not.
     """
-    found = archive.read(path, ARRAYS)
+    found = disk.read_npz(path, ARRAYS)
     arrays = tuple(found.values())
     if len(arrays) == 2:
         return Parts(arrays, None)
@@ -95,7 +95,7 @@ def _idx_path(path: pathlib.Path, file: str) -> pathlib.Path | None:
 
 def _part(path: pathlib.Path) -> Labelled:
     if not os.path.isdir(path):
-        return tuple(archive.read(path, [("x", "y")]).values())
+        return tuple(disk.read_npz(path, [("x", "y")]).values())
     files = [[file for end in ("", ".gz") for file in path.glob(f"*{kind}{end}")] for kind in KINDS]
     if [len(found) for found in files] != [1, 1]:
         raise errors.UserError(f"the folder {path} must hold one file *{KINDS[0]} and one *{KINDS[1]} (gzipped or not)")

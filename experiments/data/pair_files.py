@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from experiments.data import plain
-from experiments.engine import errors, memory
+from experiments.engine import disk, errors
 
 ENDINGS = (".tsv", ".txt")  # of the files of a folder or zip that hold pairs
 LARGEST = 2**30  # bytes of text, unpacked
@@ -71,7 +71,7 @@ def check_size(path: str, size: int) -> None:
     """UserError for more bytes of text than are allowed, or than the memory has room for."""
     if size > LARGEST:
         raise errors.UserError(f"{path} holds {size} bytes of text, and {LARGEST} are allowed")
-    memory.check(f"the text in {path}", COPIES * size)
+    disk.check_memory(f"the text in {path}", COPIES * size)
 
 
 def _by_twos(files: Sequence[File]) -> list[Text]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.data import pairs, subwords
-from experiments.engine import batches, errors, memory
+from experiments.engine import batches, disk, errors
 
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
 
@@ -39,7 +39,9 @@ def rows(made: subwords.Subwords, some: Sequence[pairs.Pair], *, N: int) -> Rows
     Raises:
       UserError: not one pair fits; more than the memory has room for.
     """
-    memory.check(f"{len(some):,} pairs of 2 x {N} tokens", 4 * 4 * N * len(some))  # int32, and those that fit once more
+    disk.check_memory(
+        f"{len(some):,} pairs of 2 x {N} tokens", 4 * 4 * N * len(some)
+    )  # int32, and those that fit once more
     source_BN, source_fits_B = padded(made, [source for source, _ in some], N=N)
     target_BN, target_fits_B = padded(made, [target for _, target in some], N=N)
     fits_B = source_fits_B & target_fits_B

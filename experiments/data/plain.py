@@ -5,7 +5,7 @@ import io
 import pathlib
 import zlib
 
-from experiments.engine import errors, memory
+from experiments.engine import disk, errors
 
 CHUNK = 2**20  # bytes read at a time: a file of nothing but zeros is never read to its end
 GZIP = b"\x1f\x8b"
@@ -54,7 +54,7 @@ def read(path: pathlib.Path, *, copies: int, as_is: bool = False, hint: str = ""
     Raises:
       UserError: no text, damaged gzip, more than the memory has room for, or a file that cannot be read.
     """
-    content, most = io.BytesIO(), memory.host()
+    content, most = io.BytesIO(), disk.host_memory()
     try:
         with path.open("rb") as file:
             source = file if as_is else unpacked(file)
@@ -63,7 +63,7 @@ def read(path: pathlib.Path, *, copies: int, as_is: bool = False, hint: str = ""
                     raise errors.UserError(f"{path} {wrong}{hint}")
                 content.write(chunk)
                 if copies * content.tell() > most:  # packed, it was small
-                    memory.check(f"the text in {path}", copies * content.tell(), most)
+                    disk.check_memory(f"the text in {path}", copies * content.tell(), most)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise errors.UserError(f"{path} is a damaged gzip file: {error}") from error
     except OSError as error:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.data import tokenizer, vocabulary
-from experiments.engine import errors, memory
+from experiments.engine import disk, errors
 
 COPIES = 240  # bytes in memory for each of a document while the library encodes it (measured: 177 and 238)
 
@@ -46,7 +46,7 @@ class Borrowed:
 
     def join(self, documents: Sequence[bytes]) -> np.ndarray:
         """Ids of all documents, in the smallest integers that hold them. UserError as `encode`."""
-        memory.check("the text as words of this tokenizer", COPIES * max(map(len, documents)))
+        disk.check_memory("the text as words of this tokenizer", COPIES * max(map(len, documents)))
         least = np.min_scalar_type(self.size - 1)
         return np.concatenate([self.encode(document).astype(least) for document in documents])
 

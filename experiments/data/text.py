@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.data import download, parts, plain, split
-from experiments.engine import errors, memory
+from experiments.engine import disk, errors
 
 STDLIB = "stdlib"
 DOCSTRINGS = "docstrings"
@@ -156,7 +156,7 @@ def _walk(folder: pathlib.Path) -> list[pathlib.Path]:
 def _contents(name: str, paths: Sequence[pathlib.Path], *, binary: bool) -> list[bytes]:
     """What is in the files, b'' for those that are empty or no files. UserError before much is read or taken."""
     sizes = [_size(path) for path in paths]
-    memory.check(f"the text {name}", COPIES * sum(sizes))
+    disk.check_memory(f"the text {name}", COPIES * sum(sizes))
     hint = "" if binary else "; leave it out, or set text.binary = true to learn from the bytes of any file"
     begun = [] if binary else [(path, plain.glance(path)) for path, size in zip(paths, sizes, strict=True) if size]
     faults = [f"{path} {fault}" for path, fault in begun if fault]

@@ -4,14 +4,18 @@
 plain integers, so shuffling moves no data, and all array work is vectorised over the batch.
 """
 
+import bisect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import grain
 import numpy as np
 
-from experiments.engine import errors, memory
-from experiments.engine import growth as growths
+from experiments.engine import disk, errors
 
+GROWTH = "train.growth"
+EXAMPLE = "write [[500, 128], [800, 256]] for batches of 128 from 500 steps on and of 256 from 800 on"
 BUFFER = 8  # batches prepared ahead
 Batch = dict[str, np.ndarray]
 Fetch = Callable[[np.ndarray, np.random.Generator | None], Batch]
@@ -28,9 +32,9 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
       UserError: a batch of no example, fewer examples than one batch, a seed beyond 32 bits, or a wrong growth.
     """
     _check(n=n, batch=batch)
-    sizes = growths.growth(batch, growth)
+    sizes = growing(batch, growth)
     if n < max(sizes.sizes):
-        key = "train.batch_size" if n < batch else growths.KEY
+        key = "train.batch_size" if n < batch else GROWTH
         raise errors.UserError(
             f"the training part has {n} examples, fewer than one batch of {max(sizes.sizes)}: make {key} smaller"
         )
@@ -89,10 +93,52 @@ def _check(*, n: int, batch: int) -> None:
 def _check_room(fetch: Fetch, rng: np.random.Generator | None, *, batch: int) -> None:
     """UserError where so many examples, each as large as the first, would not fit into memory."""
     one = sum(array.nbytes for array in fetch(np.zeros(1, np.int64), rng).values())
-    memory.check(f"what is kept ready of batches, {batch} examples of {one} bytes,", batch * one)
+    disk.check_memory(f"what is kept ready of batches, {batch} examples of {one} bytes,", batch * one)
 
 
 def _blank(array: np.ndarray, real_B: np.ndarray) -> np.ndarray:
     """The array with the rows that are not real set to 0, in a copy: what `fetch` returned may be its own."""
     shape = (len(real_B),) + (1,) * (array.ndim - 1)
     return np.where(real_B.reshape(shape), array, np.zeros((), array.dtype))
+
+
+class Growth(NamedTuple):
+    """Phases of training: after `firsts[i]` steps, batches have `sizes[i]` examples. `befores[i]` came before them."""
+
+    firsts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    befores: tuple[int, ...]
+
+    def size(self, step: int) -> int:
+        """Examples in the batch of this step; steps are counted from 0."""
+        return self.sizes[bisect.bisect_right(self.firsts, step) - 1]
+
+    def before(self, step: int) -> int:
+        """Examples in all batches before the one of this step, which thus begins there in the stream of examples."""
+        i = bisect.bisect_right(self.firsts, step) - 1
+        return self.befores[i] + (step - self.firsts[i]) * self.sizes[i]
+
+    def reached(self, steps: int) -> "Growth":
+        """The phases that begin within so many steps: the others are for a longer run of the same config."""
+        n = bisect.bisect_left(self.firsts, steps)
+        return Growth(self.firsts[:n], self.sizes[:n], self.befores[:n])
+
+
+def growing(batch: int, pairs: Any = ()) -> Growth:
+    """Batches of `batch` examples, and of `size` from `step` steps on, for each pair [step, size] of train.growth.
+
+    Raises UserError unless the pairs are whole numbers, sizes at least 1, and steps ascend from 1 on.
+    """
+    firsts, sizes = [0], [batch]
+    for pair in pairs:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or any(type(number) is not int for number in pair):
+            raise errors.UserError(f"{GROWTH} holds {pair!r}, which is no pair of whole numbers: {EXAMPLE}")
+        step, size = pair
+        if step <= firsts[-1]:
+            raise errors.UserError(f"the steps of {GROWTH} must ascend from 1 on, and {step} comes after {firsts[-1]}")
+        if size < 1:
+            raise errors.UserError(f"{GROWTH} asks for batches of {size} examples, and a batch needs at least 1")
+        firsts.append(step)
+        sizes.append(size)
+    grown = [size * (end - first) for first, end, size in zip(firsts, firsts[1:], sizes, strict=False)]
+    return Growth(tuple(firsts), tuple(sizes), tuple(itertools.accumulate(grown, initial=0)))

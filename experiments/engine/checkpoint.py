@@ -1,7 +1,7 @@
 """Checkpoints with Orbax: written in the background, whole or not at all, and verified before they are used.
 
-<step>/state is Orbax's, <step>/manifest.json the list of its files; both are made in <step>.writing, which is renamed
-when all of it is on the disk. Before there was a manifest the state lay in <step>/default, and that is still read.
+The newest are kept, and the best by a metric. Each is made in <step>.writing (manifest.py), which is renamed when all
+of it is on the disk.
 """
 
 import concurrent.futures
@@ -12,14 +12,17 @@ import math
 import os
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from experiments.engine import disk_errors, errors, manifest, mesh, processes, retention, saved_arrays, step_folders
+from experiments.engine import disk, distributed, errors, manifest, mesh
 from tfm import shapes
+
+BETTER = {"loss": min, "accuracy": max, "explained": max}  # by the last part of a metric's name
 
 
 class Checkpoints:
@@ -31,21 +34,21 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int, best: str = ""):
-        retention.check(best)
+        check_best(best)
         self._folder, self._keep, self._best = folder.absolute(), keep, best
-        self._main = processes.main()
+        self._main = distributed.main()
         try:
             if self._main:
-                step_folders.tidy(self._folder)
-            steps = step_folders.steps(self._folder)
+                manifest.tidy(self._folder)
+            steps = manifest.steps(self._folder)
             self._opened = os.open(self._folder, os.O_RDONLY) if self._main else -1
         except OSError as error:
-            raise errors.UserError(f"{folder} cannot be used for checkpoints: {disk_errors.reason(error)}") from error
+            raise errors.UserError(f"{folder} cannot be used for checkpoints: {disk.reason(error)}") from error
         self._measured = {step: _measured(self._folder / str(step), step) for step in steps}
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._under_way: tuple[int, concurrent.futures.Future] | None = None
-        disk_errors.quiet()
+        disk.quiet()
 
     def latest(self) -> int | None:
         """The newest step on disk."""
@@ -70,8 +73,8 @@ class Checkpoints:
             if self._main:
                 self._check_folder()
                 writing.mkdir()
-            self._orbax.save(writing / saved_arrays.STATE, args=ocp.args.StandardSave(state))
-        except disk_errors.NOT_WRITTEN as error:
+            self._orbax.save(writing / manifest.STATE, args=ocp.args.StandardSave(state))
+        except disk.NOT_WRITTEN as error:
             raise self._failed(step, error) from error
         self._measured[step] = _finite(metrics or {})
         self._under_way = step, self._thread.submit(self._finish, step)
@@ -85,7 +88,7 @@ class Checkpoints:
         self._check_folder()
         manifest.write(writing, step=step, metrics=self._measured[step], versions=mesh.versions())
         os.rename(writing, self._folder / str(step))
-        manifest.flush(self._folder)
+        disk.flush(self._folder)
         self._remove_superfluous()
 
     def note(self, step: int, metrics: dict[str, float]) -> None:
@@ -107,12 +110,12 @@ class Checkpoints:
             self._remove_superfluous()
 
     def _remove_superfluous(self) -> None:
-        for old in retention.superfluous(self._measured, keep=self._keep, best=self._best):
-            step_folders.remove(self._folder / str(old))
+        for old in superfluous(self._measured, keep=self._keep, best=self._best):
+            manifest.remove(self._folder / str(old))
             del self._measured[old]
 
     def _writing(self, step: int) -> pathlib.Path:
-        return self._folder / f"{step}{step_folders.WRITING}"
+        return self._folder / f"{step}{manifest.WRITING}"
 
     def _check_folder(self) -> None:
         """FileNotFoundError where the folder has vanished, also where tensorstore has made the path anew."""
@@ -132,7 +135,7 @@ class Checkpoints:
                     self._folder.rmdir()
                     self._folder.parent.rmdir()
         where = self._folder if ours else error.filename
-        return errors.RunError(f"step {step:,} could not be saved in {where}: {disk_errors.reason(error)}")
+        return errors.RunError(f"step {step:,} could not be saved in {where}: {disk.reason(error)}")
 
     def wait(self) -> None:
         """Return when the save under way is on the disk. Raises RunError where it failed."""
@@ -141,7 +144,7 @@ class Checkpoints:
         if future is not None:
             try:
                 future.result()
-            except disk_errors.NOT_WRITTEN as error:
+            except disk.NOT_WRITTEN as error:
                 raise self._failed(step, error) from error
 
     def check(self) -> None:
@@ -159,7 +162,7 @@ class Checkpoints:
                 with contextlib.suppress(OSError):  # of a drive that is gone
                     os.close(self._opened)
                 self._opened = -1
-            with contextlib.suppress(*disk_errors.NOT_WRITTEN):  # what `wait` has told already
+            with contextlib.suppress(*disk.NOT_WRITTEN):  # what `wait` has told already
                 self._orbax.close()
 
     def resume(self, like: Any, *, fall_back: bool) -> tuple[int, Any] | None:
@@ -173,17 +176,17 @@ class Checkpoints:
         """
         self.wait()
         unshared = f"not every process sees the same checkpoints in {self._folder}: it must be one disk"
-        if not processes.same(self.latest() or 0):
+        if not distributed.same(self.latest() or 0):
             raise errors.UserError(unshared)
         passed: dict[int, manifest.Damaged] = {}
-        step = processes.agree(self._newest_whole(passed, fall_back) if self._main else -1)
+        step = distributed.agree(self._newest_whole(passed, fall_back) if self._main else -1)
         if step >= 0:
             try:
                 if not self._main:
-                    saved_arrays.verified(self._folder / str(step), step)
+                    manifest.verify(self._folder / str(step), step=step)
             except manifest.Damaged as error:
                 raise errors.UserError(f"{unshared} ({error})") from error
-            state = saved_arrays.restored(self._folder / str(step), like)
+            state = manifest.restored(self._folder / str(step), like)
         instead = f"step {step:,} is taken instead" if step >= 0 else "without another one the run begins anew"
         for bad in sorted(self._measured, reverse=True):
             if bad > step:
@@ -197,7 +200,7 @@ class Checkpoints:
         """The newest step that is what was saved, -1 where the run may begin anew; `passed` gets the newer ones."""
         for step in sorted(self._measured, reverse=True):
             try:
-                saved_arrays.verified(self._folder / str(step), step)
+                manifest.verify(self._folder / str(step), step=step)
                 return step
             except manifest.Damaged as error:
                 if not (fall_back or isinstance(error, manifest.Incomplete)):
@@ -218,16 +221,42 @@ class Checkpoints:
             if self._main:
                 self._remove_superfluous()
         except OSError as error:
-            raise errors.UserError(f"{self._folder} cannot be written: {disk_errors.reason(error)}") from error
+            raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
 
     def _put_aside(self, step: int, said: str) -> None:
         self._measured.pop(step, None)
         if self._main:
             print(said, flush=True)
             try:
-                step_folders.put_aside(self._folder / str(step))
+                manifest.put_aside(self._folder / str(step))
             except OSError as error:
-                raise errors.UserError(f"{self._folder} cannot be written: {disk_errors.reason(error)}") from error
+                raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
+
+
+def check_best(best: str, *, key: str = "train.keep_best") -> None:
+    """UserError unless it is '' or a metric of which one knows whether less or more is better, as 'eval/loss'.
+
+    key: the setting that it is the value of.
+    """
+    if best and _kind(best) not in BETTER:
+        raise errors.UserError(f'{key} = "{best}" must be a metric that ends in {", ".join(BETTER)}')
+
+
+def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best: str) -> list[int]:
+    """Of the steps, with what was measured at each, those that are neither among the newest `keep` nor the best one.
+
+    The best one is the newest of those that are equally good; '' for `best`: there is none.
+    """
+    kept = set(sorted(measured)[-keep:])
+    scores = {step: values[best] for step, values in measured.items() if math.isfinite(values.get(best, math.nan))}
+    if scores:
+        right = BETTER[_kind(best)](scores.values())
+        kept.add(max(step for step, score in scores.items() if score == right))
+    return sorted(measured.keys() - kept)
+
+
+def _kind(metric: str) -> str:
+    return metric.rpartition("/")[2]
 
 
 def newest(folder: pathlib.Path) -> int | None:
@@ -236,9 +265,9 @@ def newest(folder: pathlib.Path) -> int | None:
     Raises UserError where the folder cannot be read.
     """
     try:
-        return max(step_folders.steps(folder), default=None)
+        return max(manifest.steps(folder), default=None)
     except OSError as error:
-        raise errors.UserError(f"{folder} cannot be read: {disk_errors.reason(error)}") from error
+        raise errors.UserError(f"{folder} cannot be read: {disk.reason(error)}") from error
 
 
 def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
@@ -252,16 +281,16 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
     if step is None:
         return True
     if step < steps:
-        if not (fall_back or (folder / f"{steps}{step_folders.DAMAGED}").exists()):
+        if not (fall_back or (folder / f"{steps}{manifest.DAMAGED}").exists()):
             raise errors.UserError(
                 f"{folder} lacks the checkpoint of step {steps:,}, with which this run was finished: "
                 f"--config.resume=latest_valid goes on from step {step:,}"
             )
         return False
     try:
-        saved_arrays.verified(folder / str(step), step)
+        manifest.verify(folder / str(step), step=step)
     except manifest.Damaged as error:
-        many = len(step_folders.steps(folder))
+        many = len(manifest.steps(folder))
         if not (fall_back or (many > 1 and isinstance(error, manifest.Incomplete))):
             raise errors.UserError(f"{error}; {_advice(many)}") from error
         return False
@@ -274,15 +303,14 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
     Raises UserError where the checkpoint is damaged, RunError where it cannot be read now.
     """
     try:
-        return saved_arrays.parameters(folder.absolute() / str(step), step)
+        return manifest.parameters(folder.absolute() / str(step), step=step)
     except manifest.Damaged as error:
         raise errors.UserError(f"{error}; take that folder away to use an earlier one") from error
 
 
 def digest(params: Any) -> str:
     """sha256 over the names and bytes of all parameters, in sorted order."""
-    leaves = {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    total = hashlib.sha256()
+    leaves, total = shapes.flat(params), hashlib.sha256()
     for name in sorted(leaves):
         total.update(name.encode())
         total.update(np.ascontiguousarray(jax.device_get(leaves[name])).tobytes())

@@ -23,7 +23,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from experiments.engine import errors, json_file
+from experiments.engine import disk, errors
 
 # What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
 _FAULTS = (
@@ -73,7 +73,7 @@ def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = (
 
 def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[str]) -> ml_collections.ConfigDict:
     try:
-        content = json_file.text(file)
+        content = disk.read_text(file)
         if len(content) > LONGEST:
             raise ValueError(f"it has {len(content):,} characters, and {LONGEST:,} are allowed")
         saved = _shallow(content)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-from experiments.engine import compilation, config, disk_errors, errors
+from experiments.engine import compilation, config, disk, errors
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
     try:
         place = os.getcwd()
     except OSError as error:
-        reason = disk_errors.reason(error)
+        reason = disk.reason(error)
         raise errors.UserError(f"the working directory is gone ({reason}): os.chdir to one that is there") from error
     path, bytecode, flags = list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
     folders = (place, str(folder.absolute()), str(config.ROOT))

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from experiments.engine import disk, disk_errors, errors, events, memory, pace, processes
+from experiments.engine import disk, distributed, errors, events, pace
 
 
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
@@ -18,12 +18,12 @@ def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
     file = folder / "metrics.jsonl"
     try:
         with disk.opened(file) as opened:
-            memory.check(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
+            disk.check_memory(f"what {file} holds", 3 * os.fstat(opened.fileno()).st_size)
             rows = list(map(_row, opened.read().split(b"\n")))
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise errors.UserError(f"{file} cannot be read: {disk_errors.reason(error)}") from error
+        raise errors.UserError(f"{file} cannot be read: {disk.reason(error)}") from error
     damaged = [n for n, row in enumerate(rows[:-1], 1) if not row]  # the last is empty, or cut off by a crash
     if damaged and tells:
         more = f" (and {len(damaged) - 1:,} more)" if len(damaged) > 1 else ""
@@ -53,7 +53,7 @@ class Log:
     """
 
     def __init__(self, folder: pathlib.Path, *, start: int):
-        self._writes = processes.main()
+        self._writes = distributed.main()
         if not self._writes:
             return
         kept = [json.dumps(row) + "\n" for row in read(folder, tells=True) if row["step"] <= start]
@@ -101,7 +101,7 @@ class Progress(pace.Line):
         evaluation: how many of them one is worth. evaluations(n): how many come from the end of step n on. peak: what
         cost.measured_peak has found.
         """
-        super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=processes.main())
+        super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
         self._work, self._evaluation, self._evaluations = work, evaluation, evaluations
         self._at, self._told = start, ""

@@ -12,15 +12,14 @@ import numpy as np
 from experiments.engine import (
     batches,
     checkpoint,
-    cost,
+    compilation,
     debug,
+    distributed,
     errors,
     guard,
     log,
     plan,
-    processes,
     replay,
-    retention,
     signals,
 )
 from experiments.engine import (
@@ -54,11 +53,11 @@ class Beside:
             work=lambda n: made.growth.before(n) / made.growth.sizes[0],
             evaluation=plan.evaluation_work(made.task, batch=made.growth.sizes[0]),
             evaluations=lambda n: plan.times(n, every=made.every["evaluate"], steps=made.steps),
-            peak=cost.measured_peak(devices=made.mesh),
+            peak=compilation.measured_peak(devices=made.mesh),
         )
         self._evaluate = self._progress.timed(steps.evaluator(made.task, made.mesh))
         self._patience = guard.Patience()
-        self._saved_at, self._wish, self._wishes = time.monotonic(), 0, processes.Late()
+        self._saved_at, self._wish, self._wishes = time.monotonic(), 0, distributed.Late()
 
     def due(self, what: str, n: int) -> bool:
         """Whether this happens after n steps by their number alone."""
@@ -83,11 +82,11 @@ class Beside:
         self._ask(self._wishes)
         return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
 
-    def _ask(self, wishes: processes.Late) -> None:
+    def _ask(self, wishes: distributed.Late) -> None:
         """Whether the processes save now, by the clock or for a signal, into `_wish`."""
         wish = self.requests.signal
         minutes = (time.monotonic() - self._saved_at) / 60
-        if self._made.save_minutes and minutes >= self._made.save_minutes and processes.main():
+        if self._made.save_minutes and minutes >= self._made.save_minutes and distributed.main():
             wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
         self._wish = wishes.agree(wish)
 
@@ -103,7 +102,7 @@ class Beside:
         if self.due("evaluate", n):
             with self._saved_anyway(n, state):
                 self._report(n, state)
-            if processes.agree(_score(self.final, self._made.keep_best) > self._best) > 0:
+            if distributed.agree(_score(self.final, self._made.keep_best) > self._best) > 0:
                 self._save(n, state)
             self._best = max(self._best, _score(self.final, self._made.keep_best))
         self._progress.resume()
@@ -126,9 +125,9 @@ class Beside:
         if n == 0 or not self.due("evaluate", n):
             return
         self._progress.pause()
-        if processes.agree(not self._evaluated_before):
+        if distributed.agree(not self._evaluated_before):
             self._report(n, state)
-        elif n == self._made.steps or processes.agree(not self._saves.measured().get(n)):
+        elif n == self._made.steps or distributed.agree(not self._saves.measured().get(n)):
             self.evaluate(n, state)
         self._best = max(self._best, _score(self.final, self._made.keep_best))
         self._progress.resume()
@@ -145,7 +144,7 @@ class Beside:
         Saves, where it is time to, and raises Interrupted, behind a save, where a signal comes meanwhile. All processes
         stop behind the same batch.
         """
-        wishes = processes.Late()
+        wishes = distributed.Late()
 
         def between() -> None:
             self._ask(wishes)
@@ -161,7 +160,7 @@ class Beside:
         """Raise Interrupted where a signal stops the run here, after n steps, which are saved."""
         if self._wish > SAVE:
             self._saves.wait()
-            processes.barrier()  # none leaves while another one writes
+            distributed.barrier()  # none leaves while another one writes
             raise errors.Interrupted(f"stopped after step {n:,}, which is saved in {self._folder}", 128 + self._wish)
 
     def on_failure(self, n: int, state: steps.State, batch: dict, metrics: dict) -> None:
@@ -214,7 +213,7 @@ def _score(values: dict[str, Any], metric: str) -> float:
     value = values.get(metric)
     if value is None or not np.isfinite(value):
         return -np.inf
-    return -value if retention.BETTER[metric.rpartition("/")[2]] is min else value
+    return -value if checkpoint.BETTER[metric.rpartition("/")[2]] is min else value
 
 
 def train_and_save(made: plan.Plan, state: steps.State, step: Any, folder: pathlib.Path, flops: int):
@@ -227,7 +226,7 @@ def train_and_save(made: plan.Plan, state: steps.State, step: Any, folder: pathl
             contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=made.keep, best=made.keep_best))
         )
         start, state = saves.resume(state, fall_back=made.fall_back) or (0, state)
-        if start and processes.main():
+        if start and distributed.main():
             print(f"resuming {folder} at step {start:,}")
         beside = stack.enter_context(contextlib.closing(Beside(made, folder, saves, start, flops)))
         inputs = batches.iterate(made.task.train, start=start)
@@ -245,7 +244,7 @@ def train_and_save(made: plan.Plan, state: steps.State, step: Any, folder: pathl
                 on_stop=beside.on_stop,
                 on_failure=beside.on_failure,
             )
-        late = processes.agree(beside.requests.signal)
+        late = distributed.agree(beside.requests.signal)
         if late:  # it came behind the last step
             raise errors.Interrupted(f"stopped after step {made.steps:,}, which is saved in {folder}", 128 + late)
     skipped = int(jax.device_get(state.step - guard.updates_made(state.opt_state)))

@@ -1,18 +1,34 @@
-"""The list of a checkpoint's files, with size and sha256 of each, by which it is known to be what was saved."""
+"""What lies in a folder of checkpoints, and what is known of each: by its manifest, that it is what was saved.
 
+<step> is whole at any moment: it is made as <step>.writing, and goes away as <step>.deleting. <step>/state is Orbax's,
+<step>/manifest.json lists its files with size and sha256. That is by hand, as Orbax keeps no such list: what a full
+disk or a broken copy has left of a checkpoint is to be known before it is read.
+"""
+
+import contextlib
 import errno
 import fnmatch
 import hashlib
 import json
 import os
 import pathlib
+import re
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
-from experiments.engine import disk, disk_errors, errors
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 
-FILE = "manifest.json"
+from experiments.engine import disk, errors
+from tfm import shapes
+
+FILE, STATE = "manifest.json", "state"
 FORMAT = 1  # of what is in it
-_NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that cannot do it says
+WRITING, DELETING, DAMAGED = ".writing", ".deleting", ".damaged"
+_STEP = re.compile("0|[1-9][0-9]*")
+_LEFT = re.compile(rf"({_STEP.pattern})(\{WRITING}|\{DELETING})")
 _NO_FILE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)  # something else is in its place
 
 
@@ -24,13 +40,51 @@ class Incomplete(Damaged):
     """The same where only something is missing, as it is where a drive was taken away before it had all of it."""
 
 
+def steps(folder: pathlib.Path) -> set[int]:
+    """The steps of the checkpoints in this folder, which may be absent."""
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return {int(entry.name) for entry in entries if _STEP.fullmatch(entry.name) and entry.is_dir()}
+
+
+def tidy(folder: pathlib.Path) -> None:
+    """Make the folder, or remove from it what a run that was killed left half-done; nothing else is touched.
+
+    OSError where the folder is a link, or where something else has the name of a checkpoint.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.parent.mkdir(parents=True)
+    disk.folder(folder.parent, folder.name)
+    for entry in sorted(folder.iterdir()):
+        if _STEP.fullmatch(entry.name) and not entry.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{entry.name} is no folder", str(entry))
+        left = _LEFT.fullmatch(entry.name)
+        if left and entry.is_dir() and not entry.is_symlink():
+            if left[2] == WRITING:
+                print(f"step {int(left[1]):,} was not saved completely and is left out", flush=True)
+            shutil.rmtree(entry)
+
+
+def remove(saved: pathlib.Path) -> None:
+    """Delete a checkpoint, which is at no time there in part."""
+    going = saved.with_name(saved.name + DELETING)
+    os.rename(saved, going)
+    disk.remove(going)
+
+
+def put_aside(saved: pathlib.Path) -> None:
+    """Rename a checkpoint so that it is none, in place of what was put aside of this step before."""
+    aside = saved.with_name(saved.name + DAMAGED)
+    disk.remove(aside)
+    os.rename(saved, aside)
+
+
 def write(folder: pathlib.Path, *, step: int, metrics: dict[str, float], versions: dict[str, str]) -> None:
     """List all files below `folder` in its manifest, and return when the disk has them and it. Raises OSError."""
-    files = {name: _described(folder / name) for name in sorted(_names(folder))}
-    content = {"format": FORMAT, "step": step, "metrics": metrics, "versions": versions, "files": files}
+    described = {name: _described(folder / name) for name in sorted(_names(folder))}
+    content = {"format": FORMAT, "step": step, "metrics": metrics, "versions": versions, "files": described}
     (folder / FILE).write_bytes(_signed(content))
     for path in (*sorted(folder.rglob("*"), reverse=True), folder):  # what a folder holds before the folder
-        flush(path)
+        disk.flush(path)
 
 
 def measured(folder: pathlib.Path, *, step: int, metrics: dict[str, float]) -> None:
@@ -40,20 +94,8 @@ def measured(folder: pathlib.Path, *, step: int, metrics: dict[str, float]) -> N
     with disk.draft(folder / FILE) as draft:
         draft.write(_signed(content | {"metrics": metrics}))
         draft.flush()
-        flush(pathlib.Path(draft.name))
-    flush(folder)
-
-
-def flush(path: pathlib.Path) -> None:
-    """Return when the disk has this file, or this folder's list of names."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    except OSError as error:
-        if error.errno not in _NO_FLUSH:
-            raise
-    finally:
-        os.close(opened)
+        disk.flush(pathlib.Path(draft.name))
+    disk.flush(folder)
 
 
 def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
@@ -63,8 +105,8 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
     RunError where the system does not let it be read.
     """
     try:
-        with disk.opened(folder / FILE) as opened:
-            raw = opened.read()
+        with disk.opened(folder / FILE) as file:
+            raw = file.read()
         content = json.loads(raw)
         signed = _signed({k: v for k, v in content.items() if k != "sha256"})
     except OSError as error:
@@ -86,33 +128,88 @@ def verify(folder: pathlib.Path, *, step: int) -> None:
 
     RunError where the system does not let them be read, which says nothing about them.
     """
-    told, name = read(folder, step=step)["files"], "."
+    listed, name = read(folder, step=step)["files"], "."
     try:
-        found = _names(folder)
-        for name in sorted(told.keys() - found):
+        present = _names(folder)
+        for name in sorted(listed.keys() - present):
             raise Incomplete(_sentence(folder, name, "is missing"))
-        for name in sorted(found - told.keys()):
+        for name in sorted(present - listed.keys()):
             raise Damaged(_sentence(folder, name, "was not saved with it"))
-        for name, file in told.items():  # quick, and what a full disk or a broken copy does
+        for name, file in listed.items():  # quick, and what a full disk or a broken copy does
             size = (folder / name).stat().st_size
             if size != file["bytes"]:
                 kind = Incomplete if size < file["bytes"] else Damaged
                 raise kind(_sentence(folder, name, f"has {size:,} bytes, and {file['bytes']:,} were saved"))
-        for name, file in told.items():
+        for name, file in listed.items():
             if _described(folder / name) != file:
                 raise Damaged(_sentence(folder, name, "is not what was saved"))
     except OSError as error:
         raise _not_read(folder, name, error) from error
 
 
+def restored(folder: pathlib.Path, like: Any) -> Any:
+    """The state in the folder of a checkpoint that is verified, with the tree, types and layout of `like` (abstract).
+
+    Raises RunError where what is whole cannot be read now (out of memory, a disk that fails), and UserError where it
+    holds other arrays than `like`.
+    """
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+    with _reading(folder):
+        there = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
+        _check_arrays(folder, _arrays(there), _arrays(abstract))
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+            return reader.restore(folder / STATE, args=ocp.args.StandardRestore(abstract))
+
+
+def parameters(folder: pathlib.Path, *, step: int) -> dict:
+    """The parameters in the folder of the checkpoint of `step`, as numpy arrays. Raises as `verify` and `restored`."""
+    verify(folder, step=step)
+    handler = ocp.PyTreeCheckpointHandler()
+    with _reading(folder):
+        tree = handler.metadata(folder / STATE).tree["params"]
+        like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
+        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), like)
+        arguments = ocp.args.PyTreeRestore(item=like, restore_args=plain, partial_restore=True)
+        return handler.restore(folder / STATE, args=arguments)["params"]
+
+
+@contextlib.contextmanager
+def _reading(folder: pathlib.Path) -> Iterator[None]:
+    """Within this, a failure is a RunError."""
+    try:
+        yield
+    except (*disk.NOT_READ, MemoryError) as error:
+        reason = disk.reason(error)
+        raise errors.RunError(f"the checkpoint {folder} is not damaged, but could not be read: {reason}") from error
+
+
+def _arrays(tree: Any) -> dict[str, str]:
+    """{'params/head/G_CD': 'float32 (3, 25)'}; a random key by the numbers in it, as Orbax has it."""
+    leaves = shapes.flat(tree)
+    for name, leaf in leaves.items():
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaves[name] = jax.eval_shape(jax.random.key_data, leaf)
+    return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in leaves.items()}
+
+
+def _check_arrays(folder: pathlib.Path, there: dict[str, str], here: dict[str, str]) -> None:
+    """UserError, naming the first that differs, where a checkpoint holds other arrays than are wanted."""
+    for name in sorted(there.keys() | here.keys()):
+        if there.get(name) != here.get(name):
+            raise errors.UserError(
+                f"the checkpoint {folder} is of another model or optimiser:"
+                f" {name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here"
+            )
+
+
 def _not_read(folder: pathlib.Path, name: str, error: OSError) -> Damaged | errors.RunError:
     """Damaged where there is no such file; not where its reading fails or is forbidden, which may pass."""
     if error.errno == errno.ENOENT:
         return Incomplete(_sentence(folder, name, "is missing"))
-    said = f"cannot be read ({disk_errors.reason(error)})"
+    how = f"cannot be read ({disk.reason(error)})"
     if error.errno in _NO_FILE:
-        return Damaged(_sentence(folder, name, said))
-    return errors.RunError(f"{error.filename or folder / name} {said}: whether that checkpoint is damaged is not known")
+        return Damaged(_sentence(folder, name, how))
+    return errors.RunError(f"{error.filename or folder / name} {how}: whether that checkpoint is damaged is not known")
 
 
 def _sentence(folder: pathlib.Path, name: str, how: str) -> str:
@@ -128,16 +225,17 @@ def _names(folder: pathlib.Path) -> set[str]:
     def stop(error: OSError) -> None:
         raise error
 
-    found = set()
-    for where, folders, files in os.walk(folder, onerror=stop):
+    names = set()
+    for where, folders, entries in os.walk(folder, onerror=stop):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
-        found |= {(pathlib.Path(where) / name).relative_to(folder).as_posix() for name in (*files, *links)}
-    return {name for name in found if not (name == FILE or fnmatch.fnmatch(name, f"{FILE}.*{disk.DRAFT}"))}
+        names |= {(pathlib.Path(where) / name).relative_to(folder).as_posix() for name in (*entries, *links)}
+    return {name for name in names if not (name == FILE or fnmatch.fnmatch(name, f"{FILE}.*{disk.DRAFT}"))}
 
 
 def _described(file: pathlib.Path) -> dict[str, Any]:
-    with disk.opened(file) as opened:
-        return {"bytes": os.fstat(opened.fileno()).st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+    with disk.opened(file) as content:
+        n = os.fstat(content.fileno()).st_size
+        return {"bytes": n, "sha256": hashlib.file_digest(content, "sha256").hexdigest()}
 
 
 def _signed(content: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""Devices: the only file that arranges them and uses `shard_map` (processes.py, group.py: several processes)."""
+"""Devices: the only file that arranges them and uses `shard_map` (distributed.py: several processes)."""
 
 import contextlib
 import importlib.metadata
@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.compiler import topology
-from experiments.engine import compilation, errors, processes, tpu
+from experiments.engine import compilation, distributed, errors, tpu
 from tfm import layout as layouts
 from tfm import shapes
 
@@ -218,12 +218,12 @@ def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
 
 
 def total(tree: Any, mesh: Mesh) -> Any:
-    """Inside `spread`: the sums over all devices that have different examples or tokens, whatever each has of them."""
+    """Inside `sharded`: the sums over all devices that have different examples or tokens, whatever each has of them."""
     tree = jax.tree.map(lambda x: jax.lax.psum(x, BATCH), tree)
     return jax.tree.map(lambda x: jax.lax.psum(x, SEQUENCE), tree) if mesh.shape[SEQUENCE] > 1 else tree
 
 
-def spread(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:
+def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:
     """`function` on every device, each with its part of the arguments; collectives inside are explicit and checked.
 
     Where the mesh has the axis `seed`, the `jax.vmap` of this over several runs spreads the runs over that axis.
@@ -276,7 +276,7 @@ def side_by_side(mesh: Mesh) -> bool:
 
 
 def keys(key: jax.Array, n: int) -> jax.Array:
-    """Inside `spread`: a random key for each of this device's n examples, from its place in the whole batch.
+    """Inside `sharded`: a random key for each of this device's n examples, from its place in the whole batch.
 
     What is random about an example thus does not depend on how many devices share the batch.
     """
@@ -294,7 +294,7 @@ def batch_specs(mesh: Mesh, batch: dict) -> dict:
 def place_batch(mesh: Mesh, batch: dict) -> dict:
     """The batch on the devices, its tokens dealt out like cards to those that share a sequence (tfm/layout.py)."""
     placed = {name: NamedSharding(mesh, spec) for name, spec in batch_specs(mesh, batch).items()}
-    return processes.put(striped(mesh, batch), placed)
+    return distributed.put(striped(mesh, batch), placed)
 
 
 def place_rows(mesh: Mesh, batches: Sequence[dict]) -> dict:
@@ -302,7 +302,7 @@ def place_rows(mesh: Mesh, batches: Sequence[dict]) -> dict:
     specs = batch_specs(mesh, batches[0])
     placed = {name: NamedSharding(mesh, of_rows(mesh, spec)) for name, spec in specs.items()}
     each = [striped(mesh, batch) for batch in batches]
-    return processes.put({name: np.stack([batch[name] for batch in each]) for name in specs}, placed)
+    return distributed.put({name: np.stack([batch[name] for batch in each]) for name in specs}, placed)
 
 
 def abstract_batch(mesh: Mesh, batch: dict, *, rows: int = 0) -> dict:

@@ -9,8 +9,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import config, debug, errors, guard, mesh, optim, retention
-from experiments.engine import growth as growths
+from experiments.engine import batches, checkpoint, config, debug, errors, guard, mesh, optim
 from experiments.engine import step as steps
 
 NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
@@ -25,7 +24,7 @@ class Plan:
     optimiser: optax.GradientTransformation
     step: Callable  # steps.update
     accumulation: int
-    growth: growths.Growth  # the batch size of every step
+    growth: batches.Growth  # the batch size of every step
     steps: int
     seed: int
     every: dict[str, int]  # of what happens every n steps (0: only at the end): log, evaluate, save
@@ -46,7 +45,7 @@ def plan(settings: config.Settings, task: steps.Task, devices: Mesh) -> Plan:
     every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
     config.at_least(0, {f"train.{what}_every": n for what, n in every.items()} | {"train.save_minutes": t.save_minutes})
     guard.check(t.nan, t.spike)
-    retention.check(t.keep_best)
+    checkpoint.check_best(t.keep_best)
     if settings.resume not in ("latest", "latest_valid"):
         raise errors.UserError(f'unknown resume "{settings.resume}"; the right ones are: latest, latest_valid')
     if t.accumulation > 1 and settings.model.norm == "batch":
@@ -123,18 +122,18 @@ def measured(task: steps.Task) -> list[str]:
     return sorted(f"eval/{name}" for name in found if not name.startswith(steps.RUNNING))
 
 
-def growth_of(settings: config.Settings, devices: Mesh) -> growths.Growth:
+def growth_of(settings: config.Settings, devices: Mesh) -> batches.Growth:
     """The batch sizes of the config, each of which must divide over the devices."""
     t = settings.train
-    growth = growths.growth(t.batch_size, t.growth)
-    for key, size in zip(["train.batch_size"] + [growths.KEY] * len(t.growth), growth.sizes, strict=True):
+    growth = batches.growing(t.batch_size, t.growth)
+    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
     mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
     return growth.reached(t.steps)
 
 
 def optimiser(
-    settings: config.Settings, growth: growths.Growth, **numbers: jax.Array
+    settings: config.Settings, growth: batches.Growth, **numbers: jax.Array
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
     """The learning rate of every step, and the optimiser with it.
 

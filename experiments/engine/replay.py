@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import archive, disk, errors, guard, json_file, plan, processes, workdir
+from experiments.engine import disk, distributed, errors, guard, plan
 from experiments.engine import mesh as meshes
 from experiments.engine import step as steps
 from tfm import shapes
@@ -62,7 +62,7 @@ def examine(
     propose = jax.jit(steps.proposal(task, optimiser, mesh, accumulation=accumulation))
     made = propose(state, meshes.place_batch(mesh, batch))
     parts = {"parameters": state.params, "batch": batch, "gradient": made.grads, NEW: made.params}
-    culprits = guard.culprits({name: processes.fetch(part) for name, part in parts.items()})
+    culprits = guard.culprits({name: distributed.fetch(part) for name, part in parts.items()})
     return Findings(*(float(jax.device_get(x)) for x in (made.metrics[steps.LOSS], made.norm)), culprits)
 
 
@@ -85,9 +85,9 @@ def write(folder: pathlib.Path, seen: Seen, state: steps.State) -> pathlib.Path:
 
     state: the one before the step. Raises RunError where the disk does not take it.
     """
-    whole = _arrays(processes.fetch(_plain(state)))
+    whole = _arrays(distributed.fetch(_plain(state)))
     bundle = folder / "replay" / f"step_{seen.step}"
-    if not processes.main():
+    if not distributed.main():
         return bundle
     draft = bundle.with_name(bundle.name + ".writing")
     told = {"loss": str(seen.loss), "gradient_norm": str(seen.norm)}  # as text: JSON has no NaN
@@ -98,7 +98,7 @@ def write(folder: pathlib.Path, seen: Seen, state: steps.State) -> pathlib.Path:
         shutil.copyfile(folder / "config.json", draft / "config.json")
         np.savez(draft / "batch.npz", **seen.batch)
         np.savez(draft / "state.npz", **whole)
-        workdir.write_json(draft / "info.json", {"step": seen.step, **told, "examples": seen.numbers()})
+        disk.write_json(draft / "info.json", {"step": seen.step, **told, "examples": seen.numbers()})
         disk.remove(bundle)  # of the same step, from before a resume
         draft.rename(bundle)
     except OSError as error:
@@ -108,10 +108,10 @@ def write(folder: pathlib.Path, seen: Seen, state: steps.State) -> pathlib.Path:
 
 def read(bundle: pathlib.Path, like: steps.State) -> tuple[int, steps.State, dict]:
     """(step, the state before it with the tree of `like`, its batch on the host). UserError where it is damaged."""
-    step = json_file.read(bundle / "info.json", says="which step went wrong").get("step")
+    step = disk.read_json(bundle / "info.json", says="which step went wrong").get("step")
     if not isinstance(step, int):
         raise errors.UserError(f"{bundle} is no replay bundle, or a damaged one: its info.json tells no step")
-    batch, arrays = (archive.read_all(bundle / name) for name in ("batch.npz", "state.npz"))
+    batch, arrays = (disk.read_npz(bundle / name) for name in ("batch.npz", "state.npz"))
     expected = _arrays(jax.eval_shape(_plain, like))
     if {k: (v.shape, v.dtype) for k, v in arrays.items()} != {k: (v.shape, v.dtype) for k, v in expected.items()}:
         raise errors.UserError(f"the state in {bundle} is not that of the config beside it")

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import hlo
-from experiments.engine import cost
+from experiments.engine import compilation
 from experiments.engine import mesh as meshes
 from tfm import shapes
 
@@ -36,7 +36,7 @@ def si(value: float, unit: str) -> str:
 def memory(state: Any, compiled: Any, mesh: Mesh) -> str:
     """Bytes per device: of the state's parts, and as XLA's own analysis of the compiled step has them; and what passes
     between devices, read off the compiled step."""
-    parameters, moments = cost.device_bytes(state.params), cost.device_bytes(state.opt_state)
+    parameters, moments = compilation.device_bytes(state.params), compilation.device_bytes(state.opt_state)
     lines = [
         "  bytes per device" + (f", mesh {meshes.shape(mesh)}" if mesh.size > 1 else ""),
         f"    parameters  {si(parameters, 'B'):>10}" + _share(parameters, state.params, mesh),
@@ -61,7 +61,7 @@ def memory(state: Any, compiled: Any, mesh: Mesh) -> str:
 
 def _share(size: int, tree: Any, mesh: Mesh) -> str:
     """What part of the whole that is, where devices share it."""
-    return f"  (1/{cost.tree_bytes(tree) / size:.2f} of the whole)" if mesh.size > 1 and size else ""
+    return f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if mesh.size > 1 and size else ""
 
 
 def result(summary: dict[str, Any], files: list[str]) -> str:

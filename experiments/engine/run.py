@@ -16,19 +16,13 @@ from experiments.engine import (
     checkpoint,
     compilation,
     config,
-    cost,
     disk,
-    disk_errors,
+    distributed,
     errors,
-    json_file,
     log,
     loop,
-    memory,
     mesh,
-    processes,
     report,
-    resumption,
-    sources,
     workdir,
 )
 from experiments.engine import plan as plans
@@ -94,15 +88,15 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
     settings.refuse_unused()
     if folder is None and not made.debug.compiles_ahead:
         raise errors.UserError("--dry_run shows the compiled step, but with debug.nans or debug.no_jit there is none")
-    memory.check_state(steps.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
-    writes = folder is not None and processes.main()
+    compilation.check_state(steps.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
+    writes = folder is not None and distributed.main()
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if folder is not None and enter(settings, folder, devices):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", made.steps) if resumed else None
-            return result(folder, work, json_file.read(folder / "summary.json", says="its result"), params)
+            return result(folder, work, disk.read_json(folder / "summary.json", says="its result"), params)
         if writes:
-            sources.keep(folder, settings.sources())
+            workdir.keep_sources(folder, settings.sources())
         for name, content in work.kept.items() if writes else ():
             disk.write(folder / name, content)
         with loop.device_errors():
@@ -119,10 +113,10 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
             print(report.memory(state, step.largest(), devices))
             return None
         if made.debug.compiles_ahead:
-            memory.check_step(step.largest(), devices)
+            compilation.check_step(step.largest(), devices)
         state, numbers = loop.train_and_save(made, state, step, folder, flops)
         numbers["compile_seconds"] = seconds
-        params = processes.fetch(state.params)
+        params = distributed.fetch(state.params)
         summary = write_result(settings, made, params, folder, work.figures, numbers, began=began) if writes else {}
         return result(folder, work, summary, params)
 
@@ -148,7 +142,7 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
         where = error.filename or folder
         what = f"{where}: " if where else ""
         raise errors.RunError(
-            f"{what}{disk_errors.reason(error)}; once that is mended, the same command goes on from the last checkpoint"
+            f"{what}{disk.reason(error)}; once that is mended, the same command goes on from the last checkpoint"
         ) from error
 
 
@@ -158,15 +152,15 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> boo
     Raises UserError as `workdir.enter` does, and where processes have different configs, or not the same disk.
     """
     values = settings.to_dict()
-    if not processes.same(zlib.crc32(workdir.as_json(values)) >> 1):
+    if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
-    here = values, settings.defaults(), resumption.hardware(devices)
-    changed = resumption.changes(folder, values, devices) if processes.main() else []  # before config.json is anew
-    finished = processes.agree(processes.main() and workdir.enter(folder, *here))
+    here = values, settings.defaults(), workdir.hardware(devices)
+    changed = workdir.changes(folder, values, devices) if distributed.main() else []  # before config.json is anew
+    finished = distributed.agree(distributed.main() and workdir.enter(folder, *here))
     for line in changed if not finished else ():
         print(line, flush=True)
     until = time.monotonic() + SHARED_SECONDS
-    while not processes.main() and not (folder / "config.json").exists():
+    while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
             raise errors.UserError(f"not all processes see what process 0 wrote in {folder}: its disk must be shared")
         time.sleep(0.5)
@@ -205,7 +199,7 @@ def write_result(
         "versions": mesh.versions(),
         "commit": workdir.commit(),
     }
-    workdir.write_json(folder / "summary.json", summary)
+    disk.write_json(folder / "summary.json", summary)
     print(report.result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
     return summary
 
@@ -214,7 +208,7 @@ def describe(made: plans.Plan, state: steps.State) -> int:
     """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
     shapes.check(state.params)
     example = made.task.train[0]
-    forward = cost.flops(made.task.loss_and_metrics, state.params, example, None)
+    forward = compilation.flops(made.task.loss_and_metrics, state.params, example, None)
     batch, each = made.growth.sizes[0], made.task.tokens_per_example
     print(report.table(state.params))
     print(

@@ -12,7 +12,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import compilation, guard, processes
+from experiments.engine import compilation, distributed, guard
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 from tfm import shapes
@@ -115,7 +115,7 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
     def spread(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
         of_params = shapes.specs(params, task.layout.rules)
         specs = {"in_specs": (of_params, meshes.batch_specs(mesh, batch), P()), "out_specs": (of_params, P())}
-        return meshes.spread(local, mesh, **specs)(params, batch, key)
+        return meshes.sharded(local, mesh, **specs)(params, batch, key)
 
     return spread
 
@@ -251,7 +251,7 @@ def held_out(task: Task, mesh: Mesh) -> Callable[[Any, dict], Ratios]:
 
     def sums(params: Any, batch: dict) -> Ratios:
         specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
-        return meshes.spread(local, mesh, in_specs=specs)(params, batch)
+        return meshes.sharded(local, mesh, in_specs=specs)(params, batch)
 
     return sums
 
@@ -305,7 +305,7 @@ def fit(
     the loop ends where none is any more.
     """
     late: tuple[int, dict, dict] | None = None
-    alive = processes.put(alive, meshes.replicated(mesh))
+    alive = distributed.put(alive, meshes.replicated(mesh))
 
     def told(n: int, batch: dict, metrics: dict) -> bool:
         metrics = jax.block_until_ready(metrics)

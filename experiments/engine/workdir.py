@@ -5,16 +5,21 @@ import errno
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from experiments.engine import checkpoint, disk, disk_errors, errors, json_file, mesh, step_folders
+import jax
+from jax.sharding import Mesh
+
+from experiments.engine import checkpoint, disk, errors, manifest, mesh
 from experiments.engine import config as configs
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
@@ -38,6 +43,11 @@ MAY_CHANGE = (
     "train.nan",
 )
 LOCK, OLD_DRAFT = "lock", "config.json.tmp"  # the latter of an older version that was killed as it began
+SOURCES = "source"  # the folder of the user's own code
+LARGEST_SOURCE = 2**20  # bytes of a file of it
+COMPUTES = ("jax", "jaxlib")
+OUTAGES = 5  # of a drive that one command outlives; a disk that is broken has no end of them
+PATIENCE, PAUSE = 120.0, 1.0  # seconds that such a drive is waited for, and between two looks
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that has none says
 
 
@@ -64,40 +74,6 @@ def _git(*command: str) -> bytes:
     folder = pathlib.Path(__file__).parent
     command = ("git", "--no-optional-locks", *command)
     return subprocess.run(command, cwd=folder, capture_output=True, timeout=10, check=True).stdout
-
-
-def as_json(value: Any) -> bytes:
-    """The content of a JSON file."""
-    return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def write_json(file: pathlib.Path, value: Any) -> None:
-    """The value as JSON, never half-written."""
-    disk.write(file, as_json(value))
-
-
-def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """The path of a file that `write_new` is to write into the folder; nothing is made yet.
-
-    Raises UserError where there is such a file already, or the folder cannot be written.
-    """
-    file = folder / name
-    above = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        reason = "may not be written" if above.is_dir() else "is a file"
-        raise errors.UserError(f"the workdir {folder} cannot be written: {above} {reason}")
-    if file.exists():
-        raise errors.UserError(f"{file} is there already: choose another --workdir")
-    return file
-
-
-def write_new(file: pathlib.Path, content: bytes) -> None:
-    """The file with this content, in a folder that is made where it is not there. UserError where it cannot be."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        disk.write(file, content)
-    except OSError as error:
-        raise errors.UserError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
@@ -171,7 +147,7 @@ def enter(
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
         if saved.exists():
-            before = json.loads(json_file.text(saved))["config"]
+            before = json.loads(disk.read_text(saved))["config"]
             _same(dict(defaults or {}) | configs.flat(before), configs.flat(config), folder)
         elif any(found.name not in (LOCK, OLD_DRAFT) for found in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
@@ -179,7 +155,7 @@ def enter(
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
             told = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
-            write_json(saved, told)
+            disk.write_json(saved, told)
     except OSError as error:
         raise _refusal(folder, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -191,7 +167,7 @@ def enter(
 
 def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
     """What to say of a folder that cannot be used, or of what is in it and in the way."""
-    reason = disk.LINK if error.errno == errno.ELOOP else disk_errors.reason(error)
+    reason = disk.LINK if error.errno == errno.ELOOP else disk.reason(error)
     file = pathlib.Path(error.filename or folder)
     if file == folder or not os.path.lexists(file):
         return errors.UserError(f"the workdir {folder} cannot be written: {reason}")
@@ -201,7 +177,7 @@ def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
 def finished(folder: pathlib.Path, steps: int) -> bool:
     """Whether the run has its result after so many steps. UserError where it has taken more already."""
     told = _steps_of_result(folder / "summary.json")
-    taken = max(told, *step_folders.steps(folder / "checkpoints"), 0)
+    taken = max(told, *manifest.steps(folder / "checkpoints"), 0)
     if taken > steps:
         raise errors.UserError(
             f"{folder} holds a run that has taken {taken:,} steps: train.steps = {steps:,} must not be less"
@@ -212,7 +188,7 @@ def finished(folder: pathlib.Path, steps: int) -> bool:
 def _steps_of_result(summary: pathlib.Path) -> int:
     """The steps of a finished run; -1 where there is no summary, or one that is of no use and will be made again."""
     try:
-        told = json.loads(json_file.text(summary))["steps"]
+        told = json.loads(disk.read_text(summary))["steps"]
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return -1
     return told if isinstance(told, int) else -1
@@ -232,3 +208,113 @@ def _same(before: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> 
 def may_change(key: str) -> bool:
     """Whether a run may be resumed with another value of this setting."""
     return any(key == right or (right.endswith(".") and key.startswith(right)) for right in MAY_CHANGE)
+
+
+def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str]) -> None:
+    """Copies of these files in the run's folder, under the name beside each.
+
+    What is there stays: where a run goes on with another file than it began with, that one is my_file.2.py, and it is
+    said. OSError where the folder cannot be written, or leads elsewhere.
+    """
+    place = folder / SOURCES
+    for file, name in files.items():
+        content = _content(file)
+        if content is None:
+            print(
+                f"{file} is not kept in {place}: it cannot be read, or is larger than {LARGEST_SOURCE:,} bytes",
+                flush=True,
+            )
+            continue
+        disk.folder(folder, SOURCES)
+        numbered = (f"{name.removesuffix('.py')}.{n}.py" for n in itertools.count(2))
+        kept = (place / one for one in itertools.chain([name], numbered))
+        kept = next(one for one in kept if not one.is_file() or _content(one) == content)
+        if not kept.is_file():
+            disk.write(kept, content)
+            if kept.name != name:
+                print(f"{file} is not what this began with, {place / name}: it is kept as {kept}", flush=True)
+
+
+def _content(file: pathlib.Path) -> bytes | None:
+    try:
+        return disk.read(file, LARGEST_SOURCE)
+    except (OSError, ValueError):
+        return None
+
+
+def hardware(devices: Mesh) -> str:
+    """How many devices of which kind."""
+    return f"{devices.size} x {devices.devices.flat[0].device_kind}"
+
+
+def changes(folder: pathlib.Path, config: dict[str, Any], devices: Mesh) -> list[str]:
+    """Lines about the run in this folder that differs from `config`, or from the versions and devices here; none for a
+    new one.
+
+    Nothing about a config.json that is absent or damaged: that is refused elsewhere.
+    """
+    if checkpoint.newest(folder / "checkpoints") is None:
+        return []
+    try:
+        saved = disk.read_json(folder / "config.json", says="what was trained")
+        before, versions = saved["config"], saved["versions"]
+        steps, chips = before["train"]["steps"], saved.get("devices")
+        told = {name: versions[name] for name in COMPUTES if versions.get(name)}
+    except (errors.UserError, KeyError, TypeError, AttributeError):
+        return []
+    lines, now, here = [], config["train"]["steps"], mesh.versions()
+    if steps != now and config["optim"]["schedule"] != "constant":
+        lines.append(f"train.steps was {steps} and is {now}: the rest of the learning rate's schedule is another one")
+    others = [f"with {name} {version}, now {here[name]}" for name, version in told.items() if version != here[name]]
+    if chips not in (None, hardware(devices)):
+        others.append(f"on {chips}, now {hardware(devices)}")
+    if others:
+        lines.append(f"it was trained {'; '.join(others)}: numbers may differ in the last bits from here on")
+    return lines
+
+
+def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
+    """What `run` returns, which trains in this folder; it is called again where a mounted drive was gone and is back.
+
+    It then does what the same command would: it goes on from the last checkpoint. Raises what `run` raises for another
+    reason (also where it cannot begin, or where another drive is gone), for a drive that is not back within PATIENCE,
+    and with several processes, of which the others would wait. folder: None where nothing is written.
+    """
+    outages = 0
+    while True:
+        try:
+            return run()
+        except (errors.UserError, errors.RunError) as error:
+            begun = outages > 0 or isinstance(error, errors.RunError)
+            if folder is None or not begun or not _lost(error, folder) or jax.process_count() > 1:
+                raise
+            outages += 1
+            said = errors.line(error).replace(f": {disk.REMEDY}", "")  # no other cell can run by now
+            print(f"{said}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
+            if outages > OUTAGES or not _back(folder):
+                raise
+        print(f"{folder} is back: the run goes on from its last checkpoint", flush=True)
+
+
+def _lost(error: BaseException, folder: pathlib.Path) -> bool:
+    """Whether the error says that the drive of the run's folder is gone, not that another one is."""
+    try:
+        os.listdir(folder)
+    except FileNotFoundError:  # it was never made: there is nothing to go on with
+        return False
+    except OSError as now:  # of a drive on which there are other files too
+        return disk.gone(error) and disk.gone(now)
+    return disk.gone(error, folder)
+
+
+def _back(folder: pathlib.Path) -> bool:
+    """Whether the run's folder can be used again, within PATIENCE."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        time.sleep(PAUSE)
+        try:
+            os.listdir(folder)
+        except OSError:
+            continue
+        return True
+    return False

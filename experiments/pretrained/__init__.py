@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import errors, json_file
+from experiments.engine import disk, errors
 from experiments.pretrained import bert, gpt2, llama, positions, safetensors, settings, tensors, token_ids, vit
 from experiments.pretrained import family as families
 from tfm import shapes
@@ -49,7 +49,7 @@ def read(path: str | pathlib.Path) -> Imported:
         raise errors.UserError(
             f"{path} holds neither a run nor a published model (config.json with {safetensors.FILE}, or a llama2c .bin)"
         )
-    config = json_file.read(file, says="what the model beside it is")
+    config = disk.read_json(file, says="what the model beside it is")
     if "model_type" not in config:
         raise errors.UserError(f"{file} has no model_type, which must be one of {', '.join(FAMILIES)}")
     family = _family(config["model_type"])  # before a large file is read

@@ -16,7 +16,7 @@ import numpy as np
 from experiments import model as models
 from experiments import pretrained
 from experiments.data import llama2c_tokenizer, vocabulary
-from experiments.engine import checkpoint, errors, json_file
+from experiments.engine import checkpoint, disk, errors
 from experiments.pretrained import llama2c, safetensors, settings
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
@@ -139,7 +139,7 @@ def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:
 def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
     """The config that a run of ours saved there; None where the file is another one."""
     try:
-        saved = json.loads(json_file.text(file))
+        saved = json.loads(disk.read_text(file))
     except (OSError, ValueError, RecursionError):
         return None  # who reads it as that of a published model says what is wrong
     config = saved.get("config") if isinstance(saved, dict) else None
@@ -167,7 +167,7 @@ def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
 def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
     """UserError where the run's summary.json tells other parameters of this very step; more steps are said."""
     try:
-        summary = json.loads(json_file.text(folder / "summary.json"))
+        summary = json.loads(disk.read_text(folder / "summary.json"))
     except (OSError, ValueError, RecursionError):
         return  # a run that has not come to its end
     steps = summary.get("steps") if isinstance(summary, dict) else None

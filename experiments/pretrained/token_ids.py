@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from experiments.engine import errors, json_file
+from experiments.engine import disk, errors
 
 FILE = "generation_config.json"
 TEXT = ("bos_token_id", "eos_token_id", "pad_token_id")  # what a model that writes text has
@@ -16,7 +16,7 @@ def read(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str])
     (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.)
     """
     found, file = {}, folder / FILE
-    generation = json_file.read(file, says="what ends a text") if file.is_file() else {}
+    generation = disk.read_json(file, says="what ends a text") if file.is_file() else {}
     for name, saved in (("config.json", config), (FILE, generation)):
         found |= {field: _checked(name, field, saved[field]) for field in fields if saved.get(field) is not None}
     return found

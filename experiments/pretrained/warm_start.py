@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments import pretrained
 from experiments.data import vocabulary
-from experiments.engine import config, errors, json_file, processes
+from experiments.engine import config, disk, distributed, errors
 from experiments.pretrained import open_model
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
@@ -102,7 +102,7 @@ def placed(imported: Mapping[str, np.ndarray], params: Any) -> Any:
 
     def replaced(leaf: jax.Array) -> jax.Array:
         new = imported.get(next(paths))
-        return leaf if new is None else processes.put(np.asarray(new, leaf.dtype), leaf.sharding)
+        return leaf if new is None else distributed.put(np.asarray(new, leaf.dtype), leaf.sharding)
 
     return jax.tree.map(replaced, params)
 
@@ -208,7 +208,7 @@ def _images(made: open_model.Trained, wrong: list[str], found: Mapping[str, Any]
     if same and not any(field.startswith("image.") for field in wrong) and _grids(found[TABLE], here):
         return f"set resize_positions = True to make {here} positions of its {there}"
     try:
-        saved = made.extras.get("image") or json.loads(json_file.text(made.path / "data.json"))["image"]
+        saved = made.extras.get("image") or json.loads(disk.read_text(made.path / "data.json"))["image"]
         size, Z = f"{saved[0]} x {saved[1]} pixels", made.facts["Z"]
     except (OSError, ValueError, RecursionError, LookupError, TypeError):  # no file tells, or none that is whole
         return f"it is for images that make {there} tokens, and these make {here}"

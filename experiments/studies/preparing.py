@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import config, cost, debug, errors, mesh, plan
+from experiments.engine import compilation, config, debug, errors, mesh, plan
 from experiments.engine import step as steps
 from experiments.studies import study
 from experiments.studies import vmapped_runs as together
@@ -69,7 +69,7 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
             made = plan.plan(one.settings, task, devices)
             _check(one.settings, task, metric)
     params = jax.eval_shape(task.init, jax.random.key(0))
-    flops = cost.flops(task.loss_and_metrics, params, task.train[0], None)
+    flops = compilation.flops(task.loss_and_metrics, params, task.train[0], None)
     evaluation = plan.evaluation_work(task, batch=made.growth.sizes[0])
     return Checked(program, said, made.steps, shapes.total(params), flops, evaluation, made.every["evaluate"])
 

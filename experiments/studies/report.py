@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.engine import disk, workdir
+from experiments.engine import disk
 from experiments.studies import drawings, page, provenance, record, runs, statistics, tables, verdict
 from experiments.studies import study as studies
 
@@ -20,7 +20,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     numbers = record.record(study, conditions, finished, what)
     drawn = drawings.draw(folder, study, conditions, finished)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
-    workdir.write_json(folder / "report.json", numbers)
+    disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "report.md", markdown(title, folder, conditions, numbers, drawn).encode())
     disk.write(folder / "report.html", page.page(title, conditions, numbers, drawn).encode())
     return [folder / "report.json", folder / "report.md", folder / "report.html", *(one.file for one in drawn)]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, cost, log, loop, mesh, step, workdir
+from experiments.engine import checkpoint, compilation, disk, log, loop, mesh, step, workdir
 from experiments.studies import attention, initial, preparing
 from tfm import shapes
 
@@ -49,7 +49,7 @@ def write(
         if maps is not None and row.seed == rows[0].seed:
             attention.save(folder / row.name / "maps.npz", maps)
         attended = {"attention": found} if found else {}
-        workdir.write_json(folder / row.name / "summary.json", own | common | seconds | attended)
+        disk.write_json(folder / row.name / "summary.json", own | common | seconds | attended)
 
 
 def _common(ready: preparing.Ready, state: step.State) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def _common(ready: preparing.Ready, state: step.State) -> dict[str, Any]:
         "experiment": ready.program.rows[0].settings.experiment,
         "steps": ready.made.steps,
         "params": shapes.total(params),
-        "flops_per_token": cost.flops(task.loss_and_metrics, params, task.train[0], None) / tokens,
+        "flops_per_token": compilation.flops(task.loss_and_metrics, params, task.train[0], None) / tokens,
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),
         "data": ready.said,

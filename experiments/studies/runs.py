@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.engine import errors, json_file, log
+from experiments.engine import disk, errors, log
 from experiments.studies import initial
 from experiments.studies import study as studies
 
@@ -37,7 +37,7 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
 
 
 def _load(condition: str, arm: str, seed: int, folder: pathlib.Path) -> Run:
-    summary = json_file.read(folder / "summary.json", says="what the run found")
+    summary = disk.read_json(folder / "summary.json", says="what the run found")
     maps = folder / "maps.npz"
     return Run(condition, arm, seed, summary, log.read(folder), maps if maps.is_file() else None)
 

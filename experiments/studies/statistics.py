@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from scipy import stats
 
-from experiments.engine import retention
+from experiments.engine import checkpoint
 from experiments.studies import runs as loaded
 from experiments.studies import study as studies
 from experiments.studies import thresholds
@@ -114,8 +114,8 @@ def _interval(found: Any) -> Interval:
 
 def more_is_better(metric: str) -> bool:
     """Whether a higher value is a better one. UserError where nobody knows."""
-    retention.check(metric, key="study.metric")
-    return retention.BETTER[metric.rpartition("/")[2]] is max
+    checkpoint.check_best(metric, key="study.metric")
+    return checkpoint.BETTER[metric.rpartition("/")[2]] is max
 
 
 def analyse(study: studies.Study, runs: Sequence[loaded.Run]) -> list[Condition]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import config, errors, loop, retention, workdir
+from experiments.engine import checkpoint, config, errors, loop, workdir
 
 # Settings that are numbers inside a program: runs that differ in these alone are rows of one. Their names there:
 NUMBERS = {
@@ -129,7 +129,7 @@ def _own(settings: config.Settings, condition: Named) -> tuple[str, float]:
         s = settings.changed(changes).study
         if not s.metric.startswith(loop.EVAL):
             raise errors.UserError(f'study.metric = "{s.metric}" must be of an evaluation, as {loop.EVAL}loss')
-        retention.check(s.metric, key="study.metric")
+        checkpoint.check_best(s.metric, key="study.metric")
     except errors.UserError as error:
         raise errors.UserError(f"condition {condition.name}: {error}" if changes else str(error)) from error
     return s.metric, s.threshold

@@ -14,20 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.compiler import topology
-from experiments.engine import (
-    batches,
-    checkpoint,
-    debug,
-    disk,
-    errors,
-    log,
-    loop,
-    manifest,
-    mesh,
-    plan,
-    signals,
-    step_folders,
-)
+from experiments.engine import batches, checkpoint, debug, disk, errors, log, loop, manifest, mesh, plan, signals
 from experiments.engine import (
     step as steps,
 )
@@ -104,7 +91,7 @@ def _resumed(saved: pathlib.Path, state: steps.State) -> tuple[int, steps.State]
             return saves.resume(state, fall_back=True) or (0, state)
         except manifest.Damaged as error:
             print(f"these runs begin anew: their checkpoint cannot be used ({error})", flush=True)
-    aside = saved.with_name(saved.name + step_folders.DAMAGED)
+    aside = saved.with_name(saved.name + manifest.DAMAGED)
     disk.remove(aside)
     saved.rename(aside)
     return 0, state

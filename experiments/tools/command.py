@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import compilation, config, errors, in_process, mesh, signals, terminal, workdir
+from experiments.engine import compilation, config, disk, errors, in_process, mesh, signals, terminal
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -91,7 +91,7 @@ def exit_code(action: Callable[[], Any]) -> int:
 
 def new_file(folder: str | os.PathLike, name: str) -> pathlib.Path | None:
     """The file for what a tool says, in a folder that was given; None where none was. UserError: it is there."""
-    return workdir.new_file(pathlib.Path(folder), name) if folder else None
+    return disk.new_file(pathlib.Path(folder), name) if folder else None
 
 
 def tell(text: str, file: pathlib.Path | None) -> str:
@@ -104,4 +104,4 @@ def tell(text: str, file: pathlib.Path | None) -> str:
 def write(text: str, file: pathlib.Path | None) -> None:
     """Into the file, where there is one. UserError where it cannot be written."""
     if file is not None:
-        workdir.write_new(file, f"{text}\n".encode())
+        disk.write_new(file, f"{text}\n".encode())

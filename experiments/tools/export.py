@@ -16,8 +16,7 @@ from typing import Any
 
 from experiments import pretrained
 from experiments.data import image_file, vocabulary
-from experiments.engine import config, errors, terminal
-from experiments.engine import workdir as folders
+from experiments.engine import config, disk, errors, terminal
 from experiments.pretrained import llama, open_model
 from experiments.tools import command
 
@@ -60,7 +59,7 @@ def run(
     if like is None:
         files += copied(model, folder)
     elif not like["assumed"]:
-        folders.write_json(folder / "preprocessor_config.json", preprocessor(like))
+        disk.write_json(folder / "preprocessor_config.json", preprocessor(like))
         files.append("preprocessor_config.json")
     paths = [folder / file for file in files]
     terminal.say(f"{model.path} is written as {family}: {', '.join(map(str, paths))}", "\n")

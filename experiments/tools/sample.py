@@ -24,7 +24,7 @@ from experiments import model as models
 from experiments.compiler import topology as topologies
 from experiments.compiler import topology_report
 from experiments.data import vocabulary
-from experiments.engine import config, cost, errors, mesh, terminal
+from experiments.engine import compilation, config, errors, mesh, terminal
 from experiments.pretrained import open_model
 from experiments.tools import command
 from tfm.attention import mask as masks
@@ -180,10 +180,10 @@ def described(of: Generator) -> Iterator[topologies.Wanted]:
     lengths = np.zeros(B, np.int32)
     arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), of.params, of.prompt_BN, lengths)
     name = f"reading {B} x {N} tokens and drawing the first"
-    yield topologies.Wanted(name, of.begin, arguments, cost.flops(of.begin, *arguments))
+    yield topologies.Wanted(name, of.begin, arguments, compilation.flops(of.begin, *arguments))
     layers, state = abstract(kv_cache.by_layer, of.params), abstract(of.begin, *arguments)
     step = functools.partial(of.model.step, mask=of.mask())
-    flops = AT_ONCE * cost.flops(step, layers, state.cache, state.length_B, state.length_B)
+    flops = AT_ONCE * compilation.flops(step, layers, state.cache, state.length_B, state.length_B)
     yield topologies.Wanted(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state), flops)
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from benchmarks import alone, cost, depth, inputs, limit, memory, participant, product, sizes, start
 from configs import base
-from experiments.engine import config, pages
+from experiments import engine
+from experiments.engine import config
 
 SMALL = {"model.M": 1, "model.D": 14, "model.H": 2}
 
@@ -28,7 +29,7 @@ def here(module: str, function: str, **arguments) -> object:
 
 def test_a_function_in_a_process_of_its_own():
     assert alone.call("statistics", "median", data=[3, 7, 11]) == 7
-    assert alone.call("os", "getenv", key=pages.VARIABLE) == os.environ.get(pages.VARIABLE, pages.LARGE)
+    assert alone.call("os", "getenv", key=engine.VARIABLE) == os.environ.get(engine.VARIABLE, engine.LARGE)
     with pytest.raises(RuntimeError, match="(?s)statistics.median has failed.*no median for empty data"):
         alone.call("statistics", "median", data=[])
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 from experiments.data import download, idx, image_files, images, labelled
-from experiments.engine import archive, batches, errors
+from experiments.engine import batches, disk, errors
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
 TRAIN, EVALUATION, Y, X, C = 11, 7, 5, 3, 4
@@ -451,7 +451,7 @@ def test_archives_are_refused_when_damaged_incomplete_or_too_large(tmp_path, mon
     np.savez(path, x=np.zeros(3), label=np.zeros(3))
     with pytest.raises(errors.UserError, match=r"\(x, y\), and has x, label"):
         images.load(str(path))
-    monkeypatch.setattr(archive, "LARGEST", 100)
+    monkeypatch.setattr(disk, "LARGEST_NPZ", 100)
     with pytest.raises(errors.UserError, match="100 are allowed"):
         images.load(str(path))
 

@@ -20,8 +20,8 @@ from PIL import Image
 
 from configs import base
 from experiments.data import idx, image_file, images, pairs, subwords, text, tokenizer, vocabulary
-from experiments.engine import archive, errors, log, workdir
 from experiments.engine import config as configs
+from experiments.engine import disk, errors, log, workdir
 from experiments.pretrained import llama2c, safetensors
 from experiments.pretrained import open_model as trained
 
@@ -173,7 +173,7 @@ FILES = {
     "images.npz": (lambda _: npz(x=IMAGES, y=LABELS), lambda file: images.load(str(file))),
     "arrays.npz": (
         lambda _: npz(x=np.ones(5), y=np.ones((2, 3), "<i2")),
-        lambda file: archive.read(file, [("x", "y")]),
+        lambda file: disk.read_npz(file, [("x", "y")]),
     ),
     **{f"picture.{kind}": (lambda _, kind=kind: picture_bytes(kind), read_picture) for kind in image_file.FORMATS},
     "data.json": (lambda _: json.dumps(LIKE).encode(), lambda file: image_file.expected(file.parent, {}, Z=1, C=2)),
@@ -445,5 +445,5 @@ def test_an_array_whose_name_leads_out_is_written_nowhere(tmp_path, name):
     (tmp_path / "in").mkdir()
     file = tmp_path / "in" / "images.npz"
     file.write_bytes(zipped([("x.npy", npy(IMAGES)), ("y.npy", npy(LABELS)), (name, npy(LABELS))]))
-    assert len(archive.read(file, [("x", "y")])) == 2
+    assert len(disk.read_npz(file, [("x", "y")])) == 2
     assert sorted(found.name for found in tmp_path.rglob("*")) == ["images.npz", "in"]

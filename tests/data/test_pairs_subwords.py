@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from experiments.data import download, pair_files, pairs, parallel, subwords
-from experiments.engine import batches, errors, memory
+from experiments.engine import batches, disk, errors
 
 WORDS = "a king who reads is worth two kings who fight".split()
 SAID = [(f"{a} {b} {c}.", f"{c} {b} {a}!") for a in WORDS for b in WORDS for c in WORDS]
@@ -398,7 +398,7 @@ def test_rows_are_made_piece_by_piece_and_never_more_than_fit(made, monkeypatch)
     monkeypatch.setattr(parallel, "PIECE", 13)
     pieces = parallel.rows(made, SAID, N=20)
     assert np.array_equal(whole.source_BS, pieces.source_BS) and np.array_equal(whole.target_BN, pieces.target_BN)
-    monkeypatch.setattr(memory, "host", lambda: 16 * 20 * len(SAID) - 1)
+    monkeypatch.setattr(disk, "host_memory", lambda: 16 * 20 * len(SAID) - 1)
     with pytest.raises(errors.UserError, match="1,000 pairs of 2 x 20 tokens needs 312 KiB"):
         parallel.rows(made, SAID, N=20)
 

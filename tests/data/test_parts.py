@@ -15,7 +15,7 @@ import tiny
 
 from experiments import language
 from experiments.data import parts, plain, text, tokenizer
-from experiments.engine import errors, memory
+from experiments.engine import disk, errors
 
 KING = b"A king who reads is worth two kings who fight. " * 20
 
@@ -277,7 +277,7 @@ def test_gzip_is_read_and_what_is_damaged_is_refused(tmp_path):
 
 def test_a_small_gzip_file_is_not_unpacked_into_more_than_there_is(tmp_path, monkeypatch):
     write(tmp_path, **{"a.gz": gzip.compress(b"a" * 2**26, 1), "zeros.gz": gzip.compress(bytes(2**26), 1)})
-    monkeypatch.setattr(memory, "host", lambda: 10 * 2**20)
+    monkeypatch.setattr(disk, "host_memory", lambda: 10 * 2**20)
     tracemalloc.start()
     with pytest.raises(errors.UserError, match=r"the text in .*a.gz needs 12 MiB of memory, and there are 10 MiB"):
         text.load(str(tmp_path / "a.gz"))
@@ -303,9 +303,9 @@ def test_a_text_of_holes_is_not_read_to_its_end(tmp_path):
 
 def test_a_folder_is_measured_as_a_whole_before_it_is_read(tmp_path, monkeypatch):
     corpus(tmp_path, "a", "b", "c")
-    monkeypatch.setattr(memory, "host", lambda: 3 * 150)
+    monkeypatch.setattr(disk, "host_memory", lambda: 3 * 150)
     assert text.load(str(tmp_path)).train
-    monkeypatch.setattr(memory, "host", lambda: 3 * 150 - 1)
+    monkeypatch.setattr(disk, "host_memory", lambda: 3 * 150 - 1)
     monkeypatch.setattr(plain, "read", None)
     with pytest.raises(errors.UserError, match="the text .* needs 450 bytes of memory, and there are 449"):
         text.load(str(tmp_path))

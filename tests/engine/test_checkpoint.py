@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import pathlib
-import shutil
 import stat
 import subprocess
 import sys
@@ -20,21 +19,11 @@ import pytest
 import tiny
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import (
-    checkpoint,
-    disk,
-    disk_errors,
-    errors,
-    manifest,
-    retention,
-    saved_arrays,
-    step_folders,
-)
+from experiments.engine import checkpoint, disk, errors, manifest
 from experiments.engine import (
     step as steps,
 )
 
-OLD = pathlib.Path(__file__).parents[1] / "old_checkpoint"
 LAYOUTS = {  # of the devices' axes, and of a matrix and a vector over them
     "1": ((1,), "a", PartitionSpec(), PartitionSpec()),
     "8": ((8,), "a", PartitionSpec("a"), PartitionSpec("a")),
@@ -140,54 +129,6 @@ def test_other_arrays_are_a_sentence_even_with_a_fall_back(tmp_path, change, tol
     assert there(tmp_path) == {"3", "6"} and "Traceback" not in capfd.readouterr().err
 
 
-def test_an_old_checkpoint_still_restores(tmp_path):
-    """Made by the version before manifests, on 8 devices; its parameters' digest is in its summary."""
-    told = json.loads((OLD / "summary.json").read_text())
-    assert checkpoint.newest(OLD / "checkpoints") == told["steps"] == 6
-    params = checkpoint.parameters(OLD / "checkpoints", 6)
-    assert checkpoint.digest(params) == told["params_sha256"]
-    folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
-    parts = saved_arrays.ocp.PyTreeCheckpointHandler().metadata(folder / "6" / saved_arrays.OLD).tree
-    like = steps.State(
-        **{name: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), part) for name, part in parts.items()}
-    )
-    step, found = resumed(folder, like.replace(key=jax.random.key(1)))
-    assert (step, int(found.step)) == (6, 6) and checkpoint.digest(found.params) == told["params_sha256"]
-    assert np.array_equal(jax.random.key_data(found.key), jax.random.key_data(jax.random.key(0)))  # its seed
-    saves = checkpoint.Checkpoints(folder, keep=1)
-    saves.save(7, state(), {"eval/loss": 1.0})
-    saves.close()
-    assert checkpoint.newest(folder) == 7 and there(folder) == {"7"}
-
-
-@pytest.mark.parametrize("damage", ["truncated", "missing", "empty", "metadata"])
-def test_a_damaged_old_checkpoint_is_a_sentence(tmp_path, damage, capfd):
-    folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
-    inside = folder / "6" / "default"
-    largest = max(inside.rglob("*/d/*"), key=lambda file: file.stat().st_size)
-    for file in inside.rglob(largest.name) if damage != "metadata" else [inside / "_METADATA"]:
-        file.unlink() if damage == "missing" else file.write_bytes(file.read_bytes()[: 20 if damage != "empty" else 0])
-    if damage in ("truncated", "missing", "empty"):  # the merged copy of the same bytes
-        for file in (inside / "d").iterdir():
-            file.unlink() if damage == "missing" else file.write_bytes(b"")
-    for use in (lambda: resumed(folder), lambda: checkpoint.parameters(folder, 6)):
-        with pytest.raises(errors.UserError, match=f"{folder / '6'} is damaged"):
-            use()
-    assert not checkpoint.whole(folder, 6, fall_back=True)
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_no_memory_for_an_old_checkpoint_is_not_damage(tmp_path, monkeypatch):
-    folder = shutil.copytree(OLD / "checkpoints", tmp_path / "checkpoints")
-
-    def fails(*args, **options):
-        raise MemoryError
-
-    monkeypatch.setattr(saved_arrays.ocp.PyTreeCheckpointHandler, "restore", fails)
-    with pytest.raises(errors.RunError, match="could not be read: MemoryError"):
-        checkpoint.parameters(folder, 6)
-
-
 # Whole or not there
 
 
@@ -199,11 +140,11 @@ def test_killed_at_any_point_of_a_save_the_run_has_a_whole_checkpoint(tmp_path, 
         raise Killed
 
     where, name = {
-        "begins": (saved_arrays.ocp.AsyncCheckpointer, "save"),
-        "arrays": (saved_arrays.ocp.AsyncCheckpointer, "wait_until_finished"),
-        "manifest": (manifest, "flush"),
+        "begins": (manifest.ocp.AsyncCheckpointer, "save"),
+        "arrays": (manifest.ocp.AsyncCheckpointer, "wait_until_finished"),
+        "manifest": (disk, "flush"),
         "renamed": (checkpoint.os, "rename"),
-        "deleted": (step_folders.shutil, "rmtree"),
+        "deleted": (manifest.shutil, "rmtree"),
     }[at]
     saves = checkpoint.Checkpoints(tmp_path, keep=2)
     with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -250,7 +191,7 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path):
 @pytest.mark.parametrize("held", ["arrays", "manifest"])
 def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch, held):
     """Neither Orbax's writing nor hashing and syncing hold anything up; the one that is held ends behind the return."""
-    handler, returned = saved_arrays.ocp.StandardCheckpointHandler, threading.Event()
+    handler, returned = manifest.ocp.StandardCheckpointHandler, threading.Event()
     begun, listed = handler.async_save, manifest.write
 
     class Held:
@@ -326,7 +267,7 @@ def test_what_was_measured_behind_a_save_is_kept_whole_or_not_at_all(tmp_path):
 )
 def test_what_is_superfluous(values, keep, best, gone):
     measured = {step: {"eval/loss": value, "eval/accuracy": value} for step, value in values.items()}
-    assert retention.superfluous(measured, keep=keep, best=best) == gone
+    assert checkpoint.superfluous(measured, keep=keep, best=best) == gone
 
 
 def test_a_best_of_which_nobody_knows_what_is_better_is_refused(tmp_path):
@@ -335,7 +276,7 @@ def test_a_best_of_which_nobody_knows_what_is_better_is_refused(tmp_path):
     ):
         checkpoint.Checkpoints(tmp_path, keep=1, best="eval/speed")
     with pytest.raises(errors.UserError, match='^study.metric = "eval/speed" must be'):
-        retention.check("eval/speed", key="study.metric")
+        checkpoint.check_best("eval/speed", key="study.metric")
 
 
 def test_a_step_on_disk_is_left_as_it_is(tmp_path):
@@ -421,7 +362,7 @@ def test_a_loop_that_is_closed_while_tensorstore_still_writes_is_not_told(monkey
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(str(found.exc_value)))
     for _ in range(2):
-        disk_errors.quiet()
+        disk.quiet()
     loop = asyncio.new_event_loop()
     loop.close()
     for late in (loop.call_soon_threadsafe, {}.pop):  # called from C, as by tensorstore, where nobody can catch it

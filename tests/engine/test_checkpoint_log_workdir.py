@@ -14,7 +14,7 @@ import tiny
 from tensorboardX.proto import event_pb2
 
 from experiments.data import images
-from experiments.engine import batches, checkpoint, cost, errors, log, pace, workdir
+from experiments.engine import batches, checkpoint, compilation, disk, errors, log, pace, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine import plan as plans
 from experiments.engine import run as runs
@@ -180,7 +180,7 @@ def summary(folder):
 
 @pytest.fixture(autouse=True)
 def quick_peak(monkeypatch):
-    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def straight(tmp_path_factory):
     """The folder of a run that nothing disturbed."""
     folder = tmp_path_factory.mktemp("runs") / "straight"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
         run(folder)
     return folder
 
@@ -392,8 +392,8 @@ def test_a_damaged_config_is_not_resumed(tmp_path, content):
 
 def test_json_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "a.json"
-    workdir.write_json(file, {"a": 1})
+    disk.write_json(file, {"a": 1})
     with pytest.raises(TypeError):
-        workdir.write_json(file, {"a": object()})
+        disk.write_json(file, {"a": object()})
     assert json.loads(file.read_text()) == {"a": 1}
     assert [left.name for left in tmp_path.iterdir()] == ["a.json"]

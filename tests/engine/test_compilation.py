@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from experiments import vision
-from experiments.engine import batches, compilation, cost, errors, log, mesh
+from experiments.engine import batches, compilation, errors, log, mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
 CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "train.batch_size": 16, "train.steps": 6}
@@ -37,7 +37,7 @@ class Stopped(Exception):
 
 
 def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     monkeypatch.setattr(vision, "figures", lambda *arguments: [])
     arguments = ("--config", tiny.config_file(tmp_path, "vision", **CHANGES), "--workdir", str(tmp_path / "run"))
     seen, whole = {}, batches.iterate

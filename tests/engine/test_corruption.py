@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from test_checkpoint import numbers, saved, state
 
-from experiments.engine import checkpoint, errors, manifest, processes, saved_arrays, step_folders
+from experiments.engine import checkpoint, distributed, errors, manifest
 
 CASES = range(200)
 WHOLE = CASES[::10]  # with Orbax's reading, which takes its time
@@ -87,7 +87,7 @@ def damaged(good: pathlib.Path, folder: pathlib.Path, case: int) -> tuple[str, s
 def test_no_corruption_is_accepted_and_each_falls_back(good, tmp_path, monkeypatch, capsys):
     """180 of them, without Orbax: what is verified is not read, and `like` is given back in its place."""
 
-    monkeypatch.setattr(saved_arrays, "restored", lambda where, like: like)
+    monkeypatch.setattr(manifest, "restored", lambda where, like: like)
     folder, seen = tmp_path / "checkpoints", set()
     for case in sorted(set(CASES) - set(WHOLE)):
         kind, names = damaged(good, folder, case)
@@ -175,10 +175,10 @@ def test_which_checkpoint_is_taken_is_said_by_process_0(good, tmp_path, monkeypa
         asked.append(value)
         return max(value, first)
 
-    monkeypatch.setattr(processes, "main", lambda: False)
-    monkeypatch.setattr(processes, "same", lambda value: value == 6)
+    monkeypatch.setattr(distributed, "main", lambda: False)
+    monkeypatch.setattr(distributed, "same", lambda value: value == 6)
     saves = checkpoint.Checkpoints(folder, keep=2)
-    monkeypatch.setattr(processes, "agree", agree)
+    monkeypatch.setattr(distributed, "agree", agree)
     if first == 6:
         with pytest.raises(errors.UserError, match=r"not every process sees .* one disk \(.*6 is damaged: manifest"):
             saves.resume(state(), fall_back=False)
@@ -187,7 +187,7 @@ def test_which_checkpoint_is_taken_is_said_by_process_0(good, tmp_path, monkeypa
         assert step == 3 and numbers(found) == numbers(state(seed=3))
     else:
         assert saves.resume(state(), fall_back=False) is None
-    monkeypatch.setattr(processes, "same", lambda value: False)
+    monkeypatch.setattr(distributed, "same", lambda value: False)
     with pytest.raises(errors.UserError, match="it must be one disk$"):
         saves.resume(state(), fall_back=False)
     assert asked == [-1]
@@ -256,8 +256,8 @@ def test_no_memory_or_no_disk_while_it_is_read_is_not_damage(good, tmp_path, mon
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(saved_arrays.ocp.PyTreeCheckpointHandler, "restore", fails)
-        patch.setattr(saved_arrays.ocp.StandardCheckpointHandler, "restore", fails)
+        patch.setattr(manifest.ocp.PyTreeCheckpointHandler, "restore", fails)
+        patch.setattr(manifest.ocp.StandardCheckpointHandler, "restore", fails)
         for fall_back in (False, True):
             with pytest.raises(errors.RunError, match=told):
                 saves.resume(state(), fall_back=fall_back)
@@ -272,7 +272,7 @@ def test_what_was_put_aside_before_makes_room(tmp_path):
     for step in ("6", "6.damaged"):
         (tmp_path / step).mkdir()
         (tmp_path / step / step).write_text("")
-    step_folders.put_aside(tmp_path / "6")
+    manifest.put_aside(tmp_path / "6")
     assert [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")] == ["6.damaged", "6.damaged/6"]
 
 

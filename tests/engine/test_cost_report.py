@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import cost, mesh, report
+from experiments.engine import compilation, mesh, report
 from tfm import attention
 from tfm.attention import mask
 
@@ -30,7 +30,7 @@ def task(text, **changes):
 def forward(task):
     params = jax.eval_shape(task.init, jax.random.key(0))
     batch = {name: array[:B] for name, array in task.train[0].items()}
-    return cost.flops(task.loss_and_metrics, params, batch, None), params, batch
+    return compilation.flops(task.loss_and_metrics, params, batch, None), params, batch
 
 
 def layer(*, K=D // H, projections=4):
@@ -68,7 +68,7 @@ def test_the_backward_pass_costs_twice_the_forward_one_and_remat_one_more(text):
     def gradient(task):
         counted, params, batch = forward(task)
         loss = jax.grad(lambda params: task.loss_and_metrics(params, batch, None)["loss"][0])
-        return cost.flops(loss, params), counted
+        return compilation.flops(loss, params), counted
 
     whole, counted = gradient(task(text))
     assert whole == 3 * counted
@@ -79,21 +79,21 @@ def test_the_backward_pass_costs_twice_the_forward_one_and_remat_one_more(text):
 def test_flops_of_nested_programs():
     a, b = jnp.ones((3, 5)), jnp.ones((5, 7))
     product = 2 * 3 * 5 * 7
-    assert cost.flops(jnp.matmul, a, b) == product
-    assert cost.flops(jax.jit(lambda a, b: jax.jit(jnp.matmul)(a, b) + a @ b), a, b) == 2 * product
-    assert cost.flops(lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(11)), a, b) == 11 * product
-    assert cost.flops(jax.vmap(jnp.matmul, (0, None)), jnp.ones((4, 3, 5)), b) == 4 * product
-    assert cost.flops(jax.vmap(jnp.matmul), jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))) == 4 * product
-    assert cost.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
+    assert compilation.flops(jnp.matmul, a, b) == product
+    assert compilation.flops(jax.jit(lambda a, b: jax.jit(jnp.matmul)(a, b) + a @ b), a, b) == 2 * product
+    assert compilation.flops(lambda a, b: jax.lax.map(lambda _: a @ b, jnp.arange(11)), a, b) == 11 * product
+    assert compilation.flops(jax.vmap(jnp.matmul, (0, None)), jnp.ones((4, 3, 5)), b) == 4 * product
+    assert compilation.flops(jax.vmap(jnp.matmul), jnp.ones((4, 3, 5)), jnp.ones((4, 5, 7))) == 4 * product
+    assert compilation.flops(lambda a, b: a[:, :1] + 1, a, b) == 0
 
 
 def test_bytes_of_a_tree():
     tree = {"a": jnp.ones((3, 5)), "b": (jax.ShapeDtypeStruct((7,), jnp.bfloat16), np.int8(1)), "c": None}
-    assert cost.tree_bytes(tree) == 60 + 14 + 1
+    assert compilation.tree_bytes(tree) == 60 + 14 + 1
 
 
 def test_the_peak_is_a_rate_that_products_reach():
-    assert 1e8 < cost.measured_peak(devices=mesh.make(data=1), repeats=1) < 1e15
+    assert 1e8 < compilation.measured_peak(devices=mesh.make(data=1), repeats=1) < 1e15
 
 
 def test_the_parameter_table():
@@ -164,5 +164,5 @@ def test_products_in_branches_count():
     one = {}
     for name, way in attention.IMPLEMENTATIONS.items():
         call = functools.partial(way, mask=mask.causal, scale=1.0)
-        one[name] = cost.flops(call, x_BHNK, x_BHNK, x_BHNK)
+        one[name] = compilation.flops(call, x_BHNK, x_BHNK, x_BHNK)
     assert one["flash"] == one["explicit"] == 2 * 2 * 2 * 64 * 64 * 8

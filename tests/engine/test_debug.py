@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import compilation, cost, debug, errors, log, loop
+from experiments.engine import compilation, debug, errors, log, loop
 from experiments.engine import run as runs
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
 
     def run(name, *, task=None, **changes):
         """(sha256 of the last parameters, log) of three steps with an evaluation and a save after each."""

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pathlib
-import shutil
 import socket
 import stat
 import threading
@@ -16,25 +15,12 @@ import numpy as np
 import pytest
 import tiny
 from matplotlib import figure
-from test_checkpoint import OLD, resumed, saved, state
+from test_checkpoint import resumed, saved, state
 from test_fuzz_data import LIKE
 
 from experiments import ablation, pretrained
 from experiments.data import image_file, vocabulary
-from experiments.engine import (
-    archive,
-    checkpoint,
-    disk,
-    errors,
-    figures,
-    json_file,
-    log,
-    manifest,
-    replay,
-    run,
-    step_folders,
-    workdir,
-)
+from experiments.engine import checkpoint, disk, errors, figures, log, manifest, replay, run, workdir
 from experiments.pretrained import llama2c, open_model, safetensors, warm_start
 from experiments.studies import drawings, maps, runs, training
 
@@ -99,7 +85,7 @@ def test_links_under_any_name_that_a_run_gave_its_drafts_lead_nowhere(tmp_path, 
         (folder / name).symlink_to(thesis)
     (folder / "loss.png").symlink_to(tmp_path / "nowhere")
     log.Log(folder, start=0).close()
-    workdir.write_json(folder / "summary.json", {"steps": 9})
+    disk.write_json(folder / "summary.json", {"steps": 9})
     safetensors.write(folder / "model.safetensors", {"x_D": np.zeros(3)})
     drawn(folder / "loss.png")
     assert entered(folder)
@@ -196,7 +182,7 @@ def test_what_is_removed_is_not_waited_for_nor_what_a_link_leads_to(tmp_path, ou
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "folder" / "pipe")
     (tmp_path / "6").symlink_to(outside)
-    step_folders.put_aside(tmp_path / "6")
+    manifest.put_aside(tmp_path / "6")
     assert (tmp_path / "6.damaged").is_symlink()
     for name in ("6.damaged", "folder", "nothing"):
         disk.remove(tmp_path / name)
@@ -223,7 +209,7 @@ def test_what_a_killed_run_was_writing_does_not_keep_it_from_starting_again(tmp_
 def test_a_draft_that_cannot_be_put_in_place_is_removed_and_the_file_named(tmp_path):
     (tmp_path / "a.json").mkdir()
     with pytest.raises(IsADirectoryError, match=r"Is a directory: '.*/a.json'$"):
-        workdir.write_json(tmp_path / "a.json", {})
+        disk.write_json(tmp_path / "a.json", {})
     with pytest.raises(OSError, match="No space left on device: .*b.json") as caught, disk.draft(tmp_path / "b.json"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write says it
     assert caught.value.filename2 is None and [found.name for found in tmp_path.iterdir()] == ["a.json"]
@@ -242,7 +228,7 @@ def test_no_file_but_a_draft_is_tidied_away(tmp_path):
 def test_others_may_read_what_is_written_as_the_umask_says(tmp_path, mask, mode):
     before = os.umask(mask)
     try:
-        workdir.write_json(tmp_path / "summary.json", {})
+        disk.write_json(tmp_path / "summary.json", {})
         drawn(tmp_path / "loss.png")
     finally:
         os.umask(before)
@@ -258,7 +244,7 @@ def read_log(file):
 
 
 def read_summary(file):
-    workdir.write_json(file.parent / "config.json", {"config": CONFIG})
+    disk.write_json(file.parent / "config.json", {"config": CONFIG})
     entered(file.parent)
 
 
@@ -288,11 +274,11 @@ def read_published(file):
 
 READERS = {
     "config.json": [lambda file: entered(file.parent), lambda file: open_model.open(str(file.parent))],
-    "summary.json": [read_summary, lambda file: json_file.read(file, says="all")],
+    "summary.json": [read_summary, lambda file: disk.read_json(file, says="all")],
     "metrics.jsonl": [read_log],
     "manifest.json": [read_manifest],
     "array": [read_array],
-    "state.npz": [archive.read_all],
+    "state.npz": [disk.read_npz],
     "maps.npz": [read_maps],
     "image.png": [lambda file: image_file.read(file, LIKE)],
     "model.safetensors": [safetensors.read, read_published, safetensors.read_header],
@@ -313,18 +299,6 @@ def test_what_is_no_file_is_read_by_nobody(tmp_path, monkeypatch, name, use, kin
             use(file)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
     assert name in str(caught.value) or name.startswith(("array", "model", "tokenizer"))
-
-
-@pytest.mark.parametrize("name", ["_METADATA", "manifest.ocdbt", "d"])
-def test_no_pipe_in_an_old_checkpoint_is_waited_for(tmp_path, name):
-    """Of one without a manifest, which Orbax reads unseen."""
-    shutil.copytree(OLD / "checkpoints" / "6", tmp_path / "6")
-    file = tmp_path / "6" / "default" / name
-    file = next(file.iterdir()) if file.is_dir() else file
-    file.unlink()
-    os.mkfifo(file)
-    with pytest.raises(errors.UserError, match=f"{tmp_path / '6'} is damaged"):
-        checkpoint.parameters(tmp_path, 6)
 
 
 def test_facts_beside_a_model_are_not_waited_for(tmp_path):

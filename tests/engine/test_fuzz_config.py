@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from configs import base
 from experiments import vision
+from experiments.engine import compilation, errors, run, step, workdir
 from experiments.engine import config as configs
-from experiments.engine import cost, errors, memory, run, step, workdir
 from experiments.studies import study
 
 DEFAULTS = configs.flat(base.get_config().to_dict())
@@ -193,7 +193,7 @@ def until_compiling(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(step, "initial_state", abstract)
     monkeypatch.setattr(run, "compile_step", reached)
-    monkeypatch.setattr(memory, "host", lambda: 2**31)
+    monkeypatch.setattr(compilation, "host", lambda: 2**31)
     monkeypatch.setattr(workdir, "commit", lambda: "")
 
 
@@ -350,7 +350,7 @@ def test_what_is_accepted_trains(place, monkeypatch, tmp_path_factory, edits, wo
     folder, configs_of = place
     new, name = tmp_path_factory.mktemp("case"), "language" if words else "vision"
     monkeypatch.chdir(new)
-    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     monkeypatch.setattr(vision, "figures", lambda *arguments: [])
     file = tiny.config_file(new, name, **configs_of[name])
     more = [f"--config.{key}={as_text(value)}" for key, value in edits]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import checkpoint, cost, errors, guard, log, optim
+from experiments.engine import checkpoint, compilation, errors, guard, log, optim
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -210,7 +210,7 @@ def long_task():
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
 
     def run(**changes):
         quick = {

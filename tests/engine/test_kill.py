@@ -83,7 +83,7 @@ def test_a_kill_before_each_change_of_a_file(tmp_path):
 def test_a_run_killed_before_its_config_was_in_place_can_be_started_again(tmp_path, left):
     """The latter by an older version, which gave drafts this name."""
     config = {"train": {"steps": 3}}
-    (tmp_path / left).write_bytes(workdir.as_json(config)[:9])
+    (tmp_path / left).write_bytes(disk.as_json(config)[:9])
     assert not workdir.enter(tmp_path, config)
     assert (tmp_path / "config.json").read_bytes().startswith(b'{\n  "config": ')
     assert (tmp_path / left).exists() == (not left.endswith(disk.DRAFT))

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 import launch
-from experiments.engine import config, errors, workdir
+from experiments.engine import config, disk, errors
 
 SAMPLE = str(pathlib.Path(__file__).parents[2] / "configs" / "sample.py")
 
@@ -66,7 +66,7 @@ def test_a_reader_who_leaves_is_no_error(with_experiment, capfd):
 
 def test_a_person_who_stops_a_command_is_told_so(with_experiment, tmp_path):
     def stop(settings, folder):
-        workdir.new_file(folder, "sample.txt")
+        disk.new_file(folder, "sample.txt")
         raise KeyboardInterrupt
 
     where = str(tmp_path / "out")
@@ -90,13 +90,13 @@ def test_only_training_can_be_tried_dry():
 
 
 def test_a_new_file_is_made_where_it_is_written(tmp_path):
-    file = workdir.new_file(tmp_path / "a" / "b", "c.txt")
+    file = disk.new_file(tmp_path / "a" / "b", "c.txt")
     assert not (tmp_path / "a").exists()
-    workdir.write_new(file, b"text")
+    disk.write_new(file, b"text")
     assert file.read_bytes() == b"text"
     file.chmod(0o755)
     for folder, words in ((file.parent, "is there already"), (file / "d", "c.txt is a file"), (file, "is a file")):
         with pytest.raises(errors.UserError, match=words):
-            workdir.new_file(folder, "c.txt")
+            disk.new_file(folder, "c.txt")
     with pytest.raises(errors.UserError, match="cannot be written"):
-        workdir.write_new(file / "d", b"")
+        disk.write_new(file / "d", b"")

@@ -6,32 +6,32 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import batches, errors, memory, mesh, step
+from experiments.engine import batches, compilation, disk, errors, mesh, step
 
 
 def test_the_memory_of_the_host(tmp_path, monkeypatch):
-    assert 2**20 < memory.host() < 2**50
+    assert 2**20 < disk.host_memory() < 2**50
     (tmp_path / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:  7000 kB\n")
     (tmp_path / "max").write_text("max\n")
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "GROUP", tmp_path / "max")
-    assert memory.host() == 7000 * 1024
+    monkeypatch.setattr(disk, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(disk, "GROUP", tmp_path / "max")
+    assert disk.host_memory() == 7000 * 1024
     (tmp_path / "max").write_text("5000\n")
-    assert memory.host() == 5000
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "nothing")
-    monkeypatch.setattr(memory, "GROUP", tmp_path / "nothing")
-    assert 2**20 < memory.host()  # what the system itself says, or no limit
+    assert disk.host_memory() == 5000
+    monkeypatch.setattr(disk, "MEMINFO", tmp_path / "nothing")
+    monkeypatch.setattr(disk, "GROUP", tmp_path / "nothing")
+    assert 2**20 < disk.host_memory()  # what the system itself says, or no limit
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    memory.check("this", 5000, 5000)
+    disk.check_memory("this", 5000, 5000)
     with pytest.raises(errors.UserError) as caught:
-        memory.check("this", 3 * 2**30, 2**20 + 2**18, ": less")
+        disk.check_memory("this", 3 * 2**30, 2**20 + 2**18, ": less")
     assert str(caught.value) == "this needs 3 GiB of memory, and there are 1.25 MiB: less"
-    monkeypatch.setattr(memory, "host", lambda: 100)
-    memory.check("this", 100)
+    monkeypatch.setattr(disk, "host_memory", lambda: 100)
+    disk.check_memory("this", 100)
     with pytest.raises(errors.UserError, match="101 bytes of memory, and there are 100 bytes"):
-        memory.check("this", 101)
+        disk.check_memory("this", 101)
 
 
 def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):
@@ -39,15 +39,15 @@ def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):
     task, devices = tiny.linear_task(), mesh.make(data=8)
     state = step.abstract_state(task, optax.sgd(0.1), mesh=devices)
     needed = 8 * (2 * 18 * 4 + 4 + jax.random.key(0).dtype.itemsize)
-    monkeypatch.setattr(memory, "host", lambda: needed)
-    memory.check_state(state, devices, described=False)
-    monkeypatch.setattr(memory, "host", lambda: needed - 1)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed)
+    compilation.check_state(state, devices, described=False)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed - 1)
     with pytest.raises(errors.UserError, match="on 8 devices of one memory"):
-        memory.check_state(state, devices, described=False)
-    memory.check_state(state, devices, described=True)  # of a mesh that is only described
-    monkeypatch.setattr(memory, "DESCRIBED", needed // 8 - 1)
+        compilation.check_state(state, devices, described=False)
+    compilation.check_state(state, devices, described=True)  # of a mesh that is only described
+    monkeypatch.setattr(compilation, "DESCRIBED", needed // 8 - 1)
     with pytest.raises(errors.UserError, match="needs"):
-        memory.check_state(state, devices, described=True)
+        compilation.check_state(state, devices, described=True)
 
 
 def test_batches_are_refused_before_they_are_made(monkeypatch):
@@ -57,7 +57,7 @@ def test_batches_are_refused_before_they_are_made(monkeypatch):
         asked.append(len(index_B))
         return {"x_BD": np.zeros((len(index_B), 125)), "y_B": index_B}  # 1008 bytes
 
-    monkeypatch.setattr(memory, "host", lambda: 1008 * 200)
+    monkeypatch.setattr(disk, "host_memory", lambda: 1008 * 200)
     batches.train(fetch, n=10**6, batch=20, seed=0)
     batches.evaluation(fetch, n=10**6, batch=100)
     for growth in ((), [[5, 21]]):
@@ -86,17 +86,17 @@ def test_a_step_is_refused_where_it_would_take_more_than_there_is(monkeypatch):
     product = jax.jit(lambda x_BD: (x_BD @ x_BD.T) @ x_BD).lower(jax.ShapeDtypeStruct((101, 3), np.float32)).compile()
     needed = 8 * product.memory_analysis().temp_size_in_bytes
     assert needed >= 8 * 101 * 101 * 4
-    monkeypatch.setattr(memory, "host", lambda: needed)
-    memory.check_step(product, devices)
-    monkeypatch.setattr(memory, "host", lambda: needed - 1)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed)
+    compilation.check_step(product, devices)
+    monkeypatch.setattr(disk, "host_memory", lambda: needed - 1)
     with pytest.raises(errors.UserError, match="a training step on 8 devices of one memory needs"):
-        memory.check_step(product, devices)
+        compilation.check_step(product, devices)
 
 
 def test_a_run_whose_step_takes_too_much_stops_before_it(tmp_path, monkeypatch):
     """Of a MiB: state and batches fit, and the weights A_BHNS of 8 examples on each of 8 devices do not."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory, "host", lambda: 2**20)
+    monkeypatch.setattr(disk, "host_memory", lambda: 2**20)
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     sizes = dict(model__M=1, model__D=2, model__H=2, train__batch_size=64, train__evaluate_batch=64)
     file = tiny.config_file(tmp_path, "language", text__source="text.txt", text__N=64, **sizes)

@@ -18,7 +18,7 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from experiments.compiler import hlo
-from experiments.engine import cost, errors, optim
+from experiments.engine import compilation, errors, optim
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -197,14 +197,14 @@ def test_fsdp_holds_and_gathers_one_block_at_a_time(source, sizes):
     (one, whole), (eight, part) = compiled("1x1x1x1", source, **wide), compiled(sizes, source, **wide)
     parts = int(sizes.split("x")[1])
     for tree in ("params", "opt_state"):
-        share = cost.device_bytes(getattr(part, tree)) / cost.device_bytes(getattr(whole, tree))
+        share = compilation.device_bytes(getattr(part, tree)) / compilation.device_bytes(getattr(whole, tree))
         assert 1 / parts <= share < 1.05 / parts
     found = hlo.traffic(eight.as_text())
     assert {"all-gather", "reduce-scatter"} <= found.keys() and "all-gather" not in hlo.traffic(one.as_text())
-    blocks = cost.tree_bytes(whole.params["blocks"])
+    blocks = compilation.tree_bytes(whole.params["blocks"])
     arrived = max(hlo.largest(eight.as_text(), "all-gather"), hlo.largest(eight.as_text(), "all-reduce"))
     assert arrived < blocks / 3  # one layer's, and of that one weight
-    all_weights = cost.tree_bytes(whole.params)
+    all_weights = compilation.tree_bytes(whole.params)
     assert 1.5 * all_weights < found["all-gather"].size < 2.1 * all_weights  # forward, and again in the backward pass
     arguments = [program.memory_analysis().argument_size_in_bytes for program in (one, eight)]
     assert arguments[1] < 1.1 * arguments[0] / parts
@@ -319,7 +319,7 @@ def test_tokens_are_dealt_like_cards():
         return jnp.abs(layouts.own(x_BN, meshes.layout(mesh_of("2x1x1x4"))) - w_BN).sum()[None, None]
 
     specs = {"in_specs": (P("data"), P("data", "sequence")), "out_specs": P("data", "sequence")}
-    assert not jax.jit(meshes.spread(own, mesh_of("2x1x1x4"), **specs))(batch["w_BN"], placed["w_BN"]).any()
+    assert not jax.jit(meshes.sharded(own, mesh_of("2x1x1x4"), **specs))(batch["w_BN"], placed["w_BN"]).any()
 
 
 def test_traffic_counts_loops_and_bytes():
@@ -333,7 +333,7 @@ def test_traffic_counts_loops_and_bytes():
         return jax.lax.psum(jnp.sin(x).sum(), "data"), jax.lax.all_gather(x, "data", tiled=True)
 
     out = (P(), P("data"))
-    program = jax.jit(meshes.spread(local, mesh, in_specs=P("data"), out_specs=out)).lower(np.ones(64, np.float32))
+    program = jax.jit(meshes.sharded(local, mesh, in_specs=P("data"), out_specs=out)).lower(np.ones(64, np.float32))
     found = hlo.traffic(program.compile().as_text())
     assert found["collective-permute"] == (5, 5 * 8 * 4, 0)
     assert found["all-gather"] == (1, 64 * 4, 0) and found["all-reduce"] == (1, 4, 0)

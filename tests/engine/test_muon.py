@@ -9,7 +9,7 @@ import pytest
 import tiny
 import tiny_study
 
-from experiments.engine import errors, growth, muon, optim, plan
+from experiments.engine import batches, errors, optim, plan
 from experiments.engine import mesh as meshes
 from tfm import shapes
 
@@ -108,14 +108,14 @@ def test_a_step_is_its_formula_in_every_layer_and_the_rest_is_adamw():
 
 def test_the_singular_values_become_alike():
     x_LRC = jnp.asarray(np.random.default_rng(0).standard_normal((M, D, F)), jnp.float32)
-    values = np.linalg.svd(muon.orthogonal(x_LRC, ns_steps=5), compute_uv=False)
+    values = np.linalg.svd(optim.orthogonal(x_LRC, ns_steps=5), compute_uv=False)
     assert values.shape == (M, D) and values.min() > 0.6 and values.max() < 1.25
     before = np.linalg.svd(x_LRC, compute_uv=False)
     assert before.max() / before.min() > 3  # so that there was something to do
 
 
 def test_a_gradient_of_zeros_is_no_step():
-    assert not np.any(muon.orthogonal(jnp.zeros((M, D, F)), ns_steps=5))
+    assert not np.any(optim.orthogonal(jnp.zeros((M, D, F)), ns_steps=5))
 
 
 def test_the_gradient_is_clipped_over_all_leaves():
@@ -139,7 +139,7 @@ def trained(folder, *, steps=3, **mesh):
     sizes = {f"mesh__{axis}": n for axis, n in ({"data": 1} | mesh).items()}
     made = tiny.settings("language", text__source=str(folder / "text.txt"), **CHANGES, **sizes)
     task, devices = tiny.task_of(made), meshes.make(**({"data": 1} | mesh))
-    rate, chosen = plan.optimiser(made, growth.growth(made.train.batch_size))
+    rate, chosen = plan.optimiser(made, batches.growing(made.train.batch_size))
     state = steps.initial_state(task, chosen, seed=0, mesh=devices)
     step, losses = steps.update(task, chosen, rate, devices, accumulation=1), []
     for n in range(steps):
@@ -208,7 +208,7 @@ def test_the_rows_of_a_study_are_runs_alone(tmp_path, quick):
 def test_what_cannot_be(changes, sentence):
     made = tiny.settings("language", **changes)
     with pytest.raises(errors.UserError) as raised:
-        plan.optimiser(made, growth.growth(made.train.batch_size))
+        plan.optimiser(made, batches.growing(made.train.batch_size))
     assert str(raised.value) == sentence
 
 

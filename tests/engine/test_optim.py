@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import errors, growth, optim
+from experiments.engine import batches, errors, optim
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
 REST = STEPS - WARMUP
@@ -63,7 +63,7 @@ def test_what_no_schedule_can_be():
 
 @pytest.mark.parametrize(("rule", "power"), [("none", 0), ("linear", 1), ("sqrt", 0.5)])
 def test_the_rate_follows_the_batch_by_its_rule(rule, power):
-    sizes = growth.growth(64, [[3, 128], [150, 192], [180, 32]])
+    sizes = batches.growing(64, [[3, 128], [150, 192], [180, 32]])
     grown, plain = optim.grown(rate("cosine"), sizes, rule), rate("cosine")
     for step, size in ((0, 64), (2, 64), (3, 128), (149, 128), (150, 192), (179, 192), (180, 32), (199, 32)):
         expected = float(plain(step)) * (size / 64) ** power
@@ -73,9 +73,9 @@ def test_the_rate_follows_the_batch_by_its_rule(rule, power):
 
 def test_no_rule_of_that_name():
     with pytest.raises(errors.UserError, match='"square".*"sqrt".*none, linear, sqrt'):
-        optim.grown(rate("constant"), growth.growth(64), "square")
+        optim.grown(rate("constant"), batches.growing(64), "square")
     with pytest.raises(errors.UserError, match="cannot be imported"):
-        optim.grown(rate("constant"), growth.growth(64), "os:path")
+        optim.grown(rate("constant"), batches.growing(64), "os:path")
 
 
 def adamw(*, learning_rate=0.1, weight_decay=0.5, clip=0.0, beta1=0.8, beta2=0.9, eps=1e-3):

@@ -7,7 +7,7 @@ import sys
 import pytest
 from test_checkpoint_log_workdir import quick_peak, run, straight, summary  # noqa: F401  fixtures
 
-from experiments.engine import errors, log, resumption
+from experiments.engine import errors, log, workdir
 from experiments.engine import run as runs
 
 EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
@@ -41,7 +41,7 @@ DRIVE = Drive()  # an audit hook stays for good
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(resumption.time, "sleep", DRIVE.ask)
+    monkeypatch.setattr(workdir.time, "sleep", DRIVE.ask)
     yield
     DRIVE.mount("nowhere")
 
@@ -49,7 +49,7 @@ def quick(monkeypatch):
 def outlived(folder):
     """The run, as the launcher starts it; and once more where it was refused at its beginning, as a person would."""
     try:
-        return resumption.outlive(lambda: run(folder), folder)
+        return workdir.outlive(lambda: run(folder), folder)
     except errors.UserError as error:
         assert DRIVE.asked == 0 and os.strerror(DRIVE.code) in str(error) and "\n" not in str(error)
         DRIVE.last = None
@@ -74,7 +74,7 @@ def uses(straight, tmp_path_factory):  # noqa: F811
     folder = tmp_path_factory.mktemp("runs") / "counted"
     DRIVE.mount(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+        patch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
         run(folder)
     return DRIVE.uses
 
@@ -119,39 +119,39 @@ class Failing:
         (Failing(ValueError("UNKNOWN: [os_error_code='28']"), 1), 1),
         (Failing(OSError(errno.EIO, "gone"), 1, errors.UserError), 1),  # at the very beginning
         (Failing(elsewhere(errno.EIO, "/data/images.npz"), 1), 1),  # of another disk
-        (Failing(OSError(errno.EIO, "broken"), 99), resumption.OUTAGES + 1),  # there, and of no use
+        (Failing(OSError(errno.EIO, "broken"), 99), workdir.OUTAGES + 1),  # there, and of no use
     ],
 )
 def test_what_is_no_outage_ends_the_run(tmp_path, run, calls):  # noqa: F811
     with pytest.raises(run.kind, match="a sentence"):
-        resumption.outlive(run, tmp_path)
+        workdir.outlive(run, tmp_path)
     assert run.calls == calls
 
 
 @pytest.mark.parametrize("reason", [OSError(errno.ESTALE, "gone"), ValueError("UNKNOWN: [os_error_code='107'] while")])
 def test_who_says_so_does_not_matter(tmp_path, monkeypatch, reason):
     run = Failing(reason, 2)
-    assert resumption.outlive(run, tmp_path) == "done" and run.calls == 3
+    assert workdir.outlive(run, tmp_path) == "done" and run.calls == 3
     for folder, processes in ((None, 1), (tmp_path, 2)):
-        monkeypatch.setattr(resumption.jax, "process_count", lambda processes=processes: processes)
+        monkeypatch.setattr(workdir.jax, "process_count", lambda processes=processes: processes)
         with pytest.raises(errors.RunError):
-            resumption.outlive(Failing(reason, 2), folder)
+            workdir.outlive(Failing(reason, 2), folder)
 
 
 def test_a_file_of_the_folder_and_another_one_of_the_drive_that_is_gone_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Failing(elsewhere(errno.EIO, str(tmp_path / "metrics.jsonl")), 1)
-    assert resumption.outlive(run, tmp_path.relative_to(tmp_path)) == "done"
+    assert workdir.outlive(run, tmp_path.relative_to(tmp_path)) == "done"
     DRIVE.mount(tmp_path, last=0)
-    assert resumption.outlive(Failing(elsewhere(errno.EIO, "/data/images.npz"), 1), tmp_path) == "done"
+    assert workdir.outlive(Failing(elsewhere(errno.EIO, "/data/images.npz"), 1), tmp_path) == "done"
     assert DRIVE.asked == 2
 
 
 def test_a_folder_that_was_never_made_is_not_waited_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(resumption, "PATIENCE", 0.1)
+    monkeypatch.setattr(workdir, "PATIENCE", 0.1)
     run = Failing(OSError(errno.EIO, "gone"), 1)
     with pytest.raises(errors.RunError, match="a sentence"):
-        resumption.outlive(run, tmp_path / "new")
+        workdir.outlive(run, tmp_path / "new")
     assert run.calls == 1 and capsys.readouterr().out == ""
 
 
@@ -162,7 +162,7 @@ def test_while_it_waits_nothing_is_advised_that_needs_another_cell(tmp_path, cap
 
     DRIVE.mount(tmp_path, last=0)
     with pytest.raises(errors.RunError, match=r"on Colab: drive.mount\("):
-        resumption.outlive(run, tmp_path)
+        workdir.outlive(run, tmp_path)
     said = capsys.readouterr().out
     assert "mount(" not in said
     assert f"metrics.jsonl: {os.strerror(errno.ENOTCONN)}; once that is mended, the same command" in said
@@ -171,10 +171,10 @@ def test_while_it_waits_nothing_is_advised_that_needs_another_cell(tmp_path, cap
 def test_a_drive_that_does_not_come_back_ends_the_run_with_its_sentence(tmp_path, monkeypatch, capsys):
     now = [0.0]
     DRIVE.mount(tmp_path / "unmounted", last=0)
-    monkeypatch.setattr(resumption.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(resumption.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(workdir.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(workdir.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     run = Failing(OSError(errno.ENOTCONN, "gone"), 2)
     with pytest.raises(errors.RunError, match="^a sentence$"):
-        resumption.outlive(run, tmp_path / "unmounted")
-    assert run.calls == 1 and now[0] == resumption.PATIENCE
+        workdir.outlive(run, tmp_path / "unmounted")
+    assert run.calls == 1 and now[0] == workdir.PATIENCE
     assert capsys.readouterr().out == f"a sentence\nwaiting for {tmp_path / 'unmounted'}, 120 seconds at most\n"

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from experiments.engine import pages
+from experiments import engine
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = """
 import os, sys
 print("started", os.getpid())
-from experiments.engine import pages
-pages.large(__file__)
+from experiments import engine
+engine.large_pages(__file__)
 print("went on", os.environ.get("GLIBC_TUNABLES"), sys.argv[1:], sys.flags.optimize)
 """
 glibc = pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="this C library is not glibc")
@@ -27,7 +27,7 @@ def script(tmp_path):
 
 
 def lines(*command: str, **variables: str) -> list[str]:
-    kept = {name: value for name, value in os.environ.items() if name != pages.VARIABLE}
+    kept = {name: value for name, value in os.environ.items() if name != engine.VARIABLE}
     environment = kept | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"} | variables
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -38,7 +38,7 @@ def lines(*command: str, **variables: str) -> list[str]:
 def test_it_starts_once_more_as_the_same_process_with_the_same_arguments(script):
     first, second, last = lines("-O", script, "a b", "--c='d'")
     assert first == second and first.startswith("started ")
-    assert last == f"""went on {pages.LARGE} ['a b', "--c='d'"] 1"""
+    assert last == f"""went on {engine.LARGE} ['a b', "--c='d'"] 1"""
 
 
 def test_a_variable_that_is_set_stays(script):
@@ -56,9 +56,9 @@ def test_without_glibc_nothing_happens(monkeypatch):
     monkeypatch.setattr(os, "confstr_names", {})
     monkeypatch.setattr(sys, "orig_argv", ["python", "script.py"])
     monkeypatch.setattr(os, "execv", lambda *arguments: pytest.fail("it was started again"))
-    monkeypatch.delenv(pages.VARIABLE, raising=False)
-    pages.large("script.py")
-    assert pages.VARIABLE not in os.environ
+    monkeypatch.delenv(engine.VARIABLE, raising=False)
+    engine.large_pages("script.py")
+    assert engine.VARIABLE not in os.environ
 
 
 @glibc

@@ -8,7 +8,7 @@ import types
 import jax
 import pytest
 
-from experiments.engine import errors, loop, manifest, parting, processes
+from experiments.engine import distributed, errors, loop, manifest
 
 
 class Silent:
@@ -25,22 +25,22 @@ class Silent:
 
 
 def test_a_lost_process_is_said_with_what_was_seen_of_it():
-    with pytest.raises(errors.RunError) as raised, parting._loss_is_one_sentence(Silent(), 1):
+    with pytest.raises(errors.RunError) as raised, distributed._loss_is_one_sentence(Silent(), 1):
         raise ValueError("UNAVAILABLE: the disk of the host is away\nand more")
-    assert str(raised.value) == f"{parting.LOST} (UNAVAILABLE: the disk of the host is away)"
-    with pytest.raises(ValueError, match="a wrong shape"), parting._loss_is_one_sentence(Silent(), 1):
+    assert str(raised.value) == f"{distributed.LOST} (UNAVAILABLE: the disk of the host is away)"
+    with pytest.raises(ValueError, match="a wrong shape"), distributed._loss_is_one_sentence(Silent(), 1):
         raise ValueError("a wrong shape")
 
 
 def test_a_loss_ends_as_the_process_that_left_said():
     client = Silent()
     client.blocking_key_value_get = lambda key, milliseconds: json.dumps([0, 143, "stopped"])
-    with pytest.raises(errors.Interrupted, match="^stopped$") as raised, parting._loss_is_one_sentence(client, 1):
+    with pytest.raises(errors.Interrupted, match="^stopped$") as raised, distributed._loss_is_one_sentence(client, 1):
         raise ValueError("Gloo: connection closed")
     assert raised.value.code == 143
     client.blocking_key_value_get = lambda key, milliseconds: json.dumps([0, 2, "a wrong field"])
     with pytest.raises(errors.RunError, match="^process 0 stopped: a wrong field$"):
-        with parting._loss_is_one_sentence(client, 1):
+        with distributed._loss_is_one_sentence(client, 1):
             raise ValueError("Gloo: connection closed")
 
 
@@ -56,19 +56,19 @@ def test_a_loss_ends_as_the_process_that_left_said():
     ],
 )
 def test_the_others_end_with_the_code_of_the_error(error, code, monkeypatch):
-    monkeypatch.setattr(parting, "_leaving", threading.Event())
+    monkeypatch.setattr(distributed, "_leaving", threading.Event())
     client = Silent()
     client.wait_at_barrier = lambda name, milliseconds: None
-    parting._tell(client, 1, type(error), error, None)
-    assert client.told == [(parting.FAILED, [1, code, "a"])]
+    distributed._tell(client, 1, type(error), error, None)
+    assert client.told == [(distributed.FAILED, [1, code, "a"])]
 
 
 def test_late_agreement_is_heard_one_turn_later_and_asks_for_one_save_by_the_clock(monkeypatch):
-    alone = processes.Late()
+    alone = distributed.Late()
     assert [alone.agree(value) for value in (0, 7, 0)] == [0, 7, 0] and alone.asked == 0
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     made = types.SimpleNamespace(save_minutes=1.0)
-    beside = types.SimpleNamespace(_made=made, _saved_at=-1e9, _wishes=processes.Late(), due=lambda what, n: False)
+    beside = types.SimpleNamespace(_made=made, _saved_at=-1e9, _wishes=distributed.Late(), due=lambda what, n: False)
     beside._saves, beside._ask = types.SimpleNamespace(check=lambda: None), lambda late: loop.Beside._ask(beside, late)
     beside.requests = types.SimpleNamespace(signal=0)
     stops = [loop.Beside.stops(beside, n) for n in (1, 2)]
@@ -106,10 +106,10 @@ def test_a_process_that_did_not_come_to_its_end_leaves_at_once(monkeypatch):
     def at_once(code):
         raise SystemExit(f"at once: {code}")
 
-    monkeypatch.setattr(parting.os, "_exit", at_once)
-    monkeypatch.setattr(parting.gc, "freeze", lambda: None)
+    monkeypatch.setattr(distributed.os, "_exit", at_once)
+    monkeypatch.setattr(distributed.gc, "freeze", lambda: None)
     for code, found in ((0, 0), (1, "at once: 1"), (2, "at once: 2"), (143, "at once: 143")):
-        monkeypatch.setattr(parting, "_speaks", threading.Lock())
+        monkeypatch.setattr(distributed, "_speaks", threading.Lock())
         with pytest.raises(SystemExit) as caught:
-            parting.leave(code)
+            distributed.leave(code)
         assert caught.value.code == found

@@ -18,7 +18,7 @@ import pytest
 import tiny
 
 from experiments import language
-from experiments.engine import checkpoint, cost, errors, group, log, mesh, parting, processes, workdir
+from experiments.engine import checkpoint, compilation, distributed, errors, log, mesh, workdir
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 150  # in which everything here must end, also on a busy machine
@@ -93,7 +93,7 @@ def by_two(arguments, tmp_path_factory):
 def run(*arguments: str) -> tiny.Outcome:
     """The launcher in this process, without what these tests do not look at."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
         patch.setattr(language, "figures", lambda *arguments: [])
         return tiny.run(*arguments)
 
@@ -157,7 +157,7 @@ def test_the_others_end_where_one_is_killed(victim, by_one, arguments, tmp_path)
     assert "Traceback" not in err
     if victim == 1:
         assert f"resuming {folder} at step {STEPS + 2}" in out
-    if victim == 1 or jax.__version_info__ >= parting.ABORTS:  # before, there is JAX's own sentence, in three lines
+    if victim == 1 or jax.__version_info__ >= distributed.ABORTS:  # before, there is JAX's own sentence, in three lines
         assert err.count("\n") == 1 and "trace" not in err
     assert {step: loss for step, loss in losses(folder).items() if step <= STEPS + 2} == losses(by_one)
 
@@ -202,8 +202,8 @@ def test_what_one_process_refuses_ends_the_others(arguments, tmp_path):
 def test_who_belongs_together_is_said_whole_or_not_at_all(monkeypatch):
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert group.given(None, None, None) is None
-    assert group.given("[::1]:80", 3, 2) == group.Group("[::1]:80", 3, 2)
+    assert distributed.given(None, None, None) is None
+    assert distributed.given("[::1]:80", 3, 2) == distributed.Group("[::1]:80", 3, 2)
     for wrong, sentence in (
         (("a:1", 2, None), r"missing: --process \(JAX_PROCESS_ID\)"),
         ((None, None, 0), r"missing: --coordinator \(JAX_COORDINATOR_ADDRESS\), --processes"),
@@ -216,18 +216,18 @@ def test_who_belongs_together_is_said_whole_or_not_at_all(monkeypatch):
         (("a:1", 0, 0), "0 of 0 does not"),
     ):
         with pytest.raises(errors.UserError, match=sentence):
-            group.given(*wrong)
+            distributed.given(*wrong)
     for name, value in zip(VARIABLES, ("b:2", "5", "4"), strict=True):
         monkeypatch.setenv(name, value)
-    assert group.given(None, None, None) == group.Group("b:2", 5, 4)
-    assert group.given("c:3", 7, 0) == group.Group("c:3", 7, 0)
+    assert distributed.given(None, None, None) == distributed.Group("b:2", 5, 4)
+    assert distributed.given("c:3", 7, 0) == distributed.Group("c:3", 7, 0)
     monkeypatch.setenv("JAX_PROCESS_ID", "one")
     with pytest.raises(errors.UserError, match='JAX_PROCESS_ID must be a number, and "one" is not'):
-        group.given(None, None, None)
+        distributed.given(None, None, None)
 
 
 def test_several_processes_do_what_makes_sense_only(arguments, tmp_path, monkeypatch):
-    monkeypatch.setattr(group, "START_SECONDS", 0)  # nobody is there to be waited for
+    monkeypatch.setattr(distributed, "START_SECONDS", 0)  # nobody is there to be waited for
     several = "--coordinator=127.0.0.1:1", "--processes=2", "--process=1"
     assert tiny.run(*arguments, "--processes=2").err.startswith("error: several processes need --coordinator")
     for wrong in (("--dry_run", "--workdir", str(tmp_path / "a")), ()):
@@ -239,23 +239,23 @@ def test_several_processes_do_what_makes_sense_only(arguments, tmp_path, monkeyp
 
 
 def test_a_coordinator_that_is_not_there_is_not_waited_for_long(monkeypatch):
-    monkeypatch.setattr(group, "START_SECONDS", 0.3)
+    monkeypatch.setattr(distributed, "START_SECONDS", 0.3)
     port = free_port()
     with pytest.raises(errors.RunError, match=rf"127.0.0.1:{port} could not be reached within 0.3 s: .*refused"):
-        group._reach(group.Group(f"127.0.0.1:{port}", 2, 1))
-    group._reach(group.Group(f"127.0.0.1:{port}", 2, 0))  # it is to be there itself
-    monkeypatch.setattr(group, "START_SECONDS", 30)
+        distributed._reach(distributed.Group(f"127.0.0.1:{port}", 2, 1))
+    distributed._reach(distributed.Group(f"127.0.0.1:{port}", 2, 0))  # it is to be there itself
+    monkeypatch.setattr(distributed, "START_SECONDS", 30)
     with socket.socket() as listens:
         later = threading.Timer(0.3, listens.listen)
         listens.bind(("127.0.0.1", port))
         later.start()
-        group._reach(group.Group(f"127.0.0.1:{port}", 2, 1))
+        distributed._reach(distributed.Group(f"127.0.0.1:{port}", 2, 1))
         later.join()
 
 
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
     for first, files in ((False, []), (True, ["events", "metrics.jsonl"])):
-        monkeypatch.setattr(processes, "main", lambda first=first: first)
+        monkeypatch.setattr(distributed, "main", lambda first=first: first)
         with contextlib.closing(log.Log(tmp_path, start=0)) as writer:
             writer.write(1, {"train/loss": 2.0})
         assert sorted(file.name for file in tmp_path.iterdir()) == files
@@ -264,8 +264,8 @@ def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
 def test_arrays_come_back_whole_and_agreement_is_the_largest():
     devices = mesh.make(data=2, fsdp=2, tensor=1, sequence=1)
     x_BD = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)
-    placed = processes.put({"x_BD": x_BD}, {"x_BD": jax.sharding.NamedSharding(devices, jax.P(("data", "fsdp")))})
+    placed = distributed.put({"x_BD": x_BD}, {"x_BD": jax.sharding.NamedSharding(devices, jax.P(("data", "fsdp")))})
     assert placed["x_BD"].addressable_shards[1].data.shape == (2, 3)
-    assert isinstance(processes.fetch(placed)["x_BD"], np.ndarray)
-    np.testing.assert_array_equal(processes.fetch(placed)["x_BD"], x_BD)
-    assert processes.main() and processes.agree(7) == 7 and processes.same(7)
+    assert isinstance(distributed.fetch(placed)["x_BD"], np.ndarray)
+    np.testing.assert_array_equal(distributed.fetch(placed)["x_BD"], x_BD)
+    assert distributed.main() and distributed.agree(7) == 7 and distributed.same(7)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import tiny
 
-from experiments.engine import config, disk, sources, workdir
+from experiments.engine import config, disk, workdir
 from tfm import mlp
 from tfm.attention import score
 
@@ -95,7 +95,7 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
 
 
 def kept(folder) -> dict[str, str]:
-    return {file.name: file.read_text() for file in (folder / sources.FOLDER).iterdir()}
+    return {file.name: file.read_text() for file in (folder / workdir.SOURCES).iterdir()}
 
 
 def test_what_ran_before_stays_where_a_run_goes_on_with_another_file(tmp_path, capsys):
@@ -103,7 +103,7 @@ def test_what_ran_before_stays_where_a_run_goes_on_with_another_file(tmp_path, c
     folder.mkdir()
     for content in ("a = 1", "a = 1", "a = 2", "a = 2", "a = 1", "a = 3"):
         file.write_text(content)
-        sources.keep(folder, {file: "mine.py"})
+        workdir.keep_sources(folder, {file: "mine.py"})
     assert kept(folder) == {"mine.py": "a = 1", "mine.2.py": "a = 2", "mine.3.py": "a = 3"}
     first, second = capsys.readouterr().out.splitlines()
     began = f"{file} is not what this began with, {folder / 'source' / 'mine.py'}: it is kept as "
@@ -111,8 +111,8 @@ def test_what_ran_before_stays_where_a_run_goes_on_with_another_file(tmp_path, c
 
 
 def test_what_is_large_or_gone_is_not_kept_and_it_is_said(tmp_path, capsys):
-    (tmp_path / "large.py").write_text("#" * (sources.LARGEST + 1))
-    sources.keep(tmp_path / "run", {tmp_path / name: name for name in ("large.py", "gone.py")})
+    (tmp_path / "large.py").write_text("#" * (workdir.LARGEST_SOURCE + 1))
+    workdir.keep_sources(tmp_path / "run", {tmp_path / name: name for name in ("large.py", "gone.py")})
     assert not (tmp_path / "run").exists()
     assert [line.split(" is not kept in ")[0] for line in capsys.readouterr().out.splitlines()] == [
         str(tmp_path / "large.py"),
@@ -127,5 +127,5 @@ def test_nothing_is_written_through_a_link(tmp_path):
     (folder / "source").symlink_to(elsewhere)
     (tmp_path / "mine.py").write_text("a = 1")
     with pytest.raises(OSError, match=disk.LINK):
-        sources.keep(folder, {tmp_path / "mine.py": "mine.py"})
+        workdir.keep_sources(folder, {tmp_path / "mine.py": "mine.py"})
     assert not list(elsewhere.iterdir())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import cost, errors, json_file, memory, replay
+from experiments.engine import compilation, disk, errors, replay
 from experiments.engine import step as steps
 
 ARM = """
@@ -33,7 +33,7 @@ def aborted(tmp_path_factory):
     """(folder, arguments, outcome) of a run on eight devices with the user's own arm, which goes wrong at some step."""
     folder = tmp_path_factory.mktemp("replay")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
         (folder / "my_arm.py").write_text(ARM)
@@ -174,7 +174,7 @@ def test_a_header_that_lies_is_a_sentence(tmp_path, name, header):
 
 def test_a_bundle_for_which_there_is_no_room_is_a_sentence(tmp_path, monkeypatch):
     bundle, state = small_bundle(tmp_path)
-    monkeypatch.setattr(memory, "host", lambda: 100)
+    monkeypatch.setattr(disk, "host_memory", lambda: 100)
     with pytest.raises(errors.UserError, match=rf"what {bundle / 'batch.npz'} holds unpacked needs .* of memory"):
         replay.read(bundle, state)
 
@@ -190,7 +190,7 @@ def test_a_bundle_for_which_there_is_no_room_is_a_sentence(tmp_path, monkeypatch
     ],
 )
 def test_numbers_of_a_bundle_that_are_none_are_a_sentence(tmp_path, monkeypatch, content, told):
-    monkeypatch.setattr(json_file, "LARGEST", 10_000 if len(content) < 100_000 else json_file.LARGEST)
+    monkeypatch.setattr(disk, "LARGEST_TEXT", 10_000 if len(content) < 100_000 else disk.LARGEST_TEXT)
     bundle, state = small_bundle(tmp_path)
     (bundle / "info.json").write_text(content)
     with pytest.raises(errors.UserError, match=told):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.engine import mesh, resumption
+from experiments.engine import mesh, workdir
 
 HERE = mesh.make(data=2)
 
@@ -17,7 +17,7 @@ def changes(tmp_path):
         saved = {"config": {"train": {"steps": 1000}}, "versions": mesh.versions() | (versions or {})}
         saved |= {"devices": devices} if devices else {}  # which an older version did not tell
         (tmp_path / "config.json").write_text(json.dumps(saved) if content is None else content)
-        return resumption.changes(tmp_path, {"train": {"steps": steps}, "optim": {"schedule": schedule}}, HERE)
+        return workdir.changes(tmp_path, {"train": {"steps": steps}, "optim": {"schedule": schedule}}, HERE)
 
     (tmp_path / "checkpoints" / "3").mkdir(parents=True)
     return changes

@@ -13,7 +13,7 @@ import sys
 import pytest
 import tiny
 
-from experiments.engine import errors, json_file, workdir
+from experiments.engine import disk, errors, workdir
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOLDS = """
@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
 
 READ_ONLY = """
 import pathlib, sys
-from experiments.engine import checkpoint, errors, workdir
+from experiments.engine import checkpoint, disk, errors, workdir
 folder = pathlib.Path(sys.argv[1])
 
 def told(use, *args, **options):
@@ -137,7 +137,7 @@ def told(use, *args, **options):
 told(workdir.hold(folder).__enter__)
 told(workdir.hold(folder / "new").__enter__)
 told(checkpoint.Checkpoints, folder / "checkpoints", keep=1)
-told(workdir.write_new, folder / "sample.txt", b"")
+told(disk.write_new, folder / "sample.txt", b"")
 """
 
 
@@ -214,7 +214,7 @@ HUGE = 10_000  # bytes, in place of what is too large for a JSON file
 
 @pytest.mark.parametrize("content", [NESTED, '{"config": {"seed": ' + NESTED, "padded"])
 def test_a_nested_or_a_huge_config_is_a_sentence(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(json_file, "LARGEST", HUGE if content == "padded" else json_file.LARGEST)
+    monkeypatch.setattr(disk, "LARGEST_TEXT", HUGE if content == "padded" else disk.LARGEST_TEXT)
     entered(tmp_path)
     whole = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(whole + " " * HUGE if content == "padded" else content)
@@ -227,7 +227,7 @@ PADDED = '{"steps": 1000' + " " * HUGE + "}"
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": "many"}', "3", '{"steps": null}', NESTED, PADDED])
 def test_a_damaged_summary_is_made_again(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(json_file, "LARGEST", HUGE if content == PADDED else json_file.LARGEST)
+    monkeypatch.setattr(disk, "LARGEST_TEXT", HUGE if content == PADDED else disk.LARGEST_TEXT)
     entered(tmp_path)
     (tmp_path / "summary.json").write_text(content)
     assert not entered(tmp_path)

@@ -52,7 +52,7 @@ def test_a_config_file_runs(file, tmp_path, monkeypatch):
     needed = NEEDS.get(file.stem)
     if needed and not (pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / needed).exists():
         pytest.skip(f"$TFM_DATA names no folder with {needed}")
-    monkeypatch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
     outcome = tiny.run("--config", str(file), "--workdir", str(tmp_path / "run"), *changes(file, tmp_path))
     assert (outcome.code, outcome.err) == (0, "")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -13,8 +13,8 @@ from configs import base
 from experiments import language
 from experiments import model as models
 from experiments.data import download, tokenizer
+from experiments.engine import compilation, errors, log, optim
 from experiments.engine import config as configs
-from experiments.engine import cost, errors, log, optim
 from tfm import attention, block, mlp, norm, position
 from tfm.attention import relative_position, score, value
 
@@ -166,7 +166,7 @@ def finished(tmp_path_factory):
                 del changes["sample.max_new_tokens"]
             file = tiny.config_file(folder, experiment_of(name), **changes)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+                patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
                 outcome = tiny.run("--config", file, "--workdir", str(folder / "run"))
             done[name] = outcome, folder / "run", changes
         return done[name]

@@ -11,7 +11,7 @@ from matplotlib import image, text
 
 from experiments import masked_image
 from experiments.data import patch_masking
-from experiments.engine import batches, cost, errors, image_figures, log
+from experiments.engine import batches, compilation, errors, image_figures, log
 from tfm import embed
 
 # ------------------------------------------------------------------------------------------------- what is hidden
@@ -142,7 +142,7 @@ SMALL = {
 def test_a_run_from_its_command_to_its_figures(name, tmp_path, monkeypatch):
     fashion(tmp_path)
     monkeypatch.setenv("TFM_DATA", str(tmp_path))
-    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     changes = {"optim.warmup_steps": 1, "train.evaluate_every": 0, "train.save_every": 0} | SMALL[name]
     root = pathlib.Path(masked_image.__file__).parent.parent
     words = [f"--config.{key}={value}" for key, value in changes.items()]

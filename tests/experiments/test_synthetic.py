@@ -10,7 +10,7 @@ import tiny
 
 from experiments import synthetic as experiment
 from experiments.data import synthetic
-from experiments.engine import batches, cost, errors, log, mesh
+from experiments.engine import batches, compilation, errors, log, mesh
 
 N, W = 11, 29
 TASKS = list(synthetic.RULES)
@@ -282,7 +282,7 @@ def test_all_tasks_are_one_program():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_run_learns_and_draws_its_figures(tmp_path, monkeypatch, causal):
-    monkeypatch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     changes = {"task": "previous" if causal else "ring", "causal": causal, "N": 4, "W": 8, "held_out": 40}
     changes = {f"synthetic.{key}": value for key, value in changes.items()} | tiny.MODEL
     changes |= {"model.M": 1, "model.H": 1, "model.D": 16, "optim.learning_rate": 0.02, "optim.warmup_steps": 5}

@@ -14,7 +14,7 @@ import tiny
 
 from experiments import model as models
 from experiments.data import parallel, subwords, translation_score
-from experiments.engine import cost, errors, log, translation_figures
+from experiments.engine import compilation, errors, log, translation_figures
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
 pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
@@ -68,7 +68,7 @@ def finished(tmp_path_factory, file):
     changes = {"pairs.source": file} | SIZES | sizes | optim
     config = tiny.config_file(folder, "translation", **changes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cost, "measured_peak", lambda *, devices: 1e9)
+        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
         outcome = tiny.run("--config", config, "--workdir", str(folder / "run"))
     return outcome, folder / "run"
 

@@ -30,7 +30,7 @@ def quick(monkeypatch):
     """Nothing is drawn, and the peak is not measured."""
     monkeypatch.setattr(language, "figures", lambda *_: [])
     monkeypatch.setattr(vision, "figures", lambda *_: [])
-    monkeypatch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
 
 
 def words_model(settings, N: int = 13):
@@ -67,7 +67,7 @@ def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vision, "figures", lambda *_: [])
-        patch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+        patch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
         assert digits(folder, optim__learning_rate=0.1).code == 0
     return folder / "run"
 

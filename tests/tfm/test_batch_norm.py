@@ -22,7 +22,7 @@ def drawn_params() -> dict:
 
 def eight_devices(function, *, batched: tuple[bool, ...]):
     """The compiled function on eight devices, each with an eighth of what is batched."""
-    return jax.jit(mesh.spread(function, mesh.make(data=8), in_specs=tuple(P("data") if b else P() for b in batched)))
+    return jax.jit(mesh.sharded(function, mesh.make(data=8), in_specs=tuple(P("data") if b else P() for b in batched)))
 
 
 def gathered(x_BND: jax.Array) -> jax.Array:

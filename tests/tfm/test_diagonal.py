@@ -232,7 +232,7 @@ def test_devices_that_share_features_heads_and_tokens_compute_what_one_does():
         return jax.grad(total, has_aux=True)(params)
 
     share = functools.partial(gradients, layout=over, compute=WAYS["flash"])
-    spread = meshes.spread(share, mesh, in_specs=(specs, P("fsdp", "sequence")), out_specs=(specs, P()))
+    spread = meshes.sharded(share, mesh, in_specs=(specs, P("fsdp", "sequence")), out_specs=(specs, P()))
     found = jax.jit(spread)(params, x_BND[:, jnp.array(dealt)])
     jax.tree.map(cases.close, found, jax.jit(gradients)(params, x_BND))
 

@@ -227,7 +227,7 @@ def test_eight_devices_equal_one(way):
         *of_qkv, of_bias = jax.grad(total)([*qkv, b_HR])
         return [jax.lax.psum((x * x).sum((0, 2)), mesh.DATA) for x in of_qkv], of_bias
 
-    spread = jax.jit(mesh.spread(share, mesh.make(data=8), in_specs=(P(), P("data"), P("data"))))
+    spread = jax.jit(mesh.sharded(share, mesh.make(data=8), in_specs=(P(), P("data"), P("data"))))
     *of_qkv, of_bias = gradients(explicit.attention, [*qkv, b_HR], valid_BS, name="padding", bias=True)[0]
     agree(spread(b_HR, qkv, valid_BS), ([(x * x).sum((0, 2)) for x in of_qkv], of_bias), tolerance)
 

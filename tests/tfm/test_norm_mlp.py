@@ -205,7 +205,7 @@ def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
         return jax.grad(lambda all_params: jax.lax.psum(loss(all_params, x_BND), mesh.DATA))(all_params)
 
     one = jax.jit(jax.grad(loss))(all_params, x_BND)
-    eight = jax.jit(mesh.spread(local, mesh.make(data=8), in_specs=(P(), P("data"))))(all_params, x_BND)
+    eight = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=(P(), P("data"))))(all_params, x_BND)
     jax.tree.map(lambda spread, single: cases.close(spread, single, 1e-5), eight, one)
 
 

@@ -190,7 +190,7 @@ def test_dropout_on_eight_devices_is_dropout_on_one():
     def local(key_B, x_BND, w_D):
         return jax.grad(lambda w_D: jax.lax.psum(loss(key_B, x_BND, w_D), mesh.DATA))(w_D)
 
-    spread = jax.jit(mesh.spread(local, mesh.make(data=8), in_specs=(P("data"), P("data"), P())))
+    spread = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=(P("data"), P("data"), P())))
     w_D = cases.normal(2, D)
     cases.close(spread(key_B, x_BND, w_D), jax.grad(loss, argnums=2)(key_B, x_BND, w_D), 1e-5)
 

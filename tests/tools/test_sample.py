@@ -54,7 +54,7 @@ def run_of(tmp_path_factory):
             (folder / "text.txt").write_bytes(tiny.TEXT)
             changes = SMALL | changes | ({"text.source": str(folder / "text.txt")} if experiment == "language" else {})
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("experiments.engine.cost.measured_peak", lambda *, devices: 1e9)
+                patch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
                 patch.setattr(language, "figures", lambda *_: [])
                 patch.setattr(vision, "figures", lambda *_: [])
                 file = tiny.config_file(folder, experiment, **changes)
