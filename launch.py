@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import flags
 
+from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
 from experiments.engine import compilation, distributed, errors, in_process, mesh, plan, replay, signals, workdir
 from experiments.engine import config as configs
@@ -194,7 +195,7 @@ def trained(
     work = experiment.prepare(settings, devices)
     if bundle is not None:
         return replay.again(bundle, plan.plan(settings, work.task, devices))
-    return runs.run(settings, folder, work, devices)
+    return runs.run(settings, folder, work, devices, show=compiler_report.dry_run)
 
 
 def together() -> distributed.Group | None:

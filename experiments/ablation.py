@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from experiments.compiler import topology, topology_report
+from experiments.compiler import report as compiler_report
+from experiments.compiler import topology
 from experiments.engine import config, disk, errors, mesh, report, signals, workdir
 from experiments.engine import run as runs
 from experiments.studies import preparing, progress, study, training
@@ -37,7 +38,7 @@ def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result |
         if topology.asked():
             dearest = max(programs, key=lambda one: one.step)  # to compile it takes a minute on two cores
             print(f"  of these {len(programs)} programs the one of most FLOPs is compiled", flush=True)
-            topology_report.show(training.described(dearest, devices, batched=side_by_side))
+            compiler_report.show(training.described(dearest, devices, batched=side_by_side))
         return None
     requests = signals.Requests()
     with workdir.hold(folder), runs.file_errors(folder), requests.kept():

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from experiments.engine import errors, tpu
+from experiments.engine import errors, mesh, tpu
 
 GIB = 2**30
 AT_ONCE = 2  # programs: compiling one takes one core
@@ -107,7 +107,8 @@ def of(name: str, file: str | None = None) -> Iterator[Topology]:
     devices = described(name)
     token = _asked.set(Topology(name, CHIPS[name.partition("-")[0]], devices, file))
     try:
-        yield _asked.get()
+        with mesh.of_described(name, devices):
+            yield _asked.get()
     finally:
         _asked.reset(token)
 

@@ -1,18 +1,18 @@
 """Devices: the only file that arranges them and uses `shard_map` (distributed.py: several processes)."""
 
 import contextlib
+import contextvars
 import importlib.metadata
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.compiler import topology
 from experiments.engine import compilation, distributed, errors, tpu
 from tfm import layout as layouts
 from tfm import shapes
@@ -24,6 +24,17 @@ BATCH = (DATA, FSDP)  # the axes over which the examples of a batch are spread
 WHOLE = PartitionSpec()  # every device holds all of it
 MOST_SIMULATED = 4096  # each has threads of its own
 simulated: list[int] = []  # not empty: `simulate` was called
+_described: contextvars.ContextVar[tuple[str, Sequence[Any]] | None] = contextvars.ContextVar("described", default=None)
+
+
+@contextlib.contextmanager
+def of_described(name: str, devices: Sequence[Any]) -> Iterator[None]:
+    """Within this, meshes are made of these devices, which need not be there: programs for them are not run."""
+    token = _described.set((name, devices))
+    try:
+        yield
+    finally:
+        _described.reset(token)
 
 
 def start(device: str) -> None:
@@ -33,6 +44,8 @@ def start(device: str) -> None:
     """
     if device not in ("any", "cpu", "gpu", "tpu"):
         raise errors.UserError(f'unknown device "{device}"; the right ones are: any, cpu, gpu, tpu')
+    if _described.get():
+        return
     given = jax.config.jax_platforms
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
@@ -125,8 +138,8 @@ def describe(mesh: Mesh) -> str:
     found = versions()
     software = ", ".join(f"{name} {found[name]}" for name in ("jax", "flax", "optax"))
     used = f"{mesh.size} of {len(_devices())} devices"
-    if topology.asked():
-        used += f" of {topology.asked().name}, which need not be there"
+    if _described.get():
+        used += f" of {_described.get()[0]}, which need not be there"
     elif simulated and mesh.size > 1 and backend(mesh) == "cpu":
         used = f"{mesh.size} simulated devices"
     kind = f"{backend(mesh)} ({mesh.devices.flat[0].device_kind})"
@@ -140,7 +153,7 @@ def backend(mesh: Mesh) -> str:
 
 def _devices() -> Sequence[jax.Device]:
     """Those that a mesh is made of: JAX's, or chips that are only described."""
-    return topology.asked().devices if topology.asked() else jax.devices()
+    return _described.get()[1] if _described.get() else jax.devices()
 
 
 def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, seed: int = 1) -> Mesh:

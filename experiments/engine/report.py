@@ -3,11 +3,7 @@
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
-from experiments.compiler import hlo
-from experiments.engine import compilation
-from experiments.engine import mesh as meshes
 from tfm import shapes
 
 
@@ -31,37 +27,6 @@ def si(value: float, unit: str) -> str:
             break
         value /= 1000
     return f"{value:.3g} {prefix}{unit}"
-
-
-def memory(state: Any, compiled: Any, mesh: Mesh) -> str:
-    """Bytes per device: of the state's parts, and as XLA's own analysis of the compiled step has them; and what passes
-    between devices, read off the compiled step."""
-    parameters, moments = compilation.device_bytes(state.params), compilation.device_bytes(state.opt_state)
-    lines = [
-        "  bytes per device" + (f", mesh {meshes.shape(mesh)}" if mesh.size > 1 else ""),
-        f"    parameters  {si(parameters, 'B'):>10}" + _share(parameters, state.params, mesh),
-        f"    gradients   {si(parameters, 'B'):>10}",
-        f"    optimiser   {si(moments, 'B'):>10}" + _share(moments, state.opt_state, mesh),
-    ]
-    analysis = compiled.memory_analysis()
-    if analysis is not None:
-        lines += [
-            "  XLA's memory analysis of the compiled step, per device",
-            f"    arguments   {si(analysis.argument_size_in_bytes, 'B'):>10}",
-            f"    results     {si(analysis.output_size_in_bytes, 'B'):>10}  "
-            f"({si(analysis.alias_size_in_bytes, 'B')} of them in place of arguments)",
-            f"    temporary   {si(analysis.temp_size_in_bytes, 'B'):>10}",
-        ]
-    found = hlo.traffic(compiled.as_text())
-    if found:
-        lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
-        lines += [f"    {kind:<18} {one.times:>5} x  {si(one.size, 'B'):>10}" for kind, one in found.items()]
-    return "\n".join(lines)
-
-
-def _share(size: int, tree: Any, mesh: Mesh) -> str:
-    """What part of the whole that is, where devices share it."""
-    return f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if mesh.size > 1 and size else ""
 
 
 def result(summary: dict[str, Any], files: list[str]) -> str:

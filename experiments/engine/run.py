@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.compiler import topology, topology_report
 from experiments.engine import (
     checkpoint,
     compilation,
@@ -35,6 +34,8 @@ from tfm import shapes
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
+
+Show = Callable[[plans.Plan, steps.State, int], None]  # of an abstract state, and the FLOPs of a step
 
 
 class Work(NamedTuple):
@@ -71,16 +72,17 @@ def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another. seeds: devices that share several runs."""
     config.check_seed(settings.seed)
     device = settings.device
-    if not topology.asked():
-        mesh.start(device)
+    mesh.start(device)
     m = settings.mesh
     devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)
     return devices
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devices: Mesh) -> Result | None:
-    """Train as the config says and write the results into `folder`; without one, only show what it would be."""
+def run(
+    settings: config.Settings, folder: pathlib.Path | None, work: Work, devices: Mesh, *, show: Show | None = None
+) -> Result | None:
+    """Train as the config says and write the results into `folder`; without one, only `show` what it would be."""
     began = time.perf_counter()
     task, made = work.task, plans.plan(settings, work.task, devices)
     resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
@@ -106,12 +108,9 @@ def run(settings: config.Settings, folder: pathlib.Path | None, work: Work, devi
                 state = steps.initial_state(task, made.optimiser, seed=made.seed, mesh=devices)
                 state = state.replace(params=warm_start.placed(imported, state.params))
             flops = describe(made, state)
-            if topology.asked():
-                return topology_report.training(made, state, flops)
+            if folder is None:
+                return show(made, state, flops)
             step, seconds = compile_step(made, state)
-        if folder is None:
-            print(report.memory(state, step.largest(), devices))
-            return None
         if made.debug.compiles_ahead:
             compilation.check_step(step.largest(), devices)
         state, numbers = loop.train_and_save(made, state, step, folder, flops)

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from experiments import model as models
+from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
-from experiments.compiler import topology_report
 from experiments.data import vocabulary
 from experiments.engine import compilation, config, errors, mesh, terminal
 from experiments.pretrained import open_model
@@ -73,7 +73,7 @@ def run(
     generator = prepared(model, ids, steps=steps, stop=sorted(ends), **chance)
     if topology:
         with topologies.of(topology, json or None):
-            return topology_report.show(described(generator))
+            return compiler_report.show(described(generator))
     gained = rounds(generator, ids, seed, ends)
     kept = command.new_file(workdir, "sample.txt")
     if len(texts) == 1:

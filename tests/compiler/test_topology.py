@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.compiler import topology, topology_report
+from experiments.compiler import report, topology
 from experiments.engine import compilation, mesh, step, tpu
 from experiments.tools import sample
 from tfm import head, linear
@@ -158,7 +158,7 @@ def test_the_ideal_time_is_that_of_the_chips_that_are_used():
         for used in (1, 4):
             place = mesh.replicated(mesh.make(data=used))
             wanted = topology.Wanted("", None, (jax.ShapeDtypeStruct((), np.int32, sharding=place),), flops=7e12)
-            ideal[used] = topology_report.record(topology.Program(wanted, None, "it is not", 0.0), of)["ideal_seconds"]
+            ideal[used] = report.record(topology.Program(wanted, None, "it is not", 0.0), of)["ideal_seconds"]
     assert ideal == {1: pytest.approx(7 / 197), 4: pytest.approx(7 / 4 / 197)}
 
 
@@ -248,6 +248,6 @@ def test_generation_is_compiled_reading_the_prompt_and_going_on():
         wanted = list(sample.described(generator))
         programs = topology.compiled(wanted)
         assert [one.reason for one in programs] == ["", ""]
-        reading, further = (topology_report.record(one, of) for one in programs)
+        reading, further = (report.record(one, of) for one in programs)
     assert reading["name"].startswith("reading 1 x 4 tokens") and "next 8" in further["name"]
     assert 0 < further["ideal_seconds"] and further["alias_bytes"] > 0  # the state is used up

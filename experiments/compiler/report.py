@@ -5,26 +5,41 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
-from experiments.engine import compilation, disk, errors, mesh, report, step, tpu
+from experiments.engine import compilation, disk, errors, mesh, tpu
 from experiments.engine import plan as plans
+from experiments.engine import report as numbers
+from experiments.engine import run as runs
+from experiments.engine import step as steps
 
 KERNELS = 0.4  # share of the peak at which kernels are taken to compute, of which the compiler says no time
 LISTED = 8  # scopes shown; the file has all
 
 
-def training(made: plans.Plan, state: step.State, flops: int) -> None:
+def dry_run(made: plans.Plan, state: steps.State, flops: int) -> None:
+    """Show what the compiler says of the step of a run: for the machine's own devices, or for those of a topology.
+
+    state: abstract. flops: of a step with the first batch.
+    """
+    if topology.asked():
+        return training(made, state, flops)
+    step, _ = runs.compile_step(made, state)
+    print(memory(state, step.largest(), made.mesh))
+
+
+def training(made: plans.Plan, state: steps.State, flops: int) -> None:
     """Compile and show the step of a run for each size of its batches, and its evaluation.
 
     state: abstract. flops: of a step with the first batch.
     """
-    held_out, forward = jax.jit(step.held_out(made.task, made.mesh)), flops / 3 / made.growth.sizes[0]
+    held_out, forward = jax.jit(steps.held_out(made.task, made.mesh)), flops / 3 / made.growth.sizes[0]
 
     def wanted() -> Iterable[topology.Wanted]:
         for first, size in zip(made.growth.firsts, made.growth.sizes, strict=True):
             batch = mesh.abstract_batch(made.mesh, made.task.train[first])
-            arguments = state, batch, step.abstract_alive(made.mesh)
+            arguments = state, batch, steps.abstract_alive(made.mesh)
             yield topology.Wanted(f"step of {size:,} examples", made.step, arguments, 3 * forward * size)
         batch = made.task.evaluation[0]
         arguments = state.params, mesh.abstract_batch(made.mesh, batch)
@@ -126,7 +141,7 @@ def _collectives(one: dict[str, Any], chips: int) -> list[str]:
 
 def _time(one: dict[str, Any], asked: topology.Topology) -> list[str]:
     """The estimate, its share of the peak, and where it would go."""
-    seconds, peak = one["estimated_seconds"], report.si(asked.chip.peak, "FLOP/s")
+    seconds, peak = one["estimated_seconds"], numbers.si(asked.chip.peak, "FLOP/s")
     if not seconds:
         return ["compiler's estimate: none"]
     lines = [
@@ -143,3 +158,34 @@ def _time(one: dict[str, Any], asked: topology.Topology) -> list[str]:
     parts = list(one["by_scope"].items())[:LISTED]
     lines.append("where it would go: " + ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts))
     return lines
+
+
+def memory(state: Any, compiled: Any, devices: Mesh) -> str:
+    """Bytes per device: of the state's parts, and as XLA's own analysis of the compiled step has them; and what passes
+    between devices, read off the compiled step."""
+    parameters, moments = compilation.device_bytes(state.params), compilation.device_bytes(state.opt_state)
+    lines = [
+        "  bytes per device" + (f", mesh {mesh.shape(devices)}" if devices.size > 1 else ""),
+        f"    parameters  {numbers.si(parameters, 'B'):>10}" + _share(parameters, state.params, devices),
+        f"    gradients   {numbers.si(parameters, 'B'):>10}",
+        f"    optimiser   {numbers.si(moments, 'B'):>10}" + _share(moments, state.opt_state, devices),
+    ]
+    analysis = compiled.memory_analysis()
+    if analysis is not None:
+        lines += [
+            "  XLA's memory analysis of the compiled step, per device",
+            f"    arguments   {numbers.si(analysis.argument_size_in_bytes, 'B'):>10}",
+            f"    results     {numbers.si(analysis.output_size_in_bytes, 'B'):>10}  "
+            f"({numbers.si(analysis.alias_size_in_bytes, 'B')} of them in place of arguments)",
+            f"    temporary   {numbers.si(analysis.temp_size_in_bytes, 'B'):>10}",
+        ]
+    traffic = hlo.traffic(compiled.as_text())
+    if traffic:
+        lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
+        lines += [f"    {kind:<18} {one.times:>5} x  {numbers.si(one.size, 'B'):>10}" for kind, one in traffic.items()]
+    return "\n".join(lines)
+
+
+def _share(size: int, tree: Any, devices: Mesh) -> str:
+    """What part of the whole that is, where devices share it."""
+    return f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if devices.size > 1 and size else ""
