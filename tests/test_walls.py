@@ -106,7 +106,7 @@ STILL_LONGER = {
     "tests/engine/test_bad_input.py": 419,
     "tests/engine/test_checkpoint.py": 510,
     "tests/engine/test_checkpoint_log_workdir.py": 405,
-    "tests/engine/test_config.py": 397,
+    "tests/engine/test_config.py": 398,
     "tests/engine/test_disk.py": 412,
     "tests/engine/test_fuzz_config.py": 382,
     "tests/engine/test_in_process.py": 429,

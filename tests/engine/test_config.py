@@ -339,7 +339,8 @@ def test_choosing_by_name():
 
 
 def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
-    (tmp_path / "arms_of_mine.py").write_text("from tfm import score\n\ncosine = score.tied._replace(init='mine')\n")
+    own = "from tfm.attention import score\ncosine = score.tied._replace(init='mine')\n"
+    (tmp_path / "arms_of_mine.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if path != ""])
     found = configs.choose("score", "arms_of_mine:cosine", configs.candidates(score))

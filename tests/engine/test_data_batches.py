@@ -182,7 +182,7 @@ def test_an_interpreter_ends_quietly_in_the_middle_of_prefetching():
     program = """
 import sys, time
 import numpy as np
-from experiments.data import batches
+from experiments.engine import batches
 
 def fetch(index_B, rng):
     time.sleep(0.05)

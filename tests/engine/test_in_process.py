@@ -353,11 +353,6 @@ def test_what_was_trained_here_is_used_here(tmp_path, capsys):
         trained = launch.run(tiny.config_file(tmp_path, "language", **changes), tmp_path / "run")
     assert trained.apply(trained.params, trained.batch).shape[:2] == trained.batch["w_BN"].shape
     capsys.readouterr()
-    told = launch.run(ROOT / "configs" / "symmetry.py", checkpoint=trained.folder)
-    assert told.folder is None and told.summary == {"text": capsys.readouterr().out.removesuffix("\n")}
-    told = launch.run(ROOT / "configs" / "sample.py", tmp_path / "out", checkpoint=trained.folder, prompt="A king")
-    assert told.summary["texts"][0].startswith("A king") and told.params is None
-    assert (told.folder / "sample.txt").read_bytes() == (told.summary["texts"][0] + "\n").encode()
 
 
 # A notebook

@@ -218,7 +218,7 @@ def places(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-OWN = "from tfm import score\n\nmine = score.tied._replace(init={!r})\n"
+OWN = "from tfm.attention import score\n\nmine = score.tied._replace(init={!r})\n"
 find = functools.partial(config.choose, "score", right=config.candidates(score))
 
 

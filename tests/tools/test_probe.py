@@ -66,7 +66,9 @@ def test_both_sides_of_an_encoder_decoder_are_told():
 
 def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
     assert models.probe(settings(score="constant")) is None
-    (tmp_path / "own_pair.py").write_text("from tfm import score, variant\nplain = variant.Variant(*score.tied[:2])\n")
+    (tmp_path / "own_pair.py").write_text(
+        "from tfm import variant\nfrom tfm.attention import score\nplain = variant.Variant(*score.tied[:2])\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     assert models.probe(settings(score="own_pair:plain")) is None
 
