@@ -27,7 +27,18 @@ from absl import flags
 
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
-from experiments.engine import compilation, distributed, errors, in_process, mesh, plan, replay, signals, workdir
+from experiments.engine import (
+    compilation,
+    config_file,
+    distributed,
+    errors,
+    in_process,
+    mesh,
+    plan,
+    replay,
+    signals,
+    workdir,
+)
 from experiments.engine import config as configs
 from experiments.engine import (
     run as runs,
@@ -162,8 +173,9 @@ def asked(argv: list[str]) -> Command:
 
 def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathlib.Path | None]:
     """What the command does, once its config is read and checked, and the folder in which it can be gone on with."""
-    base = importlib.import_module("configs.base").get_config()  # anew for each `run`, as the config's own import is
-    settings = configs.Settings(loaded(command, base), defaults=base, file=command.config)
+    base = importlib.import_module("configs.base").get_config  # anew for each `run`, as the config's own import is
+    config = loaded(command, base)
+    settings = configs.Settings(config, config_file.defaults(config, base), file=command.config)
     experiment = configs.experiment(settings.experiment)
     compilation.keep_in(settings.compilation_cache)
     if command.dry_run and not command.topology:
@@ -206,9 +218,9 @@ def together() -> distributed.Group | None:
     return found
 
 
-def loaded(command: Command, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+def loaded(command: Command, base: config_file.Base) -> ml_collections.ConfigDict:
     """The config, for one device where it is that of a replay bundle, with what the command changes."""
-    config = configs.load(command.config, base=base, given=[key for key, _ in command.changes])
+    config = config_file.load(command.config, base=base, given=dict(command.changes))
     for axis in config.mesh if command.replay is not None else ():
         config.mesh[axis] = 1
     for key, value in command.changes:

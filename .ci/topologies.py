@@ -80,7 +80,7 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
     from experiments.engine import config, errors
 
     command = launch.Command(str(ROOT / "configs" / f"{name}.py"), None, [], config.assign)
-    given = launch.loaded(command, base.get_config())
+    given = launch.loaded(command, base.get_config)
     if not getattr(config.experiment(given.experiment), "WRITES", True):
         return "", True
     own = stand_ins(given, pathlib.Path(folder))

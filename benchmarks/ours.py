@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import ml_collections
 import numpy as np
 
 from benchmarks import inputs, participant, sizes
 from experiments import model as models
-from experiments.engine import config, mesh, run
+from experiments.engine import config, config_file, mesh, run
 from experiments.engine import plan as plans
 from experiments.engine import step as loops
 from experiments.tools import sample
@@ -27,14 +26,15 @@ from tfm.attention import mask as masks
 LONG = 1_000_000  # steps of the learning-rate schedule: no measurement comes to its end
 
 
-def base() -> ml_collections.ConfigDict:
-    """The config of configs/base.py, which is executed by its path, as launch.py executes the file of --config."""
-    return runpy.run_path(str(participant.ROOT / "configs" / "base.py"))["get_config"]()
+def base() -> config_file.Base:
+    """get_config of configs/base.py, which is executed by its path, as launch.py executes the file of --config."""
+    return runpy.run_path(str(participant.ROOT / "configs" / "base.py"))["get_config"]
 
 
 def settings(changes: dict[str, Any]) -> config.Settings:
     """The settings of a config that changes these of configs/base.py, as `launch.py` makes them."""
-    return config.Settings(base(), defaults=base()).changed({"device": "cpu", "mesh.data": 1} | changes)
+    defaults = base()(changes["experiment"])
+    return config.Settings(defaults, defaults).changed({"device": "cpu", "mesh.data": 1} | changes)
 
 
 def model_changes(size: sizes.Workload) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import alone, fresh, ours, plans, sizes, trace
 from experiments.compiler import program
-from experiments.engine import config, distributed, errors, mesh, plan, run
+from experiments.engine import config, config_file, distributed, errors, mesh, plan, run
 from experiments.engine import step as steps
 
 STEPS, WARM = 20, 3  # steps that count, and those before them
@@ -34,10 +34,11 @@ NAMES = ("step_a", "step_b")  # the workloads that `python -m benchmarks --only 
 def settings_of(path: str, overrides: list[str]) -> config.Settings:
     """The settings of a config file, with what '--config.key=value' changes."""
     pairs = [word.removeprefix("--config.").partition("=") for word in overrides]
-    found = config.load(path, base=ours.base(), given=[key for key, _, _ in pairs])
+    base = ours.base()
+    found = config_file.load(path, base=base, given={key: value for key, _, value in pairs})
     for key, _, value in pairs:
         config.override(found, key, value)
-    return config.Settings(found, defaults=ours.base())
+    return config.Settings(found, config_file.defaults(found, base))
 
 
 def planned(settings: config.Settings) -> plan.Plan:

@@ -1,40 +1,56 @@
-"""Every field of a config, with its default and one comment. A config file starts from here and changes a few.
+"""The fields that every experiment has, with their defaults and one comment each; those of its own stand beside it, as
+in experiments/language.py. A config file starts from here, base.get_config("language"), and changes a few.
 
 A field that an experiment does not use may not be changed from its default: that is an error, not a silence.
 """
 
+import copy
+
 import ml_collections
 
+from experiments.engine import config as settings
+from experiments.engine import errors
 
-def get_config() -> ml_collections.ConfigDict:
-    """The defaults, locked: a new key or a value of another type is refused."""
+
+def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:
+    """The fields that every experiment has, with their defaults, and the sections that this one adds: its config().
+
+    of: for a study ("ablation"), the experiment that its runs are of, or a config of one. The result is locked: a new
+    key or a value of another type is refused.
+    """
+    if not of:
+        config = common()
+    else:
+        config = get_config(of) if isinstance(of, str) else copy.deepcopy(of)
+    with config.unlocked():
+        for name, section in settings.sections(experiment).items() if experiment else ():
+            if name in config:
+                raise errors.UserError(f'the experiment "{experiment}" has a section "{name}", which is there already')
+            config[name] = section
+        if of:
+            config.study.experiment = config.experiment
+        config.experiment = experiment
+    return config.lock()
+
+
+def common() -> ml_collections.ConfigDict:
+    """What every experiment has."""
     config = ml_collections.ConfigDict()
-    config.experiment = ""  # the file of experiments/ that runs: language, vision, translation, masked_image, ...
+    config.experiment = ""  # the file of experiments/ that runs (language, vision, ...), or a file of your own
     config.seed = 0  # of initial parameters, data order, augmentation; never of the split into train and evaluation
     config.device = "any"  # any, cpu, gpu, tpu: what must be there
     config.data_dir = ""  # folder searched for data sets after $TFM_DATA and before the cache folder
     config.init_from = ""  # a trained model to start from: a run's folder, a published model's folder or file
     config.init_fresh = ""  # parts that may be missing there and start anew, or be left behind: 'head,embed/h_D'
     config.resize_positions = False  # fit a position table of another length by interpolation instead of refusing it
-    config.checkpoint = ""  # a trained model to use: a run's folder, a published model's folder or file
-    config.prompt = ""  # text to go on with (sample), or with a [MASK] for each hidden word (fill)
-    config.prompts = []  # several such texts at once instead (sample only)
-    config.file = ""  # the image file to classify (classify only)
-    config.family = ""  # in whose form a model is written: gpt2, bert, vit, llama (export only)
     config.resume = "latest"  # latest, latest_valid: the newest checkpoint, or the newest that is not damaged
     config.compilation_cache = "user"  # folder of compiled programs: user (in the user's cache), a path, '' for none
     config.mesh = mesh()
     config.model = model()
-    config.text = text()
-    config.pairs = pairs()
-    config.image = image()
-    config.synthetic = synthetic()
     config.optim = optim()
     config.train = train()
-    config.sample = sample()
-    config.study = study()
     config.debug = debug()
-    return config.lock()
+    return config
 
 
 def mesh() -> ml_collections.ConfigDict:
@@ -86,69 +102,6 @@ def model() -> ml_collections.ConfigDict:
     return config
 
 
-def text() -> ml_collections.ConfigDict:
-    """The data of `language`."""
-    config = ml_collections.ConfigDict()
-    config.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
-    config.train = ""  # a file or folder to train on instead of source, whose files' names or contents tell the parts
-    config.valid = ""  # a file or folder to evaluate on (with train only)
-    config.test = ""  # the same where there is no valid; else it is left alone (with train only)
-    config.binary = False  # read files as they are, also what is no text: .gz packed, images, UTF-16, ...
-    config.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
-    config.N = 64  # tokens of a window, the context
-    config.objective = "causal"  # causal: the next word; prefix: the same after a prefix; masked: hidden words
-    config.prefix = 16  # words that are read in both directions before the first one is predicted (prefix only)
-    config.mask_rate = 0.15  # share of hidden words (masked only)
-    config.tied_output = False  # the output matrix is the embedding
-    config.transform = False  # one more layer, with norm and bias, before the output matrix, as BERT has
-    return config
-
-
-def pairs() -> ml_collections.ConfigDict:
-    """The data of `translation`, and how it is decoded and scored."""
-    config = ml_collections.ConfigDict()
-    config.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
-    config.train = ""  # the same to train on, or the beginning of two parallel files' names, instead of source
-    config.valid = ""  # and to evaluate on (with train only)
-    config.test = ""  # the same where there is no valid; else it is left alone (with train only)
-    config.reverse = False  # translate from the second column into the first
-    config.share = 1.0  # share of the training pairs that is used; the held-out pairs stay the same
-    config.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
-    config.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
-    config.tied_output = True  # the output matrix is the embedding
-    config.beam = 4  # translations kept by beam search; 1: none but the greedy one is made
-    config.length_penalty = 0.6  # beam search divides log p by ((5 + length) / 6) to this power; 0: no penalty
-    config.score_sentences = 500  # held-out source sentences translated for chrF and BLEU
-    return config
-
-
-def image() -> ml_collections.ConfigDict:
-    """The data of `vision`."""
-    config = ml_collections.ConfigDict()
-    config.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
-    config.train = ""  # in place of source, what is trained on: an .npz with x and y, or a folder of two IDX files
-    config.valid = ""  # what is then evaluated
-    config.test = ""  # evaluated where there is no valid, else left alone
-    config.patch = 2  # pixels of a patch's side
-    config.head = "pooled"  # pooled, class_token (head.py)
-    config.mask_ratio = 0.75  # share of hidden patches (masked_image only)
-    config.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
-    return config
-
-
-def synthetic() -> ml_collections.ConfigDict:
-    """The data of `synthetic`, which is made. What is compiled for one task serves all of the same N, W and causal: it
-    is in the compilation cache."""
-    config = ml_collections.ConfigDict()
-    config.task = "ring"  # ring, previous, reachability, beats, membership, nearest (engine/data/synthetic.py)
-    config.N = 12  # tokens of an example
-    config.W = 24  # words that a token can be, and answers to choose from
-    config.causal = False  # a token attends to itself and to what came before only
-    config.steps = 1  # edges that may lead from a source to a node (reachability only)
-    config.held_out = 512  # examples of an evaluation, the same in every run
-    return config
-
-
 def optim() -> ml_collections.ConfigDict:
     """The optimiser and its learning rate."""
     config = ml_collections.ConfigDict()
@@ -187,34 +140,6 @@ def train() -> ml_collections.ConfigDict:
     config.save_minutes = 5.0  # minutes between checkpoints, whatever the steps; 0: none for that reason
     config.keep = 2  # newest checkpoints kept
     config.keep_best = ""  # and the best one by this metric, as eval/loss or eval/accuracy; '': none for that reason
-    return config
-
-
-def study() -> ml_collections.ConfigDict:
-    """What `ablation` compares: arms x seeds, in each of some conditions. All other settings are common to all runs."""
-    config = ml_collections.ConfigDict()
-    config.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
-    config.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
-    # never train.growth, nan, spike or keep_best, which must be as they are here: a run that goes wrong stops alone
-    config.reference = ""  # the arm that the others are compared with; '': the last one
-    config.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
-    config.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
-    config.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
-    config.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
-    config.batched = "auto"  # seeds side by side (yes) or one after the other (no); auto: no on CPUs without mesh.seed
-    config.probe = True  # log how symmetric every layer's scores are, and measure attention at the end
-    return config
-
-
-def sample() -> ml_collections.ConfigDict:
-    """What `language` shows at the end, and how `sample` draws."""
-    config = ml_collections.ConfigDict()
-    config.prompt = "\n"  # what generated text begins with (causal only)
-    config.max_new_tokens = 400  # tokens generated (causal only); 0, in `sample`: what the context holds, 256 at most
-    config.temperature = 0.8  # 0: always the most likely (causal only)
-    config.top_k = 0  # only the k most likely tokens are drawn; 0: all (causal only)
-    config.top_p = 1.0  # only the most likely tokens that together reach this probability are drawn (causal only)
-    config.stop = ""  # the text ends before this one, and in any case where the model ends it (sample only)
     return config
 
 

@@ -11,8 +11,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "language"
+    config = base.get_config("language")
     config.model.block = "post_norm"
     config.model.final_norm = False
     config.model.embed_norm = True

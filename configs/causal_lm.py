@@ -10,8 +10,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "language"
+    config = base.get_config("language")
     config.text.N = 128
     config.train.steps = 1000
     config.train.batch_size = 16

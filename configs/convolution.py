@@ -14,8 +14,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "convolution"
+    config = base.get_config("convolution")
     config.model.H = 5  # heads, and pixels of the kernel
     config.optim.learning_rate = 0.1
     config.optim.weight_decay = 0.0

@@ -15,8 +15,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "language"
+    config = base.get_config("language")
     config.model.M = 5
     config.model.D = 64
     config.model.H = 8

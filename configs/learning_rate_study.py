@@ -10,9 +10,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "vision"
+    config = base.get_config("ablation", of="vision")
     config.study.arms = [(f"{rate:g}", {"optim.learning_rate": rate}) for rate in (3e-4, 3e-3, 1e-2)] + [
         ("no_decay", {"optim.learning_rate": 1e-3, "optim.weight_decay": 0.0}),
         ("0.001", {"optim.learning_rate": 1e-3}),

@@ -10,8 +10,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "language"
+    config = base.get_config("language")
     config.model.M = 2
     config.model.position = "none"
     config.model.relative_position = "alibi"

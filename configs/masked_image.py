@@ -11,8 +11,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "masked_image"
+    config = base.get_config("masked_image")
     config.model.M = 3
     config.model.D = 64
     config.optim.learning_rate = 2e-3

@@ -12,8 +12,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "masked_image"
+    config = base.get_config("masked_image")
     config.model.D = 64
     config.image.source = "fashion_mnist"
     config.image.patch = 4

@@ -10,9 +10,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "vision"
+    config = base.get_config("ablation", of="vision")
     config.study.arms = [("post_norm", {"model.block": "post_norm"}), ("rms", {"model.norm": "rms"}), ("pre_norm", {})]
     config.study.threshold = 0.2
     config.model.D = 64

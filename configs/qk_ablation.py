@@ -11,9 +11,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "language"
+    config = base.get_config("ablation", of="language")
     config.study.arms = [
         ("none", {"model.score": "none"}),
         ("tied", {"model.score": "tied"}),

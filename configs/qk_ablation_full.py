@@ -13,9 +13,7 @@ identity_query l2_tied asymmetric""".split()
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "language"
+    config = base.get_config("ablation", of="language")
     config.study.arms = [(name, {"model.score": name}) for name in ARMS]
     config.study.conditions = [
         ("causal", {"text.objective": "causal", "study.threshold": 1.7}),

@@ -15,9 +15,7 @@ TASKS = ["ring", "previous", "reachability", "beats", "membership", "nearest"]
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "synthetic"
+    config = base.get_config("ablation", of="synthetic")
     config.study.arms = [[score, {"model.score": score}] for score in SCORES]
     config.study.conditions = [[task, {"synthetic.task": task}] for task in TASKS]
     config.study.conditions.insert(2, ["previous_causal", {"synthetic.task": "previous", "synthetic.causal": True}])

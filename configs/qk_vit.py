@@ -11,9 +11,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "vision"
+    config = base.get_config("ablation", of="vision")
     config.study.arms = [
         (name, {"model.score": name})
         for name in ("none", "tied", "tied_noself", "pairwise", "symmetric_init", "asymmetric")

@@ -11,8 +11,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "language"
+    config = base.get_config("language")
     config.text.source = "tinyshakespeare"
     config.text.tokenizer = "characters"
     config.model.bias = False

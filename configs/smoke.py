@@ -9,8 +9,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "vision"
+    config = base.get_config("vision")
     config.model.M = 2
     config.model.D = 32
     config.optim.warmup_steps = 10

@@ -5,7 +5,7 @@ python launch.py --config configs/speedrun_study.py --workdir runs/speedrun_stud
 Loss on the whole validation part after the same 360 steps; the choices themselves were made on other text.
 """
 
-from configs import shakespeare_speedrun
+from configs import base, shakespeare_speedrun
 
 ADAMW = {
     "optim.name": "adamw",
@@ -19,9 +19,7 @@ ADAMW = {
 
 
 def get_config():
-    config = shakespeare_speedrun.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "language"
+    config = base.get_config("ablation", of=shakespeare_speedrun.get_config())
     config.study.arms = [
         ("all", {}),
         ("adamw", ADAMW),

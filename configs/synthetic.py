@@ -10,8 +10,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "synthetic"
+    config = base.get_config("synthetic")
     config.model.M = 1
     config.model.H = 1
     config.model.D = 64

@@ -11,8 +11,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "translation"
+    config = base.get_config("translation")
     config.pairs.N = 16
     config.model.M = 2
     config.optim.learning_rate = 2e-3

@@ -7,8 +7,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "translation"
+    config = base.get_config("translation")
     config.pairs.share = 0.1
     config.pairs.vocabulary = 1024
     config.pairs.score_sentences = 64

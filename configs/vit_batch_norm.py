@@ -9,8 +9,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "vision"
+    config = base.get_config("vision")
     config.model.M = 2
     config.model.D = 64
     config.model.norm = "batch"

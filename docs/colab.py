@@ -156,9 +156,7 @@ from configs import base
 
 
 def get_config():
-    config = base.get_config()
-    config.experiment = "ablation"
-    config.study.experiment = "synthetic"
+    config = base.get_config("ablation", of="synthetic")
     config.study.arms = [
         ("one_matrix", {"model.score": "tied"}),
         ("turned", {"model.score": "my_score:turned"}),

@@ -11,10 +11,12 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology
-from experiments.engine import config, disk, errors, mesh, report, signals, workdir
+from experiments.engine import config as configs
+from experiments.engine import disk, errors, mesh, report, signals, workdir
 from experiments.engine import run as runs
 from experiments.studies import preparing, progress, study, training
 from experiments.studies import report as reports
@@ -23,7 +25,23 @@ TOO_EARLY = "stopped before anything was trained; a report that is there stays a
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
-def run(settings: config.Settings, folder: pathlib.Path | None) -> runs.Result | None:
+def config() -> dict[str, ConfigDict]:
+    """What is compared: arms x seeds, in each of some conditions. All other settings are common to all runs."""
+    study = ConfigDict()
+    study.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
+    study.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
+    # never train.growth, nan, spike or keep_best, which must be as they are here: a run that goes wrong stops alone
+    study.reference = ""  # the arm that the others are compared with; '': the last one
+    study.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
+    study.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
+    study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
+    study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
+    study.batched = "auto"  # seeds side by side (yes) or one after the other (no); auto: no on CPUs without mesh.seed
+    study.probe = True  # log how symmetric every layer's scores are, and measure attention at the end
+    return {"study": study}
+
+
+def run(settings: configs.Settings, folder: pathlib.Path | None) -> runs.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
@@ -90,13 +108,13 @@ def checked(
     return found
 
 
-def prepared(settings: config.Settings) -> tuple[study.Study, Mesh]:
+def prepared(settings: configs.Settings) -> tuple[study.Study, Mesh]:
     """The study and the devices; said to the person. UserError for a seed beside the study's, and for several
     processes."""
     asked = study.read(settings)
     if asked.experiment == "ablation":
         raise errors.UserError("study.experiment is what the runs of the study are, as language or vision")
-    if not hasattr(config.experiment(asked.experiment), "prepare"):
+    if not hasattr(configs.experiment(asked.experiment), "prepare"):
         raise errors.UserError(f'study.experiment = "{asked.experiment}" trains nothing that could be compared')
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
@@ -116,7 +134,7 @@ def batched(how: str, devices: Mesh) -> bool:
     return how == "yes" or (how == "auto" and (spread or mesh.side_by_side(devices)))
 
 
-def enter(folder: pathlib.Path, settings: config.Settings, rows: list[study.Row]) -> None:
+def enter(folder: pathlib.Path, settings: configs.Settings, rows: list[study.Row]) -> None:
     """Make the folders of the study and of its runs, or come back to them. UserError where one was another before."""
     workdir.enter(folder, settings.to_dict(), settings.defaults())
     for row in rows:

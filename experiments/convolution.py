@@ -14,9 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from experiments.data import images
-from experiments.engine import batches, config, errors, run, step
+from experiments.engine import batches, errors, run, step
+from experiments.engine import config as configs
 from tfm import block, initial, loss
 from tfm import layout as layouts
 from tfm.attention import explicit, heads, relative_position, score, value
@@ -27,12 +29,22 @@ COMPARED = 64  # held-out images that the constructed layer and numpy convolve
 SHOWN = 8
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
+def config() -> dict[str, ConfigDict]:
+    """The images."""
+    image = ConfigDict()
+    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
+    image.train = ""  # in place of source, what is trained on: an .npz with x and y, or a folder of two IDX files
+    image.valid = ""  # what is then evaluated
+    image.test = ""  # evaluated where there is no valid, else left alone
+    return {"image": image}
+
+
+def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The layer, which is to learn a random kernel's output; a constructed one, which needs no training, is shown."""
     t, H = settings.train, settings.model.H
     data = images.configured(settings.image, data_dir=settings.data_dir)
     _, Y, X, Z = data.train_image_BYXZ.shape
-    config.at_least(1, {"model.H": H})
+    configs.at_least(1, {"model.H": H})
     if H > X:
         raise errors.UserError(f"a kernel of {H} pixels (model.H) does not fit into rows of {X} pixels")
     kernel_HD = np.random.default_rng(settings.seed).standard_normal((H, Y * Z)) / np.sqrt(H)

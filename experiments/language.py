@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments.data import parts, pretrained_tokenizer, text, tokenizer, windows
-from experiments.engine import batches, config, disk, errors, run
+from experiments.engine import batches, disk, errors, run
+from experiments.engine import config as configs
 from experiments.engine import step as steps
 from tfm import head, variant
 from tfm import layout as layouts
@@ -37,15 +39,38 @@ class Objective(NamedTuple):
     """What is asked of the tokens."""
 
     specials: tuple[str, ...]  # ids beside those of the text
-    mask: Callable[[config.Settings, dict], masks.Mask]  # (settings, batch) -> who may attend to whom
+    mask: Callable[[configs.Settings, dict], masks.Mask]  # (settings, batch) -> who may attend to whom
     head: variant.Variant
     windows: Callable[..., tuple]  # (settings, corpus) -> (fetch, n) for training and (fetch, n) for evaluation
     show: Callable[..., Callable[[Any], str]]  # (settings, corpus, task, model, logits) -> (params -> text to read)
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
+def config() -> dict[str, ConfigDict]:
+    """The text, what is asked of it, and what is shown at the end."""
+    text, sample = ConfigDict(), ConfigDict()
+    text.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
+    text.train = ""  # a file or folder to train on instead of source, whose files' names or contents tell the parts
+    text.valid = ""  # a file or folder to evaluate on (with train only)
+    text.test = ""  # the same where there is no valid; else it is left alone (with train only)
+    text.binary = False  # read files as they are, also what is no text: .gz packed, images, UTF-16, ...
+    text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
+    text.N = 64  # tokens of a window, the context
+    text.objective = "causal"  # causal: the next word; prefix: the same after a prefix; masked: hidden words
+    text.prefix = 16  # words that are read in both directions before the first one is predicted (prefix only)
+    text.mask_rate = 0.15  # share of hidden words (masked only)
+    text.tied_output = False  # the output matrix is the embedding
+    text.transform = False  # one more layer, with norm and bias, before the output matrix, as BERT has
+    sample.prompt = "\n"  # what generated text begins with (causal only)
+    sample.max_new_tokens = 400  # tokens generated (causal only)
+    sample.temperature = 0.8  # 0: always the most likely (causal only)
+    sample.top_k = 0  # only the k most likely tokens are drawn; 0: all (causal only)
+    sample.top_p = 1.0  # only the most likely tokens that together reach this probability are drawn (causal only)
+    return {"text": text, "sample": sample}
+
+
+def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The words, the model, what is measured."""
-    objective = config.choose("objective", settings.text.objective, OBJECTIVES)
+    objective = configs.choose("objective", settings.text.objective, OBJECTIVES)
     corpus = read(settings, objective)
     model = build(settings, corpus, objective)
     (fetch, n), (fetch_evaluation, n_evaluation) = objective.windows(settings, corpus)
@@ -82,9 +107,9 @@ def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     )
 
 
-def read(settings: config.Settings, objective: Objective) -> Corpus:
+def read(settings: configs.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
-    config.at_least(1, {"text.N": settings.text.N})
+    configs.at_least(1, {"text.N": settings.text.N})
     t = settings.text
     documents = text.load(t.source, data_dir=settings.data_dir, files=parts.paths(t), binary=t.binary)
     if documents.said:
@@ -99,7 +124,7 @@ def read(settings: config.Settings, objective: Objective) -> Corpus:
     return Corpus(documents.name, made, *rows)
 
 
-def build(settings: config.Settings, corpus: Corpus, objective: Objective) -> models.Model:
+def build(settings: configs.Settings, corpus: Corpus, objective: Objective) -> models.Model:
     """The language model for this vocabulary. UserError where its predictions would look at what they predict."""
     if settings.text.objective != "masked" and settings.model.norm == "instance":
         raise errors.UserError("model.norm = instance looks at later words, which a causal model is to predict")
@@ -133,12 +158,12 @@ def token_counts(token_T: np.ndarray, *, W: int) -> np.ndarray:
     return sum((np.bincount(piece, minlength=W) for piece in pieces), np.zeros(W, int))
 
 
-def causal_windows(settings: config.Settings, corpus: Corpus) -> Any:
+def causal_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     N = settings.text.N
     return windows.causal(corpus.train_T, N=N), windows.causal_evaluation(corpus.evaluation_T, N=N)
 
 
-def prefix_windows(settings: config.Settings, corpus: Corpus) -> Any:
+def prefix_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     """As causal, but nothing is asked inside the prefix, where a word is seen before it would be predicted."""
     prefix = settings.text.prefix
     if not 1 <= prefix < settings.text.N:
@@ -155,14 +180,14 @@ def prefix_windows(settings: config.Settings, corpus: Corpus) -> Any:
     return tuple((beyond(fetch), n) for fetch, n in causal_windows(settings, corpus))
 
 
-def masked_windows(settings: config.Settings, corpus: Corpus) -> Any:
+def masked_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     made = corpus.tokenizer
     rule = {"W": made.size, "ordinary": made.ordinary, "mask_id": made.special(MASK), "rate": settings.text.mask_rate}
     N = settings.text.N
     return windows.masked(corpus.train_T, N=N, **rule), windows.masked_evaluation(corpus.evaluation_T, N=N, **rule)
 
 
-def prompt(settings: config.Settings, corpus: Corpus) -> jax.Array:
+def prompt(settings: configs.Settings, corpus: Corpus) -> jax.Array:
     """The prompt of the config as one row of tokens, (1, N)."""
     try:
         prompt_BN = jnp.asarray(corpus.tokenizer.encode(settings.sample.prompt.encode()))[None]
@@ -173,11 +198,11 @@ def prompt(settings: config.Settings, corpus: Corpus) -> jax.Array:
     return prompt_BN
 
 
-def generated(settings: config.Settings, corpus: Corpus, task: steps.Task, model: models.Model, logits: Any) -> Any:
+def generated(settings: configs.Settings, corpus: Corpus, task: steps.Task, model: models.Model, logits: Any) -> Any:
     """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window."""
     s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
     prompt_BN = prompt(settings, corpus)
-    config.at_least(
+    configs.at_least(
         0, {"sample.max_new_tokens": s.max_new_tokens, "sample.temperature": s.temperature, "sample.top_k": s.top_k}
     )
     drawing = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
@@ -210,7 +235,7 @@ def generated(settings: config.Settings, corpus: Corpus, task: steps.Task, model
 
 
 def continued(
-    model: models.Model, settings: config.Settings, params: Any, prompt_BN: jax.Array, key: jax.Array, **drawing: Any
+    model: models.Model, settings: configs.Settings, params: Any, prompt_BN: jax.Array, key: jax.Array, **drawing: Any
 ) -> jax.Array:
     """The prompt and the words after it, each computed from kept keys and values (E23); a prefix is read both ways."""
     B, N = prompt_BN.shape
@@ -229,7 +254,7 @@ def continued(
     return generate.generate(start, step, prompt_BN, jnp.full(B, N), key, **drawing)[0]
 
 
-def filled(settings: config.Settings, corpus: Corpus, task: steps.Task, model: models.Model, logits: Any) -> Any:
+def filled(settings: configs.Settings, corpus: Corpus, task: steps.Task, model: models.Model, logits: Any) -> Any:
     """params -> held-out windows: what the model saw (hidden tokens as _), what it made of it, and what stood there."""
     shown = 4
 
@@ -251,7 +276,7 @@ def filled(settings: config.Settings, corpus: Corpus, task: steps.Task, model: m
     return fill
 
 
-def read_both_ways(settings: config.Settings, batch: dict) -> masks.Mask:
+def read_both_ways(settings: configs.Settings, batch: dict) -> masks.Mask:
     return masks.either(masks.causal, masks.prefix(settings.text.prefix))
 
 

@@ -8,15 +8,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments.data import images, patch_masking
-from experiments.engine import batches, config, run, step
+from experiments.engine import batches, run, step
+from experiments.engine import config as configs
 from tfm import embed, head, loss
 from tfm import layout as layouts
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
+def config() -> dict[str, ConfigDict]:
+    """The images, and how much of them is hidden."""
+    image = ConfigDict()
+    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
+    image.train = ""  # in place of source, what is trained on: an .npz with x and y, or a folder of two IDX files
+    image.valid = ""  # what is then evaluated
+    image.test = ""  # evaluated where there is no valid, else left alone
+    image.patch = 2  # pixels of a patch's side
+    image.mask_ratio = 0.75  # share of hidden patches
+    image.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
+    return {"image": image}
+
+
+def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, what is hidden of them, the model, what is measured."""
     size = settings.image.patch
     data = images.configured(settings.image, data_dir=settings.data_dir)
@@ -53,7 +68,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, show, lambda params, batch: predict(params, batch)[0])
 
 
-def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:
+def parts(settings: configs.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:
     """Batches of normalised images with hidden patches: of the training part, and of the one held out."""
     t, hide = settings.train, functools.partial(patch_masking.examples, N=N, share=settings.image.mask_ratio)
     fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
@@ -64,7 +79,7 @@ def parts(settings: config.Settings, data: images.Images, normal: dict, *, N: in
     )
 
 
-def build(settings: config.Settings, *, N: int, P: int) -> models.Model:
+def build(settings: configs.Settings, *, N: int, P: int) -> models.Model:
     """The transformer from patches, some of them hidden, to the pixels of all of them."""
     return models.build(
         settings.model,

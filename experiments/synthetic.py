@@ -8,16 +8,30 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments.data import synthetic
-from experiments.engine import batches, config, errors, run, step
+from experiments.engine import batches, errors, run, step
+from experiments.engine import config as configs
 from tfm import head
 from tfm import layout as layouts
 from tfm.attention import mask as masks
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
+def config() -> dict[str, ConfigDict]:
+    """The task, whose data are made. What is compiled for one serves all of the same N, W and causal."""
+    synthetic = ConfigDict()
+    synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (engine/data/synthetic.py)
+    synthetic.N = 12  # tokens of an example
+    synthetic.W = 24  # words that a token can be, and answers to choose from
+    synthetic.causal = False  # a token attends to itself and to what came before only
+    synthetic.steps = 1  # edges that may lead from a source to a node (reachability only)
+    synthetic.held_out = 512  # examples of an evaluation, the same in every run
+    return {"synthetic": synthetic}
+
+
+def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The task, the model, what is measured."""
     s, t = settings.synthetic, settings.train
     fetch, model, mask = examples(settings), build(settings), models.masked(settings.model, masked(settings))
@@ -48,7 +62,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, show, lambda params, batch: logits(params, batch)[0])
 
 
-def examples(settings: config.Settings) -> batches.Fetch:
+def examples(settings: configs.Settings) -> batches.Fetch:
     """The examples of the config's task. Raises UserError for a task that is none, and sizes that do not suit it."""
     s = settings.synthetic
     if not 1 <= s.held_out <= synthetic.EPOCH:
@@ -57,7 +71,7 @@ def examples(settings: config.Settings) -> batches.Fetch:
     return synthetic.examples(s.task, N=s.N, W=s.W, **steps)
 
 
-def build(settings: config.Settings) -> models.Model:
+def build(settings: configs.Settings) -> models.Model:
     """The model: every token is asked, and answers with one of W words or numbers."""
     s = settings.synthetic
     if s.causal and settings.model.norm == "instance":
@@ -65,7 +79,7 @@ def build(settings: config.Settings) -> models.Model:
     return models.language(settings.model, answer=head.masked_word, W=s.W, N=s.N, tied_output=False)
 
 
-def masked(settings: config.Settings) -> masks.Mask | None:
+def masked(settings: configs.Settings) -> masks.Mask | None:
     """Who may attend to whom, but for the window of the model."""
     return masks.causal if settings.synthetic.causal else None
 
@@ -81,7 +95,7 @@ def most_frequent(evaluation: Any, *, W: int) -> float:
     return float(count_W.max() / count_W.sum())
 
 
-def figures(settings: config.Settings, task: step.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
+def figures(settings: configs.Settings, task: step.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
     """Loss curves, and the attention weights of one held-out example."""
     from experiments.engine import figures as draw  # matplotlib, only where something is drawn
 

@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments.data import pairs, parallel, parts, subwords, translation_score
-from experiments.engine import batches, config, disk, errors, run, step
+from experiments.engine import batches, disk, errors, run, step
+from experiments.engine import config as configs
 from tfm import layout as layouts
 from tfm.decode import beam, generate
 
@@ -32,7 +34,25 @@ class Corpus(NamedTuple):
     references: list[list[str]]
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
+def config() -> dict[str, ConfigDict]:
+    """The sentence pairs, and how they are decoded and scored."""
+    pairs = ConfigDict()
+    pairs.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
+    pairs.train = ""  # the same to train on, or the beginning of two parallel files' names, instead of source
+    pairs.valid = ""  # and to evaluate on (with train only)
+    pairs.test = ""  # the same where there is no valid; else it is left alone (with train only)
+    pairs.reverse = False  # translate from the second column into the first
+    pairs.share = 1.0  # share of the training pairs that is used; the held-out pairs stay the same
+    pairs.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
+    pairs.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
+    pairs.tied_output = True  # the output matrix is the embedding
+    pairs.beam = 4  # translations kept by beam search; 1: none but the greedy one is made
+    pairs.length_penalty = 0.6  # beam search divides log p by ((5 + length) / 6) to this power; 0: no penalty
+    pairs.score_sentences = 500  # held-out source sentences translated for chrF and BLEU
+    return {"pairs": pairs}
+
+
+def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The sentence pairs, the model, what is measured."""
     translation_score.metrics()  # a missing library is said before the training, not after it
     corpus = read(settings)
@@ -66,11 +86,11 @@ def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, show, lambda params, batch: logits(params, batch)[0], kept)
 
 
-def read(settings: config.Settings) -> Corpus:
+def read(settings: configs.Settings) -> Corpus:
     """The pairs of the config; subwords come from the training part. Says how many pairs are longer than pairs.N."""
     p = settings.pairs
-    config.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
-    config.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
+    configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
+    configs.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
     files = parts.paths(p)
     loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share, files=files)
     if loaded.said:
@@ -99,12 +119,12 @@ def most_frequent(corpus: Corpus) -> float:
     return float(np.sum(target_BN == count_W.argmax()) / np.sum(target_BN != subwords.PAD))
 
 
-def translator(settings: config.Settings, corpus: Corpus, model: models.Seq2Seq) -> Callable:
+def translator(settings: configs.Settings, corpus: Corpus, model: models.Seq2Seq) -> Callable:
     """(params, sentences) -> {'greedy': translations, 'beam': translations}; of a sentence that is too long: ''."""
     p, batch = settings.pairs, settings.train.evaluate_batch
-    config.at_least(1, {"pairs.beam": p.beam})
+    configs.at_least(1, {"pairs.beam": p.beam})
     if p.beam > 1:
-        config.at_least(0, {"pairs.length_penalty": p.length_penalty})
+        configs.at_least(0, {"pairs.length_penalty": p.length_penalty})
     if p.beam > corpus.subwords.size:
         raise errors.UserError(f"pairs.beam = {p.beam} is larger than the vocabulary, {corpus.subwords.size} subwords")
 
@@ -156,7 +176,7 @@ def table(corpus: Corpus, found: dict[str, list[str]]) -> str:
 
 
 def figures(
-    settings: config.Settings,
+    settings: configs.Settings,
     corpus: Corpus,
     model: models.Seq2Seq,
     translate: Callable,
@@ -180,7 +200,7 @@ def figures(
 
 
 def look(
-    file: pathlib.Path, settings: config.Settings, corpus: Corpus, model: Any, params: Any, found: list[str]
+    file: pathlib.Path, settings: configs.Settings, corpus: Corpus, model: Any, params: Any, found: list[str]
 ) -> bool:
     """Draw the cross-attention while a sentence is translated: the first whose sides fit and that has enough words.
 

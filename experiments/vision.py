@@ -7,15 +7,30 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments.data import image_file, images
-from experiments.engine import batches, config, disk, run, step
+from experiments.engine import batches, disk, run, step
+from experiments.engine import config as configs
 from tfm import embed, loss
 from tfm import layout as layouts
 
 
-def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
+def config() -> dict[str, ConfigDict]:
+    """The images and their patches."""
+    image = ConfigDict()
+    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
+    image.train = ""  # in place of source, what is trained on: an .npz with x and y, or a folder of two IDX files
+    image.valid = ""  # what is then evaluated
+    image.test = ""  # evaluated where there is no valid, else left alone
+    image.patch = 2  # pixels of a patch's side
+    image.head = "pooled"  # pooled, class_token (head.py)
+    image.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
+    return {"image": image}
+
+
+def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, the model, what is measured."""
     size, t = settings.image.patch, settings.train
     data = images.configured(settings.image, data_dir=settings.data_dir)
@@ -54,7 +69,7 @@ def prepare(settings: config.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept)
 
 
-def build(settings: config.Settings, data: images.Images) -> models.Model:
+def build(settings: configs.Settings, data: images.Images) -> models.Model:
     """The vision transformer for these images."""
     _, Y, X, Z = data.train_image_BYXZ.shape
     i = settings.image

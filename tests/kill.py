@@ -48,7 +48,7 @@ def small_config(folder: pathlib.Path, **changes) -> pathlib.Path:
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     wanted = CHANGES | {"text.source": str(folder / "kings.txt")} | changes
     lines = [f"    config.{key} = {value!r}\n" for key, value in wanted.items()]
-    head = "from configs import base\n\n\ndef get_config():\n    config = base.get_config()\n"
+    head = 'from configs import base\n\n\ndef get_config():\n    config = base.get_config("language")\n'
     file = folder / "killed.py"
     file.write_text(head + "".join(lines) + "    return config\n", encoding="utf-8")
     return file

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 
 from configs import base
-from experiments.engine import config
+from experiments.engine import config, config_file
 from experiments.studies import study
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -72,7 +73,7 @@ def test_configs_and_fields_exist() -> None:
     assert all(file in FILES or (ROOT / file).is_file() for file in files)
     fields = {key for source in CODE for key in re.findall(r'"([a-z]+\.\w+)":', source)}
     assert "train.steps" in fields
-    assert fields <= config.flat(base.get_config().to_dict()).keys()
+    assert fields <= tiny.fields().keys()
 
 
 def test_a_new_runtime_needs_no_other_cells_than_it_says() -> None:
@@ -98,7 +99,8 @@ def test_the_study_that_it_writes(tmp_path: pathlib.Path) -> None:
     for name, body in FILES.items():
         (tmp_path / name).write_text(body, encoding="utf-8")
     file = str(tmp_path / "my_study.py")
-    settings = config.Settings(config.load(file, base=base.get_config()), defaults=base.get_config(), file=file)
+    made = config_file.load(file, base=base.get_config)
+    settings = config.Settings(made, config_file.defaults(made, base.get_config), file=file)
     rows = study.rows(settings, study.read(settings))
     assert {(row.arm, row.seed) for row in rows} == {(arm, seed) for arm in ARMS for seed in range(5)}
 

@@ -4,7 +4,7 @@ import contextlib
 import io
 import pathlib
 import subprocess
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,13 @@ import launch
 from configs import base
 from experiments import vision
 from experiments.engine import batches, compilation, config, step
+from experiments.engine import config_file as files
 from experiments.engine import run as runs
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.unroll": 1}
 TRAIN = {"optim.warmup_steps": 2, "train.steps": 5, "train.batch_size": 16}
+EXPERIMENTS = "language vision masked_image translation synthetic convolution ablation".split()
 TEXT = (b"A king who reads is worth two kings who fight. " * 3 + bytes(range(32, 127))) * 5  # 1180 bytes
 
 
@@ -52,9 +54,10 @@ def command(tool, **values) -> Outcome:
 
 def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     """The path of a config file in `folder` with these changes (dots of keys may be written as __)."""
-    changes = {"experiment": experiment} | changes
-    lines = [f"    config.{key.replace('__', '.')} = {value!r}\n" for key, value in changes.items()]
-    head = "from configs import base\n\n\ndef get_config():\n    config = base.get_config()\n"
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    lines = [f"    config.{key} = {value!r}\n" for key, value in changes.items()]
+    begin = f"base.get_config({experiment!r}, of={changes.get('study.experiment', '')!r})"
+    head = f"from configs import base\n\n\ndef get_config():\n    config = {begin}\n"
     file = folder / f"{experiment}_config.py"
     file.write_text(head + "".join(lines) + "    return config\n", encoding="utf-8")
     return str(file)
@@ -62,10 +65,16 @@ def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
 
 def settings(experiment: str, *, model: bool = True, **changes) -> config.Settings:
     """A config with few steps, a small model (where there is one) and these changes (dots of keys written as __)."""
-    made = base.get_config()
-    small = {"experiment": experiment} | TRAIN | (MODEL if model else {})
-    made.update_from_flattened_dict(small | {key.replace("__", "."): value for key, value in changes.items()})
-    return config.Settings(made, defaults=base.get_config())
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    made = base.get_config(experiment, of=changes.get("study.experiment", ""))
+    made.update_from_flattened_dict(TRAIN | (MODEL if model else {}) | changes)
+    return config.Settings(made, files.defaults(made, base.get_config))
+
+
+def fields() -> dict[str, Any]:
+    """The defaults of all fields that an experiment of the project has, by their keys."""
+    every = [base.get_config(name, of="language" if name == "ablation" else "") for name in EXPERIMENTS]
+    return {key: value for one in every for key, value in config.flat(one.to_dict()).items()}
 
 
 def task_of(settings: config.Settings) -> step.Task:

@@ -1,8 +1,4 @@
-"""Configs: load strictly, override from the command line, save as JSON, choose variants by name, notice what is unused.
-
-A config is an `ml_collections.ConfigDict` made by a file's `get_config()`; a config file is code and is executed, a
-`.json` one (what a run has saved) is data and is only read.
-"""
+"""Settings: read and change them strictly, choose variants and experiments by name, notice what is unused."""
 
 import copy
 import difflib
@@ -12,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import pkgutil
 import re
 import sys
 import sysconfig
@@ -23,28 +20,15 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from experiments.engine import disk, errors
+from experiments.engine import errors
 
-# What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
-_FAULTS = (
-    ArithmeticError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 ROOT = pathlib.Path(__file__).parents[2]
-SEEDS = ("seed", "study.seeds")
 DEEPEST = 30  # levels of a config in JSON
-LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer
 VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
-CACHE = "compilation_cache"  # a folder of compiled programs, which JAX loads and executes
-CHOSEN = ("text.objective", "image.head", "optim.schedule", "family")  # what is chosen by name outside of `model`
+NAMED = ("experiment", "study.experiment")  # what may be a file of the user's own
+SEEDS = ("seed", "study.seeds")
+TYPES = (bool, int, float, str, list)  # of settings
 
 
 def nearest(name: str, right: Iterable[str]) -> str:
@@ -55,118 +39,15 @@ def nearest(name: str, right: Iterable[str]) -> str:
     return f' (did you mean "{found[0]}"?)' if found else ""
 
 
-def load(path: str, *, base: ml_collections.ConfigDict, given: Iterable[str] = ()) -> ml_collections.ConfigDict:
-    """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over `base`).
-
-    UserError for a `.json` that names code, except for the keys `given` on the command line, which has the last word.
-    The user's own modules are then looked for beside a `.py` too, behind all other places; never beside a `.json`.
-    """
-    file = pathlib.Path(path)
-    if not file.is_file():
-        raise errors.UserError(f"there is no config file {path}")
-    if file.suffix == ".json":
-        return _from_json(file, base, set(given))
-    if file.suffix != ".py":
-        raise errors.UserError(f"a config is a .py or a .json file, and {path} is neither")
-    return _from_python(file, base)
-
-
-def _from_json(file: pathlib.Path, base: ml_collections.ConfigDict, given: set[str]) -> ml_collections.ConfigDict:
-    try:
-        content = disk.read_text(file)
-        if len(content) > LONGEST:
-            raise ValueError(f"it has {len(content):,} characters, and {LONGEST:,} are allowed")
-        saved = _shallow(content)
-    except (OSError, ValueError) as error:
-        raise errors.UserError(f"{file} is not a config in JSON: {error}") from error
-    values = saved.get("config", saved) if isinstance(saved, dict) else None
-    if not isinstance(values, dict):
-        raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
-    config, right, found = copy.deepcopy(base), flat(values_of(base)), {}
-    for key, value in _leaves(values):
-        found[_known(key, right)] = value
-    for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
-        if (code := next(_codes(key, value), None)) is not None:
-            if key not in given:
-                raise _distrust(file, *code, inside=key)
-        elif key == CACHE and isinstance(value, str) and value not in ("", "user"):
-            if key not in given:
-                reason = f"what lies there would be run; a folder that you trust is given as --config.{CACHE}=..."
-                print(f"{file}: {CACHE} = {shown(value)} does not count: {reason}", flush=True)
-        elif value != flat(values_of(config)).get(key):  # what is derived stays derived
-            assign(config, key, value)
-    return config
-
-
-def _shallow(text: str) -> Any:
-    """What the JSON says. ValueError where it is none, or is nested more deeply than any setting is."""
-    try:
-        value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
-    inside = [value]
-    for _ in range(DEEPEST):
-        parts = [one.values() if isinstance(one, dict) else one for one in inside if isinstance(one, dict | list)]
-        inside = [one for part in parts for one in part]
-    if inside:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-    return value
-
-
-def _is_code(key: str, value: Any) -> bool:
-    """Whether the setting would have a module imported (`choose`), and so executed."""
-    return (key.startswith("model.") or key in CHOSEN) and isinstance(value, str) and ":" in value
-
-
-def _codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The settings, and their values, that name code: this one, or those that an arm or a condition changes."""
-    pairs = [(key, value)]
-    if key in VARIED and isinstance(value, list):
-        parts = [part for one in value if isinstance(one, list) for part in one]
-        pairs = [pair for part in parts if isinstance(part, Mapping) for pair in flat(part).items()]
-    return (pair for pair in pairs if _is_code(*pair))
-
-
-def _distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
-    """inside: the setting of the config that holds this one, study.arms for what an arm changes; or the same."""
-    where, how = ("", value) if inside == key else (f" in {inside}", "...")
-    return errors.UserError(
-        f'{file} has {key} = "{value}"{where}, a program that would be run: give it on the command line, '
-        f"--config.{inside}={how}, if you trust it; where your files are gone, a run goes on with those that it keeps:"
-        " --config WORKDIR/source/NAME.py"
-    )
-
-
-def _from_python(file: pathlib.Path, base: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
-    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
-    module = importlib.util.module_from_spec(spec)
-    if (beside := str(file.parent.absolute())) not in sys.path:
-        sys.path.append(beside)  # behind all others: nothing that is installed is hidden by it
-    try:
-        spec.loader.exec_module(module)
-        config = module.get_config()
-    except errors.UserError:
-        raise
-    except _FAULTS as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = f"{file}, line {lines[-1]}" if lines else str(file)
-        raise errors.UserError(f"{where}: {_sentence(error)}") from error
-    if not isinstance(config, ml_collections.ConfigDict):
-        raise errors.UserError(f"{file}: get_config() must return the ConfigDict of base.get_config()")
-    found, right = flat(values_of(config)), flat(values_of(base))
-    for key in found.keys() ^ right.keys():  # of a config that was unlocked, or is not that of base
-        raise errors.UserError(f'{file}: the config {"has" if key in found else "lacks"} the key "{key}"')
-    for key, value in found.items():  # a ConfigDict takes None for anything, and True for 1
-        wanted = type(right[key])
-        if type(value) is not wanted:
-            raise errors.UserError(f'{file}: "{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
-    return config
-
-
 def fault(error: Exception) -> str:
     """What somebody's own code raised, with the last line that is theirs: 'my_file.py, line 3: NameError: ...'."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own(frame.filename)]
-    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + _sentence(error)
+    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + sentence(error)
+
+
+def sentence(error: Exception) -> str:
+    """What an error says in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def own(file: str) -> bool:
@@ -174,16 +55,6 @@ def own(file: str) -> bool:
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     rooms = (f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments", "benchmarks"))
     return not file.startswith(("<", *installed, *rooms, str(ROOT / "launch.py")))
-
-
-def _sentence(error: Exception) -> str:
-    """ml_collections' message without its print-out of the whole config."""
-    unknown = re.search(r'Key "(.*?)" does not exist', str(error))
-    if unknown:
-        meant = re.search(r'Did you mean "(.*?)"', str(error))
-        hint = f' (did you mean "{meant.group(1)}"?)' if meant else ""
-        return f'unknown config key "{unknown.group(1)}"{hint}'
-    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -198,13 +69,14 @@ def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
     """{'a': {'b': 1}} as {'a.b': 1}."""
-    return dict(_leaves(values))
+    return dict(leaves(values))
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The pairs of `flat`, one after the other."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+            yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, _lists(value)
 
@@ -214,18 +86,20 @@ def _lists(value: Any) -> Any:
     return [_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _known(key: str, right: Mapping[str, Any]) -> str:
+def known(key: str, right: Mapping[str, Any]) -> str:
     """The key. UserError where it is none of the right ones."""
     if key not in right:
         name = key if len(key) <= 100 else key[:97] + "..."
-        raise errors.UserError(f'unknown config key "{name}"{nearest(name, right)}')
+        sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in right if "." in one))
+        hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in name else ""
+        raise errors.UserError(f'unknown config key "{name}"{nearest(name, right) or hint}')
     return key
 
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     """config.<key> = value, strictly: an unknown key or a value of the wrong type is a UserError."""
     keys = flat(values_of(config))
-    wanted = type(keys[_known(key, keys)])
+    wanted = type(keys[known(key, keys)])
     fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
     if not fits or (isinstance(value, bool) and wanted is not bool):
         raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
@@ -244,7 +118,7 @@ def plain(value: Any) -> Any:
 def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     """config.<key> = the value that `text`, from the command line, stands for in the type of that field."""
     keys = flat(values_of(config))
-    wanted = type(keys[_known(key, keys)])
+    wanted = type(keys[known(key, keys)])
     example = """, as '["One", "Two"]'""" if wanted is list else ""
     try:
         assign(config, key, _parse(text, wanted))
@@ -258,8 +132,37 @@ def _parse(text: str, wanted: type) -> Any:
     if wanted is bool:
         return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
     if wanted is list:
-        return _shallow(text)
+        return shallow(text)
     return wanted(text)
+
+
+def shallow(text: str) -> Any:
+    """What the JSON says. ValueError where it is none, or is nested more deeply than any setting is."""
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
+    inside = [value]
+    for _ in range(DEEPEST):
+        parts = [one.values() if isinstance(one, dict) else one for one in inside if isinstance(one, dict | list)]
+        inside = [one for part in parts for one in part]
+    if inside:
+        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
+    return value
+
+
+def is_code(value: Any) -> bool:
+    """Whether the setting may have a module imported (`choose`), and so executed: 'my_file:my_score'."""
+    return isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value) is not None
+
+
+def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The settings, and their values, that name code: this one, or those that an arm or a condition changes."""
+    pairs = [(key, value)]
+    if key in VARIED and isinstance(value, list):
+        parts = [part for one in value if isinstance(one, list) for part in one]
+        pairs = [pair for part in parts if isinstance(part, Mapping) for pair in flat(part).items()]
+    return (pair for pair in pairs if is_code(pair[1]))
 
 
 def candidates(module: Any) -> dict[str, Any]:
@@ -281,7 +184,7 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
     if module.startswith("."):
         raise errors.UserError(f'the {what} "{name}" cannot be imported: it begins with a dot')
-    found = _imported(what, name, module, attribute)
+    found = _attribute(what, name, _own(what, name, module), attribute)
     like = next(iter(right.values()))
     fields, defaults = getattr(like, "_fields", ()), getattr(like, "_field_defaults", {})
     if fields and type(found) is tuple and len(fields) - len(defaults) <= len(found) <= len(fields):
@@ -294,39 +197,88 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     return found
 
 
-def _imported(what: str, name: str, module: str, attribute: str) -> Any:
-    """The attribute of a module of the user's own: in the working directory, installed, or beside the config."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+def _own(what: str, name: str, module: str) -> ModuleType:
+    """A module of the user's own: in the working directory, installed, or beside the config."""
+    _look_here()
     known = module in sys.modules
     try:
         loaded = importlib.import_module(module)
     except Exception as error:  # somebody's own code may raise anything
         raise errors.UserError(f'the {what} "{name}" cannot be imported: {fault(error)}') from error
     file = getattr(loaded, "__file__", None)
-    if not hasattr(loaded, attribute):
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: {file or module} has no {attribute}')
     alike = [pathlib.Path(folder, *module.split(".")).with_suffix(".py") for folder in sys.path if file and not known]
     others = [other for other in alike if other.is_file() and not other.samefile(file)]
     if others:
         print(f'{what} "{name}" is from {file}, not from {others[0].absolute()}', flush=True)
-    return getattr(loaded, attribute)
+    return loaded
+
+
+def _attribute(what: str, name: str, module: ModuleType, attribute: str) -> Any:
+    if not hasattr(module, attribute):
+        file = getattr(module, "__file__", None) or module.__name__
+        raise errors.UserError(f'the {what} "{name}" cannot be imported: {file} has no {attribute}')
+    return getattr(module, attribute)
+
+
+def _look_here() -> None:
+    """Modules are looked for in the working directory too, as Python does for its own command."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")
 
 
 def experiment(name: str) -> ModuleType:
-    """The module experiments.<name>. UserError lists the right ones.
+    """The experiment of this name: experiments/<name>.py, or a file of the user's own. UserError where it is none.
 
-    It has prepare(settings, devices) -> run.Work, which is trained, or does all by itself, run(settings, folder) ->
-    run.Result.
+    It has config() -> {section: its fields} and prepare(settings, devices) -> run.Work, which is trained; or instead
+    of that does all by itself, run(settings, folder) -> run.Result. One's own is looked for as 'my_file:my_score' is.
     """
-    files = sorted((ROOT / "experiments").glob("*.py")) + sorted((ROOT / "experiments" / "tools").glob("*.py"))
-    right = [one.stem for one in files if re.search(r"^def (run|prepare)\(", one.read_text(encoding="utf-8"), re.M)]
-    if name not in right:
-        raise errors.UserError(
-            f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}'
-        )
-    room = "tools." if (ROOT / "experiments" / "tools" / f"{name}.py").exists() else ""
-    return importlib.import_module(f"experiments.{room}{name}")
+    if own_experiment(name):
+        own = _own("experiment", name, name)
+        for part in ("config", "prepare"):
+            _attribute("experiment", name, own, part)
+        return own
+    if (module := _of_project(name)) is not None:
+        return module
+    names = [one.name for one in pkgutil.iter_modules([str(ROOT / "experiments")])]
+    right = [one for one in names if _of_project(one) is not None]
+    raise errors.UserError(
+        f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}, and a file of your'
+        " own beside the config"
+    )
+
+
+def own_experiment(name: str) -> bool:
+    """Whether it is none of the project's, but a module that can be found."""
+    if _of_project(name) is not None or not all(part.isidentifier() for part in name.split(".")):
+        return False
+    _look_here()
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _of_project(name: str) -> ModuleType | None:
+    if not name.isidentifier() or not (ROOT / "experiments" / f"{name}.py").is_file():
+        return None
+    module = importlib.import_module(f"experiments.{name}")
+    return module if hasattr(module, "prepare") or hasattr(module, "run") else None
+
+
+def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
+    """The experiment's own sections of a config, by their names. UserError where those of one's own are none."""
+    module = experiment(name)
+    try:
+        found = {key: ml_collections.ConfigDict(fields) for key, fields in getattr(module, "config", dict)().items()}
+    except errors.UserError:
+        raise
+    except Exception as error:  # somebody's own code may raise anything
+        raise errors.UserError(f'config() of the experiment "{name}": {fault(error)}') from error
+    for key, value in flat({key: values_of(fields) for key, fields in found.items()}).items():
+        if not isinstance(value, TYPES):
+            types = ", ".join(one.__name__ for one in TYPES)
+            raise errors.UserError(f'config() of the experiment "{name}": {key} = {shown(value)} is none of {types}')
+    return found
 
 
 def check_seed(seed: int) -> None:
@@ -372,9 +324,9 @@ class Settings:
     """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
 
     def __init__(
-        self, config: ml_collections.ConfigDict, *, defaults: ml_collections.ConfigDict, file: str | None = None
+        self, config: ml_collections.ConfigDict, defaults: ml_collections.ConfigDict, *, file: str | None = None
     ):
-        """file: where the config was loaded from."""
+        """defaults: of the same fields. file: where the config was loaded from."""
         self._config, self._base, self._file = config, defaults, file
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
@@ -398,7 +350,15 @@ class Settings:
         config = copy.deepcopy(self._config)
         for key, value in sorted(changes.items()):  # in this order, D and H come before F and K, derived from them
             assign(config, key, value)
-        return Settings(config, defaults=self._base)
+        return Settings(config, self._base)
+
+    def without(self, section: str) -> "Settings":
+        """The same without a section. Only of a whole config."""
+        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
+        for one in (config, defaults):
+            with one.unlocked():
+                del one[section]
+        return Settings(config, defaults)
 
     def to_dict(self) -> dict[str, Any]:
         """The plain nested values."""
@@ -411,7 +371,9 @@ class Settings:
     def sources(self) -> dict[pathlib.Path, str]:
         """The user's own code behind these settings, as far as it was run, each file with a name for it: that of the
         config file, and of 'my_file:my_score' the file that was imported, as my_file.py."""
-        named = [value for setting in flat(self._values).items() for _, value in _codes(*setting)]
+        values = flat(self._values)
+        named = [value for setting in values.items() for _, value in codes(*setting)]
+        named += [values[key] for key in NAMED if own_experiment(values.get(key, ""))]
         modules = {name: sys.modules.get(name) for name in (value.partition(":")[0] for value in named)}
         files = [(getattr(module, "__file__", None) or "", f"{name}.py") for name, module in modules.items()]
         files = [(self._file or "", pathlib.Path(self._file or "").name), *files]
@@ -426,17 +388,6 @@ class Settings:
             raise errors.UserError(
                 f"{', '.join(unused)} {verb} set, but this experiment does not use {'it' if verb == 'is' else 'them'}"
             )
-
-
-def beside(section: Settings, saved: Mapping[str, Any], path: pathlib.Path, called: str = "model") -> dict[str, Any]:
-    """The values of the section of this name, as defaults for those that were saved at `path`.
-
-    UserError where a saved one names code and the section, which is the user's own, does not name the same.
-    """
-    for name, value in saved.items():
-        if _is_code(f"{called}.{name}", value) and getattr(section, name, None) != value:
-            raise _distrust(path, f"{called}.{name}", value, inside=f"{called}.{name}")
-    return section.to_dict()
 
 
 def _no_such(name: str) -> Any:

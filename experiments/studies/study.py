@@ -170,9 +170,7 @@ def rows(settings: config.Settings, study: Study) -> list[Row]:
 
 def _alone(settings: config.Settings, study: Study, condition: Named, arm: Named, seed: int) -> config.Settings:
     """The config of one run: the study's without the study."""
-    defaults = settings.defaults()
-    plain = {key: value for key, value in defaults.items() if key.startswith("study.")}
-    plain |= {"mesh.seed": defaults["mesh.seed"], "experiment": study.experiment}
+    plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
     of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
     for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", arm.changes)):
         for key in changes:
@@ -181,7 +179,7 @@ def _alone(settings: config.Settings, study: Study, condition: Named, arm: Named
     if both := sorted(of_condition.keys() & arm.changes.keys()):
         raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
     try:
-        return settings.changed(plain | of_condition | arm.changes | {"seed": seed})
+        return settings.without("study").changed(plain | of_condition | arm.changes | {"seed": seed})
     except errors.UserError as error:
         raise errors.UserError(f"condition {condition.name}, arm {arm.name}: {error}") from error
 

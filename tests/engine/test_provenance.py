@@ -9,7 +9,7 @@ import sys
 import pytest
 import tiny
 
-from experiments.engine import config, disk, workdir
+from experiments.engine import config, config_file, disk, workdir
 from tfm import mlp
 from tfm.attention import score
 
@@ -75,11 +75,11 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
     package = own / "of_mine_all"
     package.mkdir()
     for file in (own / "of_mine.py", package / "__init__.py", package / "arms.py", own / "of_mine_too.py"):
-        file.write_text("from tfm import mlp, score\n\nmine, other = score.tied, mlp.relu\n")
+        file.write_text("from tfm import mlp\nfrom tfm.attention import score\n\nmine, other = score.tied, mlp.relu\n")
     arms = [["a", {"model.score": "of_mine_all.arms:mine"}], ["b", {"model": {"mlp": "of_mine_too:other"}}]]
-    file = tiny.config_file(own, "ablation", model__score="of_mine:mine", study__arms=arms)
-    made = config.load(file, base=tiny.base.get_config())
-    settings = config.Settings(made, defaults=tiny.base.get_config(), file=file)
+    file = tiny.config_file(own, "ablation", study__experiment="vision", model__score="of_mine:mine", study__arms=arms)
+    made = config_file.load(file, base=tiny.base.get_config)
+    settings = config.Settings(made, config_file.defaults(made, tiny.base.get_config), file=file)
     of_config = {own / "ablation_config.py": "ablation_config.py"}
     assert settings.sources() == of_config  # nothing is imported yet
     for name in ("of_mine:mine", "of_mine_all.arms:mine"):
@@ -89,9 +89,9 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
     config.choose("mlp", "of_mine_too:other", config.candidates(mlp))
     found |= {own / "of_mine_too.py": "of_mine_too.py"}
     assert settings.sources() == of_config | found
-    saved = config.Settings(made, defaults=tiny.base.get_config(), file=str(own / "config.json"))
+    saved = config.Settings(made, config_file.defaults(made, tiny.base.get_config), file=str(own / "config.json"))
     assert saved.sources() == found  # what a config in JSON says is in the run's own
-    assert config.Settings(made, defaults=tiny.base.get_config()).sources() == found
+    assert config.Settings(made, config_file.defaults(made, tiny.base.get_config)).sources() == found
 
 
 def kept(folder) -> dict[str, str]:

@@ -26,7 +26,7 @@ with workdir.hold(pathlib.Path(sys.argv[1])):
 
 
 def config(**changes):
-    made = tiny.base.get_config()
+    made = tiny.base.get_config("language")
     made.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
     return made.to_dict()
 

@@ -10,6 +10,7 @@ import tiny
 
 from configs import base
 from experiments.engine import config as configs
+from experiments.engine import config_file
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
@@ -26,7 +27,7 @@ NEEDS = {
 
 def changes(file: pathlib.Path, folder: pathlib.Path) -> list[str]:
     """The arguments that make the config of this file small."""
-    config = configs.load(str(file), base=base.get_config())
+    config = config_file.load(str(file), base=base.get_config)
     small = dict(QUICK)
     if config.experiment == "language":
         (folder / "text.txt").write_bytes(tiny.TEXT * 5)
@@ -43,7 +44,7 @@ TRAINED = [
     file
     for file in FILES
     if file.stem not in RUN_ELSEWHERE
-    and configs.load(str(file), base=base.get_config()).experiment in ("language", "vision", "synthetic")
+    and config_file.load(str(file), base=base.get_config).experiment in ("language", "vision", "synthetic")
 ]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tiny
 
-from configs import base
 from experiments import language
 from experiments import model as models
 from experiments.data import download, tokenizer
@@ -335,7 +334,7 @@ def test_together_the_runs_name_every_variant():
         "image.head": set(models.CLASS_HEADS),
         "optim.schedule": listed(schedule, "?"),
     }
-    defaults = configs.flat(base.get_config().to_dict())
+    defaults = tiny.fields()
     used = {key: {run.get(key, defaults[key]) for run in RUNS.values()} for key in offered}
     assert used == offered
     assert "tinyshakespeare" in download.NAMED  # data sets that are downloaded are not run here

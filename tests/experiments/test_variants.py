@@ -13,7 +13,7 @@ import tiny
 
 from experiments import model as models
 from experiments import variants
-from experiments.engine import config, errors
+from experiments.engine import config, config_file, errors
 from tfm import mlp, norm, position
 from tfm.attention import relative_position, score, value
 
@@ -225,7 +225,7 @@ find = functools.partial(config.choose, "score", right=config.candidates(score))
 def test_a_variant_lies_beside_the_config(places, capsys):
     _, beside = places
     (beside / "own_beside.py").write_text(OWN.format("beside"))
-    config.load(tiny.config_file(beside, "vision"), base=tiny.base.get_config())
+    config_file.load(tiny.config_file(beside, "vision"), base=tiny.base.get_config)
     assert find("own_beside:mine").init == "beside" and capsys.readouterr().out == ""
 
 
@@ -233,7 +233,7 @@ def test_the_working_directory_comes_first_and_it_is_said(places, capsys):
     here, beside = places
     for folder in places:
         (folder / "own_twice.py").write_text(OWN.format(folder.name))
-    config.load(tiny.config_file(beside, "vision"), base=tiny.base.get_config())
+    config_file.load(tiny.config_file(beside, "vision"), base=tiny.base.get_config)
     assert find("own_twice:mine").init == "here"
     told = f'score "own_twice:mine" is from {here / "own_twice.py"}, not from {beside / "own_twice.py"}\n'
     assert capsys.readouterr().out == told

@@ -12,7 +12,7 @@ import tiny
 from configs import base
 from experiments import ablation
 from experiments.engine import config as configs
-from experiments.engine import log
+from experiments.engine import config_file, log
 from experiments.engine import step as steps
 from experiments.studies import drawings, progress, training
 
@@ -302,11 +302,11 @@ PROGRAMS |= {"learning_rate_study": 1, "speedrun_study": 9}
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.py")), ids=lambda file: file.stem)
 def test_every_study_of_the_project_is_one(file):
-    made = configs.load(str(file), base=base.get_config()) if file.stem not in ("base", "__init__") else None
+    made = config_file.load(str(file), base=base.get_config) if file.stem not in ("base", "__init__") else None
     if made is None or made.experiment != "ablation":
         assert file.stem not in PROGRAMS
         return
-    settings = configs.Settings(made, defaults=base.get_config())
+    settings = configs.Settings(made, config_file.defaults(made, base.get_config))
     asked = ablation.study.read(settings)
     found = ablation.study.programs(ablation.study.rows(settings, asked))
     assert len(found) == PROGRAMS[file.stem] and len(asked.seeds) >= 3  # with fewer no verdict is spoken

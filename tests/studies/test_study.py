@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import config, errors, workdir
+from experiments.engine import config, config_file, errors, workdir
 from experiments.studies import study
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -159,9 +159,11 @@ def test_a_seed_may_be_as_large_as_that_of_a_single_run():
 
 def test_the_arms_of_the_learning_rate_study_are_what_they_are_called():
     """Also where the command line gives another rate."""
-    made = config.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config())
+    made = config_file.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config)
     config.override(made, "optim.learning_rate", "0.5")
-    found = {row.arm: row.settings.optim for row in rows(config.Settings(made, defaults=base.get_config()))}
+    found = {
+        row.arm: row.settings.optim for row in rows(config.Settings(made, config_file.defaults(made, base.get_config)))
+    }
     decayed = {name: one for name, one in found.items() if name != "no_decay"}
     assert {float(name) for name in decayed} == {one.learning_rate for one in decayed.values()}
     assert (found["no_decay"].learning_rate, found["no_decay"].weight_decay) == (1e-3, 0)

@@ -1,0 +1,169 @@
+"""The config of a file: a `.py` with get_config(), which is executed, or a `.json` of a run, which is only read.
+
+Strictly: no field is missing, none is unknown, each has its type.
+"""
+
+import importlib.util
+import pathlib
+import re
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_collections
+
+from experiments.engine import config as configs
+from experiments.engine import disk, errors
+
+Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> the defaults
+# What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
+_FAULTS = (
+    ArithmeticError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer
+CACHE = "compilation_cache"  # a folder of compiled programs, which JAX loads and executes
+
+
+def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
+    """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over those of `base`).
+
+    UserError for a `.json` that names code, except for the keys `given` on the command line, which has the last word.
+    The user's own modules are then looked for beside a `.py` too, behind all other places; never beside a `.json`.
+    """
+    file = pathlib.Path(path)
+    if not file.is_file():
+        raise errors.UserError(f"there is no config file {path}")
+    if file.suffix == ".json":
+        return _from_json(file, base, given or {})
+    if file.suffix != ".py":
+        raise errors.UserError(f"a config is a .py or a .json file, and {path} is neither")
+    config = _from_python(file)
+    try:
+        defaults(config, base)
+    except errors.UserError as error:
+        raise errors.UserError(f"{file}: {error}") from error
+    return config
+
+
+def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.ConfigDict:
+    """Those of the config's experiment. UserError where the config has not just their fields, each of its type."""
+    found = configs.flat(configs.values_of(config))
+    for key in configs.NAMED:
+        if not isinstance(found.get(key, ""), str):
+            raise errors.UserError(f'"{key}" must be of type str, and {configs.shown(found[key])} is not')
+    default = base(config.experiment, of=found.get("study.experiment", ""))
+    right = configs.flat(configs.values_of(default))
+    for key in sorted(found.keys() ^ right.keys()):  # of a config that was unlocked, or is that of another experiment
+        of = ', of="language"' if "study.arms" in right else ""
+        raise errors.UserError(
+            f'the config {"has" if key in found else "lacks"} the key "{key}": one of the experiment'
+            f' {config.experiment} begins with base.get_config("{config.experiment}"{of})'
+        )
+    for key, value in found.items():  # a ConfigDict takes None for anything, and True for 1
+        wanted = type(right[key])
+        if type(value) is not wanted:
+            raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {configs.shown(value)} is not')
+    return default
+
+
+def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
+    try:
+        content = disk.read_text(file)
+        if len(content) > LONGEST:
+            raise ValueError(f"it has {len(content):,} characters, and {LONGEST:,} are allowed")
+        saved = configs.shallow(content)
+    except (OSError, ValueError) as error:
+        raise errors.UserError(f"{file} is not a config in JSON: {error}") from error
+    values = saved.get("config", saved) if isinstance(saved, dict) else None
+    if not isinstance(values, dict):
+        raise errors.UserError(f"{file} is not a config in JSON: it must hold an object of settings")
+    config = base(*_experiments(file, values, given))
+    right, found = configs.flat(configs.values_of(config)), {}
+    for key, value in configs.leaves(values):
+        found[configs.known(key, right)] = value
+    for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
+        if key in configs.NAMED:
+            continue
+        if (code := next(configs.codes(key, value), None)) is not None:
+            if key not in given:
+                raise distrust(file, *code, inside=key)
+        elif key == CACHE and isinstance(value, str) and value not in ("", "user"):
+            if key not in given:
+                reason = f"what lies there would be run; a folder that you trust is given as --config.{CACHE}=..."
+                print(f"{file}: {CACHE} = {configs.shown(value)} does not count: {reason}", flush=True)
+        elif value != configs.flat(configs.values_of(config)).get(key):  # what is derived stays derived
+            configs.assign(config, key, value)
+    return config
+
+
+def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """The experiment, and that of the runs of a study. UserError where one is a module that nobody has trusted."""
+    study = values.get("study")
+    of = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
+    found = {"experiment": values.get("experiment", ""), "study.experiment": of}
+    for key, name in (found | {key: given[key] for key in configs.NAMED if key in given}).items():
+        if not isinstance(name, str):
+            raise errors.UserError(f'"{key}" must be of type str, and {configs.shown(name)} is not')
+        if key not in given and configs.own_experiment(name):
+            raise distrust(file, key, name, inside=key)
+        found[key] = name
+    return list(found.values())
+
+
+def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors.UserError:
+    """inside: the setting of the config that holds this one, study.arms for what an arm changes; or the same."""
+    where, how = ("", value) if inside == key else (f" in {inside}", "...")
+    return errors.UserError(
+        f'{file} has {key} = "{value}"{where}, a program that would be run: give it on the command line, '
+        f"--config.{inside}={how}, if you trust it; where your files are gone, a run goes on with those that it keeps:"
+        " --config WORKDIR/source/NAME.py"
+    )
+
+
+def beside(section: configs.Settings, saved: Mapping[str, Any], path: pathlib.Path, called: str = "model") -> dict:
+    """The values of the section of this name, as defaults for those that were saved at `path`.
+
+    UserError where a saved one names code and the section, which is the user's own, does not name the same.
+    """
+    for name, value in saved.items():
+        if configs.is_code(value) and getattr(section, name, None) != value:
+            raise distrust(path, f"{called}.{name}", value, inside=f"{called}.{name}")
+    return section.to_dict()
+
+
+def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
+    spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
+    module = importlib.util.module_from_spec(spec)
+    if (folder := str(file.parent.absolute())) not in sys.path:
+        sys.path.append(folder)  # behind all others: nothing that is installed is hidden by it
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config()
+    except errors.UserError:
+        raise
+    except _FAULTS as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        where = f"{file}, line {lines[-1]}" if lines else str(file)
+        raise errors.UserError(f"{where}: {_sentence(error)}") from error
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
+    return config
+
+
+def _sentence(error: Exception) -> str:
+    """ml_collections' message without its print-out of the whole config."""
+    unknown = re.search(r'Key "(.*?)" does not exist', str(error))
+    if unknown:
+        meant = re.search(r'Did you mean "(.*?)"', str(error))
+        hint = f' (did you mean "{meant.group(1)}"?)' if meant else ""
+        return f'unknown config key "{unknown.group(1)}"{hint}'
+    return configs.sentence(error)
