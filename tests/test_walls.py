@@ -95,20 +95,20 @@ LONGEST = 350  # lines of a file
 STILL_LONGER = {
     "experiments/engine/mesh.py": 360,
     "experiments/engine/distributed.py": 373,
-    "experiments/engine/config.py": 443,
+    "experiments/engine/config.py": 400,
     "experiments/model.py": 375,
     "tests/data/test_data_images.py": 587,
     "tests/data/test_data_text.py": 399,
-    "tests/data/test_fuzz_data.py": 449,
+    "tests/data/test_fuzz_data.py": 450,
     "tests/data/test_pairs_subwords.py": 427,
     "tests/data/test_parts.py": 352,
     "tests/data/test_vocabulary.py": 453,
-    "tests/engine/test_bad_input.py": 419,
+    "tests/engine/test_bad_input.py": 421,
     "tests/engine/test_checkpoint.py": 510,
     "tests/engine/test_checkpoint_log_workdir.py": 405,
     "tests/engine/test_config.py": 398,
     "tests/engine/test_disk.py": 412,
-    "tests/engine/test_fuzz_config.py": 382,
+    "tests/engine/test_fuzz_config.py": 395,
     "tests/engine/test_in_process.py": 429,
     "tests/engine/test_signals.py": 442,
     "tests/engine/test_mesh.py": 430,
@@ -121,7 +121,7 @@ STILL_LONGER = {
     "tests/tools/test_export.py": 419,
     "tests/tools/test_sample.py": 729,
 }  # to be divided
-ENGINE_FILES, SOURCE_LINES, TEST_LINES = 31, 24_800, 26_850
+ENGINE_FILES, SOURCE_LINES, TEST_LINES = 32, 24_800, 26_850
 
 
 def test_the_walls_stand():

@@ -154,7 +154,7 @@ def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
     _as_summarised(folder, step, params)
     name = saved["experiment"]
     try:
-        kind = {"language": saved["text"]["objective"], "vision": "image"}.get(name, name)
+        kind = saved["text"]["objective"] if name == "language" else {"vision": "image"}.get(name, name)
         facts = {"language": _words, "vision": _images, "masked_image": _patches}.get(name, lambda *_: {})(
             folder, saved, params
         )

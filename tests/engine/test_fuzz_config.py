@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs import base
 from experiments import vision
-from experiments.engine import compilation, config_file, errors, run, step, workdir
+from experiments.engine import compilation, config_file, disk, errors, run, step, workdir
 from experiments.engine import config as configs
 from experiments.studies import study
 
@@ -194,7 +194,7 @@ def until_compiling(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(step, "initial_state", abstract)
     monkeypatch.setattr(run, "compile_step", reached)
-    monkeypatch.setattr(compilation, "host", lambda: 2**31)
+    monkeypatch.setattr(disk, "host_memory", lambda: 2**31)
     monkeypatch.setattr(workdir, "commit", lambda: "")
 
 

@@ -15,7 +15,6 @@ import launch
 from experiments import language
 from experiments.engine import config, disk, errors
 
-SAMPLE = str(pathlib.Path(__file__).parents[2] / "configs" / "sample.py")
 CAUSAL = str(pathlib.Path(__file__).parents[2] / "configs" / "causal_lm.py")
 
 
@@ -87,12 +86,6 @@ def test_a_person_who_stops_a_command_is_told_so(with_experiment, tmp_path):
     assert re.search(
         r"go on with: python launch.py .* '--config.sample.prompt=a b' --workdir=runs/causal_lm/\S+\n$", told.err
     )
-
-
-def test_only_training_can_be_tried_dry():
-    for name in ("sample", "fill", "classify", "export"):
-        told = tiny.run("--config", SAMPLE.replace("sample.py", f"{name}.py"), "--dry_run")
-        assert told == (2, "", f"error: --dry_run is for training: {name} has nothing to try dry\n")
 
 
 def test_a_new_file_is_made_where_it_is_written(tmp_path):

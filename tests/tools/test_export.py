@@ -80,7 +80,6 @@ OTHERS = {
     "image.test": ["test.npz"],
     "image.patch": [1],
     "image.head": ["pooled"],
-    "image.mask_ratio": [0.5],
     "image.shift": [1.0],
 }
 UNUSED = {"language": "image.", "vision": "text."}
@@ -88,9 +87,9 @@ UNUSED = {"language": "image.", "vision": "text."}
 
 def config_of(family: str, **changed):
     """The config of a small run that the family has, with these changes."""
-    experiment = RUNS[family].get("experiment", "language")
-    made = base.get_config(experiment)
-    made.update_from_flattened_dict(RUNS[family] | changed)
+    made = base.get_config(RUNS[family]["experiment"])
+    own = {key: value for key, value in RUNS[family].items() if key.split(".")[0] in made}
+    made.update_from_flattened_dict(own | changed)
     return made
 
 
@@ -115,8 +114,8 @@ def logits(model: models.Model, params, fields, kind: str, patch: int = 0) -> np
 
 def ours(config, params) -> np.ndarray:
     """The logits of the run's own model."""
-    kind = "image" if config.experiment == "vision" else config.text.objective
-    return logits(model_of(config), params, config.model, kind, config.image.patch)
+    kind, patch = ("image", config.image.patch) if config.experiment == "vision" else (config.text.objective, 0)
+    return logits(model_of(config), params, config.model, kind, patch)
 
 
 def read_again(folder) -> np.ndarray:
@@ -170,7 +169,7 @@ ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
 TEXT = "source train valid test binary tokenizer N prefix mask_rate tied_output"
 WORDS = ALWAYS | {f"text.{field}": OTHERS[f"text.{field}"] for field in TEXT.split()}
 IMAGES = ALWAYS | {
-    f"image.{field}": OTHERS[f"image.{field}"] for field in "source train valid test patch mask_ratio shift".split()
+    f"image.{field}": OTHERS[f"image.{field}"] for field in "source train valid test patch shift".split()
 }
 BASE = {"model.rotary_base": [50.0]}
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above

@@ -1,0 +1,131 @@
+"""An experiment in a file outside the project, as a user has it: its own fields, from the config to a study."""
+
+import json
+
+import pytest
+import tiny
+
+CODE = """
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.engine import batches, run, step
+
+
+def config():
+    line = ConfigDict()
+    line.slope = 2.0  # of the line that is learned
+    line.kind = "plain"
+    return {"line": line}
+
+
+def prepare(settings, devices):
+    def fetch(index_B, rng):
+        x_B = index_B.astype(np.float32) / 64
+        return {"x_B": x_B, "y_B": settings.line.slope * x_B}
+
+    def loss_and_metrics(params, batch, key_B, over=None):
+        return {"loss": (jnp.sum((params["a"] * batch["x_B"] - batch["y_B"]) ** 2), batch["x_B"].size * 1.0)}
+
+    task = step.Task(
+        init=lambda key: {"a": jnp.zeros(())},
+        loss_and_metrics=loss_and_metrics,
+        train=batches.train(fetch, n=64, batch=settings.train.batch_size, seed=settings.seed),
+        evaluation=batches.evaluation(fetch, n=16, batch=settings.train.evaluate_batch),
+        tokens_per_example=1,
+        baseline={},
+    )
+    return run.Work(task, lambda params, folder, rows: [])
+"""
+CONFIG = """
+from configs import base
+
+
+def get_config():
+    config = base.get_config({names})
+    config.line.slope = 3.0
+    config.mesh.data = 1
+    config.optim.learning_rate = 0.1
+    config.optim.warmup_steps = 1
+    config.optim.weight_decay = 0.0
+    config.train.steps = 60
+    config.train.batch_size = 16
+    config.train.evaluate_batch = 16
+{more}    return config
+"""
+ARMS = """    config.study.arms = [("steep", {"line.slope": 5.0}), ("flat", {"line.slope": 0.0}), ("as_it_is", {})]
+    config.study.seeds = [0, 1]
+    config.study.probe = False
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """A folder with an experiment, a config of it and one of a study; nothing of it is imported yet."""
+    monkeypatch.delitem(__import__("sys").modules, "own_line", raising=False)
+    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    (tmp_path / "own_line.py").write_text(CODE)
+    (tmp_path / "one.py").write_text(CONFIG.format(names='"own_line"', more=""))
+    (tmp_path / "many.py").write_text(CONFIG.format(names='"ablation", of="own_line"', more=ARMS))
+    return tmp_path
+
+
+def test_it_is_trained_with_its_own_fields(mine):
+    told = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "run"), "--config.line.slope=4")
+    assert (told.code, told.err) == (0, "")
+    saved = json.loads((mine / "run" / "config.json").read_text())["config"]
+    assert (saved["experiment"], saved["line"]) == ("own_line", {"slope": 4.0, "kind": "plain"})
+    assert not {"text", "image", "study"} & saved.keys()
+    assert json.loads((mine / "run" / "summary.json").read_text())["eval/loss"] < 0.01
+    assert (mine / "run" / "source" / "own_line.py").read_text() == CODE
+    again = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "run"), "--config.line.slope=4")
+    assert again.code == 0 and "holds a finished run" in again.out
+    unused = tiny.run("--config", str(mine / "one.py"), "--workdir", str(mine / "two"), "--config.line.kind=dotted")
+    assert (unused.code, "line.kind is set, but this experiment does not use it" in unused.err) == (2, True)
+
+
+def test_its_fields_may_differ_between_the_arms_of_a_study(mine):
+    told = tiny.run("--config", str(mine / "many.py"), "--workdir", str(mine / "study"))
+    assert (told.code, told.err) == (0, "")
+    slopes = {
+        file.parts[-3]: json.loads(file.read_text())["config"]["line"]["slope"]
+        for file in (mine / "study").glob("*/*/seed_1/config.json")
+    }
+    assert slopes == {"steep": 5.0, "flat": 0.0, "as_it_is": 3.0}
+    one = json.loads((mine / "study" / "all" / "flat" / "seed_0" / "config.json").read_text())["config"]
+    assert one["experiment"] == "own_line" and "study" not in one
+
+
+def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
+    """What a .json names is run only where the command line names it too."""
+    monkeypatch.chdir(mine)
+    (mine / "a.json").write_text(json.dumps({"experiment": "own_line", "line": {"slope": 1.0}}))
+    told = tiny.run("--config", "a.json", "--dry_run")
+    assert told.code == 2 and 'a.json has experiment = "own_line", a program that would be run' in told.err
+    assert tiny.run("--config", "a.json", "--dry_run", "--config.experiment=own_line").code == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def prepare(settings, devices): pass", "own_line.py has no config"),
+        ("def config(): return {}", "own_line.py has no prepare"),
+        ("def config(): return {'line': {'slope': None}}\nprepare = 1", "line.slope = None is none of bool, int"),
+        ("def config(): return {'train': {'slope': 1}}\nprepare = 1", 'a section "train", which is there already'),
+        ("def config(): return 1 / 0\nprepare = 1", "own_line.py, line 1: ZeroDivisionError"),
+        ("import nothing_of_this_name", "own_line.py, line 1: ModuleNotFoundError"),
+    ],
+)
+def test_what_is_no_experiment_is_told_in_a_sentence(mine, code, words):
+    (mine / "own_line.py").write_text(code)
+    told = tiny.run("--config", str(mine / "one.py"), "--dry_run")
+    assert told.code == 2 and words in told.err and told.err.count("\n") == 1
+
+
+def test_a_config_of_another_experiment_is_not_one_of_this(mine):
+    text = (mine / "one.py").read_text().replace('base.get_config("own_line")', 'base.get_config("vision")')
+    text = text.replace("config.line.slope = 3.0", 'config.experiment = "own_line"')
+    (mine / "one.py").write_text(text)
+    told = tiny.run("--config", str(mine / "one.py"), "--dry_run")
+    assert told.code == 2 and 'has the key "image.' in told.err and 'base.get_config("own_line")' in told.err
