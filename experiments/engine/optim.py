@@ -1,21 +1,18 @@
 """The optimiser: AdamW or Muon on optax, with the decay, the clipping and the schedules a config can name."""
 
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+import optax.contrib
 
 from experiments.engine import batches, config, errors
 from tfm import shapes
 
 BATCH_RULES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # exponent of (batch size / first batch size)
-# x -> a x + b x^3 + c x^5 on all singular values, a few times, brings what is at most 1 near to 1: Jordan's numbers,
-# which rise steeply at 0 and leave values between 0.7 and 1.2.
-A, B, C = 3.4445, -4.7750, 2.0315
-EPS = 1e-7  # of the norm that it begins with: a gradient of zeros stays zeros
+EPS = 1e-7  # of the norm that Newton-Schulz begins with: a gradient of zeros stays zeros
 
 
 def schedule(
@@ -99,14 +96,16 @@ def muon(
     clip: float,
     **adam: float,
 ) -> optax.GradientTransformation:
-    """Muon (muon.py) for the matrices inside the blocks, at `muon_lr_multiplier` times the rate; AdamW for the rest.
+    """Muon (Jordan et al. 2024) for the matrices inside the blocks, at `muon_lr_multiplier` times the rate.
 
-    momentum: of those matrices, Nesterov's. ns_steps: Newton-Schulz. adam: beta1, beta2 and eps of the rest. Decay as
-    in `adamw`, in units of each one's own rate.
+    AdamW scales every number of a gradient by itself. A matrix is a map, and a step whose singular values are all alike
+    moves all of its directions equally far: U V^T, where U S V^T is the momentum. Embeddings, output matrices, gains
+    and biases stay with AdamW. momentum: of those matrices, Nesterov's. adam: beta1, beta2 and eps of the rest. Decay
+    as in `adamw`, in units of each one's own rate.
     """
     of_matrices = optax.chain(
         optax.trace(momentum, nesterov=True),
-        orthogonalised(ns_steps=ns_steps),
+        orthogonal(ns_steps=ns_steps),
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
     )
@@ -115,72 +114,55 @@ def muon(
 
 
 def _optimisers(params: Any) -> Any:
-    """Which of the two each leaf has."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: "muon" if hidden(path) else "adamw", params)
+    """Which of the two each leaf has (read off the names)."""
+
+    def one(path: Any, _: Any) -> str:
+        return "muon" if shapes.STACKED in shapes.names(path)[:-1] and shapes.is_matrix(path) else "adamw"
+
+    return jax.tree_util.tree_map_with_path(one, params)
+
+
+def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
+    """Updates become sqrt(max(1, outputs / inputs)) U V^T, matrix by matrix, near to it by steps of Newton-Schulz.
+
+    With the factor, a step of a wide output moves each of its numbers as far as that of a square matrix. The momentum
+    before it is by hand, as optax's own (`optax.contrib.muon`) corrects the bias of the first steps, and Jordan's does
+    not: nothing is remembered here.
+    """
+
+    def update(updates: Any, params: Any = None) -> Any:
+        numbers = jax.tree_util.tree_map_with_path(lambda path, _: dimensions(path), updates)
+        newton_schulz = optax.contrib.scale_by_muon(
+            ns_steps=ns_steps, beta=0.0, eps=EPS, nesterov=False, weight_dimension_numbers=numbers
+        )
+        with jax.named_scope("muon"):
+            steps, _ = newton_schulz.update(updates, newton_schulz.init(updates))
+            return jax.tree_util.tree_map_with_path(_scaled, steps)
+
+    return optax.stateless(update)
+
+
+def _scaled(path: Any, step: jax.Array) -> jax.Array:
+    outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in dimensions(path))
+    return math.sqrt(max(1, outputs / inputs)) * step
+
+
+def dimensions(path: Any) -> optax.contrib.MuonDimensionNumbers:
+    """Which dimensions of a leaf are the rows (outputs) and columns (inputs) of a matrix; the others count its copies.
+
+    optax calls rows `reduction_axis`: it writes x W where we write W x, and the step of a transposed matrix is the
+    transposed step.
+    The heads' features side by side are one side, so H goes with them: Uq_HKD maps D to all (H, K), Uo_HDK adds up what
+    it maps from all (H, K) to D, V_HDD likewise: one matrix each in every layer. A map of K to K belongs to one head,
+    so that P_HKK is a matrix in every head.
+    """
+    letters = shapes.letters(path)
+    outputs, inputs = (len(letters) - 2,), (len(letters) - 1,)
+    if "H" in letters and not letters[-2] == letters[-1] != "D":
+        head = (letters.index("H"),)
+        outputs, inputs = (outputs, head + inputs) if letters[-2] == "D" else (head + outputs, inputs)
+    return optax.contrib.MuonDimensionNumbers(reduction_axis=outputs, output_axis=inputs)
 
 
 def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), step) if clip > 0 else step
-
-
-class Sides(NamedTuple):
-    """The dimensions of a parameter that are copies of a matrix, its rows (outputs) and its columns (inputs)."""
-
-    copies: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-
-
-def hidden(path: Any) -> bool:
-    """Whether a leaf is a matrix inside the blocks (read off the names): what Muon is for."""
-    return shapes.STACKED in shapes.names(path)[:-1] and shapes.is_matrix(path)
-
-
-def sides(path: Any) -> Sides:
-    """How a leaf's dimensions make matrices. The heads' features side by side are one side, so H goes with them.
-
-    Uq_HKD maps D to all (H, K), Uo_HDK adds up what it maps from all (H, K) to D, V_HDD likewise: one matrix each in
-    every layer. A map of K to K belongs to one head, so that P_HKK is a matrix in every head.
-    """
-    letters = shapes.letters(path)
-    out, into = len(letters) - 2, len(letters) - 1
-    rest = tuple(range(out))
-    if "H" not in letters or letters[out] == letters[into] != "D":
-        return Sides(rest, (out,), (into,))
-    h = letters.index("H")
-    copies = tuple(i for i in rest if i != h)
-    return Sides(copies, (out,), (h, into)) if letters[out] == "D" else Sides(copies, (h, out), (into,))
-
-
-def orthogonal(x_LRC: jax.Array, *, ns_steps: int) -> jax.Array:
-    """Near to U V^T for every matrix U S V^T of L, by steps of Newton-Schulz: X -> a X + (b X X^T + c (X X^T)^2) X."""
-    if x_LRC.shape[-2] > x_LRC.shape[-1]:  # products of the shorter side
-        return orthogonal(x_LRC.mT, ns_steps=ns_steps).mT
-    x_LRC = x_LRC / (jnp.linalg.norm(x_LRC, axis=(-2, -1), keepdims=True) + EPS)
-    for _ in range(ns_steps):
-        square_LRR = x_LRC @ x_LRC.mT
-        x_LRC = A * x_LRC + (B * square_LRR + C * square_LRR @ square_LRR) @ x_LRC
-    return x_LRC
-
-
-def orthogonal_step(path: Any, momentum: jax.Array, *, ns_steps: int) -> jax.Array:
-    """sqrt(max(1, rows / columns)) U V^T for every matrix of a leaf, in the leaf's shape.
-
-    With the factor, a step of a wide output moves each of its numbers as far as that of a square matrix.
-    """
-    made = sides(path)
-    order = [i for side in made for i in side]
-    R, S = (math.prod(momentum.shape[i] for i in side) for side in (made.rows, made.columns))
-    moved = momentum.transpose(order)
-    flat = orthogonal(moved.reshape(-1, R, S), ns_steps=ns_steps) * math.sqrt(max(1, R / S))
-    return flat.reshape(moved.shape).transpose([order.index(i) for i in range(len(order))])
-
-
-def orthogonalised(*, ns_steps: int) -> optax.GradientTransformation:
-    """Updates become their orthogonal `step`; nothing is remembered."""
-
-    def update(updates: Any, params: Any = None) -> Any:
-        with jax.named_scope("muon"):
-            return jax.tree_util.tree_map_with_path(functools.partial(orthogonal_step, ns_steps=ns_steps), updates)
-
-    return optax.stateless(update)

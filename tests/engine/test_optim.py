@@ -1,4 +1,4 @@
-"""Learning rates against their formulas; decay, clipping and one step of AdamW against plain numpy."""
+"""Learning rates against their formulas; AdamW and Muon, decay and clipping, against plain numpy."""
 
 import math
 
@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import batches, errors, optim
+from experiments.engine import batches, errors, mesh, optim, plan
+from tfm import layout, shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
 REST = STEPS - WARMUP
@@ -172,3 +173,155 @@ def test_gradients_are_clipped_by_their_norm_over_all_leaves(norm):
         found = steps(adamw(**settings, clip=clip), params, [used if clip == 0 else gradient])
         for name, value in by_hand(params, [used], **settings).items():
             np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+# Muon: float64 loops, matrix by matrix
+
+M, H, K, D, F = 2, 3, 5, 7, 11
+SIZES = {"M": M, "H": H, "K": K, "D": D, "F": F, "N": 13}
+HIDDEN = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
+OTHERS = ["blocks/norm1/gain_D", "blocks/value/bo_D", "embed/E_ND", "head/G_ND"]
+RATE, MATRIX_RATE, MOMENTUM, DECAY, ROUNDS = 0.1, 3.0, 0.8, 0.5, 4
+
+
+def drawn(seed, sizes=SIZES):
+    names = [f"blocks/{name}" for name in HIDDEN] + OTHERS
+    rng = np.random.default_rng(seed)
+    tree = {}
+    for name in names:
+        node, *parts = tree, *name.split("/")
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+        shape = [sizes[letter] for letter in shapes.letters(name)]
+        node[parts[-1]] = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    return tree
+
+
+def newton_schulz(x_RC):
+    """Jordan et al. 2024, with the smaller product; float64."""
+    x_RC = np.asarray(x_RC, np.float64)
+    if x_RC.shape[0] > x_RC.shape[1]:
+        return newton_schulz(x_RC.T).T
+    x_RC = x_RC / np.sqrt(np.sum(x_RC * x_RC))
+    for _ in range(ROUNDS):
+        square_RR = x_RC @ x_RC.T
+        x_RC = 3.4445 * x_RC - 4.7750 * square_RR @ x_RC + 2.0315 * square_RR @ square_RR @ x_RC
+    return x_RC
+
+
+def matrix_step(name, x):
+    """One layer's step: each matrix written down with its rows and columns, by hand."""
+    if name.endswith("Uq_HKD"):  # from D to the K features of all heads, one under the other
+        W = newton_schulz(x.reshape(H * K, D))
+        return np.sqrt(H * K / D) * W.reshape(H, K, D)
+    if name.endswith(("Uo_HDK", "V_HDD")):  # the matrices of all heads beside each other
+        W = newton_schulz(np.concatenate(list(x), axis=1))
+        return np.stack(np.split(W, H, axis=1))
+    if name.endswith("P_HKK"):  # a matrix in each head
+        return np.stack([newton_schulz(P_KK) for P_KK in x])
+    return newton_schulz(x) * np.sqrt(max(1, x.shape[0] / x.shape[1]))
+
+
+def muon_by_hand(name, value, gradients):
+    value, mean = np.asarray(value, np.float64), np.zeros(value.shape)
+    for gradient in gradients:
+        mean = MOMENTUM * mean + np.asarray(gradient, np.float64)
+        ahead = MOMENTUM * mean + np.asarray(gradient, np.float64)
+        step = np.stack([matrix_step(name, ahead[m]) for m in range(M)])
+        value = value - MATRIX_RATE * RATE * (step + DECAY * value)
+    return value
+
+
+def muon(rate=RATE, **changes):
+    options = {
+        "muon_lr_multiplier": MATRIX_RATE,
+        "momentum": MOMENTUM,
+        "ns_steps": ROUNDS,
+        "weight_decay": DECAY,
+        "clip": 0.0,
+    }
+    options |= {"beta1": 0.8, "beta2": 0.9, "eps": 1e-3}
+    return optim.muon(lambda step: rate, **options | changes)
+
+
+def taken(made, params, gradients):
+    state = made.init(params)
+    for gradient in gradients:
+        updates, state = jax.jit(made.update)(gradient, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    return params
+
+
+def leaf(tree, name):
+    for part in name.split("/"):
+        tree = tree[part]
+    return tree
+
+
+def test_a_step_is_its_formula_in_every_layer_and_the_rest_is_adamw():
+    params, gradients = drawn(0), [drawn(seed) for seed in (1, 2, 3)]
+    found = taken(muon(), params, gradients)
+    for name in (f"blocks/{name}" for name in HIDDEN):
+        expected = muon_by_hand(name, leaf(params, name), [leaf(gradient, name) for gradient in gradients])
+        np.testing.assert_allclose(leaf(found, name), expected, rtol=1e-4, atol=2e-5, err_msg=name)
+    adamw = optim.adamw(lambda step: RATE, beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=DECAY, clip=0.0)
+    plain = taken(adamw, params, gradients)
+    for name in OTHERS:
+        np.testing.assert_allclose(leaf(found, name), leaf(plain, name), rtol=1e-6, err_msg=name)
+
+
+def test_the_singular_values_become_alike_and_zeros_stay():
+    W1_MFD = jnp.asarray(np.random.default_rng(0).standard_normal((M, F, D)), jnp.float32).at[1].set(0.0)
+    newton_schulz = optim.orthogonal(ns_steps=5)
+    steps, _ = newton_schulz.update({"blocks": {"W1_FD": W1_MFD}}, newton_schulz.init({}))
+    before, after = (np.linalg.svd(x[0], compute_uv=False) for x in (W1_MFD, steps["blocks"]["W1_FD"]))
+    assert before.max() / before.min() > 3  # so that there was something to do
+    assert np.sqrt(F / D) * 0.6 < after.min() and after.max() < np.sqrt(F / D) * 1.25
+    assert not np.any(steps["blocks"]["W1_FD"][1])
+
+
+def test_the_gradient_is_clipped_over_all_leaves():
+    """As if the gradient were as short; its length itself does not change the step of a matrix, only that of AdamW."""
+    params, gradient = drawn(0), drawn(1)
+    norm = np.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(gradient)))
+    shorter = jax.tree.map(lambda x: x * 2.0 / norm, gradient)
+    found = taken(muon(clip=2.0), params, [gradient])
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(taken(muon(), params, [shorter])), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    unclipped = taken(muon(), params, [gradient])
+    assert not np.allclose(found["embed"]["E_ND"], unclipped["embed"]["E_ND"], rtol=1e-3)
+
+
+def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps():
+    sizes = SIZES | {"H": 4, "D": 6, "F": 10}
+    params, gradient = drawn(0, sizes=sizes), drawn(1, sizes=sizes)
+    alone = {rate: taken(muon(rate, ns_steps=2), params, [gradient]) for rate in (0.1, 0.02)}
+    devices = mesh.make(data=2, fsdp=2, tensor=2)
+    place = mesh.shardings(devices, params, layout.Layout(batch=mesh.BATCH, fsdp="fsdp", tensor="tensor"))
+    shared = taken(muon(ns_steps=2), jax.device_put(params, place), [jax.device_put(gradient, place)])
+    assert not shared["blocks"]["score"]["Uq_HKD"].is_fully_replicated
+    rows = jax.vmap(lambda rate: taken(muon(rate, ns_steps=2), params, [gradient]))(jnp.array([0.1, 0.02]))
+    for i, (rate, found) in enumerate([(0.1, rows), (0.02, rows), (0.1, shared)]):
+        for one, other in zip(jax.tree.leaves(alone[rate]), jax.tree.leaves(found), strict=True):
+            np.testing.assert_allclose(other if i == 2 else other[i], one, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"optim__name": "moun"}, 'unknown optimiser "moun" (did you mean "muon"?); the right ones are: adamw, muon'),
+        ({"optim__name": "os:path"}, 'unknown optimiser "os:path": an optimiser is named, and cannot be imported'),
+        ({"optim__name": "muon", "optim__momentum": 1.0}, "optim.momentum must be less than 1, and 1.0 is not"),
+        ({"optim__name": "muon", "optim__momentum": -0.1}, "optim.momentum must be at least 0, and -0.1 is not"),
+        (
+            {"optim__name": "muon", "optim__muon_lr_multiplier": -1.0},
+            "optim.muon_lr_multiplier must be at least 0, and -1.0 is not",
+        ),
+        ({"optim__name": "muon", "optim__ns_steps": -1}, "optim.ns_steps must be at least 0, and -1 is not"),
+    ],
+)
+def test_what_cannot_be(changes, sentence):
+    made = tiny.settings("language", **changes)
+    with pytest.raises(errors.UserError) as raised:
+        plan.optimiser(made, batches.growing(made.train.batch_size))
+    assert str(raised.value) == sentence
