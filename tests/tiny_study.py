@@ -8,7 +8,7 @@ import pytest
 import tiny
 
 from experiments.engine import log
-from experiments.studies import drawings
+from experiments.studies import figures as drawings
 
 STEPS = 6
 CHANGES = {

@@ -58,7 +58,7 @@ def _finite(points: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([step for step, _ in kept]), np.array([value for _, value in kept])
 
 
-def _smooth(value_I: np.ndarray, width: int) -> np.ndarray:
+def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
     """Mean over a centred window of `width` (odd) values, narrower towards both ends so that it stays centred."""
     sum_I = np.concatenate([[0.0], np.cumsum(value_I)])
     i = np.arange(len(value_I))
@@ -80,7 +80,7 @@ def loss_curves(
         many = len(step_I) >= 20
         axes.plot(step_I, value_I, color=PALE, lw=0.8, marker="" if many else ".", label="training")
         if many:
-            smooth_I = _smooth(value_I, 2 * (len(step_I) // 40) + 3)
+            smooth_I = smooth(value_I, 2 * (len(step_I) // 40) + 3)
             axes.plot(step_I, smooth_I, color=BLUE, lw=1.8, label="training, smoothed")
     if len(step_J):
         axes.plot(step_J, value_J, color=RED, lw=1.2, ls="--", marker="o", ms=4, label="evaluation")
@@ -165,9 +165,9 @@ def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequenc
     write(drawing, path)
 
 
-def _spread(count: int, most: int) -> np.ndarray:
+def spread(count: int, most: int) -> list[int]:
     """At most `most` indices below `count`, evenly spread from the first to the last."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
 
 
 def _heads(drawing: figure.Figure, A_MHNS: np.ndarray, *, height: float, width: float, beside: int) -> tuple[dict, str]:
@@ -176,7 +176,7 @@ def _heads(drawing: figure.Figure, A_MHNS: np.ndarray, *, height: float, width: 
     Also the words that say which layers and heads were left out.
     """
     M, H = A_MHNS.shape[:2]
-    layer_I, head_J = _spread(M, MOST_LAYERS), _spread(H, MOST_HEADS)
+    layer_I, head_J = spread(M, MOST_LAYERS), spread(H, MOST_HEADS)
     rows, columns = len(layer_I), len(head_J) + beside
     drawing.set_size_inches(max(width * columns + 1.6, 5.4), max(height * rows + 1.1, 2.6))
     grid = drawing.add_gridspec(rows, columns)

@@ -1,212 +1,256 @@
-"""The numbers of a study: spread over seeds, differences paired by seed, and their intervals.
+"""The numbers of a study: spread over seeds, differences paired by seed and their intervals, steps to a threshold.
 
 Pure functions of the runs. Student's t on paired differences, by scipy; Bonferroni over the comparisons of a condition.
+report.json has these fields under these names.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
 from scipy import stats
 
 from experiments.engine import checkpoint
-from experiments.studies import runs as loaded
+from experiments.studies import runs as finished
 from experiments.studies import study as studies
-from experiments.studies import thresholds
 
 LIBRARY = {"scipy": scipy.__version__}  # whose t distribution it is
 LEVEL = 0.95  # of all intervals of a condition together
 FEWEST = 3  # pairs below which there is no interval and no verdict
 ROUNDING = float(np.finfo(np.float32).eps)  # what metrics are computed in: a spread below this, relative, is none
 
+# What is known of an arm against the reference: its kind.
+WORSE, BETTER, OPEN = "worse", "better", "no difference found"
+SAME, CONSTANT, FEW = "identical", "the same difference in every seed", "too few seeds"
 
-class Spread(NamedTuple):
+
+@dataclass(frozen=True)
+class Spread:
     """Mean over n runs and sample standard deviation (n - 1 below), which one run does not have."""
 
-    mean: float
+    mean: float | None
     std: float | None
     n: int
 
 
-class Interval(NamedTuple):
-    low: float
-    high: float
-
-
-class Comparison(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """Arm minus reference, paired by seed. Without intervals and p where there are fewer than three pairs, or where
-    the differences do not vary."""
+    the differences do not vary by more than rounding."""
 
-    differences: dict[int, float]  # by seed
-    spread: Spread | None  # None: no pair
-    alike: bool  # whether every difference is zero, but for rounding
-    varies: bool  # whether the differences differ from each other by more than rounding
-    interval: Interval | None  # 95 % for all comparisons of the condition together
-    interval_alone: Interval | None  # 95 % for this one comparison, uncorrected
+    by_seed: dict[int, float]
+    mean: float | None
+    std: float | None
+    n: int
+    interval: tuple[float, float] | None  # 95 % for all comparisons of the condition together
+    interval_uncorrected: tuple[float, float] | None  # 95 % for this one comparison
     p: float | None  # two-sided, uncorrected
     p_corrected: float | None  # times the number of comparisons, at most 1
+    kind: str  # what the corrected interval says
 
 
-class Arm(NamedTuple):
+@dataclass(frozen=True)
+class ThresholdStep:
+    """The first evaluation that met the threshold, by seed; None: none did, or the run diverged."""
+
+    by_seed: dict[int, int | None]
+    median: float | None  # a seed that never got there is later than all; None where the median is such
+    reached: int  # of so many seeds:
+    of: int
+
+
+@dataclass(frozen=True)
+class Arm:
     """What the runs of an arm measured in one condition; what diverged is in no number, but named."""
 
     name: str
     changes: dict[str, Any]
     params: int | None  # None: no run yet
-    flops_per_token: float | None
-    values: dict[int, float]  # the metric at the end, by seed
-    spread: Spread | None
+    flops_per_token: float | None  # forward
+    values: dict[int, float]  # the metric at the end, by seed; and their spread:
+    mean: float | None
+    std: float | None
+    n: int
     others: dict[str, Spread]  # other evaluated metrics
-    reached: dict[int, int | None]  # first evaluation that met the threshold, by seed; None: none, or diverged
+    other_evaluation: list[int]  # seeds whose held-out examples are not those of the reference
+    other_batches: list[int]  # seeds whose training batches are not those of the reference
+    other_initial: list[str]  # weights that do not begin with the reference's values, nor a multiple of them
+    threshold_step: ThresholdStep | None  # None: no threshold
+    difference: Difference | None  # None: the reference itself
+    symmetry: dict[str, list[float | None]]  # measure -> of each layer at the end, mean over seeds
+    attention: dict[str, list[float | None]]  # the same
     diverged: dict[int, int | None]  # the step, by seed; None: the end was reached, with a metric that is not finite
     missing: list[int]  # seeds that have no finished run
-    other_evaluation: list[int]  # seeds whose held-out examples are not those of the reference, as far as runs tell
-    other_batches: list[int]  # seeds whose training batches are not those of the reference, as far as runs tell
-    other_initial: list[str]  # weights that do not begin with the reference's values, nor a multiple of them
-    comparison: Comparison | None  # None for the reference itself
 
 
-class Condition(NamedTuple):
+@dataclass(frozen=True)
+class Condition:
     """One table of the report."""
 
     name: str
     changes: dict[str, Any]
     metric: str
-    more_is_better: bool
-    threshold: float  # 0.0: none
-    every: int | None  # steps between evaluations: the resolution of the steps to the threshold
+    better: str  # "less" or "more"
+    threshold: float | None
+    evaluation_interval: int | None  # steps between evaluations: the resolution of the steps to the threshold
     comparisons: int  # m, of the whole study, also where runs are missing
-    reference: str
-    arms: list[Arm]
     baseline: dict[str, float]  # what needs no training, by metric
     guess: dict[str, str]  # and what that is, in words
+    reference: str
+    arms: list[Arm]
+
+    @property
+    def compared(self) -> list[Arm]:
+        """The arms beside the reference."""
+        return [arm for arm in self.arms if arm.difference]
 
 
-def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and sample standard deviation; None of nothing."""
-    if not values:
-        return None
-    return Spread(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
-
-
-def compare(arm: Mapping[int, float], reference: Mapping[int, float], *, m: int) -> Comparison:
-    """Differences over the seeds that both have, with intervals at 1 - 0.05/m and at 0.95."""
-    seeds = [seed for seed in arm if seed in reference]
-    value_I, base_I = np.array([arm[s] for s in seeds]), np.array([reference[s] for s in seeds])
-    difference_I = value_I - base_I
-    found = dict(zip(seeds, difference_I.tolist(), strict=True))
-    rounding = ROUNDING * max(map(abs, [0.0, *value_I, *base_I]))
-    alike = all(abs(d) <= rounding for d in found.values())
-    varies = max(found.values(), default=0.0) - min(found.values(), default=0.0) > rounding
-    whole = spread(list(found.values()))
-    if len(seeds) < FEWEST or not varies:
-        return Comparison(found, whole, alike, bool(varies), None, None, None, None)
-    test = stats.ttest_rel(value_I, base_I)
-    wide, alone = (test.confidence_interval(level) for level in (1 - (1 - LEVEL) / m, LEVEL))
-    p = float(test.pvalue)
-    return Comparison(found, whole, alike, True, _interval(wide), _interval(alone), p, min(1.0, m * p))
-
-
-def _interval(found: Any) -> Interval:
-    return Interval(float(found.low), float(found.high))
-
-
-def more_is_better(metric: str) -> bool:
-    """Whether a higher value is a better one. UserError where nobody knows."""
-    checkpoint.check_best(metric, key="study.metric")
-    return checkpoint.BETTER[metric.rpartition("/")[2]] is max
-
-
-def analyse(study: studies.Study, runs: Sequence[loaded.Run]) -> list[Condition]:
+def analyse(study: studies.Study, runs: Sequence[finished.Run]) -> list[Condition]:
     """The numbers of each condition. UserError for a metric that was not measured, or has no known direction."""
-    return [_condition(study, one, [run for run in runs if run.condition == one.name]) for one in study.conditions]
+    return [
+        _condition(study, named, [run for run in runs if run.condition == named.name]) for named in study.conditions
+    ]
 
 
-def _condition(study: studies.Study, named: studies.Named, runs: list[loaded.Run]) -> Condition:
-    metric, threshold = study.metric[named.name], study.threshold[named.name]
-    more = more_is_better(metric)
-    for run in runs:
-        loaded.check_measured(run, metric)
-    m = len(study.arms) - 1
-    base = [run for run in runs if run.arm == study.reference]
-    reference = _values(base, metric)
+def _condition(study: studies.Study, named: studies.Named, runs: list[finished.Run]) -> Condition:
+    metric, threshold = study.metric[named.name], study.threshold[named.name] or None
+    better = direction(metric)
+    groups = {arm.name: [run for run in runs if run.arm == arm.name] for arm in study.arms}
+    baselines = [{k[9:]: x for k, x in run.summary.items() if k.startswith("baseline/")} for run in reversed(runs)]
     arms = []
     for arm in study.arms:
-        mine = [run for run in runs if run.arm == arm.name]
-        made = _arm(arm, mine, base, study.seeds, metric, threshold, more=more)
-        against = None if arm.name == study.reference else compare(made.values, reference, m=m)
-        arms.append(made._replace(comparison=against))
+        reference = None if arm.name == study.reference else groups[study.reference]
+        arms.append(_arm(arm, groups[arm.name], reference, study, metric, threshold, better))
     return Condition(
         name=named.name,
         changes=named.changes,
         metric=metric,
-        more_is_better=more,
+        better=better,
         threshold=threshold,
-        every=thresholds.every([loaded.curve(run, metric) for run in runs]),
-        comparisons=m,
+        evaluation_interval=longest_interval([run.curve(metric) for run in runs]),
+        comparisons=len(arms) - 1,
+        baseline={name: x for baseline in baselines for name, x in baseline.items() if x is not None},
+        guess={name: words for run in runs for name, words in run.summary.get("guess", {}).items()},
         reference=study.reference,
         arms=arms,
-        baseline=_baseline(runs),
-        guess=_guess(runs),
     )
 
 
 def _arm(
     named: studies.Named,
-    runs: list[loaded.Run],
-    reference: list[loaded.Run],
-    seeds: list[int],
+    runs: list[finished.Run],
+    reference: list[finished.Run] | None,
+    study: studies.Study,
     metric: str,
-    threshold: float,
-    *,
-    more: bool,
+    threshold: float | None,
+    better: str,
 ) -> Arm:
     values = _values(runs, metric)
-    good = [run for run in runs if run.seed in values]
-    lasting = {run.seed: loaded.curve(run, metric) if run.seed in values else {} for run in runs}
-    reached = {seed: thresholds.first_reached(curve, threshold, more=more) for seed, curve in lasting.items()}
-    first = runs[0].summary if runs else {}
+    whole = [run for run in runs if run.seed in values]
+    curves = {run.seed: run.curve(metric) if run.seed in values else {} for run in runs}
+    base = reference or []
+    difference = compare(values, _values(base, metric), m=len(study.arms) - 1, better=better)
     return Arm(
         name=named.name,
         changes=named.changes,
-        params=first.get("params"),
-        flops_per_token=first.get("flops_per_token"),
+        params=runs[0].summary["params"] if runs else None,
+        flops_per_token=runs[0].summary["flops_per_token"] if runs else None,
         values=values,
-        spread=spread(list(values.values())),
-        others=_others(good, metric),
-        reached=reached if threshold else {},
-        diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
-        missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
-        other_evaluation=loaded.differing(good, reference, "evaluation_crc32"),
-        other_batches=loaded.differing(good, reference, "training_crc32"),
-        other_initial=loaded.otherwise_begun(good, reference),
-        comparison=None,
+        **vars(spread(values.values())),
+        others=_others(whole, metric),
+        other_evaluation=finished.differing(whole, base, "evaluation_crc32"),
+        other_batches=finished.differing(whole, base, "training_crc32"),
+        other_initial=finished.differing_weights(whole, base),
+        threshold_step=None if threshold is None else threshold_step(curves, threshold, better=better),
+        difference=None if reference is None else difference,
+        symmetry=_layer_means(whole, finished.SYMMETRY),
+        attention=_layer_means(whole, finished.ATTENTION),
+        diverged={run.seed: run.summary["diverged_at"] for run in runs if run.seed not in values},
+        missing=[seed for seed in study.seeds if seed not in curves],
     )
 
 
-def _values(runs: Sequence[loaded.Run], metric: str) -> dict[int, float]:
+def direction(metric: str) -> str:
+    """Which values of a metric are better: "less" or "more". UserError where nobody knows."""
+    checkpoint.check_best(metric, key="study.metric")
+    return "more" if checkpoint.BETTER[metric.rpartition("/")[2]] is max else "less"
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """Mean, sample standard deviation and number of the values."""
+    values = list(values)
+    mean = float(np.mean(values)) if values else None
+    return Spread(mean, float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+
+
+def compare(arm: Mapping[int, float], reference: Mapping[int, float], *, m: int, better: str) -> Difference:
+    """Differences over the seeds that both have, with intervals at 1 - 0.05/m and at 0.95."""
+    seeds = [seed for seed in arm if seed in reference]
+    value_I, base_I = np.array([arm[s] for s in seeds]), np.array([reference[s] for s in seeds])
+    difference_I = value_I - base_I
+    interval, uncorrected, p = None, None, None
+    rounding = ROUNDING * np.abs([0.0, *value_I, *base_I]).max()
+    if len(seeds) < FEWEST:
+        kind = FEW
+    elif np.ptp(difference_I) <= rounding:
+        kind = SAME if np.abs(difference_I).max() <= rounding else CONSTANT
+    else:
+        test = stats.ttest_rel(value_I, base_I)
+        interval, uncorrected = (tuple(map(float, test.confidence_interval(x))) for x in (1 - (1 - LEVEL) / m, LEVEL))
+        p = float(test.pvalue)
+        side = "more" if interval[0] > 0 else "less"
+        kind = OPEN if interval[0] <= 0 <= interval[1] else BETTER if side == better else WORSE
+    return Difference(
+        by_seed=dict(zip(seeds, difference_I.tolist(), strict=True)),
+        **vars(spread(difference_I)),
+        interval=interval,
+        interval_uncorrected=uncorrected,
+        p=p,
+        p_corrected=None if p is None else min(1.0, m * p),
+        kind=kind,
+    )
+
+
+def threshold_step(curves: Mapping[int, Mapping[int, float]], threshold: float, *, better: str) -> ThresholdStep:
+    """Where the curve of each seed, step -> value, was first at the threshold or beyond it."""
+    sign = 1 if better == "more" else -1
+    steps = {
+        seed: min((step for step, x in curve.items() if sign * x >= sign * threshold), default=None)
+        for seed, curve in curves.items()
+    }
+    reached = [step for step in steps.values() if step is not None]
+    never = [math.inf] * (len(steps) - len(reached))
+    median = float(np.median(reached + never)) if steps else math.inf
+    return ThresholdStep(steps, median if math.isfinite(median) else None, len(reached), len(steps))
+
+
+def longest_interval(curves: Iterable[Mapping[int, float]]) -> int | None:
+    """The largest number of steps between two evaluations that follow each other."""
+    return max((b - a for curve in curves for a, b in itertools.pairwise(sorted(curve))), default=None)
+
+
+def _values(runs: Iterable[finished.Run], metric: str) -> dict[int, float]:
     """The metric at the end by seed, of the runs that have it."""
-    return {run.seed: x for run in runs if (x := loaded.value(run, metric)) is not None}
+    return {run.seed: x for run in runs if (x := run.value(metric)) is not None}
 
 
-def _others(runs: list[loaded.Run], metric: str) -> dict[str, Spread]:
+def _others(runs: list[finished.Run], metric: str) -> dict[str, Spread]:
     """The other evaluated metrics, of the runs that have them."""
     names = dict.fromkeys(name for run in runs for name in run.summary if name.startswith("eval/") and name != metric)
-    found = {name: spread(list(_values(runs, name).values())) for name in names}
-    return {name: one for name, one in found.items() if one is not None}
+    spreads = {name: spread(_values([run for run in runs if name in run.summary], name).values()) for name in names}
+    return {name: one for name, one in spreads.items() if one.n}
 
 
-def _baseline(runs: list[loaded.Run]) -> dict[str, float]:
-    """The same for all runs that see the same data: taken from the first that tells."""
-    found: dict[str, float] = {}
-    for run in runs:
-        told = {k.removeprefix("baseline/"): v for k, v in run.summary.items() if k.startswith("baseline/")}
-        found = {k: v for k, v in told.items() if v is not None} | found
-    return found
+def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str, list[float | None]]:
+    """Measure -> its mean over runs in each layer; without measures that no run has."""
+    columns = {name: itertools.zip_longest(*(run.layers(name) for run in runs)) for name in measures}
+    means = {name: [_mean([x for x in column if x is not None]) for column in each] for name, each in columns.items()}
+    return {name: layers for name, layers in means.items() if layers}
 
 
-def _guess(runs: list[loaded.Run]) -> dict[str, str]:
-    """What the baselines are, where runs tell."""
-    told = [run.summary.get("guess") for run in runs]
-    return {name: str(words) for one in told if isinstance(one, dict) for name, words in one.items()}
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

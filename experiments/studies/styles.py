@@ -1,10 +1,10 @@
 """How an arm looks in every figure, its colour, line and marker safe for the colour-blind; and names fit to show."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
+from matplotlib import figure, lines
 
 from experiments.engine import figures
 from experiments.studies import study as studies
@@ -26,15 +26,20 @@ class Style(NamedTuple):
     label: str
     turn: int  # the arm's number: at which steps its markers are, so that lines on one another show those of all
 
+    @property
+    def look(self) -> dict[str, Any]:
+        """The options of a line."""
+        return {"color": self.colour, "ls": self.line, "lw": self.width, "marker": self.marker, "ms": 4}
+
 
 def of(study: studies.Study) -> dict[str, Style]:
     """Arm -> its style, the same in all figures of the study. 35 arms beside the reference are told apart."""
     others = [arm.name for arm in study.arms if arm.name != study.reference]
-    found = {study.reference: Style("black", "-", "o", 2.4, f"{label(study.reference)} (reference)", 0)}
+    styles = {study.reference: Style("black", "-", "o", 2.4, f"{label(study.reference)} (reference)", 0)}
     for i, name in enumerate(others):
         colour, line, marker = (each[i % len(each)] for each in (COLOURS, LINES, MARKERS))
-        found[name] = Style(colour, line, marker, 1.5, label(name), i + 1)
-    return {arm.name: found[arm.name] for arm in study.arms}
+        styles[name] = Style(colour, line, marker, 1.5, label(name), i + 1)
+    return {arm.name: styles[arm.name] for arm in study.arms}
 
 
 def label(name: str) -> str:
@@ -45,24 +50,19 @@ def label(name: str) -> str:
 
 def file_names(names: Iterable[str]) -> dict[str, str]:
     """Name -> a part of a file's name, of plain letters, different for each."""
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for i, name in enumerate(names, 1):
         plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:40]
-        taken = plain.lower() in map(str.lower, found.values())
-        found[name] = f"{plain}_{i}" if taken or not plain else plain
-    return found
+        taken = plain.lower() in map(str.lower, parts.values())
+        parts[name] = f"{plain}_{i}" if taken or not plain else plain
+    return parts
 
 
-def spread(count: int, most: int) -> list[int]:
-    """At most `most` indices below `count`, evenly spread from the first to the last."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()
-
-
-def legend(drawing: Any, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """A legend below all panels. Labels are set afterwards: one that begins with _ would be left out."""
-    columns = max(1, min(len(labels), 4))
-    made = drawing.legend(
-        handles, [str(i) for i in range(len(labels))], loc="outside lower center", ncols=columns, frameon=False
-    )
-    for words, text in zip(made.get_texts(), labels, strict=True):
-        words.set(text=text, **figures.LITERAL)
+def legend(drawing: figure.Figure, styles: Mapping[str, Style], **look: Any) -> None:
+    """The arms below all panels, by their line and marker, or as `look` says. Labels are set afterwards: one that
+    begins with _ would be left out."""
+    handles = [lines.Line2D([], [], **(style.look | look)) for style in styles.values()]
+    numbers, columns = [str(i) for i in range(len(handles))], max(1, min(len(handles), 4))
+    made = drawing.legend(handles, numbers, loc="outside lower center", ncols=columns, frameon=False)
+    for text, style in zip(made.get_texts(), styles.values(), strict=True):
+        text.set(text=style.label, **figures.LITERAL)

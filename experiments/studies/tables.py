@@ -1,15 +1,21 @@
-"""The table of a condition, as rows of words; and the same in a terminal and in Markdown."""
+"""The tables of a report, as rows of words: of a condition, of all conditions, of the layers, of what was run."""
 
-import re
-import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.engine import report, terminal
-from experiments.studies import overall as whole
-from experiments.studies import statistics, thresholds, verdict
+from experiments.engine import report
+from experiments.studies import runs, statistics, words
 
 NONE = "-"
+MANY = 2  # conditions above which there is an overview
+SHORT = {  # what an overview says of a kind
+    statistics.WORSE: "worse",
+    statistics.BETTER: "better",
+    statistics.OPEN: "open",
+    statistics.SAME: "same",
+    statistics.CONSTANT: "constant",
+    statistics.FEW: "few seeds",
+}
 
 
 class Table(NamedTuple):
@@ -17,158 +23,124 @@ class Table(NamedTuple):
 
     head: list[str]
     rows: list[list[str]]
-    notes: list[str]
+    notes: Sequence[str] = ()
     kinds: Sequence[Sequence[str]] = ()  # of each cell, for its colour: "worse", "better" or another word
 
 
-def condition(found: statistics.Condition) -> Table:
+def of_condition(condition: statistics.Condition) -> Table:
     """One row for each arm, in the order of the study."""
-    others = [name for name in ("eval/loss", "eval/accuracy") if any(name in one.others for one in found.arms)]
-    head = ["arm", "parameters", "FLOP/token", "runs", found.metric]
-    head += [f"minus {found.reference}", "95 % interval", "p" + f" (x {found.comparisons})" * (found.comparisons > 1)]
-    head += [f"steps to {found.threshold:g}"] if found.threshold else []
-    return Table(head + others, [_row(found, one, others) for one in found.arms], _notes(found))
+    others = [name for name in ("eval/loss", "eval/accuracy") if any(name in one.others for one in condition.arms)]
+    m = condition.comparisons
+    head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
+    head += [f"minus {condition.reference}", "95 % interval", "p" + f" (x {m})" * (m > 1)]
+    head += [f"steps to {condition.threshold:g}"] if condition.threshold else []
+    return Table(head + others, [_row(one, others) for one in condition.arms], _notes(condition))
 
 
-def _row(found: statistics.Condition, one: statistics.Arm, others: list[str]) -> list[str]:
-    row = [
-        one.name,
-        f"{one.params:,}" if one.params is not None else NONE,
-        report.si(one.flops_per_token, "").strip() if one.flops_per_token is not None else NONE,
-        str(len(one.values)),
-        _plus_minus(one.spread),
-        *_difference(one.comparison),
+def _row(arm: statistics.Arm, others: list[str]) -> list[str]:
+    return [
+        arm.name,
+        f"{arm.params:,}" if arm.params is not None else NONE,
+        report.si(arm.flops_per_token, "").strip() if arm.flops_per_token is not None else NONE,
+        str(arm.n),
+        _plus_minus(arm),
+        *_difference(arm.difference),
+        *([_steps(arm.threshold_step)] if arm.threshold_step else []),
+        *(_plus_minus(arm.others.get(name)) for name in others),
     ]
-    row += [_steps(one.reached)] if found.threshold else []
-    return row + [_plus_minus(one.others.get(name)) for name in others]
 
 
-def _difference(comparison: statistics.Comparison | None) -> list[str]:
+def _difference(difference: statistics.Difference | None) -> list[str]:
     """Mean, interval and p of the paired difference."""
-    if comparison is None:
+    if difference is None:
         return ["reference", NONE, NONE]
-    mean = signed(comparison.spread.mean) if comparison.spread else NONE
-    if comparison.interval is None:
-        few = len(comparison.differences) < statistics.FEWEST
-        return [mean, NONE if few else "identical" if comparison.alike else "no spread", NONE]
-    low, high = comparison.interval
-    p = comparison.p_corrected
-    return [mean, f"{signed(low)} to {signed(high)}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
+    if difference.interval is None:
+        without = {statistics.FEW: NONE, statistics.SAME: "identical", statistics.CONSTANT: "no spread"}
+        return [signed(difference.mean), without[difference.kind], NONE]
+    low, high = map(signed, difference.interval)
+    p = difference.p_corrected
+    return [signed(difference.mean), f"{low} to {high}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
 
 
-def signed(x: float) -> str:
-    return ("+" if x > 0 else "") + verdict.number(x)
+def signed(x: float | None) -> str:
+    return NONE if x is None else ("+" if x > 0 else "") + words.number(x)
 
 
-def _plus_minus(found: statistics.Spread | None) -> str:
-    if found is None:
+def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
+    if spread is None or spread.mean is None:
         return NONE
-    return verdict.number(found.mean) + (f" ± {verdict.number(found.std)}" if found.std is not None else "")
+    return words.number(spread.mean) + (f" ± {words.number(spread.std)}" if spread.std is not None else "")
 
 
-def _steps(reached: dict[int, int | None]) -> str:
+def _steps(step: statistics.ThresholdStep) -> str:
     """'1,200 (4 of 5)': the median, and how many seeds got there."""
-    if not reached:
+    if not step.of:
         return NONE
-    median, got = thresholds.median_step(reached), sum(step is not None for step in reached.values())
-    return f"{'not reached' if median is None else _whole(median)} ({got} of {len(reached)})"
+    median = "not reached" if step.median is None else f"{step.median:,.1f}".removesuffix(".0")
+    return f"{median} ({step.reached} of {step.of})"
 
 
-def _whole(x: float) -> str:
-    """1200.0 as '1,200', 1200.5 as '1,200.5'."""
-    return f"{x:,.1f}".removesuffix(".0")
-
-
-def _notes(found: statistics.Condition) -> list[str]:
-    m = found.comparisons
+def _notes(condition: statistics.Condition) -> list[str]:
+    m = condition.comparisons
     notes = ["Mean ± sample standard deviation over runs; differences are paired by seed."]
     if m > 1:
         each = f"{100 * (1 - (1 - statistics.LEVEL) / m):.4g} %"
         notes[0] += f" Intervals hold for {m} comparisons together (Bonferroni: {each} each), and p is times {m}."
-    if found.threshold:
-        side, step = ("at least", "at most")[not found.more_is_better], f"{found.every:,}" if found.every else "unknown"
+    if condition.threshold:
+        interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else "unknown"
         notes.append(
-            f"Steps to {found.threshold:g}: the first evaluation with {found.metric} {side} that, median over seeds "
-            f"(how many got there); its resolution, the steps between evaluations, is {step}. A run that diverged "
-            "counts as one that never gets there."
+            f"Steps to {condition.threshold:g}: the first evaluation with {condition.metric} at "
+            f"{'least' if condition.better == 'more' else 'most'} that, median over seeds (how many got there); its "
+            f"resolution, the steps between evaluations, is {interval}. A run that diverged counts as one that never "
+            f"gets there."
         )
-    if found.baseline:
-        words = {name: f" ({guess})" for name, guess in found.guess.items()}
-        told = ", ".join(f"{name} {verdict.number(x)}{words.get(name, '')}" for name, x in found.baseline.items())
-        notes.append(f"Baseline: {told}.")
-    return notes + verdict.unlike(found)
-
-
-SHORT = {  # what an overview says of a kind
-    verdict.WORSE: "worse",
-    verdict.BETTER: "better",
-    verdict.OPEN: "open",
-    verdict.SAME: "same",
-    verdict.CONSTANT: "constant",
-    verdict.FEW: "few seeds",
-}
-MANY = 2  # conditions above which there is an overview
+    if condition.baseline:
+        guess = {name: f" ({phrase})" for name, phrase in condition.guess.items()}
+        values = (f"{name} {words.number(x)}{guess.get(name, '')}" for name, x in condition.baseline.items())
+        notes.append(f"Baseline: {', '.join(values)}.")
+    return notes + words.unlike(condition)
 
 
 def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     """Conditions by arms, each with the difference to the reference and a word; None where there are few conditions."""
     if len(conditions) <= MANY:
         return None
-    reference, arms = conditions[0].reference, [one.name for one in conditions[0].arms if one.comparison]
+    reference, arms = conditions[0].reference, [one.name for one in conditions[0].compared]
     rows, kinds = [], []
-    for found in conditions:
-        by_name = {one.name: one for one in found.arms}
-        compared = [by_name[name].comparison for name in arms]
-        kind = [SHORT[verdict.kind(one, more_is_better=found.more_is_better)] for one in compared]
-        means = [signed(one.spread.mean) if one.spread else NONE for one in compared]
-        cells = [f"{mean} {word}" for mean, word in zip(means, kind, strict=True)]
-        rows.append([found.name, found.metric, _mean(by_name[reference].spread), *cells])
-        kinds.append(["", "", "", *kind])
+    for condition in conditions:
+        [base] = [one for one in condition.arms if one.difference is None]
+        differences = [one.difference for one in condition.compared]
+        cells = [f"{signed(one.mean)} {SHORT[one.kind]}" for one in differences]
+        rows.append([condition.name, condition.metric, NONE if base.mean is None else words.number(base.mean), *cells])
+        kinds.append(["", "", "", *(SHORT[one.kind] for one in differences)])
     note = (
-        f"Under an arm: its mean difference to {verdict.quoted([reference])}, and what its interval says of it. open: "
+        f"Under an arm: its mean difference to {words.quoted(reference)}, and what its interval says of it. open: "
         f"no difference was found; same: no more than rounding; constant: no spread to make an interval of."
     )
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
 
 
-def _mean(found: statistics.Spread | None) -> str:
-    return verdict.number(found.mean) if found else NONE
+def layers(condition: statistics.Condition, section: str) -> Table | None:
+    """The last values in each layer, mean over seeds, of what the figures of "symmetry" or "attention" show."""
+    measures = {"symmetry": runs.SYMMETRY, "attention": runs.ATTENTION}.get(section, {})
+    rows = [
+        [arm.name, measures[name], *(NONE if x is None else words.number(x) for x in means)]
+        for arm in condition.arms
+        for name, means in getattr(arm, section, {}).items()
+    ]
+    width = max(map(len, rows), default=0)
+    head = ["arm", "measure", *(f"layer {m}" for m in range(1, width - 1))]
+    return Table(head, [row + [NONE] * (width - len(row)) for row in rows]) if rows else None
 
 
-def text(conditions: Sequence[statistics.Condition]) -> str:
-    """For a terminal: aligned tables, each with its verdict, and the verdict on the study."""
-    parts = [f"{one.name}\n{_aligned(condition(one))}\n\n{_wrapped(verdict.condition(one))}" for one in conditions]
-    seen = overview(conditions)
-    parts += [f"all conditions\n{_aligned(seen)}\n\n{_wrapped(seen.notes[0])}"] if seen else []
-    return "\n\n".join([*parts, _wrapped(whole.overall(conditions), indent="")]).translate(terminal.CONTROL)
-
-
-def _wrapped(words: str, indent: str = "  ") -> str:
-    kept = words.replace("95 %", "95\N{NO-BREAK SPACE}%")
-    found = textwrap.fill(kept, 110, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
-    return found.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def _aligned(table: Table) -> str:
+def aligned(table: Table) -> str:
     """Columns side by side: the first to the left, numbers to the right. What the files tell besides is left out."""
-    used = (any(row[i] != NONE for row in table.rows) for i in range(len(table.head)))
-    kept = [i for i, shown in enumerate(used) if shown and table.head[i] != "FLOP/token"]
-    lines = [[" ".join(row[i].split()) for i in kept] for row in (table.head, *table.rows)]
+    columns = [
+        i for i, name in enumerate(table.head) if name != "FLOP/token" and {row[i] for row in table.rows} != {NONE}
+    ]
+    lines = [[" ".join(row[i].split()) for i in columns] for row in (table.head, *table.rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
-        "  " + "  ".join(f"{cell:{'<' if i == 0 else '>'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
+        "  " + "  ".join(f"{cell:{'>' if i else '<'}{widths[i]}}" for i, cell in enumerate(line)).rstrip()
         for line in lines
     )
-
-
-def markdown(table: Table) -> str:
-    """The table in Markdown, its notes below."""
-    lines = [table.head, [":--", *["--:"] * (len(table.head) - 1)]]
-    lines = [[plain(cell) for cell in lines[0]], lines[1], *([plain(cell) for cell in row] for row in table.rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "".join(f"\n\n{plain(n)}" for n in table.notes)
-
-
-def plain(words: str) -> str:
-    """Text in one line that Markdown shows as it is: no name becomes a column, a link, a heading or a tag."""
-    escaped = re.sub(r"([\\`*\[\]|#~$!])", r"\\\1", " ".join(words.split()))
-    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").translate(terminal.CONTROL)

@@ -22,7 +22,8 @@ from experiments import ablation, pretrained
 from experiments.data import image_file, vocabulary
 from experiments.engine import checkpoint, disk, errors, figures, log, manifest, replay, run, workdir
 from experiments.pretrained import llama2c, open_model, safetensors, warm_start
-from experiments.studies import drawings, maps, runs, training
+from experiments.studies import attention, training
+from experiments.studies import figures as drawings
 
 WORK = "years of work"
 CONFIG = {"seed": 0, "train": {"steps": 9}}
@@ -264,7 +265,7 @@ def read_array(file):
 
 
 def read_maps(file):
-    maps.read(runs.Run("all", "tied", 3, {}, [], file))
+    attention.read(file)
 
 
 def read_published(file):

@@ -22,7 +22,7 @@ import tiny_study
 import launch
 from experiments import vision
 from experiments.engine import batches, config, errors, log, pace, signals
-from experiments.studies import drawings
+from experiments.studies import figures as drawings
 
 CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "model.dropout": 0.1, "image.shift": 1}
 CHANGES |= {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "train.evaluate_batch": 334, "mesh.data": 1}
@@ -322,7 +322,7 @@ def test_modules_of_ones_own_are_read_anew(tmp_path, monkeypatch, capsys):
 def test_a_study_gives_its_report(tmp_path, monkeypatch):
     def draw(folder, *arguments):
         (folder / "dots.png").write_bytes(b"dots")
-        return [drawings.Drawn(folder / "dots.png", "course", "dots", "dots")]
+        return [drawings.Figure(folder / "dots.png", "course", "dots", "dots")]
 
     monkeypatch.setattr(drawings, "draw", draw)
     arms = [["base", {}], ["slow", {"optim.learning_rate": 1e-4}]]

@@ -14,7 +14,8 @@ from experiments import ablation
 from experiments.engine import config as configs
 from experiments.engine import config_file, log
 from experiments.engine import step as steps
-from experiments.studies import drawings, progress, training
+from experiments.studies import figures as drawings
+from experiments.studies import progress, training
 
 CHANGES = {
     "text__N": 8,

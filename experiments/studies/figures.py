@@ -1,0 +1,292 @@
+"""All figures of a report, each with a caption that says what is drawn and over how many runs: the metric over
+training and its paired differences, symmetry and attention of each layer."""
+
+import pathlib
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import figure, ticker
+
+from experiments.engine import disk
+from experiments.engine import figures as engine
+from experiments.studies import attention, statistics, styles, words
+from experiments.studies import runs as finished
+from experiments.studies import study as studies
+
+APART = 0.008  # of a panel's height: lines that are closer lie on one another
+SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
+MOST = 6  # layers shown, evenly spread
+MANY = 6  # arms above which bands are paler
+
+
+class Figure(NamedTuple):
+    """A figure that has been written."""
+
+    file: pathlib.Path
+    kind: str  # a key of KINDS
+    condition: str
+    caption: str
+
+
+Runs = Mapping[str, list[finished.Run]]  # arm -> its runs, of the arms that have some
+Styles = Mapping[str, styles.Style]  # arm -> how it looks
+Drawing = tuple[figure.Figure, str] | None  # and its caption; None where there is nothing to be seen
+
+
+def draw(
+    folder: pathlib.Path,
+    study: studies.Study,
+    conditions: Sequence[statistics.Condition],
+    runs: Sequence[finished.Run],
+) -> list[Figure]:
+    """Write the figures of each condition into folder/figures; none where there is nothing to be seen."""
+    disk.tidy(disk.folder(folder, "figures"))
+    style, names = styles.of(study), styles.file_names(one.name for one in conditions)
+    figures = []
+    for condition in conditions:
+        whole = {(arm.name, seed) for arm in condition.arms for seed in arm.values}
+        mine = [run for run in runs if run.condition == condition.name and (run.arm, run.seed) in whole]
+        for kind, make in KINDS.items() if mine else ():
+            drawing = make(condition, finished.by_arm(mine, style), style)
+            if drawing:
+                file, caption = folder / "figures" / f"{kind}_{names[condition.name]}.png", drawing[1]
+                engine.write(drawing[0], file)
+                caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
+                figures.append(Figure(file, kind, condition.name, caption))
+    return figures
+
+
+def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+    """Training loss, the metric on held-out data, and its paired difference to the reference: mean and min to max."""
+    drawing = figure.Figure(figsize=(10, 7.2), layout="constrained")
+    grid = drawing.add_gridspec(2, 2)
+    left, right, below = (drawing.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
+    late: list[float] = []
+    for arm, mine in runs.items():
+        look = {"style": style[arm], "pale": len(runs) > MANY}
+        step_I, loss_RI = finished.stack([run.curve("train/loss") for run in mine])
+        band(left, step_I, _smooth(loss_RI), **look)
+        band(right, *finished.stack([run.curve(condition.metric) for run in mine]), **look)
+        if arm != condition.reference:
+            step_I, difference_RI = _paired(mine, runs.get(condition.reference, []), condition.metric)
+            band(below, step_I, difference_RI, **look)
+            late += difference_RI[:, 2 * step_I >= max(step_I, default=0)].ravel().tolist()
+    if condition.threshold:
+        right.axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
+    reference = style[condition.reference]
+    below.axhline(0, color=reference.colour, lw=reference.width, zorder=2)
+    _zoom(below, late)
+    metric = styles.label(condition.metric)
+    titles = "training loss", f"{metric}, held out", f"{metric}, minus the reference's of the same seed"
+    for panel, title in zip((left, right, below), titles, strict=True):
+        panel.set_title(title, fontsize=10, **engine.LITERAL)
+        _finish(panel, logarithmic=panel is left or condition.better == "less")
+    styles.legend(drawing, {arm: style[arm] for arm in runs})
+    threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
+    return drawing, (
+        f"training loss (smoothed), {condition.metric} on held-out data, and its difference to {condition.reference} "
+        f"of the same seed over training. Lines are means over seeds, bands reach from the smallest to the largest. "
+        f"Early differences are cut off where they would hide the later ones.{threshold}{_coinciding((left, right))}"
+    )
+
+
+def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+    """A row for each arm: the difference to the reference of each seed, their mean, and the simultaneous interval."""
+    arms = [arm for arm in condition.compared if arm.difference.n]
+    if not arms:
+        return None
+    drawing = figure.Figure(figsize=(8.5, 1.5 + 0.42 * len(arms)), layout="constrained")
+    panel = drawing.add_subplot()
+    for row, arm in enumerate(arms):
+        colour, difference = style[arm.name].colour, arm.difference
+        value_R = list(difference.by_seed.values())
+        if difference.interval:
+            panel.plot(difference.interval, [row, row], color=colour, lw=6, alpha=0.35, solid_capstyle="butt")
+        panel.plot(difference.mean, row, ls="", marker="|", ms=18, mew=2.5, color=colour)
+        panel.plot(value_R, np.full(len(value_R), row), ls="", marker="o", ms=4.5, mfc="white", color=colour)
+    panel.axvline(0, color=style[condition.reference].colour, lw=1.5)
+    names = [f"{style[arm.name].label} (n = {arm.difference.n})" for arm in arms]
+    panel.set_yticks(range(len(arms)), names, **engine.LITERAL)
+    panel.set_ylim(len(arms) - 0.4, -0.6)
+    panel.grid(axis="x", alpha=0.3)
+    metric, reference = styles.label(condition.metric), styles.label(condition.reference)
+    side = "right" if condition.better == "more" else "left"
+    text = f"{metric}, arm minus {reference} ({side} of the line: better than the reference)"
+    panel.set_xlabel(text, fontsize=9, **engine.LITERAL)
+    bars = "bars 95 % intervals" + f" for {condition.comparisons} comparisons together" * (condition.comparisons > 1)
+    return drawing, (
+        f"each arm's {condition.metric} minus {condition.reference}'s, paired by seed. Circles are seeds, upright "
+        f"lines their means, {bars if any(arm.difference.interval for arm in arms) else 'there are no intervals'}."
+    )
+
+
+def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+    """One row of panels for each measure, one column for each layer."""
+    each = [run for mine in runs.values() for run in mine]
+    depth = {name: max(run.depth(name) for run in each) for name in finished.SYMMETRY}
+    names = [name for name in depth if depth[name]]
+    if not names:
+        return None
+    layers = engine.spread(max(depth.values()), MOST)
+    drawing = figure.Figure(figsize=(max(7.0, 2.1 * len(layers) + 0.8), 2.1 * len(names) + 1), layout="constrained")
+    panels = drawing.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False)
+    logged = finished.by_arm([run for run in each if any(map(run.depth, names))], style)
+    for row, name in zip(panels, names, strict=True):
+        for panel, m in zip(row, layers, strict=True):
+            for arm, mine in logged.items():
+                step_I, value_RI = finished.stack([run.curve(f"{name}/{m + 1}") for run in mine])
+                band(panel, step_I, value_RI, style[arm], pale=len(logged) > MANY)
+            panel.grid(alpha=0.3)
+            panel.tick_params(labelsize=8)
+        row[0].set_ylabel(textwrap.fill(finished.SYMMETRY[name], 16), fontsize=9)
+    for m, top, bottom in zip(layers, panels[0], panels[-1], strict=True):
+        top.set_title(f"layer {m + 1}", fontsize=9)
+        bottom.set_xlabel("step", fontsize=9)
+    styles.legend(drawing, {arm: style[arm] for arm in logged})
+    return drawing, (
+        "how symmetric and how directional the scores of each layer are over training. s is 1 for a symmetric form, -1 "
+        "for a skew one, about 0 for a random one (1/D is expected of D features). d is of the sum over heads: 0 for a "
+        "symmetric form, negative where the key side dominates. With few features d is anywhere between -1 and 1 "
+        "before any training (95 % of random factors: -1 to 1 at D = 32 and 64, -0.53 to 0.70 at D = 256), so read it "
+        f"against step 0. Means over seeds, bands from smallest to largest.{_coinciding(panels.flat)}"
+    )
+
+
+def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+    """One panel for each measure: in each layer the arms side by side, seeds as dots, their mean as a bar."""
+    arms = [arm for arm, mine in runs.items() if any(run.summary.get("attention") for run in mine)]
+    depth = {name: max(len(run.layers(name)) for arm in runs for run in runs[arm]) for name in finished.ATTENTION}
+    names = [name for name in depth if depth[name]]
+    if not names:
+        return None
+    layers = engine.spread(max(depth.values()), MOST)
+    drawing = figure.Figure(figsize=(10, 2.1 * len(names) + 1), layout="constrained")
+    panels = drawing.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    half = min(0.3 / len(arms), 0.06)
+    for panel, name in zip(panels, names, strict=True):
+        for i, arm in enumerate(arms):
+            colour, of_seeds = style[arm].colour, [run.layers(name) for run in runs[arm]]
+            for x, m in enumerate(layers):
+                seed_R = [values[m] for values in of_seeds if m < len(values) and values[m] is not None]
+                if seed_R:
+                    place = x + 0.8 * ((i + 0.5) / len(arms) - 0.5)
+                    panel.hlines(np.mean(seed_R), place - half, place + half, color=colour, lw=2)
+                    dots = {"marker": style[arm].marker, "ms": 3, "mfc": "none", "mew": 0.7}
+                    panel.plot([place] * len(seed_R), seed_R, ls="", color=colour, **dots)
+        panel.set_ylabel(finished.ATTENTION[name], fontsize=9)
+        panel.set_ylim(0, 1.05 * panel.get_ylim()[1])
+        panel.grid(axis="y", alpha=0.3)
+        panel.tick_params(labelsize=8)
+    panels[-1].set_xticks(range(len(layers)), [f"layer {m + 1}" for m in layers])
+    styles.legend(drawing, {arm: style[arm] for arm in arms}, ls="-", lw=2, ms=6)
+    return drawing, (
+        "attention on held-out examples at the end of training, per layer, averaged over heads. Marks are seeds, bars "
+        "their means. Attention that is uniform over n keys has an entropy of ln n nats, and 1/n of it on the diagonal."
+    )
+
+
+def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+    """Attention of one held-out example in every arm, of its first run that has kept some."""
+    first = {arm: next((run for run in mine if run.maps), None) for arm, mine in runs.items()}
+    examples = {arm: attention.read(run.maps) for arm, run in first.items() if run}
+    if not examples:
+        return None
+    seeds = sorted({run.seed for run in first.values() if run})
+    tokens = " ".join(map(engine.visible, next(iter(examples.values())).tokens))
+    return attention.side_by_side(examples, {arm: style[arm].label for arm in examples}), (
+        f"attention on one held-out example (seed {words.listed(seeds)}), query (row) by key (column). Shades are in "
+        f"proportion to the square root of the weight, and mean the same in all panels."
+        f"{f' Its tokens: {tokens}' if tokens else ''}"
+    )
+
+
+KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
+    "course": course,
+    "differences": differences,
+    "symmetry": symmetry,
+    "attention": attention_layers,
+    "maps": maps,
+}
+
+
+def _coinciding(panels: Iterable[Any]) -> str:
+    """A sentence on lines that cannot be told apart for most of the steps, in one panel or more."""
+    groups = coinciding(panels)
+    phrases = "; ".join(words.joined([words.quoted(name) for name in group]) for group in groups)
+    return f" Lines that lie on one another, for most of the steps in a panel or more: {phrases}." if groups else ""
+
+
+def coinciding(panels: Iterable[Any]) -> list[list[str]]:
+    """Groups of arms, by their labels, whose lines lie on one another."""
+    every: list[list[str]] = []
+    for panel in panels:
+        heights = {line.get_gid(): _heights(panel, line) for line in panel.lines if line.get_gid()}
+        groups: list[list[str]] = []
+        for name, height_I in heights.items():
+            near = (group for group in groups if all(_near(height_I, heights[other]) for other in group))
+            group = next(near, None)
+            if group is None:
+                groups.append([name])
+            else:
+                group.append(name)
+        every += [group for group in groups if len(group) > 1 and group not in every]
+    return [group for group in every if not any(set(group) < set(other) for other in every)]
+
+
+def _near(a_I: np.ndarray, b_I: np.ndarray) -> bool:
+    return a_I.shape == b_I.shape and bool(np.mean(np.abs(a_I - b_I) < APART) > 0.5)
+
+
+def _heights(panel: Any, line: Any) -> np.ndarray:
+    """Where the line's points stand: 0 at the bottom of the panel, 1 at its top, at each of I steps."""
+    panel.get_ylim()  # settles the limits
+    return (panel.transScale + panel.transLimits).transform(line.get_xydata())[:, 1]
+
+
+def _paired(
+    arm: Sequence[finished.Run], reference: Sequence[finished.Run], metric: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """The I steps at which both were evaluated, and arm minus reference of the R seeds that both have."""
+    mine, its = ({run.seed: run.curve(metric) for run in side} for side in (arm, reference))
+    seeds = [seed for seed in mine if seed in its]
+    step_I, value_RI = finished.stack([side[seed] for side in (mine, its) for seed in seeds])
+    return step_I, value_RI[: len(seeds)] - value_RI[len(seeds) :]
+
+
+def _zoom(panel: Any, late: Sequence[float]) -> None:
+    """Where early differences are so large that those of the second half of training could not be seen: cut them."""
+    low, high = min([0.0, *late]), max([0.0, *late])
+    bottom, top = panel.get_ylim()
+    if top - bottom > 5 * (high - low) > 0:
+        panel.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
+
+
+def _smooth(value_RI: np.ndarray) -> np.ndarray:
+    """Each row's mean over a centred window, a fortieth of it wide; few values are left as they are."""
+    width = value_RI.shape[1] // SMOOTHED
+    return np.array([engine.smooth(row_I, 2 * (width // 2) + 1) for row_I in value_RI]).reshape(value_RI.shape)
+
+
+def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Style, *, pale: bool) -> None:
+    """The mean over R seeds as a line, smallest to largest as a band."""
+    if value_RI.size == 0:
+        return
+    every = max(2, len(step_I) // 8) if len(step_I) > 2 else 1
+    marks, zorder = (style.turn % every, every), 2 if style.line == "-" else 3
+    panel.plot(step_I, value_RI.mean(0), **style.look, markevery=marks, zorder=zorder, gid=style.label)
+    if len(value_RI) > 1:
+        alpha = 0.10 if pale else 0.18
+        panel.fill_between(step_I, value_RI.min(0), value_RI.max(0), color=style.colour, alpha=alpha, lw=0)
+
+
+def _finish(panel: Any, *, logarithmic: bool) -> None:
+    """Grid, whole steps, and, of losses, a logarithmic scale where positive values span more than a decade."""
+    value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
+    if logarithmic and len(value) and value.min() > 0 and value.max() > 10 * value.min():
+        panel.set_yscale("log")
+    panel.grid(alpha=0.3)
+    panel.set_xlabel("step", fontsize=9)
+    panel.tick_params(labelsize=8)
+    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6))
