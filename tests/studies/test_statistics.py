@@ -1,0 +1,181 @@
+"""The numbers of a study's report, against closed forms and tables; and which runs they are of."""
+
+import math
+
+import pytest
+import study_folder
+from scipy import stats
+
+from experiments.engine import errors
+from experiments.studies import runs, statistics
+from experiments.studies.statistics import BETTER, CONSTANT, FEW, OPEN, SAME, WORSE
+
+ZERO = dict.fromkeys(range(9), 0.0)
+ROUNDED = {0: 1.1, 1: 2.2, 2: 3.3}  # whose sums with 0.1 are rounded
+
+
+def quantile(P: float) -> float:
+    """Of Student's t with two degrees of freedom, where it has a closed form."""
+    return (2 * P - 1) / math.sqrt(2 * P * (1 - P))
+
+
+def compared(arm, reference=ZERO, *, m=1, better="less"):
+    return statistics.compare(dict(enumerate(arm)), reference, m=m, better=better)
+
+
+def analysed(folder, study):
+    return statistics.analyse(study, runs.load(folder, study))
+
+
+def test_interval_and_p_of_three_pairs_are_the_closed_forms():
+    one = compared((11.0, 22.0, 33.0), {0: 10.0, 1: 20.0, 2: 30.0}, m=2)
+    assert one.by_seed == {0: 1.0, 1: 2.0, 2: 3.0} and (one.mean, one.std, one.n) == (2.0, 1.0, 3)
+    for interval, P in ((one.interval_uncorrected, 0.975), (one.interval, 0.9875)):
+        half = quantile(P) / math.sqrt(3)
+        assert interval == pytest.approx((2 - half, 2 + half), rel=1e-9)
+    t = 2 * math.sqrt(3)
+    assert one.p == pytest.approx(1 - t / math.sqrt(t * t + 2), rel=1e-9)
+    assert one.p_corrected == pytest.approx(2 * one.p)
+    five = compared((1.0, 2.0, 3.0, 4.0, 5.0), m=5)
+    for interval, t in ((five.interval_uncorrected, 2.776445), (five.interval, 4.604095)):  # a table's; 99 % each
+        assert interval == pytest.approx((3 - t * math.sqrt(0.5), 3 + t * math.sqrt(0.5)), abs=1e-5)
+    wide = compared((1.0, -1.1, 0.2), m=12)
+    assert wide.p > 1 / 12 and wide.p_corrected == 1.0 and wide.kind == OPEN
+
+
+def test_pairs_are_the_seeds_that_both_have():
+    one = statistics.compare({7: 1.0, 3: 2.0, 5: 9.0}, {5: 8.5, 7: 0.0, 2: 4.0}, m=1, better="less")
+    assert one.by_seed == {7: 1.0, 5: 0.5} and one.mean == 0.75 and one.std == pytest.approx(math.sqrt(0.125))
+
+
+@pytest.mark.parametrize(
+    "arm, reference, kinds",
+    [
+        ((1.0, 1.1, 1.2), ZERO, (WORSE, BETTER)),
+        ((-1.0, -1.1, -1.2), ZERO, (BETTER, WORSE)),
+        ((1.0, -1.1, 0.2), ZERO, (OPEN, OPEN)),
+        ((1.00001, 1.00002, 1.00003), dict.fromkeys(range(3), 1.0), (OPEN, OPEN)),  # small, and they vary
+        (ROUNDED.values(), ROUNDED, (SAME, SAME)),
+        ([x + 1e-8 for x in ROUNDED.values()], ROUNDED, (SAME, SAME)),
+        ([x + 0.1 for x in ROUNDED.values()], ROUNDED, (CONSTANT, CONSTANT)),
+        ([x - 3.0 for x in ROUNDED.values()], ROUNDED, (CONSTANT, CONSTANT)),
+        ((1.0, 2.0), ZERO, (FEW, FEW)),
+        ((1.0,), ZERO, (FEW, FEW)),
+        ((), ZERO, (FEW, FEW)),
+    ],
+)
+def test_a_kind_is_what_the_interval_says_in_the_direction_of_the_metric(arm, reference, kinds):
+    less, more = (compared(arm, reference, better=better) for better in ("less", "more"))
+    assert (less.kind, more.kind) == kinds and less.n == len(arm)
+    with_interval = less.kind in (WORSE, BETTER, OPEN)
+    numbers = (less.interval, less.interval_uncorrected, less.p, less.p_corrected)
+    assert [x is not None for x in numbers] == [with_interval] * 4
+    assert (less.mean is None, less.std is None) == (len(arm) == 0, len(arm) < 2)
+
+
+def test_an_interval_that_ends_at_zero_shows_no_difference():
+    arm = (1.0, 2.0, 3.0)
+    half = stats.ttest_1samp(arm, 0.0).confidence_interval().high - 2.0
+    shifted = [x - 2.0 + half for x in arm]
+    assert compared([x + 1e-9 for x in shifted]).kind == WORSE
+    assert compared([x - 1e-9 for x in shifted]).kind == OPEN
+    assert compared([x + 1e-9 for x in shifted], m=2).kind == OPEN  # alone it would show one
+
+
+def test_the_step_to_a_threshold():
+    def step(*curves, threshold=2.0, better="less"):
+        return statistics.threshold_step(dict(enumerate(curves)), threshold, better=better)
+
+    curve = {0: 5.0, 200: 2.0, 100: 3.0, 300: 2.5}
+    cases = {(2.0, "less"): 200, (3.5, "less"): 100, (1.9, "less"): None, (2.5, "more"): 0, (9.0, "more"): None}
+    for (threshold, better), first in cases.items():
+        assert step(curve, threshold=threshold, better=better).by_seed == {0: first}
+    at = {None: {0: 9.0}, 100: {100: 1.0}, 200: {200: 1.0}, 300: {300: 1.0}}
+    medians = {(100, 300, None): 300, (100, 200): 150, (100, None): None, (None, None): None, (): None}
+    for steps, median in medians.items():  # a seed that never got there is later than all
+        one = step(*(at[key] for key in steps))
+        assert (one.median, one.reached, one.of) == (median, len(steps) - steps.count(None), len(steps))
+    assert statistics.longest_interval([{0: 1.0, 50: 1.0, 150: 1.0}, {0: 1.0, 20: 1.0}]) == 100
+    assert statistics.longest_interval([{0: 1.0}]) is None
+
+
+def test_direction_of_a_metric():
+    assert [statistics.direction(f"eval/{name}") for name in ("accuracy", "loss")] == ["more", "less"]
+    with pytest.raises(errors.UserError, match=r'"eval/speed" must be a metric that ends in loss, accuracy'):
+        statistics.direction("eval/speed")
+
+
+def test_numbers_of_a_folder(tmp_path):
+    study = study_folder.study(threshold=2.0, seeds=(0, 1, 2))
+    for seed in range(3):
+        ends = {"eval/accuracy": 0.5 + seed / 10, "baseline/accuracy": 0.1}
+        curve = [(0, 5.0), (100, 1.9 if seed else 2.1), (200, 1.5)]
+        study_folder.run(tmp_path, "all", "asymmetric", seed, ends=ends | {"eval/loss": 1.5}, evaluations=curve)
+        ends["eval/loss"] = 1.6 + seed / 100
+        study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(0, 5.0), (200, 2.2)], params=700)
+    [condition] = analysed(tmp_path, study)
+    tied, asymmetric = condition.arms
+    assert (tied.params, asymmetric.params, tied.flops_per_token) == (700, 1000, 2500.0)
+    assert (tied.mean, tied.std, tied.n) == pytest.approx((1.61, 0.01, 3))
+    accuracy = tied.others["eval/accuracy"]
+    assert (accuracy.mean, accuracy.std, accuracy.n) == pytest.approx((0.6, 0.1, 3))
+    assert tied.difference.mean == pytest.approx(0.11) and asymmetric.difference is None
+    assert tied.threshold_step.by_seed == dict.fromkeys(range(3), None)
+    assert asymmetric.threshold_step.by_seed == {0: 200, 1: 100, 2: 100}
+    assert condition.compared == [tied] and condition.reference == "asymmetric"
+    assert (condition.evaluation_interval, condition.comparisons, condition.baseline) == (200, 1, {"accuracy": 0.1})
+
+
+def test_what_diverged_is_in_no_number_and_named(tmp_path):
+    study = study_folder.study(seeds=(0, 1, 2, 3), threshold=2.5)
+    study_folder.losses(tmp_path, "all", {"asymmetric": [1.0, 1.1, 1.2, 1.3]})
+    for seed, (loss, step) in enumerate([(2.0, None), (9.0, 120), (None, None)]):
+        ends = {"eval/loss": loss} | ({"eval/accuracy": 0.9} if seed else {})
+        study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(100, 2.0)], diverged_at=step)
+    tied = analysed(tmp_path, study)[0].arms[0]
+    assert tied.values == {0: 2.0} and (tied.mean, tied.std, tied.n) == (2.0, None, 1) and tied.others == {}
+    assert tied.diverged == {1: 120, 2: None} and tied.missing == [3]
+    assert tied.difference.by_seed == {0: 1.0}
+    assert tied.threshold_step.by_seed == {0: 100, 1: None, 2: None} and tied.threshold_step.median is None
+
+
+def test_each_condition_has_its_own_metric_and_runs(tmp_path):
+    study = study_folder.study(conditions=("a", "b"))._replace(metric={"a": "eval/loss", "b": "eval/accuracy"})
+    study_folder.losses(tmp_path, "a", {"tied": [3.0], "asymmetric": [1.0]})
+    study_folder.run(tmp_path, "b", "tied", 0, ends={"eval/loss": 7.0, "eval/accuracy": 0.25})
+    a, b = analysed(tmp_path, study)
+    assert (a.arms[0].mean, a.better) == (3.0, "less")
+    assert (b.arms[0].mean, b.better) == (0.25, "more") and b.arms[0].others["eval/loss"].mean == 7.0
+    with pytest.raises(errors.UserError, match='of "tied" have not measured "eval/accuracy", but eval/loss'):
+        analysed(tmp_path, study._replace(metric=dict.fromkeys("ab", "eval/accuracy")))
+
+
+def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
+    study = study_folder.study(seeds=(0, 1))
+    rows = [{"step": 0, "symmetry/1": 9.0, "symmetry/2": 0.5}, {"step": 5, "symmetry/1": 1.0, "symmetry/2": None}]
+    attention = {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
+    study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/loss": 1.0}, rows=rows, attention=attention)
+    attention = {"entropy": [2.0], "diagonal": [0.5, None]}
+    study_folder.run(tmp_path, "all", "tied", 1, ends={"eval/loss": 1.0}, rows=[{"symmetry/1": 2.0, "step": 7}])
+    study_folder.run(tmp_path, "all", "asymmetric", 0, ends={"eval/loss": 1.0}, attention=attention)
+    tied, asymmetric = analysed(tmp_path, study)[0].arms
+    assert tied.symmetry == {"symmetry": [1.5, 0.5]} and asymmetric.symmetry == {}
+    assert tied.attention == {"entropy": [1.0, 3.0], "diagonal": [0.5, None]}
+    assert asymmetric.attention == {"entropy": [2.0], "diagonal": [0.5, None]}
+
+
+def test_only_finished_runs_are_read(tmp_path):
+    study = study_folder.study(seeds=(0, 1))
+    study_folder.losses(tmp_path, "all", {"tied": [1.0, 2.0]})
+    (tmp_path / "all/tied/seed_1/summary.json").unlink()
+    assert [(run.arm, run.seed) for run in runs.load(tmp_path, study)] == [("tied", 0)]
+    (tmp_path / "all/tied/seed_0/summary.json").write_text('{"eval/loss"')
+    with pytest.raises(errors.UserError, match="summary.json cannot be read as JSON"):
+        runs.load(tmp_path, study)
+
+
+def test_curves_are_stacked_where_all_have_numbers():
+    step_I, value_RI = runs.stack([{0: 1.0, 20: 3.0, 10: 2.0}, {20: 5.0, 0: 4.0, 30: 6.0}])
+    assert step_I.tolist() == [0, 20] and value_RI.tolist() == [[1.0, 3.0], [4.0, 5.0]]
+    step_I, value_RI = runs.stack([])
+    assert len(step_I) == 0 and value_RI.shape == (0, 0)

@@ -1,0 +1,227 @@
+"""The words and tables of a study's report: each kind, in both directions, and nothing where there are few seeds."""
+
+import dataclasses
+
+import pytest
+import study_folder
+
+from experiments.studies import report, runs, statistics, tables, words
+
+BASE = [1.0, 1.1, 1.2, 1.3]
+WIDER = [0.50, 0.51, 0.49, 0.50]  # differences that vary a little
+NEAR = [-0.1, 0.2, -0.1, 0.2]
+
+
+def shifted(by):
+    return [x + d for x, d in zip(BASE, by, strict=True)]
+
+
+def analysed(folder, ends, *, condition="all"):
+    """The condition of a study whose arms end so; the last arm is the reference."""
+    study = study_folder.study(tuple(ends), conditions=(condition,), seeds=range(4))
+    study_folder.losses(folder, condition, ends)
+    return statistics.analyse(study, runs.load(folder, study))[0]
+
+
+@pytest.fixture
+def condition(tmp_path):
+    """An arm of each kind."""
+    ends = {"high": shifted(WIDER), "low": shifted([-d for d in WIDER]), "near": shifted(NEAR), "same": BASE}
+    ends |= {"up": shifted([0.25] * 4), "down": shifted([-0.25] * 4), "few": [5.0], "base": BASE}
+    return analysed(tmp_path, ends)
+
+
+def flipped(condition):
+    """The same numbers of a metric of which more is better."""
+    ends = {statistics.WORSE: statistics.BETTER, statistics.BETTER: statistics.WORSE}
+    arms = [
+        dataclasses.replace(
+            arm, difference=arm.difference and dataclasses.replace(arm.difference, kind=ends.get(kind, kind))
+        )
+        for arm in condition.arms
+        for kind in [arm.difference and arm.difference.kind]
+    ]
+    return dataclasses.replace(condition, metric="eval/accuracy", better="more", arms=arms)
+
+
+def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
+    # 0.50 +- t(1 - 0.025/7, 3) 0.0081650 / 2, and t is 6.5797; 0.05 +- t 0.173205 / 2
+    said = "by 0.5000 (95 % interval 0.4731 to 0.5269, 4 seeds)"
+    sentences = [
+        'Against "base", in eval/loss (less is better).',
+        f'Worse: "high" {said}. Better: "low" {said}.',
+        'No difference was found: "near" (between 0.5198 better and 0.6198 worse, 95 %, 4 seeds).',
+        'Identical to the reference, but for rounding: "same" (4 seeds).',
+        "The same difference in every seed, which leaves no spread to make an interval of: "
+        '"up" (worse by 0.2500, 4 seeds); "down" (better by 0.2500, 4 seeds).',
+        'Too few seeds for a verdict, which takes 3: "few" (1 seed).',
+        "The intervals, Student's t on differences paired by seed, which are taken to be roughly normal, hold at 95 % "
+        "for the 7 comparisons of this condition together (Bonferroni).",
+        'Not finished yet: "few" seed 1, 2, 3.',
+    ]
+    assert words.of_condition(condition) == " ".join(sentences)
+    text = words.of_condition(flipped(condition))
+    assert f'eval/accuracy (more is better). Worse: "low" {said}. Better: "high" {said}. No' in text
+    assert '"near" (between 0.6198 better and 0.5198 worse, 95 %, 4 seeds).' in text
+    assert '"up" (better by 0.2500, 4 seeds); "down" (worse by 0.2500, 4 seeds).' in text
+
+
+def test_without_an_interval_nothing_is_said_of_intervals(tmp_path):
+    text = words.of_condition(analysed(tmp_path, {"same": BASE, "up": shifted([0.25] * 4), "base": BASE}))
+    assert "95 %" not in text and "interval of:" in text
+    one = words.of_condition(analysed(tmp_path / "one", {"high": shifted(WIDER), "base": BASE}))
+    assert one.endswith(
+        "The interval is Student's t on differences paired by seed, which are taken to be roughly normal."
+    )
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
+    condition = analysed(tmp_path, {"high": shifted(WIDER)[:n], "base": BASE})
+    takes = "it takes at least 3 seeds in which both an arm and"
+    have = f"no more than {n}" if n else "none"
+    sentence = f'No verdict in eval/loss: {takes} "base" are finished, and there are {have}.'
+    assert words.of_condition(condition).startswith(sentence)
+    assert 'No verdict: it takes at least 3 seeds in which an arm and "base" are finished.' in words.of_study(
+        [condition]
+    )
+    mean = ["-", "+0.5000", "+0.5050"][n]
+    assert tables.of_condition(condition).rows[0][5:8] == [mean, "-", "-"]
+
+
+def test_no_run_of_the_reference(tmp_path):
+    condition = analysed(tmp_path, {"high": BASE, "base": []})
+    assert "and there are none." in words.of_condition(condition)
+    assert tables.of_condition(condition).rows == [
+        ["high", "1,000", "2.5 k", "4", "1.1500 ± 0.1291", "-", "-", "-"],
+        ["base", "-", "-", "0", "-", "reference", "-", "-"],
+    ]
+
+
+def test_what_diverged_is_named_with_a_warning(tmp_path):
+    study_folder.run(tmp_path, "all", "high", 4, ends={"eval/loss": None}, diverged_at=1200)
+    study_folder.run(tmp_path, "all", "base", 5, ends={"eval/loss": None})
+    study_folder.losses(tmp_path, "all", {"high": shifted(WIDER), "base": BASE})
+    study = study_folder.study(("high", "base"), seeds=range(6))
+    (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
+    text = words.of_condition(condition)
+    assert 'Worse: "high" by 0.5000' in text and ", 4 seeds)" in text
+    left_out = '"high" seed 4 (diverged at step 1,200), "base" seed 5 (eval/loss not finite)'
+    assert f"Left out: {left_out}; an arm without its diverged runs looks better than it is." in text
+    assert words.of_study([condition]) == (
+        "The study is not finished: 2 of its runs are missing. Left out, since they diverged: 2 of its runs. "
+        'Against "base", 4 seeds. "high": worse.'
+    )
+
+
+def test_the_whole_study_says_where_and_how_far(tmp_path):
+    ends = {"a": shifted(WIDER), "b": shifted(WIDER), "base": BASE}
+    first, second = analysed(tmp_path, ends, condition="x"), analysed(tmp_path, ends | {"b": BASE}, condition="y")
+    within = "Each interval is corrected within its condition, not for the number of conditions."
+    assert words.of_study([first]) == 'Against "base", 4 seeds. "a", "b": worse.'
+    assert words.of_study([first, second]) == (
+        f'Against "base", 4 seeds. "a": worse in x and y. "b": worse in x; identical in y. {within}'
+    )
+    assert '"b": identical in all 3 conditions.' in words.of_study([second] * 3)
+    near = analysed(tmp_path, {"a": shifted(NEAR), "base": BASE}, condition="z")
+    far = analysed(tmp_path, {"a": shifted([-2 * d for d in NEAR]), "base": BASE}, condition="w")
+    said = '"a": no difference found'
+    assert f"{said} (between 0.2256 better and 0.3256 worse, 95 %)." in words.of_study([near])
+    both = "in z and w (between 0.6512 better and 0.4512 worse at the widest, 95 %)."
+    assert f"{said} {both}" in words.of_study([near, far])
+    each = "between 0.2256 better and 0.3256 worse in eval/loss and between 0.4512 better and 0.6512 worse in eval/accu"
+    assert each in words.of_study([near, flipped(far)])
+
+
+def test_seeds_and_numbers_in_words():
+    assert [words.seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
+    numbers = {0.0: "0.0000", 1.23456: "1.2346", -0.00051234: "-0.00051", 0.001: "0.0010"}
+    assert {x: words.number(x) for x in numbers} == numbers and words.number(-0.0) == "0.0000"
+    assert [tables.signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]
+
+
+def test_what_is_not_the_references_is_told(tmp_path):
+    """Of held-out examples, training batches and initial values; in the paragraphs and below the table."""
+    alike = {"evaluation_crc32": 5, "training_crc32": 7, "initial": {f"w{i}_D 2": [1.0, 0, 0, 0] for i in range(9)}}
+    many = {f"w{i}_D 2": [0.0, 0.0, 1.0, i] for i in range(9)} | {"mine_D 2": [1.0, 0, 0, 0]}
+    twice = {name: [-2 * x for x in its] for name, its in alike["initial"].items()}  # a multiple is no other value
+    arms = {
+        "data": {"evaluation_crc32": 6},
+        "batch": {},
+        "start": {"initial": many},
+        "same": {"initial": twice},
+        "base": {},
+    }
+    for arm, other in arms.items():
+        for seed in range(3):
+            own = {"training_crc32": 8} if (arm, seed) == ("batch", 1) else {}
+            study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, **(alike | other | own))
+    study = study_folder.study(tuple(arms), seeds=range(3))
+    (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
+    assert [(arm.other_evaluation, arm.other_batches) for arm in condition.arms] == [
+        *(([0, 1, 2], []), ([], [1]), ([], []), ([], []), ([], []))
+    ]
+    assert [len(arm.other_initial) for arm in condition.arms] == [0, 0, 9, 0, 0]
+    sentences = [
+        '"data" is not evaluated on the same held-out examples as "base": their difference may be one of the data.',
+        '"batch" is not trained on the batches of "base" in seed 1: their difference may be one of the batches, in '
+        "spite of the same seeds.",
+        '"start" begins with other values than "base", not only at another scale, in weights of the same name and '
+        "shape: w0_D, w1_D, w2_D, w3_D, w4_D, w5_D and 3 more. Seeds do not pair these.",
+    ]
+    assert words.of_condition(condition).endswith(" ".join(sentences))
+    assert tables.of_condition(condition).notes[-3:] == sentences
+    told = 'Not on the same data as the reference, which may be the difference: "data", "batch".'
+    assert words.of_study([condition]).endswith(told.replace(", ", "; ").replace("reference;", "reference,"))
+
+
+def test_an_overview_where_there_are_many_conditions(tmp_path):
+    ends = {"a": shifted(WIDER), "b": BASE, "base": BASE}
+    some = [analysed(tmp_path, ends, condition=name) for name in "xyz"]
+    some[1] = dataclasses.replace(flipped(some[1]), name="other")
+    assert tables.overview(some[:2]) is None
+    table = tables.overview(some)
+    assert table.head == ["condition", "metric", "base", "a", "b"]
+    assert table.rows[:2] == [
+        ["x", "eval/loss", "1.1500", "+0.5000 worse", "0.0000 same"],
+        ["other", "eval/accuracy", "1.1500", "+0.5000 better", "0.0000 same"],
+    ]
+    assert [kinds[3:] for kinds in table.kinds] == [["worse", "same"], ["better", "same"], ["worse", "same"]]
+
+
+def test_the_table_of_a_condition(tmp_path, condition):
+    high = shifted(WIDER)
+    for seed in range(4):
+        curve = [(0, 5.0), (1000, 2.0 if seed else 2.5), (2000, 1.5)]
+        study_folder.run(tmp_path, "one", "base", seed, ends={"eval/loss": BASE[seed]}, evaluations=curve)
+        ends = {"eval/loss": high[seed], "eval/accuracy": 0.25, "baseline/accuracy": 0.1}
+        ends["guess"] = {"accuracy": "always the first"}
+        study_folder.run(tmp_path, "one", "high", seed, ends=ends, evaluations=curve[:-1] if seed < 3 else [])
+    study = study_folder.study(("high", "base"), conditions=["one"], seeds=range(4), threshold=2.0)
+    (one,) = statistics.analyse(study, runs.load(tmp_path, study))
+    table = tables.of_condition(one)
+    assert table.head[3:] == ["runs", "eval/loss", "minus base", "95 % interval", "p", "steps to 2", "eval/accuracy"]
+    low = 3.182446 * 0.00816497 / 2  # t(0.975, 3)
+    interval = f"+{0.5 - low:.4f} to +{0.5 + low:.4f}"
+    row = ["4", "1.6500 ± 0.1268", "+0.5000", interval, "< 0.0001", "not reached (2 of 4)", "0.2500 ± 0.0000"]
+    assert table.rows[0][3:] == row
+    assert table.rows[1][5:] == ["reference", "-", "-", "1,000 (4 of 4)", "-"]
+    assert "eval/loss at most that" in table.notes[1] and "between evaluations, is 1,000." in table.notes[1]
+    assert table.notes[2] == "Baseline: accuracy 0.1000 (always the first)."
+    every = tables.of_condition(condition)
+    assert every.head[7:] == ["p (x 7)"] and "(Bonferroni: 99.29 % each), and p is times 7." in every.notes[0]
+    assert [row[6] for row in every.rows[3:]] == ["identical", "no spread", "no spread", "-", "-"]
+
+
+def test_text_is_aligned_and_wrapped(tmp_path):
+    study = study_folder.study(("a\x1b[2J", "base"), conditions=["x", "y", "z"], seeds=range(4))
+    for name in "xyz":
+        study_folder.losses(tmp_path, name, {"a\x1b[2J": shifted(WIDER), "base": BASE})
+    text = report.text(tmp_path, study)
+    lines = text.splitlines()
+    assert all(len(line) <= 110 for line in lines) and "\x1b" not in text
+    head, first, second = lines[1:4]
+    assert head.index("eval/loss") + len("eval/loss") == first.index("± 0.1268") + len("± 0.1268")
+    assert "FLOP/token" in tables.of_condition(analysed(tmp_path, {"b": BASE, "base": BASE})).head
+    assert "FLOP" not in head and second.rstrip().startswith("  base") and "\nall conditions\n  condition" in text
+    assert text.endswith("\nnot for the number of conditions.") and '"a�[2J": worse in all 3 conditions.' in text
