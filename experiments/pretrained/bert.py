@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.engine import errors
-from experiments.pretrained import family, fields, tensors
+from experiments.pretrained import families, tensors
 
 _LAYER = "encoder.layer.{m}."
 LINES = (
@@ -69,35 +69,35 @@ KNOWN = (
 _HEADS = {"head": "cls.predictions.", "pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
 
 
-def describe(config: fields.Config) -> family.Description:
+def describe(config: families.Config) -> families.Description:
     """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
-    fields.only(config, "position_embedding_type", ("absolute",))
-    fields.only(config, "is_decoder", (False,))
-    fields.only(config, "add_cross_attention", (False,))
-    activation = fields.only(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"))
-    D, H = fields.whole(config, "hidden_size", 768), fields.whole(config, "num_attention_heads", 12)
+    families.one_of(config, "position_embedding_type", ("absolute",))
+    families.one_of(config, "is_decoder", (False,))
+    families.one_of(config, "add_cross_attention", (False,))
+    activation = families.one_of(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"))
+    D, H = families.whole(config, "hidden_size", 768), families.whole(config, "num_attention_heads", 12)
     sizes = {
-        "M": fields.whole(config, "num_hidden_layers", 12),
+        "M": families.whole(config, "num_hidden_layers", 12),
         "D": D,
         "H": H,
-        "K": fields.shared(D, H, ("hidden_size", "num_attention_heads")),
-        "F": fields.whole(config, "intermediate_size", 3072),
-        "W": fields.whole(config, "vocab_size", 30522),
-        "N": fields.whole(config, "max_position_embeddings", 512),
-        "J": fields.whole(config, "type_vocab_size", 2),
+        "K": families.shared(D, H, ("hidden_size", "num_attention_heads")),
+        "F": families.whole(config, "intermediate_size", 3072),
+        "W": families.whole(config, "vocab_size", 30522),
+        "N": families.whole(config, "max_position_embeddings", 512),
+        "J": families.whole(config, "type_vocab_size", 2),
         "C": 2,  # does the second sentence follow the first?
     }
     model = {
-        "mlp": fields.ACTIVATIONS[activation],
-        "eps": fields.real(config, "layer_norm_eps", 1e-12),
+        "mlp": families.ACTIVATIONS[activation],
+        "eps": families.real(config, "layer_norm_eps", 1e-12),
         "segments": sizes["J"],
     }
-    tied = fields.flag(config, "tie_word_embeddings", True)
+    tied = families.flag(config, "tie_word_embeddings", True)
     extras = {"W": sizes["W"], "N": sizes["N"], "tied_output": tied}
-    return family.Description(sizes, model, extras)
+    return families.Description(sizes, model, extras)
 
 
-def groups(description: family.Description, names: set[str]) -> set[str]:
+def groups(description: families.Description, names: set[str]) -> set[str]:
     """The heads that the file holds: without one, the model ends with its last block."""
     found = {group for group, beginning in _HEADS.items() if any(name.startswith(beginning) for name in names)}
     _same_activation(description.model["mlp"], found)
@@ -130,13 +130,13 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
         "num_hidden_layers": sizes["M"],
         "num_attention_heads": sizes["H"],
         "intermediate_size": sizes["F"],
-        "hidden_act": fields.activation(model["mlp"]),
+        "hidden_act": families.activation(model["mlp"]),
         "layer_norm_eps": model["eps"],
         "tie_word_embeddings": "untied" not in groups,
     }
 
 
-FAMILY = family.Family(
+FAMILY = families.Family(
     "bert",
     "bert.",
     ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),  # as in the first files

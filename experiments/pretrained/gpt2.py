@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.pretrained import family, fields, tensors, token_ids
+from experiments.pretrained import families, tensors
 
 # Their matrices stand as (from, to), hence transposed; queries, keys and values are one.
 LINES = (
@@ -40,31 +40,31 @@ KNOWN = (
 )
 
 
-def describe(config: fields.Config) -> family.Description:
+def describe(config: families.Config) -> families.Description:
     """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
-    fields.only(config, "scale_attn_by_inverse_layer_idx", (False,))
-    fields.only(config, "add_cross_attention", (False,))
-    D, H = fields.whole(config, "n_embd", 768), fields.whole(config, "n_head", 12)
+    families.one_of(config, "scale_attn_by_inverse_layer_idx", (False,))
+    families.one_of(config, "add_cross_attention", (False,))
+    D, H = families.whole(config, "n_embd", 768), families.whole(config, "n_head", 12)
     sizes = {
-        "M": fields.whole(config, "n_layer", 12),
+        "M": families.whole(config, "n_layer", 12),
         "D": D,
         "H": H,
-        "K": fields.shared(D, H, ("n_embd", "n_head")),
-        "F": fields.whole(config, "n_inner", 4 * D),
-        "W": fields.whole(config, "vocab_size", 50257),
-        "N": fields.whole(config, "n_positions", 1024),
+        "K": families.shared(D, H, ("n_embd", "n_head")),
+        "F": families.whole(config, "n_inner", 4 * D),
+        "W": families.whole(config, "vocab_size", 50257),
+        "N": families.whole(config, "n_positions", 1024),
     }
-    activation = fields.only(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu"))
+    activation = families.one_of(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu"))
     model = {
-        "mlp": fields.ACTIVATIONS[activation],
-        "eps": fields.real(config, "layer_norm_epsilon", 1e-5),
-        "scale": "1/sqrt(K)" if fields.flag(config, "scale_attn_weights", True) else "1",
+        "mlp": families.ACTIVATIONS[activation],
+        "eps": families.real(config, "layer_norm_epsilon", 1e-5),
+        "scale": "1/sqrt(K)" if families.flag(config, "scale_attn_weights", True) else "1",
     }
-    tied = fields.flag(config, "tie_word_embeddings", True)
-    return family.Description(sizes, model, {"W": sizes["W"], "N": sizes["N"], "tied_output": tied})
+    tied = families.flag(config, "tie_word_embeddings", True)
+    return families.Description(sizes, model, {"W": sizes["W"], "N": sizes["N"], "tied_output": tied})
 
 
-def groups(description: family.Description, names: set[str]) -> set[str]:
+def groups(description: families.Description, names: set[str]) -> set[str]:
     """The output matrix where it is not the embedding."""
     return set() if description.extras["tied_output"] else {"untied"}
 
@@ -79,13 +79,13 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
         "n_layer": sizes["M"],
         "n_head": sizes["H"],
         "n_inner": sizes["F"],
-        "activation_function": fields.activation(model["mlp"]),
+        "activation_function": families.activation(model["mlp"]),
         "layer_norm_epsilon": model["eps"],
         "scale_attn_weights": model.get("scale", "1/sqrt(K)") != "1",
         "tie_word_embeddings": "untied" not in groups,
     }
 
 
-FAMILY = family.Family(
-    "gpt2", "transformer.", (), LINES, KNOWN, describe, groups, config, token_ids.TEXT, ("lm_head.",)
+FAMILY = families.Family(
+    "gpt2", "transformer.", (), LINES, KNOWN, describe, groups, config, families.TEXT_IDS, ("lm_head.",)
 )

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments.engine import errors
-from experiments.pretrained import family, fields, tensors, token_ids
+from experiments.pretrained import families, tensors
 
 BASE = 10000.0  # of the rotary wavelengths, where none is given
 ROTATED = ("Uq_HKD", "Uk_HKD")
@@ -51,7 +51,7 @@ def _evens_first(U_MHKD: np.ndarray) -> np.ndarray:
     return np.concatenate([U_MHKD[:, :, 0::2], U_MHKD[:, :, 1::2]], axis=2)
 
 
-def base(config: fields.Config) -> float:
+def base(config: families.Config) -> float:
     """The base of the rotary wavelengths, from rope_theta or rope_parameters. UserError where they are scaled."""
     found = {}
     for name in ("rope_scaling", "rope_parameters"):
@@ -61,40 +61,43 @@ def base(config: fields.Config) -> float:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise errors.UserError(f"config.json: {name} asks for the type {kind!r}, and only 'default' is supported")
-        fields.only({"partial_rotary_factor": 1.0} | rope, "partial_rotary_factor", (1.0,))
+        families.one_of({"partial_rotary_factor": 1.0} | rope, "partial_rotary_factor", (1.0,))
         found |= {"rope_theta": rope["rope_theta"]} if rope.get("rope_theta") is not None else {}
-    return fields.real(dict(config) | found, "rope_theta", BASE)
+    return families.real(dict(config) | found, "rope_theta", BASE)
 
 
-def describe(config: fields.Config) -> family.Description:
+def describe(config: families.Config) -> families.Description:
     """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
-    fields.only(config, "hidden_act", ("silu", "swish"))
+    families.one_of(config, "hidden_act", ("silu", "swish"))
     for name in ("attention_bias", "mlp_bias"):
-        fields.only(config, name, (False, None))
-    fields.only(config, "sliding_window", (None,))
-    fields.only(config, "partial_rotary_factor", (1.0, None))
-    D, H = fields.whole(config, "hidden_size", 4096), fields.whole(config, "num_attention_heads", 32)
-    layers, G = fields.whole(config, "num_hidden_layers", 32), fields.whole(config, "num_key_value_heads", H)
-    fields.shared(H, G, ("num_attention_heads", "num_key_value_heads"))
-    K = config.get("head_dim") and fields.whole(config, "head_dim")
-    K = K or fields.shared(D, H, ("hidden_size", "num_attention_heads"))
-    twice = fields.flag(config, "layer_sharing", False)  # MobileLLM (Liu et al. 2024): every block is computed twice
+        families.one_of(config, name, (False, None))
+    families.one_of(config, "sliding_window", (None,))
+    families.one_of(config, "partial_rotary_factor", (1.0, None))
+    D, H = families.whole(config, "hidden_size", 4096), families.whole(config, "num_attention_heads", 32)
+    layers, G = families.whole(config, "num_hidden_layers", 32), families.whole(config, "num_key_value_heads", H)
+    families.shared(H, G, ("num_attention_heads", "num_key_value_heads"))
+    K = config.get("head_dim") and families.whole(config, "head_dim")
+    K = K or families.shared(D, H, ("hidden_size", "num_attention_heads"))
+    twice = families.flag(config, "layer_sharing", False)  # MobileLLM (Liu et al. 2024): every block is computed twice
     sizes = {
         "M": layers * (2 if twice else 1),
         "D": D,
         "H": H,
         "G": G,
         "K": K,
-        "F": fields.whole(config, "intermediate_size", 11008),
-        "W": fields.whole(config, "vocab_size", 32000),
+        "F": families.whole(config, "intermediate_size", 11008),
+        "W": families.whole(config, "vocab_size", 32000),
     }
-    model = {"eps": fields.real(config, "rms_norm_eps", 1e-6), "rotary_base": base(config)}
-    N, tied = fields.whole(config, "max_position_embeddings", 2048), fields.flag(config, "tie_word_embeddings", False)
+    model = {"eps": families.real(config, "rms_norm_eps", 1e-6), "rotary_base": base(config)}
+    N, tied = (
+        families.whole(config, "max_position_embeddings", 2048),
+        families.flag(config, "tie_word_embeddings", False),
+    )
     extras = {"W": sizes["W"], "N": N, "tied_output": tied, "key_heads": G}
-    return family.Description(sizes, model, extras, layers)
+    return families.Description(sizes, model, extras, layers)
 
 
-def groups(description: family.Description, names: set[str]) -> set[str]:
+def groups(description: families.Description, names: set[str]) -> set[str]:
     """The output matrix where it is not the embedding."""
     return set() if description.extras["tied_output"] else {"untied"}
 
@@ -103,7 +106,7 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
     """Its config.json: every head has its own keys and values, every layer its own numbers."""
     if "N" not in extras:
         raise errors.UserError("a Llama cannot be written without extras['N'], the longest text it was trained on")
-    fields.shared(sizes["D"], sizes["H"], ("hidden_size", "num_attention_heads"))  # they insist, whatever head_dim is
+    families.shared(sizes["D"], sizes["H"], ("hidden_size", "num_attention_heads"))  # they insist, whatever head_dim is
     rope = model.get("rotary_base", BASE)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -125,6 +128,6 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
     }
 
 
-FAMILY = family.Family(
-    "llama", "model.", (), LINES, KNOWN, describe, groups, config, token_ids.TEXT, ("lm_head.",), ("mobilellm",)
+FAMILY = families.Family(
+    "llama", "model.", (), LINES, KNOWN, describe, groups, config, families.TEXT_IDS, ("lm_head.",), ("mobilellm",)
 )

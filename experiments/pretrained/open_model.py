@@ -14,10 +14,9 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments import pretrained
 from experiments.data import llama2c_tokenizer, vocabulary
 from experiments.engine import checkpoint, disk, errors
-from experiments.pretrained import llama2c, safetensors, settings
+from experiments.pretrained import families, hub, llama2c, safetensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
 
@@ -80,7 +79,7 @@ class Trained:
                     f'{self.path} has {field} = "{value}", a program that would be run: give --trust={value} if you '
                     "trust it"
                 )
-        return types.SimpleNamespace(**{**settings.DEFAULTS, **self.model})
+        return types.SimpleNamespace(**{**families.DEFAULTS, **self.model})
 
     def network(self, **size: int) -> models.Model:
         """The model as functions, where the parameters are those that it has. size: Y and X of images.
@@ -118,7 +117,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
         return _llama2c(alone)
     saved = _config_of_run(where / "config.json") if where.is_dir() else None
     if saved is None:
-        return _published(where, pretrained.read(where))
+        return _published(where, hub.read(where))
     return dataclasses.replace(_run(where, saved), trust=tuple(trust))
 
 
@@ -196,7 +195,7 @@ def _patches(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[
     return {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
 
 
-def _published(path: pathlib.Path, read: pretrained.Imported) -> Trained:
+def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
     kind, extras = KINDS[read.family], dict(read.extras)
     if kind == "image":
         facts = {"patch": extras["patch"], "C": len(extras["class_names"]), "answer": "class_token"}
@@ -205,7 +204,7 @@ def _published(path: pathlib.Path, read: pretrained.Imported) -> Trained:
         facts = {name: extras[name] for name in ("W", "N", "tied_output")}
         facts["transform"] = read.family == "bert"
     params = read.params if extras.get("query_bias", True) else _biased(read.params)
-    return Trained(path, kind, params, read.model, facts, extras, pretrained.show(read))
+    return Trained(path, kind, params, read.model, facts, extras, hub.show(read))
 
 
 def _biased(params: dict) -> dict:
@@ -218,7 +217,7 @@ def _biased(params: dict) -> dict:
 
 def _llama2c(path: pathlib.Path) -> Trained:
     found = llama2c.read(path)
-    read = pretrained.interpret({"model_type": "llama", **found.settings}, found.tensors, path)
+    read = hub.interpret({"model_type": "llama", **found.settings}, found.tensors, path)
     # run.c of llama2.c knows no others, and ends a text where the next one would begin
     read.extras["ids"] = {
         "bos_token_id": llama2c_tokenizer.BOS,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.engine import errors
-from experiments.pretrained import family, fields, tensors
+from experiments.pretrained import families, tensors
 
 _LAYER = "encoder.layer.{m}."
 LINES = (
@@ -48,36 +48,36 @@ SPELLINGS = (
 )
 
 
-def _side(config: fields.Config, name: str, default: int) -> tuple[int, int]:
+def _side(config: families.Config, name: str, default: int) -> tuple[int, int]:
     """Rows and columns, from one number or two."""
     value = config.get(name, default)
     both = value if isinstance(value, list) else [value, value]
     if len(both) != 2:
         raise errors.UserError(f"config.json: {name} must be one number or two, and is {value!r}")
-    return fields.whole({name: both[0]}, name), fields.whole({name: both[1]}, name)
+    return families.whole({name: both[0]}, name), families.whole({name: both[1]}, name)
 
 
-def describe(config: fields.Config) -> family.Description:
+def describe(config: families.Config) -> families.Description:
     """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
-    activation = fields.only(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"))
-    D, H = fields.whole(config, "hidden_size", 768), fields.whole(config, "num_attention_heads", 12)
+    activation = families.one_of(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"))
+    D, H = families.whole(config, "hidden_size", 768), families.whole(config, "num_attention_heads", 12)
     image, patch = _side(config, "image_size", 224), _side(config, "patch_size", 16)
     if patch[0] != patch[1]:
         raise errors.UserError(f"config.json: patch_size = {list(patch)} is not supported here, only square patches")
     names = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}  # theirs where there is none
     sizes = {
-        "M": fields.whole(config, "num_hidden_layers", 12),
+        "M": families.whole(config, "num_hidden_layers", 12),
         "D": D,
         "H": H,
-        "K": fields.shared(D, H, ("hidden_size", "num_attention_heads")),
-        "F": fields.whole(config, "intermediate_size", 3072),
+        "K": families.shared(D, H, ("hidden_size", "num_attention_heads")),
+        "F": families.whole(config, "intermediate_size", 3072),
         "Y": patch[0],
         "X": patch[1],
-        "Z": fields.whole(config, "num_channels", 3),
+        "Z": families.whole(config, "num_channels", 3),
         "N": (image[0] // patch[0]) * (image[1] // patch[1]) + 1,
         "C": len(names),
     }
-    model = {"mlp": fields.ACTIVATIONS[activation], "eps": fields.real(config, "layer_norm_eps", 1e-12)}
+    model = {"mlp": families.ACTIVATIONS[activation], "eps": families.real(config, "layer_norm_eps", 1e-12)}
     extras = {
         "N": sizes["N"],
         "image": image,
@@ -85,10 +85,10 @@ def describe(config: fields.Config) -> family.Description:
         "channels": sizes["Z"],
         "class_token": True,
         "class_names": _in_order(names),
-        "query_bias": fields.flag(config, "qkv_bias", True),
-        "pooler_act": fields.text(config, "pooler_act", "tanh"),
+        "query_bias": families.flag(config, "qkv_bias", True),
+        "pooler_act": families.text(config, "pooler_act", "tanh"),
     }
-    return family.Description(sizes | {"P": patch[0] * patch[1] * sizes["Z"]}, model, extras)
+    return families.Description(sizes | {"P": patch[0] * patch[1] * sizes["Z"]}, model, extras)
 
 
 def _in_order(names: Any) -> list[str]:
@@ -98,7 +98,7 @@ def _in_order(names: Any) -> list[str]:
     return [str(names[str(i)]) for i in range(len(names))]
 
 
-def groups(description: family.Description, names: set[str]) -> set[str]:
+def groups(description: families.Description, names: set[str]) -> set[str]:
     """The heads that the file holds."""
     found = {group for group in ("classifier", "pooler") if any(name.startswith(group + ".") for name in names)}
     return found | ({"bias"} if description.extras["query_bias"] else set())
@@ -125,7 +125,7 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
         "num_hidden_layers": sizes["M"],
         "num_attention_heads": sizes["H"],
         "intermediate_size": sizes["F"],
-        "hidden_act": fields.activation(model["mlp"]),
+        "hidden_act": families.activation(model["mlp"]),
         "layer_norm_eps": model["eps"],
         "qkv_bias": "bias" in groups,
         "pooler_act": extras.get("pooler_act", "tanh"),
@@ -134,4 +134,4 @@ def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[s
     }
 
 
-FAMILY = family.Family("vit", "vit.", SPELLINGS, LINES, (), describe, groups, config, (), ("classifier.",))
+FAMILY = families.Family("vit", "vit.", SPELLINGS, LINES, (), describe, groups, config, (), ("classifier.",))

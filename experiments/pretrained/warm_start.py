@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import pretrained
 from experiments.data import vocabulary
 from experiments.engine import config, disk, distributed, errors
-from experiments.pretrained import open_model
+from experiments.pretrained import open_model, positions
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
 FREE = ("dropout", "attention", "compute_dtype", "remat", "unroll")
@@ -217,7 +216,7 @@ def _images(made: open_model.Trained, wrong: list[str], found: Mapping[str, Any]
 
 def _grids(P_ND: np.ndarray, N: int) -> bool:
     try:
-        return pretrained.resize_positions(P_ND, N, "grid").shape[0] == N
+        return positions.resize(P_ND, N, "grid").shape[0] == N
     except errors.UserError:
         return False
 
@@ -227,4 +226,4 @@ def _resized(made: open_model.Trained, P_ND: np.ndarray, N: int) -> np.ndarray:
     rule = "grid" if made.kind in ("image", "masked_image") else "cut" if N <= P_ND.shape[0] else "linear"
     if N != P_ND.shape[0]:
         print(f"the {P_ND.shape[0]} learned positions are made {N} by the rule {rule}")
-    return pretrained.resize_positions(P_ND, N, rule)
+    return positions.resize(P_ND, N, rule)

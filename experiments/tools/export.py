@@ -14,10 +14,9 @@ import shutil
 import sys
 from typing import Any
 
-from experiments import pretrained
 from experiments.data import image_file, vocabulary
 from experiments.engine import config, disk, errors, terminal
-from experiments.pretrained import llama, open_model
+from experiments.pretrained import hub, llama, open_model
 from experiments.tools import command
 
 WORDS = {"transform": ("text.transform", False)}
@@ -38,7 +37,7 @@ def run(
     workdir: str | os.PathLike = "",
 ) -> list[pathlib.Path]:
     """Write the model into the folder, which must be new; the files that it is in now."""
-    config.choose("family", family, {name: name for name in pretrained.FAMILIES})
+    config.choose("family", family, {name: name for name in hub.FAMILIES})
     model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
     open_model.expect(model, open_model.KINDS[family])
     open_model.finite(model.path, open_model.flat(model.params))
@@ -55,7 +54,7 @@ def run(
     extras["ids"] = token_ids(model)
     if family == "llama" and fields["relative_position"] == "rotary":  # theirs is rotary_halves
         params, fields = llama.in_halves(params, fields)
-    files = pretrained.write(folder, family=family, params=params, model=fields, extras=extras)
+    files = hub.write(folder, family=family, params=params, model=fields, extras=extras)
     if like is None:
         files += copied(model, folder)
     elif not like["assumed"]:
@@ -67,7 +66,7 @@ def run(
 
 
 def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
-    """UserError for a field of the config that the family does not have (those of `model`: pretrained.write)."""
+    """UserError for a field of the config that the family does not have (those of `model`: hub.write)."""
     wrong = [
         f"{field} is {facts[fact]!r} and not {right!r}"
         for fact, (field, right) in FACTS[family].items()

