@@ -43,15 +43,14 @@ def draw(
 ) -> list[Figure]:
     """Write the figures of each condition into folder/figures; none where there is nothing to be seen."""
     disk.tidy(disk.folder(folder, "figures"))
-    style, names = styles.of(study), styles.file_names(one.name for one in conditions)
-    figures = []
+    style, figures = styles.of(study), []
     for condition in conditions:
         whole = {(arm.name, seed) for arm in condition.arms for seed in arm.values}
         mine = [run for run in runs if run.condition == condition.name and (run.arm, run.seed) in whole]
         for kind, make in KINDS.items() if mine else ():
             drawing = make(condition, finished.by_arm(mine, style), style)
             if drawing:
-                file, caption = folder / "figures" / f"{kind}_{names[condition.name]}.png", drawing[1]
+                file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
                 engine.write(drawing[0], file)
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 figures.append(Figure(file, kind, condition.name, caption))
@@ -213,36 +212,31 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
 
 def _coinciding(panels: Iterable[Any]) -> str:
     """A sentence on lines that cannot be told apart for most of the steps, in one panel or more."""
-    groups = coinciding(panels)
-    phrases = "; ".join(words.joined([words.quoted(name) for name in group]) for group in groups)
+    groups: list[list[str]] = []
+    for panel in panels:
+        groups += [group for group in _together(panel) if len(group) > 1 and group not in groups]
+    largest = [group for group in groups if not any(set(group) < set(other) for other in groups)]
+    phrases = "; ".join(words.joined([words.quoted(name) for name in group]) for group in largest)
     return f" Lines that lie on one another, for most of the steps in a panel or more: {phrases}." if groups else ""
 
 
-def coinciding(panels: Iterable[Any]) -> list[list[str]]:
-    """Groups of arms, by their labels, whose lines lie on one another."""
-    every: list[list[str]] = []
-    for panel in panels:
-        heights = {line.get_gid(): _heights(panel, line) for line in panel.lines if line.get_gid()}
-        groups: list[list[str]] = []
-        for name, height_I in heights.items():
-            near = (group for group in groups if all(_near(height_I, heights[other]) for other in group))
-            group = next(near, None)
-            if group is None:
-                groups.append([name])
-            else:
-                group.append(name)
-        every += [group for group in groups if len(group) > 1 and group not in every]
-    return [group for group in every if not any(set(group) < set(other) for other in every)]
+def _together(panel: Any) -> list[list[str]]:
+    """The labels of the arms of a panel, those in one group whose lines lie on one another."""
+    panel.get_ylim()  # settles the limits
+    to_heights = panel.transScale + panel.transLimits  # 0 at the bottom of the panel, 1 at its top
+    height_I = {one.get_gid(): to_heights.transform(one.get_xydata())[:, 1] for one in panel.lines if one.get_gid()}
+    groups: list[list[str]] = []
+    for name in height_I:
+        near = (group for group in groups if all(_near(height_I[name], height_I[other]) for other in group))
+        group = next(near, [])
+        if not group:
+            groups.append(group)
+        group.append(name)
+    return groups
 
 
 def _near(a_I: np.ndarray, b_I: np.ndarray) -> bool:
     return a_I.shape == b_I.shape and bool(np.mean(np.abs(a_I - b_I) < APART) > 0.5)
-
-
-def _heights(panel: Any, line: Any) -> np.ndarray:
-    """Where the line's points stand: 0 at the bottom of the panel, 1 at its top, at each of I steps."""
-    panel.get_ylim()  # settles the limits
-    return (panel.transScale + panel.transLimits).transform(line.get_xydata())[:, 1]
 
 
 def _paired(

@@ -117,43 +117,41 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run]) -> list[Conditio
 
 
 def _condition(study: studies.Study, named: studies.Named, runs: list[finished.Run]) -> Condition:
-    metric, threshold = study.metric[named.name], study.threshold[named.name] or None
-    better = direction(metric)
-    groups = {arm.name: [run for run in runs if run.arm == arm.name] for arm in study.arms}
+    metric = study.metric[named.name]
     baselines = [{k[9:]: x for k, x in run.summary.items() if k.startswith("baseline/")} for run in reversed(runs)]
-    arms = []
-    for arm in study.arms:
-        reference = None if arm.name == study.reference else groups[study.reference]
-        arms.append(_arm(arm, groups[arm.name], reference, study, metric, threshold, better))
-    return Condition(
+    condition = Condition(
         name=named.name,
         changes=named.changes,
         metric=metric,
-        better=better,
-        threshold=threshold,
+        better=direction(metric),
+        threshold=study.threshold[named.name] or None,
         evaluation_interval=longest_interval([run.curve(metric) for run in runs]),
-        comparisons=len(arms) - 1,
+        comparisons=len(study.arms) - 1,
         baseline={name: x for baseline in baselines for name, x in baseline.items() if x is not None},
         guess={name: words for run in runs for name, words in run.summary.get("guess", {}).items()},
         reference=study.reference,
-        arms=arms,
+        arms=[],
     )
+    groups = {arm.name: [run for run in runs if run.arm == arm.name] for arm in study.arms}
+    for arm in study.arms:
+        base = [] if arm.name == study.reference else groups[study.reference]
+        condition.arms.append(_arm(condition, arm, study.seeds, groups[arm.name], base))
+    return condition
 
 
 def _arm(
+    condition: Condition,
     named: studies.Named,
+    seeds: list[int],
     runs: list[finished.Run],
-    reference: list[finished.Run] | None,
-    study: studies.Study,
-    metric: str,
-    threshold: float | None,
-    better: str,
+    reference: list[finished.Run],
 ) -> Arm:
+    """The arm `named` beside the runs of the reference, of which the reference itself gets none."""
+    metric, threshold, better = condition.metric, condition.threshold, condition.better
     values = _values(runs, metric)
     whole = [run for run in runs if run.seed in values]
     curves = {run.seed: run.curve(metric) if run.seed in values else {} for run in runs}
-    base = reference or []
-    difference = compare(values, _values(base, metric), m=len(study.arms) - 1, better=better)
+    difference = compare(values, _values(reference, metric), m=condition.comparisons, better=better)
     return Arm(
         name=named.name,
         changes=named.changes,
@@ -162,15 +160,15 @@ def _arm(
         values=values,
         **vars(spread(values.values())),
         others=_others(whole, metric),
-        other_evaluation=finished.differing(whole, base, "evaluation_crc32"),
-        other_batches=finished.differing(whole, base, "training_crc32"),
-        other_initial=finished.differing_weights(whole, base),
+        other_evaluation=finished.differing(whole, reference, "evaluation_crc32"),
+        other_batches=finished.differing(whole, reference, "training_crc32"),
+        other_initial=finished.differing_weights(whole, reference),
         threshold_step=None if threshold is None else threshold_step(curves, threshold, better=better),
-        difference=None if reference is None else difference,
+        difference=None if named.name == condition.reference else difference,
         symmetry=_layer_means(whole, finished.SYMMETRY),
         attention=_layer_means(whole, finished.ATTENTION),
         diverged={run.seed: run.summary["diverged_at"] for run in runs if run.seed not in values},
-        missing=[seed for seed in study.seeds if seed not in curves],
+        missing=[seed for seed in seeds if seed not in curves],
     )
 
 

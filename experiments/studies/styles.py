@@ -1,7 +1,6 @@
 """How an arm looks in every figure, its colour, line and marker safe for the colour-blind; and names fit to show."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from matplotlib import figure, lines
@@ -46,16 +45,6 @@ def label(name: str) -> str:
     """The name in one line, with letters that a figure cannot show as their code, and a long end cut."""
     cut = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
     return "".join(figures.visible(letter) for letter in cut).replace("␣", " ")
-
-
-def file_names(names: Iterable[str]) -> dict[str, str]:
-    """Name -> a part of a file's name, of plain letters, different for each."""
-    parts: dict[str, str] = {}
-    for i, name in enumerate(names, 1):
-        plain = re.sub(r"[^A-Za-z0-9_-]+", "_", name)[:40]
-        taken = plain.lower() in map(str.lower, parts.values())
-        parts[name] = f"{plain}_{i}" if taken or not plain else plain
-    return parts
 
 
 def legend(drawing: figure.Figure, styles: Mapping[str, Style], **look: Any) -> None:

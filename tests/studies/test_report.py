@@ -214,7 +214,7 @@ def test_what_was_run_is_told_by_the_runs(tmp_path):
 
 
 def test_hostile_names_stay_words(tmp_path):
-    study = study_folder.study((HOSTILE, "asymmetric"), conditions=(HOSTILE,), seeds=(0,))
+    study = study_folder.study((HOSTILE, "asymmetric"), seeds=(0,))
     study = study._replace(arms=[study.arms[0]._replace(changes={HOSTILE: HOSTILE}), study.arms[1]])
     study_folder.whole(tmp_path, study, M=1, H=1)
     what = {"config": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "commit": HOSTILE}
@@ -222,7 +222,7 @@ def test_hostile_names_stay_words(tmp_path):
     page = Page(files[2])
     assert "script" not in {tag for tag, _ in page.elements} and "\x1b" not in files[2].read_text()
     shown = HOSTILE.replace("\x1b", "\N{REPLACEMENT CHARACTER}")
-    assert shown in page.text("td") and shown in page.text("h3") and json.loads(page.text("pre")[0]) == what["config"]
+    assert shown in page.text("td") and json.loads(page.text("pre")[0]) == what["config"]
     assert {attribute for tag, attributes in page.elements for attribute in attributes} <= {
         *("lang", "charset", "http-equiv", "content", "name", "class", "scope", "src", "alt", "id", "href")
     }
@@ -230,5 +230,4 @@ def test_hostile_names_stay_words(tmp_path):
     assert "<script" not in markdown and "\x1b" not in markdown and "[x](y)" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert all(re.fullmatch(r"[\w-]+\.png", file.name) for file in files[3:]) and len(files) == 8
-    assert "\x1b" not in report.text(tmp_path, study)
+    assert len(files) == 8 and "\x1b" not in report.text(tmp_path, study)

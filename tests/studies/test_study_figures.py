@@ -193,11 +193,9 @@ def test_styles_differ_and_stay_the_same_arm():
     assert list(style) == [arm.name for arm in study.arms] and style["asymmetric"].colour == "black"
 
 
-def test_names_in_figures_and_files():
+def test_names_in_figures():
     assert styles.label("x" * 28) == "x" * 28 and styles.label("x" * 29) == "x" * 27 + "…"
     assert styles.label("a b\n\x00") == "a b↵<0>"
-    names = {"a/b": "a_b", "a b": "a_b_2", "A_B": "A_B_3", "c": "c", "": "_5"}
-    assert styles.file_names(names) == names
     assert engine.spread(12, 4) == [0, 4, 7, 11] and engine.spread(2, 4) == [0, 1]
 
 
