@@ -28,6 +28,7 @@ from absl import flags
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
 from experiments.engine import (
+    by_name,
     compilation,
     config_file,
     distributed,
@@ -176,7 +177,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     base = importlib.import_module("configs.base").get_config  # anew for each `run`, as the config's own import is
     config = loaded(command, base)
     settings = configs.Settings(config, config_file.defaults(config, base), file=command.config)
-    experiment = configs.experiment(settings.experiment)
+    experiment = by_name.experiment(settings.experiment)
     compilation.keep_in(settings.compilation_cache)
     if command.dry_run and not command.topology:
         mesh.simulate(settings.mesh.to_dict())

@@ -77,11 +77,11 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
     import launch
     from configs import base
-    from experiments.engine import config, errors
+    from experiments.engine import by_name, config, errors
 
     command = launch.Command(str(ROOT / "configs" / f"{name}.py"), None, [], config.assign)
     given = launch.loaded(command, base.get_config)
-    if not getattr(config.experiment(given.experiment), "WRITES", True):
+    if not getattr(by_name.experiment(given.experiment), "WRITES", True):
         return "", True
     own = stand_ins(given, pathlib.Path(folder))
     file, began, said = pathlib.Path(folder) / f"{name}_{topology}.json", time.monotonic(), io.StringIO()

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import inputs, participant, sizes
 from experiments import model as models
-from experiments.engine import config, config_file, mesh, run
+from experiments.engine import by_name, config, config_file, mesh, run
 from experiments.engine import plan as plans
 from experiments.engine import step as loops
 from experiments.tools import sample
@@ -79,7 +79,7 @@ def prepared(name: str, folder: pathlib.Path, **more: Any) -> plans.Plan:
     made = training(name, folder, **more)
     mesh.of_cores(made.mesh.to_dict())
     devices = run.devices(made)
-    work = config.experiment(made.experiment).prepare(made, devices)
+    work = by_name.experiment(made.experiment).prepare(made, devices)
     return plans.plan(made, work.task, devices)
 
 

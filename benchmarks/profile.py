@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import alone, fresh, ours, plans, sizes, trace
 from experiments.compiler import program
-from experiments.engine import config, config_file, distributed, errors, mesh, plan, run
+from experiments.engine import by_name, config, config_file, distributed, errors, mesh, plan, run
 from experiments.engine import step as steps
 
 STEPS, WARM = 20, 3  # steps that count, and those before them
@@ -43,7 +43,7 @@ def settings_of(path: str, overrides: list[str]) -> config.Settings:
 
 def planned(settings: config.Settings) -> plan.Plan:
     """What a run of this config is made of."""
-    experiment = config.experiment(settings.experiment)
+    experiment = by_name.experiment(settings.experiment)
     if not hasattr(experiment, "prepare"):
         raise errors.UserError(f"{settings.experiment} trains nothing: choose the config of one training run")
     devices = run.devices(settings)

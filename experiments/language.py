@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments.data import parts, pretrained_tokenizer, text, tokenizer, windows
-from experiments.engine import batches, disk, errors, run
+from experiments.engine import batches, by_name, disk, errors, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
 from tfm import head, variant
@@ -70,7 +70,7 @@ def config() -> dict[str, ConfigDict]:
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The words, the model, what is measured."""
-    objective = configs.choose("objective", settings.text.objective, OBJECTIVES)
+    objective = by_name.choose("objective", settings.text.objective, OBJECTIVES)
     corpus = read(settings, objective)
     model = build(settings, corpus, objective)
     (fetch, n), (fetch_evaluation, n_evaluation) = objective.windows(settings, corpus)

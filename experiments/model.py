@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import variants
-from experiments.engine import config, errors, mesh
+from experiments.engine import by_name, config, errors, mesh
 from experiments.engine import step as steps
 from tfm import attention, block, embed, head, loss, norm, shapes, symmetry, transformer
 from tfm import encoder_decoder as seq2seq
@@ -86,7 +86,7 @@ def with_transform(head_init: Callable, norm: Any, key: Any, *, D: int) -> dict:
 def vision(m: config.Settings, *, answer: str, Y: int, X: int, Z: int, patch: int, C: int) -> Model:
     """A model of images of Y x X pixels and Z channels. Raises UserError for a patch that does not divide them."""
     _, P = patches(Y, X, Z, patch=patch)
-    chosen = config.choose("head", answer, CLASS_HEADS)
+    chosen = by_name.choose("head", answer, CLASS_HEADS)
     return build(
         m,
         embed_init=functools.partial(embed.patches.init, P=P),
@@ -316,7 +316,7 @@ def computing(m: config.Settings) -> dict[str, Any]:
             f"model.unroll = {m.unroll} would write out {min(m.unroll or m.M, m.M)} layers, and compiling would not end"
             f" soon: at most {MOST_UNROLLED} are possible, and model.unroll = 1 makes a loop of any number"
         )
-    dtype = config.choose("compute_dtype", m.compute_dtype, DTYPES)
+    dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     return {
         "dtype": None if dtype is jnp.float32 else dtype,
         "remat": m.remat,
@@ -345,9 +345,9 @@ def design(m: config.Settings, *, cross: bool = False) -> block.Design:
         )
     return block.Design(
         **chosen,
-        order=config.choose("block", m.block, block.ORDERS),
-        compute=config.choose("attention", m.attention, attention.IMPLEMENTATIONS),
-        scale=config.choose("scale", m.scale, score.SCALES),
+        order=by_name.choose("block", m.block, block.ORDERS),
+        compute=by_name.choose("attention", m.attention, attention.IMPLEMENTATIONS),
+        scale=by_name.choose("scale", m.scale, score.SCALES),
         H=m.H,
         eps=m.eps,
         dropout=m.dropout,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from experiments.engine import config, errors
+from experiments.engine import by_name, config, errors
 from tfm import mlp, norm, position, shapes
 from tfm.attention import relative_position, score, value
 
@@ -29,7 +29,7 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # those that are no size of the model
 
 def choose(m: config.Settings, name: str) -> Any:
     """The variant of this room that the section `m` names."""
-    return config.choose(name, getattr(m, name), config.candidates(ROOMS[name]))
+    return by_name.choose(name, getattr(m, name), by_name.candidates(ROOMS[name]))
 
 
 class Trial(NamedTuple):
@@ -50,7 +50,7 @@ class Trial(NamedTuple):
         except errors.UserError:
             raise
         except Exception as error:  # somebody's own code may raise anything
-            raise self.refusal(config.fault(error)) from error
+            raise self.refusal(by_name.fault(error)) from error
 
     def init(self, letters: str, **settings: Any) -> Any:
         """The parameters for these sizes. UserError where one has not the shape that its name says."""

@@ -95,7 +95,6 @@ LONGEST = 350  # lines of a file
 STILL_LONGER = {
     "experiments/engine/mesh.py": 360,
     "experiments/engine/distributed.py": 373,
-    "experiments/engine/config.py": 400,
     "experiments/model.py": 375,
     "tests/data/test_data_images.py": 587,
     "tests/data/test_data_text.py": 399,
@@ -121,7 +120,7 @@ STILL_LONGER = {
     "tests/tools/test_export.py": 419,
     "tests/tools/test_sample.py": 729,
 }  # to be divided
-ENGINE_FILES, SOURCE_LINES, TEST_LINES = 32, 24_800, 26_850
+ENGINE_FILES, SOURCE_LINES, TEST_LINES = 34, 24_800, 26_900
 
 
 def test_the_walls_stand():

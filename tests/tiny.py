@@ -15,7 +15,7 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import batches, compilation, config, step
+from experiments.engine import batches, by_name, compilation, config, step
 from experiments.engine import config_file as files
 from experiments.engine import run as runs
 from tfm import loss
@@ -80,7 +80,7 @@ def fields() -> dict[str, Any]:
 def task_of(settings: config.Settings) -> step.Task:
     """The task that an experiment hands to the loop."""
     with contextlib.redirect_stdout(io.StringIO()):
-        return config.experiment(settings.experiment).prepare(settings, runs.devices(settings)).task
+        return by_name.experiment(settings.experiment).prepare(settings, runs.devices(settings)).task
 
 
 def drawn(task: step.Task) -> dict:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import batches, config, errors
+from experiments.engine import batches, by_name, errors
 
 EPOCH = 2**16  # numbers that examples of the training part have; what they hold is new each time
 MOST = 1024  # tokens, and words
@@ -43,7 +43,7 @@ def examples(task: str, *, N: int, W: int, steps: int = 1) -> batches.Fetch:
     """
     if task not in RULES:
         listed = ", ".join(RULES)
-        raise errors.UserError(f'unknown task "{task}"{config.nearest(task, RULES)}; the right ones are: {listed}')
+        raise errors.UserError(f'unknown task "{task}"{by_name.nearest(task, RULES)}; the right ones are: {listed}')
     rule = RULES[task]
     least = {"synthetic.N": (rule.tokens, N), "synthetic.W": (rule.words(N), W), "synthetic.steps": (1, steps)}
     for key, (fewest, value) in least.items():

@@ -1,26 +1,19 @@
 """Settings: read and change them strictly, choose variants and experiments by name, notice what is unused."""
 
 import copy
-import difflib
-import importlib
-import importlib.util
 import json
 import math
 import os
 import pathlib
-import pkgutil
 import re
 import sys
-import sysconfig
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from types import ModuleType
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
 import numpy as np
 
-from experiments.engine import errors
+from experiments.engine import by_name, errors, old_settings
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 ROOT = pathlib.Path(__file__).parents[2]
@@ -29,32 +22,6 @@ VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings 
 NAMED = ("experiment", "study.experiment")  # what may be a file of the user's own
 SEEDS = ("seed", "study.seeds")
 TYPES = (bool, int, float, str, list)  # of settings
-
-
-def nearest(name: str, right: Iterable[str]) -> str:
-    """' (did you mean "steps"?)' where a right name is near, else ''."""
-    right = list(right)
-    same = [other for other in right if other.lower() == name.lower()]  # d and D are as far apart as d and M
-    found = same or difflib.get_close_matches(name, right, n=1, cutoff=0.5)
-    return f' (did you mean "{found[0]}"?)' if found else ""
-
-
-def fault(error: Exception) -> str:
-    """What somebody's own code raised, with the last line that is theirs: 'my_file.py, line 3: NameError: ...'."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own(frame.filename)]
-    return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + sentence(error)
-
-
-def sentence(error: Exception) -> str:
-    """What an error says in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def own(file: str) -> bool:
-    """Whether a file of code is the user's own: neither installed nor part of this project."""
-    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    rooms = (f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments", "benchmarks"))
-    return not file.startswith(("<", *installed, *rooms, str(ROOT / "launch.py")))
 
 
 def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -89,10 +56,12 @@ def _lists(value: Any) -> Any:
 def known(key: str, right: Mapping[str, Any]) -> str:
     """The key. UserError where it is none of the right ones."""
     if key not in right:
+        if old := old_settings.instead(key):
+            raise errors.UserError(old)
         name = key if len(key) <= 100 else key[:97] + "..."
         sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in right if "." in one))
         hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in name else ""
-        raise errors.UserError(f'unknown config key "{name}"{nearest(name, right) or hint}')
+        raise errors.UserError(f'unknown config key "{name}"{by_name.nearest(name, right) or hint}')
     return key
 
 
@@ -165,115 +134,15 @@ def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
     return (pair for pair in pairs if is_code(pair[1]))
 
 
-def candidates(module: Any) -> dict[str, Any]:
-    """The variants of a room: its public attributes that are tuples of functions, `init` among them."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if not name.startswith("_") and isinstance(value, tuple) and hasattr(value, "init")
-    }
-
-
-def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
-    """The variant called `name`; 'my_module:my_variant' is imported from the user's own file."""
-    if ":" not in name:
-        if name not in right:
-            listed = ", ".join(right)
-            raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
-        return right[name]
-    module, _, attribute = name.partition(":")
-    if module.startswith("."):
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: it begins with a dot')
-    found = _attribute(what, name, _own(what, name, module), attribute)
-    like = next(iter(right.values()))
-    fields, defaults = getattr(like, "_fields", ()), getattr(like, "_field_defaults", {})
-    if fields and type(found) is tuple and len(fields) - len(defaults) <= len(found) <= len(fields):
-        found = type(like)(*found)
-    # What has a default may be left out; none is needed where a variant is one function.
-    parts = [part for part in fields if part not in defaults]
-    if not all(hasattr(found, part) for part in parts) or (callable(like) and not callable(found)):
-        right = f"a tuple ({', '.join(parts)})" if parts else "a function"
-        raise errors.UserError(f'the {what} "{name}" must be {right}, and it is not')
-    return found
-
-
-def _own(what: str, name: str, module: str) -> ModuleType:
-    """A module of the user's own: in the working directory, installed, or beside the config."""
-    _look_here()
-    known = module in sys.modules
-    try:
-        loaded = importlib.import_module(module)
-    except Exception as error:  # somebody's own code may raise anything
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: {fault(error)}') from error
-    file = getattr(loaded, "__file__", None)
-    alike = [pathlib.Path(folder, *module.split(".")).with_suffix(".py") for folder in sys.path if file and not known]
-    others = [other for other in alike if other.is_file() and not other.samefile(file)]
-    if others:
-        print(f'{what} "{name}" is from {file}, not from {others[0].absolute()}', flush=True)
-    return loaded
-
-
-def _attribute(what: str, name: str, module: ModuleType, attribute: str) -> Any:
-    if not hasattr(module, attribute):
-        file = getattr(module, "__file__", None) or module.__name__
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: {file} has no {attribute}')
-    return getattr(module, attribute)
-
-
-def _look_here() -> None:
-    """Modules are looked for in the working directory too, as Python does for its own command."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-
-
-def experiment(name: str) -> ModuleType:
-    """The experiment of this name: experiments/<name>.py, or a file of the user's own. UserError where it is none.
-
-    It has config() -> {section: its fields} and prepare(settings, devices) -> run.Work, which is trained; or instead
-    of that does all by itself, run(settings, folder) -> run.Result. One's own is looked for as 'my_file:my_score' is.
-    """
-    if own_experiment(name):
-        own = _own("experiment", name, name)
-        for part in ("config", "prepare"):
-            _attribute("experiment", name, own, part)
-        return own
-    if (module := _of_project(name)) is not None:
-        return module
-    names = [one.name for one in pkgutil.iter_modules([str(ROOT / "experiments")])]
-    right = [one for one in names if _of_project(one) is not None]
-    raise errors.UserError(
-        f'unknown experiment "{name}"{nearest(name, right)}; the right ones are: {", ".join(right)}, and a file of your'
-        " own beside the config"
-    )
-
-
-def own_experiment(name: str) -> bool:
-    """Whether it is none of the project's, but a module that can be found."""
-    if _of_project(name) is not None or not all(part.isidentifier() for part in name.split(".")):
-        return False
-    _look_here()
-    try:
-        return importlib.util.find_spec(name.partition(".")[0]) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _of_project(name: str) -> ModuleType | None:
-    if not name.isidentifier() or not (ROOT / "experiments" / f"{name}.py").is_file():
-        return None
-    module = importlib.import_module(f"experiments.{name}")
-    return module if hasattr(module, "prepare") or hasattr(module, "run") else None
-
-
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     """The experiment's own sections of a config, by their names. UserError where those of one's own are none."""
-    module = experiment(name)
+    module = by_name.experiment(name)
     try:
         found = {key: ml_collections.ConfigDict(fields) for key, fields in getattr(module, "config", dict)().items()}
     except errors.UserError:
         raise
     except Exception as error:  # somebody's own code may raise anything
-        raise errors.UserError(f'config() of the experiment "{name}": {fault(error)}') from error
+        raise errors.UserError(f'config() of the experiment "{name}": {by_name.fault(error)}') from error
     for key, value in flat({key: values_of(fields) for key, fields in found.items()}).items():
         if not isinstance(value, TYPES):
             types = ", ".join(one.__name__ for one in TYPES)
@@ -330,6 +199,9 @@ class Settings:
         self._config, self._base, self._file = config, defaults, file
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
+        for key, value in flat(self._values).items():
+            if isinstance(value, str) and (old := old_settings.instead(f"{key} = {value}")):
+                raise errors.UserError(old)
         self._prefix, self._read = "", set()
 
     def __getattr__(self, name: str) -> Any:
@@ -373,7 +245,7 @@ class Settings:
         config file, and of 'my_file:my_score' the file that was imported, as my_file.py."""
         values = flat(self._values)
         named = [value for setting in values.items() for _, value in codes(*setting)]
-        named += [values[key] for key in NAMED if own_experiment(values.get(key, ""))]
+        named += [values[key] for key in NAMED if by_name.own_experiment(values.get(key, ""))]
         modules = {name: sys.modules.get(name) for name in (value.partition(":")[0] for value in named)}
         files = [(getattr(module, "__file__", None) or "", f"{name}.py") for name, module in modules.items()]
         files = [(self._file or "", pathlib.Path(self._file or "").name), *files]

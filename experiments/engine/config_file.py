@@ -13,8 +13,8 @@ from typing import Any
 
 import ml_collections
 
+from experiments.engine import by_name, disk, errors, old_settings
 from experiments.engine import config as configs
-from experiments.engine import disk, errors
 
 Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> the defaults
 # What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
@@ -113,7 +113,7 @@ def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[s
     for key, name in (found | {key: given[key] for key in configs.NAMED if key in given}).items():
         if not isinstance(name, str):
             raise errors.UserError(f'"{key}" must be of type str, and {configs.shown(name)} is not')
-        if key not in given and configs.own_experiment(name):
+        if key not in given and by_name.own_experiment(name):
             raise distrust(file, key, name, inside=key)
         found[key] = name
     return list(found.values())
@@ -151,19 +151,21 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     except errors.UserError:
         raise
     except _FAULTS as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = f"{file}, line {lines[-1]}" if lines else str(file)
-        raise errors.UserError(f"{where}: {_sentence(error)}") from error
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        where = f"{file}, line {frames[-1].lineno}" if frames else str(file)
+        raise errors.UserError(f"{where}: {_sentence(error, frames[-1].line if frames else '')}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
     return config
 
 
-def _sentence(error: Exception) -> str:
-    """ml_collections' message without its print-out of the whole config."""
+def _sentence(error: Exception, line: str) -> str:
+    """ml_collections' message without its print-out of the whole config; line: that of the file."""
     unknown = re.search(r'Key "(.*?)" does not exist', str(error))
+    if unknown and (old := old_settings.of_line(unknown.group(1), line)):
+        return old
     if unknown:
         meant = re.search(r'Did you mean "(.*?)"', str(error))
         hint = f' (did you mean "{meant.group(1)}"?)' if meant else ""
         return f'unknown config key "{unknown.group(1)}"{hint}'
-    return configs.sentence(error)
+    return by_name.sentence(error)

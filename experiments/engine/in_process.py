@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import jax
 
-from experiments.engine import compilation, config, disk, errors
+from experiments.engine import by_name, compilation, disk, errors
 
 
 @contextlib.contextmanager
@@ -25,7 +25,7 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
         reason = disk.reason(error)
         raise errors.UserError(f"the working directory is gone ({reason}): os.chdir to one that is there") from error
     path, bytecode, flags = list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
-    folders = (place, str(folder.absolute()), str(config.ROOT))
+    folders = (place, str(folder.absolute()), str(by_name.ROOT))
     before = {name: sys.modules.pop(name) for name in _edited(folders)}
     importlib.invalidate_caches()  # a file may have been written since the folder was last looked at
     unraisable = sys.unraisablehook
@@ -48,7 +48,7 @@ def _edited(folders: Iterable[str]) -> list[str]:
     for name, module in sys.modules.items():
         paths = (os.path.join(folder, *name.split(".")) for folder in folders)
         files = [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]
-        if getattr(module, "__file__", None) in files and config.own(module.__file__):
+        if getattr(module, "__file__", None) in files and by_name.own(module.__file__):
             found.append(name)
     return found
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from experiments.engine import batches, config, errors
+from experiments.engine import batches, by_name, errors
 from tfm import shapes
 
 BATCH_RULES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # exponent of (batch size / first batch size)
@@ -31,7 +31,7 @@ def schedule(
         raise errors.UserError(f'unknown schedule "{name}": a schedule is named, and cannot be imported')
     rest, final = steps - warmup_steps, peak * final_fraction
     fall = min(max(1, round(steps * decay_fraction)), rest)
-    after = config.choose(
+    after = by_name.choose(
         "schedule",
         name,
         {
@@ -61,7 +61,7 @@ def grown(rate: optax.Schedule, growth: batches.Growth, rule: str) -> optax.Sche
     """
     if ":" in rule:
         raise errors.UserError(f'unknown batch_rule "{rule}": a rule is named, and cannot be imported')
-    exponent = config.choose("batch_rule", rule, BATCH_RULES)
+    exponent = by_name.choose("batch_rule", rule, BATCH_RULES)
     factors = [(size / growth.sizes[0]) ** exponent for size in growth.sizes]
     if set(factors) == {1.0}:
         return rate

@@ -9,7 +9,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.engine import batches, checkpoint, config, debug, errors, guard, mesh, optim
+from experiments.engine import batches, by_name, checkpoint, config, debug, errors, guard, mesh, optim
 from experiments.engine import step as steps
 
 NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
@@ -163,4 +163,4 @@ def optimiser(
         "adamw": lambda: optim.adamw(rate, **common),
         "muon": lambda: optim.muon(rate, **{name: getattr(o, name) for name in muon}, **common),
     }
-    return rate, config.choose("optimiser", o.name, made)()
+    return rate, by_name.choose("optimiser", o.name, made)()

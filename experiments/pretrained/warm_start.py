@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.data import vocabulary
-from experiments.engine import config, disk, distributed, errors
+from experiments.engine import by_name, config, disk, distributed, errors
 from experiments.pretrained import open_model, positions
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
@@ -124,7 +124,7 @@ def _known(fresh: tuple[str, ...], expected: Mapping[str, Any], theirs: Mapping[
     for part in fresh:
         if not any(_in(path, (part,)) for path in (*expected, *theirs)):
             parts = sorted({path.split("/")[0] for path in expected})
-            hint = config.nearest(part, parts)
+            hint = by_name.nearest(part, parts)
             raise errors.UserError(
                 f'init_fresh: this model has no part "{part}"{hint}; its parts are: {", ".join(parts)}'
             )

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from experiments.engine import compilation, config, debug, errors, mesh, plan
+from experiments.engine import by_name, compilation, config, debug, errors, mesh, plan
 from experiments.engine import step as steps
 from experiments.studies import study
 from experiments.studies import vmapped_runs as together
@@ -97,7 +97,7 @@ def naming(row: study.Row) -> Iterator[None]:
 def _task(row: study.Row, devices: Mesh) -> tuple[steps.Task, list[str]]:
     """The task of one run, and what its experiment says of its data."""
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        task = config.experiment(row.settings.experiment).prepare(row.settings, devices).task
+        task = by_name.experiment(row.settings.experiment).prepare(row.settings, devices).task
     return task, said.getvalue().splitlines()
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import checkpoint, config, errors, loop, workdir
+from experiments.engine import by_name, checkpoint, config, errors, loop, workdir
 
 # Settings that are numbers inside a program: runs that differ in these alone are rows of one. Their names there:
 NUMBERS = {
@@ -98,7 +98,7 @@ def read(settings: config.Settings) -> Study:
         raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
     if s.reference and s.reference not in names:
         raise errors.UserError(
-            f'study.reference = "{s.reference}" is no arm{config.nearest(s.reference, names)}; the arms are:'
+            f'study.reference = "{s.reference}" is no arm{by_name.nearest(s.reference, names)}; the arms are:'
             f" {', '.join(names)}"
         )
     own = {one.name: _own(settings, one) for one in conditions}

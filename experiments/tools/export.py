@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from experiments.data import image_file, vocabulary
-from experiments.engine import config, disk, errors, terminal
+from experiments.engine import by_name, disk, errors, terminal
 from experiments.pretrained import hub, llama, open_model
 from experiments.tools import command
 
@@ -37,7 +37,7 @@ def run(
     workdir: str | os.PathLike = "",
 ) -> list[pathlib.Path]:
     """Write the model into the folder, which must be new; the files that it is in now."""
-    config.choose("family", family, {name: name for name in hub.FAMILIES})
+    by_name.choose("family", family, {name: name for name in hub.FAMILIES})
     model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
     open_model.expect(model, open_model.KINDS[family])
     open_model.finite(model.path, open_model.flat(model.params))

@@ -12,8 +12,8 @@ import tiny
 from configs import base
 from experiments import model as models
 from experiments import vision
+from experiments.engine import by_name, config_file, errors
 from experiments.engine import config as configs
-from experiments.engine import config_file, errors
 from tfm import attention, block, mlp, norm, position
 from tfm.attention import relative_position, score, value
 
@@ -44,7 +44,7 @@ def test_a_config_of_the_project_is_a_small_diff_that_says_how_to_run_it(file):
     changed = {key for key in found if found[key] != defaults[key]} - derived
     most = 30 if "speedrun" in file.stem else 14  # that one differs in all that makes it quick
     assert len(changed) <= most
-    assert configs.experiment(found["experiment"])
+    assert by_name.experiment(found["experiment"])
     docstring = file.read_text(encoding="utf-8").split('"""')[1]
     assert f"python launch.py --config configs/{file.name}" in docstring
 
@@ -258,7 +258,7 @@ def test_the_command_line_gives_values_behind_an_equals_sign_or_a_space(tmp_path
         def run(settings, folder):
             seen.update(configs.flat(settings.to_dict()), folder=folder)
 
-    monkeypatch.setattr(configs, "experiment", lambda name: Spy)
+    monkeypatch.setattr(by_name, "experiment", lambda name: Spy)
     file = tiny.config_file(tmp_path, "vision", model__H=8)
     words = ["--config.train.steps", "7", "--config.image.source=a = b", "--config.model.D=64", "-config.seed=3"]
     assert tiny.run("--config", file, *words).code == 0
@@ -306,8 +306,8 @@ ROOMS = {
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_offers_its_variants_and_base_lists_them(room):
     module, names = ROOMS[room]
-    assert set(configs.candidates(module)) >= set(names.split())
-    assert listed(room) == set(configs.candidates(module))
+    assert set(by_name.candidates(module)) >= set(names.split())
+    assert listed(room) == set(by_name.candidates(module))
 
 
 def test_base_lists_the_names_of_tables():
@@ -327,12 +327,12 @@ def listed(field):
 
 def test_choosing_by_name():
     right = {"alpha": 1, "beta": 2}
-    assert configs.choose("letter", "beta", right) == 2
+    assert by_name.choose("letter", "beta", right) == 2
     with pytest.raises(errors.UserError) as caught:
-        configs.choose("letter", "betta", right)
+        by_name.choose("letter", "betta", right)
     assert str(caught.value) == 'unknown letter "betta" (did you mean "beta"?); the right ones are: alpha, beta'
     with pytest.raises(errors.UserError) as caught:
-        configs.choose("letter", "x", right)
+        by_name.choose("letter", "x", right)
     assert str(caught.value) == 'unknown letter "x"; the right ones are: alpha, beta'
 
 
@@ -341,18 +341,18 @@ def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "arms_of_mine.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if path != ""])
-    found = configs.choose("score", "arms_of_mine:cosine", configs.candidates(score))
+    found = by_name.choose("score", "arms_of_mine:cosine", by_name.candidates(score))
     assert (found.init, found.apply) == ("mine", score.tied.apply)
     for wrong, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs"), (".arms_of_mine:cosine", "dot")):
         with pytest.raises(errors.UserError, match=f'the score "{wrong}" cannot be imported: .*{word}'):
-            configs.choose("score", wrong, {})
+            by_name.choose("score", wrong, {})
 
 
 def test_experiments_are_found_by_their_files():
-    assert configs.experiment("vision").__name__ == "experiments.vision"
+    assert by_name.experiment("vision").__name__ == "experiments.vision"
     for wrong in ("", "nothing", "model", "../launch"):
         with pytest.raises(errors.UserError, match=f'unknown experiment "{wrong}".*: .*language.*, vision'):
-            configs.experiment(wrong)
+            by_name.experiment(wrong)
 
 
 # What is read

@@ -13,7 +13,7 @@ import tiny
 
 import launch
 from experiments import language
-from experiments.engine import config, disk, errors
+from experiments.engine import by_name, disk, errors
 
 CAUSAL = str(pathlib.Path(__file__).parents[2] / "configs" / "causal_lm.py")
 
@@ -24,7 +24,7 @@ def with_experiment(monkeypatch):
 
     def with_run(run, *, writes=False):
         monkeypatch.setattr(
-            config, "experiment", lambda name: types.SimpleNamespace(config=language.config, run=run, WRITES=writes)
+            by_name, "experiment", lambda name: types.SimpleNamespace(config=language.config, run=run, WRITES=writes)
         )
 
     return with_run

@@ -9,7 +9,7 @@ import sys
 import pytest
 import tiny
 
-from experiments.engine import config, config_file, disk, workdir
+from experiments.engine import by_name, config, config_file, disk, workdir
 from tfm import mlp
 from tfm.attention import score
 
@@ -83,10 +83,10 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
     of_config = {own / "ablation_config.py": "ablation_config.py"}
     assert settings.sources() == of_config  # nothing is imported yet
     for name in ("of_mine:mine", "of_mine_all.arms:mine"):
-        config.choose("score", name, config.candidates(score))
+        by_name.choose("score", name, by_name.candidates(score))
     found = {own / "of_mine.py": "of_mine.py", package / "arms.py": "of_mine_all.arms.py"}
     assert settings.sources() == of_config | found
-    config.choose("mlp", "of_mine_too:other", config.candidates(mlp))
+    by_name.choose("mlp", "of_mine_too:other", by_name.candidates(mlp))
     found |= {own / "of_mine_too.py": "of_mine_too.py"}
     assert settings.sources() == of_config | found
     saved = config.Settings(made, config_file.defaults(made, tiny.base.get_config), file=str(own / "config.json"))

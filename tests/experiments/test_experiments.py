@@ -12,8 +12,7 @@ import tiny
 from experiments import language
 from experiments import model as models
 from experiments.data import download, tokenizer
-from experiments.engine import compilation, errors, log, optim
-from experiments.engine import config as configs
+from experiments.engine import by_name, compilation, errors, log, optim
 from tfm import attention, block, mlp, norm, position
 from tfm.attention import relative_position, score, value
 
@@ -291,7 +290,7 @@ def listed(call, *arguments):
     return set(str(caught.value).split("are: ")[1].split(", "))
 
 
-@pytest.mark.parametrize("name", configs.candidates(score))
+@pytest.mark.parametrize("name", by_name.candidates(score))
 def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
     """Shapes and types of what a step computes, without compiling it; their numbers are in test_arms, test_diagonal."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
@@ -313,10 +312,10 @@ def test_together_the_runs_name_every_variant():
         optim.schedule(name, peak=1.0, steps=2, warmup_steps=1, final_fraction=0.1, decay_fraction=0.1)
 
     offered = {
-        "model.value": set(configs.candidates(value)),
-        "model.norm": set(configs.candidates(norm)),
-        "model.mlp": set(configs.candidates(mlp)),
-        "model.position": set(configs.candidates(position)),
+        "model.value": set(by_name.candidates(value)),
+        "model.norm": set(by_name.candidates(norm)),
+        "model.mlp": set(by_name.candidates(mlp)),
+        "model.position": set(by_name.candidates(position)),
         "model.scale": set(score.SCALES),
         "model.block": set(block.ORDERS),
         "model.attention": set(attention.IMPLEMENTATIONS),
@@ -327,7 +326,7 @@ def test_together_the_runs_name_every_variant():
         "text.objective": set(language.OBJECTIVES),
         "text.tokenizer": set(tokenizer.KINDS),
         "text.tied_output": {True, False},
-        "model.relative_position": set(configs.candidates(relative_position)),
+        "model.relative_position": set(by_name.candidates(relative_position)),
         "model.compute_dtype": set(models.DTYPES),
         "model.embed_norm": {True, False},
         "text.transform": {True, False},

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import config, errors, run
+from experiments.engine import by_name, errors, run
 from tfm.attention import score
 
 MODELS = {
@@ -71,7 +71,7 @@ def test_a_training_that_cannot_be(words, tmp_path):
     settings = tiny.settings("vision", image__patch=4, **TRAININGS[words])
     with pytest.raises(errors.UserError, match=words), contextlib.redirect_stdout(io.StringIO()):
         devices = run.devices(settings)
-        run.run(settings, tmp_path / "run", config.experiment("vision").prepare(settings, devices), devices)
+        run.run(settings, tmp_path / "run", by_name.experiment("vision").prepare(settings, devices), devices)
     assert not (tmp_path / "run").exists()
 
 

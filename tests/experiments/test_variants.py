@@ -13,7 +13,7 @@ import tiny
 
 from experiments import model as models
 from experiments import variants
-from experiments.engine import config, config_file, errors
+from experiments.engine import by_name, config_file, errors
 from tfm import mlp, norm, position
 from tfm.attention import relative_position, score, value
 
@@ -64,7 +64,7 @@ def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
 
 
 def test_of_our_scores_those_of_products_are_turned():
-    assert {name for name, one in config.candidates(score).items() if not one.rotatable} == {"constant", "l2_tied"}
+    assert {name for name, one in by_name.candidates(score).items() if not one.rotatable} == {"constant", "l2_tied"}
 
 
 # A plain tuple is enough
@@ -94,7 +94,7 @@ def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
     m = settings(**{f"model__{room}": f"test_variants:{name}"})
     made = models.positions(m) if room == "position" else getattr(models.design(m), room)
     plain = globals()[name]
-    assert type(made) is type(next(iter(config.candidates(variants.ROOMS[room]).values())))
+    assert type(made) is type(next(iter(by_name.candidates(variants.ROOMS[room]).values())))
     assert tuple(made[: len(plain)]) == plain
 
 
@@ -219,7 +219,7 @@ def places(tmp_path, monkeypatch):
 
 
 OWN = "from tfm.attention import score\n\nmine = score.tied._replace(init={!r})\n"
-find = functools.partial(config.choose, "score", right=config.candidates(score))
+find = functools.partial(by_name.choose, "score", right=by_name.candidates(score))
 
 
 def test_a_variant_lies_beside_the_config(places, capsys):

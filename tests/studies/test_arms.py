@@ -10,12 +10,11 @@ import pytest
 import reference_scores
 from cases import B, N, S
 
-from experiments.engine import config as configs
-from experiments.engine import optim
+from experiments.engine import by_name, optim
 from tfm import block, shapes
 from tfm.attention import explicit, relative_position, score
 
-SCORES = configs.candidates(score)
+SCORES = by_name.candidates(score)
 ARMS = [name for name in SCORES if name not in ("none", "constant")]
 H, K = 3, 5
 D = H * K  # what `identity_query` asks for

@@ -9,7 +9,7 @@ import translate
 from cases import B, D, N
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import config, mesh
+from experiments.engine import by_name, mesh
 from tfm import norm
 
 KEPT = {"mean_D", "var_D"}
@@ -46,7 +46,7 @@ def test_the_statistics_of_a_batch_equal_the_reference():
 
 
 def test_only_the_batch_norm_keeps_statistics():
-    assert {name for name, chosen in config.candidates(norm).items() if chosen.observe} == {"batch"}
+    assert {name for name, chosen in by_name.candidates(norm).items() if chosen.observe} == {"batch"}
 
 
 def test_a_large_mean_leaves_the_variance_its_digits():
