@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from experiments.data import images
 from experiments.engine import batches, errors, run, step
 from experiments.engine import config as configs
-from tfm import block, initial, loss
+from tfm import initial, loss
 from tfm import layout as layouts
 from tfm.attention import explicit, heads, relative_position, score, value
 
@@ -102,10 +102,9 @@ def constructed(kernel_HD: np.ndarray, *, N: int) -> dict:
 
 def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Y = sum_h V_h X A_h and the weights A_BHNS, which are the same for every image."""
-    rest = dict(norm=None, mlp=None, order=block.pre_norm)  # of a block; the attention alone needs none of them
-    rest["H"] = params["value"]["V_HDD"].shape[0]
-    design = block.Design(**PARTS, **rest, compute=explicit.attention, scale=score.SCALES["1"])
-    y_BND, A_BHNS, _ = heads.self_attention(params, x_BND, design=design, mask=None)
+    H = params["value"]["V_HDD"].shape[0]
+    parts = heads.Parts(**PARTS, compute=explicit.attention, scale=score.SCALES["1"], H=H)
+    y_BND, A_BHNS, _ = heads.self_attention(params, x_BND, parts=parts, mask=None)
     return y_BND, A_BHNS
 
 

@@ -83,10 +83,8 @@ def build(settings: configs.Settings, *, N: int, P: int) -> models.Model:
     """The transformer from patches, some of them hidden, to the pixels of all of them."""
     return models.build(
         settings.model,
-        embed_init=functools.partial(embed.masked_patches.init, P=P),
-        embed_apply=embed.masked_patches.apply,
-        head_init=functools.partial(head.pixels.init, P=P),
-        head_apply=head.pixels.apply,
+        embed=models.sized(embed.masked_patches, P=P),
+        head=models.sized(head.pixels, P=P),
         N=N,
     )
 

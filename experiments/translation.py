@@ -119,7 +119,7 @@ def most_frequent(corpus: Corpus) -> float:
     return float(np.sum(target_BN == count_W.argmax()) / np.sum(target_BN != subwords.PAD))
 
 
-def translator(settings: configs.Settings, corpus: Corpus, model: models.Seq2Seq) -> Callable:
+def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) -> Callable:
     """(params, sentences) -> {'greedy': translations, 'beam': translations}; of a sentence that is too long: ''."""
     p, batch = settings.pairs, settings.train.evaluate_batch
     configs.at_least(1, {"pairs.beam": p.beam})
@@ -178,7 +178,7 @@ def table(corpus: Corpus, found: dict[str, list[str]]) -> str:
 def figures(
     settings: configs.Settings,
     corpus: Corpus,
-    model: models.Seq2Seq,
+    model: models.Model,
     translate: Callable,
     params: Any,
     folder: pathlib.Path,

@@ -154,22 +154,13 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
 
 def _relation(of: Trial, q: Any, k: Any) -> None:
     params, n = of.init("HKN"), jax.ShapeDtypeStruct((of.size["N"],), jnp.int32)
-    for what, found, given in zip(
-        ("queries", "keys"),
-        of.pair("queries and keys", of.ask(of.variant.rotate, params, q, k, n)),
-        (q, k),
-        strict=True,
-    ):
-        if getattr(found, "shape", None) != given.shape:
-            raise of.refusal(f"it makes {what} of the shape {given.shape} into {getattr(found, 'shape', 'no array')}")
-
-    def added(params: Any, n: jax.Array) -> Any:
-        bias = of.variant.bias(params, of.size["H"])
-        return None if bias is None else bias(n, n)
-
-    found = of.ask(added, params, n)
-    if found is not None:
-        of.check("bias", "HNN", found)
+    rotate, bias = (getattr(of.variant, name, None) for name in ("rotate", "bias"))
+    found = (q, k) if rotate is None else of.pair("queries and keys", of.ask(rotate, params, q, k, n))
+    for what, one, given in zip(("queries", "keys"), found, (q, k), strict=True):
+        if getattr(one, "shape", None) != given.shape:
+            raise of.refusal(f"it makes {what} of the shape {given.shape} into {getattr(one, 'shape', 'no array')}")
+    if bias is not None:
+        of.check("bias", "HNN", of.ask(functools.partial(bias, H=of.size["H"]), params, n, n))
 
 
 def _value(of: Trial, *, bias: bool, heads: int) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tfm import block, embed, head, mlp, norm, position, transformer
-from tfm.attention import explicit, relative_position, score, value
+from tfm.attention import explicit, heads, relative_position, score, value
 
 B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
 SCORES = {"none": score.none, "tied": score.tied, "asymmetric": score.asymmetric}
@@ -56,56 +56,44 @@ def close(fast, slow, tolerance: float = 1e-10) -> None:
     np.testing.assert_allclose(fast, slow, rtol=tolerance, atol=tolerance * max(1.0, np.abs(slow).max()))
 
 
-def design(**parts) -> block.Design:
-    """The parts of a block: GPT-2's, and these."""
-    usual = dict(
-        score=score.asymmetric,
-        value=value.low_rank,
-        relative_position=relative_position.none,
-        norm=norm.token,
-        mlp=mlp.gelu,
-    )
-    usual |= dict(H=H, order=block.pre_norm, compute=explicit.attention, scale=score.SCALES["1/sqrt(K)"])
-    usual |= dict(relative_position=relative_position.none)
-    return block.Design(**(usual | parts))
+def parts(**changes) -> block.Parts:
+    """The parts of a block: GPT-2's, and these, also of its attention."""
+    own = dict(score=score.asymmetric, value=value.low_rank, relative_position=relative_position.none, H=H)
+    own |= dict(compute=explicit.attention, scale=score.SCALES["1/sqrt(K)"])
+    attention = heads.Parts(**{name: changes.pop(name, part) for name, part in (own | dict(itself=True)).items()})
+    return block.Parts(attention, **(dict(norm=norm.token, mlp=mlp.gelu, order=block.pre_norm) | changes))
 
 
 class Model(NamedTuple):
-    """`init(key) -> params`, `apply(params, inputs, mask=..., **) -> logits` (with maps: and A_MBHNS), and the other
-    arguments of transformer.apply."""
+    """`init(key) -> params`, `apply(params, inputs, mask=..., **) -> logits` (with maps: and A_MBHNS), and parts."""
 
     init: Callable
     apply: Callable
-    call: dict
+    parts: transformer.Parts
 
 
 def model(
     *, position=position.learned, head=head.next_word, outputs: dict | None = None, bias=True, sizes=None, **changes
 ) -> Model:
-    """A word model of the sizes above; `changes` are parts of the design, final_norm, class_token and tied_output.
+    """A word model of the sizes above; `changes` are parts of the block, final_norm, class_token and tied_output.
 
     Compiled, and with a loop over the layers, since that takes a test the least time.
     """
     shape = dict(M=M, D=D, N=N, H=H, K=K, F=F) | (sizes or {})
-    parts = design(H=shape["H"], **{name: part for name, part in changes.items() if name in block.Design._fields})
-    tree = {name: choice for name, choice in changes.items() if name not in block.Design._fields}
-    call = dict(embed_apply=embed.words.apply, head_apply=head.apply, position=position, design=parts)
+    own = {name: changes.pop(name) for name in (*block.Parts._fields, *heads.Parts._fields) if name in changes}
+    words = embed.words._replace(init=functools.partial(embed.words.init, W=W))
+    output = head._replace(init=functools.partial(head.init, **(outputs or {"W": W})))
+    made = transformer.Parts(words, position, parts(H=shape["H"], **own), output)
 
     def init(key: jax.Array) -> dict:
-        return transformer.init(
-            key,
-            embed_init=lambda key, D: embed.words.init(key, W=W, D=D),
-            head_init=lambda key, D: head.init(key, D=D, **(outputs or {"W": W})),
-            **(dict(final_norm=True) | tree | shape),
-            **dict(design=parts, position=position, bias=bias),
-        )
+        return transformer.init(key, parts=made, bias=bias, **(dict(final_norm=True) | changes | shape))
 
     @functools.partial(jax.jit, static_argnames=("mask", "unroll", "remat", "maps"))
     def apply(params: dict, w_BN: jax.Array, *, mask=None, unroll=1, maps=False, **settings):
-        logits, seen = transformer.apply(params, w_BN, mask=mask, unroll=unroll, maps=maps, **call, **settings)
+        logits, seen = transformer.apply(params, w_BN, mask=mask, unroll=unroll, maps=maps, parts=made, **settings)
         return (logits, seen["A_MBHNS"]) if maps else logits
 
-    return Model(init, apply, call)
+    return Model(init, apply, made)
 
 
 def words(seed: int = 0, *, n: int = N, b: int = B) -> jax.Array:

@@ -1,7 +1,7 @@
 """The transformer block: stages across tokens and across features, each with a residual connection (E13).
 
-`Design` says which function fills each place. What the tree holds decides the rest: biases where there are bias
-leaves, cross-attention where there are `score_cross` and `value_cross` (E26).
+`Parts` says which function fills each place. What the tree holds decides the rest: biases where there are bias leaves,
+cross-attention where there are `score_cross` and `value_cross` (E26).
 """
 
 from collections.abc import Callable
@@ -9,29 +9,22 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tfm import dropout, initial, shapes
+from tfm import dropout, initial, norm, shapes, variant
 from tfm import layout as layouts
 from tfm.attention import heads
 from tfm.attention import mask as masks
 
 
-class Design(NamedTuple):
-    """The function that fills each place of a block; the rooms of the same names say what each must be."""
+class Parts(NamedTuple):
+    """The function that fills each place of a block, and the numbers that go with them."""
 
-    score: Any
-    value: Any
-    relative_position: Any
-    norm: Any
-    mlp: Any
-    order: Callable
-    compute: Callable
-    scale: Callable[[int, int], float]  # (K, D) -> the factor on the logits
-    H: int  # heads, for relative positions that have no parameter of their own to tell them by
+    attention: heads.Parts
+    norm: norm.Norm
+    mlp: variant.Variant
+    order: Callable[[jax.Array, Callable, Callable], tuple[jax.Array, Any, Any]]
     eps: float = 1e-5  # inside the root of the norms
     dropout: float = 0.0  # share of a stage's output that is set to 0 in training
-    itself: bool = True  # whether a token attends to itself where it may attend to others too
     score_std: float | jax.Array = 1.0  # factor on the initial scale of the score's matrices, the leaves U...
-    layout: layouts.Layout = layouts.ONE  # which devices share the model, inside shard_map
 
 
 class Memory(NamedTuple):
@@ -42,25 +35,23 @@ class Memory(NamedTuple):
 
 
 def init(
-    key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, design: Design, bias: bool, cross: bool = False
+    key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, parts: Parts, bias: bool, cross: bool = False
 ) -> dict:
     """Parameters of one block; M, the depth of the stack, sets the initial scale of the output projections."""
 
-    def part(name: str, variant: Any, **sizes: Any) -> dict:
+    def made(name: str, variant: Any, **sizes: Any) -> dict:
         return {name: variant.init(initial.key(key, name), **sizes)}
 
     def attend(suffix: str) -> dict:
-        score = part(f"score{suffix}", design.score, H=H, K=K, D=D, bias=bias)
-        return scaled(score, design.score_std) | part(f"value{suffix}", design.value, H=H, K=K, D=D, M=M, bias=bias)
+        score = made(f"score{suffix}", heads.score, H=H, K=K, D=D, bias=bias)
+        return scaled(score, parts.score_std) | made(f"value{suffix}", heads.value, H=H, K=K, D=D, M=M, bias=bias)
 
-    params = (
-        part("norm1", design.norm, D=D)
-        | attend("")
-        | part("relative_position", design.relative_position, H=H, K=K, N=N)
-    )
+    heads = parts.attention
+    params = made("norm1", parts.norm, D=D) | attend("")
+    params |= made("relative_position", heads.relative_position, H=H, K=K, N=N)
     if cross:
-        params |= part("norm_cross", design.norm, D=D) | attend("_cross")
-    return params | part("norm2", design.norm, D=D) | part("mlp", design.mlp, D=D, F=F, M=M, bias=bias)
+        params |= made("norm_cross", parts.norm, D=D) | attend("_cross")
+    return params | made("norm2", parts.norm, D=D) | made("mlp", parts.mlp, D=D, F=F, M=M, bias=bias)
 
 
 def scaled(score: dict, std: float | jax.Array) -> dict:
@@ -72,14 +63,22 @@ def scaled(score: dict, std: float | jax.Array) -> dict:
     return jax.tree_util.tree_map_with_path(times, score)
 
 
-def pre_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> jax.Array:
+# order(x, residual, norm) -> (x, seen, statistics): residual also returns what is to be seen of it, and norm the
+# statistics of the batch.
+
+
+def pre_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> tuple[jax.Array, Any, Any]:
     """x + res(LN(x)): with attention, then the MLP, as res, these are the two lines of E18."""
-    return x_BND + residual(norm(x_BND))
+    y_BND, statistics = norm(x_BND)
+    y_BND, seen = residual(y_BND)
+    return x_BND + y_BND, seen, statistics
 
 
-def post_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> jax.Array:
+def post_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> tuple[jax.Array, Any, Any]:
     """LN(x + res(x)): the two lines of E19."""
-    return norm(x_BND + residual(x_BND))
+    y_BND, seen = residual(x_BND)
+    y_BND, statistics = norm(x_BND + y_BND)
+    return y_BND, seen, statistics
 
 
 ORDERS = {"pre_norm": pre_norm, "post_norm": post_norm}
@@ -89,79 +88,79 @@ def apply(
     params: dict,
     x_BND: jax.Array,
     *,
-    design: Design,
+    parts: Parts,
     mask: masks.Mask | None,
     n: jax.Array | None = None,
     memory: Memory | None = None,
     cache: dict | None = None,
     key_B: jax.Array | None = None,
+    layout: layouts.Layout = layouts.ONE,
     maps: bool = False,
     keep: bool = False,
 ) -> tuple[jax.Array, dict]:
     """One block (E18, E19; with `memory` a decoder's block, E26): the tokens, and what was seen on the way.
 
     n: the tokens' positions, (N,) or (B, N); None: 0 .. N-1. key_B: a random key for each sequence in training, None
-    in evaluation. cache: the keys and values of earlier tokens, from `keep` or from the step before.
+    in evaluation. cache: the keys and values of earlier tokens, from `keep` or from the step before. layout: which
+    devices share the model, inside shard_map.
     Seen are `A`, `A_cross` with maps (the weights, (B, H, N, S)), `cache` with keep or a cache, and `running`, the
     statistics of norms that keep running averages, in training.
     """
-    seen: dict = {"running": {}}
-    kept: dict = {}
-    params = layouts.gathered(params, design.layout)
+    params = layouts.gathered(params, layout)
+    past = {"self": None, "cross": None} if cache is None else cache
+    call = {"parts": parts.attention, "layout": layout}
 
-    def normed(name: str) -> Callable:
-        return lambda x: statistical_norm(params[name], x, name=name, design=design, key_B=key_B, seen=seen["running"])
+    def attend(x: jax.Array) -> tuple[jax.Array, tuple]:
+        y, *seen = heads.self_attention(params, x, mask=mask, n=n, cache=past["self"], **call)
+        return y, seen
 
-    def dropped(name: str, residual: Callable) -> Callable:
-        def run(x: jax.Array) -> jax.Array:
-            with jax.named_scope(name):
-                return dropout.drop(keys(key_B, name), residual(x), design.dropout, layout=design.layout)
-
-        return run
-
-    def attend(x: jax.Array) -> jax.Array:
-        y, A, kept["self"] = heads.self_attention(
-            params, x, design=design, mask=mask, n=n, cache=cache and cache["self"]
-        )
-        seen.update({"A": A} if maps else {})
-        return y
-
-    def cross(x: jax.Array) -> jax.Array:
+    def cross(x: jax.Array) -> tuple[jax.Array, tuple]:
         own = {name: params[f"{name}_cross"] for name in ("score", "value")}
-        y, A, kept["cross"] = heads.cross_attention(
-            own, x, design=design, memory=memory, cache=cache and cache["cross"]
+        y, *seen = heads.cross_attention(own, x, memory=memory, cache=past["cross"], **call)
+        return y, seen
+
+    def feed(x: jax.Array) -> tuple[jax.Array, tuple]:
+        return layouts.on(layout, parts.mlp)(params["mlp"], x), ()
+
+    stages = {"attention": (attend, "norm1"), "cross": (cross, "norm_cross"), "mlp": (feed, "norm2")}
+    if "score_cross" not in params:
+        del stages["cross"]
+    seen, running = {}, {}
+    for name, (residual, norm_name) in stages.items():
+        x_BND, seen[name], running[norm_name] = parts.order(
+            x_BND,
+            _dropped(name, residual, parts=parts, key_B=key_B, layout=layout),
+            lambda x, name=norm_name: statistical_norm(params[name], x, parts=parts, key_B=key_B, layout=layout),
         )
-        seen.update({"A_cross": A} if maps else {})
-        return y
-
-    def feed(x: jax.Array) -> jax.Array:
-        return design.mlp.apply(params["mlp"], x, **shared(design))
-
-    x_BND = design.order(x_BND, dropped("attention", attend), normed("norm1"))
-    if "score_cross" in params:
-        x_BND = design.order(x_BND, dropped("cross", cross), normed("norm_cross"))
-    x_BND = design.order(x_BND, dropped("mlp", feed), normed("norm2"))
+    found: dict = {"running": {name: statistics for name, statistics in running.items() if statistics}}
+    if maps:
+        found |= {name: seen[stage][0] for name, stage in (("A", "attention"), ("A_cross", "cross")) if stage in seen}
     if keep or cache is not None:
-        seen["cache"] = kept
-    return x_BND, seen
+        both = (("self", "attention"), ("cross", "cross"))
+        found["cache"] = {name: seen[stage][1] for name, stage in both if stage in seen}
+    return x_BND, found
+
+
+def _dropped(name: str, residual: Callable, *, parts: Parts, key_B, layout: layouts.Layout) -> Callable:
+    """The stage `name`, with dropout of what it adds to the tokens."""
+
+    def run(x_BND: jax.Array) -> tuple[jax.Array, Any]:
+        with jax.named_scope(name):
+            y_BND, seen = residual(x_BND)
+            return dropout.drop(keys(key_B, name), y_BND, parts.dropout, layout=layout), seen
+
+    return run
 
 
 def statistical_norm(
-    params: dict, x_BND: jax.Array, *, name: str, design: Design, key_B: jax.Array | None, seen: dict
-) -> jax.Array:
-    """The norm; in training with the batch's own statistics where it has any, which are put into `seen` (E17)."""
-    observe = getattr(design.norm, "observe", None)
-    if key_B is not None and observe is not None:
-        seen[name] = observe(x_BND, axis=design.layout.tokens)
-        params = params | seen[name]
-    return design.norm.apply(params, x_BND, eps=design.eps)
+    params: dict, x_BND: jax.Array, *, parts: Parts, key_B: jax.Array | None, layout: layouts.Layout
+) -> tuple[jax.Array, dict]:
+    """The norm; in training with the batch's own statistics where it has any, which are returned beside it (E17)."""
+    observe = getattr(parts.norm, "observe", None)
+    statistics = observe(x_BND, layout=layout) if key_B is not None and observe is not None else {}
+    return layouts.on(layout, parts.norm)(params | statistics, x_BND, eps=parts.eps), statistics
 
 
 def keys(key_B: jax.Array | None, name: str) -> jax.Array | None:
     """The random keys of the stage `name`, one for each sequence."""
     return None if key_B is None else jax.vmap(lambda key: initial.key(key, name))(key_B)
-
-
-def shared(design: Design) -> dict[str, str]:
-    """The argument of functions whose heads or hidden units may be shared by devices, where they are."""
-    return {"tensor": design.layout.tensor} if design.layout.tensor else {}

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear
+from tfm import layout as layouts
 from tfm.variant import Variant
 
 
@@ -13,14 +14,16 @@ def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0) -> dict:
     return params | (initial.normal(key, "S_JD", D**-0.5, J=J, D=D) if J else {})
 
 
-def _words(params: dict, inputs: jax.Array | dict[str, jax.Array], *, vocab: str | None = None) -> jax.Array:
+def _words(
+    params: dict, inputs: jax.Array | dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE
+) -> jax.Array:
     """X_i = x_i E with x_i the one-hot vector of word i: row w_i of the embedding (E1, seed 004).
 
     inputs: w_BN, or {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al.
-    2019, figure 2); words alone belong to segment 0. vocab: the mesh axis whose devices each have some rows of E.
+    2019, figure 2); words alone belong to segment 0. Devices that share the vocabulary each have some rows of E.
     """
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
-    x_BND = _rows(params["E_WD"], inputs["w_BN"], vocab)
+    x_BND = _rows(params["E_WD"], inputs["w_BN"], layout.vocab)
     if "S_JD" not in params:
         return x_BND
     return x_BND + params["S_JD"][inputs["segment_BN"] if "segment_BN" in inputs else 0]
@@ -94,6 +97,6 @@ def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
     return jnp.concatenate([c_B1D.astype(x_BND.dtype), x_BND], axis=1)
 
 
-words = Variant(_words_init, _words)
+words = Variant(_words_init, _words, shared=True)
 patches = Variant(_patches_init, _patches)
 masked_patches = Variant(_masked_patches_init, _masked_patches)

@@ -10,17 +10,18 @@ import jax
 
 from tfm import block as blocks
 from tfm import initial, transformer
+from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import kv_cache
 
 
-def init(key: jax.Array, *, D: int, embed_init, head_init, tied_output: bool = False, **trunk: Any) -> dict:
+def init(key: jax.Array, *, D: int, parts: transformer.Parts, tied_output: bool = False, **trunk: Any) -> dict:
     """The parameter tree; with tied_output the head uses the embedding. trunk: as in transformer.trunk_init."""
     return {
-        "embed": embed_init(initial.key(key, "embed"), D=D),
-        "encoder": transformer.trunk_init(initial.key(key, "encoder"), D=D, **trunk),
-        "decoder": transformer.trunk_init(initial.key(key, "decoder"), D=D, cross=True, **trunk),
-        "head": {} if tied_output else head_init(initial.key(key, "head"), D=D),
+        "embed": parts.embed.init(initial.key(key, "embed"), D=D),
+        "encoder": transformer.trunk_init(initial.key(key, "encoder"), D=D, parts=parts, **trunk),
+        "decoder": transformer.trunk_init(initial.key(key, "decoder"), D=D, parts=parts, cross=True, **trunk),
+        "head": {} if tied_output else parts.head.init(initial.key(key, "head"), D=D),
     }
 
 
@@ -30,21 +31,26 @@ def side(params: dict, name: str) -> dict:
 
 
 def encode(
-    params: dict, source_BS: jax.Array, valid_BS: jax.Array, *, dtype: Any = None, key_B=None, **model: Any
+    params: dict,
+    source_BS: jax.Array,
+    valid_BS: jax.Array,
+    *,
+    layout: layouts.Layout = layouts.ONE,
+    dtype: Any = None,
+    key_B: jax.Array | None = None,
+    **model: Any,
 ) -> tuple[blocks.Memory, dict]:
     """The memory: the source's tokens after M blocks, each attending to all real ones (valid_BS); and what was seen.
 
     Devices that share a target's tokens all read the whole source.
     """
     mask = masks.padding(valid_BS)
-    design = model.pop("design")
-    design = design._replace(layout=design.layout.whole)
     x_BSD, seen = transformer.hidden_states(
         transformer.cast(side(params, "encoder"), dtype),
         source_BS,
         mask=mask,
         key_B=blocks.keys(key_B, "encoder"),
-        design=design,
+        layout=layout.whole,
         **model,
     )
     return blocks.Memory(x_BSD, mask), seen
@@ -56,7 +62,6 @@ def apply(
     valid_BS: jax.Array,
     w_BN: jax.Array,
     *,
-    head_apply,
     key_B: jax.Array | None = None,
     maps: bool = False,
     **model: Any,
@@ -71,7 +76,6 @@ def apply(
         w_BN,
         mask=masks.causal,
         memory=memory,
-        head_apply=head_apply,
         key_B=blocks.keys(key_B, "decoder"),
         maps=maps,
         **model,
@@ -88,7 +92,6 @@ def start(
     length_B: jax.Array,
     *,
     capacity: int,
-    head_apply,
     **model: Any,
 ) -> tuple[jax.Array, dict]:
     """The logits_BW after each prompt (the word that begins a target), and the cache: the source is read once."""
@@ -100,15 +103,12 @@ def start(
         capacity=capacity,
         mask=masks.causal,
         memory=memory,
-        head_apply=head_apply,
         **model,
     )
     return logits_BW, {"layers": layers, "valid_BS": valid_BS}
 
 
-def step(
-    params: dict, cache: dict, w_B: jax.Array, n_B: jax.Array, *, head_apply, **model: Any
-) -> tuple[jax.Array, dict]:
+def step(params: dict, cache: dict, w_B: jax.Array, n_B: jax.Array, **model: Any) -> tuple[jax.Array, dict]:
     """Word w_B at position n_B of each target: the logits_BW of the next one, and the cache with this one in it."""
     memory = blocks.Memory(x_BSD=None, mask=masks.padding(cache["valid_BS"]))
     logits_BW, layers = kv_cache.step(
@@ -118,7 +118,6 @@ def step(
         n_B,
         mask=masks.causal,
         memory=memory,
-        head_apply=head_apply,
         **model,
     )
     return logits_BW, cache | {"layers": layers}

@@ -3,6 +3,7 @@
 import jax
 
 from tfm import initial, linear, mlp
+from tfm import layout as layouts
 from tfm.variant import Variant
 
 
@@ -33,10 +34,10 @@ def _class_init(key: jax.Array, *, C: int, D: int) -> dict:
     return initial.normal(key, "G_CD", 0.02, C=C, D=D) | initial.zeros("b_C", C=C)
 
 
-def _pooled(params: dict, x_BND: jax.Array, *, sequence: str | None = None) -> jax.Array:
+def _pooled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """l_c = g_c^T mean_n x_n + b_c: the whole sequence is pooled (E25), also where devices have some tokens each."""
     mean_BD = linear.wide(x_BND).mean(axis=1)
-    mean_BD = mean_BD if sequence is None else jax.lax.pmean(mean_BD, sequence)
+    mean_BD = mean_BD if layout.sequence is None else jax.lax.pmean(mean_BD, layout.sequence)
     return linear.answers(mean_BD.astype(x_BND.dtype), params["G_CD"], params["b_C"])
 
 
@@ -56,6 +57,6 @@ def _pixels(params: dict, x_BND: jax.Array) -> jax.Array:
 
 next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)
-pooled = Variant(_class_init, _pooled)
+pooled = Variant(_class_init, _pooled, shared=True)
 class_token = Variant(_class_init, _class_token)
 pixels = Variant(_pixels_init, _pixels)

@@ -10,6 +10,8 @@ gatherings that put the parts together. All of it happens inside `jax.shard_map`
 | sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)            |
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -47,6 +49,12 @@ class Layout(NamedTuple):
 
 
 ONE = Layout()  # one device has it all
+
+
+def on(layout: Layout, variant: Any, function: str = "apply") -> Callable:
+    """The function of a variant (variant.py), with the layout where it takes one and devices do share the model."""
+    apply, parted = getattr(variant, function), layout.tensor or layout.vocab or layout.sequence
+    return functools.partial(apply, layout=layout) if parted and getattr(variant, "shared", False) else apply
 
 
 def gathered(params: Any, layout: Layout) -> Any:

@@ -1,12 +1,10 @@
 """The one contraction of the last axis. Every matrix is stored as the papers write it: it maps its last letter to the
 ones before it (`W1_FD` maps D to F), and tokens are rows."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-FEW = 32  # rows, such as the newest words of some texts: copying a matrix would take longer than multiplying by it
+from tfm import kernels
 
 
 def rows(x: jax.Array, W: jax.Array, b: jax.Array | None = None, *, tensor: str | None = None) -> jax.Array:
@@ -17,7 +15,7 @@ def rows(x: jax.Array, W: jax.Array, b: jax.Array | None = None, *, tensor: str 
     1.4 times slower; on GPU and TPU it makes no difference.
     """
     D = x.shape[-1]
-    y_TO = _product(x.reshape(-1, D), W.reshape(-1, D))
+    y_TO = kernels.product(x.reshape(-1, D), W.reshape(-1, D))
     y_TO = y_TO if tensor is None else jax.lax.psum(y_TO, tensor)
     y_TO = y_TO if b is None else y_TO + b.reshape(-1)
     return y_TO.reshape(*x.shape[:-1], *W.shape[:-1])
@@ -26,30 +24,9 @@ def rows(x: jax.Array, W: jax.Array, b: jax.Array | None = None, *, tensor: str 
 def answers(x: jax.Array, W: jax.Array, b: jax.Array | None = None) -> jax.Array:
     """As `rows`, but the products are added up, and stay, in float32 (or float64) whatever the dtype of x: logits."""
     dtype = jnp.promote_types(x.dtype, jnp.float32)
-    y_TO = _product(x.reshape(-1, x.shape[-1]), W, preferred_element_type=dtype)
+    y_TO = kernels.product(x.reshape(-1, x.shape[-1]), W, dtype)
     y = y_TO.reshape(*x.shape[:-1], W.shape[0])
     return y if b is None else y + b
-
-
-def _product(x_TD: jax.Array, W_OD: jax.Array, **how: Any) -> jax.Array:
-    """x W^T; of few rows on CPU as (W x^T)^T, because there a W^T on the right is copied for every product.
-
-    One row alone is x W^T again, which reads W twice as fast as W x^T does. The barriers keep XLA:CPU from merging it
-    with what comes before and after, such as the bias: then it would copy W^T after all.
-    """
-
-    def plain(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
-        return jnp.matmul(x_TD, W_OD.T, **how)
-
-    def few(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
-        if len(x_TD) > 1:
-            return jnp.matmul(W_OD, x_TD.T, **how).T
-        alone = jax.lax.optimization_barrier
-        return alone(plain(alone(x_TD), W_OD))
-
-    if len(x_TD) > FEW:
-        return plain(x_TD, W_OD)
-    return jax.lax.platform_dependent(x_TD, W_OD, cpu=few, default=plain)
 
 
 def wide(x: jax.Array) -> jax.Array:

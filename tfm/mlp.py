@@ -1,7 +1,7 @@
 """The second stage: a small network applied to each token by itself, with the same parameters for all (E12).
 
-An MLP is `(init, apply)`, `apply(params, x_BND, *, tensor=None) -> y_BND`; tensor is the mesh axis whose devices each
-have some of the hidden units (layout.py), over which the second product is added up.
+An MLP is `(init, apply)`, `apply(params, x_BND, *, layout) -> y_BND`: over the devices that each have some of the
+hidden units (tensor parallelism, layout.py) the second product is added up.
 """
 
 import functools
@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear
+from tfm import layout as layouts
 from tfm.variant import Variant
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -36,26 +37,32 @@ def _gated_init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
     return params | (initial.zeros("bg_F", F=F) if bias else {})
 
 
-def _apply(activation: Activation, params: dict, x_BND: jax.Array, *, tensor: str | None = None) -> jax.Array:
+def _apply(
+    activation: Activation, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
+) -> jax.Array:
     """W_2 activation(W_1 x_n + b_1) + b_2 for every token (E12; in seed 004 with row vectors, x W_1)."""
     h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=tensor)
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
 
 
-def _two_hidden(activation: Activation, params: dict, x_BND: jax.Array, *, tensor: str | None = None) -> jax.Array:
+def _two_hidden(
+    activation: Activation, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
+) -> jax.Array:
     """W_2 activation(W_h activation(W_1 x_n + b_1) + b_h) + b_2 for every token (E12 with two hidden layers)."""
     h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
-    if tensor is not None:
-        h_BNF = jax.lax.all_gather(h_BNF, tensor, axis=2, tiled=True)
+    if layout.tensor:
+        h_BNF = jax.lax.all_gather(h_BNF, layout.tensor, axis=2, tiled=True)
     h_BNF = activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F")))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=tensor)
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
 
 
-def _gated(activation: Activation, params: dict, x_BND: jax.Array, *, tensor: str | None = None) -> jax.Array:
+def _gated(
+    activation: Activation, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
+) -> jax.Array:
     """W_2 (activation(W_g x_n + b_g) * (W_1 x_n + b_1)) + b_2 for every token (Shazeer 2020, eq. 6, without biases)."""
     gate_BNF = activation(linear.rows(x_BND, params["Wg_FD"], params.get("bg_F")))
     h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=tensor)
+    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
 
 
 def _Phi(x: jax.Array) -> jax.Array:
@@ -91,9 +98,9 @@ def silu(x: jax.Array) -> jax.Array:
     return x * jax.lax.logistic(x)
 
 
-relu = Variant(_init, functools.partial(_apply, jax.nn.relu))
-gelu = Variant(_init, functools.partial(_apply, exact_gelu))
-gelu_tanh = Variant(_init, functools.partial(_apply, tanh_gelu))
-two_hidden_relu = Variant(_two_hidden_init, functools.partial(_two_hidden, jax.nn.relu))
-two_hidden_gelu = Variant(_two_hidden_init, functools.partial(_two_hidden, exact_gelu))
-swiglu = Variant(_gated_init, functools.partial(_gated, silu))
+relu = Variant(_init, functools.partial(_apply, jax.nn.relu), shared=True)
+gelu = Variant(_init, functools.partial(_apply, exact_gelu), shared=True)
+gelu_tanh = Variant(_init, functools.partial(_apply, tanh_gelu), shared=True)
+two_hidden_relu = Variant(_two_hidden_init, functools.partial(_two_hidden, jax.nn.relu), shared=True)
+two_hidden_gelu = Variant(_two_hidden_init, functools.partial(_two_hidden, exact_gelu), shared=True)
+swiglu = Variant(_gated_init, functools.partial(_gated, silu), shared=True)

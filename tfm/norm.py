@@ -11,7 +11,6 @@ model with a causal mask is causal no longer), and a NaN reaches the others. In 
 the statistics of past batches, paddings and all; `instance` has none, and cannot be decoded token by token.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,19 +18,21 @@ import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear
+from tfm import layout as layouts
 
 
 class Norm(NamedTuple):
     """`init(key, *, D) -> params`, `apply(params, x_BND, *, eps) -> x_BND`, and `observe` where statistics are kept.
 
-    `observe(x_BND, *, axis) -> {name: statistic}` measures a batch that is spread over the mesh axes `axis` (none: one
-    device has it all). In training it is used at once, `apply(params | observe(x, axis=axis), x, eps=eps)`, and a
-    running average of it is kept in the parameters, where `apply` finds it in evaluation.
+    `observe(x_BND, *, layout) -> {name: statistic}` measures a batch, also one that devices share. In training it is
+    used at once, `apply(params | observe(x, layout=layout), x, eps=eps)`, and a running average of it is kept in the
+    parameters, where `apply` finds it in evaluation. shared: whether `apply` takes `layout` too (variant.py).
     """
 
     init: Callable[..., dict[str, Any]]
     apply: Callable[..., jax.Array]
     observe: Callable[..., dict[str, jax.Array]] | None = None
+    shared: bool = False
 
 
 def _standardise(x: jax.Array, *, axis: int, eps: float) -> jax.Array:
@@ -69,13 +70,13 @@ def _rms(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
     return _scale(params, x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps), x_BND.dtype)
 
 
-def _instance(params: dict, x_BND: jax.Array, *, eps: float, sequence: str | None = None) -> jax.Array:
+def _instance(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """(x_{d,n} - mean_n x_{d,n}) / sqrt(var_n x_{d,n} + eps) * gain_d + shift_d: E17, over the sequence."""
-    if sequence is None:
+    if layout.sequence is None:
         return _scale(params, _standardise(x_BND, axis=-2, eps=eps), x_BND.dtype)
     x = linear.wide(x_BND)
-    centred = x - jax.lax.pmean(x.mean(-2, keepdims=True), sequence)
-    variance = jax.lax.pmean(jnp.square(centred).mean(-2, keepdims=True), sequence)
+    centred = x - jax.lax.pmean(x.mean(-2, keepdims=True), layout.sequence)
+    variance = jax.lax.pmean(jnp.square(centred).mean(-2, keepdims=True), layout.sequence)
     return _scale(params, centred * jax.lax.rsqrt(variance + eps), x_BND.dtype)
 
 
@@ -89,7 +90,7 @@ def _batch(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
     return _scale(params, (linear.wide(x_BND) - params["mean_D"]) * factor_D, x_BND.dtype)
 
 
-def _observe(x_BND: jax.Array, *, axis: tuple[str, ...] | str | None = None) -> dict[str, jax.Array]:
+def _observe(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
     """Mean and variance of each feature over all tokens of all sequences (E17), also those of the other devices.
 
     In float32 or wider; var divides by the number of tokens. The variance is taken around the mean over all devices, in
@@ -99,7 +100,7 @@ def _observe(x_BND: jax.Array, *, axis: tuple[str, ...] | str | None = None) -> 
 
     def average(x_BND: jax.Array) -> jax.Array:
         mean_D = jnp.mean(x_BND, axis=(0, 1))
-        return jax.lax.pmean(mean_D, axis) if axis else mean_D
+        return jax.lax.pmean(mean_D, layout.tokens) if layout.tokens else mean_D
 
     x_BND = linear.wide(x_BND)
     mean_D = average(x_BND)
@@ -126,9 +127,4 @@ token = Norm(_gain_and_shift, apply)  # TokenNorm with gain and shift: E14, E16
 token_plain = Norm(_nothing, apply)  # without: E15
 rms = Norm(_gain, _rms)
 batch = Norm(_with_statistics, _batch, _observe)
-instance = Norm(_gain_and_shift, _instance)
-
-
-def instance_over(sequence: str) -> Norm:
-    """`instance` where the devices of a mesh axis each have some tokens of a sequence."""
-    return Norm(_gain_and_shift, functools.partial(_instance, sequence=sequence))
+instance = Norm(_gain_and_shift, _instance, shared=True)

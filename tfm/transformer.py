@@ -1,71 +1,78 @@
 """The whole: tokens, positions, M blocks, head. `init` makes the parameter tree, `apply` is the model.
 
 params = {embed, position, blocks, head} and, where the model has them, {class, norm}, and {norm} in embed: what is
-optional is read off the tree. `design` is the block's (block.py); `position` a variant of position.py.
+optional is read off the tree. `Parts` has the function for each of them.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tfm import block as blocks
-from tfm import dropout, embed, initial
+from tfm import dropout, initial, variant
+from tfm import embed as embeds
 from tfm import head as heads
 from tfm import layout as layouts
 
 KEPT_WIDE = ("mean_D", "var_D", "b_HR")  # running averages, and what is added to logits, keep their precision
 
 
+class Parts(NamedTuple):
+    """The function that fills each place of a model. init of embed and head: (key, *, D) -> params."""
+
+    embed: variant.Variant
+    position: variant.Variant
+    block: blocks.Parts
+    head: variant.Variant
+
+
 def init(
     key: jax.Array,
     *,
     D: int,
-    embed_init,
-    head_init,
-    design: blocks.Design,
+    parts: Parts,
     class_token: bool = False,
     embed_norm: bool = False,
     tied_output: bool = False,
     **trunk: Any,
 ) -> dict:
-    """The parameter tree for up to N tokens (class token included); `embed_init`, `head_init`: (key, D=) -> params.
+    """The parameter tree for up to N tokens (class token included); trunk: as in trunk_init.
 
     With tied_output the head has no matrix of its own: g_w is row w of the embedding.
     """
-    head = head_init(initial.key(key, "head"), D=D)
+    head = parts.head.init(initial.key(key, "head"), D=D)
     params = {
-        "embed": embed_init(initial.key(key, "embed"), D=D),
+        "embed": parts.embed.init(initial.key(key, "embed"), D=D),
         "head": {name: leaf for name, leaf in head.items() if name != "G_WD"} if tied_output else head,
-        **trunk_init(key, D=D, design=design, **trunk),
+        **trunk_init(key, D=D, parts=parts, **trunk),
     }
     if embed_norm:
-        params["embed"]["norm"] = design.norm.init(initial.key(key, "embed_norm"), D=D)
+        params["embed"]["norm"] = parts.block.norm.init(initial.key(key, "embed_norm"), D=D)
     if class_token:
-        params["class"] = embed.class_token_init(initial.key(key, "class"), D=D)
+        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D)
     return params
 
 
-def trunk_init(
-    key: jax.Array, *, M: int, D: int, N: int, design: blocks.Design, position, final_norm: bool, **sizes: Any
-) -> dict:
+def trunk_init(key: jax.Array, *, M: int, D: int, N: int, parts: Parts, final_norm: bool, **sizes: Any) -> dict:
     """{position, blocks} and, with final_norm, {norm}: what lies between the embedding and the head."""
     layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jnp.arange(M))
     params = {
-        "position": position.init(initial.key(key, "position"), N=N, D=D),
-        "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, N=N, design=design, **sizes))(layer_keys),
+        "position": parts.position.init(initial.key(key, "position"), N=N, D=D),
+        "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, N=N, parts=parts.block, **sizes))(layer_keys),
     }
-    return params | ({"norm": design.norm.init(initial.key(key, "norm"), D=D)} if final_norm else {})
+    return params | ({"norm": parts.block.norm.init(initial.key(key, "norm"), D=D)} if final_norm else {})
 
 
 def stack(
     layers: dict,
     x_BND: jax.Array,
     *,
-    design: blocks.Design,
+    parts: blocks.Parts,
     key_B: jax.Array | None = None,
     caches: list[dict] | None = None,
+    layout: layouts.Layout = layouts.ONE,
     remat: bool = False,
     unroll: int | bool = True,
     **call: Any,
@@ -80,14 +87,13 @@ def stack(
     def layer(x_BND: jax.Array, numbered: tuple, cache: dict | None = None) -> tuple[jax.Array, dict]:
         m, params = numbered
         own_B = None if key_B is None else jax.vmap(lambda key: jax.random.fold_in(key, m))(key_B)
-        return blocks.apply(params, x_BND, design=design, key_B=own_B, cache=cache, **call)
+        return blocks.apply(params, x_BND, parts=parts, key_B=own_B, cache=cache, layout=layout, **call)
 
     M = jax.tree.leaves(layers)[0].shape[0]
     with jax.named_scope("blocks"):
         if caches is None:
-            return jax.lax.scan(
-                maybe_remat(layer, design=design, remat=remat), x_BND, (jnp.arange(M), layers), unroll=unroll
-            )
+            layer = maybe_remat(layer, remat=remat, layout=layout)
+            return jax.lax.scan(layer, x_BND, (jnp.arange(M), layers), unroll=unroll)
         new = []
         for m, cache in enumerate(caches):  # a loop written out: each layer's cache is updated in place
             x_BND, seen = layer(x_BND, (m, layer_of(layers, m)), cache)
@@ -95,12 +101,12 @@ def stack(
         return x_BND, {"cache": new}
 
 
-def maybe_remat(layer: Callable, *, design: blocks.Design, remat: bool) -> Callable:
+def maybe_remat(layer: Callable, *, remat: bool, layout: layouts.Layout) -> Callable:
     """The layer, of which the backward pass computes all again (remat), or, where a layer's weights are gathered from
-    several devices, all but the products: weights are gathered a second time instead of being kept."""
+    several devices (FSDP), all but the products: weights are gathered a second time instead of being kept."""
     if remat:
         return jax.checkpoint(layer)
-    return jax.checkpoint(layer, policy=layouts.products) if design.layout.fsdp else layer
+    return jax.checkpoint(layer, policy=layouts.products) if layout.fsdp else layer
 
 
 def layer_of(stacked: Any, m: int) -> Any:
@@ -110,60 +116,65 @@ def layer_of(stacked: Any, m: int) -> Any:
     return jax.tree.map(lambda leaf: leaf[m], stacked)
 
 
-def tokens(params: dict, inputs: Any, *, embed_apply, design: blocks.Design, position, n=None, key_B=None):
-    """X^(0): what the input is, and where it stands (E1, E2, E21, E25). Returns (X, statistics of the norm)."""
-    seen: dict = {}
-    params = layouts.gathered(
-        {name: params[name] for name in params.keys() & {"embed", "class", "position"}}, design.layout
-    )
+def tokens(
+    params: dict, inputs: Any, *, parts: Parts, n: jax.Array | None, key_B: jax.Array | None, layout: layouts.Layout
+) -> tuple[jax.Array, dict]:
+    """X^(0): what the input is, and where it stands (E1, E2, E21, E25); and the statistics of its norm."""
+    here = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
+    params, statistics = layouts.gathered(here, layout), {}
     with jax.named_scope("embed"):
         rows = {name: leaf for name, leaf in params["embed"].items() if name != "norm"}
-        x_BND = embed_apply(rows, inputs, **split_vocab(design))
+        x_BND = layouts.on(layout, parts.embed)(rows, inputs)
         if "class" in params:
-            x_BND = embed.class_token(params["class"], x_BND)
-        x_BND = position.apply(params["position"], x_BND, standing(x_BND, n, design))
+            x_BND = embeds.class_token(params["class"], x_BND)
+        x_BND = parts.position.apply(params["position"], x_BND, standing(x_BND, n, layout))
         if "norm" in params["embed"]:
-            x_BND = blocks.statistical_norm(
-                params["embed"]["norm"], x_BND, name="norm", design=design, key_B=key_B, seen=seen
-            )
-        x_BND = dropout.drop(blocks.keys(key_B, "embed"), x_BND, design.dropout, layout=design.layout)
-    return x_BND, {"embed": seen} if seen else {}
+            own = params["embed"]["norm"]
+            x_BND, statistics = blocks.statistical_norm(own, x_BND, parts=parts.block, key_B=key_B, layout=layout)
+        x_BND = dropout.drop(blocks.keys(key_B, "embed"), x_BND, parts.block.dropout, layout=layout)
+    return x_BND, statistics
 
 
-def standing(x_BND: jax.Array, n: jax.Array | None, design: blocks.Design) -> jax.Array | None:
+def standing(x_BND: jax.Array, n: jax.Array | None, layout: layouts.Layout) -> jax.Array | None:
     """The positions of the tokens, where they are given or devices share the sequences; None: 0 ... N-1."""
-    return layouts.positions(design.layout, x_BND.shape[1]) if n is None else n
-
-
-def split_vocab(design: blocks.Design) -> dict[str, str]:
-    """The argument of functions whose vocabulary devices may share, where they do."""
-    return {"vocab": design.layout.vocab} if design.layout.vocab else {}
+    return layouts.positions(layout, x_BND.shape[1]) if n is None else n
 
 
 def hidden_states(
-    params: dict, inputs: Any, *, embed_apply, position, design: blocks.Design, n=None, key_B=None, **call: Any
+    params: dict,
+    inputs: Any,
+    *,
+    parts: Parts,
+    n: jax.Array | None = None,
+    key_B: jax.Array | None = None,
+    layout: layouts.Layout = layouts.ONE,
+    **call: Any,
 ) -> tuple[jax.Array, dict]:
     """X^(M) after the last norm, and what was seen on the way (`apply`)."""
-    x_BND, around = tokens(params, inputs, embed_apply=embed_apply, design=design, position=position, n=n, key_B=key_B)
-    n = standing(x_BND, n, design)
-    x_BND, seen = stack(params["blocks"], x_BND, design=design, key_B=key_B, n=n, **call)
+    training = {"key_B": key_B, "layout": layout}
+    x_BND, at_start = tokens(params, inputs, parts=parts, n=n, **training)
+    n, at_end = standing(x_BND, n, layout), {}
+    x_BND, seen = stack(params["blocks"], x_BND, parts=parts.block, n=n, **training, **call)
     if "norm" in params:
-        last: dict = {}
-        final = layouts.gathered(params["norm"], design.layout)
-        x_BND = blocks.statistical_norm(final, x_BND, name="norm", design=design, key_B=key_B, seen=last)
-        around = around | last
-    return x_BND, gather(seen, around)
+        final = layouts.gathered(params["norm"], layout)
+        x_BND, at_end = blocks.statistical_norm(final, x_BND, parts=parts.block, **training)
+    running = {"blocks": seen["running"]} if seen.get("running") else {}
+    running |= {"embed": {"norm": at_start}} if at_start else {}
+    running |= {"norm": at_end} if at_end else {}
+    named = {"A": "A_MBHNS", "A_cross": "A_cross_MBHNS", "cache": "cache"}
+    found = {name: seen[key] for key, name in named.items() if key in seen}
+    return x_BND, found | ({"running": running} if running else {})
 
 
-def logits(params: dict, x_BND: jax.Array, *, head_apply, design: blocks.Design) -> jax.Array:
-    """The head's answer (E24-E27). A head without a matrix of its own takes the embedding: g_w is row w of it."""
-    head = layouts.gathered(params["head"], design.layout)
+def logits(params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+    """What the head says (E24-E27). A head without a matrix of its own takes the embedding: g_w is row w of it."""
+    head = layouts.gathered(params["head"], layout)
     with jax.named_scope("head"):
         if "transform" in head:
-            x_BND = heads.transform(head["transform"], x_BND, norm=design.norm, eps=design.eps)
+            x_BND = heads.transform(head["transform"], x_BND, norm=parts.block.norm, eps=parts.block.eps)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():
-            head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, design.layout)["E_WD"]}
-        return head_apply(head, x_BND)
+            head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, layout)["E_WD"]}
+        return layouts.on(layout, parts.head)(head, x_BND)
 
 
 def cast(params: dict, dtype: Any) -> dict:
@@ -186,10 +197,8 @@ def apply(
     params: dict,
     inputs: Any,
     *,
-    embed_apply,
-    head_apply,
-    position,
-    design: blocks.Design,
+    parts: Parts,
+    layout: layouts.Layout = layouts.ONE,
     dtype: Any = None,
     **call: Any,
 ) -> tuple[jax.Array, dict]:
@@ -202,13 +211,5 @@ def apply(
     parameters' with the statistics of this batch (E17).
     """
     params = cast(params, dtype)
-    x_BND, seen = hidden_states(params, inputs, embed_apply=embed_apply, position=position, design=design, **call)
-    return logits(params, x_BND, head_apply=head_apply, design=design), seen
-
-
-def gather(seen: dict, around: dict) -> dict:
-    """What the layers saw, under the names by which it leaves the model, with the statistics from around them."""
-    running = ({"blocks": seen["running"]} if seen.get("running") else {}) | around
-    named = {"A": "A_MBHNS", "A_cross": "A_cross_MBHNS", "cache": "cache"}
-    found = {name: seen[key] for key, name in named.items() if key in seen}
-    return found | ({"running": running} if running else {})
+    x_BND, seen = hidden_states(params, inputs, parts=parts, layout=layout, **call)
+    return logits(params, x_BND, parts=parts, layout=layout), seen

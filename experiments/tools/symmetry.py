@@ -48,7 +48,7 @@ def run(
 
 def check(model: open_model.Trained) -> None:
     """UserError where the parameters of the scores are not what the model's config says, or not finite."""
-    sizes, score = models.sizes(model.fields), models.design(model.fields).score
+    sizes, score = models.sizes(model.fields), models.block_parts(model.fields).attention.score
     options = {letter: sizes[letter] for letter in "HKD"} | {"bias": model.fields.bias}
     keys_M = jax.random.split(jax.random.key(0), sizes["M"])
     expected = open_model.flat(jax.eval_shape(jax.vmap(lambda key: score.init(key, **options)), keys_M))

@@ -13,9 +13,8 @@ from experiments import model as models
 from experiments.compiler import report, topology
 from experiments.engine import compilation, mesh, step, tpu
 from experiments.tools import sample
-from tfm import head, linear
-from tfm.attention import fused, mask
-from tfm.decode import kv_cache
+from tfm import head, kernels, linear
+from tfm.attention import explicit, fused, mask
 
 libtpu = pytest.mark.skipif(tpu.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch_size": 16, "train.evaluate_batch": 16}
@@ -179,16 +178,18 @@ def lowered(function, *shapes):
     return jax.jit(function).lower(*(jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place) for s in shapes)).as_text()
 
 
+QUERIES = explicit.attention, explicit.by_keys
 TRICKS = {  # name -> (function, its arguments, what stands in the program of a CPU only)
     "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
+    "few rows of heads": (kernels.heads_product, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
     "fused": (
         functools.partial(fused.attention, mask=mask.causal, scale=1.0),
         [(1, 2, 8, 16)] * 3,
         "tensor<1x8x2x16xbf16>) -> tensor<1x8x2x16xf32>",
     ),
     "answers are looked at": (
-        functools.partial(kv_cache.attend, mask=None, scale=1.0),
+        functools.partial(kernels.few_queries, *(functools.partial(f, mask=None, scale=1.0) for f in QUERIES)),
         [(1, 2, 1, 5), (1, 2, 7, 5), (1, 2, 7, 5)],
         "stablehlo.is_finite",
     ),

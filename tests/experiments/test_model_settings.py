@@ -55,7 +55,7 @@ def test_a_model_that_cannot_be(words):
 
 def test_twice_as_many_features_are_an_even_number():
     settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
-    assert models.design(settings.model).score is score.tied_wide
+    assert models.block_parts(settings.model).attention.score is score.tied_wide
 
 
 @pytest.mark.parametrize("words", TEXTS)

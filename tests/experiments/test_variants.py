@@ -27,7 +27,7 @@ def settings(**changes):
 def refused(*, cross=False, **changes) -> str:
     with pytest.raises(errors.UserError) as caught:
         models.positions(settings(**changes))
-        models.design(settings(**changes), cross=cross)
+        models.block_parts(settings(**changes), cross=cross)
     return str(caught.value)
 
 
@@ -56,10 +56,12 @@ def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
         "model.relative_position = rotary turns queries and keys, and model.score = test_variants:pair does not" in said
     )
     assert "score.Score(init, apply, rotatable=True) (tfm/attention/score.py)" in said
-    assert models.design(settings(model__score="test_variants:pair")).score.apply is gaussian
+    assert models.block_parts(settings(model__score="test_variants:pair")).attention.score.apply is gaussian
     for relation_name in variants.ROTARY:
-        made = models.design(settings(model__score="test_variants:declared", model__relative_position=relation_name))
-        assert made.score is declared
+        made = models.block_parts(
+            settings(model__score="test_variants:declared", model__relative_position=relation_name)
+        )
+        assert made.attention.score is declared
     assert "are 11 with" in refused(model__score="test_variants:odd", model__relative_position="rotary")
 
 
@@ -92,13 +94,14 @@ score_three = (score.tied.init, score.tied.apply, score.tied.factors)
 )
 def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
     m = settings(**{f"model__{room}": f"test_variants:{name}"})
-    made = models.positions(m) if room == "position" else getattr(models.design(m), room)
+    parts = models.block_parts(m)
+    made = models.positions(m) if room == "position" else getattr(parts, room, None) or getattr(parts.attention, room)
     plain = globals()[name]
     assert type(made) is type(next(iter(by_name.candidates(variants.ROOMS[room]).values())))
     assert tuple(made[: len(plain)]) == plain
 
 
-@pytest.mark.parametrize("room", ["value", "relative_position"])
+@pytest.mark.parametrize("room", ["value"])
 def test_a_tuple_with_too_few_parts_is_refused(room):
     words = refused(**{f"model__{room}": "test_variants:mlp_pair"})
     assert "must be a tuple (init, " in words and words.endswith(", and it is not")
@@ -139,7 +142,7 @@ norm_flat = (norm.rms.init, lambda params, x, *, eps: x.mean(-1))
 mlp_wide = (mlp.relu.init, lambda params, x: jnp.concatenate([x, x], -1))
 position_long = (position.none.init, lambda params, x, n=None: jnp.concatenate([x, x], 1))
 turned_off = relative_position.relative._replace(rotate=lambda params, q, k, n: (q[..., :2], k))
-biased = relative_position.relative._replace(bias=lambda params, H: lambda n, s: jnp.zeros((n.shape[0], H, s.shape[0])))
+biased = relative_position.relative._replace(bias=lambda params, n, s, *, H: jnp.zeros((len(n), H, len(s))))
 HERE = str(pathlib.Path(__file__))
 
 
@@ -180,12 +183,12 @@ def test_what_does_not_fit_is_told_in_a_sentence(room, name, says):
 
 
 def test_heads_may_share_a_map():
-    assert models.design(settings(model__score="test_variants:one_head")).score is one_head
+    assert models.block_parts(settings(model__score="test_variants:one_head")).attention.score is one_head
 
 
 def test_what_compares_tokens_with_themselves_only_is_for_self_attention():
-    assert models.design(settings(model__score="test_variants:itself")).score is itself
-    assert models.design(settings(model__score="test_variants:declared"), cross=True).score is declared
+    assert models.block_parts(settings(model__score="test_variants:itself")).attention.score is itself
+    assert models.block_parts(settings(model__score="test_variants:declared"), cross=True).attention.score is declared
     words = refused(model__score="test_variants:itself", cross=True)
     assert "(B, H, S, K) is expected of its keys, here (3, 2, 7, any), and it gives (3, 2, 5, 6)" in words
 
@@ -198,7 +201,7 @@ def test_sizes_that_are_those_tried_with_are_told_apart():
 
 def test_our_own_are_not_tried(monkeypatch):
     monkeypatch.setattr(jax, "eval_shape", None)
-    models.design(settings())
+    models.block_parts(settings())
     models.positions(settings())
 
 

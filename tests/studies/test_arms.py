@@ -257,8 +257,8 @@ def test_parameters_of_one_name_begin_alike():
 
 def test_the_rest_of_a_block_begins_alike():
     def begun(name: str) -> dict:
-        design, sizes = cases.design(score=SCORES[name], H=H), dict(D=D, H=H, K=K, F=7, M=2, N=N)
-        return block.init(jax.random.key(3), design=design, bias=True, cross=True, **sizes)
+        parts, sizes = cases.parts(score=SCORES[name], H=H), dict(D=D, H=H, K=K, F=7, M=2, N=N)
+        return block.init(jax.random.key(3), parts=parts, bias=True, cross=True, **sizes)
 
     expected = begun("asymmetric")
     for name in ARMS:
@@ -283,7 +283,7 @@ def test_the_initial_scale_is_a_factor_on_the_matrices_of_queries_and_keys(name)
 def test_a_block_begins_with_the_scale_of_its_design():
     sizes = dict(D=D, H=H, K=K, F=7, M=2, N=N, bias=True, cross=True)
     plain, scaled = (
-        block.init(jax.random.key(3), design=cases.design(H=H, score=score.pairwise, score_std=std), **sizes)
+        block.init(jax.random.key(3), parts=cases.parts(H=H, score=score.pairwise, score_std=std), **sizes)
         for std in (1.0, 0.5)
     )
     for part in ("score", "score_cross"):

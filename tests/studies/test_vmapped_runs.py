@@ -135,7 +135,7 @@ def language(score_std: float) -> models.Model:
     return models.language(m, answer=head.next_word, W=11, N=7, tied_output=False)
 
 
-def translation(score_std: float) -> models.Seq2Seq:
+def translation(score_std: float) -> models.Model:
     m = tiny.settings("translation", model__score_std=score_std).model
     return models.encoder_decoder(m, W=11, N=7, tied_output=False)
 

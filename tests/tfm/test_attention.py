@@ -211,8 +211,8 @@ def drawn_params(name: str, bias: bool) -> dict:
 
 
 def fast(name: str, params: dict, x_BND, x_BSD, the_mask, scale: str):
-    design = cases.design(score=cases.SCORES[name], scale=score.SCALES[scale])
-    return heads.cross_attention(params, x_BND, design=design, memory=block.Memory(x_BSD, the_mask))[:2]
+    design = cases.parts(score=cases.SCORES[name], scale=score.SCALES[scale]).attention
+    return heads.cross_attention(params, x_BND, parts=design, memory=block.Memory(x_BSD, the_mask))[:2]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from cases import B, D, N
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import by_name, mesh
-from tfm import norm
+from tfm import layout, norm
 
 KEPT = {"mean_D", "var_D"}
 
@@ -35,7 +35,7 @@ def gathered(x_BND: jax.Array) -> jax.Array:
 def test_the_statistics_of_a_batch_equal_the_reference():
     """And with them a batch has mean shift and variance gain^2, feature by feature."""
     params, x_BND = drawn_params(), cases.normal(1, B, N, D) * 3 + 2
-    observed = norm.batch.observe(x_BND, axis=None)
+    observed = norm.batch.observe(x_BND)
     means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
     assert set(observed) == KEPT < set(params)
     cases.close(observed["mean_D"], means)
@@ -53,15 +53,17 @@ def test_a_large_mean_leaves_the_variance_its_digits():
     """float32 holds 10000^2 to the nearest 8 only, so E[x^2] - E[x]^2 would be noise; the means themselves to 0.001."""
     x_BND = cases.normal(1, 8, 61, D) + 1e4
     exact = np.var(np.asarray(x_BND, np.float64), axis=(0, 1))
-    cases.close(norm.batch.observe(x_BND, axis=None)["var_D"], exact, 1e-3)
-    spread = eight_devices(lambda x_BND: norm.batch.observe(x_BND, axis=mesh.DATA), batched=(True,))
+    cases.close(norm.batch.observe(x_BND)["var_D"], exact, 1e-3)
+    spread = eight_devices(
+        lambda x_BND: norm.batch.observe(x_BND, layout=layout.Layout(batch=(mesh.DATA,))), batched=(True,)
+    )
     cases.close(spread(x_BND)["var_D"], exact, 1e-3)
 
 
 def test_bfloat16_tokens_have_float32_statistics():
     """A mean of 9 hides the last bits of what bfloat16 would add up."""
     x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
-    observed = norm.batch.observe(x_BND, axis=None)
+    observed = norm.batch.observe(x_BND)
     means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
     assert observed["mean_D"].dtype == observed["var_D"].dtype == np.float32
     cases.close(observed["mean_D"], means, 1e-5)
@@ -101,7 +103,7 @@ def test_gradients_pass_through_the_statistics():
         return jnp.sum(w_BND * params["gain_D"] * (x_BND - x_BND.mean((0, 1))) / jnp.sqrt(x_BND.var((0, 1)) + 0.1))
 
     def observed(x_BND):
-        return jnp.sum(w_BND * norm.batch.apply(params | norm.batch.observe(x_BND, axis=None), x_BND, eps=0.1))
+        return jnp.sum(w_BND * norm.batch.apply(params | norm.batch.observe(x_BND), x_BND, eps=0.1))
 
     cases.close(jax.grad(observed)(x_BND), jax.grad(by_hand)(x_BND))
 

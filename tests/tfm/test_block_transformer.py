@@ -27,9 +27,9 @@ from tfm.attention import mask, relative_position, score, value
 @cases.float64()
 def test_blocks_equal_the_reference(order, norm_name, mlp_name, eps):
     parts = dict(norm=cases.NORMS[norm_name], mlp=cases.MLPS[mlp_name], order=block.ORDERS[order], eps=eps)
-    design, sizes = cases.design(**parts), dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
-    params, x_BND = cases.drawn(lambda key: block.init(key, design=design, **sizes)), cases.normal(1, 1, N, D)
-    y_BND, seen = block.apply(params, x_BND, design=design, mask=mask.causal, maps=True)
+    design, sizes = cases.parts(**parts), dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
+    params, x_BND = cases.drawn(lambda key: block.init(key, parts=design, **sizes)), cases.normal(1, 1, N, D)
+    y_BND, seen = block.apply(params, x_BND, parts=design, mask=mask.causal, maps=True)
     settings = dict(order=order, score="asymmetric", mlp=mlp_name, scale="1/sqrt(K)", eps=eps)
     slow = translate.block(params, translate.columns(x_BND[0]), allowed=reference.upper_triangular(N, N), **settings)
     cases.close(y_BND[0], slow.T)
@@ -119,7 +119,7 @@ def test_pooled_classification_is_permutation_invariant_without_positions():
 
 def stack_of(params, x_BND, *, the_mask=mask.causal, unroll=True, remat=False, maps=False, **parts):
     y_BND, seen = transformer.stack(
-        params, x_BND, mask=the_mask, design=cases.design(**parts), unroll=unroll, remat=remat, maps=maps
+        params, x_BND, mask=the_mask, parts=cases.parts(**parts), unroll=unroll, remat=remat, maps=maps
     )
     return y_BND, seen.get("A")
 
@@ -415,13 +415,13 @@ def test_the_whole_tree():
 def test_bfloat16_narrows_products_and_tokens_and_nothing_else():
     model = cases.model()
     params, w_BN = cases.drawn(model.init, std=0.2), cases.words()
-    kept = functools.partial(transformer.apply, mask=mask.causal, unroll=1, maps=True, keep=True, **model.call)
+    kept = functools.partial(transformer.apply, mask=mask.causal, unroll=1, maps=True, keep=True, parts=model.parts)
     logits, seen = jax.eval_shape(functools.partial(kept, dtype=jnp.bfloat16), params, w_BN)
     assert logits.dtype == jnp.float32 and seen["A_MBHNS"].dtype == jnp.float32
     assert seen["cache"]["self"]["k_BHSK"].dtype == jnp.bfloat16
 
     def loss(params, dtype):
-        logits, _ = transformer.apply(params, w_BN, mask=mask.causal, unroll=1, dtype=dtype, **model.call)
+        logits, _ = transformer.apply(params, w_BN, mask=mask.causal, unroll=1, dtype=dtype, parts=model.parts)
         return jnp.square(logits).mean()
 
     wide, narrow = (
@@ -442,10 +442,10 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
 
 
 def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads_apart():
-    design = cases.design(score=score.constant, value=value.identity, relative_position=relative_position.alibi)
+    design = cases.parts(score=score.constant, value=value.identity, relative_position=relative_position.alibi)
     x_BND = cases.normal(1, 1, N, D)
     _, A_BHNS, _ = multihead.self_attention(
-        {"score": {}, "value": {}, "relative_position": {}}, x_BND, design=design, mask=None
+        {"score": {}, "value": {}, "relative_position": {}}, x_BND, parts=design, mask=None
     )
     assert A_BHNS.shape == (1, H, N, N) and len({float(a) for a in A_BHNS[0, :, 0, 0]}) == H
 

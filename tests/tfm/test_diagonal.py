@@ -49,8 +49,8 @@ def parameters(name: str, sizes: dict | None = None) -> dict:
     return {"score": drawn(name, sizes=sizes), "value": values, "relative_position": {}}
 
 
-def design(name: str, **parts) -> block.Design:
-    return cases.design(**dict(score=SCORES[name], H=H, itself=SCORES[name].itself) | parts)
+def design(name: str, **parts) -> heads.Parts:
+    return cases.parts(**dict(score=SCORES[name], H=H, itself=SCORES[name].itself) | parts).attention
 
 
 # ------------------------------------------------------------------------------------------- not to themselves: weights
@@ -64,7 +64,7 @@ def test_weights_are_those_of_the_other_tokens(name, variant):
     params, x_BND = parameters(name), cases.normal(1, B, N, D)
     made = design(name, itself=False, relative_position=getattr(relative_position, variant))
     for where, the_mask in MASKS.items():
-        _, A_BHNN, _ = heads.self_attention(params, x_BND, design=made, mask=the_mask)
+        _, A_BHNN, _ = heads.self_attention(params, x_BND, parts=made, mask=the_mask)
         for b, h in [(0, 0), (1, 2)]:
             allowed = reference_scores.without_itself(paper_allowed(where, b))
             X = np.asarray(x_BND[b]).T
@@ -85,7 +85,7 @@ def test_the_bias_says_where_query_and_key_are_one_token():
 
 def test_in_bfloat16_too():
     params, x_BND = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (parameters("pairwise"), cases.normal(1, B, N, D)))
-    _, A_BHNN, _ = heads.self_attention(params, x_BND, design=design("pairwise", itself=False), mask=mask.causal)
+    _, A_BHNN, _ = heads.self_attention(params, x_BND, parts=design("pairwise", itself=False), mask=mask.causal)
     assert A_BHNN.dtype == jnp.float32
     np.testing.assert_array_equal(A_BHNN.diagonal(axis1=2, axis2=3), np.broadcast_to(np.arange(N) == 0, (B, H, N)))
     np.testing.assert_allclose(A_BHNN.sum(-1), 1, rtol=1e-6)
@@ -150,12 +150,12 @@ def test_tokens_without_others_have_finite_gradients_in_every_way(where):
 def test_one_token_after_the_other_equals_the_whole_sequence(name):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
     params, x_BND, made = parameters(name), cases.normal(1, B, N, D), design(name)
-    y_BND, _, whole = heads.self_attention(params, x_BND, design=made, mask=mask.causal)
+    y_BND, _, whole = heads.self_attention(params, x_BND, parts=made, mask=mask.causal)
     cache = jax.tree.map(lambda x: jnp.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
     for n in range(2, N - 2):
         n_B1 = jnp.array([[n], [n + 2]])
         x_B1D = jnp.take_along_axis(x_BND, n_B1[..., None], 1)
-        y_B1D, A_BHNS, cache = heads.self_attention(params, x_B1D, design=made, mask=mask.causal, n=n_B1, cache=cache)
+        y_B1D, A_BHNS, cache = heads.self_attention(params, x_B1D, parts=made, mask=mask.causal, n=n_B1, cache=cache)
         cases.close(y_B1D, jnp.take_along_axis(y_BND, n_B1[..., None], 1))
         for b in range(B):
             assert (A_BHNS[b, :, 0, n_B1[b, 0]] == 0).all() != made.itself
@@ -168,9 +168,9 @@ def test_words_through_the_cache_equal_the_full_pass():
     )
     model = cases.model(**parts, sizes=dict(D=12, H=2, K=4, F=7, M=2, N=N))
     params, w_BN = cases.drawn(model.init), cases.words()
-    step = jax.jit(functools.partial(kv_cache.step, params, mask=mask.causal, **model.call))
+    step = jax.jit(functools.partial(kv_cache.step, params, mask=mask.causal, parts=model.parts))
     full_BNW = model.apply(params, w_BN, mask=mask.causal)
-    start = dict(capacity=N, mask=mask.causal, **model.call)
+    start = dict(capacity=N, mask=mask.causal, parts=model.parts)
     logits_BW, cache = kv_cache.start(params, w_BN[:, :4], jnp.array([2, 4]), **start)
     for t in range(3):
         n_B = jnp.array([2, 4]) + t
@@ -183,14 +183,14 @@ def test_words_through_the_cache_equal_the_full_pass():
 def test_tokens_of_another_sequence_are_all_attended_to(name):
     """Queries of one sequence, keys of another (E26): token 3 of either is not the same."""
     params, x_BND, x_BSD = parameters(name), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    y_BND, A_BHNS, kept = heads.cross_attention(params, x_BND, design=design(name), memory=block.Memory(x_BSD, None))
+    y_BND, A_BHNS, kept = heads.cross_attention(params, x_BND, parts=design(name), memory=block.Memory(x_BSD, None))
     for b, h in [(0, 1), (1, 2)]:
         L = reference_scores.logits(name, params["score"], np.asarray(x_BSD[b]).T, np.asarray(x_BND[b]).T, h)
         features = {"tied_wide": 2 * K, "l2_tied": K + 4}.get(name, K)
         A = reference.attention_matrix(reference.scaled(L, "1/sqrt(K)", K=features, D=D))
         cases.close(A_BHNS[b, h], A.T)
     memory = block.Memory(None, None)
-    again, *_ = heads.cross_attention(params, x_BND[:, 3:4], design=design(name), memory=memory, cache=kept)
+    again, *_ = heads.cross_attention(params, x_BND[:, 3:4], parts=design(name), memory=memory, cache=kept)
     cases.close(again, y_BND[:, 3:4])
 
 
@@ -207,7 +207,7 @@ def summed(params: dict, x_BND: jax.Array, **parts) -> jax.Array:
         own = layouts.gathered(params[name], over)
         made = design(name, H=4, **parts)
         n = layouts.positions(over, x_BND.shape[1])
-        y_BND, *_ = heads.self_attention(own, x_BND, design=made, mask=mask.causal, n=n)
+        y_BND, *_ = heads.self_attention(own, x_BND, parts=made, mask=mask.causal, n=n)
         return jnp.sin(y_BND + jnp.arange(y_BND.shape[-1])).sum()
 
     return jnp.stack([of(name) for name in SHARED])
@@ -242,7 +242,7 @@ def test_devices_that_share_features_heads_and_tokens_compute_what_one_does():
 
 def test_the_config_and_the_score_say_who_attends_to_itself():
     def itself(**changes) -> bool:
-        return models.design(tiny.settings("vision", **changes).model).itself
+        return models.block_parts(tiny.settings("vision", **changes).model).attention.itself
 
     assert itself() and itself(model__score="tied")
     assert not itself(model__diagonal="exclude") and not itself(model__score="tied_noself")
@@ -252,11 +252,11 @@ def test_the_config_and_the_score_say_who_attends_to_itself():
 
 
 def test_the_config_and_each_of_several_runs_say_how_wide_it_begins():
-    design = models.design(tiny.settings("vision", model__score_std=0.5).model)
-    init = models.from_numbers(lambda key, *, design: design.score_std, design=design)
+    design = models.block_parts(tiny.settings("vision", model__score_std=0.5).model)
+    init = models.from_numbers(lambda key, *, design: design.score_std, parts=design)
     assert (init(None), init(None, score_std=3.0)) == (0.5, 3.0)
     with pytest.raises(errors.UserError, match="model.score_std must be at least 0"):
-        models.design(tiny.settings("vision", model__score_std=-1.0).model)
+        models.block_parts(tiny.settings("vision", model__score_std=-1.0).model)
 
 
 @pytest.mark.parametrize("std", [0.0, 0.5])
@@ -273,4 +273,4 @@ def test_the_outputs_of_a_block_begin_at_their_share(std):
         assert np.any(np.asarray(leaf)) or names[-2:] not in outputs
         np.testing.assert_array_equal(found, std * leaf if names[-2:] in outputs else leaf)
     with pytest.raises(errors.UserError, match="model.output_std must be at least 0"):
-        models.design(tiny.settings("vision", model__output_std=-1.0).model)
+        models.block_parts(tiny.settings("vision", model__output_std=-1.0).model)

@@ -18,15 +18,15 @@ SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 
 def pair(**parts):
     """(params, call) of a small encoder-decoder."""
-    design, sizes = cases.design(H=SMALL["H"], **parts), dict(SMALL, N=13)
-    call = dict(design=design, position=position.learned, unroll=1)
+    design, sizes = cases.parts(H=SMALL["H"], **parts), dict(SMALL, N=13)
+    call = dict(parts=design, position=position.learned, unroll=1)
     call |= dict(embed_apply=lambda params, w_BN: params["E_WD"][w_BN], head_apply=head.next_word.apply)
 
     def init(key):
         words = {"embed_init": lambda key, D: {"E_WD": jnp.zeros((W, D))}}
         words["head_init"] = lambda key, D: head.next_word.init(key, W=W, D=D)
         return encoder_decoder.init(
-            key, design=design, position=position.learned, final_norm=True, bias=True, **words, **sizes
+            key, parts=design, position=position.learned, final_norm=True, bias=True, **words, **sizes
         )
 
     return cases.drawn(init), call

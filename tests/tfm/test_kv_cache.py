@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from cases import N
 
-from tfm import attention, linear, norm, position
-from tfm.attention import explicit, heads, mask, relative_position, score, value
+from tfm import attention, kernels, linear, norm, position
+from tfm.attention import explicit, mask, relative_position, score, value
 from tfm.decode import generate, kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
@@ -46,8 +46,8 @@ def functions(name: str, length: int = N, mask_=mask.causal):
         params = jax.tree_util.tree_map_with_path(
             lambda path, leaf: jnp.abs(leaf) + 0.5 if path[-1].key == "var_D" else leaf, params
         )
-    start = functools.partial(kv_cache.start, params, capacity=N + 3, mask=mask_, **model.call)
-    step = functools.partial(kv_cache.step, params, mask=mask_, **model.call)
+    start = functools.partial(kv_cache.start, params, capacity=N + 3, mask=mask_, parts=model.parts)
+    step = functools.partial(kv_cache.step, params, mask=mask_, parts=model.parts)
     return params, functools.partial(model.apply, params, mask=mask_), jax.jit(start), jax.jit(step)
 
 
@@ -96,14 +96,14 @@ def test_a_norm_that_looks_at_later_tokens_is_refused():
     model = cases.model(norm=norm.instance, sizes=SMALL)
     params = cases.drawn(model.init)
     with pytest.raises(ValueError, match="instance norm looks at later tokens"):
-        kv_cache.start(params, cases.words(), jnp.full(2, N), capacity=N, mask=mask.causal, **model.call)
+        kv_cache.start(params, cases.words(), jnp.full(2, N), capacity=N, mask=mask.causal, parts=model.parts)
 
 
 @cases.float64()
 def test_parameters_by_layer_and_a_cache_that_grows_change_nothing():
     model = cases.model(sizes=SMALL | dict(N=N), position=position.none, relative_position=relative_position.rotary)
     params, w_BN = cases.drawn(model.init), cases.words()
-    call = {"mask": mask.causal, **model.call}
+    call = {"mask": mask.causal, "parts": model.parts}
     logits_BW, cache = kv_cache.start(params, w_BN[:, :2], jnp.full(2, 2), capacity=3, **call)
     layers = kv_cache.by_layer(params)
     step = jax.jit(functools.partial(kv_cache.step, **call))
@@ -136,7 +136,7 @@ def test_attention_of_one_query_is_the_explicit_one_whatever_is_hidden(shared):
     cases.close(y_BHNV[1], expected_BHNV[1], 1e-12)
 
 
-@pytest.mark.parametrize("rows", [1, 2, linear.FEW, linear.FEW + 1])
+@pytest.mark.parametrize("rows", [1, 2, kernels.FEW, kernels.FEW + 1])
 def test_few_rows_are_multiplied_as_many_are(rows):
     x_TD, W_HKD, b_HK = (
         jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate([(rows, 5), (2, 3, 5), (2, 3)])
@@ -152,9 +152,9 @@ def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
     cache_BHSK, new_BHNK = rng.standard_normal((3, 2, 5, 7)), rng.standard_normal((3, 2, 1, 7))
     expected = cache_BHSK.copy()
     expected[0, :, 4], expected[2, :, 1] = new_BHNK[0, :, 0], new_BHNK[2, :, 0]
-    found = jax.jit(heads.write)(jnp.asarray(cache_BHSK), jnp.asarray(new_BHNK), jnp.array([[4], [5], [1]]))
+    found = jax.jit(kernels.write)(jnp.asarray(cache_BHSK), jnp.asarray(new_BHNK), jnp.array([[4], [5], [1]]))
     np.testing.assert_array_equal(found, expected.astype(found.dtype))
-    beyond = jax.jit(heads.write)(jnp.asarray(cache_BHSK), jnp.asarray(new_BHNK), jnp.full((3, 1), 5))
+    beyond = jax.jit(kernels.write)(jnp.asarray(cache_BHSK), jnp.asarray(new_BHNK), jnp.full((3, 1), 5))
     np.testing.assert_array_equal(beyond, cache_BHSK.astype(beyond.dtype))
 
 
@@ -163,7 +163,7 @@ def test_parameters_of_numpy_are_decoded_with_as_those_of_jax(name):
     """Inside the loop the words are traced, and numpy's arrays give no rows of such."""
     params, _, _, _ = functions(name)
     model = cases.model(sizes=SMALL | dict(N=N + 4), **CASES[name])
-    call = dict(mask=mask.causal, **model.call)
+    call = dict(mask=mask.causal, parts=model.parts)
 
     @jax.jit
     def text(w_BN):

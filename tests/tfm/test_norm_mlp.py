@@ -98,7 +98,7 @@ def test_norms_of_bfloat16_tokens_are_rounded_once(name):
     x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
     params = norm_params(name)
     if name == "batch":
-        params |= norm.batch.observe(x_BND, axis=None)
+        params |= norm.batch.observe(x_BND)
     y_BND = NORMS[name].apply(params, x_BND, eps=1e-6)
     assert y_BND.dtype == jnp.bfloat16
     exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 Tree = Any
-EMPTY, PARTIAL, FULL = range(3)  # what a block of queries needs of one of keys
+EMPTY, PARTIAL, FULL = range(3)  # how much of a block of weights the mask allows
 
 
 def size(length: int, most: int) -> int:
@@ -44,85 +45,76 @@ def zero(tree: Tree) -> jax.Array:
     return sum(jnp.zeros_like(leaf, jnp.int32, ()) for leaf in jax.tree.leaves(tree))
 
 
+def arrays_of(function: Callable | None) -> Callable | None:
+    """A mask or a bias as a tree: what depends on arrays is a jax.tree_util.Partial(function, *arrays) already."""
+    return function if function is None or isinstance(function, Partial) else Partial(function)
+
+
 class Rules(NamedTuple):
-    """Mask and bias as functions of the arrays they close over and of positions, each None if there is none."""
+    """Mask and bias, each a function of positions and the arrays it depends on (`arrays_of`), or None."""
 
-    mask: Callable[[list, jax.Array, jax.Array], jax.Array] | None
-    bias: Callable[[list, jax.Array, jax.Array], jax.Array] | None
+    mask: Partial | None
+    bias: Partial | None
 
-    def allowed(self, query: dict, key: dict, consts: Tree) -> jax.Array | None:
+    def allowed(self, query: dict, key: dict) -> jax.Array | None:
         """Which queries may attend to which keys: (N, S) or (B, N, S), or None for all."""
-        allowed = None if self.mask is None else self.mask(consts["mask"], query["n"], key["s"])
+        allowed = None if self.mask is None else self.mask(query["n"], key["s"])
         if "real" not in key:
             return allowed
         real_NS = jnp.broadcast_to(key["real"], (query["n"].shape[-1], key["real"].size))
         return real_NS if allowed is None else allowed & real_NS
 
-    def needs(self, query: dict, key: dict, consts: Tree) -> jax.Array:
+    def needs(self, query: dict, key: dict) -> jax.Array:
         """How much each block of queries needs of each of keys: EMPTY, PARTIAL or FULL; (I, J)."""
 
         def need(query: dict, key: dict) -> jax.Array:
-            allowed = self.allowed(query, key, consts)
+            allowed = self.allowed(query, key)
             if allowed is None:
-                return FULL + zero((query, key, consts))
+                return FULL + zero((query, key, self))
             count = allowed.sum(-1, dtype=jnp.float32)  # to ask for `any` takes twice as long on a CPU
             return jnp.where((count == allowed.shape[-1]).all(), FULL, jnp.where((count > 0).any(), PARTIAL, EMPTY))
 
         return jax.lax.map(lambda query: jax.lax.map(lambda key: need(query, key), key), query)
 
-    def as_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, consts: Tree, *sums: Tree) -> Tree:
-        """The sums after function(query, key, consts, allowed, *sums), where `allowed` is None for all.
+    def as_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, *sums: Tree) -> Tree:
+        """The sums after function(rules, query, key, allowed, *sums), where `allowed` is None for all.
 
-        Of EMPTY they stay as they are; of FULL no mask is formed.
+        Of an EMPTY block they stay as they are; of a FULL one no mask is formed.
         """
 
-        def some(*sums: Tree) -> Tree:
-            return function(query, key, consts, self.allowed(query, key, consts), *sums)
+        def partial(*sums: Tree) -> Tree:
+            return function(self, query, key, self.allowed(query, key), *sums)
 
-        def all_of_it(*sums: Tree) -> Tree:
-            return function(query, key, consts, None, *sums)
+        def full(*sums: Tree) -> Tree:
+            return function(self, query, key, None, *sums)
 
         if self.mask is None and "real" not in key:
-            return all_of_it(*sums)
-        return jax.lax.switch(need, [lambda *unchanged: unchanged, some, all_of_it], *sums)
+            return full(*sums)
+        return jax.lax.switch(need, [lambda *unchanged: unchanged, partial, full], *sums)
 
-    def added(self, query: dict, key: dict, consts: list) -> jax.Array | None:
+    def added(self, query: dict, key: dict) -> jax.Array | None:
         """The bias of the logits, (H, N, S) or (B, H, N, S), or None."""
-        return None if self.bias is None else self.bias(consts, query["n"], key["s"])
+        return None if self.bias is None else self.bias(query["n"], key["s"])
 
-    def into_consts(self, query: dict, key: dict, consts: list, dbias: jax.Array | None) -> list:
-        """The gradient of what the bias closes over, from the gradient of one block of it; None for integers."""
-        learned = smooth(consts)
-        if not jax.tree.leaves(learned):
+    def learned(self) -> list:
+        """The arrays of the bias that can have a gradient; None for the others."""
+        return [leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None for leaf in jax.tree.leaves(self.bias)]
+
+    def into_learned(self, query: dict, key: dict, dbias: jax.Array | None) -> list:
+        """The gradient of those arrays, from the gradient of one block of the bias."""
+        learned, (leaves, tree) = self.learned(), jax.tree.flatten(self.bias)
+        if dbias is None:
             return learned
 
-        def of(learned: list) -> jax.Array:
-            merged = [const if one is None else one for one, const in zip(learned, consts, strict=True)]
-            return self.added(query, key, merged) + jnp.zeros_like(dbias)
+        def block_of(learned: list) -> jax.Array:
+            merged = [leaf if one is None else one for one, leaf in zip(learned, leaves, strict=True)]
+            return self._replace(bias=jax.tree.unflatten(tree, merged)).added(query, key) + jnp.zeros_like(dbias)
 
-        return jax.vjp(of, learned)[1](dbias)[0]
+        return jax.vjp(block_of, learned)[1](dbias)[0]
 
-
-def rules(mask: Callable | None, bias: Callable | None, query: dict, key: dict) -> tuple[Rules, Tree]:
-    """The rules for blocks like these two, and the arrays that mask and bias close over.
-
-    Those are made arguments, because a gradient does not reach what a function closes over.
-    """
-    mask, mask_consts = _hoisted(mask, query["n"], key["s"])
-    bias, bias_consts = _hoisted(bias, query["n"], key["s"])
-    return Rules(mask, bias), {"mask": mask_consts, "bias": bias_consts}
-
-
-def _hoisted(function: Callable | None, n: jax.Array, s_S: jax.Array) -> tuple[Callable | None, list]:
-    if function is None:
-        return None, []
-    closed = jax.make_jaxpr(function)(n, s_S)
-    return (lambda consts, n, s_S: jax.core.eval_jaxpr(closed.jaxpr, consts, n, s_S)[0]), closed.consts
-
-
-def smooth(consts: list) -> list:
-    """The arrays that can have a gradient; None for the others."""
-    return [const if jnp.issubdtype(const.dtype, jnp.inexact) else None for const in consts]
+    def gradient(self, dlearned: list) -> "Rules":
+        """The gradients of the arrays as custom_vjp wants them: None for a mask's."""
+        return Rules(None, jax.tree.unflatten(jax.tree.structure(self.bias), dlearned))
 
 
 def each(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, every: bool = False) -> Tree:

@@ -1,12 +1,9 @@
 """Attention as it is defined, with all N x S weights in memory: what every other way of computing it must equal."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
 from tfm.attention import mask as masks
-from tfm.attention import nan_guard
 
 
 def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float) -> jax.Array:
@@ -35,20 +32,27 @@ def attention(
     *,
     mask: masks.Mask | None,
     scale: float,
-    bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    bias: masks.Bias | None = None,
     n: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """y_n = sum_s A_{n,s} v_s with the N x S weights in memory (E3): the definition, and the weights to look at.
+    """y_n = sum_s A_{n,s} v_s (E3) and A: the definition, and the weights to look at.
 
     mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled logits. n: the
     positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at 0 .. S-1.
     """
-    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
+    return _average(logits(q_BHNK, k_BHSK, scale=scale), v_BHSV, mask=mask, bias=bias, n=n)
+
+
+def by_keys(
+    q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array, *, scale: float, mask, bias=None, n=None
+) -> tuple[jax.Array, jax.Array]:
+    """The same with logits from k q^T instead of q k^T (kernels.few_queries)."""
+    return _average(logits(k_BHSK, q_BHNK, scale=scale).swapaxes(-1, -2), v_BHSV, mask=mask, bias=bias, n=n)
+
+
+def _average(l_BHNS: jax.Array, v_BHSV: jax.Array, *, mask, bias, n) -> tuple[jax.Array, jax.Array]:
+    N, S = l_BHNS.shape[-2:]
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     allowed = None if mask is None else mask(n, s_S)
-    if allowed is not None:
-        k_BHSK, v_BHSV, sound_BS = nan_guard.clean(k_BHSK, v_BHSV)
-    l_BHNS = logits(q_BHNK, k_BHSK, scale=scale)
     A_BHNS = weights(l_BHNS if bias is None else l_BHNS + bias(n, s_S), allowed)
-    y_BHNV = jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV)
-    return (y_BHNV if allowed is None else nan_guard.strike(y_BHNV, nan_guard.hit(allowed, sound_BS))), A_BHNS
+    return jnp.matmul(A_BHNS.astype(v_BHSV.dtype), v_BHSV), A_BHNS

@@ -1,17 +1,17 @@
-"""Attention block by block: the averages of `explicit` without its N x S weights, in memory linear in N and S.
+"""Flash attention: the averages of explicit.py block by block, without its N x S weights, in memory linear in N and S.
 
 Each block is one of online_softmax.py; loops take them one after the other. I and J count the blocks of queries and of
-keys; N and S are the tokens of one block. A few hundred tokens are not looped over but written out, in chunked.py.
+keys; N and S are the tokens of one block. A few hundred tokens are not looped over but written out, in chunked.py; of
+tokens that devices share the blocks of keys go around (ring attention, ring.py).
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tfm.attention import block_mask, chunked, nan_guard, online_softmax, ring
+from tfm.attention import block_mask, chunked, online_softmax, ring
 from tfm.attention import mask as masks
 
 # Forward and gradient under the causal mask on two CPU cores (Zen 4), JAX 0.10.2, K = 32, in seconds: for 8,192 tokens
@@ -29,17 +29,17 @@ def attention(
     *,
     mask: masks.Mask | None,
     scale: float,
-    bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    bias: masks.Bias | None = None,
     n: jax.Array | None = None,
     queries: int | None = None,
     keys: int | None = None,
     axis: str | None = None,
 ) -> tuple[jax.Array, None]:
-    """y_n = sum_s A_{n,s} v_s (E3) from at most `queries` x `keys` weights at a time; arguments as of `explicit`.
+    """y_n = sum_s A_{n,s} v_s (E3) from at most `queries` x `keys` weights at a time; arguments as of explicit.py.
 
     None: as many as were measured to be fast, fewer for many sequences and heads. Logits, weights and sums are float32
     or wider. Blocks in which the mask allows nothing are passed over. Differentiable in reverse mode, also with respect
-    to the arrays that `bias` closes over.
+    to the arrays of the bias.
 
     axis: the axis of a device mesh over which the tokens are spread (inside `jax.shard_map`): q, k, v, n and y are a
     device's own tokens, which attend to those of all devices; mask and bias are asked for positions of all. ValueError
@@ -47,27 +47,24 @@ def attention(
     """
     N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
     tables = q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
-    written_out = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
-    if written_out:
-        return chunked.average(q_BHNK, k_BHSK, v_BHSV, written_out, mask=mask, scale=scale, bias=bias), None
+    chunks = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
+    if chunks:
+        return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, bias=bias), None
     side = _side(tables)
     queries, keys, narrow = block_mask.size(N, queries or side), block_mask.size(S, keys or side), v_BHSV.dtype
-    zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, n, None if axis is None else jax.lax.axis_index(axis)))
+    varying = None if axis is None else jax.lax.axis_index(axis)
+    rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias))
+    zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, n, varying, rules))
     n, s_S = (x + zero for x in ring.positions(n, N, S, axis))
     if s_S.ndim == 2:
-        mask, bias = ring.paired(mask, 3), ring.paired(bias, 4)
+        rules = block_mask.Rules(ring.paired(rules.mask, 3), ring.paired(rules.bias, 4))
     # Filled up with the last position, so that what fills up a block is not what makes it needed.
     query, key = {"n": block_mask.cut(n, -1, queries, mode="edge")}, {"s": block_mask.cut(s_S, -1, keys, mode="edge")}
-    rules, consts = block_mask.rules(mask, bias, *jax.tree.map(lambda x: x[0], (query, key)))
-    zero += block_mask.zero(consts)
-    if mask is not None:
-        k_BHSK, v_BHSV, sound_BS = nan_guard.clean(k_BHSK, v_BHSV)
-        key["sound"] = block_mask.cut(sound_BS & (zero == 0), 1, keys)
     if S % keys:
         key["real"] = block_mask.cut(jnp.broadcast_to(zero == 0, S), 0, keys)
     key["k"], key["v"] = (block_mask.cut(x + zero, 2, keys) for x in (k_BHSK, v_BHSV))
     query["q"] = block_mask.cut(scale * q_BHNK.astype(wide) + zero, 2, queries)
-    return block_mask.join(_average(rules, axis, query, key, consts), N).astype(narrow), None
+    return block_mask.join(_average(axis, rules, query, key), N).astype(narrow), None
 
 
 def _side(tables: int) -> int:
@@ -75,39 +72,37 @@ def _side(tables: int) -> int:
     return next((side for side in SIDES if tables * side**2 <= WEIGHTS), SIDES[-1])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _average(rules: block_mask.Rules, axis: str | None, query: dict, key: dict, consts: Tree) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _average(axis: str | None, rules: block_mask.Rules, query: dict, key: dict) -> jax.Array:
     """y_IBHNV for blocks of queries and of keys."""
-    return _forward(rules, axis, query, key, consts)[0]
+    return _forward(axis, rules, query, key)[0]
 
 
 # ------------------------------------------------------------------------------------------------------------ forward
 
 
-def _forward(rules: block_mask.Rules, axis: str | None, query: dict, key: dict, consts: Tree) -> tuple[jax.Array, Tree]:
+def _forward(axis: str | None, rules: block_mask.Rules, query: dict, key: dict) -> tuple[jax.Array, Tree]:
     own = _widened(key, query)
 
     def empty(block: dict) -> tuple:
-        return online_softmax.empty(rules, block, jax.tree.map(lambda x: x[0], own), consts)
+        return online_softmax.empty(rules, block, jax.tree.map(lambda x: x[0], own))
 
     def whole(block: dict, need_J: jax.Array) -> tuple:
-        return _over_keys(rules, empty(block), block, need_J, own, consts)
+        return _over_keys(rules, empty(block), block, need_J, own)
 
     def one_turn(sums_I: tuple, key: dict) -> tuple:
         key = _widened(key, query)
-        need_IJ = rules.needs(query, key, consts)
-        return jax.lax.map(lambda block: _over_keys(rules, *block, key, consts), (sums_I, query, need_IJ))
+        need_IJ = rules.needs(query, key)
+        return jax.lax.map(lambda block: _over_keys(rules, *block, key), (sums_I, query, need_IJ))
 
     if axis is None:  # sums of one block at a time: a third less memory, 15 % faster (16 x 1,024 tokens, 8 heads)
-        need_IJ = rules.needs(query, key, consts)
+        need_IJ = rules.needs(query, key)
         finished = jax.lax.map(lambda block: online_softmax.finish(whole(*block)), (query, need_IJ))
     else:  # what is needed of other devices' keys is not kept for the gradient
-        need_IJ, finished = (
-            None,
-            jax.lax.map(online_softmax.finish, ring.around(one_turn, jax.lax.map(empty, query), key, axis)),
-        )
+        sums_I = ring.around(one_turn, jax.lax.map(empty, query), key, axis)
+        need_IJ, finished = None, jax.lax.map(online_softmax.finish, sums_I)
     y_IBHNV, lse_IBHN1 = finished
-    return y_IBHNV, (query, key, consts, y_IBHNV, lse_IBHN1, need_IJ)
+    return y_IBHNV, (rules, query, key, y_IBHNV, lse_IBHN1, need_IJ)
 
 
 def _widened(key: dict, query: dict) -> dict:
@@ -115,14 +110,12 @@ def _widened(key: dict, query: dict) -> dict:
     return key | {name: key[name].astype(query["q"].dtype) for name in "kv"}
 
 
-def _over_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Array, key: dict, consts: Tree) -> tuple:
+def _over_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Array, key: dict) -> tuple:
     """The sums of one block of queries, with what all blocks of keys add to them."""
 
     def add(j: jax.Array, sums: tuple) -> tuple:
         block = jax.tree.map(lambda x: x[j], key)
-        return rules.as_needed(
-            need_J[j], functools.partial(online_softmax.block_forward, rules), query, block, consts, *sums
-        )
+        return rules.as_needed(need_J[j], online_softmax.block_forward, query, block, *sums)
 
     return block_mask.each(need_J, add, sums)
 
@@ -130,51 +123,44 @@ def _over_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Ar
 # ----------------------------------------------------------------------------------------------------------- gradient
 
 
-def _backward(rules: block_mask.Rules, axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[dict, dict, Tree]:
-    query, key, consts, y_IBHNV, lse_IBHN1, need_IJ = saved
+def _backward(axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[block_mask.Rules, dict, dict]:
+    rules, query, key, y_IBHNV, lse_IBHN1, need_IJ = saved
     query = online_softmax.for_gradient(query, y_IBHNV, lse_IBHN1, dy_IBHNV)
 
     def step(carry: tuple, key: tuple) -> tuple[tuple, tuple]:
         key, need_I = key
-        return _over_queries(rules, query, need_I, key, consts, carry)
+        return _over_queries(rules, query, need_I, key, carry)
 
     def one_turn(carry: tuple, key: dict) -> tuple:
         *carry, dkv_J = carry
         key = _widened(key, query)
-        needed_IJ = rules.needs(query, key, consts) if need_IJ is None else need_IJ
+        needed_IJ = rules.needs(query, key) if need_IJ is None else need_IJ
         carry, more_J = jax.lax.scan(step, tuple(carry), (key, needed_IJ.T))
         # The sums follow their keys one turn later, so that this turn need not be over before they are sent.
         return *carry, jax.tree.map(jnp.add, ring.onward(dkv_J, axis), more_J)
 
     own = _widened(key, query)
-    start = jax.tree.map(jnp.zeros_like, (query["q"], block_mask.smooth(consts["bias"]), (own["k"], own["v"])))
-    dq_IBHNK, dconsts, dkv_J = ring.around(one_turn, start, key, axis)
+    start = jax.tree.map(jnp.zeros_like, (query["q"], rules.learned(), (own["k"], own["v"])))
+    dq_IBHNK, dlearned, dkv_J = ring.around(one_turn, start, key, axis)
     dkey = {name: x.astype(key[name].dtype) for name, x in zip("kv", ring.onward(dkv_J, axis), strict=True)}
-    dkey = dict.fromkeys(key) | dkey
-    return {"q": dq_IBHNK, "n": None}, dkey, {"mask": [None] * len(consts["mask"]), "bias": dconsts}
+    return rules.gradient(dlearned), {"n": None, "q": dq_IBHNK}, dict.fromkeys(key) | dkey
 
 
-def _over_queries(rules, query, need_I, key, consts, sums: tuple) -> tuple[tuple, tuple]:
+def _over_queries(rules, query, need_I, key, sums: tuple) -> tuple[tuple, tuple]:
     """The gradients of queries and bias with what one block of keys adds to them, and those of its keys and values."""
 
     def step(i: jax.Array, carry: tuple) -> tuple:
-        dk_BHKS, dv_BHVS, dq_IBHNK, dconsts = carry
+        dk_BHKS, dv_BHVS, dq_IBHNK, dlearned = carry
         block = jax.tree.map(lambda x: x[i], query)
-        bias = rules.added(block, key, consts["bias"])
-        dbias = None if bias is None else jnp.zeros_like(bias) + block_mask.zero((query, key, consts))
-        pull, arguments = (
-            functools.partial(online_softmax.block_backward, rules),
-            (dk_BHKS, dv_BHVS, dq_IBHNK[i], dbias),
-        )
-        dk_BHKS, dv_BHVS, dq_BHNK, dbias = rules.as_needed(need_I[i], pull, block, key, consts, *arguments)
+        sums = dk_BHKS, dv_BHVS, dq_IBHNK[i], online_softmax.empty_bias(rules, block, key)
+        sums = rules.as_needed(need_I[i], online_softmax.block_backward, block, key, *sums)
+        dk_BHKS, dv_BHVS, dq_BHNK, dbias = sums
         # Outside of the branch: inside `shard_map` this sums over devices, and not all may take the same branch.
-        more = rules.into_consts(block, key, consts["bias"], dbias)
-        return dk_BHKS, dv_BHVS, dq_IBHNK.at[i].set(dq_BHNK), jax.tree.map(jnp.add, dconsts, more)
+        more = rules.into_learned(block, key, dbias)
+        return dk_BHKS, dv_BHVS, dq_IBHNK.at[i].set(dq_BHNK), jax.tree.map(jnp.add, dlearned, more)
 
     start = jax.tree.map(lambda x: jnp.zeros_like(x.swapaxes(-1, -2)), (key["k"], key["v"]))
-    every = bool(
-        jax.tree.leaves(block_mask.smooth(consts["bias"]))
-    )  # or devices would wait for sums that others never make
+    every = bool(jax.tree.leaves(rules.learned()))  # or devices would wait for sums that others never make
     dk_BHKS, dv_BHVS, *sums = block_mask.each(need_I, step, (*start, *sums), every=every)
     return tuple(sums), (dk_BHKS.swapaxes(-1, -2), dv_BHVS.swapaxes(-1, -2))
 

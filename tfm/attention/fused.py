@@ -4,14 +4,12 @@ They never form the N x S weights on a GPU, for numbers of 16 bits (cuDNN); else
 mask and a bias, though, are N x S arrays here.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tfm.attention import mask as masks
-from tfm.attention import nan_guard
 
 
 def attention(
@@ -21,16 +19,15 @@ def attention(
     *,
     mask: masks.Mask | None,
     scale: float,
-    bias: Callable[[jax.Array, jax.Array], jax.Array] | None = None,
+    bias: masks.Bias | None = None,
     n: jax.Array | None = None,
 ) -> tuple[jax.Array, None]:
-    """y_n = sum_s A_{n,s} v_s (E3); arguments as of `explicit`. The softmax is in float32, of 64-bit numbers too."""
+    """y_n = sum_s A_{n,s} v_s (E3); arguments as of explicit.py. The softmax is in float32, of 64-bit numbers too."""
     N, S, V = q_BHNK.shape[2], k_BHSK.shape[2], v_BHSV.shape[-1]
     triangle = mask is masks.causal and n is None and N == S  # kernels know this one, and need no N x S array for it
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     allowed, seeing, b_BHNS = None, None, None
     if mask is not None:
-        k_BHSK, v_BHSV, sound_BS = nan_guard.clean(k_BHSK, v_BHSV)
         allowed = mask(n, s_S)
         seeing = allowed.any(-1, keepdims=True)
     if bias is not None:
@@ -41,9 +38,7 @@ def attention(
     how = {"bias": b_BHNS, "mask": mask_BHNS, "is_causal": triangle, "scale": scale}
     y_BNHV = _averages(*rows, dense=b_BHNS is not None or mask_BHNS is not None, **how)
     y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V].astype(v_BHSV.dtype)
-    if allowed is None:
-        return y_BHNV, None
-    return nan_guard.strike(jnp.where(_heads(seeing), y_BHNV, 0), nan_guard.hit(allowed, sound_BS)), None
+    return (y_BHNV if allowed is None else jnp.where(_heads(seeing), y_BHNV, 0)), None
 
 
 def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, *, dense: bool, **how: Any) -> jax.Array:

@@ -1,15 +1,21 @@
 """Who may attend to whom. A mask is a function `mask(n, s_S) -> bool` of query and key positions, True = may attend.
 
 `n` is (N,), or (B, N) where every sequence of a batch stands at its own positions. The result is (N, S), or (B, N, S)
-where n is (B, N) or the mask depends on the sequence. Because a mask is a function of positions, a way of computing
-attention may ask for any block of it and need never hold all of it (`dense` does).
+where n is (B, N) or the mask depends on the sequence. A mask that depends on arrays has them as arguments of a
+jax.tree_util.Partial, so that gradients and compiled loops find them. Because a mask is a function of positions, a way
+of computing attention may ask for any block of it and need never hold all of it (`dense` does).
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
+from tfm.attention import block_mask
+
+Bias = Callable[[jax.Array, jax.Array], jax.Array]  # the same of numbers, (H, N, S) or (B, H, N, S)
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -30,7 +36,11 @@ def window(w: int) -> Mask:
     """Only near tokens, |n - s| < w: itself and w - 1 to each side; with causal, the last w. ValueError for w < 1."""
     if w < 1:
         raise ValueError(f"a window holds at least 1 token, the query's own, and {w} was asked for")
-    return lambda n, s_S: jnp.abs(s_S - n[..., None]) < w
+    return functools.partial(_window, w)
+
+
+def _window(w: int, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return jnp.abs(s_S - n[..., None]) < w
 
 
 def prefix(length: int | jax.Array) -> Mask:
@@ -38,33 +48,39 @@ def prefix(length: int | jax.Array) -> Mask:
 
     With `either(causal, prefix(length))` a prefix is read in both directions and the rest written word by word.
     """
-    length = jnp.asarray(length)
+    return Partial(_prefix, jnp.asarray(length))
 
-    def mask(n: jax.Array, s_S: jax.Array) -> jax.Array:
-        inside = s_S < length[..., None, None]  # (1, S) or (B, 1, S)
-        return jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, (*n.shape, s_S.size)))
 
-    return mask
+def _prefix(length: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    inside = s_S < length[..., None, None]  # (1, S) or (B, 1, S)
+    return jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, (*n.shape, s_S.size)))
 
 
 def padding(valid_BS: jax.Array) -> Mask:
     """Only real tokens may be attended to: valid_BS is False at padding."""
-    valid_BS = jnp.asarray(valid_BS)
+    return Partial(_padding, jnp.asarray(valid_BS))
 
-    def mask(n: jax.Array, s_S: jax.Array) -> jax.Array:
-        return jnp.broadcast_to(valid_BS[:, s_S][:, None, :], (valid_BS.shape[0], n.shape[-1], s_S.size))
 
-    return mask
+def _padding(valid_BS: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(valid_BS[:, s_S][:, None, :], (valid_BS.shape[0], n.shape[-1], s_S.size))
 
 
 def both(first: Mask, second: Mask) -> Mask:
     """The product of two masks: what both allow."""
-    return lambda n, s_S: first(n, s_S) & second(n, s_S)
+    return Partial(_both, *map(block_mask.arrays_of, (first, second)))
+
+
+def _both(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return first(n, s_S) & second(n, s_S)
 
 
 def either(first: Mask, second: Mask) -> Mask:
     """The sum of two masks: what one of them allows."""
-    return lambda n, s_S: first(n, s_S) | second(n, s_S)
+    return Partial(_either, *map(block_mask.arrays_of, (first, second)))
+
+
+def _either(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return first(n, s_S) | second(n, s_S)
 
 
 def dense(mask: Mask, *, N: int, S: int) -> jax.Array:

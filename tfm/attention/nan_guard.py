@@ -1,24 +1,67 @@
 """What a mask hides must not reach an average even if it is NaN: a weight of zero does not keep it out (0 * NaN = NaN).
 
 Keys that are not finite are replaced before the average, and queries that were allowed to see one get NaN after it.
+heads.py does so around whatever computes the average.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from tfm.attention import block_mask, ring
+from tfm.attention import mask as masks
 
-def clean(k_BHSK: jax.Array, v_BHSV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys and values with zeros for those that hold NaN or infinity, and which held none: sound_BS."""
-    sound_BS = jnp.isfinite(k_BHSK).all((1, 3)) & jnp.isfinite(v_BHSV).all((1, 3))
-    kept = sound_BS[:, None, :, None]
-    return jnp.where(kept, k_BHSK, 0), jnp.where(kept, v_BHSV, 0), sound_BS
+KEYS = 512  # of more keys the mask is asked block by block, and only where one is not finite
 
 
-def hit(allowed: jax.Array, sound_BS: jax.Array) -> jax.Array:
-    """The queries allowed to see a key that is not sound: (B, N). `allowed` is (N, S) or (B, N, S)."""
-    return (allowed & ~sound_BS[:, None, :]).any(-1)
+def guarded(compute: Callable) -> Callable:
+    """`compute`, one of attention.IMPLEMENTATIONS or the like, behind the guard. Without a mask nothing is hidden."""
+
+    def attention(
+        q_BHNK: jax.Array,
+        k_BHSK: jax.Array,
+        v_BHSV: jax.Array,
+        *,
+        mask: masks.Mask | None,
+        n: jax.Array | None = None,
+        **call: Any,
+    ) -> tuple[jax.Array, jax.Array | None]:
+        if mask is None:
+            return compute(q_BHNK, k_BHSK, v_BHSV, mask=None, n=n, **call)
+        sound_BS = jnp.isfinite(k_BHSK).all((1, 3)) & jnp.isfinite(v_BHSV).all((1, 3))
+        k_BHSK, v_BHSV = (jnp.where(sound_BS[:, None, :, None], x, 0) for x in (k_BHSK, v_BHSV))
+        y_BHNV, A_BHNS = compute(q_BHNK, k_BHSK, v_BHSV, mask=mask, n=n, **call)
+        hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], axis=call.get("axis"))
+        return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNV), A_BHNS
+
+    return attention
 
 
-def strike(y_BHNV: jax.Array, hit_BN: jax.Array) -> jax.Array:
-    """NaN for the averages of queries that were hit."""
-    return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNV)
+def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, axis: str | None) -> jax.Array:
+    """The queries allowed to see a key that is not sound, (B, N); axis: the keys are those of all its devices."""
+    if axis is not None:
+        zero = block_mask.zero((n, sound_BS, jax.lax.axis_index(axis)))
+        along = {"axis_name": axis, "tiled": True}
+        sound_BS = jax.lax.all_gather(sound_BS + zero, axis=1, **along) > 0
+        s_S = jax.lax.all_gather(n + zero, axis=n.ndim - 1, **along)
+    S = sound_BS.shape[1]
+    if axis is None:
+        n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
+    ask = block_mask.arrays_of(mask) if s_S.ndim == 1 else ring.paired(block_mask.arrays_of(mask), 3)
+    if S <= KEYS:
+        return (ask(n, s_S) & ~sound_BS[:, None]).any(-1)
+    zero = block_mask.zero((n, sound_BS, ask))
+    none_BN = jnp.broadcast_to(zero > 0, (len(sound_BS), N))
+
+    def some() -> jax.Array:
+        blocks = block_mask.cut(s_S + zero, -1, KEYS, mode="edge"), block_mask.cut(~sound_BS & (zero == 0), 1, KEYS)
+
+        def step(hit_BN: jax.Array, block: tuple) -> tuple[jax.Array, None]:
+            s_S, hidden_BS = block
+            return hit_BN | (ask(n, s_S) & hidden_BS[:, None]).any(-1), None
+
+        return jax.lax.scan(step, none_BN, blocks)[0]
+
+    return jax.lax.cond(sound_BS.all(), lambda: none_BN, some)

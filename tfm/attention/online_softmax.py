@@ -7,13 +7,12 @@ logit turns up (Milakov and Gimelshein 2018); the gradient forms each block of w
 row sums (Dao et al. 2022).
 """
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tfm.attention import block_mask, nan_guard
+from tfm.attention import block_mask
 
 Tree = Any
 
@@ -32,42 +31,41 @@ def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, bias: jax.Array | None, allowed
     return jnp.where(allowed if allowed.ndim == 2 else allowed[:, None], l_BHNS, -jnp.inf)
 
 
-def empty(rules: block_mask.Rules, query: dict, key: dict, consts: Tree) -> tuple:
+def empty(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
     """The sums over no key; the block of keys says of what shape they are."""
-    l_BHNS = jax.eval_shape(lambda: logits(query["q"], key["k"], rules.added(query, key, consts["bias"]), None))
+    l_BHNS = jax.eval_shape(lambda: logits(query["q"], key["k"], rules.added(query, key), None))
     y_BHNV = jax.eval_shape(jnp.matmul, l_BHNS, key["v"])
-    zero = block_mask.zero((query, key, consts)).astype(l_BHNS.dtype)
+    zero = block_mask.zero((query, key, rules)).astype(l_BHNS.dtype)
     row_BHN1 = jnp.full((*l_BHNS.shape[:-1], 1), zero)
-    return row_BHN1 - jnp.inf, row_BHN1, jnp.full(y_BHNV.shape, zero), row_BHN1[:, 0, :, 0] > 0
+    return row_BHN1 - jnp.inf, row_BHN1, jnp.full(y_BHNV.shape, zero)
+
+
+def empty_bias(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | None:
+    """The gradient of a block of the bias before any weight; None where the bias learns nothing."""
+    if not jax.tree.leaves(rules.learned()):
+        return None
+    return jnp.zeros_like(rules.added(query, key)) + block_mask.zero((query, key, rules))
 
 
 def block_forward(
-    rules: block_mask.Rules, query: dict, key: dict, consts: Tree, allowed: jax.Array | None, *sums: jax.Array
+    rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array | None, *sums: jax.Array
 ) -> tuple:
     """The largest logit, the sum of exp(logit - largest), the sum of that times the value, with one more block."""
-    top, total, y_BHNV, hit_BN = sums
-    l_BHNS = logits(query["q"], key["k"], rules.added(query, key, consts["bias"]), allowed)
+    top, total, y_BHNV = sums
+    l_BHNS = logits(query["q"], key["k"], rules.added(query, key), allowed)
     higher = jnp.maximum(top, l_BHNS.max(-1, keepdims=True))
     finite = jnp.where(higher == -jnp.inf, 0, higher)  # -inf - -inf would be NaN
     p_BHNS, shrink = jnp.exp(l_BHNS - finite), jnp.exp(top - finite)
-    if "sound" in key:
-        struck = functools.partial(_struck, allowed, key["sound"])
-        hit_BN = jax.lax.cond(key["sound"].all(), lambda hit_BN: hit_BN, struck, hit_BN)
     total = total * shrink + p_BHNS.sum(-1, keepdims=True)
-    return higher, total, y_BHNV * shrink + jnp.matmul(p_BHNS, key["v"]), hit_BN
-
-
-def _struck(allowed: jax.Array | None, sound_BS: jax.Array, hit_BN: jax.Array) -> jax.Array:
-    return hit_BN | (~sound_BS.all(-1, keepdims=True) if allowed is None else nan_guard.hit(allowed, sound_BS))
+    return higher, total, y_BHNV * shrink + jnp.matmul(p_BHNS, key["v"])
 
 
 def finish(sums: tuple) -> tuple[jax.Array, jax.Array]:
-    """y_BHNV of one block of queries, and log sum_s exp(l_{n,s}): infinite for queries that pass on no gradient."""
-    top, total, y_BHNV, hit_BN = sums
+    """y_BHNV of one block of queries, and log sum_s exp(l_{n,s}): infinite for queries that see nothing."""
+    top, total, y_BHNV = sums
     blind = total == 0
     total = jnp.where(blind, 1, total)
-    y_BHNV = nan_guard.strike(y_BHNV / total, hit_BN)
-    return y_BHNV, jnp.where(blind | hit_BN[:, None, :, None], jnp.inf, top + jnp.log(total))
+    return y_BHNV / total, jnp.where(blind, jnp.inf, top + jnp.log(total))
 
 
 def for_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHNV: jax.Array) -> dict:
@@ -81,14 +79,14 @@ def for_gradient(query: dict, y_BHNV: jax.Array, lse_BHN1: jax.Array, dy_BHNV: j
     return query | {f"{name}_across": query[name].swapaxes(-1, -2) for name in ("q", "dy")}
 
 
-def block_backward(rules, query, key, consts, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
+def block_backward(rules, query, key, allowed, dk_BHKS, dv_BHVS, dq_BHNK, dbias) -> tuple:
     """The gradients of keys, values and queries with those from one block of weights, and the gradient of its bias.
 
     From the weights A = exp(l - lse), formed again: dl = A (dA - sum_s A dA), and sum_s A dA = y . dy.
     A^T x is formed as (x^T A)^T from transposed queries and gradients: five times as fast on a CPU (512 x 512, K = 32).
     """
     q_BHNK, k_BHSK, v_BHSV, dy_BHNV = query["q"], key["k"], key["v"], query["dy"]
-    l_BHNS = logits(q_BHNK, k_BHSK, rules.added(query, key, consts["bias"]), allowed)
+    l_BHNS = logits(q_BHNK, k_BHSK, rules.added(query, key), allowed)
     A_BHNS = jnp.exp(l_BHNS - query["lse"])
     dA_BHNS = _fold(_compared(dy_BHNV, v_BHSV), A_BHNS)
     dl_BHNS = A_BHNS * (dA_BHNS - query["inner"])

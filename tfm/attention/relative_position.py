@@ -3,9 +3,9 @@
 A relative position is `(init, rotate, bias)`. Parameters are a layer's own: `init(key, *, H, K, N) -> params` for up to
 N tokens.
 `rotate(params, q_BHNK, k_BHNK, n) -> (q, k)` turns queries and keys that stand at n, (N,) or (B, N), before keys are
-cached. `bias(params, H)` is None, or a function `b(n, s_S)` of query and key positions that gives what is added to
-the logits after their scale, (H, N, S), or (B, H, N, S) for n of (B, N), in float32: like a mask, it may be asked for
-any block. Each one turns or adds; `none` does neither.
+cached. `bias(params, n, s_S, *, H)` of query and key positions is what is added to the logits after their scale,
+(H, N, S), or (B, H, N, S) for n of (B, N), in float32: like a mask, it may be asked for any block. Each one turns or
+adds, and the other is None; `none` does neither.
 """
 
 import math
@@ -15,10 +15,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 from tfm import initial, linear, position
+from tfm.attention import mask
 
-Bias = Callable[[jax.Array, jax.Array], jax.Array]
 ALONE = -1e5  # Kitaev et al. 2020 (Reformer); a larger one would leave float32 too few digits for the logit itself
 BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, all offsets beyond 128 share one
 
@@ -27,20 +28,12 @@ class RelativePosition(NamedTuple):
     """See the module's first lines."""
 
     init: Callable[..., dict]
-    rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
-    bias: Callable[[dict, int], Bias | None]
+    rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None = None
+    bias: Callable[..., jax.Array] | None = None
 
 
 def _no_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
     return {}
-
-
-def _no_rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return q_BHNK, k_BHNK
-
-
-def _no_bias(params: dict, H: int) -> None:
-    return None
 
 
 def offsets(n: jax.Array, s_S: jax.Array) -> jax.Array:
@@ -53,17 +46,18 @@ def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.moveaxis(linear.wide(b_HR)[:, index], 0, -3)
 
 
-def apart(bias: Bias | None) -> Bias:
+def apart(bias: mask.Bias | None) -> mask.Bias:
     """The bias, and ALONE where query and key are one token: it attends to itself only where nothing else is allowed.
 
     Finite, unlike the -inf of a mask: a token that may see no other has weight one on itself.
     """
 
-    def with_others(n: jax.Array, s_S: jax.Array) -> jax.Array:
-        own_NS = jnp.where(offsets(n, s_S) == 0, ALONE, 0.0)[..., None, :, :]
-        return own_NS if bias is None else bias(n, s_S) + own_NS
+    return Partial(_apart, bias)
 
-    return with_others
+
+def _apart(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    own_NS = jnp.where(offsets(n, s_S) == 0, ALONE, 0.0)[..., None, :, :]
+    return own_NS if bias is None else bias(n, s_S) + own_NS
 
 
 # ---------------------------------------------------------------------------------------------------- turned: rotary
@@ -104,7 +98,7 @@ def rotary_of(base: float, *, halves: bool = False) -> RelativePosition:
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
         return rotated(q_BHNK, n, base=base, halves=halves), rotated(k_BHNK, n, base=base, halves=halves)
 
-    return RelativePosition(_no_init, rotate, _no_bias)
+    return RelativePosition(_no_init, rotate=rotate)
 
 
 # -------------------------------------------------------------------------------------------------- added: the biases
@@ -114,11 +108,11 @@ def _relative_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
     return initial.zeros("b_HR", H=H, R=2 * N - 1)
 
 
-def _relative(params: dict, H: int) -> Bias:
+def _relative(params: dict, n: jax.Array, s_S: jax.Array, *, H: int) -> jax.Array:
     """b_h(s - n), a free parameter for each of the offsets -(N-1) ... N-1; offsets beyond share the last one."""
     b_HR = params["b_HR"]
     farthest = b_HR.shape[1] // 2
-    return lambda n, s_S: _gathered(b_HR, jnp.clip(offsets(n, s_S), -farthest, farthest) + farthest)
+    return _gathered(b_HR, jnp.clip(offsets(n, s_S), -farthest, farthest) + farthest)
 
 
 def _bucket(offset: int) -> int:
@@ -141,14 +135,10 @@ def _buckets_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
     return initial.zeros("b_HR", H=H, R=BUCKETS)
 
 
-def _buckets(params: dict, H: int) -> Bias:
+def _buckets(params: dict, n: jax.Array, s_S: jax.Array, *, H: int) -> jax.Array:
     """b_h(bucket of s - n): a parameter for each near offset, and one for ever wider ranges of far ones (T5)."""
-
-    def bias(n: jax.Array, s_S: jax.Array) -> jax.Array:
-        index = jnp.clip(offsets(n, s_S), -FARTHEST, FARTHEST) + FARTHEST
-        return _gathered(params["b_HR"], jnp.asarray(_BUCKET_OF)[index])
-
-    return bias
+    index = jnp.clip(offsets(n, s_S), -FARTHEST, FARTHEST) + FARTHEST
+    return _gathered(params["b_HR"], jnp.asarray(_BUCKET_OF)[index])
 
 
 def slopes(H: int) -> list[float]:
@@ -162,15 +152,15 @@ def slopes(H: int) -> list[float]:
     return first + [2 ** (-8 * h / (2 * power)) for h in range(1, 2 * power, 2)][: H - power]
 
 
-def _alibi(params: dict, H: int) -> Bias:
+def _alibi(params: dict, n: jax.Array, s_S: jax.Array, *, H: int) -> jax.Array:
     """-slope_h |n - s|: far tokens count less, in each head at its own rate (Press et al. 2022)."""
     slope_H = jnp.asarray(slopes(H), float)
-    return lambda n, s_S: -slope_H[:, None, None] * jnp.abs(offsets(n, s_S))[..., None, :, :]
+    return -slope_H[:, None, None] * jnp.abs(offsets(n, s_S))[..., None, :, :]
 
 
-none = RelativePosition(_no_init, _no_rotate, _no_bias)
+none = RelativePosition(_no_init)
 rotary = rotary_of(position.BASE)
 rotary_halves = rotary_of(position.BASE, halves=True)
-relative = RelativePosition(_relative_init, _no_rotate, _relative)
-buckets = RelativePosition(_buckets_init, _no_rotate, _buckets)
-alibi = RelativePosition(_no_init, _no_rotate, _alibi)
+relative = RelativePosition(_relative_init, bias=_relative)
+buckets = RelativePosition(_buckets_init, bias=_buckets)
+alibi = RelativePosition(_no_init, bias=_alibi)

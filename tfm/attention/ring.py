@@ -1,15 +1,17 @@
-"""Attention over tokens that are spread over the devices of a mesh axis: queries stay, blocks of keys go around a ring.
+"""Ring attention, of tokens that are spread over the devices of a mesh axis: queries stay, blocks of keys go around.
 
 After as many turns as there are devices every query has met every key, and no device ever held more than the keys of
 one (Liu et al. 2023). With a causal mask the tokens are best dealt out like cards, device i of P holding i, i + P,
 i + 2P, ...: then every device has the same work in every turn (Brandon et al. 2023, striped attention).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 
 Tree = Any
 
@@ -47,19 +49,16 @@ def around(turn: Callable[[Tree, Tree], Tree], carry: Tree, key: Tree, axis: str
     return jax.lax.scan(step, (carry, key), None, length=jax.lax.axis_size(axis))[0][0]
 
 
-def paired(function: Callable | None, ndim: int) -> Callable | None:
-    """A mask (ndim 3) or a bias (ndim 4) of positions n_BN and s_S, for keys that stand at s_BS.
+def paired(function: Partial | None, ndim: int) -> Partial | None:
+    """A mask (ndim 3) or a bias (ndim 4) of positions n_BN and s_S, for keys that stand at s_BS."""
+    return None if function is None else Partial(functools.partial(_paired, ndim), function)
 
-    Each sequence takes its own row of what the function says of its keys' positions, which is asked for every one.
-    """
-    if function is None:
-        return None
 
-    def of(n_BN: jax.Array, s_BS: jax.Array) -> jax.Array:
-        def row(b: jax.Array, s_S: jax.Array) -> jax.Array:
-            x = function(n_BN, s_S)
-            return jnp.broadcast_to(x, (n_BN.shape[0], *x.shape[-(ndim - 1) :]))[b]
+def _paired(ndim: int, function: Partial, n_BN: jax.Array, s_BS: jax.Array) -> jax.Array:
+    """Each sequence takes its own row of what the function says of its keys' positions: all are asked for."""
 
-        return jax.vmap(row)(jnp.arange(n_BN.shape[0]), s_BS)
+    def row(b: jax.Array, s_S: jax.Array) -> jax.Array:
+        x = function(n_BN, s_S)
+        return jnp.broadcast_to(x, (n_BN.shape[0], *x.shape[-(ndim - 1) :]))[b]
 
-    return of
+    return jax.vmap(row)(jnp.arange(n_BN.shape[0]), s_BS)

@@ -1,8 +1,8 @@
 """What is averaged: the values of a head, and how the heads' averages come together again.
 
 A value path is `(init, apply, combine)`: `apply(params, x_BSD) -> v_BHSV` before the average over tokens and
-`combine(params, y_BHNV, *, tensor=None) -> y_BND` after it. V is K for values of low rank and D for the others; a head
-axis of size one is shared by all heads. tensor: the mesh axis whose devices each have some of the heads (layout.py).
+`combine(params, y_BHNV) -> y_BND` after it. V is K for values of low rank and D for the others; a head axis of size one
+is shared by all heads. Where `shared`, combine also takes `layout`, since devices may have some of the heads each.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear
+from tfm import initial, kernels, linear
+from tfm import layout as layouts
 
 
 class Value(NamedTuple):
@@ -20,6 +21,7 @@ class Value(NamedTuple):
     init: Callable[..., dict]
     apply: Callable[[dict, jax.Array], jax.Array]
     combine: Callable[..., jax.Array]
+    shared: bool = False
 
 
 def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
@@ -34,9 +36,9 @@ def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
     return linear.heads(x_BSD, params["Uv_HKD"], params.get("bv_HK"))
 
 
-def _low_rank_combine(params: dict, y_BHNK: jax.Array, *, tensor: str | None = None) -> jax.Array:
+def _low_rank_combine(params: dict, y_BHNK: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """sum_h U_h y_{h,n} (+ b_o): equation (4) of seed 003 with V_h = U_h U_{v,h} (E9)."""
-    return _sum_over_heads(params["Uo_HDK"], y_BHNK, params.get("bo_D"), tensor)
+    return _sum_over_heads(params["Uo_HDK"], y_BHNK, params.get("bo_D"), layout)
 
 
 def _full_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
@@ -53,39 +55,33 @@ def _tokens(params: dict, x_BSD: jax.Array) -> jax.Array:
     return x_BSD[:, None]
 
 
-def _full_rank_combine(params: dict, y_BHND: jax.Array, *, tensor: str | None = None) -> jax.Array:
+def _full_rank_combine(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """sum_h V_h y_{h,n} (+ b_o), V_h of D x D: Y = sum_h V_h X A_h (E8; seed 000, seed 003 eq. 4)."""
-    return _sum_over_heads(params["V_HDD"], y_BHND, params.get("bo_D"), tensor)
+    return _sum_over_heads(params["V_HDD"], y_BHND, params.get("bo_D"), layout)
 
 
-def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None, tensor: str | None) -> jax.Array:
+def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None, layout: layouts.Layout) -> jax.Array:
     """sum_h U_h y_{h,n} (+ b): one product of the concatenated heads with the U_h side by side (E10).
 
     Where devices have some heads each, the products are added up over them.
     """
     if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
-    B, H, N, V = y_BHNV.shape
-    if B * N <= linear.FEW:  # each U_h as it is stored
-        y_HVT = y_BHNV.transpose(1, 3, 0, 2).reshape(H, V, B * N)
-        y_BND = jnp.matmul(U_HDV, y_HVT).sum(0).T.reshape(B, N, -1)
-        y_BND = y_BND if tensor is None else jax.lax.psum(y_BND, tensor)
-        return y_BND if b_D is None else y_BND + b_D
-    heads_BNC = y_BHNV.swapaxes(1, 2).reshape(B, N, H * V)
-    U_DC = U_HDV.swapaxes(0, 1).reshape(-1, H * V)
-    return linear.rows(heads_BNC, U_DC, b_D, tensor=tensor)
+    y_TD = layouts.total(kernels.heads_product(y_BHNV, U_HDV), layout.tensor)
+    y_TD = y_TD if b_D is None else y_TD + b_D
+    return y_TD.reshape(y_BHNV.shape[0], y_BHNV.shape[2], -1)
 
 
 def _identity_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
     return {}
 
 
-def _mean_over_heads(params: dict, y_BHND: jax.Array, *, tensor: str | None = None) -> jax.Array:
+def _mean_over_heads(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """sum_h V_h y_{h,n} with V_h = I / H: the mean over heads, for one head E3 as it stands."""
     mean_BND = jnp.mean(y_BHND, axis=1)
-    return mean_BND if tensor is None else jax.lax.pmean(mean_BND, tensor)
+    return mean_BND if layout.tensor is None else jax.lax.pmean(mean_BND, layout.tensor)
 
 
-low_rank = Value(_low_rank_init, _low_rank, _low_rank_combine)
-full_rank = Value(_full_rank_init, _tokens, _full_rank_combine)
-identity = Value(_identity_init, _tokens, _mean_over_heads)
+low_rank = Value(_low_rank_init, _low_rank, _low_rank_combine, shared=True)
+full_rank = Value(_full_rank_init, _tokens, _full_rank_combine, shared=True)
+identity = Value(_identity_init, _tokens, _mean_over_heads, shared=True)

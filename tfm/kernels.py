@@ -1,0 +1,92 @@
+"""What is written in another way for CPUs alone: the same sums, in the order that XLA:CPU is fast at.
+
+`jax.lax.platform_dependent` chooses when a program is made for its devices, so nothing of this reaches a GPU or TPU.
+Each with what was measured, on two cores (Zen 4) with JAX 0.10.2.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+FEW = 32  # rows, such as the newest words of some texts: copying a matrix would take longer than multiplying by it
+
+
+def product(x_TD: jax.Array, W_OD: jax.Array, dtype: Any = None) -> jax.Array:
+    """x W^T; of few rows as (W x^T)^T, because W^T on the right is copied for every product.
+
+    One row alone is x W^T again, which reads W twice as fast as W x^T does. The barriers keep XLA:CPU from merging it
+    with what comes before and after, such as the bias: then it would copy W^T after all.
+    """
+
+    def plain(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
+        return jnp.matmul(x_TD, W_OD.T, preferred_element_type=dtype)
+
+    def few(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
+        if len(x_TD) > 1:
+            return jnp.matmul(W_OD, x_TD.T, preferred_element_type=dtype).T
+        alone = jax.lax.optimization_barrier
+        return alone(plain(alone(x_TD), W_OD))
+
+    if len(x_TD) > FEW:
+        return plain(x_TD, W_OD)
+    return jax.lax.platform_dependent(x_TD, W_OD, cpu=few, default=plain)
+
+
+def heads_product(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
+    """sum_h U_h y_{h,n}: of few tokens each U_h as it is stored, else all side by side in one product (E10)."""
+    B, H, N, V = y_BHNV.shape
+
+    def side_by_side(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
+        y_TC, U_DC = y_BHNV.swapaxes(1, 2).reshape(B * N, H * V), U_HDV.swapaxes(0, 1).reshape(-1, H * V)
+        return product(y_TC, U_DC)
+
+    def one_by_one(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
+        return jnp.matmul(U_HDV, y_BHNV.transpose(1, 3, 0, 2).reshape(H, V, B * N)).sum(0).T
+
+    if B * N > FEW:
+        return side_by_side(y_BHNV, U_HDV)
+    return jax.lax.platform_dependent(y_BHNV, U_HDV, cpu=one_by_one, default=side_by_side)
+
+
+def write(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax.Array:
+    """The cache with the new tokens at their places n, (N,) or (B, N); places beyond its end are not written.
+
+    One token of each sequence is put there by a loop, in place: XLA:CPU copies the whole cache where it merges a write
+    with the product that follows.
+    """
+    B, _, N, _ = new_BHNK.shape
+    n_BN = jnp.broadcast_to(n, (B, N))
+    new_BHNK = new_BHNK.astype(cache_BHSK.dtype)
+
+    def at_once(cache_BHSK: jax.Array) -> jax.Array:
+        return cache_BHSK.at[jnp.arange(B)[:, None], :, n_BN].set(new_BHNK.swapaxes(1, 2))
+
+    def one_by_one(cache_BHSK: jax.Array) -> jax.Array:
+        inside_B = jnp.nonzero(n_BN[:, 0] < cache_BHSK.shape[2], size=B)[0]
+
+        def put(i: jax.Array, cache_BHSK: jax.Array) -> jax.Array:
+            b = inside_B[i]
+            new_1HNK = jax.lax.dynamic_slice_in_dim(new_BHNK, b, 1)
+            return jax.lax.dynamic_update_slice(cache_BHSK, new_1HNK, (b, 0, n_BN[b, 0], 0))
+
+        return jax.lax.fori_loop(0, jnp.sum(n_BN[:, 0] < cache_BHSK.shape[2]), put, cache_BHSK)
+
+    if N > 1:
+        return at_once(cache_BHSK)
+    return jax.lax.platform_dependent(cache_BHSK, cpu=one_by_one, default=at_once)
+
+
+def few_queries(plain: Callable, by_keys: Callable, *qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(y, A) of few queries and many keys as by_keys(*qkv), where keys and values are read once, without a copy.
+
+    Only where an answer is not finite are they searched for what the mask hides, by plain(*qkv). Other devices would
+    wait for the host at such a question, and copy nothing anyway.
+    """
+
+    def cpu(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y_BHNV, A_BHNS = by_keys(*qkv)
+        return jax.lax.cond(jnp.isfinite(y_BHNV).all(), lambda: y_BHNV, lambda: plain(*qkv)[0]), A_BHNS
+
+    return jax.lax.platform_dependent(*qkv, cpu=cpu, default=plain)
