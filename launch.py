@@ -29,13 +29,13 @@ from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
 from experiments.engine import (
     by_name,
+    checkpoint,
     compilation,
     config_file,
     distributed,
     errors,
     in_process,
     mesh,
-    plan,
     replay,
     signals,
     workdir,
@@ -44,6 +44,7 @@ from experiments.engine import config as configs
 from experiments.engine import (
     run as runs,
 )
+from experiments.pretrained import warm_start
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
@@ -206,9 +207,15 @@ def trained(
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
     devices = runs.devices(settings)
     work = experiment.prepare(settings, devices)
+    for line in work.lines:
+        print(line, flush=True)
     if bundle is not None:
-        return replay.again(bundle, plan.plan(settings, work.task, devices))
-    return runs.run(settings, folder, work, devices, show=compiler_report.dry_run)
+        return replay.again(bundle, runs.plan(settings, work.task, devices))
+    resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
+    work = work._replace(params=warm_start.load(settings, work.task.init, resumed=resumed, kept=work.files))
+    if folder is None:
+        return compiler_report.dry_run(settings, work, devices)
+    return runs.run(settings, folder, work, devices)
 
 
 def together() -> distributed.Group | None:

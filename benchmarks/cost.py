@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from benchmarks import alone, ours, plans
-from experiments.engine import distributed, mesh, plan
+from experiments.engine import distributed, mesh
+from experiments.engine import step as training_step
 
 OVER_N, LENGTHS = "step_d", (256, 512, 1024, 2048, 4096, 8192, 16384)
 OVER_M, DEPTHS = "step_a", (1, 2, 4, 8, 16)
@@ -42,7 +43,7 @@ def seconds(name: str, *, steps: int | None, every: list[dict[str, Any]]) -> lis
     return [_seconds(plans.made(name, **changes), steps) for changes in every]
 
 
-def _seconds(made: plan.Plan, steps: int | None) -> float:
+def _seconds(made: training_step.Plan, steps: int | None) -> float:
     batches = [mesh.place_batch(made.mesh, made.task.train[i]) for i in range(KEPT)]
     state, step = ours.started(made)
     alive = distributed.put(np.True_, mesh.replicated(made.mesh))

@@ -18,7 +18,6 @@ from experiments import language
 from experiments import model as models
 from experiments.data import windows
 from experiments.engine import batches, compilation, config, mesh
-from experiments.engine import plan as plans
 from experiments.engine import run as runs
 from experiments.engine import step as loops
 from experiments.studies import vmapped_runs
@@ -76,11 +75,11 @@ def task(made: config.Settings, devices: Mesh, *, W: int) -> loops.Task:
     )
 
 
-def planned(size: gpu_sizes.Size, **more: Any) -> tuple[config.Settings, plans.Plan]:
+def planned(size: gpu_sizes.Size, **more: Any) -> tuple[config.Settings, loops.Plan]:
     """The config, and everything that a run of it needs."""
     made = settings(size, **more)
     devices = runs.devices(made)
-    return made, plans.plan(made, task(made, devices, W=size.W), devices)
+    return made, runs.plan(made, task(made, devices, W=size.W), devices)
 
 
 def flops(size: gpu_sizes.Size) -> int:
@@ -90,18 +89,16 @@ def flops(size: gpu_sizes.Size) -> int:
     return 3 * compilation.flops(made.task.loss_and_metrics, params, made.task.train[0], None)
 
 
-def stepping(step: Callable, state: loops.State, waiting: list, made: plans.Plan, **how: Any) -> Callable[[int], float]:
-    """steps(n): the next n steps in the loop that takes every run's. how: more of `loops.fit`."""
-    count, seen, waiting = 0, {}, itertools.cycle(waiting)
+def stepping(step: Callable, state: loops.State, waiting: list, made: loops.Plan, **how: Any) -> Callable[[int], float]:
+    """steps(n): the next n steps in the loop that takes every run's. how: more of `loop.steps`."""
+    count, waiting = 0, itertools.cycle(waiting)
 
     def steps(n: int) -> float:
         nonlocal state, count
-        calls = {"on_metrics": lambda _, metrics: seen.update(metrics), "stops": lambda _: False}
-        calls |= {"on_stop": lambda *_: None, "on_failure": ours.failed}
-        state = loops.fit(state, step, waiting, start=count, steps=count + n, mesh=made.mesh, **calls, **how)
+        state, metrics = ours.taken(made, step, state, waiting, start=count, n=n, **how)
         count += n
         jax.block_until_ready(state)
-        return float(np.mean(jax.device_get(seen["loss"])))
+        return float(np.mean(jax.device_get(metrics["loss"])))
 
     return steps
 
@@ -127,8 +124,8 @@ def runs_apart(size: gpu_sizes.Size) -> tuple[Callable[[int], float], int]:
 def runs_together(size: gpu_sizes.Size) -> tuple[Callable[[int], float], int]:
     """n steps of several seeds, whose states are rows of the same arrays, in one program."""
     made, plan = planned(size)
-    optimiser = functools.partial(plans.optimiser, made, plan.growth)
-    of = vmapped_runs.Together(plan.task, optimiser, plan.mesh, plan.accumulation, batched=True)
+    optimiser = functools.partial(runs.optimiser, made, plan.growth)
+    of = vmapped_runs.VmappedRuns(plan.task, optimiser, plan.mesh, plan.accumulation, batched=True)
     state = vmapped_runs.initial_state(of, range(size.seeds), {})
     parameters = shapes.total(state.params) // size.seeds
     take = vmapped_runs.step(of)

@@ -3,6 +3,7 @@
 python -m benchmarks.ours NAME, started by the harness (participant.py).
 """
 
+import dataclasses
 import itertools
 import os
 import pathlib
@@ -16,8 +17,7 @@ import numpy as np
 
 from benchmarks import inputs, participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, config, config_file, mesh, run
-from experiments.engine import plan as plans
+from experiments.engine import by_name, config, config_file, loop, mesh, run
 from experiments.engine import step as loops
 from experiments.tools import sample
 from tfm import head, shapes
@@ -74,52 +74,52 @@ def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
     return settings(changes | more)
 
 
-def prepared(name: str, folder: pathlib.Path, **more: Any) -> plans.Plan:
+def prepared(name: str, folder: pathlib.Path, **more: Any) -> loops.Plan:
     """Everything that a run of this workload needs, made as `experiments.language.run` and `run.run` make it."""
     made = training(name, folder, **more)
     mesh.of_cores(made.mesh.to_dict())
     devices = run.devices(made)
     work = by_name.experiment(made.experiment).prepare(made, devices)
-    return plans.plan(made, work.task, devices)
+    return run.plan(made, work.task, devices)
 
 
-def started(plan: plans.Plan) -> tuple[loops.State, Callable]:
+def started(plan: loops.Plan) -> tuple[loops.State, Callable]:
     """The first state, and the compiled step."""
     state = loops.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
     return state, run.compile_step(plan, state)[0]
 
 
 def build_step(name: str) -> participant.Built:
-    """A training step, taken by the loop that takes every run's (loops.fit), on batches that are ready."""
+    """A training step, taken by the loop that takes every run's (loop.steps), on batches that are ready."""
     with tempfile.TemporaryDirectory() as folder:
         plan = prepared(name, pathlib.Path(folder))
         batches = itertools.cycle([plan.task.train[i] for i in range(sizes.KEPT)])
         state, step = started(plan)
-    count, seen = 0, {}
+    count = 0
 
     def steps(n: int) -> float:
         nonlocal state, count
-        state = loops.fit(
-            state,
-            step,
-            batches,
-            start=count,
-            steps=count + n,
-            mesh=plan.mesh,
-            on_metrics=lambda _, metrics: seen.update(metrics),
-            stops=lambda _: False,
-            on_stop=lambda *_: None,
-            on_failure=failed,
-        )
+        state, metrics = taken(plan, step, state, batches, start=count, n=n)
         count += n
         jax.block_until_ready(state)
-        return float(seen["loss"])
+        return float(metrics["loss"])
 
     return participant.Built(steps, shapes.total(state.params), facts())
 
 
-def failed(n: int, *_: Any) -> None:
-    raise RuntimeError(f"the loss of step {n} is not finite")
+def taken(
+    plan: loops.Plan, step: Callable, state: loops.State, batches: Iterator, *, start: int, n: int, **rows: Any
+) -> tuple[loops.State, dict]:
+    """The state behind n steps of the loop that takes every run's, and the last metrics. rows: more of `loop.steps`.
+
+    As there, each step is looked at while the devices take the next one.
+    """
+    late, plan = None, dataclasses.replace(plan, steps=start + n)
+    for at, last, _, metrics in loop.steps(plan, step, state, batches, start=start, **rows):
+        if late and not np.any(jax.device_get(late["alive"])):
+            raise RuntimeError(f"the loss of step {at - 1} is not finite")
+        late, state = metrics, last
+    return state, late
 
 
 def build_generation(name: str) -> participant.Built:

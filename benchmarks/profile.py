@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks import alone, fresh, ours, plans, sizes, trace
 from experiments.compiler import program
-from experiments.engine import by_name, config, config_file, distributed, errors, mesh, plan, run
+from experiments.engine import by_name, config, config_file, distributed, errors, mesh, run
 from experiments.engine import step as steps
 
 STEPS, WARM = 20, 3  # steps that count, and those before them
@@ -41,16 +41,16 @@ def settings_of(path: str, overrides: list[str]) -> config.Settings:
     return config.Settings(found, config_file.defaults(found, base))
 
 
-def planned(settings: config.Settings) -> plan.Plan:
+def planned(settings: config.Settings) -> steps.Plan:
     """What a run of this config is made of."""
     experiment = by_name.experiment(settings.experiment)
     if not hasattr(experiment, "prepare"):
         raise errors.UserError(f"{settings.experiment} trains nothing: choose the config of one training run")
     devices = run.devices(settings)
-    return plan.plan(settings, experiment.prepare(settings, devices).task, devices)
+    return run.plan(settings, experiment.prepare(settings, devices).task, devices)
 
 
-def compiled(made: plan.Plan) -> tuple[steps.State, Any]:
+def compiled(made: steps.Plan) -> tuple[steps.State, Any]:
     """The state of step 0, and the step for the first batch, compiled here: a kept one could have older scopes."""
     state = steps.initial_state(made.task, made.optimiser, seed=made.seed, mesh=made.mesh)
     batch = mesh.place_batch(made.mesh, made.task.train[0])
@@ -58,7 +58,7 @@ def compiled(made: plan.Plan) -> tuple[steps.State, Any]:
         return state, made.step.lower(state, batch, alive(made)).compile()
 
 
-def alive(made: plan.Plan) -> jax.Array:
+def alive(made: steps.Plan) -> jax.Array:
     """What the step takes as third argument."""
     return distributed.put(np.True_, mesh.replicated(made.mesh))
 
@@ -79,7 +79,7 @@ def show(found: dict[str, dict]) -> str:
     return "\n\n".join(f"{name}: {tables(one)}" for name, one in found.items())
 
 
-def profile(made: plan.Plan, *, steps: int = STEPS) -> dict:
+def profile(made: steps.Plan, *, steps: int = STEPS) -> dict:
     """Take steps, with and without the profiler, and say where the time of one goes.
 
     Returns step_ms (without profiler, the median), fastest_ms, profiled_ms (with it, the mean), covered_ms (any
@@ -192,7 +192,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def workload(name: str, **changes: Any) -> plan.Plan:
+def workload(name: str, **changes: Any) -> steps.Plan:
     """The plan of one of the benchmark's training steps."""
     right = [name for name, size in sizes.WORKLOADS.items() if size.kind != "generation"]
     if name not in right:

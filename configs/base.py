@@ -49,7 +49,6 @@ def common() -> ml_collections.ConfigDict:
     config.model = model()
     config.optim = optim()
     config.train = train()
-    config.debug = debug()
     return config
 
 
@@ -140,14 +139,4 @@ def train() -> ml_collections.ConfigDict:
     config.save_minutes = 5.0  # minutes between checkpoints, whatever the steps; 0: none for that reason
     config.keep = 2  # newest checkpoints kept
     config.keep_best = ""  # and the best one by this metric, as eval/loss or eval/accuracy; '': none for that reason
-    return config
-
-
-def debug() -> ml_collections.ConfigDict:
-    """To look into a run that does something strange; each costs time, and none changes a number."""
-    config = ml_collections.ConfigDict()
-    config.check_shapes = False  # of every batch, and of the state after every step, against the letters of their names
-    config.nans = False  # stop at the operation that makes the first NaN, and say where it stands
-    config.no_jit = False  # compute one operation after the other instead of a compiled program
-    config.transfer_guard = ""  # of data that moves between host and devices without being asked to: log, disallow
     return config

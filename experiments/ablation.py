@@ -17,7 +17,7 @@ from experiments.compiler import report as compiler_report
 from experiments.compiler import topology
 from experiments.engine import by_name, disk, errors, mesh, report, signals, workdir
 from experiments.engine import config as configs
-from experiments.engine import run as runs
+from experiments.engine import run as single
 from experiments.studies import preparing, progress, study, training
 from experiments.studies import report as reports
 
@@ -41,16 +41,16 @@ def config() -> dict[str, ConfigDict]:
     return {"study": study}
 
 
-def run(settings: configs.Settings, folder: pathlib.Path | None) -> runs.Result | None:
+def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     """
     asked, devices = prepared(settings)
-    rows = study.rows(settings, asked)
+    runs = study.runs(settings, asked)
     side_by_side = batched(settings.study.batched, devices)
     if folder is None:
-        programs = checked(study.programs(rows), asked, devices)
+        programs = checked(study.programs(runs), asked, devices)
         for one in programs:
             print(told(one), flush=True)
         if topology.asked():
@@ -59,15 +59,15 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> runs.Result 
             compiler_report.show(training.described(dearest, devices, batched=side_by_side))
         return None
     requests = signals.Requests()
-    with workdir.hold(folder), runs.file_errors(folder), requests.kept():
-        finished = {row.name for row in rows if workdir.finished(folder / row.name, row.settings.train.steps)}
-        waiting = checked(unfinished(rows, finished, folder), asked, devices, before=lambda: requests.heed(TOO_EARLY))
-        enter(folder, settings, rows)
+    with workdir.hold(folder), single.file_errors(folder), requests.kept():
+        finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
+        waiting = checked(unfinished(runs, finished, folder), asked, devices, before=lambda: requests.heed(TOO_EARLY))
+        enter(folder, settings, runs)
         workdir.keep_sources(folder, settings.sources())
-        for row in rows:
-            if row.name not in finished:  # a result of other steps, or a damaged one
-                (folder / row.name / "summary.json").unlink(missing_ok=True)
-        print(f"{len(rows)} runs in {len(study.programs(rows))} programs, {len(finished)} of them finished before")
+        for run in runs:
+            if run.name not in finished:  # a result of other steps, or a damaged one
+                (folder / run.name / "summary.json").unlink(missing_ok=True)
+        print(f"{len(runs)} runs in {len(study.programs(runs))} programs, {len(finished)} of them finished before")
         what = {
             "config": settings.to_dict(),
             "versions": mesh.versions(),
@@ -79,15 +79,15 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> runs.Result 
             options = {"batched": side_by_side, "measure": settings.study.probe}
             train(waiting, folder, devices, behind=write, requests=requests, **options)
         except errors.Interrupted as error:
-            raise errors.Interrupted(f"{error}; {reported(folder, rows, write)}", error.code) from error
-        tidy(folder / "checkpoints", rows)
+            raise errors.Interrupted(f"{error}; {reported(folder, runs, write)}", error.code) from error
+        tidy(folder / "checkpoints", runs)
         files = write()
         print(f"\n{reports.text(folder, asked)}\n")
         for file in files:
             print(f"  {file}")
         requests.heed("stopped behind the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
-    return runs.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
+    return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
 
 def checked(
@@ -100,11 +100,11 @@ def checked(
     found, said = [], set()
     for program in programs:
         before()
-        found.append(preparing.check(program, devices, metric=asked.metric[program.rows[0].condition]))
-        for line in found[-1].said:
+        found.append(preparing.check(program, devices, metric=asked.metric[program.runs[0].condition]))
+        for line in found[-1].lines:
             if line not in said:
                 print(line, flush=True)
-        said |= set(found[-1].said)
+        said |= set(found[-1].lines)
     return found
 
 
@@ -118,7 +118,7 @@ def prepared(settings: configs.Settings) -> tuple[study.Study, Mesh]:
         raise errors.UserError(f'study.experiment = "{asked.experiment}" trains nothing that could be compared')
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
-    devices = runs.devices(settings, seeds=settings.mesh.seed)
+    devices = single.devices(settings, seeds=settings.mesh.seed)
     if jax.process_count() > 1:
         raise errors.UserError("a study takes one process; its devices may share the seeds (mesh.seed)")
     return asked, devices
@@ -134,34 +134,34 @@ def batched(how: str, devices: Mesh) -> bool:
     return how == "yes" or (how == "auto" and (spread or mesh.side_by_side(devices)))
 
 
-def enter(folder: pathlib.Path, settings: configs.Settings, rows: list[study.Row]) -> None:
+def enter(folder: pathlib.Path, settings: configs.Settings, runs: list[study.Run]) -> None:
     """Make the folders of the study and of its runs, or come back to them. UserError where one was another before."""
     workdir.enter(folder, settings.to_dict(), settings.defaults())
-    for row in rows:
-        with preparing.naming(row):
-            disk.folder(folder, row.condition, row.arm, f"seed_{row.seed}")
-            workdir.enter(folder / row.name, row.settings.to_dict(), row.settings.defaults())
+    for run in runs:
+        with preparing.naming(run):
+            disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
+            workdir.enter(folder / run.name, run.settings.to_dict(), run.settings.defaults())
 
 
-def unfinished(rows: list[study.Row], finished: set[str], folder: pathlib.Path) -> list[study.Program]:
+def unfinished(runs: list[study.Run], finished: set[str], folder: pathlib.Path) -> list[study.Program]:
     """The programs that are still to be trained: first those that were begun, as they were."""
 
-    def open_rows(program: study.Program) -> list[study.Row]:
-        return [row for row in program.rows if row.name not in finished]
+    def open_runs(program: study.Program) -> list[study.Run]:
+        return [run for run in program.runs if run.name not in finished]
 
-    every = study.programs(rows)
-    begun = [one for one in every if open_rows(one) and (folder / "checkpoints" / one.folder).exists()]
-    taken = {row.name for program in begun for row in program.rows}
-    rest = [row for program in every for row in open_rows(program) if row.name not in taken]
+    every = study.programs(runs)
+    begun = [one for one in every if open_runs(one) and (folder / "checkpoints" / one.folder).exists()]
+    taken = {run.name for program in begun for run in program.runs}
+    rest = [run for program in every for run in open_runs(program) if run.name not in taken]
     return begun + study.programs(rest)
 
 
-def tidy(folder: pathlib.Path, rows: list[study.Row]) -> None:
+def tidy(folder: pathlib.Path, runs: list[study.Run]) -> None:
     """Remove checkpoints of these runs, which are all finished: of programs that have become others, or were damaged.
 
     Those of runs that are no part of the study this time stay.
     """
-    kinds = "|".join(re.escape(row.kind) for row in rows)
+    kinds = "|".join(re.escape(run.kind) for run in runs)
     for left in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
         if re.fullmatch(rf"({kinds})_[0-9a-f]{{8}}(\.damaged)?", left.name):
             disk.remove(left)
@@ -169,19 +169,19 @@ def tidy(folder: pathlib.Path, rows: list[study.Row]) -> None:
         folder.rmdir()
 
 
-def reported(folder: pathlib.Path, rows: list[study.Row], write: Callable[[], list[pathlib.Path]]) -> str:
+def reported(folder: pathlib.Path, runs: list[study.Run], write: Callable[[], list[pathlib.Path]]) -> str:
     """Write the report where runs are finished, and say what it holds."""
-    done = sum(workdir.finished(folder / row.name, row.settings.train.steps) for row in rows)
+    done = sum(workdir.finished(folder / run.name, run.settings.train.steps) for run in runs)
     if not done:
         return "no run of the study is finished, and there is no report yet"
     write()
-    return f"{folder / 'report.md'} holds the {done} of {len(rows)} runs that are finished"
+    return f"{folder / 'report.md'} holds the {done} of {len(runs)} runs that are finished"
 
 
 def told(one: preparing.Checked) -> str:
     """A line about a program."""
     return (
-        f"{one.program.name}: {one.params:,} parameters each, {len(one.program.rows)} x {one.steps:,} steps of"
+        f"{one.program.name}: {one.params:,} parameters each, {len(one.program.runs)} x {one.steps:,} steps of"
         f" {report.si(3 * one.flops, 'FLOP')}"
     )
 

@@ -74,7 +74,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         guess={"loss": "always the average training image, convolved"},
     )
     show = functools.partial(figures, settings, data, kernel_HD, evaluation)
-    return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0])
+    return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0], lines=data.said.splitlines())
 
 
 # ----------------------------------------------------------------------------------------------------------- the layer

@@ -33,6 +33,7 @@ class Corpus(NamedTuple):
     tokenizer: tokenizer.Tokenizer | pretrained_tokenizer.Borrowed
     train_T: np.ndarray
     evaluation_T: np.ndarray
+    lines: list[str]  # about it, for a person
 
 
 class Objective(NamedTuple):
@@ -102,9 +103,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     )
     show = objective.show(settings, corpus, task, model, logits)
     draw = functools.partial(figures, settings, corpus, task, show)
-    return run.Work(
-        task, draw, lambda params, batch: logits(params, batch)[0], pretrained_tokenizer.files(corpus.tokenizer)
-    )
+    files = pretrained_tokenizer.files(corpus.tokenizer)
+    return run.Work(task, draw, lambda params, batch: logits(params, batch)[0], files, lines=corpus.lines)
 
 
 def read(settings: configs.Settings, objective: Objective) -> Corpus:
@@ -112,16 +112,14 @@ def read(settings: configs.Settings, objective: Objective) -> Corpus:
     configs.at_least(1, {"text.N": settings.text.N})
     t = settings.text
     documents = text.load(t.source, data_dir=settings.data_dir, files=parts.paths(t), binary=t.binary)
-    if documents.said:
-        print(documents.said)
     made = pretrained_tokenizer.make(
         t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation
     )
     rows = [made.join(part) for part in (documents.train, documents.evaluation)]
-    print(
+    told = (
         f"{documents.name}: {len(rows[0]):,} tokens to train on, {len(rows[1]):,} to evaluate, vocabulary {made.size}"
     )
-    return Corpus(documents.name, made, *rows)
+    return Corpus(documents.name, made, *rows, [*documents.said.splitlines(), told])
 
 
 def build(settings: configs.Settings, corpus: Corpus, objective: Objective) -> models.Model:

@@ -65,7 +65,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         maps=lambda params, batch: predict(params, batch, maps=True)[1]["A_MBHNS"],
     )
     show = functools.partial(figures, settings, data, normal, task, predict)
-    return run.Work(task, show, lambda params, batch: predict(params, batch)[0])
+    return run.Work(task, show, lambda params, batch: predict(params, batch)[0], lines=data.said.splitlines())
 
 
 def parts(settings: configs.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:

@@ -32,6 +32,7 @@ class Corpus(NamedTuple):
     evaluation: parallel.Rows
     sources: list[str]
     references: list[list[str]]
+    lines: list[str]
 
 
 def config() -> dict[str, ConfigDict]:
@@ -83,7 +84,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     translate = translator(settings, corpus, model)
     kept = {"tokenizer.json": disk.as_json(corpus.subwords.to_json())}
     show = functools.partial(figures, settings, corpus, model, translate)
-    return run.Work(task, show, lambda params, batch: logits(params, batch)[0], kept)
+    return run.Work(task, show, lambda params, batch: logits(params, batch)[0], kept, lines=corpus.lines)
 
 
 def read(settings: configs.Settings) -> Corpus:
@@ -93,13 +94,12 @@ def read(settings: configs.Settings) -> Corpus:
     configs.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
     files = parts.paths(p)
     loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share, files=files)
-    if loaded.said:
-        print(loaded.said)
     made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [parallel.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
-    print(f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}")
-    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, p.score_sentences))
+    told = f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}"
+    lines = [*loaded.said.splitlines(), told]
+    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, p.score_sentences), lines)
 
 
 def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:

@@ -66,7 +66,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     )
     kept = {"data.json": disk.as_json(image_file.describe(data))}
     show = functools.partial(figures, settings, data, task, logits)
-    return run.Work(task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept)
+    return run.Work(
+        task, show, lambda params, batch: logits(params, batch["image_BYXZ"])[0], kept, lines=data.said.splitlines()
+    )
 
 
 def build(settings: configs.Settings, data: images.Images) -> models.Model:

@@ -101,7 +101,7 @@ def test_the_study_that_it_writes(tmp_path: pathlib.Path) -> None:
     file = str(tmp_path / "my_study.py")
     made = config_file.load(file, base=base.get_config)
     settings = config.Settings(made, config_file.defaults(made, base.get_config), file=file)
-    rows = study.rows(settings, study.read(settings))
+    rows = study.runs(settings, study.read(settings))
     assert {(row.arm, row.seed) for row in rows} == {(arm, seed) for arm in ARMS for seed in range(5)}
 
 

@@ -8,8 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
-from experiments.engine import compilation, disk, errors, mesh, tpu
-from experiments.engine import plan as plans
+from experiments.engine import compilation, config, disk, errors, mesh, tpu
 from experiments.engine import report as numbers
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -18,18 +17,19 @@ KERNELS = 0.4  # share of the peak at which kernels are taken to compute, of whi
 LISTED = 8  # scopes shown; the file has all
 
 
-def dry_run(made: plans.Plan, state: steps.State, flops: int) -> None:
-    """Show what the compiler says of the step of a run: for the machine's own devices, or for those of a topology.
+def dry_run(settings: config.Settings, work: runs.Work, devices: Mesh) -> None:
+    """Show what a run would be, and what the compiler says of its step: for the machine's own devices, or for those of
+    a topology. Nothing is run: shapes are enough."""
+    plan, state = runs.prepared(settings, work, devices, described=True)
+    with steps.device_errors():
+        flops = runs.describe(plan, state)
+        if topology.asked():
+            return training(plan, state, flops)
+        compiled, _ = runs.compile_step(plan, state)
+    print(memory(state, compiled.largest(), devices))
 
-    state: abstract. flops: of a step with the first batch.
-    """
-    if topology.asked():
-        return training(made, state, flops)
-    step, _ = runs.compile_step(made, state)
-    print(memory(state, step.largest(), made.mesh))
 
-
-def training(made: plans.Plan, state: steps.State, flops: int) -> None:
+def training(made: steps.Plan, state: steps.State, flops: int) -> None:
     """Compile and show the step of a run for each size of its batches, and its evaluation.
 
     state: abstract. flops: of a step with the first batch.

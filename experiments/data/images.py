@@ -46,8 +46,7 @@ def configured(section: config.Settings, *, data_dir: str) -> Images:
     if len(absent):
         some = ", ".join(data.classes[c] for c in absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
         lines[-1] += f"; no image to train on is of {len(absent)} of them: {some}"
-    print("\n".join(f"{data.name}: {line}" for line in lines), flush=True)
-    return data
+    return data._replace(said="\n".join(f"{data.name}: {line}" for line in lines))
 
 
 def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = None) -> Images:

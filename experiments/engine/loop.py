@@ -1,118 +1,201 @@
-"""What happens beside the steps of training: metrics are written, the model is evaluated and saved, signals heeded."""
+"""The one training loop, of a run alone and of the runs of a study, which are rows of the same arrays."""
 
 import contextlib
+import functools
+import math
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from experiments.engine import (
-    batches,
-    checkpoint,
-    compilation,
-    debug,
-    distributed,
-    errors,
-    guard,
-    log,
-    plan,
-    replay,
-    signals,
-)
-from experiments.engine import (
-    step as steps,
-)
+from experiments.engine import batches, checkpoint, compilation, distributed, errors, guard, log, mesh, replay, signals
+from experiments.engine import step as training_step
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
 SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
 
 
-class Beside:
-    """What `steps.fit` calls: after each step, where it stops, and where a step failed."""
+def train(
+    run: "Training", step: Callable, state: training_step.State, data: Iterator, *, start: int, **rows: Any
+) -> training_step.State:
+    """Take the steps start + 1 ... run.plan.steps, and return the last state.
 
-    def __init__(self, made: plan.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, start: int, flops: int):
-        self._made, self._folder, self._saves = made, folder, saves
-        self.final: dict[str, float] = {}  # of the newest evaluation
-        self._final_at = 0
-        self.requests = signals.Requests()
-        rows = [row for row in log.read(folder) if row["step"] <= start]
+    What a step measures is logged while the devices take the next one, so that they never wait for the host; but where
+    more follows on a step, it is logged before that. The loop ends early where no run is alive any more.
+
+    rows: `alive` and `place` of `steps`, where there are several runs.
+    """
+    run.evaluate_before(start, state)
+    late, taken = None, steps(run.plan, step, state, data, start=start, **rows)
+    for n, state, batch, metrics in taken:
+        if late and not run.log(*late, state):
+            break
+        late = n, batch, metrics
+        if run.pauses(n):
+            if not run.log(*late, state):
+                break
+            late = None
+            run.save_if_due(n, state)
+            run.stop_if_asked()
+            run.evaluate_if_due(n, state)
+            run.resume()
+    return state
+
+
+def steps(
+    plan: training_step.Plan,
+    step: Callable[..., tuple[training_step.State, dict]],
+    state: training_step.State,
+    data: Iterator,
+    *,
+    start: int,
+    alive: np.ndarray = np.True_,
+    place: Callable[[Mesh, Any], dict] = mesh.place_batch,
+) -> Iterator[tuple[int, training_step.State, Any, dict]]:
+    """For each step, which is under way by then: its number, the state behind it, its batch on the host, its metrics.
+
+    alive: which of several runs are. place: puts a batch on the devices.
+    """
+    alive = distributed.put(alive, mesh.replicated(plan.mesh))
+    for n in range(start + 1, plan.steps + 1):
+        batch = next(data)
+        state, metrics = step(state, place(plan.mesh, batch), alive)
+        alive = metrics["alive"]
+        yield n, state, batch, metrics
+
+
+class Training:
+    """What is done beside the steps: metrics are written, the model is evaluated and saved, signals heeded."""
+
+    def __init__(
+        self,
+        plan: training_step.Plan,
+        folder: pathlib.Path,
+        runs: Sequence[pathlib.Path],
+        saves: checkpoint.Checkpoints,
+        *,
+        start: int,
+        line: log.Line,
+        requests: signals.Requests,
+        evaluate: Callable[..., dict],
+        failed: Callable[..., None] | None = None,
+        probe: Callable[[Any], dict] | None = None,
+    ):
+        """folder: named where it is said what is saved. runs: the folder of each. line: shows the progress.
+
+        evaluate: (params, between) -> means, a number for each run. failed(n, state, batch, metrics): raises, where
+        step n of a run alone was refused. Without it there are several runs, which are evaluated untrained too; one
+        that fails stays as it is. probe: params -> what is logged beside an evaluation.
+        """
+        self.plan, self._folder, self._saves, self._line, self._requests = plan, folder, saves, line, requests
+        self._failed, self._probe, self._evaluate = failed, probe, line.timed(evaluate)
+        self.final: dict[str, np.ndarray] = {}  # of the newest evaluation, a number for each run
+        self._final_at = -1
+        before = [log.read(run) for run in runs]
+        self._evaluated = [
+            any(row["step"] == start and f"{EVAL}{training_step.LOSS}" in row for row in rows) for rows in before
+        ]
+        self._logs = [log.Log(run, start=start) for run in runs]
         # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
-        self._best = max((_score(found, made.keep_best) for found in saves.measured().values()), default=-np.inf)
-        self._evaluated_before = any(
-            row["step"] == start and any(name.startswith(EVAL) for name in row) for row in rows
-        )
-        self._writer = log.Log(folder, start=start)
-        self._progress = log.Progress(
-            start=start,
-            steps=made.steps,
-            tokens_per_step=made.growth.sizes[0] * made.task.tokens_per_example,
-            flops_per_step=flops,
-            work=lambda n: made.growth.before(n) / made.growth.sizes[0],
-            evaluation=plan.evaluation_work(made.task, batch=made.growth.sizes[0]),
-            evaluations=lambda n: plan.times(n, every=made.every["evaluate"], steps=made.steps),
-            peak=compilation.measured_peak(devices=made.mesh),
-        )
-        self._evaluate = self._progress.timed(steps.evaluator(made.task, made.mesh))
+        self._best = max((_score(means, plan.keep_best) for means in saves.measured().values()), default=-np.inf)
         self._patience = guard.Patience()
-        self._saved_at, self._wish, self._wishes = time.monotonic(), 0, distributed.Late()
+        self._saved, self._saved_at = start, time.monotonic()
+        self._wish, self._wishes = 0, distributed.Late()
 
     def due(self, what: str, n: int) -> bool:
         """Whether this happens after n steps by their number alone."""
-        return plan.due(n, every=self._made.every[what], steps=self._made.steps)
+        return bool(due(n, every=self.plan.every[what], steps=self.plan.steps))
 
-    def on_metrics(self, n: int, metrics: dict) -> None:
-        """Log, and show the progress."""
+    def log(self, n: int, batch: Any, metrics: dict, state: training_step.State) -> bool:
+        """Write what step n measured, and show the progress; False where no run is alive behind it.
+
+        state: that before step n where it was refused, as later steps change nothing then.
+        """
+        metrics = jax.block_until_ready(metrics)
+        if not np.any(jax.device_get(metrics["alive"])):
+            if self._failed:
+                self._failed(n, state, batch, metrics)
+            return False
         if "skipped" in metrics:
             self._patience(n, int(jax.device_get(metrics["skipped"])))
-        values = {}
+        loss = None
         if self.due("log", n):
-            values = {_called(name): float(value) for name, value in jax.device_get(metrics).items()}
-            self._writer.write(n, values)
-        self._progress.advance(n, values.get("train/loss"))
+            columns = {_logged(name): x for name, x in jax.device_get(metrics).items() if name != "alive"}
+            self._write(n, columns)
+            losses = np.atleast_1d(columns[f"train/{training_step.LOSS}"])
+            losses = losses[np.isfinite(losses)]
+            loss = float(losses.mean()) if losses.size else math.nan
+        self._line.advance(n, loss)
+        return True
 
-    def stops(self, n: int) -> bool:
-        """Whether `on_stop` has something to do after n steps. All processes give the same answer.
+    def _write(self, n: int, columns: dict[str, Any], done: Sequence[bool] = ()) -> None:
+        """Into the logs of all runs, but for those that have it already."""
+        for r, writer in enumerate(self._logs):
+            if not (done and done[r]):
+                writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
+
+    def pauses(self, n: int) -> bool:
+        """Whether more follows on step n than its metrics: then the steps pause. All processes give the same answer.
 
         A signal that comes during a step is heeded behind this one, with several processes behind the next.
         """
         self._saves.check()
         self._ask(self._wishes)
-        return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
+        pauses = self.due("evaluate", n) or self.due("save", n) or self._wish > 0
+        if pauses:
+            self._line.pause()
+        return pauses
+
+    def resume(self) -> None:
+        """The steps go on."""
+        self._line.resume()
 
     def _ask(self, wishes: distributed.Late) -> None:
         """Whether the processes save now, by the clock or for a signal, into `_wish`."""
-        wish = self.requests.signal
+        wish = self._requests.signal
         minutes = (time.monotonic() - self._saved_at) / 60
-        if self._made.save_minutes and minutes >= self._made.save_minutes and distributed.main():
+        if self.plan.save_minutes and minutes >= self.plan.save_minutes and distributed.main():
             wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
         self._wish = wishes.agree(wish)
 
-    def on_stop(self, n: int, state: steps.State) -> None:
-        """Save and evaluate, where it is time to. Raises Interrupted where a signal has come.
+    def save_if_due(self, n: int, state: training_step.State) -> None:
+        """Save where the number of steps, the clock or a signal asks for it.
 
-        In this order: an evaluation may take long, and a signal ends it; then the run that goes on begins with it.
+        Before an evaluation, which may take long, and which a signal ends; then the run that goes on begins with it.
         """
-        self._progress.pause()
         if self._wish or self.due("save", n):
             self._save(n, state)
-        self.heed(n)
-        if self.due("evaluate", n):
-            with self._saved_anyway(n, state):
-                self._report(n, state)
-            if distributed.agree(_score(self.final, self._made.keep_best) > self._best) > 0:
-                self._save(n, state)
-            self._best = max(self._best, _score(self.final, self._made.keep_best))
-        self._progress.resume()
 
-    def _save(self, n: int, state: steps.State) -> None:
-        self._saves.save(n, state, self.final if self._final_at == n else None)
-        self._saved_at = time.monotonic()
+    def _save(self, n: int, state: training_step.State) -> None:
+        self._saves.save(n, state, self._means() if self._final_at == n else None)
+        self._saved, self._saved_at = n, time.monotonic()
+
+    def stop_if_asked(self, *, anew: bool = False) -> None:
+        """Raise Interrupted, behind a save, where a signal has come; anew: where one has by now."""
+        if anew:
+            self._wish = distributed.agree(self._requests.signal)
+        if self._wish > SAVE:
+            self._saves.wait()
+            distributed.barrier()  # none leaves while another one writes
+            where = f" after step {self._saved:,}, which is saved in {self._folder}" if self._saved else ""
+            raise errors.Interrupted(f"stopped{where}", 128 + self._wish)
+
+    def evaluate_if_due(self, n: int, state: training_step.State) -> None:
+        """Evaluate, where it is time to, and save what is the best so far."""
+        if not self.due("evaluate", n):
+            return
+        with self._saved_anyway(n, state):
+            self._report(n, state)
+        if distributed.agree(self._score() > self._best) > 0:
+            self._save(n, state)
+        self._best = max(self._best, self._score())
 
     @contextlib.contextmanager
-    def _saved_anyway(self, n: int, state: steps.State) -> Iterator[None]:
+    def _saved_anyway(self, n: int, state: training_step.State) -> Iterator[None]:
         """Where what is within this fails, the state after n steps is saved all the same."""
         with contextlib.ExitStack() as failed:
             if jax.process_count() == 1:  # where one of several fails, the others would not join in
@@ -120,92 +203,84 @@ class Beside:
             yield
             failed.pop_all()
 
-    def on_start(self, n: int, state: steps.State) -> None:
-        """Evaluate where the run, which goes on from n steps, was stopped before that, or before its result."""
-        if n == 0 or not self.due("evaluate", n):
+    def evaluate_before(self, n: int, state: training_step.State) -> None:
+        """Evaluate where what goes on from n steps was stopped before that, or before its result; of several runs also
+        the untrained models."""
+        if not self.due("evaluate", n) if n else self._failed:
             return
-        self._progress.pause()
-        if distributed.agree(not self._evaluated_before):
-            self._report(n, state)
-        elif n == self._made.steps or distributed.agree(not self._saves.measured().get(n)):
-            self.evaluate(n, state)
-        self._best = max(self._best, _score(self.final, self._made.keep_best))
-        self._progress.resume()
+        self._line.pause()
+        if distributed.agree(not all(self._evaluated)):
+            self._report(n, state, done=self._evaluated)
+        elif n == self.plan.steps or (self._failed and distributed.agree(not self._saves.measured().get(n))):
+            self._measure(n, state)
+        self._best = max(self._best, self._score())
+        self._line.resume()
 
-    def _report(self, n: int, state: steps.State) -> None:
-        """Evaluate, into the log too."""
-        self.evaluate(n, state)
-        self._writer.write(n, self.final)
-        self._progress.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.final.items()))
+    def evaluate_behind(self, state: training_step.State) -> None:
+        """Evaluate where the last step did not come to it, as all runs have stopped."""
+        if self._final_at != self.plan.steps:
+            self._report(self.plan.steps, state, saves=False)
 
-    def evaluate(self, n: int, state: steps.State) -> None:
+    def _report(self, n: int, state: training_step.State, *, done: Sequence[bool] = (), saves: bool = True) -> None:
+        """Evaluate, into the logs too."""
+        self._measure(n, state, saves=saves)
+        probed = jax.device_get(self._probe(state.params)) if self._probe else {}
+        self._write(n, self.final | probed, done)
+        if self._failed:
+            self._line.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self._means().items()))
+
+    def _measure(self, n: int, state: training_step.State, *, saves: bool = True) -> None:
         """The means over the held-out part, into `final` and to the checkpoint, if there is one of n steps.
 
-        Saves, where it is time to, and raises Interrupted, behind a save, where a signal comes meanwhile. All processes
-        stop behind the same batch.
+        Saves, where it is time to, and raises Interrupted where a signal comes meanwhile. All processes stop behind the
+        same batch. saves: whether the state is one that may be saved.
         """
         wishes = distributed.Late()
 
         def between() -> None:
             self._ask(wishes)
-            if self._wish:
+            if self._wish and n and saves:
                 self._save(n, state)
-                self.heed(n)
+            self.stop_if_asked()
 
         means = self._evaluate(state.params, between)
         self.final, self._final_at = {f"{EVAL}{name}": value for name, value in means.items()}, n
-        self._saves.note(n, self.final)
+        if self._failed:
+            self._saves.note(n, self._means())
 
-    def heed(self, n: int) -> None:
-        """Raise Interrupted where a signal stops the run here, after n steps, which are saved."""
-        if self._wish > SAVE:
-            self._saves.wait()
-            distributed.barrier()  # none leaves while another one writes
-            raise errors.Interrupted(f"stopped after step {n:,}, which is saved in {self._folder}", 128 + self._wish)
+    def _means(self) -> dict[str, float] | None:
+        """The newest evaluation of a run alone."""
+        return {name: float(value) for name, value in self.final.items()} if self._failed else None
 
-    def on_failure(self, n: int, state: steps.State, batch: dict, metrics: dict) -> None:
-        """Raise RunError: what was not finite in step n, and where a bundle lies with which it can be looked at.
-
-        The state before it is saved, so that the run can go on without this step, or look at it again.
-        """
-        made = self._made
-        loss, norm = jax.device_get((metrics[steps.LOSS], metrics["gradient_norm"]))
-        seen = replay.Seen(n, float(loss), float(norm), batch)
-        bundle = replay.write(self._folder, seen, state)
-        place = self._kept_before(n, state)
-        options = {"accumulation": made.accumulation, "state": state, "batch": batch}
-        try:
-            culprits = replay.examine(made.task, made.optimiser, made.mesh, **options).culprits
-        except jax.errors.JaxRuntimeError:  # the devices have no room for it beside the run
-            culprits = {}
-        raise errors.RunError(
-            f"{replay.sentence(seen, culprits)}; python launch.py --replay {bundle} shows it again on one device, and"
-            f" the run can go on with train.nan = skip from {place}"
-        )
-
-    def _kept_before(self, n: int, state: steps.State) -> str:
-        """Save the state before step n, and say where a run can go on."""
-        if n == 1:
-            return "its beginning"
-        try:
-            self._saves.save(n - 1, state)
-            self._saves.wait()
-        except errors.RunError as error:  # beside what went wrong before
-            return f"its last checkpoint ({error})"
-        return f"step {n - 1:,}, which is saved"
+    def _score(self) -> float:
+        return _score(self._means() or {}, self.plan.keep_best)
 
     def close(self) -> None:
-        """End the live line and the log."""
-        self._progress.close()
-        self._writer.close()
-
-    def tokens_per_second(self) -> float:
-        return self._progress.tokens_per_second()
+        """End the logs."""
+        with contextlib.ExitStack() as stack:  # all of them, also where one fails
+            for writer in self._logs:
+                stack.callback(writer.close)
 
 
-def _called(metric: str) -> str:
-    """The name under which a step's metric is written; what a probe has found belongs to no batch."""
-    return metric.removeprefix(steps.PROBE) if metric.startswith(steps.PROBE) else f"train/{metric}"
+def due(n: Any, *, every: int, steps: int) -> Any:
+    """Whether what happens every so many steps (0: only at the end) does so after step n, which may be an array."""
+    return (n == steps) | (n % every == 0) if every else n == steps
+
+
+def times(n: int, *, every: int, steps: int) -> int:
+    """How often what is `due` so comes from the end of step n on."""
+    return 1 + ((steps - 1) // every - (n - 1) // every if every else 0)
+
+
+def evaluation_work(task: training_step.Task, *, batch: int) -> float:
+    """How many steps of so many examples an evaluation is worth: it goes forward only, a third of their FLOPs."""
+    examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
+    return examples / (3 * batch)
+
+
+def _logged(metric: str) -> str:
+    """The name under which a step's metric is written; what a probe has measured belongs to no batch."""
+    return metric.removeprefix(training_step.PROBE) if metric.startswith(training_step.PROBE) else f"train/{metric}"
 
 
 def _score(values: dict[str, Any], metric: str) -> float:
@@ -216,53 +291,58 @@ def _score(values: dict[str, Any], metric: str) -> float:
     return -value if checkpoint.BETTER[metric.rpartition("/")[2]] is min else value
 
 
-def train_and_save(made: plan.Plan, state: steps.State, step: Any, folder: pathlib.Path, flops: int):
-    """From the newest checkpoint, or from step 0, to the end: (state, final metrics and throughput).
+def train_and_save(
+    plan: training_step.Plan, step: Any, folder: pathlib.Path, *, flops: int, params: dict[str, np.ndarray]
+):
+    """A run alone, from the newest checkpoint, or from step 0, to the end: (state, final metrics and throughput).
 
-    Raises RunError where numbers, the disk or a device stop it, and Interrupted for a signal, behind a save.
+    params: what step 0 begins with, by path, in place of random values. Raises RunError where numbers, the disk or a
+    device stop it, and Interrupted for a signal, behind a save.
     """
     with contextlib.ExitStack() as stack:  # what is opened is closed however this ends: a save under way is finished
-        saves = stack.enter_context(
-            contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=made.keep, best=made.keep_best))
-        )
-        start, state = saves.resume(state, fall_back=made.fall_back) or (0, state)
-        if start and distributed.main():
-            print(f"resuming {folder} at step {start:,}")
-        beside = stack.enter_context(contextlib.closing(Beside(made, folder, saves, start, flops)))
-        inputs = batches.iterate(made.task.train, start=start)
-        with beside.requests.kept(), device_errors(), debug.on(made.debug):
-            beside.on_start(start, state)
-            state = steps.fit(
-                state,
-                debug.checked_step(step) if made.debug.check_shapes else step,
-                debug.checked_batches(inputs) if made.debug.check_shapes else inputs,
-                start=start,
-                steps=made.steps,
-                mesh=made.mesh,
-                on_metrics=beside.on_metrics,
-                stops=beside.stops,
-                on_stop=beside.on_stop,
-                on_failure=beside.on_failure,
+        saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
+        stack.enter_context(contextlib.closing(saves))
+        stack.enter_context(training_step.device_errors())
+        like = training_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
+        start, state = saves.resume(like, fall_back=plan.fall_back) or (0, None)
+        if state is None:
+            state = training_step.initial_state(
+                plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params
             )
-        late = distributed.agree(beside.requests.signal)
-        if late:  # it came behind the last step
-            raise errors.Interrupted(f"stopped after step {made.steps:,}, which is saved in {folder}", 128 + late)
+        elif distributed.main():
+            print(f"resuming {folder} at step {start:,}")
+        line = stack.enter_context(contextlib.closing(progress(plan, start=start, flops=flops)))
+        requests = signals.Requests()
+        training = Training(
+            plan,
+            folder,
+            [folder],
+            saves,
+            start=start,
+            line=line,
+            requests=requests,
+            evaluate=training_step.evaluator(plan.task, plan.mesh),
+            failed=functools.partial(replay.abort, plan, folder, saves),
+        )
+        stack.enter_context(contextlib.closing(training))
+        with requests.kept():
+            state = train(training, step, state, batches.iterate(plan.task.train, start=start), start=start)
+            training.stop_if_asked(anew=True)  # by a signal that came behind the last step
     skipped = int(jax.device_get(state.step - guard.updates_made(state.opt_state)))
-    more = {"tokens_per_second": beside.tokens_per_second()} | ({"skipped": skipped} if made.may_skip else {})
-    return state, beside.final | more
+    more = {"tokens_per_second": line.tokens_per_second()} | ({"skipped": skipped} if plan.may_skip else {})
+    return state, {name: float(value) for name, value in training.final.items()} | more
 
 
-@contextlib.contextmanager
-def device_errors():
-    """Within this, what XLA or a device reports is one sentence, a RunError."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        first = (str(error).strip().splitlines() or ["it says no more"])[0]
-        if "RESOURCE_EXHAUSTED" in first:
-            raise errors.RunError(
-                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch_size or"
-                " train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs"
-                f" less ({first})"
-            ) from error
-        raise errors.RunError(f"a device, or the way to another one, failed: {first}") from error
+def progress(plan: training_step.Plan, *, start: int, flops: int) -> log.Progress:
+    """The live line of a run alone. flops: of a step with the first batch."""
+    batch = plan.growth.sizes[0]
+    return log.Progress(
+        start=start,
+        steps=plan.steps,
+        tokens_per_step=batch * plan.task.tokens_per_example,
+        flops_per_step=flops,
+        work=lambda n: plan.growth.before(n) / batch,
+        evaluation=evaluation_work(plan.task, batch=batch),
+        evaluations=lambda n: times(n, every=plan.every["evaluate"], steps=plan.steps),
+        peak=compilation.measured_peak(devices=plan.mesh),
+    )

@@ -18,7 +18,7 @@ from tfm import layout as layouts
 from tfm import shapes
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
-SEED = "seed"  # an axis before these, where several runs are trained side by side (together.py)
+SEED = "seed"  # an axis before these, where several runs are trained side by side (studies/vmapped_runs.py)
 BATCH = (DATA, FSDP)  # the axes over which the examples of a batch are spread
 
 WHOLE = PartitionSpec()  # every device holds all of it

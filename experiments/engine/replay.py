@@ -12,19 +12,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.sharding import Mesh
 
-from experiments.engine import disk, distributed, errors, guard, plan
+from experiments.engine import checkpoint, disk, distributed, errors, guard, step
 from experiments.engine import mesh as meshes
-from experiments.engine import step as steps
 from tfm import shapes
 
 NEW = "updated parameters"
 LISTED = 8  # numbers of examples in a sentence
 
 
-class Seen(NamedTuple):
+class Failure(NamedTuple):
     """A step that went wrong, as it is known on the host."""
 
     step: int
@@ -49,64 +46,56 @@ class Findings(NamedTuple):
         return not np.isfinite([self.loss, self.norm]).all() or any(path.startswith(NEW) for path in self.culprits)
 
 
-def examine(
-    task: steps.Task,
-    optimiser: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    accumulation: int,
-    state: steps.State,
-    batch: dict,
-) -> Findings:
+def examine(plan: step.Plan, state: step.State, batch: dict) -> Findings:
     """Compute the step from `state` on `batch` (on the host) again, and look at every number of it."""
-    propose = jax.jit(steps.proposal(task, optimiser, mesh, accumulation=accumulation))
-    made = propose(state, meshes.place_batch(mesh, batch))
-    parts = {"parameters": state.params, "batch": batch, "gradient": made.grads, NEW: made.params}
+    propose = jax.jit(step.proposal(plan.task, plan.optimiser, plan.mesh, accumulation=plan.accumulation))
+    proposal = propose(state, meshes.place_batch(plan.mesh, batch))
+    parts = {"parameters": state.params, "batch": batch, "gradient": proposal.grads, NEW: proposal.params}
     culprits = guard.culprits({name: distributed.fetch(part) for name, part in parts.items()})
-    return Findings(*(float(jax.device_get(x)) for x in (made.metrics[steps.LOSS], made.norm)), culprits)
+    return Findings(*(float(jax.device_get(x)) for x in (proposal.metrics[step.LOSS], proposal.norm)), culprits)
 
 
-def sentence(seen: Seen, culprits: dict[str, int]) -> str:
+def sentence(failure: Failure, culprits: dict[str, int]) -> str:
     """What went wrong in which step, with which examples, and where first."""
-    named = {"the loss": seen.loss, "the gradient norm": seen.norm}
+    named = {"the loss": failure.loss, "the gradient norm": failure.norm}
     wrong = [f"{name} ({value})" for name, value in named.items() if not np.isfinite(value)] or ["an updated parameter"]
     first = next(iter(culprits), "")
-    numbers = seen.numbers()
+    numbers = failure.numbers()
     more = f", ... ({len(numbers)} in all)" if len(numbers) > LISTED else ""
     return (
-        f"step {seen.step:,}: {' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite"
+        f"step {failure.step:,}: {' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite"
         + (f", and the first such number is in {first}" if first else "")
         + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{more}" if numbers else "")
     )
 
 
-def write(folder: pathlib.Path, seen: Seen, state: steps.State) -> pathlib.Path:
+def write(folder: pathlib.Path, failure: Failure, state: step.State) -> pathlib.Path:
     """The bundle of this step in the folder of its run, and its path. All processes call it, one writes.
 
     state: the one before the step. Raises RunError where the disk does not take it.
     """
     whole = _arrays(distributed.fetch(_plain(state)))
-    bundle = folder / "replay" / f"step_{seen.step}"
+    bundle = folder / "replay" / f"step_{failure.step}"
     if not distributed.main():
         return bundle
     draft = bundle.with_name(bundle.name + ".writing")
-    told = {"loss": str(seen.loss), "gradient_norm": str(seen.norm)}  # as text: JSON has no NaN
+    told = {"loss": str(failure.loss), "gradient_norm": str(failure.norm)}  # as text: JSON has no NaN
     try:
         disk.folder(folder, "replay")
         disk.remove(draft)
         draft.mkdir()
         shutil.copyfile(folder / "config.json", draft / "config.json")
-        np.savez(draft / "batch.npz", **seen.batch)
+        np.savez(draft / "batch.npz", **failure.batch)
         np.savez(draft / "state.npz", **whole)
-        disk.write_json(draft / "info.json", {"step": seen.step, **told, "examples": seen.numbers()})
+        disk.write_json(draft / "info.json", {"step": failure.step, **told, "examples": failure.numbers()})
         disk.remove(bundle)  # of the same step, from before a resume
         draft.rename(bundle)
     except OSError as error:
-        raise errors.RunError(f"{sentence(seen, {})}; {bundle} cannot be written: {error.strerror}") from error
+        raise errors.RunError(f"{sentence(failure, {})}; {bundle} cannot be written: {error.strerror}") from error
     return bundle
 
 
-def read(bundle: pathlib.Path, like: steps.State) -> tuple[int, steps.State, dict]:
+def read(bundle: pathlib.Path, like: step.State) -> tuple[int, step.State, dict]:
     """(step, the state before it with the tree of `like`, its batch on the host). UserError where it is damaged."""
     step = disk.read_json(bundle / "info.json", says="which step went wrong").get("step")
     if not isinstance(step, int):
@@ -119,7 +108,7 @@ def read(bundle: pathlib.Path, like: steps.State) -> tuple[int, steps.State, dic
     return step, plain.replace(key=jax.random.wrap_key_data(jnp.asarray(plain.key))), batch
 
 
-def _plain(state: steps.State) -> steps.State:
+def _plain(state: step.State) -> step.State:
     return state.replace(key=jax.random.key_data(state.key))
 
 
@@ -127,16 +116,48 @@ def _arrays(tree: Any) -> dict[str, Any]:
     return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def again(bundle: pathlib.Path, made: plan.Plan) -> None:
+def abort(
+    plan: step.Plan,
+    folder: pathlib.Path,
+    saves: checkpoint.Checkpoints,
+    n: int,
+    state: step.State,
+    batch: dict,
+    metrics: dict,
+) -> None:
+    """Raise RunError: what was not finite in step n, and where a bundle lies with which it can be looked at.
+
+    The state before it is saved, so that the run can go on without this step, or look at it again.
+    """
+    loss, norm = jax.device_get((metrics[step.LOSS], metrics["gradient_norm"]))
+    failure = Failure(n, float(loss), float(norm), batch)
+    bundle = write(folder, failure, state)
+    place = "its beginning"
+    if n > 1:
+        try:
+            saves.save(n - 1, state)
+            saves.wait()
+            place = f"step {n - 1:,}, which is saved"
+        except errors.RunError as error:  # beside what went wrong before
+            place = f"its last checkpoint ({error})"
+    try:
+        culprits = examine(plan, state, batch).culprits
+    except jax.errors.JaxRuntimeError:  # the devices have no room for it beside the run
+        culprits = {}
+    raise errors.RunError(
+        f"{sentence(failure, culprits)}; python launch.py --replay {bundle} shows it again on one device, and"
+        f" the run can go on with train.nan = skip from {place}"
+    )
+
+
+def again(bundle: pathlib.Path, plan: step.Plan) -> None:
     """Compute the step of the bundle again and tell every place that is not finite. Raises RunError where one is."""
-    like = steps.abstract_state(made.task, made.optimiser, mesh=made.mesh)
-    step, state, batch = read(bundle, like)
-    state = jax.device_put(state, meshes.replicated(made.mesh))
-    options = {"accumulation": made.accumulation, "state": state, "batch": batch}
-    found = examine(made.task, made.optimiser, made.mesh, **options)
-    print(f"step {step:,} of {bundle}, computed again\n  loss           {found.loss}\n  gradient norm  {found.norm}")
-    for path, count in found.culprits.items():
+    n, state, batch = read(bundle, step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh))
+    findings = examine(plan, jax.device_put(state, meshes.replicated(plan.mesh)), batch)
+    print(f"step {n:,} of {bundle}, computed again")
+    print(f"  loss           {findings.loss}\n  gradient norm  {findings.norm}")
+    for path, count in findings.culprits.items():
         print(f"  {path}: {count:,} not finite")
-    if found.reproduced():
-        raise errors.RunError(sentence(Seen(step, found.loss, found.norm, batch), found.culprits))
+    if findings.reproduced():
+        raise errors.RunError(sentence(Failure(n, findings.loss, findings.norm, batch), findings.culprits))
     print("all of it is finite here, on this backend and with these versions of the libraries")

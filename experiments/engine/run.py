@@ -1,54 +1,58 @@
-"""A whole run of a config: show what is built, train it, evaluate, save, and write down the result."""
+"""A whole run of a config: plan it, show what is built, train it, evaluate, save, and write down the result."""
 
 import contextlib
+import functools
 import pathlib
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
 from experiments.engine import (
+    batches,
+    by_name,
     checkpoint,
     compilation,
     config,
     disk,
     distributed,
     errors,
+    guard,
     log,
     loop,
     mesh,
+    optim,
     report,
+    step,
     workdir,
 )
-from experiments.engine import plan as plans
-from experiments.engine import (
-    step as steps,
-)
-from experiments.pretrained import warm_start
 from tfm import shapes
 
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
+NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
-
-Show = Callable[[plans.Plan, steps.State, int], None]  # of an abstract state, and the FLOPs of a step
 
 
 class Work(NamedTuple):
     """What an experiment makes of a config, in prepare(settings, devices).
 
-    apply: (params, batch) -> what the model answers, such as logits. kept: small files, by their names, that the
-    trained model cannot be used without (its words, its classes).
+    apply: (params, batch) -> what the model answers, such as logits. files: small ones, by their names, that the
+    trained model cannot be used without (its words, its classes). params: initial parameters, by path, in place of
+    random ones. lines: about the data, for a person.
     """
 
-    task: steps.Task
+    task: step.Task
     figures: Figures
     apply: Callable[[Any, dict], jax.Array] | None = None
-    kept: dict[str, bytes] = {}
+    files: Mapping[str, bytes] = {}
+    params: Mapping[str, np.ndarray] = {}
+    lines: Sequence[str] = ()
 
 
 class Result(NamedTuple):
@@ -71,53 +75,52 @@ class Result(NamedTuple):
 def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another. seeds: devices that share several runs."""
     config.check_seed(settings.seed)
-    device = settings.device
-    mesh.start(device)
+    mesh.start(settings.device)
     m = settings.mesh
     devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)
     return devices
 
 
-def run(
-    settings: config.Settings, folder: pathlib.Path | None, work: Work, devices: Mesh, *, show: Show | None = None
-) -> Result | None:
-    """Train as the config says and write the results into `folder`; without one, only `show` what it would be."""
+def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh) -> Result:
+    """Train as the config says, and write the results into `folder`."""
     began = time.perf_counter()
-    task, made = work.task, plans.plan(settings, work.task, devices)
-    resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-    imported = warm_start.load(settings, task.init, resumed=resumed, kept=work.kept)
-    settings.refuse_unused()
-    if folder is None and not made.debug.compiles_ahead:
-        raise errors.UserError("--dry_run shows the compiled step, but with debug.nans or debug.no_jit there is none")
-    compilation.check_state(steps.abstract_state(task, made.optimiser, mesh=devices), devices, described=folder is None)
-    writes = folder is not None and distributed.main()
+    plan, state = prepared(settings, work, devices)
+    writes, resumed = distributed.main(), checkpoint.newest(folder / "checkpoints") is not None
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if folder is not None and enter(settings, folder, devices):
+        if enter(settings, folder, devices):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
-            params = checkpoint.parameters(folder / "checkpoints", made.steps) if resumed else None
+            params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
             return result(folder, work, disk.read_json(folder / "summary.json", says="its result"), params)
         if writes:
             workdir.keep_sources(folder, settings.sources())
-        for name, content in work.kept.items() if writes else ():
+        for name, content in work.files.items() if writes else ():
             disk.write(folder / name, content)
-        with loop.device_errors():
-            if folder is None:  # nothing is run: shapes are enough
-                state = steps.abstract_state(task, made.optimiser, mesh=devices)
-            else:
-                state = steps.initial_state(task, made.optimiser, seed=made.seed, mesh=devices)
-                state = state.replace(params=warm_start.placed(imported, state.params))
-            flops = describe(made, state)
-            if folder is None:
-                return show(made, state, flops)
-            step, seconds = compile_step(made, state)
-        if made.debug.compiles_ahead:
-            compilation.check_step(step.largest(), devices)
-        state, numbers = loop.train_and_save(made, state, step, folder, flops)
+        flops = describe(plan, state)
+        compiled, seconds = plan.step, 0.0
+        if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
+            with step.device_errors():
+                compiled, seconds = compile_step(plan, state)
+            compilation.check_step(compiled.largest(), devices)
+        state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
         numbers["compile_seconds"] = seconds
         params = distributed.fetch(state.params)
-        summary = write_result(settings, made, params, folder, work.figures, numbers, began=began) if writes else {}
+        summary = write_result(settings, plan, params, folder, work.figures, numbers, began=began) if writes else {}
         return result(folder, work, summary, params)
+
+
+def prepared(
+    settings: config.Settings, work: Work, devices: Mesh, *, described: bool = False
+) -> tuple[step.Plan, step.State]:
+    """The plan of a run, and the shapes, types and places of its state. UserError where it would not fit into memory.
+
+    described: nothing will be plan on these devices, and what fits into no device is refused.
+    """
+    whole = plan(settings, work.task, devices)
+    settings.refuse_unused()
+    state = step.abstract_state(work.task, whole.optimiser, mesh=devices)
+    compilation.check_state(state, devices, described=described)
+    return whole, state
 
 
 def result(folder: pathlib.Path, work: Work, summary: dict[str, Any], params: Any) -> Result:
@@ -168,7 +171,7 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> boo
 
 def write_result(
     settings: config.Settings,
-    made: plans.Plan,
+    plan: step.Plan,
     params: Any,
     folder: pathlib.Path,
     figures: Figures,
@@ -185,16 +188,16 @@ def write_result(
     files, more = shown if isinstance(shown, tuple) else (shown, {})
     summary = {
         "experiment": settings.experiment,
-        "steps": made.steps,
+        "steps": plan.steps,
         "params": shapes.total(params),
         "params_sha256": checkpoint.digest(params),
         **numbers,
         **more,
-        **{f"baseline/{name}": value for name, value in made.task.baseline.items()},
-        "guess": dict(made.task.guess),
+        **{f"baseline/{name}": value for name, value in plan.task.baseline.items()},
+        "guess": dict(plan.task.guess),
         "wall_seconds": time.perf_counter() - began,
-        "devices": made.mesh.size,
-        "backend": mesh.backend(made.mesh),
+        "devices": plan.mesh.size,
+        "backend": mesh.backend(plan.mesh),
         "versions": mesh.versions(),
         "commit": workdir.commit(),
     }
@@ -203,30 +206,135 @@ def write_result(
     return summary
 
 
-def describe(made: plans.Plan, state: steps.State) -> int:
+def describe(plan: step.Plan, state: step.State) -> int:
     """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
     shapes.check(state.params)
-    example = made.task.train[0]
-    forward = compilation.flops(made.task.loss_and_metrics, state.params, example, None)
-    batch, each = made.growth.sizes[0], made.task.tokens_per_example
+    example = plan.task.train[0]
+    forward = compilation.flops(plan.task.loss_and_metrics, state.params, example, None)
+    batch, each = plan.growth.sizes[0], plan.task.tokens_per_example
     print(report.table(state.params))
     print(
         f"  {report.si(3 * forward, 'FLOP')} per step (3 x forward) of {batch} examples, {batch * each:,} tokens;"
         f" {report.si(forward / (batch * each), 'FLOP')} per token forward",
         flush=True,
     )
-    for first, size in list(zip(made.growth.firsts, made.growth.sizes, strict=True))[1:]:
+    for first, size in list(zip(plan.growth.firsts, plan.growth.sizes, strict=True))[1:]:
         larger = report.si(3 * forward * size / batch, "FLOP")
         print(f"  {larger} per step of {size} examples, {size * each:,} tokens, after step {first:,}", flush=True)
     return 3 * forward
 
 
-def compile_step(made: plans.Plan, state: steps.State) -> tuple[Any, float]:
-    """The training step, compiled for every batch size unless debug says otherwise, and the seconds it took."""
-    if not made.debug.compiles_ahead:
-        return made.step, 0.0
-    batches = (mesh.abstract_batch(made.mesh, made.task.train[first]) for first in made.growth.firsts)
-    return compilation.ahead(made.step, state, batches, steps.abstract_alive(made.mesh))
+def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compiled, float]:
+    """The training step, compiled for every batch size, and the seconds it took."""
+    batches = (mesh.abstract_batch(plan.mesh, plan.task.train[first]) for first in plan.growth.firsts)
+    return compilation.ahead(plan.step, state, batches, step.abstract_alive(plan.mesh))
+
+
+def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan:
+    """Optimiser and step from the config. Raises UserError for what does not fit together."""
+    t = settings.train
+    try:
+        shapes.check(task.train[0])
+    except shapes.ShapeError as error:
+        raise errors.UserError(f"in a batch, {error}") from error
+    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation, "train.keep": t.keep})
+    every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
+    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()} | {"train.save_minutes": t.save_minutes})
+    guard.check(t.nan, t.spike)
+    checkpoint.check_best(t.keep_best)
+    if settings.resume not in ("latest", "latest_valid"):
+        raise errors.UserError(f'unknown resume "{settings.resume}"; the right ones are: latest, latest_valid')
+    if t.accumulation > 1 and settings.model.norm == "batch":
+        raise errors.UserError(
+            "train.accumulation > 1 would give each part statistics of its own: not with model.norm = batch"
+        )
+    growth = growth_of(settings, devices)
+    mesh.check_layout(devices, task.layout, jax.eval_shape(task.init, jax.random.key(0)), task.train[0])
+    if t.keep_best and t.keep_best not in measured(task):
+        raise errors.UserError(f"train.keep_best = {t.keep_best}, but what is measured is {', '.join(measured(task))}")
+    rate, rule = optimiser(settings, growth)
+    if t.spike:
+        rule = guard.remembering(rule)
+    options = {"accumulation": t.accumulation, "nan": t.nan, "spike": t.spike, "probe_due": _probe_due(settings, task)}
+    return step.Plan(
+        task=task,
+        mesh=devices,
+        optimiser=rule,
+        step=step.update(task, rule, rate, devices, **options),
+        accumulation=t.accumulation,
+        growth=growth,
+        steps=t.steps,
+        seed=settings.seed,
+        every=every,
+        save_minutes=t.save_minutes,
+        keep=t.keep,
+        keep_best=t.keep_best,
+        may_skip=t.nan == "skip" or t.spike > 0,
+        fall_back=settings.resume == "latest_valid",
+    )
+
+
+def _probe_due(settings: config.Settings, task: step.Task) -> Callable | None:
+    """After which steps the probe's numbers are wanted: those that are logged. UserError where there is no probe."""
+    if not settings.train.probe:
+        return None
+    if task.probe is None:
+        raise errors.UserError(
+            "train.probe = True, but there is nothing to look at: the scores here are no x^T M x, or have no `factors` "
+            "that tell it (tfm/attention/score.py)"
+        )
+    return functools.partial(loop.due, every=settings.train.log_every, steps=settings.train.steps)
+
+
+def measured(task: step.Task) -> list[str]:
+    """The names of what an evaluation of the task measures."""
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    metrics = jax.eval_shape(task.loss_and_metrics, params, task.evaluation[0], None)
+    return sorted(f"{loop.EVAL}{name}" for name in metrics if not name.startswith(step.RUNNING))
+
+
+def growth_of(settings: config.Settings, devices: Mesh) -> batches.Growth:
+    """The batch sizes of the config, each of which must divide over the devices."""
+    t = settings.train
+    growth = batches.growing(t.batch_size, t.growth)
+    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
+        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
+    mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
+    return growth.reached(t.steps)
+
+
+def optimiser(
+    settings: config.Settings, growth: batches.Growth, **numbers: jax.Array
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """The learning rate of every step, and the optimiser with it.
+
+    numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
+    """
+    o = settings.optim
+    muon = ("muon_lr_multiplier", "momentum", "ns_steps") if o.name == "muon" else ()
+    config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE + muon})
+    for name in ("beta1", "beta2") + muon[1:2]:
+        if getattr(o, name) >= 1:
+            raise errors.UserError(f"optim.{name} must be less than 1, and {getattr(o, name)} is not")
+    rate = optim.schedule(
+        o.schedule,
+        peak=numbers.get("learning_rate", o.learning_rate),
+        steps=settings.train.steps,
+        warmup_steps=o.warmup_steps,
+        final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
+        decay_fraction=o.decay_fraction if o.schedule == "wsd" else 0.0,
+    )
+    if settings.train.growth:
+        rate = optim.grown(rate, growth, o.batch_rule)
+    decay = numbers.get("weight_decay", o.weight_decay)
+    common = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps, "weight_decay": decay, "clip": o.clip}
+    if ":" in o.name:
+        raise errors.UserError(f'unknown optimiser "{o.name}": an optimiser is named, and cannot be imported')
+    rules = {
+        "adamw": lambda: optim.adamw(rate, **common),
+        "muon": lambda: optim.muon(rate, **{name: getattr(o, name) for name in muon}, **common),
+    }
+    return rate, by_name.choose("optimiser", o.name, rules)()
 
 
 def loss_figure(file: pathlib.Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:

@@ -1,6 +1,9 @@
-"""The one training loop: every experiment hands it a Task and calls it."""
+"""One step of training, and an evaluation: what an experiment hands over (Task), and the programs made of it."""
 
+import contextlib
+import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import compilation, distributed, guard
+from experiments.engine import batches, compilation, distributed, errors, guard
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 from tfm import shapes
@@ -52,12 +55,45 @@ class State:
     key: jax.Array
 
 
-def initial_state(task: Task, optimiser: optax.GradientTransformation, *, seed: int, mesh: Mesh) -> State:
-    """The state of step 0, every leaf on the devices that are to hold it."""
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run is made of, checked before anything is written (run.plan)."""
+
+    task: Task
+    mesh: Mesh
+    optimiser: optax.GradientTransformation
+    step: Callable  # `update`
+    accumulation: int
+    growth: batches.Growth  # the batch size of every step
+    steps: int
+    seed: int
+    every: dict[str, int]  # of what happens every n steps (0: only at the end): log, evaluate, save
+    save_minutes: float  # 0: the clock saves nothing
+    keep: int
+    keep_best: str  # '', or the name of a metric
+    may_skip: bool  # steps are counted that changed nothing
+    fall_back: bool  # resume from an earlier checkpoint where the newest is damaged
+
+
+def initial_state(
+    task: Task,
+    optimiser: optax.GradientTransformation,
+    *,
+    seed: int,
+    mesh: Mesh,
+    params: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+) -> State:
+    """The state of step 0, every leaf on the devices that are to hold it. params: by path, in place of random ones."""
     make = functools.partial(_state, task, optimiser)
     key = jax.random.key(seed)
     places = meshes.shardings(mesh, jax.eval_shape(make, key), task.layout)
-    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(mesh))(key)
+    state = jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(mesh))(key)
+
+    def given(path: Any, leaf: jax.Array) -> jax.Array:
+        value = params.get("/".join(shapes.names(path)))
+        return leaf if value is None else distributed.put(np.asarray(value, leaf.dtype), leaf.sharding)
+
+    return state.replace(params=jax.tree_util.tree_map_with_path(given, state.params)) if params else state
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
@@ -280,53 +316,17 @@ def evaluate(
     return {name: total / count for name, (total, count) in totals.items()}
 
 
-def fit(
-    state: State,
-    step: Callable[..., tuple[State, dict]],
-    batches: Iterator[dict],
-    *,
-    start: int,
-    steps: int,
-    mesh: Mesh,
-    on_metrics: Callable[[int, dict], None],
-    stops: Callable[[int], bool],
-    on_stop: Callable[[int, State], None],
-    on_failure: Callable[[int, State, dict, dict], None],
-    place: Callable[[Mesh, Any], dict] = meshes.place_batch,
-    alive: np.ndarray = np.True_,
-) -> State:
-    """Take the steps start + 1 ... steps, and return the last state.
-
-    `on_metrics(n, metrics)` gets the metrics of step n while step n + 1 is already under way, so that the devices never
-    wait for the host. Where `stops(n)`, `on_stop(n, state)` is called with the state after n steps, behind the metrics.
-    Where step n was not `alive`, the loop ends with `on_failure(n, state, batch, metrics)`: the state before it.
-
-    place: puts a batch on the devices. alive: which of several runs are, where the state has rows (together.py); then
-    the loop ends where none is any more.
-    """
-    late: tuple[int, dict, dict] | None = None
-    alive = distributed.put(alive, meshes.replicated(mesh))
-
-    def told(n: int, batch: dict, metrics: dict) -> bool:
-        metrics = jax.block_until_ready(metrics)
-        if not np.any(jax.device_get(metrics["alive"])):
-            on_failure(n, state, batch, metrics)
-            return False
-        on_metrics(n, {name: value for name, value in metrics.items() if name != "alive"})
-        return True
-
-    for n in range(start + 1, steps + 1):
-        batch = next(batches)
-        state, metrics = step(state, place(mesh, batch), alive)
-        alive = metrics["alive"]
-        if late and not told(*late):
-            break
-        late = (n, batch, metrics)
-        stop = stops(n)
-        if stop or n == steps:
-            if not told(*late):
-                break
-            late = None
-        if stop:
-            on_stop(n, state)
-    return state
+@contextlib.contextmanager
+def device_errors() -> Iterator[None]:
+    """Within this, what XLA or a device reports is one sentence, a RunError."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        first = (str(error).strip().splitlines() or ["it says no more"])[0]
+        if "RESOURCE_EXHAUSTED" in first:
+            raise errors.RunError(
+                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch_size or"
+                " train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs"
+                f" less ({first})"
+            ) from error
+        raise errors.RunError(f"a device, or the way to another one, failed: {first}") from error

@@ -30,7 +30,6 @@ MAY_CHANGE = (
     "compilation_cache",
     "study.",
     "mesh.",
-    "debug.",
     "train.steps",
     "train.probe",
     "train.log_every",

@@ -4,11 +4,11 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from experiments.engine import pace
+from experiments.engine import log
 from experiments.studies import preparing
 
 
-class Progress(pace.Line):
+class Progress(log.Line):
     """The line of a study. Work is counted in FLOPs."""
 
     def __init__(self, waiting: Sequence[preparing.Checked]):
@@ -24,7 +24,7 @@ class Progress(pace.Line):
         self._current, self._step, self._loss = number, 0, ""
         later = [one.ahead(0) for one in self._waiting[number + 1 :]]
         self._later = sum(steps for steps, _ in later), sum(evaluations for _, evaluations in later)
-        self._pace, self._began = pace.Pace(), time.perf_counter()
+        self._pace, self._began = log.Pace(), time.perf_counter()
         self._bar.set_description_str(self._where(), refresh=False)
         self._bar.set_postfix_str(f"compiling, {self._ahead()}")
 
@@ -70,8 +70,8 @@ class Progress(pace.Line):
     def _ahead(self) -> str:
         """What is left, for a person."""
         known, more = self.left(), len(self._waiting) - self._current - 1
-        left = f"{pace.clock(known)} left"
-        return f"{left}, and {pace.clock(self.compiling())} to compile {more} more" if more and known else left
+        left = f"{log.clock(known)} left"
+        return f"{left}, and {log.clock(self.compiling())} to compile {more} more" if more and known else left
 
     def timed(self, evaluate: Callable) -> Callable:
         """`evaluate` of the program under way, whose seconds tell how long those to come will take."""

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from experiments.engine import disk, terminal
+from experiments.engine import disk, log
 from experiments.studies import figures, record, runs, statistics, tables, words
 from experiments.studies import study as studies
 
@@ -71,14 +71,14 @@ def _templates(clean: Any) -> jinja2.Environment:
 
 def legal(text: str) -> str:
     """Text without control characters, which HTML does not allow; 95 % stays in one line."""
-    return text.translate(terminal.CONTROL).replace("95 %", "95\N{NO-BREAK SPACE}%")
+    return text.translate(log.CONTROL).replace("95 %", "95\N{NO-BREAK SPACE}%")
 
 
 def plain(text: str) -> markupsafe.Markup:
     """Text in one line that Markdown shows as it is: no name becomes a column, a link, a heading or a tag."""
     escaped = re.sub(r"([\\`*\[\]|#~$!])", r"\\\1", " ".join(text.split()))
     escaped = escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return markupsafe.Markup(escaped.translate(terminal.CONTROL))
+    return markupsafe.Markup(escaped.translate(log.CONTROL))
 
 
 def text(folder: pathlib.Path, study: studies.Study) -> str:
@@ -88,7 +88,7 @@ def text(folder: pathlib.Path, study: studies.Study) -> str:
     overview = tables.overview(conditions)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
     blocks = [f"{name}\n{tables.aligned(table)}\n\n{_wrapped(below, '  ')}" for name, table, below in parts]
-    return "\n\n".join([*blocks, _wrapped(words.of_study(conditions), "")]).translate(terminal.CONTROL)
+    return "\n\n".join([*blocks, _wrapped(words.of_study(conditions), "")]).translate(log.CONTROL)
 
 
 def _wrapped(text: str, indent: str) -> str:

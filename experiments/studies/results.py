@@ -29,44 +29,44 @@ def write(
     measure: look at attention too. begun: with which values, by row. seconds: wall_seconds, the run's share, and
     compile_seconds, of the program. before: called before each run's; what it raises ends it.
     """
-    rows, task, common = ready.program.rows, ready.together.task, _common(ready, state)
+    runs, task, common = ready.program.runs, ready.vmapped.task, _common(ready, state)
     taken_R = jax.device_get(state.step)
     look = attention.looking(task) if measure and task.maps else None
-    for r, row in enumerate(rows):
+    for r, run in enumerate(runs):
         before()
         params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
         found, maps = look(params) if look else ({}, None)
         own = {
-            "condition": row.condition,
-            "arm": row.arm,
-            "seed": row.seed,
+            "condition": run.condition,
+            "arm": run.arm,
+            "seed": run.seed,
             "params_sha256": checkpoint.digest(params),
             **{f"{loop.EVAL}{name}": log.finite(column[r]) for name, column in final.items()},
-            "diverged_at": None if taken_R[r] == ready.made.steps else int(taken_R[r]) + 1,
-            "training_crc32": crc32(ready.tasks[row.seed].train[0]),
+            "diverged_at": None if taken_R[r] == ready.plan.steps else int(taken_R[r]) + 1,
+            "training_crc32": crc32(ready.tasks[run.seed].train[0]),
             "initial": begun[r],
         }
-        if maps is not None and row.seed == rows[0].seed:
-            attention.save(folder / row.name / "maps.npz", maps)
+        if maps is not None and run.seed == runs[0].seed:
+            attention.save(folder / run.name / "maps.npz", maps)
         attended = {"attention": found} if found else {}
-        disk.write_json(folder / row.name / "summary.json", own | common | seconds | attended)
+        disk.write_json(folder / run.name / "summary.json", own | common | seconds | attended)
 
 
 def _common(ready: preparing.Ready, state: step.State) -> dict[str, Any]:
     """What the runs of a program have alike."""
-    task, devices = ready.together.task, ready.together.mesh
+    task, devices = ready.vmapped.task, ready.vmapped.mesh
     params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state.params)
-    tokens = ready.made.growth.sizes[0] * task.tokens_per_example
+    tokens = ready.plan.growth.sizes[0] * task.tokens_per_example
     return {
-        "experiment": ready.program.rows[0].settings.experiment,
-        "steps": ready.made.steps,
+        "experiment": ready.program.runs[0].settings.experiment,
+        "steps": ready.plan.steps,
         "params": shapes.total(params),
         "flops_per_token": compilation.flops(task.loss_and_metrics, params, task.train[0], None) / tokens,
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),
-        "data": ready.said,
+        "data": ready.lines,
         "evaluation_crc32": crc32(task.evaluation[0]) ^ crc32(task.evaluation[-1]) ^ len(task.evaluation),
-        "together": len(ready.program.rows),
+        "together": len(ready.program.runs),
         "devices": devices.size,
         "device": mesh.describe(devices),
         "backend": mesh.backend(devices),

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.engine import by_name, checkpoint, config, errors, loop, workdir
 
-# Settings that are numbers inside a program: runs that differ in these alone are rows of one. Their names there:
+# Settings that are numbers inside a program: runs that differ in these alone are runs of one. Their names there:
 NUMBERS = {
     "optim.learning_rate": "learning_rate",
     "optim.weight_decay": "weight_decay",
@@ -44,7 +44,7 @@ class Study(NamedTuple):
     threshold: dict[str, float]  # 0: none
 
 
-class Row(NamedTuple):
+class Run(NamedTuple):
     """One run of a study."""
 
     condition: str
@@ -66,21 +66,21 @@ class Row(NamedTuple):
 class Program(NamedTuple):
     """Runs that are trained together."""
 
-    rows: list[Row]
-    numbers: dict[str, np.ndarray]  # in which the rows differ
+    runs: list[Run]
+    numbers: dict[str, np.ndarray]  # in which the runs differ
 
     @property
     def name(self) -> str:
         """For people: arms may be several, where they differ in numbers only."""
-        arms = ", ".join(dict.fromkeys(row.arm for row in self.rows))
-        condition = "" if self.rows[0].condition == ONLY else f"{self.rows[0].condition}: "
-        return f"{condition}{arms} x {len({row.seed for row in self.rows})} seeds"
+        arms = ", ".join(dict.fromkeys(run.arm for run in self.runs))
+        condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "
+        return f"{condition}{arms} x {len({run.seed for run in self.runs})} seeds"
 
     @property
     def folder(self) -> str:
         """The name of its checkpoints' folder: another one for other runs, the same where they may be resumed."""
-        told = json.dumps([[row.name, _lasting(row.settings)] for row in self.rows], sort_keys=True)
-        return f"{self.rows[0].kind}_{zlib.crc32(told.encode()):08x}"
+        told = json.dumps([[run.name, _lasting(run.settings)] for run in self.runs], sort_keys=True)
+        return f"{self.runs[0].kind}_{zlib.crc32(told.encode()):08x}"
 
 
 def _lasting(settings: config.Settings) -> dict[str, Any]:
@@ -158,10 +158,10 @@ def _named(key: str, given: Any) -> list[Named]:
     return list(found.values())
 
 
-def rows(settings: config.Settings, study: Study) -> list[Row]:
+def runs(settings: config.Settings, study: Study) -> list[Run]:
     """All runs, each with a config of its own, as it would be trained alone."""
     return [
-        Row(condition.name, arm.name, seed, _alone(settings, study, condition, arm, seed))
+        Run(condition.name, arm.name, seed, _alone(settings, study, condition, arm, seed))
         for condition in study.conditions
         for arm in study.arms
         for seed in study.seeds
@@ -184,17 +184,17 @@ def _alone(settings: config.Settings, study: Study, condition: Named, arm: Named
         raise errors.UserError(f"condition {condition.name}, arm {arm.name}: {error}") from error
 
 
-def programs(rows: Iterable[Row]) -> list[Program]:
+def programs(runs: Iterable[Run]) -> list[Program]:
     """The runs, with those together that differ in seeds and NUMBERS only, in the order in which they come."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        values = config.flat(row.settings.to_dict())
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        values = config.flat(run.settings.to_dict())
         kind = {key: value for key, value in values.items() if key != "seed" and key not in NUMBERS}
-        found.setdefault(f"{row.condition} {json.dumps(kind, sort_keys=True)}", []).append(row)
-    return [Program(together, _numbers(together)) for together in found.values()]
+        groups.setdefault(f"{run.condition} {json.dumps(kind, sort_keys=True)}", []).append(run)
+    return [Program(group, _numbers(group)) for group in groups.values()]
 
 
-def _numbers(rows: list[Row]) -> dict[str, np.ndarray]:
-    values = [config.flat(row.settings.to_dict()) for row in rows]
+def _numbers(runs: list[Run]) -> dict[str, np.ndarray]:
+    values = [config.flat(run.settings.to_dict()) for run in runs]
     columns = {name: np.array([one[key] for one in values], np.float32) for key, name in NUMBERS.items()}
     return {name: column for name, column in columns.items() if len(set(column.tolist())) > 1}

@@ -24,7 +24,7 @@ Numbers = dict[str, np.ndarray]  # name -> R numbers
 OPTIMISER = ("learning_rate", "weight_decay")  # numbers of the optimiser; the others are of the initial values
 
 
-class Together(NamedTuple):
+class VmappedRuns(NamedTuple):
     """What the runs have in common, and how they are computed."""
 
     task: steps.Task  # of any of the runs: model and measures are the same
@@ -34,12 +34,12 @@ class Together(NamedTuple):
     batched: bool  # rows side by side in every operation (vmap), or one after the other in a loop (lax.map)
 
 
-def over_rows(of: Together, function: Callable) -> Callable:
+def over_rows(of: VmappedRuns, function: Callable) -> Callable:
     """The function of one run, for all of them; every argument's leaves have R rows."""
     return jax.vmap(function) if of.batched else lambda *rows: jax.lax.map(lambda row: function(*row), rows)
 
 
-def initial_state(of: Together, seeds: Sequence[int], numbers: Numbers) -> steps.State:
+def initial_state(of: VmappedRuns, seeds: Sequence[int], numbers: Numbers) -> steps.State:
     """The state of step 0 of every run, R rows of each leaf, on the devices that are to hold it."""
     make, initial = _initial(of, numbers)
     keys_R = jnp.stack([jax.random.key(seed) for seed in seeds])
@@ -47,7 +47,7 @@ def initial_state(of: Together, seeds: Sequence[int], numbers: Numbers) -> steps
     return jax.jit(make, out_shardings=places, compiler_options=options)(keys_R, initial)
 
 
-def abstract_state(of: Together, rows: int, numbers: Numbers) -> steps.State:
+def abstract_state(of: VmappedRuns, rows: int, numbers: Numbers) -> steps.State:
     """Shapes, types and places of `initial_state` of so many runs."""
     make, initial = _initial(of, numbers)
     shape = jax.eval_shape(lambda initial: make(jax.random.split(jax.random.key(0), rows), initial), initial)
@@ -56,7 +56,7 @@ def abstract_state(of: Together, rows: int, numbers: Numbers) -> steps.State:
     )
 
 
-def _initial(of: Together, numbers: Numbers) -> tuple[Callable[..., steps.State], Numbers]:
+def _initial(of: VmappedRuns, numbers: Numbers) -> tuple[Callable[..., steps.State], Numbers]:
     """(keys_R, initial numbers) -> the state of every run, and these numbers."""
     _, optimiser = of.optimiser()
 
@@ -67,14 +67,14 @@ def _initial(of: Together, numbers: Numbers) -> tuple[Callable[..., steps.State]
     return over_rows(of, one), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
 
 
-def shardings(of: Together, rows: Any) -> Any:
+def shardings(of: VmappedRuns, rows: Any) -> Any:
     """Where the leaves of such a state lie, by the letters of their names behind the rows."""
     specs = shapes.specs(rows, of.task.layout.rules)
     place = functools.partial(meshes.of_rows, of.mesh)
     return jax.tree.map(lambda spec: NamedSharding(of.mesh, place(spec)), specs, is_leaf=meshes.is_spec)
 
 
-def step(of: Together) -> Callable[..., tuple[steps.State, dict]]:
+def step(of: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
     """The jitted step of all rows: (state, batch, alive_R, numbers) -> (state, metrics); the old state is donated."""
 
     def one(state: steps.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple[steps.State, dict]:
@@ -89,12 +89,12 @@ def step(of: Together) -> Callable[..., tuple[steps.State, dict]]:
     return jax.jit(rows, donate_argnums=0)
 
 
-def evaluator(of: Together) -> Callable[[Any], dict[str, np.ndarray]]:
+def evaluator(of: VmappedRuns) -> Callable[[Any], dict[str, np.ndarray]]:
     """The parameters of all rows -> of each the exact mean of every measure over the held-out part, R numbers."""
     return functools.partial(steps.evaluate, of.task, of.mesh, held_out(of))
 
 
-def held_out(of: Together) -> Callable[[Any, dict], steps.Ratios]:
+def held_out(of: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:
     """`steps.held_out` of the parameters of all rows, jitted."""
     sums = steps.held_out(of.task, of.mesh)
 

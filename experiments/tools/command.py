@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import compilation, config, disk, errors, in_process, mesh, signals, terminal
+from experiments.engine import compilation, config, disk, errors, in_process, log, mesh, signals
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -96,7 +96,7 @@ def new_file(folder: str | os.PathLike, name: str) -> pathlib.Path | None:
 
 def tell(text: str, file: pathlib.Path | None) -> str:
     """Print the text, write it into the file where there is one, and give it back."""
-    terminal.say(text, "\n")
+    log.say(text, "\n")
     write(text, file)
     return text
 

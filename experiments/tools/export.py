@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from experiments.data import image_file, vocabulary
-from experiments.engine import by_name, disk, errors, terminal
+from experiments.engine import by_name, disk, errors, log
 from experiments.pretrained import hub, llama, open_model
 from experiments.tools import command
 
@@ -61,7 +61,7 @@ def run(
         disk.write_json(folder / "preprocessor_config.json", preprocessor(like))
         files.append("preprocessor_config.json")
     paths = [folder / file for file in files]
-    terminal.say(f"{model.path} is written as {family}: {', '.join(map(str, paths))}", "\n")
+    log.say(f"{model.path} is written as {family}: {', '.join(map(str, paths))}", "\n")
     return paths
 
 

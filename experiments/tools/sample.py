@@ -24,7 +24,7 @@ from experiments import model as models
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
 from experiments.data import vocabulary
-from experiments.engine import compilation, config, errors, mesh, terminal
+from experiments.engine import compilation, config, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command
 from tfm.attention import mask as masks
@@ -83,7 +83,7 @@ def run(
         news = [list(itertools.chain(*parts)) for parts in zip(*gained, strict=True)]
         more = ["".join(until(words.stream(new, after=old), stop)) for new, old in zip(news, ids, strict=True)]
         whole = [text + rest for text, rest in zip(texts, more, strict=True)]
-        terminal.say("\n\n".join(whole) + "\n")
+        log.say("\n\n".join(whole) + "\n")
     command.write("\n\n".join(whole), kept)
     return whole[0] if isinstance(prompt, str) else whole
 
@@ -235,7 +235,7 @@ def told_while_drawn(text: str, pieces: Iterator[str]) -> str:
     """The text and its pieces, each said as it comes; the whole."""
     parts = []
     for part in itertools.chain([text], pieces, ["\n"]):
-        terminal.say(part)
+        log.say(part)
         parts.append(part)
     return "".join(parts[:-1])
 

@@ -245,21 +245,21 @@ def image_section(**values):
     return tiny.settings("vision", **{f"image__{key}": str(value) for key, value in values.items()}).image
 
 
-def test_classes_without_a_training_image_are_told(tmp_path, capsys):
+def test_classes_without_a_training_image_are_told(tmp_path):
     y = arrays()["y_train"]
     source = npz(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
-    assert images.configured(image_section(source=source), data_dir="").classes == ("0", "1", "2", "3")
-    assert capsys.readouterr().out.splitlines() == [
+    data = images.configured(image_section(source=source), data_dir="")
+    assert data.classes == ("0", "1", "2", "3")
+    assert data.said.splitlines() == [
         f"{source}: by their names, x_train to train on; x_test to evaluate; all else left alone",
         f"{source}: 11 images to train on, 7 to evaluate, 4 classes; no image to train on is of 1 of them: 1",
     ]
     source = whole(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
-    images.configured(image_section(source=source), data_dir="")
-    lines = capsys.readouterr().out.splitlines()
+    lines = images.configured(image_section(source=source), data_dir="").said.splitlines()
     assert lines[0] == f"{source}: split by content"
     assert lines[1].endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
-    images.configured(image_section(), data_dir="")
-    assert capsys.readouterr().out == "digits: 1,463 images to train on, 334 to evaluate, 10 classes\n"
+    said = images.configured(image_section(), data_dir="").said
+    assert said == "digits: 1,463 images to train on, 334 to evaluate, 10 classes"
 
 
 # Parts by name.

@@ -14,9 +14,8 @@ import tiny
 from tensorboardX.proto import event_pb2
 
 from experiments.data import images
-from experiments.engine import batches, checkpoint, compilation, disk, errors, log, pace, workdir
+from experiments.engine import batches, checkpoint, compilation, disk, errors, log, workdir
 from experiments.engine import mesh as meshes
-from experiments.engine import plan as plans
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 from tfm import loss
@@ -112,7 +111,7 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
 
 def test_the_plain_progress_line(capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
     progress = log.Progress(start=10, steps=100, tokens_per_step=1000, flops_per_step=60, peak=100.0)
     for step, value in ((11, 3.0), (12, None), (13, 0.12345)):  # steps of 4 s; a line at most every 10 s
         now += 4
@@ -224,7 +223,7 @@ def test_the_summary_keeps_the_contract(straight):
 def test_the_summary_is_about_the_last_parameters(straight):
     task = shifted_images()
     saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
-    like = plans.plan(tiny.settings("vision", model=False, train__batch_size=8, **SETTINGS), task, meshes.make(data=8))
+    like = runs.plan(tiny.settings("vision", model=False, train__batch_size=8, **SETTINGS), task, meshes.make(data=8))
     fresh = steps.initial_state(task, like.optimiser, seed=0, mesh=like.mesh)
     step, last = saves.resume(fresh, fall_back=False)
     assert step == STEPS

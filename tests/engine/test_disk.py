@@ -135,7 +135,7 @@ def run_of_a_study_elsewhere(folder, outside):
     settings = tiny.settings("vision")
     workdir.enter(folder, settings.to_dict())
     (folder / "all").symlink_to(outside)
-    row = ablation.study.Row("all", "tied", 3, settings)
+    row = ablation.study.Run("all", "tied", 3, settings)
     return functools.partial(ablation.enter, folder, settings, [row]), "all: it is a link"
 
 
@@ -157,7 +157,7 @@ def test_checkpoints_of_a_study_s_program_are_not_looked_for_behind_a_link(tmp_p
     """The whole of a study's folder of checkpoints, in which programs begin, and are tidied away behind their end."""
     (tmp_path / "checkpoints").symlink_to(outside)
     (outside / "all_tied_0123abcd").mkdir()
-    row = ablation.study.Row("all", "tied", 3, tiny.settings("vision"))
+    row = ablation.study.Run("all", "tied", 3, tiny.settings("vision"))
     ablation.tidy(tmp_path / "checkpoints", [row])
     (outside / "all_tied_0123abcd").rmdir()  # it is still there
     monkeypatch.setattr(training, "_resumed", None)

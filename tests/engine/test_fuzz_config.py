@@ -329,14 +329,14 @@ def test_any_study_has_its_runs_or_is_refused(changes):
                 configs.assign(config, f"study.{key}", value)
             settings = configs.Settings(config, config_file.defaults(config, base.get_config))
             asked = study.read(settings)
-            rows = study.rows(settings, asked)
+            rows = study.runs(settings, asked)
             programs = study.programs(rows)
             folders = {program.folder for program in programs}
     except errors.UserError as error:
         str(error).encode("utf-8", "backslashreplace")
         return fuzz.count("studies", "refused")
     assert len({row.name.lower() for row in rows}) == len(asked.conditions) * len(asked.arms) * len(asked.seeds) > 1
-    assert len(folders) == len(programs) <= len(rows) == sum(len(program.rows) for program in programs)
+    assert len(folders) == len(programs) <= len(rows) == sum(len(program.runs) for program in programs)
     assert all(math.isfinite(threshold) for threshold in asked.threshold.values())
     return fuzz.count("studies", "accepted")
 

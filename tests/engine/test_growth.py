@@ -8,7 +8,7 @@ import tiny
 
 from configs import base
 from experiments.engine import config as configs
-from experiments.engine import errors, log, pace
+from experiments.engine import errors, log
 from experiments.engine import step as steps
 
 GROWTH = [[3, 32], [6, 48], [8, 32]]
@@ -86,7 +86,7 @@ def test_a_run_whose_batches_grow(unbroken):
 
 def test_throughput_counts_the_tokens_of_every_step(monkeypatch, capsys):
     now = 0.0
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
     progress = log.Progress(
         start=2, steps=10, tokens_per_step=64, flops_per_step=32, peak=64.0, work=lambda n: sum(SIZES[:n]) / 16
     )

@@ -21,7 +21,7 @@ import tiny_study
 
 import launch
 from experiments import vision
-from experiments.engine import batches, config, errors, log, pace, signals
+from experiments.engine import batches, config, errors, log, signals
 from experiments.studies import figures as drawings
 
 CHANGES = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "model.dropout": 0.1, "image.shift": 1}
@@ -270,7 +270,7 @@ def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatc
     """The fixture `unchanged` looks."""
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has its own
     kept = tmp_path / "compiled"
-    run(tmp_path, **{"debug.nans": True, "compilation_cache": str(kept), "train.steps": 2, "device": "cpu"})
+    run(tmp_path, **{"compilation_cache": str(kept), "train.steps": 2, "device": "cpu"})
     assert any(kept.iterdir())
     entries = len(list(kept.iterdir()))
     jax.jit(lambda x: 3 * x + entries)(np.ones(7))
@@ -377,7 +377,7 @@ def test_a_notebooks_cell_has_one_line_that_replaces_itself(tmp_path, monkeypatc
     told = capsys.readouterr()
     assert "6/6 steps" not in told.out + told.err and told.out.count("step 4: eval/") == 1
     shell.get_ipython = lambda: types.SimpleNamespace()  # IPython in a terminal
-    assert pace.notebook() is None
+    assert log.notebook() is None
 
 
 CELLS = [

@@ -14,10 +14,10 @@ from experiments.engine import log
 # Writes until the disk takes no more: first both files of a log, then events alone.
 FULL = """
 import contextlib, pathlib, resource, signal, sys, threading
-from experiments.engine import errors, events, run, log
+from experiments.engine import errors, run, log
 
 folder, room = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-begun = log.Log(folder, start=0), events.Events(folder / "alone", start=0)
+begun = log.Log(folder, start=0), log.Events(folder / "alone", start=0)
 if room:  # no file may be larger
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))

@@ -149,7 +149,7 @@ def small_bundle(folder: pathlib.Path) -> tuple[pathlib.Path, steps.State]:
     """The bundle of step 3 of a model of five numbers, and their state."""
     state = steps.State(step=jnp.int32(2), params={"x_D": jnp.arange(5.0)}, opt_state=(), key=jax.random.key(1))
     (folder / "config.json").write_text("{}")
-    seen = replay.Seen(step=3, loss=float("nan"), norm=1.0, batch={"example_B": np.arange(7)})
+    seen = replay.Failure(step=3, loss=float("nan"), norm=1.0, batch={"example_B": np.arange(7)})
     return replay.write(folder, seen, state), state
 
 

@@ -280,7 +280,7 @@ def test_an_evaluation_that_fails_loses_nothing_and_does_not_come_before_the_sav
         return evaluate
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.steps, "evaluator", evaluator)
+        patch.setattr(steps, "evaluator", evaluator)
         signal_with_batch(patch, 4, signal.SIGTERM)
         assert launched(tmp_path).code == 143 and saved(tmp_path) == [4]
         told = launched(tmp_path)  # where it is made up for
@@ -325,9 +325,9 @@ def test_the_clock_saves_within_a_long_evaluation(tmp_path, monkeypatch):
             between()
         raise MemoryError
 
-    monkeypatch.setattr(loop.steps, "evaluator", lambda task, mesh: evaluate)
+    monkeypatch.setattr(steps, "evaluator", lambda task, mesh: evaluate)
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
-    monkeypatch.setattr(loop.Beside, "_saved_anyway", lambda *arguments: contextlib.nullcontext())
+    monkeypatch.setattr(loop.Training, "_saved_anyway", lambda *arguments: contextlib.nullcontext())
     with pytest.raises(MemoryError):
         launched(tmp_path, "--config.train.save_minutes=2.5", "--config.train.evaluate_every=2")
     assert saved(tmp_path) == [2]
@@ -337,7 +337,7 @@ def evaluations(monkeypatch, *values):
     """These losses are found, one after the other."""
     losses = iter(values)
     evaluate = lambda params, between: {"loss": next(losses), "accuracy": 0}  # noqa: E731
-    monkeypatch.setattr(loop.steps, "evaluator", lambda task, mesh: evaluate)
+    monkeypatch.setattr(steps, "evaluator", lambda task, mesh: evaluate)
 
 
 def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):

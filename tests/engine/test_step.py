@@ -331,54 +331,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others():
     assert all(one != another for one, another in zip(first, other, strict=True))
 
 
-def fit(*, start, steps, stops, dies=0):
-    """What happens in which order, with a step that only counts, and changes nothing from step `dies` on."""
-    events = []
-
-    def step(state, batch, alive):
-        events.append(f"step {state + 1}" if alive else "nothing")
-        assert batch["at_B"] == state + (not alive)  # the batch of this step
-        alive = alive and state + 1 != dies
-        return state + bool(alive), {"loss": jnp.float32(10 * (state + 1)), "alive": jnp.bool_(alive)}
-
-    def on_metrics(n, metrics):
-        assert metrics == {"loss": 10 * n}
-        events.append(f"metrics {n}")
-
-    last = training.fit(
-        start,
-        step,
-        ({"at_B": np.full(1, i)} for i in range(start, steps)),
-        start=start,
-        steps=steps,
-        mesh=mesh(1),
-        on_metrics=on_metrics,
-        stops=lambda n: n in stops,
-        on_stop=lambda n, state: events.append(f"stop {n} with {state}"),
-        on_failure=lambda n, state, batch, metrics: events.append(
-            f"failure {n} with {state}, {batch['at_B']}, {float(metrics['loss']):.0f}"
-        ),
-    )
-    assert last == (dies - 1 if dies else steps)
-    return events
-
-
-def test_metrics_come_one_step_late_and_before_a_stop():
-    assert fit(start=0, steps=5, stops=(3,)) == [
-        *("step 1", "step 2", "metrics 1", "step 3", "metrics 2", "metrics 3", "stop 3 with 3"),
-        *("step 4", "step 5", "metrics 4", "metrics 5"),
-    ]
-    assert fit(start=7, steps=9, stops=(9,)) == ["step 8", "step 9", "metrics 8", "metrics 9", "stop 9 with 9"]
-    assert fit(start=4, steps=4, stops=(4,)) == []
-
-
-def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it():
-    begin = ["step 1", "step 2", "metrics 1"]
-    assert fit(start=0, steps=5, stops=(5,), dies=2) == [*begin, "nothing", "failure 2 with 1, [1], 20"]
-    assert fit(start=0, steps=5, stops=(2,), dies=2) == [*begin, "failure 2 with 1, [1], 20"]  # and it is not saved
-    assert fit(start=0, steps=2, stops=(), dies=2) == [*begin, "failure 2 with 1, [1], 20"]
-
-
 def test_the_loss_that_is_minimised_is_the_one_reported():
     """The update goes downhill in `loss`, not in another measure."""
     task = tiny.linear_task()

@@ -12,8 +12,7 @@ import tiny
 from configs import base
 from experiments import ablation
 from experiments.engine import config as configs
-from experiments.engine import config_file, log
-from experiments.engine import step as steps
+from experiments.engine import config_file, log, loop
 from experiments.studies import figures as drawings
 from experiments.studies import progress, training
 
@@ -129,19 +128,15 @@ def test_within_a_seed_all_arms_see_the_same_and_start_alike(done):
 @pytest.mark.parametrize("stop", [3, 5])  # in the middle, and behind the last step
 def test_a_study_that_is_stopped_goes_on_exactly(done, tmp_path, monkeypatch, stop):
     folder, _ = done
-    calls, fit = [], steps.fit
+    calls, usual = [], loop.Training.log
 
-    def stopped(state, step, batches, **options):
-        def on_metrics(n, metrics):
-            calls.append(n)
-            if len(calls) == 6 + stop:  # in the second program
-                os.kill(os.getpid(), signal.SIGTERM)
-            return told(n, metrics)
+    def stopped(self, n, *more):
+        calls.append(n)
+        if len(calls) == 6 + stop:  # in the second program
+            os.kill(os.getpid(), signal.SIGTERM)
+        return usual(self, n, *more)
 
-        told = options["on_metrics"]
-        return fit(state, step, batches, **(options | {"on_metrics": on_metrics}))
-
-    monkeypatch.setattr(steps, "fit", stopped)
+    monkeypatch.setattr(loop.Training, "log", stopped)
     source = {"text__source": str(folder / "text.txt")}
     outcome = study(tmp_path, **source)
     assert outcome.code == 143 and "go on with" in outcome.err
@@ -177,13 +172,13 @@ def test_a_seed_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpo
     kept = tmp_path / "study" / "checkpoints"
 
     def stopped(*arguments, **options):
-        made = fit(*arguments, **(options | {"stops": lambda n: n == 3 or options["stops"](n)}))
+        made = train(*arguments, **options)
         os.kill(os.getpid(), signal.SIGTERM)
         return made
 
-    fit = steps.fit
+    train = loop.train
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "fit", stopped)
+        patch.setattr(loop, "train", stopped)
         assert study(tmp_path, study__arms=ARMS[1:], study__seeds=[3], **source).code == 143
     for name in ("all_gone_01234567", "all_fast_noself_01234567", "all_fast_01234567"):
         (kept / name).mkdir()
@@ -282,13 +277,13 @@ def test_dry_run_writes_nothing(tmp_path):
 def test_programs_that_were_begun_come_first_and_as_they_were(done, tmp_path):
     made = tiny.settings("ablation", study__experiment="language", study__arms=ARMS, study__seeds=[3, 5])
     asked = ablation.study.read(made)
-    rows = ablation.study.rows(made, asked)
+    rows = ablation.study.runs(made, asked)
     tied, rest = ablation.study.programs(rows)
 
     def names(finished: set[str]) -> list[list[str]]:
-        return [[row.name for row in one.rows] for one in ablation.unfinished(rows, finished, tmp_path)]
+        return [[row.name for row in one.runs] for one in ablation.unfinished(rows, finished, tmp_path)]
 
-    of_tied, of_rest = [[row.name for row in one.rows] for one in (tied, rest)]
+    of_tied, of_rest = [[row.name for row in one.runs] for one in (tied, rest)]
     assert names(set()) == [of_tied, of_rest]
     (tmp_path / "checkpoints" / rest.folder).mkdir(parents=True)
     assert names({"all/fast/seed_3"}) == [of_rest, of_tied]
@@ -309,7 +304,7 @@ def test_every_study_of_the_project_is_one(file):
         return
     settings = configs.Settings(made, config_file.defaults(made, base.get_config))
     asked = ablation.study.read(settings)
-    found = ablation.study.programs(ablation.study.rows(settings, asked))
+    found = ablation.study.programs(ablation.study.runs(settings, asked))
     assert len(found) == PROGRAMS[file.stem] and len(asked.seeds) >= 3  # with fewer no verdict is spoken
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny_study
 
+from experiments.engine import loop
 from experiments.engine import step as steps
 from experiments.studies import initial, training, vmapped_runs
 from tfm import shapes
@@ -45,13 +46,13 @@ def idle(state, batch, alive, numbers):
 
 def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
     """A study, and what the step of each run really got, by arm and seed. Compiling another step takes seconds."""
-    seen, now, run, fit = {}, [], training.run, steps.fit
+    seen, now, run, train = {}, [], training.run, loop.train
 
     def run_and_tell(ready, *arguments, **options):
-        now[:] = ready.program.rows
+        now[:] = ready.program.runs
         run(ready, *arguments, **options)
 
-    def watching(state, step, batches, **options):
+    def watching(beside, step, state, batches, **options):
         each = [
             Seen(by_path(copied(state.params, r)), copied(jax.random.key_data(state.key), r), [])
             for r in range(len(now))
@@ -63,11 +64,11 @@ def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
                 of_row.batches.append(copied(batch, r))
             return step(state, batch, alive)
 
-        return fit(state, step_and_tell, batches, **options)
+        return train(beside, step_and_tell, state, batches, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "run", run_and_tell)
-        patch.setattr(steps, "fit", watching)
+        patch.setattr(loop, "train", watching)
         patch.setattr(vmapped_runs, "step", lambda of: jax.jit(idle))
         small = {"study__seeds": list(SEEDS), "train__steps": STEPS, "train__evaluate_every": 0}
         outcome = tiny_study.run(folder, **(small | changes))

@@ -8,7 +8,7 @@ import types
 import pytest
 import tiny
 
-from experiments.engine import log, pace, plan
+from experiments.engine import log, loop
 from experiments.studies import preparing, progress
 
 STEP, COMPILING = 0.1, 20.0  # seconds
@@ -20,7 +20,7 @@ LINE = re.compile(r"step ([\d,]+)/.*? ([\d:]+|\?) left(?:, and ([\d:]+) to compi
 def clock(monkeypatch):
     """.now is what time.perf_counter gives; every step is told in a plain line."""
     clock = types.SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(pace.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(log.time, "perf_counter", lambda: clock.now)
     for one in (log.Progress, progress.Progress):
         monkeypatch.setattr(one, "EVERY_SECONDS", -1.0)
     return clock
@@ -49,7 +49,7 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
         peak=0.0,
         work=(lambda n: sum(SIZES[:n]) / SIZES[0]) if grows else float,
         evaluation=worth,
-        evaluations=lambda n: plan.times(n, every=every, steps=steps) if worth else 0,
+        evaluations=lambda n: loop.times(n, every=every, steps=steps) if worth else 0,
     )
     compiling, ends = iter([COMPILING]), {}
 
@@ -62,7 +62,7 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
         clock.now += COMPILING * (n == start + 1)
         line.advance(n, 1.5)
         ends[n] = clock.now
-        if worth and plan.due(n, every=every, steps=steps):
+        if worth and loop.due(n, every=every, steps=steps):
             line.pause()
             evaluate()
             clock.now += 7 * (n == 500)  # a save
@@ -137,10 +137,10 @@ def test_the_live_line_announces_the_same(clock, monkeypatch):
 def test_the_evaluations_that_are_still_to_come():
     for every, steps in itertools.product(range(4), range(1, 9)):
         for n in range(1, steps + 1):
-            due = sum(plan.due(m, every=every, steps=steps) for m in range(n, steps + 1))
-            assert plan.times(n, every=every, steps=steps) == due
+            due = sum(loop.due(m, every=every, steps=steps) for m in range(n, steps + 1))
+            assert loop.times(n, every=every, steps=steps) == due
     task = tiny.linear_task(n_evaluation=29, evaluate_batch=8)  # 4 batches, forward only
-    assert plan.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
+    assert loop.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
 
 
 # A study
@@ -173,7 +173,7 @@ def train_study(clock, line, waiting, *, step_seconds, start):
                 clock.now, trained = clock.now + took, trained + took
                 line.advance(n, 1.5)
                 told.append((number, n, trained))
-            if n == first or plan.due(n, every=EVERY, steps=one.steps):
+            if n == first or loop.due(n, every=EVERY, steps=one.steps):
                 line.pause()
                 clock.now += COMPILING * (n == first)
                 evaluate()

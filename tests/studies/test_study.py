@@ -20,8 +20,8 @@ def settings(**changes) -> config.Settings:
     return tiny.settings("ablation", **(own | {key.replace("__", "."): value for key, value in changes.items()}))
 
 
-def rows(made: config.Settings) -> list[study.Row]:
-    return study.rows(made, study.read(made))
+def rows(made: config.Settings) -> list[study.Run]:
+    return study.runs(made, study.read(made))
 
 
 def test_every_arm_is_trained_with_every_seed_in_every_condition():
@@ -61,8 +61,8 @@ def test_what_the_study_says_stays_and_its_reference_is_the_last_arm_unless_said
 def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
     arms = ARMS[:1] + [["slow", {"optim.learning_rate": 1e-4}], ["wide", {"model.score_std": 2.0}], ["usual", {}]]
     tied, rest = study.programs(rows(settings(study__arms=arms)))
-    assert [row.name for row in tied.rows] == ["all/tied/seed_4", "all/tied/seed_0"] and tied.numbers == {}
-    assert [row.arm for row in rest.rows] == ["slow", "slow", "wide", "wide", "usual", "usual"]
+    assert [row.name for row in tied.runs] == ["all/tied/seed_4", "all/tied/seed_0"] and tied.numbers == {}
+    assert [row.arm for row in rest.runs] == ["slow", "slow", "wide", "wide", "usual", "usual"]
     assert sorted(rest.numbers) == ["learning_rate", "score_std"]
     np.testing.assert_array_equal(rest.numbers["learning_rate"], np.float32([1e-4, 1e-4] + [1e-3] * 4))
     np.testing.assert_array_equal(rest.numbers["score_std"], np.float32([1, 1, 2, 2, 1, 1]))
@@ -83,7 +83,7 @@ def test_a_program_is_known_again_by_its_runs_and_their_settings():
 
 
 MAY_CHANGE = {"resume": "latest_valid", "device": "cpu", "compilation_cache": "", "study.probe": False, "mesh.data": 2}
-MAY_CHANGE |= {"debug.nans": True, "train.probe": True, "train.log_every": 7, "train.evaluate_every": 7}
+MAY_CHANGE |= {"train.probe": True, "train.log_every": 7, "train.evaluate_every": 7}
 MAY_CHANGE |= {"train.evaluate_batch": 7, "train.save_every": 7, "train.save_minutes": 7.0, "train.keep": 7}
 MAY_CHANGE |= {"train.keep_best": "eval/loss", "train.nan": "skip"}
 

@@ -18,7 +18,7 @@ import tiny_study
 from tiny_study import STEPS
 
 from experiments import ablation, language
-from experiments.engine import checkpoint, log, mesh, workdir
+from experiments.engine import checkpoint, disk, log, loop, mesh
 from experiments.engine import step as steps
 from experiments.studies import preparing, training
 
@@ -69,29 +69,26 @@ def signalled(patch: pytest.MonkeyPatch, owner: Any, name: str, due: Callable[..
 
 
 def watch(patch: pytest.MonkeyPatch, what: str, told: Callable[[int], None]) -> None:
-    """The function is told n whenever `steps.fit` calls its argument of this name, on_metrics or stops, with step n."""
-    fit = steps.fit
+    """The function is told n whenever the loop calls this of what is done beside step n: `log` or `pauses`."""
+    usual = getattr(loop.Training, what)
 
-    def watched(*arguments: Any, **options: Any) -> steps.State:
-        def and_tell(n: int, *more: Any) -> Any:
-            told(n)
-            return options[what](n, *more)
+    def and_tell(self: loop.Training, n: int, *more: Any) -> Any:
+        told(n)
+        return usual(self, n, *more)
 
-        return fit(*arguments, **(options | {what: and_tell}))
-
-    patch.setattr(steps, "fit", watched)
+    patch.setattr(loop.Training, what, and_tell)
 
 
 def stop_behind(patch: pytest.MonkeyPatch, step: int) -> None:
     """SIGTERM comes while this step is taken."""
-    watch(patch, "stops", lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None)
+    watch(patch, "pauses", lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None)
 
 
 def again(folder: pathlib.Path, *more: str, **changes: Any) -> tuple[tiny.Outcome, list[int]]:
     """The same command, which is to come to its end, and the steps that it took."""
     taken: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        watch(patch, "on_metrics", taken.append)
+        watch(patch, "log", taken.append)
         outcome = tiny_study.run(folder, *more, **changes)
     assert (outcome.code, outcome.err) == (0, "")
     assert not (folder / "study" / "checkpoints").exists() or not list((folder / "study" / "checkpoints").iterdir())
@@ -123,11 +120,11 @@ def moments() -> list[list[Moment]]:
         ("first evaluation", (*evaluation, lambda *_: True), 0, []),
         ("second evaluation", (*evaluation, lambda *_: next(calls[0]) == 1), 0, [1, 2, 3]),  # behind step 3
         ("last evaluation", (steps, "evaluate", lambda *_: next(calls[1]) == 1), 0, [4, 5, 6]),  # of the steps 3, 6
-        ("first of two results", (workdir, "write_json", lambda file, _: file.name == "summary.json"), 1, []),
+        ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, []),
         ("between two programs", (preparing, "prepare", lambda *_: next(calls[2]) == 1), 2, []),
         ("compilation of the next", (training, "_compiled", lambda *_: True), 2, []),
     ]
-    last_save = checkpoint.Checkpoints, "save", lambda _, step, state: step == STEPS
+    last_save = checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS
     return [after_each_other, [("last save", last_save, 0, ALL_STEPS)]]
 
 
@@ -137,7 +134,7 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_
     for moment, call, finished, before in stops:
         taken: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
-            watch(patch, "on_metrics", taken.append)
+            watch(patch, "log", taken.append)
             signalled(patch, *call)
             outcome = tiny_study.run(tmp_path, **source)
         assert outcome.code == 143 and "go on with" in outcome.err, moment
@@ -224,18 +221,18 @@ def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(done, stopped, 
 
 
 def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path):
-    fit = steps.fit
+    train = loop.train
 
-    def poisoned(state: steps.State, step: Callable, batches: Any, **options: Any) -> steps.State:
+    def poisoned(beside: Any, step: Callable, state: steps.State, batches: Any, **options: Any) -> steps.State:
         def one_bad() -> Any:  # the batch of step 2 of the second run is none, all others are good
             for n, batch_R in enumerate(batches, options["start"] + 1):
                 bad = batch_R[1] | {"weight_BN": np.full_like(batch_R[1]["weight_BN"], np.nan)}
                 yield [batch_R[0], bad, *batch_R[2:]] if n == 2 else batch_R
 
-        return fit(state, step, one_bad(), **options)
+        return train(beside, step, state, one_bad(), **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "fit", poisoned)
+        patch.setattr(loop, "train", poisoned)
         outcome, _ = again(tmp_path / "whole", **second(done))
         assert "diverged" in outcome.out
         with pytest.MonkeyPatch.context() as stop:
@@ -253,16 +250,14 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path
 KILLED = """
 import os, signal, sys
 import launch
-from experiments.engine import step as steps
-fit = steps.fit
-def killed(*arguments, **options):
-    def on_metrics(n, metrics):
-        usual(n, metrics)
-        if n == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-    usual = options["on_metrics"]
-    return fit(*arguments, **(options | {"on_metrics": on_metrics}))
-steps.fit = killed
+from experiments.engine import loop
+log = loop.Training.log
+def killed(self, n, *more):
+    alive = log(self, n, *more)
+    if n == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return alive
+loop.Training.log = killed
 sys.exit(launch.main(sys.argv))
 """
 

@@ -41,12 +41,12 @@ def task(seed: int) -> steps.Task:
 TASKS = {seed: task(seed) for seed in SEEDS}
 
 
-def rows(devices, *, batched: bool, accumulation: int = 1, tasks=TASKS) -> vmapped_runs.Together:
+def rows(devices, *, batched: bool, accumulation: int = 1, tasks=TASKS) -> vmapped_runs.VmappedRuns:
     usual = functools.partial(optimiser, learning_rate=1.0, weight_decay=0.0)  # all runs have others
-    return vmapped_runs.Together(tasks[3], usual, devices, accumulation, batched)
+    return vmapped_runs.VmappedRuns(tasks[3], usual, devices, accumulation, batched)
 
 
-def trained(of: vmapped_runs.Together, alive=(True,) * 4, tasks=TASKS):
+def trained(of: vmapped_runs.VmappedRuns, alive=(True,) * 4, tasks=TASKS):
     """(the state after STEPS, the metrics of each step, on the host)."""
     state, step, seen = vmapped_runs.initial_state(of, SEEDS, NUMBERS), vmapped_runs.step(of), []
     for i in range(STEPS):

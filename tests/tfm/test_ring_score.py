@@ -19,7 +19,8 @@ import tiny
 from cases import B, H, K
 
 from experiments import synthetic
-from experiments.engine import mesh, plan
+from experiments.engine import mesh
+from experiments.engine import run as runs
 from experiments.engine import step as steps
 from tfm.attention import explicit, relative_position, score
 
@@ -88,7 +89,7 @@ def trained(name):
     settings, devices = tiny.settings("synthetic", **STUDIED | {"model.score": name}), mesh.make(data=1)
     with contextlib.redirect_stdout(io.StringIO()):
         task = synthetic.prepare(settings, devices).task
-    made = plan.plan(settings, task, devices)
+    made = runs.plan(settings, task, devices)
     state = steps.initial_state(task, made.optimiser, seed=settings.seed, mesh=devices)
     start, alive = jax.device_get(state.params), True
     for step in range(made.steps):

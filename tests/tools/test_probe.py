@@ -16,7 +16,7 @@ import test_sample
 import tiny
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, log, plan
+from experiments.engine import checkpoint, errors, log, loop
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -99,7 +99,7 @@ def counted(mesh, **options):
 
 def test_the_probe_is_computed_after_the_steps_that_are_due_and_no_others():
     def due(n):
-        return plan.due(n, every=3, steps=5)
+        return loop.due(n, every=3, steps=5)
 
     mesh = meshes.make(data=1)
     found, calls = counted(mesh, accumulation=2, nan="skip", probe_due=due)
@@ -114,8 +114,8 @@ def test_the_probe_is_computed_after_the_steps_that_are_due_and_no_others():
 
 
 def test_what_happens_every_so_many_steps_and_at_the_end():
-    assert [n for n in range(1, 8) if plan.due(n, every=3, steps=7)] == [3, 6, 7]
-    assert [n for n in range(1, 8) if plan.due(n, every=0, steps=7)] == [7]
+    assert [n for n in range(1, 8) if loop.due(n, every=3, steps=7)] == [3, 6, 7]
+    assert [n for n in range(1, 8) if loop.due(n, every=0, steps=7)] == [7]
 
 
 @pytest.mark.parametrize("due", [True, False])
@@ -182,7 +182,7 @@ def test_a_run_that_goes_on_logs_the_same(run, tmp_path):
 def test_a_run_without_a_form_refuses_to_look_at_it():
     changed = tiny.settings("vision", model__score="constant", train__probe=True, mesh__data=1, image__patch=4)
     with pytest.raises(errors.UserError, match="train.probe = True, but there is nothing to look at"):
-        plan.plan(changed, tiny.task_of(changed), runs.devices(changed))
+        runs.plan(changed, tiny.task_of(changed), runs.devices(changed))
 
 
 def test_the_search_for_nan_finds_none_in_steps_without_a_probe():

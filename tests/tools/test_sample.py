@@ -23,7 +23,7 @@ from configs import base
 from experiments import language, vision
 from experiments import model as models
 from experiments.data import image_file, images, tokenizer, vocabulary
-from experiments.engine import checkpoint, errors, terminal
+from experiments.engine import checkpoint, errors, log
 from experiments.pretrained import open_model
 from experiments.tools import export, fill, sample
 from tfm import embed, head
@@ -137,7 +137,7 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run_of
     saves.close()
     monkeypatch.setattr(sample, "AT_ONCE", 3)
     said = []
-    monkeypatch.setattr(terminal, "say", said.append)
+    monkeypatch.setattr(log, "say", said.append)
     monkeypatch.chdir(tmp_path)
     assert use("sample", checkpoint=folder, prompt="kings", temperature=0.0).code == 0
     assert open_model.open(str(folder)).params["embed"]["E_WD"][0, 0] == large["embed"]["E_WD"][0, 0]  # the newest
@@ -188,10 +188,10 @@ def test_the_text_ends_before_the_stop_however_it_comes():
 
 
 def test_control_characters_are_not_sent_to_the_terminal(capsys):
-    terminal.say("a\x1b[2J\tb\n\x9b\x7f")
+    log.say("a\x1b[2J\tb\n\x9b\x7f")
     assert capsys.readouterr().out == "a\ufffd[2J\tb\n\ufffd\ufffd"
     with io.TextIOWrapper(io.BytesIO(), encoding="ascii") as out, contextlib.redirect_stdout(out):
-        terminal.say("a\xe9b\udc80")
+        log.say("a\xe9b\udc80")
         assert out.buffer.getvalue() == b"a?b?"
 
 

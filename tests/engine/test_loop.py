@@ -1,0 +1,142 @@
+"""The order in which the one loop takes steps, logs, saves, stops and evaluates; what a resumed run holds."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from experiments.engine import compilation, loop, mesh
+from experiments.engine import run as runs
+
+
+class Told:
+    """What is done beside the steps, which only tells that it is called."""
+
+    def __init__(self, steps, pauses):
+        self.plan = types.SimpleNamespace(steps=steps, mesh=mesh.make(data=1))
+        self._pauses, self.events = pauses, []
+
+    def log(self, n, batch, metrics, state):
+        self.events.append(f"log {n}" if metrics["alive"] else f"failed {n} with {state}, {batch['at_B']}")
+        assert metrics["loss"] == 10 * n
+        return bool(metrics["alive"])
+
+    def pauses(self, n):
+        return n in self._pauses
+
+    def evaluate_before(self, n, state):
+        self.events.append(f"before {n}")
+
+    def save_if_due(self, n, state):
+        self.events.append(f"save {n} with {state}")
+
+    def stop_if_asked(self):
+        self.events.append("stop")
+
+    def evaluate_if_due(self, n, state):
+        self.events.append(f"evaluate {n} with {state}")
+
+    def resume(self):
+        self.events.append("resume")
+
+
+def events(*, start, steps, pauses, dies=0):
+    """What happens in which order, with a step that only counts, and changes nothing from step `dies` on."""
+    told = Told(steps, pauses)
+
+    def step(state, batch, alive):
+        told.events.append(f"step {state + 1}" if alive else "nothing")
+        assert batch["at_B"] == state + (not alive)  # the batch of this step
+        loss, alive = jnp.float32(10 * (state + 1)), alive and state + 1 != dies
+        return state + bool(alive), {"loss": loss, "alive": jnp.bool_(alive)}
+
+    data = ({"at_B": np.full(1, i)} for i in range(start, steps))
+    assert loop.train(told, step, start, data, start=start) == (dies - 1 if dies else steps)
+    return told.events
+
+
+PAUSE = ["save {0} with {0}", "stop", "evaluate {0} with {0}", "resume"]
+
+
+def pause(n):
+    return [line.format(n) for line in PAUSE]
+
+
+def test_a_step_is_logged_while_the_next_one_is_taken_and_before_a_pause():
+    assert events(start=0, steps=5, pauses=(3, 5)) == [
+        *("before 0", "step 1", "step 2", "log 1", "step 3", "log 2", "log 3", *pause(3)),
+        *("step 4", "step 5", "log 4", "log 5", *pause(5)),
+    ]
+    assert events(start=7, steps=9, pauses=(9,)) == ["before 7", "step 8", "step 9", "log 8", "log 9", *pause(9)]
+    assert events(start=4, steps=4, pauses=(4,)) == ["before 4"]
+
+
+def test_a_step_that_fails_ends_the_loop_with_the_state_and_the_batch_before_it():
+    begin = ["before 0", "step 1", "step 2", "log 1"]
+    assert events(start=0, steps=5, pauses=(5,), dies=2) == [*begin, "nothing", "failed 2 with 1, [1]"]
+    assert events(start=0, steps=5, pauses=(2,), dies=2) == [*begin, "failed 2 with 1, [1]"]  # and it is not saved
+    assert events(start=0, steps=2, pauses=(2,), dies=2) == [*begin, "failed 2 with 1, [1]"]
+
+
+SIZE = 50_000  # of the largest parameter of a task that is almost nothing else
+
+
+def large_task():
+    """The linear task with a parameter that no example reaches, and that decays."""
+    task = tiny.linear_task()
+
+    def loss_and_metrics(params, batch, *rest):
+        return task.loss_and_metrics({name: params[name] for name in ("G_CD", "b_C")}, batch, *rest)
+
+    def init(key):
+        return task.init(key) | {"E_WD": jax.random.normal(key, (SIZE, tiny.D))}
+
+    return task._replace(loss_and_metrics=loss_and_metrics, init=init)
+
+
+def test_a_resumed_run_never_holds_two_states(tmp_path, monkeypatch):
+    """Counted where a state is whole on the devices, and the step that would donate it is not taken yet."""
+    alive, train = [], loop.train
+    state_bytes = 3 * SIZE * tiny.D * 4  # the parameter and its two moments
+
+    def counting(beside, step, state, *rest, **options):
+        alive.append(sum(x.nbytes for x in jax.live_arrays()) / state_bytes)
+        return train(beside, step, state, *rest, **options)
+
+    monkeypatch.setattr(loop, "train", counting)
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
+    before = sum(x.nbytes for x in jax.live_arrays()) / state_bytes
+    for steps in (3, 4):
+        settings = tiny.settings("vision", model=False, train__steps=steps, mesh__data=1)
+        assert settings.experiment
+        work = runs.Work(large_task(), lambda *arguments: [])
+        runs.run(settings, tmp_path / "run", work, runs.devices(settings))
+    assert len(alive) == 2 and [share - before for share in alive] == pytest.approx([1, 1], abs=0.1)
+
+
+def test_flags_of_jax_look_into_the_steps_of_a_run(tmp_path, monkeypatch):
+    """A step that is compiled ahead would hide from them what it computes."""
+    task, calls, factor = tiny.linear_task(), [], 1.0
+
+    def loss_and_metrics(params, batch, key_B, *rest):
+        calls.append(key_B is not None)
+        ratios = task.loss_and_metrics(params, batch, key_B, *rest)
+        total, count = ratios["loss"]
+        return ratios | {"loss": (total * jnp.sqrt(jnp.float32(factor)), count)}
+
+    def run(name):
+        settings = tiny.settings("vision", model=False, train__steps=3, mesh__data=1)
+        assert settings.experiment
+        work = runs.Work(task._replace(loss_and_metrics=loss_and_metrics), lambda *arguments: [])
+        runs.run(settings, tmp_path / name, work, runs.devices(settings))
+
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
+    with jax.disable_jit(True):
+        run("without")
+    assert sum(calls) >= 3  # in each step anew; compiled, it is traced once
+    factor = -1.0
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+        run("nan")
