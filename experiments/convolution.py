@@ -33,9 +33,6 @@ def config() -> dict[str, ConfigDict]:
     """The images."""
     image = ConfigDict()
     image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
-    image.train = ""  # in place of source, what is trained on: an .npz with x and y, or a folder of two IDX files
-    image.valid = ""  # what is then evaluated
-    image.test = ""  # evaluated where there is no valid, else left alone
     return {"image": image}
 
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments import model as models
-from experiments.data import parts, pretrained_tokenizer, text, tokenizer, windows
+from experiments.data import pretrained_tokenizer, text, tokenizer, windows
 from experiments.engine import batches, by_name, disk, errors, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
@@ -24,6 +24,7 @@ from tfm.decode import generate, kv_cache
 MASK = "[MASK]"
 PIECE = 2**20  # tokens counted at a time
 LONGEST = 1_000_000  # tokens of the sample at the end of a run
+TEMPERATURE = 0.8  # of the sample; python -m experiments.tools.sample draws otherwise
 
 
 class Corpus(NamedTuple):
@@ -50,10 +51,6 @@ def config() -> dict[str, ConfigDict]:
     """The text, what is asked of it, and what is shown at the end."""
     text, sample = ConfigDict(), ConfigDict()
     text.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
-    text.train = ""  # a file or folder to train on instead of source, whose files' names or contents tell the parts
-    text.valid = ""  # a file or folder to evaluate on (with train only)
-    text.test = ""  # the same where there is no valid; else it is left alone (with train only)
-    text.binary = False  # read files as they are, also what is no text: .gz packed, images, UTF-16, ...
     text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     text.N = 64  # tokens of a window, the context
     text.objective = "causal"  # causal: the next word; prefix: the same after a prefix; masked: hidden words
@@ -63,9 +60,6 @@ def config() -> dict[str, ConfigDict]:
     text.transform = False  # one more layer, with norm and bias, before the output matrix, as BERT has
     sample.prompt = "\n"  # what generated text begins with (causal only)
     sample.max_new_tokens = 400  # tokens generated (causal only)
-    sample.temperature = 0.8  # 0: always the most likely (causal only)
-    sample.top_k = 0  # only the k most likely tokens are drawn; 0: all (causal only)
-    sample.top_p = 1.0  # only the most likely tokens that together reach this probability are drawn (causal only)
     return {"text": text, "sample": sample}
 
 
@@ -111,7 +105,7 @@ def read(settings: configs.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
     configs.at_least(1, {"text.N": settings.text.N})
     t = settings.text
-    documents = text.load(t.source, data_dir=settings.data_dir, files=parts.paths(t), binary=t.binary)
+    documents = text.load(t.source, data_dir=settings.data_dir)
     made = pretrained_tokenizer.make(
         t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation
     )
@@ -200,16 +194,10 @@ def generated(settings: configs.Settings, corpus: Corpus, task: steps.Task, mode
     """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window."""
     s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
     prompt_BN = prompt(settings, corpus)
-    configs.at_least(
-        0, {"sample.max_new_tokens": s.max_new_tokens, "sample.temperature": s.temperature, "sample.top_k": s.top_k}
-    )
-    drawing = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p}
+    configs.at_least(0, {"sample.max_new_tokens": s.max_new_tokens})
     if s.max_new_tokens > LONGEST:  # or the run would not end
         raise errors.UserError(f"sample.max_new_tokens must be at most {LONGEST:,}, and {s.max_new_tokens:,} is not")
-    if not 0 < s.top_p <= 1:
-        raise errors.UserError(f"sample.top_p must be above 0 and at most 1, and {s.top_p} is not")
-
-    room = context - prompt_BN.shape[1]
+    room, how = context - prompt_BN.shape[1], {"steps": s.max_new_tokens, "temperature": TEMPERATURE}
     if settings.text.objective == "prefix" and s.max_new_tokens > room:
         raise errors.UserError(
             f"sample.max_new_tokens = {s.max_new_tokens} tokens after a prompt of {prompt_BN.size} do not fit into"
@@ -219,15 +207,8 @@ def generated(settings: configs.Settings, corpus: Corpus, task: steps.Task, mode
     @jax.jit
     def words(params: Any) -> jax.Array:
         if settings.text.objective == "prefix" or s.max_new_tokens <= room:
-            return continued(model, settings, params, prompt_BN, key, steps=s.max_new_tokens, **drawing)
-        return generate.sample(
-            lambda w_BC: logits(params, {"w_BN": w_BC})[0],
-            prompt_BN,
-            key,
-            steps=s.max_new_tokens,
-            context=context,
-            **drawing,
-        )
+            return continued(model, settings, params, prompt_BN, key, **how)
+        return generate.sample(lambda w_BC: logits(params, {"w_BN": w_BC})[0], prompt_BN, key, context=context, **how)
 
     return lambda params: corpus.tokenizer.decode(np.asarray(words(params))[0])
 

@@ -21,9 +21,6 @@ def config() -> dict[str, ConfigDict]:
     """The images and their patches."""
     image = ConfigDict()
     image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
-    image.train = ""  # in place of source, what is trained on: an .npz with x and y, or a folder of two IDX files
-    image.valid = ""  # what is then evaluated
-    image.test = ""  # evaluated where there is no valid, else left alone
     image.patch = 2  # pixels of a patch's side
     image.head = "pooled"  # pooled, class_token (head.py)
     image.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way

@@ -1,4 +1,4 @@
-"""Which files and arrays are the images to train on and those to evaluate, as their names or the config say.
+"""Which files and arrays are the images to train on and those to evaluate, as their names say.
 
 Evaluated is a validation part, where there is one, else the test part, which is else left alone.
 """
@@ -14,10 +14,8 @@ from experiments.data import idx, parts
 from experiments.engine import disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
 ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
-BY_NAME = "by their names,"
 
 Labelled = tuple[np.ndarray, ...]  # images and labels, as they are in the files
 
@@ -30,22 +28,15 @@ class Parts(NamedTuple):
     said: str = ""
 
 
-def given(files: Mapping[str, str | pathlib.Path], how: str = "as the config says,") -> Parts:
-    """The parts 'train', 'valid' and 'test', each an .npz file with x and y or a folder of two IDX files.
-
-    Raises:
-      UserError: no 'train'; a path that is no such file or folder, or that is two parts.
-    """
-    paths = {part: pathlib.Path(os.path.expanduser(path)) for part, path in files.items()}
-    parts.check_train("image", paths)
-    for path in paths.values():
-        if not (os.path.isdir(path) or os.path.isfile(path) and path.suffix == ".npz"):
-            raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
-    parts.check_apart("image", {part: [path] for part, path in paths.items()})
-    train, evaluation = paths[parts.TRAIN], paths.get(parts.evaluated(paths))
-    if evaluation is None:
-        return Parts(_part(train), None)
-    return Parts(_part(train), _part(evaluation), _said(how, train, evaluation))
+def _named(files: Mapping[str, pathlib.Path]) -> Parts:
+    """The parts, each an .npz file with x and y. UserError where none is to train on."""
+    if parts.TRAIN not in files:
+        raise errors.UserError(
+            f"there is nothing to train on beside {parts.listed([*files.values()])}: call it train.npz"
+        )
+    train, evaluation = files[parts.TRAIN], files.get(parts.evaluated(files))
+    arrays = [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in (train, evaluation) if file]
+    return Parts(*arrays, _said(train, evaluation)) if evaluation else Parts(*arrays, None)
 
 
 def folder(path: pathlib.Path) -> Parts:
@@ -60,11 +51,11 @@ def folder(path: pathlib.Path) -> Parts:
     for word, part in parts.WORDS.items():
         if os.path.isfile(file := path / f"{word}.npz"):
             found.setdefault(part, []).append(file)
-    for part, files in found.items():
+    for files in found.values():
         if len(files) > 1:
             both = " and ".join(file.name for file in files)
-            raise errors.UserError(f"{path} has {both}: name one with image.{part}, and the others likewise")
-    return given({part: files[0] for part, files in found.items()}, BY_NAME) if found else idx_folder(path)
+            raise errors.UserError(f"{path} has {both}: let one of them have another name")
+    return _named({part: files[0] for part, files in found.items()}) if found else idx_folder(path)
 
 
 def idx_folder(path: pathlib.Path) -> Parts:
@@ -74,7 +65,7 @@ def idx_folder(path: pathlib.Path) -> Parts:
     if missing:
         raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
     arrays = [idx.read(found, axes=axes) for found, axes in zip(paths, (3, 1, 3, 1), strict=True)]
-    return Parts(tuple(arrays[:2]), tuple(arrays[2:]), _said(BY_NAME, FILES[0], FILES[2]))
+    return Parts(tuple(arrays[:2]), tuple(arrays[2:]), _said(FILES[0], FILES[2]))
 
 
 def archived(path: pathlib.Path) -> Parts:
@@ -86,21 +77,12 @@ def archived(path: pathlib.Path) -> Parts:
     arrays = tuple(found.values())
     if len(arrays) == 2:
         return Parts(arrays, None)
-    return Parts(arrays[:2], arrays[2:], _said(BY_NAME, *list(found)[::2]))
+    return Parts(arrays[:2], arrays[2:], _said(*list(found)[::2]))
 
 
 def _idx_path(path: pathlib.Path, file: str) -> pathlib.Path | None:
     return next((one for one in (path / file, path / f"{file}.gz") if os.path.isfile(one)), None)
 
 
-def _part(path: pathlib.Path) -> Labelled:
-    if not os.path.isdir(path):
-        return tuple(disk.read_npz(path, [("x", "y")]).values())
-    files = [[file for end in ("", ".gz") for file in path.glob(f"*{kind}{end}")] for kind in KINDS]
-    if [len(found) for found in files] != [1, 1]:
-        raise errors.UserError(f"the folder {path} must hold one file *{KINDS[0]} and one *{KINDS[1]} (gzipped or not)")
-    return idx.read(files[0][0], axes=3), idx.read(files[1][0], axes=1)
-
-
-def _said(how: str, train: str | pathlib.Path, evaluation: str | pathlib.Path) -> str:
-    return f"{how} {train} to train on; {evaluation} to evaluate; all else left alone"
+def _said(train: str | pathlib.Path, evaluation: str | pathlib.Path) -> str:
+    return f"by their names, {train} to train on; {evaluation} to evaluate; all else left alone"

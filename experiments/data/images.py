@@ -2,12 +2,11 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, image_files, labelled, parts, split
+from experiments.data import download, image_files, labelled, split
 from experiments.engine import batches, config, errors
 
 GARMENTS = (
@@ -34,11 +33,11 @@ class Images(NamedTuple):
 
 
 def configured(section: config.Settings, *, data_dir: str) -> Images:
-    """The images that a config's `image` means: its files for each part, or its source; and says what they are.
+    """The images of a config's image.source; says what they are.
 
     Raises UserError as `load` does.
     """
-    data = load(section.source, data_dir=data_dir, files=parts.paths(section))
+    data = load(section.source, data_dir=data_dir)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
     lines = [data.said] if data.said else []
@@ -49,18 +48,15 @@ def configured(section: config.Settings, *, data_dir: str) -> Images:
     return data._replace(said="\n".join(f"{data.name}: {line}" for line in lines))
 
 
-def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = None) -> Images:
+def load(source: str, *, data_dir: str = "") -> Images:
     """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
 
-    A path leads to an .npz file or a folder of files, whose names tell the parts (`image_files`). files: in place of
-    `source`, the path of each part, as for `text.load`. What does not come in parts is split by content, about 20 %
-    for evaluation.
+    A path leads to an .npz file or a folder of files, whose names tell the parts (`image_files`). What does not come
+    in parts is split by content, about 20 % for evaluation.
 
     Raises:
       UserError: neither a name nor a path that exists; missing, damaged or contradictory files; labels out of range.
     """
-    if files:
-        return _whole(files.get("train", ""), image_files.given(files), known=())
     if source == "digits":
         return _digits()
     if source in FOLDERS:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import pathlib
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +42,6 @@ def load(
     data_dir: str = "",
     reverse: bool = False,
     share: float = 1.0,
-    files: Mapping[str, str] | None = None,
 ) -> Pairs:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
@@ -56,8 +55,6 @@ def load(
     5 % of the source sentences are held out, with all their translations; sources that differ only in case,
     punctuation and spaces fall on the same side. `share` of the others is for training.
 
-    files: in place of `source`, the path of each part, as for `text.load`.
-
     Raises:
       UserError: neither a name nor a path that exists; a damaged or dangerous zip, or too large a file; a line that is
       not UTF-8, has no second column or an empty side; parallel files of unequal length; a share outside (0, 1]; too
@@ -65,15 +62,9 @@ def load(
     """
     if not 0 < share <= 1:
         raise errors.UserError(f"the share of the pairs must be above 0 and at most 1, and {share} is not")
-    given = files or {}
-    parts.check_train("pairs", given)
-    source = given.get(parts.TRAIN, source)
     with contextlib.ExitStack() as zips:
-        if len(given) > 1:
-            texts, how = _as_told(given, zips), "as the config says,"
-        else:
-            every, how = pair_files.texts(_path(source, data_dir), zips), "by their names,"
-            texts = {parts.TRAIN: every} if given or source in NAMED else _by_names(every)
+        every = pair_files.texts(_path(source, data_dir), zips)
+        texts = {parts.TRAIN: every} if source in NAMED else _by_names(every)
         asked = [part for part in (parts.TRAIN, parts.evaluated(texts)) if part in texts]
         pair_files.check_size(source, sum(file.size for part in asked for one in texts[part] for file in one))
         found = [[pair for one in texts[part] for pair in _pairs(one)] for part in asked]
@@ -88,7 +79,7 @@ def load(
         kept, held = found
         keys = {sentence_key(source) for source, _ in kept}
         both = sum(sentence_key(source) in keys for source, _ in held)
-        said = parts.told(source, how, named)
+        said = parts.told(source, "by their names,", named)
         said += f" ({both:,} of {len(held):,} sources to evaluate are trained on, too)" if both else ""
     else:
         kept, held = _apart(found[0], share=EVALUATION_SHARE)
@@ -97,13 +88,6 @@ def load(
     if share < 1:  # by other digests: by the same ones, those held out would be missing from the smallest
         _, kept = _apart(kept, share=share, salt="share")
     return Pairs(source, kept, held, said)
-
-
-def _as_told(files: Mapping[str, str], zips: contextlib.ExitStack) -> dict[str, list[pair_files.Text]]:
-    """The texts of each part, as settings tell them."""
-    texts = {part: pair_files.texts(_path(path, ""), zips) for part, path in files.items()}
-    parts.check_apart("pairs", {part: [file.name for one in of for file in one] for part, of in texts.items()})
-    return texts
 
 
 def _by_names(texts: Sequence[pair_files.Text]) -> dict[str, list[pair_files.Text]]:
@@ -157,7 +141,7 @@ def _pairs(text: pair_files.Text) -> Iterator[Pair]:
     if counts[0] != counts[1]:
         what = " and ".join(f"{file.name} has {count:,} lines" for file, count in zip(text, counts, strict=True))
         raise errors.UserError(
-            f"{what}: a line of one must be the translation of the other's (pairs.train = PATH names other files)"
+            f"{what}: a line of one must be the translation of the other's (pairs.source = PATH names other files)"
         )
     yield from ((source, target) for source, target in zip(*sides, strict=False) if source and target)
 

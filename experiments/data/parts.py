@@ -1,12 +1,10 @@
 """Which part of a corpus a file is, where its name says so: to train on, to evaluate, or a test that is left alone."""
 
-import itertools
-import os
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 
-from experiments.engine import config, errors
+from experiments.engine import errors
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 WORDS = {  # and their usual spellings
@@ -56,31 +54,9 @@ def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[in
         found = [part or TRAIN for part in found]
     if TRAIN not in found:
         raise errors.UserError(
-            f"every file is named as one to evaluate ({listed(paths)}): {section}.train = PATH names what is trained on"
+            f"every file is named as one to evaluate ({listed(paths)}): {section}.source must have some to train on"
         )
     return {part: [i for i, one in enumerate(found) if one == part] for part in found}
-
-
-def paths(section: config.Settings) -> dict[str, str]:
-    """Part -> its path, of the parts that a section of the config names, as text.train = PATH does."""
-    found = {TRAIN: section.train, VALID: section.valid, TEST: section.test}
-    return {part: path for part, path in found.items() if path}
-
-
-def check_train(section: str, files: Mapping[str, str | os.PathLike]) -> None:
-    """UserError where there is something to evaluate, and nothing to train on."""
-    if files and TRAIN not in files:
-        told = ", ".join(f"{path} ({part})" for part, path in files.items())
-        raise errors.UserError(f"there is nothing to train on beside {told}: {section}.train = PATH names it")
-
-
-def check_apart(section: str, files: Mapping[str, Sequence[str | os.PathLike]]) -> None:
-    """UserError where the same file is in two parts, alone or in a folder."""
-    for one, other in itertools.combinations(files, 2):
-        for path in sorted({os.path.realpath(a) for a in files[one]} & {os.path.realpath(b) for b in files[other]}):
-            raise errors.UserError(
-                f"{path} is in {section}.{one} and in {section}.{other}: a file can be in one part only"
-            )
 
 
 def evaluated(parts: Mapping[str, Sequence]) -> str:

@@ -46,8 +46,8 @@ def fault(chunk: bytes, at: int = 0) -> str:
     return f"holds a NUL at byte {at + null}, and no text in UTF-8 does (in UTF-16 it may)" if null >= 0 else ""
 
 
-def read(path: pathlib.Path, *, copies: int, as_is: bool = False, hint: str = "") -> bytes:
-    """The text in the file, unpacked if it begins as gzip does; as_is: its bytes, whatever they are.
+def read(path: pathlib.Path, *, copies: int, hint: str = "") -> bytes:
+    """The text in the file, unpacked if it begins as gzip does.
 
     copies: bytes of memory that each byte of the text will take. hint: the end of the sentence about what is no text.
 
@@ -57,9 +57,9 @@ def read(path: pathlib.Path, *, copies: int, as_is: bool = False, hint: str = ""
     content, most = io.BytesIO(), disk.host_memory()
     try:
         with path.open("rb") as file:
-            source = file if as_is else unpacked(file)
+            source = unpacked(file)
             while chunk := source.read(CHUNK):
-                if not as_is and (wrong := fault(chunk, content.tell())):
+                if wrong := fault(chunk, content.tell()):
                     raise errors.UserError(f"{path} {wrong}{hint}")
                 content.write(chunk)
                 if copies * content.tell() > most:  # packed, it was small

@@ -16,6 +16,7 @@ from experiments.engine import disk, errors
 STDLIB = "stdlib"
 DOCSTRINGS = "docstrings"
 EVALUATION_SHARE = 0.1
+HINT = "; leave it out"
 COPIES = 3  # bytes in memory for each of a text: itself and its ids, of one byte or two each
 
 
@@ -28,35 +29,20 @@ class Text(NamedTuple):
     said: str
 
 
-def load(source: str, *, data_dir: str = "", files: Mapping[str, str] | None = None, binary: bool = False) -> Text:
+def load(source: str, *, data_dir: str = "") -> Text:
     """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path.
 
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
     gzipped is unpacked. One file is cut in two, its first 90 % for training; of several their names tell what is held
     out, as train.txt and valid.txt do (`parts.by_names`), or else about 10 % are, chosen by their contents.
 
-    files: in place of `source`, the path of each part: 'train', and what is evaluated, 'valid', or without it 'test',
-    which is else left alone. 'train' alone is a source whose files' names tell nothing.
-
     Raises:
-      UserError: neither a name nor a path that exists; something that cannot be read; what is no text, unless `binary`;
-      too little text to split; more than the memory has room for; parts that do not fit together.
+      UserError: neither a name nor a path that exists; something that cannot be read; what is no text; too
+      little text to split; more than the memory has room for; parts that do not fit together.
     """
-    given = files or {}
-    parts.check_train("text", given)
-    for part, path in given.items():
-        if _named(path):
-            raise errors.UserError(f"text.{part} is the path of a file or folder, and {path} is a name for text.source")
-    if len(given) > 1:
-        found = {part: _paths(path, data_dir) for part, path in given.items()}
-        parts.check_apart("text", found)
-        return _as_told(given[parts.TRAIN], found, "as the config says,", binary=binary)
-    source = given.get(parts.TRAIN, source)
     paths = _paths(source, data_dir)
-    found = {} if given or _named(source) else _by_names(source, paths)
-    if found:
-        return _as_told(source, found, "by their names,", binary=binary)
-    return _by_contents(source, paths, binary=binary)
+    found = {} if _named(source) else _by_names(source, paths)
+    return _as_named(source, found) if found else _by_contents(source, paths)
 
 
 def _by_names(source: str, paths: Sequence[pathlib.Path]) -> dict[str, list[pathlib.Path]]:
@@ -68,23 +54,24 @@ def _by_names(source: str, paths: Sequence[pathlib.Path]) -> dict[str, list[path
     return {part: [paths[i] for i in of] for part, of in numbers.items()}
 
 
-def _as_told(name: str, files: Mapping[str, Sequence[pathlib.Path]], how: str, *, binary: bool) -> Text:
-    """The parts as names or settings tell them."""
+def _as_named(name: str, files: Mapping[str, Sequence[pathlib.Path]]) -> Text:
+    """The parts as names tell them."""
     asked = parts.evaluated(files)
-    contents = _contents(name, [*files[parts.TRAIN], *files[asked]], binary=binary)
+    contents = _contents(name, [*files[parts.TRAIN], *files[asked]])
     n = len(files[parts.TRAIN])
     train, evaluation = (list(filter(None, some)) for some in (contents[:n], contents[n:]))
     for part, some in ((parts.TRAIN, train), (asked, evaluation)):
         if not some:
             raise errors.UserError(f"{name}: the part {part} holds no text ({parts.listed(files[part])})")
-    said = parts.told(name, how, {part: [_inside(name, path) for path in of] for part, of in files.items()})
+    inside = {part: [_inside(name, path) for path in of] for part, of in files.items()}
+    said = parts.told(name, "by their names,", inside)
     if both := len({*train} & {*evaluation}):
         said += f" ({both:,} of {len(evaluation):,} texts to evaluate are trained on, too)"
     return Text(name, train, evaluation, said)
 
 
-def _by_contents(name: str, paths: Sequence[pathlib.Path], *, binary: bool) -> Text:
-    contents = _contents(name, paths, binary=binary)
+def _by_contents(name: str, paths: Sequence[pathlib.Path]) -> Text:
+    contents = _contents(name, paths)
     paths = [path for path, content in zip(paths, contents, strict=True) if content]
     contents = list(filter(None, contents))
     if not contents:
@@ -153,19 +140,17 @@ def _walk(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(found)
 
 
-def _contents(name: str, paths: Sequence[pathlib.Path], *, binary: bool) -> list[bytes]:
+def _contents(name: str, paths: Sequence[pathlib.Path]) -> list[bytes]:
     """What is in the files, b'' for those that are empty or no files. UserError before much is read or taken."""
     sizes = [_size(path) for path in paths]
     disk.check_memory(f"the text {name}", COPIES * sum(sizes))
-    hint = "" if binary else "; leave it out, or set text.binary = true to learn from the bytes of any file"
-    begun = [] if binary else [(path, plain.glance(path)) for path, size in zip(paths, sizes, strict=True) if size]
+    begun = [(path, plain.glance(path)) for path, size in zip(paths, sizes, strict=True) if size]
     faults = [f"{path} {fault}" for path, fault in begun if fault]
     if faults:
         others = f" (it is one of {len(faults):,} such files among {len(paths):,})" if len(faults) > 1 else ""
-        raise errors.UserError(f"{faults[0]}{others}{hint}")
+        raise errors.UserError(f"{faults[0]}{others}{HINT}")
     contents = (
-        plain.read(path, copies=COPIES, as_is=binary, hint=hint) if size else b""
-        for path, size in zip(paths, sizes, strict=True)
+        plain.read(path, copies=COPIES, hint=HINT) if size else b"" for path, size in zip(paths, sizes, strict=True)
     )
     return [_docstrings(content) if name == DOCSTRINGS else content for content in contents]
 

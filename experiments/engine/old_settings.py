@@ -8,17 +8,23 @@ RENAMED = {
     "model.relation": "model.relative_position",
     "model.attention = blockwise": "model.attention = flash",
 }
-_TOOL = "python -m experiments.tools.{0} --{1}"
+_TOOL = "python -m experiments.tools."
 REMOVED = {
-    "checkpoint": _TOOL.format("sample", "checkpoint=DIR") + " (or fill, classify, export, symmetry)",
-    "prompt": _TOOL.format("sample", "prompt=TEXT"),
-    "prompts": _TOOL.format("sample", "prompt=ONE --prompt=TWO"),
-    "file": _TOOL.format("classify", "file=PATH"),
-    "family": _TOOL.format("export", "family=gpt2"),
-    "sample.stop": _TOOL.format("sample", "stop=TEXT"),
-    **{f"experiment = {name}": f"python -m experiments.tools.{name}" for name in "sample fill classify export".split()},
-    "experiment = symmetry": "python -m experiments.tools.symmetry",
+    "checkpoint": f"{_TOOL}sample --checkpoint=DIR (or fill, classify, export, symmetry)",
+    "prompt": f"{_TOOL}sample --prompt=TEXT",
+    "prompts": f"{_TOOL}sample --prompt=ONE --prompt=TWO",
+    "file": f"{_TOOL}classify --file=PATH",
+    "family": f"{_TOOL}export --family=gpt2",
+    **{f"experiment = {name}": f"{_TOOL}{name}" for name in ("sample", "fill", "classify", "export", "symmetry")},
+    **{f"sample.{name}": f"{_TOOL}sample --{name}=..." for name in ("stop", "temperature", "top_k", "top_p")},
+    "text.binary": "convert what is no text in UTF-8 into .txt files",
+    "pairs.length_penalty": "it is 0.6",
+    "pairs.tied_output": "the output matrix is the embedding",
+    "synthetic.held_out": "512 examples are held out",
 }
+for _section in ("text", "pairs", "image"):
+    for _part in ("train", "valid", "test"):
+        REMOVED[f"{_section}.{_part}"] = f"{_section}.source = a folder with files named train and valid (or test)"
 
 
 def instead(name: str) -> str:

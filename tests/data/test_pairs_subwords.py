@@ -227,23 +227,6 @@ def test_names_tell_train_valid_and_test(tmp_path):
     assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 sources" in found.said
 
 
-def test_settings_name_train_valid_and_test(tmp_path, file):
-    for part, some in (("a", SAID[:900]), ("b", SAID[900:950]), ("c", SAID[950:])):
-        side_by_side(tmp_path / "set", part, some)
-    at = {part: str(tmp_path / "set" / part) for part in "abc"}
-    found = pairs.load("spa-eng", files={"train": at["a"], "valid": at["b"], "test": at["c"]})
-    assert (found.train, found.evaluation) == (SAID[:900], SAID[900:950]) and "as the config says" in found.said
-    assert pairs.load("spa-eng", files={"train": at["a"], "test": at["c"]}).evaluation == SAID[950:]
-    assert pairs.load("spa-eng", files={"train": str(file)})[1:3] == pairs.load(str(file))[1:3]
-    for named, words in (
-        ({"test": at["b"]}, r"nothing to train on beside .*b \(test\): pairs.train = PATH"),
-        ({"train": str(tmp_path / "set"), "valid": at["b"]}, "b.en is in pairs.train and in pairs.valid"),
-        ({"train": at["a"], "valid": str(tmp_path / "no")}, "nor a path that exists"),
-    ):
-        with pytest.raises(errors.UserError, match=words):
-            pairs.load("spa-eng", files=named)
-
-
 # Splitting.
 
 

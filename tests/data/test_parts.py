@@ -131,7 +131,7 @@ def test_where_names_tell_no_parts_contents_do_and_it_is_said(tmp_path, names):
 
 def test_named_parts_that_cannot_be_used_are_refused(tmp_path):
     for names, complaint in (
-        (["valid.txt", "test.txt"], r"every file is named as one to evaluate .*text.train = PATH"),
+        (["valid.txt", "test.txt"], "every file is named as one to evaluate .*text.source must have some to train on"),
         (["test/a.txt"], "every file is named"),
     ):
         with pytest.raises(errors.UserError, match=complaint):
@@ -147,30 +147,6 @@ def test_what_is_evaluated_and_trained_on_is_counted(tmp_path):
     write(tmp_path, **{"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90})
     found = text.load(str(tmp_path))
     assert "(1 of 2 texts to evaluate are trained on, too)" in found.said and len(found.evaluation) == 2
-
-
-def test_settings_name_the_parts(tmp_path):
-    corpus(tmp_path, "a.txt", "b.txt", "c.txt", "more/d.txt", "more/test.txt")
-    at = {name: str(tmp_path / name) for name in ("a.txt", "b.txt", "c.txt", "more")}
-    found = text.load("stdlib", files={"train": at["a.txt"], "valid": at["b.txt"], "test": at["c.txt"]})
-    assert became(found) == [["a.txt"], ["b.txt"]] and found.said.endswith("c.txt left alone")
-    assert became(text.load("stdlib", files={"train": at["more"], "test": at["c.txt"]})) == [
-        ["more/d.txt", "more/test.txt"],
-        ["c.txt"],
-    ]
-    alone = text.load("stdlib", files={"train": at["more"]})
-    assert alone.name == at["more"] and "by their contents" in alone.said  # a way out of what names tell
-    for named, complaint in (
-        ({"valid": at["b.txt"]}, r"nothing to train on beside .*b.txt \(valid\): text.train = PATH"),
-        (
-            {"train": at["more"], "test": str(tmp_path / "more/../more/test.txt")},
-            "test.txt is in text.train and in text",
-        ),
-        ({"train": at["a.txt"], "valid": str(tmp_path / "no")}, "no' is neither a named text"),
-        ({"train": "stdlib", "valid": at["a.txt"]}, "text.train is the path .* stdlib is a name for text.source"),
-    ):
-        with pytest.raises(errors.UserError, match=complaint):
-            text.load("stdlib", files=named)
 
 
 def test_a_run_says_which_file_became_what(tmp_path):
@@ -235,22 +211,20 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_is_no_text_is_refused_unless_it_is_asked_for(tmp_path, name):
+def test_what_is_no_text_is_refused(tmp_path, name):
     content, kind = STRANGE[name]
     write(tmp_path, **{name: content})
-    with pytest.raises(errors.UserError, match=rf"{name} .*({kind}).*; .* text.binary = true to learn from the bytes"):
+    with pytest.raises(errors.UserError, match=rf"{name} .*({kind}).*; leave it out"):
         text.load(str(tmp_path / name))
-    assert b"".join(sum(text.load(str(tmp_path / name), binary=True)[1:3], [])) == content
 
 
 def test_a_folder_with_some_files_that_are_no_text_tells_the_first_and_how_many(tmp_path):
     write(tmp_path, **{name: KING[n:] for n, name in enumerate(["a.md", "z.md"])}, **{"b/b.png": b"\x89PNG\r\n"})
-    with pytest.raises(errors.UserError, match="b/b.png is a PNG image, not text in UTF-8; leave it out, or set text"):
+    with pytest.raises(errors.UserError, match="b/b.png is a PNG image, not text in UTF-8; leave it out"):
         text.load(str(tmp_path))
     write(tmp_path, **{"c.npy": npy(), "d.png": b"\x89PNG\r\n"})
     with pytest.raises(errors.UserError, match=r"b.png is a PNG .* \(it is one of 3 such files among 5\); leave"):
         text.load(str(tmp_path))
-    assert len(text.load(str(tmp_path), binary=True).train) == 4
 
 
 def test_text_in_utf8_and_its_relatives_is_text(tmp_path):

@@ -33,8 +33,6 @@ TEXTS = {
     "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix", text__prefix=3),
     "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
     "is a path, and nothing is there": dict(text__tokenizer="/nowhere/tok512.bin"),
-    "sample.top_p must be above 0": dict(sample__top_p=0.0),
-    "sample.top_k must be at least 0": dict(sample__top_k=-1),
     "not one held-out word is hidden": dict(text__objective="masked", text__mask_rate=1e-9),
 }
 TRAININGS = {

@@ -204,7 +204,6 @@ def test_a_sentence_that_is_too_long_is_translated_by_nothing_and_a_beam_of_one_
         ({"pairs.N": 1}, "pairs.N must be at least 2"),
         ({"pairs.N": 2}, "at most N = 2 tokens a side"),
         ({"pairs.vocabulary": 3}, "at least 259 ids"),
-        ({"pairs.length_penalty": -1.0}, "pairs.length_penalty must be at least 0"),
         ({"pairs.score_sentences": 0}, "pairs.score_sentences must be at least 2"),
         ({"pairs.share": 0.0}, "share of the pairs"),
         ({"pairs.source": "nowhere.tsv"}, "nor a path that exists"),
@@ -219,7 +218,7 @@ def test_wrong_settings_are_one_sentence(file, changes, words):
 def test_settings_of_other_experiments_are_refused(tmp_path, file):
     config = tiny.config_file(tmp_path, "translation", **{"pairs.source": file, "text.N": 7} | SIZES)
     outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"))
-    assert outcome.code == 2 and "text.N is set, but this experiment does not use it" in outcome.err
+    assert outcome.code == 2 and 'the config of this experiment has no "text"' in outcome.err
 
 
 # Scores and figures.

@@ -62,10 +62,6 @@ OTHERS = {
     "model.remat": [True],
     "model.unroll": [2],
     "text.source": ["docstrings"],
-    "text.train": ["train.txt"],
-    "text.valid": ["valid.txt"],
-    "text.test": ["test.txt"],
-    "text.binary": [True],
     "text.tokenizer": ["characters"],
     "text.N": [12],
     "text.objective": ["causal", "prefix", "masked"],
@@ -74,9 +70,6 @@ OTHERS = {
     "text.tied_output": [True],
     "text.transform": [True, False],
     "image.source": ["mnist"],
-    "image.train": ["train.npz"],
-    "image.valid": ["valid.npz"],
-    "image.test": ["test.npz"],
     "image.patch": [1],
     "image.head": ["pooled"],
     "image.shift": [1.0],
@@ -165,11 +158,9 @@ def test_every_setting_has_its_row():
 FREE = "score_std output_std dropout attention compute_dtype remat unroll"
 ALWAYS = {f"model.{field}": OTHERS[f"model.{field}"] for field in f"M D H F eps {FREE}".split()}
 ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
-TEXT = "source train valid test binary tokenizer N prefix mask_rate tied_output"
+TEXT = "source tokenizer N prefix mask_rate tied_output"
 WORDS = ALWAYS | {f"text.{field}": OTHERS[f"text.{field}"] for field in TEXT.split()}
-IMAGES = ALWAYS | {
-    f"image.{field}": OTHERS[f"image.{field}"] for field in "source train valid test patch shift".split()
-}
+IMAGES = ALWAYS | {f"image.{field}": OTHERS[f"image.{field}"] for field in "source patch shift".split()}
 BASE = {"model.rotary_base": [50.0]}
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
     "gpt2": WORDS | BASE | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
