@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.engine import checkpoint, compilation, disk, log, loop, mesh, step, workdir
+from experiments.engine import checkpoint, compilation, disk, log, mesh, step, workdir
 from experiments.studies import attention, initial, preparing
 from tfm import shapes
 
@@ -41,7 +41,7 @@ def write(
             "arm": run.arm,
             "seed": run.seed,
             "params_sha256": checkpoint.digest(params),
-            **{f"{loop.EVAL}{name}": log.finite(column[r]) for name, column in final.items()},
+            **{name: log.finite(column[r]) for name, column in final.items()},
             "diverged_at": None if taken_R[r] == ready.plan.steps else int(taken_R[r]) + 1,
             "training_crc32": crc32(ready.tasks[run.seed].train[0]),
             "initial": begun[r],
