@@ -34,8 +34,8 @@ from experiments.engine import (
     config_file,
     distributed,
     errors,
+    hardware,
     in_process,
-    mesh,
     replay,
     signals,
     workdir,
@@ -181,7 +181,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     experiment = by_name.experiment(settings.experiment)
     compilation.keep_in(settings.compilation_cache)
     if command.dry_run and not command.topology:
-        mesh.simulate(settings.mesh.to_dict())
+        hardware.simulate(settings.mesh.to_dict())
     if command.replay is not None:
         if not hasattr(experiment, "prepare"):
             raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
@@ -195,7 +195,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     if not trains and command.several:
         raise errors.UserError(f"several processes are for training: {settings.experiment} takes one")
     if not command.several:
-        mesh.of_cores(settings.mesh.to_dict())
+        hardware.of_cores(settings.mesh.to_dict())
     folder = folder_of(command, trains)
     writes = folder if trains else None
     return functools.partial(workdir.outlive, functools.partial(work, settings, folder), writes), writes

@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import inputs, participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, config, config_file, loop, mesh, run
+from experiments.engine import by_name, config, config_file, hardware, loop, mesh, run
 from experiments.engine import step as loops
 from experiments.tools import sample
 from tfm import head, shapes
@@ -77,7 +77,7 @@ def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
 def prepared(name: str, folder: pathlib.Path, **more: Any) -> loops.Plan:
     """Everything that a run of this workload needs, made as `experiments.language.run` and `run.run` make it."""
     made = training(name, folder, **more)
-    mesh.of_cores(made.mesh.to_dict())
+    hardware.of_cores(made.mesh.to_dict())
     devices = run.devices(made)
     work = by_name.experiment(made.experiment).prepare(made, devices)
     return run.plan(made, work.task, devices)
@@ -126,7 +126,7 @@ def build_generation(name: str) -> participant.Built:
     """Words drawn as experiments/tools/sample.py does, told every few words, by a model with random parameters."""
     size = sizes.WORKLOADS[name]
     made = settings({"experiment": "language"} | model_changes(size))
-    mesh.start(made.device)
+    hardware.start(made.device)
     model = models.language(made.model, answer=head.next_word, W=size.W, N=size.N, tied_output=True)
     params = jax.jit(model.init)(jax.random.key(0))
     ids, chance = inputs.prompt(size).tolist(), {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}

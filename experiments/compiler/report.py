@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
-from experiments.engine import compilation, config, disk, errors, mesh, tpu
+from experiments.engine import compilation, config, disk, errors, hardware, mesh
 from experiments.engine import report as numbers
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -64,7 +64,7 @@ def show(wanted: Iterable[topology.Wanted], **parts: Any) -> None:
         largest = max((one for one in records if not one["beside"]), key=lambda one: one.get("needed_bytes", 0))
         facts = {"topology": asked.name, "chips": len(asked.devices), "hbm_bytes": int(asked.chip.hbm), **held}
         facts |= largest | {"compiled": not refused, "reason": "; ".join(refused), "programs": records}
-        facts |= {"versions": mesh.versions() | {"libtpu": tpu.libtpu()}}
+        facts |= {"versions": mesh.versions() | {"libtpu": hardware.libtpu()}}
         try:
             disk.write(pathlib.Path(asked.file), disk.as_json(facts))
         except OSError as error:
@@ -112,7 +112,7 @@ def text(records: list[dict[str, Any]], held: dict[str, int], asked: topology.To
     """What a person reads."""
     chips, kind = len(asked.devices), asked.devices[0].device_kind
     each = ", ".join(f"{name.removesuffix('_bytes')} {disk.size(n)}" for name, n in held.items())
-    lines = [f"  compiled for {asked.name}, {chips} x {kind}, by libtpu {tpu.libtpu()}; nothing is run"]
+    lines = [f"  compiled for {asked.name}, {chips} x {kind}, by libtpu {hardware.libtpu()}; nothing is run"]
     lines += [f"  on each chip: {each}"] if each else []
     for one in records:
         if not one["compiled"]:

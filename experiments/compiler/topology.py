@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from experiments.engine import errors, mesh, tpu
+from experiments.engine import errors, hardware
 
 GIB = 2**30
 AT_ONCE = 2  # programs: compiling one takes one core
@@ -107,7 +107,7 @@ def of(name: str, file: str | None = None) -> Iterator[Topology]:
     devices = described(name)
     token = _asked.set(Topology(name, CHIPS[name.partition("-")[0]], devices, file))
     try:
-        with mesh.of_described(name, devices):
+        with hardware.of_described(name, devices):
             yield _asked.get()
     finally:
         _asked.reset(token)
@@ -123,7 +123,7 @@ def described(name: str) -> Sequence[Any]:
     """The chips of a topology as devices of JAX."""
     if name not in NAMES:
         raise errors.UserError(f'unknown --topology "{name}"; the right ones are: {", ".join(NAMES)}')
-    if tpu.libtpu() is None:
+    if hardware.libtpu() is None:
         raise errors.UserError(f"--topology needs libtpu, the compiler for TPUs, which is not installed: {INSTALL}")
     jax.config.update("jax_platforms", "cpu")  # whatever this machine has, it is not asked
     jax.config.update("jax_enable_compilation_cache", False)  # so that the seconds are those of compiling
@@ -133,13 +133,13 @@ def described(name: str) -> Sequence[Any]:
     try:
         devices = topologies.get_topology_desc(topology, "tpu", **more).devices
     except RuntimeError as error:
-        why = f"{tpu.foreign()}: {INSTALL}" if tpu.foreign() else str(error).strip().splitlines()[0]
+        why = f"{hardware.foreign()}: {INSTALL}" if hardware.foreign() else str(error).strip().splitlines()[0]
         raise errors.UserError(f"libtpu cannot describe {name}: {why}") from error
     finally:
         for variable in own:
             del os.environ[variable]
-    if tpu.foreign():
-        print(f"{tpu.foreign()}: what follows is of another compiler than its own", flush=True)
+    if hardware.foreign():
+        print(f"{hardware.foreign()}: what follows is of another compiler than its own", flush=True)
     return devices
 
 

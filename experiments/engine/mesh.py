@@ -1,19 +1,17 @@
 """Devices: the only file that arranges them and uses `shard_map` (distributed.py: several processes)."""
 
-import contextlib
-import contextvars
 import importlib.metadata
 import math
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation, distributed, errors, tpu
+from experiments.engine import distributed, errors, hardware
 from tfm import layout as layouts
 from tfm import shapes
 
@@ -22,102 +20,6 @@ SEED = "seed"  # an axis before these, where several runs are trained side by si
 BATCH = (DATA, FSDP)  # the axes over which the examples of a batch are spread
 
 WHOLE = PartitionSpec()  # every device holds all of it
-MOST_SIMULATED = 4096  # each has threads of its own
-simulated: list[int] = []  # not empty: `simulate` was called
-_described: contextvars.ContextVar[tuple[str, Sequence[Any]] | None] = contextvars.ContextVar("described", default=None)
-
-
-@contextlib.contextmanager
-def of_described(name: str, devices: Sequence[Any]) -> Iterator[None]:
-    """Within this, meshes are made of these devices, which need not be there: programs for them are not run."""
-    token = _described.set((name, devices))
-    try:
-        yield
-    finally:
-        _described.reset(token)
-
-
-def start(device: str) -> None:
-    """Select the backend: 'any' takes what JAX finds, 'cpu', 'gpu' or 'tpu' must be there (UserError).
-
-    Where 'any' does not find the TPU that the machine has, that is said.
-    """
-    if device not in ("any", "cpu", "gpu", "tpu"):
-        raise errors.UserError(f'unknown device "{device}"; the right ones are: any, cpu, gpu, tpu')
-    if _described.get():
-        return
-    given = jax.config.jax_platforms
-    if device == "cpu":
-        jax.config.update("jax_platforms", "cpu")
-    if device in ("any", "tpu"):
-        tpu.leave_out()
-    backend, said = _backend(device)
-    if device == "tpu" != backend:
-        raise errors.UserError(f"a tpu was asked for: {tpu.reason(said)}")
-    if device not in ("any", backend):
-        raise errors.UserError(f"a {device} was asked for, but JAX {jax.__version__} sees only {_seen()}")
-    if device == "any" and backend == "cpu" != given and tpu.chips():
-        print(f"warning: {tpu.reason(said)}; the CPU is used", flush=True)
-    if backend == "cpu" and jax.process_count() > 1:
-        # What XLA:CPU reads from a cache (JAX 0.10.2 and 0.12, not 0.8) forgets that its collectives have an order:
-        # one process sums gradients while the other one gathers weights, and each waits for the other forever.
-        compilation.keep_in("")
-
-
-def _backend(device: str) -> tuple[str, str]:
-    """What JAX starts, and what it says of the TPU, if that is not it. UserError where JAX cannot start at all."""
-    try:
-        backend = jax.default_backend()
-    except RuntimeError as error:
-        platforms = (jax.config.jax_platforms or "").split(",")
-        if "tpu" in platforms and device == "tpu":
-            return "", str(error)
-        if "tpu" in platforms and device == "any" and "cpu" in platforms:  # JAX itself asks for both where chips are
-            jax.config.update("jax_platforms", "cpu")
-            return jax.default_backend(), str(error)
-        raise errors.UserError(f"JAX cannot start: {str(error).splitlines()[0]}") from error
-    try:
-        return backend, "" if backend in ("tpu", "gpu") else str(jax.devices("tpu"))
-    except RuntimeError as error:
-        return backend, str(error)
-
-
-def simulate(sizes: Mapping[str, int]) -> None:
-    """From here on a mesh of these sizes may be made that the machine does not have: of simulated CPU devices.
-
-    For programs that are compiled, but not run. To be called before anything has touched a device.
-    """
-    wanted = math.prod(n for n in sizes.values() if n > 1)
-    if wanted > MOST_SIMULATED:
-        raise errors.UserError(f"a mesh of {wanted} devices cannot be simulated: at most {MOST_SIMULATED} can")
-    simulated.append(wanted)
-    _cpu_devices(wanted)
-
-
-def of_cores(sizes: Mapping[str, int]) -> None:
-    """From here on a CPU is as many devices as a mesh of these sizes needs, where it has a core for each.
-
-    To be called before anything has touched a device, by a process that is alone.
-    """
-    wanted = math.prod(n for n in sizes.values() if n > 1)
-    if wanted <= (os.cpu_count() or 1):
-        _cpu_devices(wanted)
-
-
-def _cpu_devices(wanted: int) -> None:
-    """At least so many CPU devices, unless XLA_FLAGS says how many."""
-    if not _cpu_devices_given():
-        with contextlib.suppress(RuntimeError):  # JAX has started: then there are as many as there are
-            jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
-
-
-def _cpu_devices_given() -> bool:
-    return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-
-
-def _seen() -> str:
-    devices = jax.devices()
-    return f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})"
 
 
 def versions() -> dict[str, str]:
@@ -137,10 +39,10 @@ def describe(mesh: Mesh) -> str:
     """Versions, backend and mesh in one line: what a person should see before anything else."""
     found = versions()
     software = ", ".join(f"{name} {found[name]}" for name in ("jax", "flax", "optax"))
-    used = f"{mesh.size} of {len(_devices())} devices"
-    if _described.get():
-        used += f" of {_described.get()[0]}, which need not be there"
-    elif simulated and mesh.size > 1 and backend(mesh) == "cpu":
+    used = f"{mesh.size} of {len(hardware.present())} devices"
+    if hardware.described():
+        used += f" of {hardware.described()[0]}, which need not be there"
+    elif hardware.simulated and mesh.size > 1 and backend(mesh) == "cpu":
         used = f"{mesh.size} simulated devices"
     kind = f"{backend(mesh)} ({mesh.devices.flat[0].device_kind})"
     return f"Python {platform.python_version()}, {software} on {kind}: {used}, mesh {shape(mesh)}"
@@ -151,18 +53,13 @@ def backend(mesh: Mesh) -> str:
     return mesh.devices.flat[0].platform
 
 
-def _devices() -> Sequence[jax.Device]:
-    """Those that a mesh is made of: JAX's, or chips that are only described."""
-    return _described.get()[1] if _described.get() else jax.devices()
-
-
 def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, seed: int = 1) -> Mesh:
     """A mesh with the axes data, fsdp, tensor and sequence; one of them may be -1 and takes what is left.
 
     Where `seed` is not 1 there is that axis too, before the others. Types are said explicitly, since the default
     changed between JAX releases. Raises UserError for sizes that do not fit the devices there are.
     """
-    sizes, devices = {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}, _devices()
+    sizes, devices = {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}, hardware.present()
     sizes = sizes if seed == 1 else {SEED: seed} | sizes
     there = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     for axis, n in sizes.items():
@@ -173,11 +70,11 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
         raise errors.UserError(f"mesh.{rest[0]} and mesh.{rest[1]} are both -1: only one axis can take what is left")
     named = math.prod(n for n in sizes.values() if n != -1)
     said = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
-    if simulated and len(devices) < named <= len(jax.devices("cpu")):
+    if hardware.simulated and len(devices) < named <= len(jax.devices("cpu")):
         devices, rest = jax.devices("cpu")[:named], []
         sizes |= dict.fromkeys([axis for axis, n in sizes.items() if n == -1], 1)
     if named > len(devices) or (rest and len(devices) % named):
-        late = devices[0].platform == "cpu" and named <= (os.cpu_count() or 1) and not _cpu_devices_given()
+        late = devices[0].platform == "cpu" and named <= (os.cpu_count() or 1) and not hardware.cpus_given()
         more = "; JAX has started with these in this process, and in a new one may have more" * late
         raise errors.UserError(f"{said} does not fit JAX's devices, {there}{more}")
     sizes |= {axis: len(devices) // named for axis in rest}

@@ -23,6 +23,7 @@ from experiments.engine import (
     distributed,
     errors,
     guard,
+    hardware,
     log,
     loop,
     mesh,
@@ -75,7 +76,7 @@ class Result(NamedTuple):
 def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another. seeds: devices that share several runs."""
     config.check_seed(settings.seed)
-    mesh.start(settings.device)
+    hardware.start(settings.device)
     m = settings.mesh
     devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)

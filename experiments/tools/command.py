@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import compilation, config, disk, errors, in_process, log, mesh, signals
+from experiments.engine import compilation, config, disk, errors, hardware, in_process, log, signals
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -43,7 +43,7 @@ def tool(**help: str) -> Callable[[Callable], Callable]:
                 config.check_numbers(values.arguments)
                 compilation.keep_in("user")
                 if not values.arguments.get("topology"):  # whose chips need not be there
-                    mesh.start(values.arguments.get("device", "any"))
+                    hardware.start(values.arguments.get("device", "any"))
                 return function(*values.args, **values.kwargs)
 
         run.main = lambda argv: exit_code(lambda: run(**arguments(function, COMMON | help, argv)))

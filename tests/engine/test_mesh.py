@@ -406,10 +406,10 @@ def says(program: str, *arguments: str) -> str:
 def test_a_cpu_is_as_many_devices_as_are_asked_for_up_to_its_cores(cores, data, told):
     program = f"""
 import os
-from experiments.engine import errors, mesh
+from experiments.engine import errors, hardware, mesh
 os.cpu_count = lambda: {cores}
-mesh.of_cores(dict(data={data}, fsdp=1))
-mesh.start("cpu")
+hardware.of_cores(dict(data={data}, fsdp=1))
+hardware.start("cpu")
 try:
     print(mesh.describe(mesh.make(data={data})))
 except errors.UserError as error:

@@ -1,25 +1,137 @@
-"""Why a TPU cannot be had, each reason with its remedy.
+"""The devices that JAX finds, simulates or is told of; and why a TPU cannot be had, each reason with its remedy.
 
 What libtpu does is read from 0.0.23 and 0.0.50.1: it takes a POSIX lock on LOCK for as long as its process lives, and
 leaves the file behind. JAX tells what it says in the error of `jax.devices("tpu")`.
 """
 
 import contextlib
+import contextvars
 import fcntl
 import importlib.metadata
 import importlib.util
+import math
 import os
 import pathlib
 import re
 import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
+
+from experiments.engine import compilation, errors
 
 PCI, DEV, PROC, LOCK = map(pathlib.Path, ("/sys/bus/pci/devices", "/dev", "/proc", "/tmp/libtpu_lockfile"))
 GOOGLE, OTHERS = "0x1ae0", ("0x01", "0x02")  # a vendor, and what else it has in its machines: disks, network cards
 LOCKED = re.compile("lockfile|already in use|busy", re.IGNORECASE)
 SET = {"TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH"}  # by JAX and libtpu themselves as they are imported
 ONE = "a TPU belongs to one process"
+MOST_SIMULATED = 4096  # each has threads of its own
+simulated: list[int] = []  # not empty: `simulate` was called
+_described: contextvars.ContextVar[tuple[str, Sequence[Any]] | None] = contextvars.ContextVar("described", default=None)
+
+
+@contextlib.contextmanager
+def of_described(name: str, devices: Sequence[Any]) -> Iterator[None]:
+    """Within this, meshes are made of these devices, which need not be there: programs for them are not run."""
+    token = _described.set((name, devices))
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
+def described() -> tuple[str, Sequence[Any]] | None:
+    """The name and the devices of `of_described`; None: they are JAX's own."""
+    return _described.get()
+
+
+def present() -> Sequence[jax.Device]:
+    """Those that a mesh is made of: JAX's, or chips that are only described."""
+    return _described.get()[1] if _described.get() else jax.devices()
+
+
+def start(device: str) -> None:
+    """Select the backend: 'any' takes what JAX finds, 'cpu', 'gpu' or 'tpu' must be there (UserError).
+
+    Where 'any' does not find the TPU that the machine has, that is said.
+    """
+    if device not in ("any", "cpu", "gpu", "tpu"):
+        raise errors.UserError(f'unknown device "{device}"; the right ones are: any, cpu, gpu, tpu')
+    if _described.get():
+        return
+    given = jax.config.jax_platforms
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    if device in ("any", "tpu"):
+        leave_out()
+    backend, said = _backend(device)
+    if device == "tpu" != backend:
+        raise errors.UserError(f"a tpu was asked for: {why_no_tpu(said)}")
+    if device not in ("any", backend):
+        raise errors.UserError(f"a {device} was asked for, but JAX {jax.__version__} sees only {_seen()}")
+    if device == "any" and backend == "cpu" != given and chips():
+        print(f"warning: {why_no_tpu(said)}; the CPU is used", flush=True)
+    if backend == "cpu" and jax.process_count() > 1:
+        # What XLA:CPU reads from a cache (JAX 0.10.2 and 0.12, not 0.8) forgets that its collectives have an order:
+        # one process sums gradients while the other one gathers weights, and each waits for the other forever.
+        compilation.keep_in("")
+
+
+def _backend(device: str) -> tuple[str, str]:
+    """What JAX starts, and what it says of the TPU, if that is not it. UserError where JAX cannot start at all."""
+    try:
+        backend = jax.default_backend()
+    except RuntimeError as error:
+        platforms = (jax.config.jax_platforms or "").split(",")
+        if "tpu" in platforms and device == "tpu":
+            return "", str(error)
+        if "tpu" in platforms and device == "any" and "cpu" in platforms:  # JAX itself asks for both where chips are
+            jax.config.update("jax_platforms", "cpu")
+            return jax.default_backend(), str(error)
+        raise errors.UserError(f"JAX cannot start: {str(error).splitlines()[0]}") from error
+    try:
+        return backend, "" if backend in ("tpu", "gpu") else str(jax.devices("tpu"))
+    except RuntimeError as error:
+        return backend, str(error)
+
+
+def simulate(sizes: Mapping[str, int]) -> None:
+    """From here on a mesh of these sizes may be made that the machine does not have: of simulated CPU devices.
+
+    For programs that are compiled, but not run. To be called before anything has touched a device.
+    """
+    wanted = math.prod(n for n in sizes.values() if n > 1)
+    if wanted > MOST_SIMULATED:
+        raise errors.UserError(f"a mesh of {wanted} devices cannot be simulated: at most {MOST_SIMULATED} can")
+    simulated.append(wanted)
+    _cpu_devices(wanted)
+
+
+def of_cores(sizes: Mapping[str, int]) -> None:
+    """From here on a CPU is as many devices as a mesh of these sizes needs, where it has a core for each.
+
+    To be called before anything has touched a device, by a process that is alone.
+    """
+    wanted = math.prod(n for n in sizes.values() if n > 1)
+    if wanted <= (os.cpu_count() or 1):
+        _cpu_devices(wanted)
+
+
+def _cpu_devices(wanted: int) -> None:
+    """At least so many CPU devices, unless XLA_FLAGS says how many."""
+    if not cpus_given():
+        with contextlib.suppress(RuntimeError):  # JAX has started: then there are as many as there are
+            jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
+
+
+def cpus_given() -> bool:
+    return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+
+
+def _seen() -> str:
+    devices = jax.devices()
+    return f"{len(devices)} x {devices[0].device_kind} ({jax.default_backend()})"
 
 
 def chips() -> int:
@@ -43,7 +155,7 @@ def leave_out() -> None:
             jax.config.update("jax_platforms", "cpu")
 
 
-def reason(said: str) -> str:
+def why_no_tpu(said: str) -> str:
     """Why there is no TPU here, and what to do; said: JAX's own words."""
     jax_version = importlib.metadata.version("jax")
     install = f'pip install "jax[tpu]=={jax_version}"'
