@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments import model as models
-from experiments.data import pretrained_tokenizer, text, tokenizer, windows
+from experiments.data import masking, pretrained_tokenizer, text, tokenizer, windows
 from experiments.engine import batches, by_name, disk, errors, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
@@ -31,7 +31,7 @@ class Corpus(NamedTuple):
     """A text as token ids (of few words in few bytes), split into training and evaluation part."""
 
     name: str
-    tokenizer: tokenizer.Tokenizer | pretrained_tokenizer.Borrowed
+    tokenizer: tokenizer.Tokenizer
     train_T: np.ndarray
     evaluation_T: np.ndarray
     lines: list[str]  # about it, for a person
@@ -97,7 +97,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     )
     show = objective.show(settings, corpus, task, model, logits)
     draw = functools.partial(figures, settings, corpus, task, show)
-    files = pretrained_tokenizer.files(corpus.tokenizer)
+    files = corpus.tokenizer.files
     return run.Work(task, draw, lambda params, batch: logits(params, batch)[0], files, lines=corpus.lines)
 
 
@@ -176,13 +176,13 @@ def masked_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     made = corpus.tokenizer
     rule = {"W": made.size, "ordinary": made.ordinary, "mask_id": made.special(MASK), "rate": settings.text.mask_rate}
     N = settings.text.N
-    return windows.masked(corpus.train_T, N=N, **rule), windows.masked_evaluation(corpus.evaluation_T, N=N, **rule)
+    return masking.words(corpus.train_T, N=N, **rule), masking.words_evaluation(corpus.evaluation_T, N=N, **rule)
 
 
 def prompt(settings: configs.Settings, corpus: Corpus) -> jax.Array:
     """The prompt of the config as one row of tokens, (1, N)."""
     try:
-        prompt_BN = jnp.asarray(corpus.tokenizer.encode(settings.sample.prompt.encode()))[None]
+        prompt_BN = jnp.asarray(corpus.tokenizer.encode(settings.sample.prompt))[None]
     except errors.UserError as error:
         raise errors.UserError(f"sample.prompt does not suit this text: {error}") from error
     if prompt_BN.size == 0:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments import model as models
-from experiments.data import images, patch_masking
+from experiments.data import images, masking
 from experiments.engine import batches, run, step
 from experiments.engine import config as configs
 from tfm import embed, head, loss
@@ -67,7 +67,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 def parts(settings: configs.Settings, data: images.Images, normal: dict, *, N: int) -> tuple[Any, Any]:
     """Batches of normalised images with hidden patches: of the training part, and of the one held out."""
-    t, hide = settings.train, functools.partial(patch_masking.examples, N=N, share=settings.image.mask_ratio)
+    t, hide = settings.train, functools.partial(masking.patches, N=N, share=settings.image.mask_ratio)
     fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, shift=settings.image.shift, **normal)
     fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
     return (

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments import model as models
-from experiments.data import pairs, parallel, subwords, translation_score
+from experiments.data import pairs, subwords, translation_score
 from experiments.engine import batches, disk, errors, run, step
 from experiments.engine import config as configs
 from tfm import layout as layouts
@@ -29,8 +29,8 @@ class Corpus(NamedTuple):
 
     name: str
     subwords: subwords.Subwords
-    train: parallel.Rows
-    evaluation: parallel.Rows
+    train: pairs.Rows
+    evaluation: pairs.Rows
     sources: list[str]
     references: list[list[str]]
     lines: list[str]
@@ -65,7 +65,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
         return models.word_measures(logits_BNW, batch, over) | step.running(seen)
 
-    (fetch, n), (fetch_evaluation, n_evaluation) = map(parallel.examples, (corpus.train, corpus.evaluation))
+    (fetch, n), (fetch_evaluation, n_evaluation) = map(pairs.examples, (corpus.train, corpus.evaluation))
     task = step.Task(
         init=model.init,
         loss_and_metrics=loss_and_metrics,
@@ -90,7 +90,7 @@ def read(settings: configs.Settings) -> Corpus:
     configs.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
     loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share)
     made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
-    rows = [parallel.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
+    rows = [pairs.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
     told = f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}"
     lines = [*loaded.said.splitlines(), told]
@@ -135,7 +135,7 @@ def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) 
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
 
     def translate(params: Any, sentences: list[str]) -> dict[str, list[str]]:
-        source_BS, fits_B = parallel.padded(corpus.subwords, sentences, N=p.N)
+        source_BS, fits_B = pairs.padded(corpus.subwords, sentences, N=p.N)
         found: dict[str, list[str]] = {}
         for first in range(0, len(sentences), batch):
             index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)
@@ -183,7 +183,7 @@ def figures(
     found = translate(params, corpus.sources)
     if not look(files["cross_attention"], settings, corpus, model, params, found["greedy"]):
         del files["cross_attention"]
-    _, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=settings.pairs.N)
+    _, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=settings.pairs.N)
     words = folder / "sample.txt"
     disk.write(words, f"{table(corpus, found)}\n".encode())
     long, scored = int(np.sum(~fits_B)), len(fits_B)
@@ -202,13 +202,13 @@ def look(
     from experiments.engine import translation_figures  # matplotlib, only where something is drawn
 
     N = settings.pairs.N
-    source_BS, fits_B = parallel.padded(corpus.subwords, corpus.sources, N=N)
-    target_BN, whole_B = parallel.padded(corpus.subwords, found, N=N)
+    source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
+    target_BN, whole_B = pairs.padded(corpus.subwords, found, N=N)
     length_B = np.sum(source_BS != subwords.PAD, axis=1) * (fits_B & whole_B)
     if not length_B.any():
         return False
     b = int(np.argmax(length_B >= min(8, length_B.max())))
-    batch = parallel.examples(parallel.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
+    batch = pairs.examples(pairs.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
     inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
     _, seen = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
     source, target = (names(corpus, row) for row in (source_BS[b], target_BN[b]))

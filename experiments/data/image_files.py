@@ -1,8 +1,11 @@
 """Which files and arrays are the images to train on and those to evaluate, as their names say.
 
-Evaluated is a validation part, where there is one, else the test part, which is else left alone.
+Evaluated is a validation part, where there is one, else the test part, which is else left alone. The files are .npz, or
+IDX files as those of the MNIST sets (http://yann.lecun.com/exdb/mnist), gzipped or not: two zero bytes, a type code,
+the number of axes, the size of each as a big-endian uint32, then the values, big-endian.
 """
 
+import math
 import os
 import pathlib
 from collections.abc import Mapping
@@ -10,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import idx, parts
+from experiments.data import parts, plain
 from experiments.engine import disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
 ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
+DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, by type code
 
 Labelled = tuple[np.ndarray, ...]  # images and labels, as they are in the files
 
@@ -64,7 +68,7 @@ def idx_folder(path: pathlib.Path) -> Parts:
     missing = [file for file, found in zip(FILES, paths, strict=True) if found is None]
     if missing:
         raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
-    arrays = [idx.read(found, axes=axes) for found, axes in zip(paths, (3, 1, 3, 1), strict=True)]
+    arrays = [read_idx(found, axes=axes) for found, axes in zip(paths, (3, 1, 3, 1), strict=True)]
     return Parts(tuple(arrays[:2]), tuple(arrays[2:]), _said(FILES[0], FILES[2]))
 
 
@@ -86,3 +90,28 @@ def _idx_path(path: pathlib.Path, file: str) -> pathlib.Path | None:
 
 def _said(train: str | pathlib.Path, evaluation: str | pathlib.Path) -> str:
     return f"by their names, {train} to train on; {evaluation} to evaluate; all else left alone"
+
+
+def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
+    """The array in an IDX file, of the file's type in native byte order.
+
+    Raises:
+      UserError: cannot be read, no IDX file, another number of axes, too few or too many bytes, damaged gzip.
+    """
+    begin = 4 + 4 * axes
+    header = plain.read(path, copies=1, text=False, most=begin)[:begin]
+    if len(header) < 4 or header[:2] != b"\0\0" or header[2] not in DTYPES:
+        raise errors.UserError(f"{path} is not an IDX file: it begins with the bytes {header[:4].hex(' ') or '(none)'}")
+    if header[3] != axes:
+        raise errors.UserError(f"{path} holds an array of {header[3]} axes where {axes} are expected")
+    shape, dtype = tuple(np.frombuffer(header.ljust(begin, b"\0"), ">u4")[1:].tolist()), np.dtype(DTYPES[header[2]])
+    expected = math.prod(shape) * dtype.itemsize
+    disk.check_memory(f"what {path} announces", 2 * expected)
+    # Packing makes nothing longer by more than this; zeros behind the end would be read through to the last.
+    longer = path.stat().st_size > expected + expected // 64 + plain.CHUNK
+    content = b"" if longer else plain.read(path, copies=2, text=False, most=begin + expected)
+    if len(content) != begin + expected or not expected:
+        wrong = "too long" if longer or len(content) > begin + expected else "cut off"
+        wrong = wrong if expected else "empty"
+        raise errors.UserError(f"{path} is {wrong}: it announces values of shape {shape}, and has others")
+    return np.frombuffer(content, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, image_files, labelled, split
+from experiments.data import download, image_files, parts
 from experiments.engine import batches, config, errors
 
 GARMENTS = (
@@ -16,6 +16,7 @@ DIGITS = tuple("0123456789")
 FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
 EVALUATION_SHARE = 0.2
 SHOWN = 10  # classes of which there is no image
+CHANNELS = 4  # grey, colour, either with opacity: more are hardly channels
 CHUNK = 4096  # images at a time: statistics need float64, and all images at once would not fit
 
 
@@ -163,23 +164,95 @@ def _whole(name: str, made: image_files.Parts, *, known: tuple[str, ...]) -> Ima
         shapes = f"{train_image_BYXZ.shape[1:]} and {evaluation_image_BYXZ.shape[1:]}"
         raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes}")
     least = min(int(train_label_B.min()), int(evaluation_label_B.min()))
-    classes = labelled.classes(first, train_label_B, known=known, least=least)
-    train_label_B = labelled.in_range(first, train_label_B, C=len(classes))
-    evaluation_label_B = labelled.in_range(second, evaluation_label_B, C=len(classes))
+    classes = _class_names(first, train_label_B, known=known, least=least)
+    train_label_B = _in_range(first, train_label_B, C=len(classes))
+    evaluation_label_B = _in_range(second, evaluation_label_B, C=len(classes))
     held_out = evaluation_image_BYXZ, evaluation_label_B
     return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, made.said)
 
 
 def _checked(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    image_BYXZ = labelled.images(part, image)
-    return image_BYXZ, labelled.labels(part, label, n=len(image_BYXZ))
+    image_BYXZ = _pixels(part, image)
+    return image_BYXZ, _labels(part, label, n=len(image_BYXZ))
 
 
 def _split(name: str, image: np.ndarray, label: np.ndarray, *, known: tuple[str, ...], said: str) -> Images:
     """One set in two: about 20 % of the different images are held out, chosen by their bytes."""
     image_BYXZ, label_B = _checked(name, image, label)
-    classes = labelled.classes(name, label_B, known=known, least=int(label_B.min()))
-    label_B = labelled.in_range(name, label_B, C=len(classes))
-    out_B = split.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
+    classes = _class_names(name, label_B, known=known, least=int(label_B.min()))
+    label_B = _in_range(name, label_B, C=len(classes))
+    out_B = parts.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
     held_out = image_BYXZ[out_B], label_B[out_B]
     return Images(name, image_BYXZ[~out_B], label_B[~out_B], *held_out, classes, said)
+
+
+# What raw arrays must satisfy to be labelled images; `part` says in messages which arrays are meant.
+
+
+def _pixels(part: str, array: np.ndarray) -> np.ndarray:
+    """(B, Y, X) or (B, Y, X, Z) numbers as `image_BYXZ`: uint8 if they are whole and lie in 0 .. 255, else float32.
+
+    Raises:
+      UserError: not numbers, another number of axes, no image or no pixel, channels that come first (Y up to 4 and Z
+      above 4), a pixel that is not finite.
+    """
+    if array.dtype.kind not in "buif":
+        raise errors.UserError(f"{part}: images must be real numbers, and these are of type {array.dtype}")
+    if array.ndim not in (3, 4) or 0 in array.shape:
+        raise errors.UserError(
+            f"{part}: images must have axes (B, Y, X) or (B, Y, X, Z), none of them empty, and these are {array.shape}"
+        )
+    if array.ndim == 4 and array.shape[1] <= CHANNELS < array.shape[3]:
+        raise errors.UserError(
+            f"{part}: images must have axes (B, Y, X, Z), and these seem to have their channels Z first, {array.shape}:"
+            " move that axis with np.moveaxis(x, 1, -1)"
+        )
+    image_BYXZ = array if array.ndim == 4 else array[..., None]
+    if image_BYXZ.dtype.kind in "bui":
+        whole = image_BYXZ.min() >= 0 and image_BYXZ.max() <= 255
+        return np.ascontiguousarray(image_BYXZ, np.uint8 if whole else np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+        image_BYXZ = np.ascontiguousarray(image_BYXZ, np.float32)
+    if not np.isfinite(image_BYXZ).all():
+        raise errors.UserError(f"{part}: a pixel is not a finite number")
+    return image_BYXZ
+
+
+def _labels(part: str, array: np.ndarray, *, n: int) -> np.ndarray:
+    """One integer label for each of n images, as they are; of shape (n,) or (n, 1).
+
+    Raises:
+      UserError: not integers, another number of axes, not as many as images.
+    """
+    if array.dtype.kind not in "ui":
+        raise errors.UserError(f"{part}: labels must be integers, and these are of type {array.dtype}")
+    if array.shape not in ((n,), (n, 1)):
+        raise errors.UserError(f"{part}: {n} images need labels of shape ({n},), and these are {array.shape}")
+    return array.reshape(n)
+
+
+def _class_names(part: str, label_B: np.ndarray, *, known: tuple[str, ...], least: int) -> tuple[str, ...]:
+    """The names of the C classes: those known, or the numbers 0 .. max(label). least: the smallest label of all parts.
+
+    Raises:
+      UserError: no label 0, or none from 0 on; more classes than images, which only a wrong label can cause.
+    """
+    if known:
+        return known
+    most = int(label_B.max())
+    if most < 0:
+        raise errors.UserError(f"{part}: the label {most} is out of range: classes are counted from 0")
+    if least > 0:
+        told = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
+        raise errors.UserError(f"{part}: {told}")
+    if most >= len(label_B):
+        raise errors.UserError(f"{part}: the label {most} is out of range: {len(label_B)} images show fewer classes")
+    return tuple(map(str, range(most + 1)))
+
+
+def _in_range(part: str, label_B: np.ndarray, *, C: int) -> np.ndarray:
+    """The labels as int32. Raises UserError unless all lie in 0 .. C-1."""
+    for label in (int(label_B.min()), int(label_B.max())):
+        if not 0 <= label < C:
+            raise errors.UserError(f"{part}: the label {label} is out of range: it must lie in 0 .. {C - 1}")
+    return label_B.astype(np.int32)

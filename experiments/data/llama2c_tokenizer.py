@@ -1,17 +1,20 @@
 """The pieces of text in a tok*.bin of https://github.com/karpathy/llama2.c, and how a text falls into them.
 
 A little-endian int32, the length of the longest piece; then for each piece a float32 score, an int32 length, its bytes.
-Ids 0, 1, 2 are <unk>, <s>, </s>; a piece <0x41> is the byte 0x41, for characters that are no piece.
+Ids 0, 1, 2 are <unk>, <s>, </s>; a piece <0x41> is the byte 0x41, for characters that are no piece. By hand, since the
+`tokenizers` library ranks pairs of pieces, and not what they become: where these overlap, it joins others.
 """
 
-import dataclasses
 import functools
 import heapq
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
+from experiments.data import tokenizer
 from experiments.engine import errors
 
 SPECIALS = (b"<unk>", b"<s>", b"</s>")
@@ -19,31 +22,35 @@ UNKNOWN, BOS, EOS = range(len(SPECIALS))
 SPACE = b" "  # stands before every text, so that its first word is a piece like the others
 
 
-@dataclasses.dataclass(frozen=True)
-class Pieces:
+class Pieces(tokenizer.Tokenizer):
     """Piece i is worth score i: of two neighbours that are a piece together, the pair of the best score joins first."""
 
-    pieces: tuple[bytes, ...]
-    scores: tuple[float, ...]
+    bos, eos = BOS, EOS
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text, without <s>."""
+    def __init__(self, table: Sequence[bytes], scores: Sequence[float], files: dict[str, bytes] | None = None):
+        self.table, self.scores, self.files = tuple(table), tuple(scores), files or {}
+        self.size = self.ordinary = len(table)
+
+    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         ids: list[int] = []
-        for character in " " + text if text else "":
+        for character in " " + tokenizer.checked(text) if text else "":
             content = character.encode()
             known = self._id_of.get(content)
             ids += [self._id_of_byte.get(byte, UNKNOWN) for byte in content] if known is None else [known]
-        return self._joined(ids)
+        return np.asarray([BOS] * specials + self._joined(ids), np.int32)
 
-    def decode(self, ids: Iterable[int]) -> Iterator[bytes]:
+    def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
         """The bytes that each id adds to the text: none for <s>, </s> and what is no id."""
         starts = True
         for i in ids:
             content = self._byte_of.get(i, b"")
-            if not content and 0 <= i < len(self.pieces) and i not in (BOS, EOS):
-                content = self.pieces[i].removeprefix(SPACE) if starts else self.pieces[i]
+            if not content and 0 <= i < self.size and i not in (BOS, EOS):
+                content = self.table[i].removeprefix(SPACE) if starts else self.table[i]
             yield content
             starts = i == BOS
+
+    def name(self, id: int) -> str:
+        return self.table[id].decode("utf-8", "replace")
 
     def _joined(self, ids: list[int]) -> list[int]:
         """Neighbours joined as long as any can be, the best score first, of equals the leftmost."""
@@ -52,7 +59,7 @@ class Pieces:
 
         def propose(i: int) -> None:
             j = right[i]
-            both = self._id_of.get(self.pieces[ids[i]] + self.pieces[ids[j]]) if j < len(ids) else None
+            both = self._id_of.get(self.table[ids[i]] + self.table[ids[j]]) if j < len(ids) else None
             if both is not None:
                 heapq.heappush(pairs, (-self.scores[both], i, j, ids[i], ids[j], both))
 
@@ -74,11 +81,11 @@ class Pieces:
     def _id_of(self) -> dict[bytes, int]:
         """The pieces that text can fall into; of two equal ones the first."""
         apart = {UNKNOWN, BOS, EOS} | self._byte_of.keys()
-        return {self.pieces[i]: i for i in reversed(range(len(self.pieces))) if i not in apart}
+        return {self.table[i]: i for i in reversed(range(len(self.table))) if i not in apart}
 
     @functools.cached_property
     def _byte_of(self) -> dict[int, bytes]:
-        matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.pieces)}
+        matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.table)}
         return {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
 
     @functools.cached_property
@@ -108,4 +115,4 @@ def read(path: str, content: bytes) -> Pieces:
         pieces.append(content[at - length : at])
     if tuple(map(bytes.strip, pieces[: len(SPECIALS)])) != SPECIALS:
         raise errors.UserError(f"{path} is no tokenizer of llama2.c: its first pieces are not <unk>, <s>, </s>")
-    return Pieces(tuple(pieces), tuple(scores))
+    return Pieces(pieces, scores, {f"tok{len(pieces)}.bin": content})

@@ -1,4 +1,6 @@
-"""Sentence pairs, source and target, in a training and an evaluation part that depend on the sentences alone."""
+"""Sentence pairs, source and target, in a training and an evaluation part that depend on the sentences alone; and as
+arrays: what an encoder reads, and what a decoder is to predict from what it has written so far.
+"""
 
 import contextlib
 import os
@@ -9,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, pair_files, parts, split
-from experiments.engine import errors
+from experiments.data import download, pair_files, parts, subwords
+from experiments.engine import batches, disk, errors
 
 # name -> (file name, where a person finds it, sha256)
 NAMED = {
@@ -22,6 +24,7 @@ NAMED = {
 }
 EVALUATION_SHARE = 0.05
 BOM = "\ufeff"
+PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
 FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, say"
 
 Pair = tuple[str, str]
@@ -109,7 +112,7 @@ def sentence_key(sentence: str) -> str:
 
 def _apart(pairs: list[Pair], *, share: float, salt: str = "") -> tuple[list[Pair], list[Pair]]:
     """The pairs but those of about `share` of the sources, and these; another salt makes another choice."""
-    out_B = split.held_out([f"{salt}{sentence_key(source)}".encode() for source, _ in pairs], share=share)
+    out_B = parts.held_out([f"{salt}{sentence_key(source)}".encode() for source, _ in pairs], share=share)
     sides = (np.flatnonzero(out_B == side).tolist() for side in (False, True))
     kept, held = ([pairs[b] for b in side] for side in sides)
     return kept, held
@@ -168,3 +171,62 @@ def _tab_separated(name: str, content: bytes) -> Iterator[Pair]:
             side = "second" if source else "first"
             raise errors.UserError(f"{name}, line {number}: the {side} column is empty")
         yield source, target
+
+
+class Rows(NamedTuple):
+    """The pairs whose sides fit into N tokens: ids, [EOS], padding (int32)."""
+
+    source_BS: np.ndarray
+    target_BN: np.ndarray
+    longer: int  # pairs that do not fit, and have no row
+
+
+def padded(words: subwords.Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each sentence as a row of its ids, [EOS] and [PAD]: (B, N) int32, and whether it fits, (B,) bool.
+
+    One of more than N - 1 ids does not: its row is all padding, nothing is cut.
+    """
+    id_BN, fits_B = np.full((len(sentences), N), subwords.PAD, np.int32), np.zeros(len(sentences), bool)
+    for first in range(0, len(sentences), PIECE):
+        for b, id_T in enumerate(words.encode(sentences[first : first + PIECE]), first):
+            fits_B[b] = len(id_T) < N
+            if fits_B[b]:
+                id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, subwords.EOS
+    return id_BN, fits_B
+
+
+def rows(words: subwords.Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
+    """The pairs as arrays, in their order, without those of which a side needs more than N tokens, its [EOS] included.
+
+    Raises:
+      UserError: not one pair fits; more than the memory has room for.
+    """
+    needed = 4 * 4 * N * len(pairs)  # int32, and those that fit once more
+    disk.check_memory(f"{len(pairs):,} pairs of 2 x {N} tokens", needed)
+    source_BN, source_fits_B = padded(words, [source for source, _ in pairs], N=N)
+    target_BN, target_fits_B = padded(words, [target for _, target in pairs], N=N)
+    fits_B = source_fits_B & target_fits_B
+    if not fits_B.any():
+        raise errors.UserError(f"not one of {len(pairs)} pairs has at most N = {N} tokens a side: choose a larger N")
+    return Rows(source_BN[fits_B], target_BN[fits_B], int(np.sum(~fits_B)))
+
+
+def examples(of: Rows) -> tuple[batches.Fetch, int]:
+    """`(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN` and `weight_BN`.
+
+    `w_BN` is the target behind [BOS], one place later: what stands before each word that is to be predicted.
+    `weight_BN` (float32) is 1 for every word of the target and its [EOS], and 0 for padding.
+    """
+
+    def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        source_BS, target_BN = of.source_BS[index_B], of.target_BN[index_B]
+        begin_B1 = np.full((len(index_B), 1), subwords.BOS, np.int32)
+        return {
+            "source_BS": source_BS,
+            "valid_BS": source_BS != subwords.PAD,
+            "w_BN": np.concatenate([begin_B1, target_BN[:, :-1]], axis=1),
+            "target_BN": target_BN,
+            "weight_BN": (target_BN != subwords.PAD).astype(np.float32),
+        }
+
+    return fetch, len(of.source_BS)

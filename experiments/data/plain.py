@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import math
 import pathlib
 import zlib
 
@@ -46,24 +47,25 @@ def fault(chunk: bytes, at: int = 0) -> str:
     return f"holds a NUL at byte {at + null}, and no text in UTF-8 does (in UTF-16 it may)" if null >= 0 else ""
 
 
-def read(path: pathlib.Path, *, copies: int, hint: str = "") -> bytes:
-    """The text in the file, unpacked if it begins as gzip does.
+def read(path: pathlib.Path, *, copies: int, text: bool = True, most: float = math.inf, hint: str = "") -> bytes:
+    """The text in the file, unpacked if it begins as gzip does. text = False: whatever it holds.
 
-    copies: bytes of memory that each byte of the text will take. hint: the end of the sentence about what is no text.
+    copies: bytes of memory that each byte of the text will take. most: bytes after which it is enough (one more shows
+    that there are more). hint: the end of the sentence about what is no text.
 
     Raises:
       UserError: no text, damaged gzip, more than the memory has room for, or a file that cannot be read.
     """
-    content, most = io.BytesIO(), disk.host_memory()
+    content, room = io.BytesIO(), disk.host_memory()
     try:
         with path.open("rb") as file:
             source = unpacked(file)
-            while chunk := source.read(CHUNK):
-                if wrong := fault(chunk, content.tell()):
+            while content.tell() <= most and (chunk := source.read(int(min(CHUNK, most + 1 - content.tell())))):
+                if text and (wrong := fault(chunk, content.tell())):
                     raise errors.UserError(f"{path} {wrong}{hint}")
                 content.write(chunk)
-                if copies * content.tell() > most:  # packed, it was small
-                    disk.check_memory(f"the text in {path}", copies * content.tell(), most)
+                if copies * content.tell() > room:  # packed, it was small
+                    disk.check_memory(f"the text in {path}", copies * content.tell(), room)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise errors.UserError(f"{path} is a damaged gzip file: {error}") from error
     except OSError as error:

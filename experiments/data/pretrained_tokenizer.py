@@ -1,83 +1,209 @@
-"""The words of a trained model in the place of those that a run makes for itself, so that its training can go on."""
+"""The tokenizer of a trained model, published or our own, read from its files; and in the place of a run's own.
 
-import dataclasses
+A file tells its kind: tokenizer.json for the `tokenizers` library, a saved tokenizer of a run, or tok*.bin of llama2.c.
+"""
+
+import contextlib
 import json
+import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import tokenizers
 
-from experiments.data import tokenizer, vocabulary
-from experiments.engine import disk, errors
+from experiments.data import llama2c_tokenizer, tokenizer
+from experiments.engine import errors
 
-COPIES = 240  # bytes in memory for each of a document while the library encodes it (measured: 177 and 238)
+LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
+FILES = ("tokenizer.json", "tok*.bin")  # what is looked for in a folder
+# Files beside tokenizer.json say which special has which role; where there are none, the names that are in use do.
+ROLE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+USUAL = {
+    "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
+    "eos": ("</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"),
+    "mask": ("[MASK]", "<mask>"),
+    "pad": ("[PAD]", "<pad>"),
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class Borrowed:
-    """A vocabulary with what `tokenizer.Tokenizer` offers a run; `files`: the content of its files, by name."""
-
-    words: vocabulary.Vocabulary
-    files: dict[str, bytes]
-
-    @property
-    def size(self) -> int:
-        """W, the number of all ids."""
-        return self.words.size
+class OfRun(tokenizer.Plain):
+    """That of a run of ours, used as a published one is: nothing stands between documents, and any id may be drawn."""
 
     @property
     def ordinary(self) -> int:
-        """How many ids may stand for a hidden word that is replaced by another: all, as for BERT."""
-        return self.words.size
+        return self.size
 
-    def special(self, name: str) -> int:
-        """The id of [MASK]. Raises UserError where there is none."""
-        if name != "[MASK]" or self.words.mask is None:
-            raise errors.UserError(f"this tokenizer has no special {name!r}")
-        return self.words.mask
+    join = tokenizer.Tokenizer.join
 
-    def encode(self, document: bytes) -> np.ndarray:
-        """int32 ids; each of several joined documents with what belongs around a text. UserError for no UTF-8."""
-        try:
-            texts = str(document, "utf-8").split(tokenizer.SEPARATOR)
-        except UnicodeDecodeError as error:
-            raise errors.UserError(f"the text is not UTF-8, which this tokenizer needs: {error}") from error
-        return np.concatenate([self.words.encode(text) for text in texts]).astype(np.int32)
 
-    def join(self, documents: Sequence[bytes]) -> np.ndarray:
-        """Ids of all documents, in the smallest integers that hold them. UserError as `encode`."""
-        disk.check_memory("the text as words of this tokenizer", COPIES * max(map(len, documents)))
-        least = np.min_scalar_type(self.size - 1)
-        return np.concatenate([self.encode(document).astype(least) for document in documents])
+class Published(tokenizer.Tokenizer):
+    """That of a `tokenizers.Tokenizer`; `roles` names the specials that are bos, eos, mask and pad."""
+
+    def __init__(
+        self, made: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
+    ):
+        made.no_padding()  # a file keeps the settings that its model was trained with: they are for batches
+        made.no_truncation()
+        self.library, self.files = made, files or {}
+        self.size = self.ordinary = 1 + max(made.get_vocab(with_added_tokens=True).values(), default=-1)
+        for role, name in roles.items():
+            setattr(self, role, None if name is None else made.token_to_id(name))
+
+    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
+        with _refusing(f"the tokenizers library fails at the text {text[:40]!r}"):
+            ids = self.library.encode(tokenizer.checked(text), add_special_tokens=specials).ids
+        if max(ids, default=0) >= self.size:  # as what is put around a text may have
+            raise errors.UserError(
+                f"the tokenizer makes the id {max(ids)} of {text[:40]!r}, and it has {self.size} words"
+            )
+        return np.asarray(ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text, without specials."""
-        return self.words.decode(ids)
+        """The text, without the specials."""
+        known = [id for id in tokenizer.listed(ids) if 0 <= id < self.size]
+        with _refusing(f"the tokenizers library fails at the ids {known[:9]}"):
+            return self.library.decode(known, skip_special_tokens=True)
+
+    def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
+        # What an id adds depends on those before it; the ones of the last piece are enough to know it. (Where bytes
+        # are not UTF-8, the byte fallback of the library may take back what was text before: that has been told.)
+        window = tokenizer.listed(after)
+        known = len(window)
+        for id in ids:
+            window.append(int(id))
+            text, before = self.decode(window), self.decode(window[:known])
+            if len(text) > len(before) and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+                yield text[len(before) :]
+                window, known = window[known:], len(window) - known
+        if rest := self.decode(window)[len(self.decode(window[:known])) :]:
+            yield rest
+
+    def name(self, id: int) -> str:
+        return self.library.id_to_token(id) or f"[{id}]"  # a row of the model that the file has no word for
+
+
+def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
+    """The tokenizer in a file, or in a folder with tokenizer.json or else one tok*.bin.
+
+    Raises:
+      UserError: nothing there; a damaged file.
+    """
+    path = _file(pathlib.Path(path))
+    content = _content(path)
+    if path.suffix == ".bin":
+        return llama2c_tokenizer.read(str(path), content)
+    saved = _json_object(path, content)
+    if "model" in saved:
+        return _read_library(path, content)
+    if "kind" in saved:
+        return tokenizer.from_json(saved, OfRun)
+    raise errors.UserError(f"{path} is no tokenizer: it has neither a model, as tokenizer.json, nor a kind, as ours")
 
 
 def make(
     name: str, documents: Sequence[bytes], *, specials: tuple[str, ...], evaluation: Sequence[bytes]
-) -> tokenizer.Tokenizer | Borrowed:
+) -> tokenizer.Tokenizer:
     """The tokenizer of the kind `name`, made from the documents; or the one in the file or folder of that name.
 
-    UserError as `tokenizer.make` and `vocabulary.read`.
+    UserError as `tokenizer.make` and `read`.
     """
     path = pathlib.Path(name).expanduser()
     if len(path.parts) > 1 and not path.exists():
         raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there")
     if name in tokenizer.KINDS or not name or not path.exists():
         return tokenizer.make(name, documents, specials=specials, evaluation=evaluation)
-    words = vocabulary.read(path)
-    folder = path if path.is_dir() else path.parent
-    found = path if path.is_file() else next(file for p in vocabulary.FILES for file in sorted(folder.glob(p)))
-    beside = [folder / role for role in vocabulary.ROLE_FILES]
-    kept = "tokenizer.json" if found.suffix == ".json" else f"tok{words.size}.bin"
-    files = {kept: found.read_bytes()} | {file.name: file.read_bytes() for file in beside if file.is_file()}
-    return Borrowed(words, files)
+    return read(path)
 
 
-def files(made: tokenizer.Tokenizer | Borrowed) -> dict[str, bytes]:
-    """What a run keeps of its tokenizer, by file name: `vocabulary.read` of its folder finds it."""
-    if isinstance(made, Borrowed):
-        return made.files
-    return {"tokenizer.json": json.dumps(made.to_json()).encode()}
+def _read_library(path: pathlib.Path, content: bytes) -> Published:
+    files = {"tokenizer.json": content} | {name: _content(path.with_name(name)) for name in _beside(path)}
+    with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
+        made = tokenizers.Tokenizer.from_str(content.decode())
+        known = made.get_vocab(with_added_tokens=True)
+        words = Published(made, _roles(path, known), files)
+        made.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
+        made.decode([*known.values()])
+    if max(known.values(), default=0) >= 2**31:
+        raise errors.UserError(f"{path} is damaged: it has the id {max(known.values())}")
+    return words
+
+
+@contextlib.contextmanager
+def _refusing(sentence: str) -> Iterator[None]:
+    """What the library has against its file is the user's to mend, also where its Rust panics."""
+    try:
+        yield
+    except BaseException as error:  # a panic is no Exception, and its class cannot be imported
+        # The library raises nothing narrower than Exception for a damaged file.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise errors.UserError(f"{sentence}: {error}") from error
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    """Without what Rust itself writes of a panic, as a panic becomes an exception that is told."""
+    try:
+        copy = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(copy, 2)
+        os.close(copy)
+
+
+def _beside(path: pathlib.Path) -> list[str]:
+    return [name for name in ROLE_FILES if path.with_name(name).is_file()]
+
+
+def _roles(path: pathlib.Path, known: Collection[str]) -> dict[str, str | None]:
+    """Which special is bos, eos, mask, pad: as the files beside `path` say, else by the names in use."""
+    roles = {role: next((name for name in USUAL[role] if name in known), None) for role in USUAL}
+    for file in (path.with_name(name) for name in reversed(_beside(path))):  # the first has the last word
+        saved = _json_object(file, _content(file))
+        for role in roles.keys() & {key.removesuffix("_token") for key in saved if key.endswith("_token")}:
+            name = saved[f"{role}_token"]
+            name = name.get("content") if isinstance(name, dict) else name
+            roles[role] = name if isinstance(name, str) else None
+    return roles
+
+
+def _file(path: pathlib.Path) -> pathlib.Path:
+    """The file that a path given by the user means."""
+    if not path.is_dir():
+        return path
+    for pattern in FILES:
+        files = sorted(path.glob(pattern))
+        if len(files) > 1:
+            raise errors.UserError(f"{path} has {len(files)} tokenizers: give one, as {files[0]}")
+        if files:
+            return files[0]
+    raise errors.UserError(f"the folder {path} has neither {' nor '.join(FILES)}")
+
+
+def _content(path: pathlib.Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise errors.UserError(f"{path} is not there, or not a file")
+        if path.stat().st_size > LARGEST:
+            raise errors.UserError(f"{path} is too large for a tokenizer: {LARGEST} bytes are allowed")
+        return path.read_bytes()
+    except OSError as error:
+        raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _json_object(path: pathlib.Path, content: bytes) -> dict[str, Any]:
+    try:
+        saved = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise errors.UserError(f"{path} is damaged: it is not JSON") from error
+    if not isinstance(saved, dict):
+        raise errors.UserError(f"{path} is damaged: its JSON is not an object")
+    return saved

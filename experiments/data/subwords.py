@@ -1,18 +1,20 @@
 """Between sentences and ids: byte-level byte-pair encoding (Sennrich et al. 2016), trained here on the training part.
 
 Ids 0, 1, 2 are [PAD], [BOS], [EOS]; the 256 bytes and what they are merged into come after them. No text is a special:
-a sentence that contains the letters "[EOS]" is encoded as these letters. Needs the extra `[text]`.
+a sentence that contains the letters "[EOS]" is encoded as these letters.
 """
 
 import dataclasses
 import functools
 import json
-import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from experiments.data import tokenizer
 from experiments.engine import errors
 
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
@@ -33,7 +35,7 @@ class Subwords:
 
     def encode(self, sentences: Sequence[str]) -> list[np.ndarray]:
         """int32 ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
-        encoded = self._model.encode_batch([_check(sentence) for sentence in sentences])
+        encoded = self._model.encode_batch([tokenizer.checked(sentence) for sentence in sentences])
         return [np.array(sentence.ids, np.int32) + len(SPECIALS) for sentence in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -57,10 +59,9 @@ class Subwords:
 
     @functools.cached_property
     def _model(self) -> Any:
-        library = _library()
         pieces = dict.fromkeys(_bytes() + ["".join(pair) for pair in self.merges])  # two merges may make the same piece
-        model = library.models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=list(self.merges))
-        return _byte_level(library, model)
+        model = models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=list(self.merges))
+        return _byte_level(model)
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
@@ -72,13 +73,12 @@ def train(sentences: Iterable[str], *, W: int) -> Subwords:
     least = len(SPECIALS) + BYTES
     if W < least:
         raise errors.UserError(f"a vocabulary of subwords needs at least {least} ids (bytes, specials), not {W}")
-    library = _library()
-    tokenizer = _byte_level(library, library.models.BPE())
-    trainer = library.trainers.BpeTrainer(
+    made = _byte_level(models.BPE())
+    trainer = trainers.BpeTrainer(
         vocab_size=W - len(SPECIALS), initial_alphabet=_bytes(), special_tokens=[], show_progress=False
     )
-    tokenizer.train_from_iterator(map(_check, sentences), trainer)
-    merges = json.loads(tokenizer.to_str())["model"]["merges"]  # before tokenizers 0.20: "a b"
+    made.train_from_iterator(map(tokenizer.checked, sentences), trainer)
+    merges = json.loads(made.to_str())["model"]["merges"]  # before tokenizers 0.20: "a b"
     return Subwords(tuple(tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in merges))
 
 
@@ -98,40 +98,14 @@ def from_json(saved: dict) -> Subwords:
     return Subwords(tuple((first, second) for first, second in saved["merges"]))
 
 
-def available() -> bool:
-    """Whether the library is installed."""
-    try:
-        return bool(_library())
-    except errors.UserError:
-        return False
-
-
-def _byte_level(library: types.ModuleType, model: Any) -> Any:
+def _byte_level(model: Any) -> Any:
     """The model between text and the letters that stand for bytes."""
-    tokenizer = library.Tokenizer(model)
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
-    return tokenizer
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return made
 
 
 def _bytes() -> list[str]:
     """The letters that stand for the 256 bytes, in the order in which training numbers them."""
-    return sorted(_library().pre_tokenizers.ByteLevel.alphabet())
-
-
-def _check(sentence: str) -> str:
-    """The sentence, where it can be written in UTF-8: half of a surrogate pair cannot."""
-    try:
-        sentence.encode()
-    except UnicodeEncodeError as error:
-        raise errors.UserError(f"{sentence[:40]!r} is not Unicode text: {error.reason}") from error
-    return sentence
-
-
-def _library() -> types.ModuleType:
-    try:
-        import tokenizers  # an extra: only here, where it is needed
-        from tokenizers import decoders, models, pre_tokenizers, trainers  # noqa: F401 (attributes of `tokenizers`)
-    except ImportError as error:
-        raise errors.UserError('subwords need the library tokenizers: pip install -e ".[text]"') from error
-    return tokenizers
+    return sorted(pre_tokenizers.ByteLevel.alphabet())

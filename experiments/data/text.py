@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, parts, plain, split
+from experiments.data import download, parts, plain
 from experiments.engine import disk, errors
 
 STDLIB = "stdlib"
@@ -81,7 +81,7 @@ def _by_contents(name: str, paths: Sequence[pathlib.Path]) -> Text:
         if not train[0] or not evaluation[0]:
             raise errors.UserError(f"{name} holds too little text to keep a part of it for evaluation")
         return Text(name, train, evaluation, "")
-    out_B = split.held_out(contents, share=EVALUATION_SHARE)
+    out_B = parts.held_out(contents, share=EVALUATION_SHARE)
     sides = {parts.TRAIN: np.flatnonzero(~out_B).tolist(), parts.TEST: np.flatnonzero(out_B).tolist()}
     train, evaluation = ([contents[i] for i in of] for of in sides.values())
     shown = {part: [_inside(name, paths[i]) for i in of] for part, of in sides.items()}

@@ -1,25 +1,89 @@
-"""Between text and ids: bytes, or the characters that the training part shows; specials come after them."""
+"""Between text and ids: what every tokenizer does, and those that a run makes of its own text."""
 
 import codecs
 import dataclasses
 import difflib
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from experiments.engine import errors
+from experiments.engine import disk, errors
 
 KINDS = ("bytes", "characters")
-UNKNOWN = "[UNK]"
+UNKNOWN, MASK = "[UNK]", "[MASK]"
 SEPARATOR = "\0"  # stands between two documents
 CHUNK = 2**20  # bytes of a document that are made characters at a time
+COPIES = 240  # bytes in memory for each of a document while a library encodes it (measured: 177 and 238)
+
+
+class Tokenizer:
+    """Ids 0 .. size-1 and the text they stand for; ids from `size` on, if a model has such rows, stand for none.
+
+    bos, eos, mask, pad: the ids of these specials. ordinary: ids below it may take the place of a hidden word (all, as
+    for BERT, but where specials come last). files: the contents, by name, of which `pretrained_tokenizer.read` makes
+    this tokenizer again.
+    """
+
+    size: int
+    ordinary: int
+    files: dict[str, bytes]
+    bos: int | None = None
+    eos: int | None = None
+    mask: int | None = None
+    pad: int | None = None
+
+    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
+        """int32 ids of a text, with the specials that belong around it (<s>, or [CLS] and [SEP]).
+
+        UserError for what is not Unicode, and for a character that nothing stands for.
+        """
+        raise NotImplementedError
+
+    def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
+        """The bytes that each id adds to the text."""
+        raise NotImplementedError
+
+    def name(self, id: int) -> str:
+        """What the id is called, the name of a special too."""
+        raise NotImplementedError
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text; what is not UTF-8 is U+FFFD."""
+        return b"".join(self.pieces(listed(ids))).decode("utf-8", "replace")
+
+    def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
+        """What the ids add to the text of the ids `after`, as they come, in whole characters:
+        "".join(stream(ids)) == decode(ids)."""
+        before, decoder = listed(after), codecs.getincrementaldecoder("utf-8")("replace")
+        contents = self.pieces(itertools.chain(before, map(int, ids)))
+        for _ in before:
+            decoder.decode(next(contents))
+        yield from filter(None, map(decoder.decode, contents))
+        yield from filter(None, [decoder.decode(b"", final=True)])
+
+    def join(self, documents: Sequence[bytes]) -> np.ndarray:
+        """Ids of all documents, in the smallest integers that hold them. UserError as `encode`, and for no UTF-8."""
+        disk.check_memory("the text as words of this tokenizer", COPIES * max(map(len, documents)))
+        least = np.min_scalar_type(self.size - 1)
+        try:
+            texts = (str(document, "utf-8").split(SEPARATOR) for document in documents)
+            return np.concatenate([self.encode(text).astype(least) for some in texts for text in some])
+        except UnicodeDecodeError as error:
+            raise errors.UserError(f"the text is not UTF-8, which this tokenizer needs: {error}") from error
+
+    def special(self, name: str) -> int:
+        """The id of [MASK]. Raises UserError where there is none."""
+        if name != MASK or self.mask is None:
+            raise errors.UserError(f"this tokenizer has no special {name!r}")
+        return self.mask
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokenizer:
-    """Ids 0 .. W-1: 256 bytes, or the characters in order of their code points; then the specials."""
+class Plain(Tokenizer):
+    """256 bytes, or the characters in order of their code points; then the specials, which are shown by their names."""
 
     kind: str
     characters: str
@@ -27,36 +91,28 @@ class Tokenizer:
 
     @property
     def ordinary(self) -> int:
-        """How many ids stand for text: those below this number."""
-        return 256 if self.kind == "bytes" else len(self.characters)
+        return self.size - len(self.specials)
 
     @property
     def size(self) -> int:
-        """W, the number of all ids."""
-        return self.ordinary + len(self.specials)
+        return (256 if self.kind == "bytes" else len(self.characters)) + len(self.specials)
 
-    def special(self, name: str) -> int:
-        """The id of a special. Raises UserError where there is none of this name."""
-        if name not in self.specials:
-            raise errors.UserError(
-                f"this tokenizer has no special {name!r}: it has {', '.join(self.specials) or 'none'}"
-            )
-        return self.ordinary + self.specials.index(name)
+    @property
+    def mask(self) -> int | None:
+        return self._id(MASK) if MASK in self.specials else None
 
-    def encode(self, document: bytes) -> np.ndarray:
-        """int32 ids of a document; one that never occurred in training is '[UNK]'.
+    @property
+    def files(self) -> dict[str, bytes]:
+        return {"tokenizer.json": json.dumps(dataclasses.asdict(self)).encode()}
 
-        Raises:
-          UserError: not UTF-8 where characters are asked for; an unknown character and no '[UNK]'.
-        """
-        if self.kind == "bytes":
-            return np.frombuffer(document, np.uint8).astype(np.int32)
-        return np.concatenate([np.zeros(0, np.int32), *map(self._ids, _texts(document))])
+    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
+        content = checked(text).encode()
+        return np.frombuffer(content, np.uint8).astype(np.int32) if self.kind == "bytes" else self._ids(text)
 
     def join(self, documents: Sequence[bytes]) -> np.ndarray:
-        """Ids of all documents, the NUL character between two, in the smallest integers that hold them.
+        """Ids of all documents, the NUL character between two: one that never occurred in training is '[UNK]'.
 
-        T = total length + number of documents - 1. UserError as `encode`.
+        T = total length + number of documents - 1. Raises UserError as `Tokenizer.join`.
         """
         if self.kind == "bytes":  # of a single document without a copy
             return np.frombuffer(documents[0] if len(documents) == 1 else SEPARATOR.encode().join(documents), np.uint8)
@@ -67,16 +123,14 @@ class Tokenizer:
             T += len(text)
         return id_T[:T]
 
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text: specials by their names, what is not UTF-8 as U+FFFD. ValueError for ids outside 0 .. W-1."""
-        id_T = np.asarray(ids, np.int64).reshape(-1)
-        if id_T.size and not 0 <= id_T.min() <= id_T.max() < self.size:
-            raise ValueError(f"ids must lie between 0 and {self.size - 1}")
-        return b"".join([self._bytes_of_id[i] for i in id_T.tolist()]).decode("utf-8", "replace")
+    def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
+        return (self._contents[id] if 0 <= id < self.size else b"" for id in ids)
 
-    def to_json(self) -> dict:
-        """What `from_json` needs."""
-        return {"kind": self.kind, "characters": self.characters, "specials": list(self.specials)}
+    def name(self, id: int) -> str:
+        return self.decode([id])
+
+    def _id(self, special: str) -> int:
+        return self.size - len(self.specials) + self.specials.index(special)
 
     def _ids(self, text: str) -> np.ndarray:
         point_T = np.frombuffer(text.encode("utf-32-le"), "<u4")
@@ -89,14 +143,14 @@ class Tokenizer:
     @functools.cached_property
     def _id_of_point(self) -> np.ndarray:
         """Code point -> id. The last entry stands for all points beyond the largest known one."""
-        unknown = self.special(UNKNOWN) if UNKNOWN in self.specials else -1
+        unknown = self._id(UNKNOWN) if UNKNOWN in self.specials else -1
         points = [ord(character) for character in self.characters]
         table = np.full(max(points, default=0) + 2, unknown, np.int32)
         table[points] = np.arange(len(points), dtype=np.int32)
         return table
 
     @functools.cached_property
-    def _bytes_of_id(self) -> list[bytes]:
+    def _contents(self) -> list[bytes]:
         ordinary = [bytes([byte]) for byte in range(256)] if self.kind == "bytes" else self.characters
         names = [*ordinary, *self.specials]
         return [name if isinstance(name, bytes) else name.encode("utf-8", "surrogatepass") for name in names]
@@ -104,7 +158,7 @@ class Tokenizer:
 
 def make(
     kind: str, documents: Sequence[bytes], *, specials: tuple[str, ...] = (), evaluation: Sequence[bytes] = ()
-) -> Tokenizer:
+) -> Plain:
     """The tokenizer of these training documents.
 
     Characters are those of the training documents, and the separator where several documents are to be joined. If an
@@ -115,17 +169,17 @@ def make(
     """
     _check_kind(kind)
     if kind == "bytes":
-        return Tokenizer(kind=kind, characters="", specials=tuple(specials))
+        return Plain(kind, "", tuple(specials))
     known = _characters(documents)
     if max(len(documents), len(evaluation)) > 1:
         known.add(SEPARATOR)
     if not _characters(evaluation) <= known and UNKNOWN not in specials:
         specials = (*specials, UNKNOWN)
-    return Tokenizer(kind=kind, characters="".join(sorted(known)), specials=tuple(specials))
+    return Plain(kind, "".join(sorted(known)), tuple(specials))
 
 
-def from_json(saved: dict) -> Tokenizer:
-    """The tokenizer that `to_json` described. Raises UserError where the description does not hold together."""
+def from_json(saved: dict, kind_of: type[Plain] = Plain) -> Plain:
+    """The tokenizer that its file describes. Raises UserError where the description does not hold together."""
     if set(saved) != {"kind", "characters", "specials"}:
         raise errors.UserError("a saved tokenizer has the entries kind, characters and specials, and no others")
     kind, characters, specials = saved["kind"], saved["characters"], saved["specials"]
@@ -136,7 +190,21 @@ def from_json(saved: dict) -> Tokenizer:
         raise errors.UserError("a saved tokenizer of bytes has no characters")
     if not isinstance(specials, list) or not all(isinstance(name, str) for name in specials):
         raise errors.UserError("the specials of a saved tokenizer are a list of names")
-    return Tokenizer(kind=kind, characters=characters, specials=tuple(specials))
+    return kind_of(kind, characters, tuple(specials))
+
+
+def checked(text: str) -> str:
+    """The text, where it can be written in UTF-8: what a terminal passes on undecoded cannot, as half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise errors.UserError(f"{text[:40]!r} is not Unicode text: {error.reason}") from error
+    return text
+
+
+def listed(ids: Sequence[int] | np.ndarray) -> list[int]:
+    """Ids as Python's own numbers."""
+    return np.asarray(ids, np.int64).reshape(-1).tolist()
 
 
 def _check_kind(kind: str) -> None:

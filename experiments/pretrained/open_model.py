@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.data import llama2c_tokenizer, vocabulary
+from experiments.data import llama2c_tokenizer, pretrained_tokenizer, tokenizer
 from experiments.engine import checkpoint, disk, errors
 from experiments.pretrained import families, hub, llama2c, safetensors
 from tfm import embed, head, shapes
@@ -275,18 +275,18 @@ def listed(faults: list[str], most: int = 24) -> str:
     return "; ".join(faults[:most] + ([f"and {len(faults) - most} more"] if len(faults) > most else []))
 
 
-def words(made: Trained) -> vocabulary.Vocabulary:
+def words(made: Trained) -> tokenizer.Tokenizer:
     """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
     W, files = made.facts["W"], tokenizers(made)
     # of several tokenizers of llama2.c, the one with so many words
     own = files and files[0].name == f"tok{W}.bin"
-    found = vocabulary.read(files[0] if own else folder_of(made))
+    found = pretrained_tokenizer.read(files[0] if own else folder_of(made))
     if found.size > W:
         raise errors.UserError(f"the tokenizer at {made.path} has {found.size} words, and the model {W}")
     return found
 
 
-def ends(made: Trained, words: vocabulary.Vocabulary) -> list[int]:
+def ends(made: Trained, words: tokenizer.Tokenizer) -> list[int]:
     """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
 
     A beginning ends the text before it, as where the texts that a model learned from stood one after another.
@@ -304,5 +304,6 @@ def folder_of(made: Trained) -> pathlib.Path:
 def tokenizers(made: Trained) -> list[pathlib.Path]:
     """The files there that may hold the model's words; of several, that of its own number of words comes first."""
     own = f"tok{made.facts.get('W')}.bin" if made.path.is_file() else ""
-    found = [file for pattern in vocabulary.FILES for file in sorted(folder_of(made).glob(pattern)) if file.is_file()]
+    files = (file for pattern in pretrained_tokenizer.FILES for file in sorted(folder_of(made).glob(pattern)))
+    found = [file for file in files if file.is_file()]
     return sorted(found, key=lambda file: file.name != own)

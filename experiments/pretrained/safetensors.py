@@ -109,7 +109,7 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
             names = file.keys()
             _refuse_more(path, len(names))
             return {name: file.get_tensor(name) for name in names}
-    except (safetensors.SafetensorError, KeyError, OverflowError, TypeError, ValueError) as error:
+    except (safetensors.SafetensorError, KeyError, MemoryError, OverflowError, TypeError, ValueError) as error:
         raise errors.UserError(f"{path} {NO_FILE}: {_shown(error)}") from error
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.data import vocabulary
+from experiments.data import pretrained_tokenizer
 from experiments.engine import by_name, config, disk, distributed, errors
 from experiments.pretrained import open_model, positions
 
@@ -172,7 +172,7 @@ def _words(
     settings: config.Settings, made: open_model.Trained, asked: Mapping[str, Any], kept: Mapping[str, bytes]
 ) -> str:
     """What to say where an id means another word to the model; '' where no row is taken from it, or nobody knows."""
-    ours = [content for name, content in kept.items() for p in vocabulary.FILES if fnmatch.fnmatch(name, p)]
+    ours = [content for name, content in kept.items() for p in pretrained_tokenizer.FILES if fnmatch.fnmatch(name, p)]
     rows = any("W" in path.rsplit("_", 1)[-1] for path in asked)
     theirs = [_bytes(file) for file in open_model.tokenizers(made)] if ours and rows else []
     if not theirs or any(_content(a) == _content(b) for a in ours for b in theirs):

@@ -14,7 +14,7 @@ import shutil
 import sys
 from typing import Any
 
-from experiments.data import image_file, vocabulary
+from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import by_name, disk, errors, log
 from experiments.pretrained import hub, llama, open_model
 from experiments.tools import command
@@ -96,7 +96,8 @@ def copied(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
     do, and opening the model without a tokenizer is no worse for it.
     """
     beside, own = open_model.folder_of(model), f"tok{model.facts['W']}.bin"  # as open_model.words looks for it
-    names = [own] if model.path.is_file() and (beside / own).is_file() else ["tokenizer.json", *vocabulary.ROLE_FILES]
+    one = model.path.is_file() and (beside / own).is_file()
+    names = [own] if one else ["tokenizer.json", *pretrained_tokenizer.ROLE_FILES]
     names = [name for name in names if (beside / name).is_file()]
     try:
         for name in names:

@@ -14,7 +14,7 @@ import sys
 import jax
 import numpy as np
 
-from experiments.data import vocabulary
+from experiments.data import tokenizer
 from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import command
@@ -44,7 +44,7 @@ def run(
     return command.tell(table(words, prompt, p_NW[id_N == words.mask, : words.size]), kept)  # further rows: no words
 
 
-def hidden(words: vocabulary.Vocabulary, text: str) -> np.ndarray:
+def hidden(words: tokenizer.Tokenizer, text: str) -> np.ndarray:
     """The ids of the text, with that of a hidden word for each [MASK]."""
     parts = text.split(MASK)
     if len(parts) == 1:
@@ -64,7 +64,7 @@ def hidden(words: vocabulary.Vocabulary, text: str) -> np.ndarray:
     return id_N
 
 
-def table(words: vocabulary.Vocabulary, text: str, p_NW: np.ndarray) -> str:
+def table(words: tokenizer.Tokenizer, text: str, p_NW: np.ndarray) -> str:
     """The text with its N hidden words filled in, and for each a line of the likeliest ones and their probabilities."""
     lines = [filled(words, text.split(MASK), p_NW.argmax(-1).tolist())]
     for number, p_W in enumerate(p_NW, 1):
@@ -74,7 +74,7 @@ def table(words: vocabulary.Vocabulary, text: str, p_NW: np.ndarray) -> str:
     return "\n".join(lines)
 
 
-def filled(words: vocabulary.Vocabulary, parts: list[str], ids: list[int]) -> str:
+def filled(words: tokenizer.Tokenizer, parts: list[str], ids: list[int]) -> str:
     """The parts of the text as they are, with the word of an id between two of them."""
     text, together = parts[0], []  # words without text between them may be the bytes of one character
     for id, part in zip(ids, parts[1:], strict=True):
@@ -84,7 +84,7 @@ def filled(words: vocabulary.Vocabulary, parts: list[str], ids: list[int]) -> st
     return text + between(words, together, text) if together else text
 
 
-def between(words: vocabulary.Vocabulary, ids: list[int], before: str) -> str:
+def between(words: tokenizer.Tokenizer, ids: list[int], before: str) -> str:
     """The text of the ids after this one, without a space that it has already and the ## of a word that goes on."""
     alone = [words.decode([id]) for id in ids]
     text = words.decode(ids) if all(alone) else "".join(a or words.name(id) for a, id in zip(alone, ids, strict=True))

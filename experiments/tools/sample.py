@@ -23,7 +23,7 @@ import numpy as np
 from experiments import model as models
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
-from experiments.data import vocabulary
+from experiments.data import tokenizer
 from experiments.engine import compilation, config, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command
@@ -88,7 +88,7 @@ def run(
     return whole[0] if isinstance(prompt, str) else whole
 
 
-def encoded(words: vocabulary.Vocabulary, text: str) -> list[int]:
+def encoded(words: tokenizer.Tokenizer, text: str) -> list[int]:
     """The ids of a prompt; of an empty one that of the start, where the model knows one."""
     ids = words.encode(text).tolist()
     if not ids and words.bos is None:

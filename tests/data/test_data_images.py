@@ -14,7 +14,7 @@ import tiny
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from experiments.data import download, idx, image_files, images, labelled
+from experiments.data import download, image_files, images
 from experiments.engine import batches, disk, errors
 
 CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}
@@ -69,7 +69,7 @@ def test_idx_files_are_read_back(tmp_path, dtype, pack):
     array = (np.random.default_rng(0).normal(size=(7, 5, 3)) * 50).astype(dtype)
     content = idx_bytes(array)
     (tmp_path / "a").write_bytes(gzip.compress(content) if pack else content)  # the name says nothing about gzip
-    found = idx.read(tmp_path / "a", axes=3)
+    found = image_files.read_idx(tmp_path / "a", axes=3)
     assert np.array_equal(found, array) and found.dtype == array.dtype and found.dtype.isnative
 
 
@@ -85,19 +85,19 @@ BODY = 7 * 5 * 3 * 2
         (b"\x89PNG", "not an IDX file.*89 50 4e 47"),
         (b"\0\0\x0a\x03" + WHOLE[4:], "not an IDX file"),
         (idx_bytes(np.arange(7, dtype=np.int16)), "1 axes where 3"),
-        (WHOLE[:13], "expected 16 bytes of header, found 13"),
-        (WHOLE[:-1], f"expected {BODY} bytes of values, found {BODY - 1}"),
-        (WHOLE[:16], f"expected {BODY} bytes of values, found 0"),
-        (WHOLE + b"\0", f"expected {BODY} bytes of values, found more"),
-        (WHOLE[:4] + b"\0\0\0\0" + WHOLE[8:], r"shape \(0, 5, 3\)"),
-        (WHOLE[:4] + b"\xff" * 12 + WHOLE[16:], f"announces {2 * (2**32 - 1) ** 3} bytes"),
-        (WHOLE[:4] + b"\x04\0\0\0" + WHOLE[8:], f"expected {2**26 * 30} bytes of values, found {BODY}"),
+        (WHOLE[:13], "is empty: "),
+        (WHOLE[:-1], r"is cut off: it announces values of shape \(7, 5, 3\)"),
+        (WHOLE[:16], "is cut off: "),
+        (WHOLE + b"\0", "is too long: "),
+        (WHOLE[:4] + b"\0\0\0\0" + WHOLE[8:], r"is empty: .*shape \(0, 5, 3\)"),
+        (WHOLE[:4] + b"\xff" * 12 + WHOLE[16:], "announces needs .* of memory"),
+        (WHOLE[:4] + b"\x04\0\0\0" + WHOLE[8:], "is cut off: |announces needs"),
     ],
 )
 def test_idx_files_with_other_bytes_than_announced_are_refused(tmp_path, pack, content, complaint):
     (tmp_path / "a").write_bytes(gzip.compress(content) if pack else content)
     with pytest.raises(errors.UserError, match=f"{tmp_path}/a .*{complaint}"):
-        idx.read(tmp_path / "a", axes=3)
+        image_files.read_idx(tmp_path / "a", axes=3)
 
 
 def test_damaged_gzip_is_refused(tmp_path):
@@ -108,14 +108,14 @@ def test_damaged_gzip_is_refused(tmp_path):
         (packed[:half] + bytes([packed[half] ^ 0xFF]) + packed[half + 1 :], "damaged gzip"),
         (packed[:-8] + bytes(4) + packed[-4:], "damaged gzip"),  # the checksum
         (b"\x1f\x8b" + packed[2:][::-1], "damaged gzip"),
-        (packed[:half], f"expected {noise.size} bytes of values, found 1[67]"),  # about half of 352,129
+        (packed[:half], "damaged gzip"),
     ):
         (tmp_path / "a.gz").write_bytes(content)
         with pytest.raises(errors.UserError, match=complaint):
-            idx.read(tmp_path / "a.gz", axes=3)
+            image_files.read_idx(tmp_path / "a.gz", axes=3)
     for missing in (tmp_path / "nothing", tmp_path):
         with pytest.raises(errors.UserError, match="cannot be read"):
-            idx.read(missing, axes=3)
+            image_files.read_idx(missing, axes=3)
 
 
 @pytest.mark.parametrize("missing", range(1, 9))
@@ -127,26 +127,26 @@ def test_a_gzip_file_cut_inside_its_checksum_is_refused(tmp_path, missing):
         gzip.compress(WHOLE) + gzip.compress(b""),
     ):
         (tmp_path / "a.gz").write_bytes(packed)
-        assert idx.read(tmp_path / "a.gz", axes=3).size == BODY // 2
+        assert image_files.read_idx(tmp_path / "a.gz", axes=3).size == BODY // 2
         (tmp_path / "a.gz").write_bytes(packed[:-missing])
-        with pytest.raises(errors.UserError, match="a.gz is cut off: the end of the gzip file"):
-            idx.read(tmp_path / "a.gz", axes=3)
+        with pytest.raises(errors.UserError, match="a.gz is a damaged gzip file"):
+            image_files.read_idx(tmp_path / "a.gz", axes=3)
 
 
 def test_what_follows_a_gzip_file_is_refused(tmp_path):
     packed = gzip.compress(WHOLE)
     for more, complaint in (
         (b"garbage", "damaged gzip"),
-        (gzip.compress(b"\0"), "found more"),
-        (packed[:-8], "found more"),
+        (gzip.compress(b"\0"), "is too long"),
+        (packed[:-8], "is too long"),
     ):
         (tmp_path / "a.gz").write_bytes(packed + more)
         with pytest.raises(errors.UserError, match=complaint):
-            idx.read(tmp_path / "a.gz", axes=3)
+            image_files.read_idx(tmp_path / "a.gz", axes=3)
     for at in (-8, -4):  # the checksum, and the length
         (tmp_path / "a.gz").write_bytes(packed[:at] + bytes([packed[at] ^ 1]) + packed[at + 1 :])
         with pytest.raises(errors.UserError, match="damaged gzip"):
-            idx.read(tmp_path / "a.gz", axes=3)
+            image_files.read_idx(tmp_path / "a.gz", axes=3)
 
 
 @hypothesis.given(st.booleans(), st.data())
@@ -157,7 +157,7 @@ def test_no_damage_to_a_file_gets_past_as_anything_else(tmp_path, pack, data):
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     (tmp_path / "a").write_bytes(content)
     try:
-        assert idx.read(tmp_path / "a", axes=3).size == BODY // 2
+        assert image_files.read_idx(tmp_path / "a", axes=3).size == BODY // 2
     except errors.UserError as error:
         assert str(tmp_path) in str(error)
 
@@ -208,7 +208,7 @@ def test_colours_and_other_numbers(tmp_path):
 @pytest.mark.parametrize("shape", [(5, 3, 5), (1, 6, 3), (3, 3, 4), (28, 28, 1), (5, 5, 7)])
 def test_channels_that_come_last_are_read(tmp_path, shape):
     x = np.zeros((2, *shape), np.uint8)
-    assert labelled.images("x", x).shape == x.shape
+    assert images._pixels("x", x).shape == x.shape
 
 
 def test_labels_may_be_a_column(tmp_path):

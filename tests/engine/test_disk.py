@@ -19,7 +19,7 @@ from test_checkpoint import resumed, saved, state
 from test_fuzz_data import LIKE
 
 from experiments import ablation
-from experiments.data import image_file, vocabulary
+from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import checkpoint, disk, errors, figures, log, manifest, replay, run, workdir
 from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
 from experiments.studies import attention, training
@@ -284,7 +284,7 @@ READERS = {
     "image.png": [lambda file: image_file.read(file, LIKE)],
     "model.safetensors": [safetensors.read, read_published],
     "model.safetensors.index.json": [safetensors.read, read_published],
-    "tokenizer.json": [vocabulary.read, lambda file: vocabulary.read(file.parent)],
+    "tokenizer.json": [pretrained_tokenizer.read, lambda file: pretrained_tokenizer.read(file.parent)],
     "model.bin": [llama2c.read],
 }
 

@@ -10,7 +10,7 @@ import tiny
 from matplotlib import image, text
 
 from experiments import masked_image
-from experiments.data import patch_masking
+from experiments.data import masking
 from experiments.engine import batches, compilation, errors, image_figures, log
 from tfm import embed
 
@@ -26,9 +26,9 @@ def numbered(index_B, rng):
 def test_so_many_patches_are_hidden(patches, share, count):
     if not count:
         with pytest.raises(errors.UserError, match="of 7 patches .* image.mask_ratio = 0.07"):
-            patch_masking.examples(numbered, N=patches, share=share)
+            masking.patches(numbered, N=patches, share=share)
         return
-    fetch = patch_masking.examples(numbered, N=patches, share=share)
+    fetch = masking.patches(numbered, N=patches, share=share)
     for rng in (None, np.random.default_rng(0)):
         batch = fetch(np.arange(211), rng)
         assert batch.keys() == {"image_BYXZ", "hidden_BN", "weight_BN"}
@@ -45,16 +45,16 @@ def test_a_share_that_hides_all_or_nothing_is_refused(share):
     with pytest.raises(
         errors.UserError, match="of 16 patches at least one must be hidden and one be seen.*image.mask_ratio"
     ):
-        patch_masking.examples(numbered, N=16, share=share)
+        masking.patches(numbered, N=16, share=share)
 
 
 def test_in_evaluation_it_depends_on_the_example_and_in_training_on_the_step():
-    fetch = patch_masking.examples(numbered, N=16, share=0.75)
+    fetch = masking.patches(numbered, N=16, share=0.75)
     small, large = (batches.evaluation(fetch, n=13, batch=batch) for batch in (4, 16))
     rows = np.concatenate([small[i]["hidden_BN"] for i in range(len(small))])[:13]
     np.testing.assert_array_equal(rows, large[0]["hidden_BN"][:13])
     assert len(np.unique(rows, axis=0)) == 13 and large[0]["weight_BN"][13:].sum() == 0
-    other = patch_masking.examples(numbered, N=16, share=0.75, seed=1)
+    other = masking.patches(numbered, N=16, share=0.75, seed=1)
     assert (other(np.arange(13), None)["hidden_BN"] != rows).any(1).all()
     train = batches.train(fetch, n=8, batch=8, seed=0)
     order, later = (train[step]["image_BYXZ"].ravel().argsort() for step in (0, 1))

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.data import parallel, subwords, translation_score
+from experiments.data import pairs, subwords, translation_score
 from experiments.engine import compilation, errors, log, translation_figures
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
@@ -130,8 +130,8 @@ def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_tar
 
 def test_the_baseline_is_the_most_frequent_target_token(made):
     _, corpus, _, _ = made
-    rows = parallel.Rows(np.zeros((2, 4), np.int32), np.array([[5, 5, 2, 0], [7, 2, 0, 0]], np.int32), 0)
-    asked = parallel.Rows(np.zeros((1, 4), np.int32), np.array([[2, 5, 5, 2], [5, 2, 0, 0]], np.int32), 0)
+    rows = pairs.Rows(np.zeros((2, 4), np.int32), np.array([[5, 5, 2, 0], [7, 2, 0, 0]], np.int32), 0)
+    asked = pairs.Rows(np.zeros((1, 4), np.int32), np.array([[2, 5, 5, 2], [5, 2, 0, 0]], np.int32), 0)
     corpus = corpus._replace(train=rows, evaluation=asked)  # 5 and 2 are equally frequent: the smaller id answers
     assert translation.most_frequent(corpus) == pytest.approx(3 / 6)
     rows = rows._replace(target_BN=np.array([[5, 5, 5, 2], [7, 2, 0, 0]], np.int32))
@@ -183,7 +183,7 @@ def test_greedy_translations_are_those_of_the_whole_model_whatever_the_batch(mad
         "length_penalty": 0.6,
     }
     assert len(sentences) == 6 and list(found) == ["greedy", "beam"]  # six in batches of four
-    source_BS, _ = parallel.padded(corpus.subwords, sentences, N=6)
+    source_BS, _ = pairs.padded(corpus.subwords, sentences, N=6)
     slow = [corpus.subwords.decode(greedy(model, params, id_S, 6)) for id_S in source_BS]
     assert found["greedy"] == slow and len(set(slow)) > 1
     assert len(found["beam"]) == 6

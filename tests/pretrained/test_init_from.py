@@ -16,7 +16,7 @@ import tiny
 
 from experiments import language, vision
 from experiments import model as models
-from experiments.data import pretrained_tokenizer, tokenizer, vocabulary
+from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import errors
 from experiments.pretrained import open_model, warm_start
 from tfm import head
@@ -235,7 +235,7 @@ def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp
     folder = published.save(tmp_path / "gpt2", "gpt2")
     assert open_model.open(str(folder / "config.json")).kind == "causal"
     own = tokenizer.make("characters", [b"abc"], specials=())
-    (folder / "tokenizer.json").write_text(json.dumps(own.to_json()))
+    (folder / "tokenizer.json").write_text(own.files["tokenizer.json"].decode())
     monkeypatch.chdir(source)
     assert open_model.open(".").kind == open_model.open("config.json").kind == "image"
     monkeypatch.chdir(folder)
@@ -268,29 +268,27 @@ def test_the_only_llama2c_model_of_a_folder_is_opened(tmp_path, monkeypatch):
 def test_the_words_of_another_run_are_used_and_kept(tmp_path):
     theirs = tokenizer.make("characters", [b"abc d"], specials=("[MASK]",))
     (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "tokenizer.json").write_text(json.dumps(theirs.to_json()))
+    (tmp_path / "theirs" / "tokenizer.json").write_text(theirs.files["tokenizer.json"].decode())
     for path in (tmp_path / "theirs", tmp_path / "theirs" / "tokenizer.json"):
         made = pretrained_tokenizer.make(str(path), [b"other text"], specials=(), evaluation=[])
         assert (made.size, made.ordinary, made.special("[MASK]")) == (6, 6, 5)
-        np.testing.assert_array_equal(made.encode(b"bad"), theirs.encode(b"bad"))
-        assert made.decode(made.encode(b"bad")) == "bad"
-        assert pretrained_tokenizer.files(made) == {
-            "tokenizer.json": (tmp_path / "theirs" / "tokenizer.json").read_bytes()
-        }
+        np.testing.assert_array_equal(made.encode("bad"), theirs.encode("bad"))
+        assert made.decode(made.encode("bad")) == "bad"
+        assert made.files == {"tokenizer.json": (tmp_path / "theirs" / "tokenizer.json").read_bytes()}
     with pytest.raises(errors.UserError, match="UTF-8"):
-        made.encode(b"\xff")
+        made.join([b"\xff"])
     with pytest.raises(errors.UserError, match="no special"):
         made.special("[PAD]")
     own = pretrained_tokenizer.make("bytes", [b"text"], specials=(), evaluation=[])
-    (tmp_path / "tokenizer.json").write_bytes(pretrained_tokenizer.files(own)["tokenizer.json"])
-    assert vocabulary.read(tmp_path).size == own.size == 256
+    (tmp_path / "tokenizer.json").write_bytes(own.files["tokenizer.json"])
+    assert pretrained_tokenizer.read(tmp_path).size == own.size == 256
     with pytest.raises(errors.UserError, match="bytes, characters"):
         pretrained_tokenizer.make("byts", [b"text"], specials=(), evaluation=[])
 
 
 def saved_words(text: str, **more) -> bytes:
     made = tokenizer.make("characters", [text.encode()], specials=())
-    return json.dumps(made.to_json() | more).encode()
+    return json.dumps(json.loads(made.files["tokenizer.json"]) | more).encode()
 
 
 def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):

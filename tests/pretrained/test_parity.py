@@ -20,7 +20,7 @@ from experiments import model as models  # noqa: E402
 from experiments.data import image_file  # noqa: E402
 from experiments.engine import errors  # noqa: E402
 from experiments.pretrained import hub, positions, safetensors  # noqa: E402
-from experiments.tools import export  # noqa: E402
+from experiments.tools import classify, export  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
 
@@ -293,8 +293,7 @@ def test_the_command_tells_the_class_that_they_tell(tmp_path, classes):
     file = photograph(tmp_path)
     processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
     right = of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
-    config = pathlib.Path(__file__).parents[2] / "configs" / "classify.py"
-    outcome = tiny.run("--config", str(config), f"--config.checkpoint={folder}", f"--config.file={file}")
+    outcome = tiny.command(classify, checkpoint=folder, file=file)
     assert (outcome.code, outcome.err) == (0, "")
     told, *lines = outcome.out.splitlines()
     assert ", made 24 x 29, of it the middle 15 x 10, colour, " in told

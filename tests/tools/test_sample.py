@@ -22,7 +22,7 @@ import tiny
 from configs import base
 from experiments import language, vision
 from experiments import model as models
-from experiments.data import image_file, images, tokenizer, vocabulary
+from experiments.data import image_file, images, pretrained_tokenizer, tokenizer
 from experiments.engine import checkpoint, errors, log
 from experiments.pretrained import open_model
 from experiments.tools import export, fill, sample
@@ -110,7 +110,7 @@ def continued_slowly(path, w_N, *, until: int, prefix: int = 0) -> list[int]:
 def test_a_run_keeps_what_its_use_needs(run_of):
     kept = json.loads((run_of("causal") / "tokenizer.json").read_text())
     assert kept == {"kind": "bytes", "characters": "", "specials": []}
-    assert vocabulary.read(run_of("masked")).mask == 256
+    assert pretrained_tokenizer.read(run_of("masked")).mask == 256
     described = json.loads((run_of("image") / "data.json").read_text())
     assert described["image"] == [8, 8, 1] and described["values"] == [0, 16]
     assert described["classes"] == [str(digit) for digit in range(10)]
@@ -142,7 +142,7 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run_of
     assert use("sample", checkpoint=folder, prompt="kings", temperature=0.0).code == 0
     assert open_model.open(str(folder)).params["embed"]["E_WD"][0, 0] == large["embed"]["E_WD"][0, 0]  # the newest
     slowly = continued_slowly(folder, b"kings", until=N, prefix=5 if kind == "prefix" else 0)
-    words = vocabulary.read(folder)
+    words = pretrained_tokenizer.read(folder)
     assert "".join(said) == "kings" + "".join(words.stream(slowly[5:], after=slowly[:5])) + "\n"
     assert said[0] == "kings" and len(said) > 4
     assert not (tmp_path / "runs").exists()  # nothing is written
@@ -282,7 +282,7 @@ def test_hidden_words_are_filled_in_with_their_probabilities(run_of, tmp_path):
     id_N = np.array([*b"A k", 256, *b"ng ", 256])
     p_NW = np.asarray(jax.nn.softmax(apply(params, id_N[None], mask=None)[0][0]))
     text, first, second = outcome.out.splitlines()
-    words = vocabulary.read(run_of("masked"))
+    words = pretrained_tokenizer.read(run_of("masked"))
     last = words.decode([p_NW[7].argmax()])
     assert text == "A k" + words.decode([p_NW[3].argmax()]) + "ng " + (last.lstrip() or last)
     for line, n, p_W in ((first, 1, p_NW[3]), (second, 2, p_NW[7])):
@@ -326,7 +326,7 @@ def test_the_words_of_a_text_stay_and_a_special_has_its_name():
     made.pre_tokenizer = library.pre_tokenizers.Whitespace()
     made.decoder = library.decoders.WordPiece()
     made.add_special_tokens(names[:2])
-    words = vocabulary.of_library(made, {"mask": "[MASK]"})
+    words = pretrained_tokenizer.Published(made, {"mask": "[MASK]"})
     p_NW = np.array([[0.1, 0.0, 0.2, 0.6, 0.1], [0.1, 0.0, 0.2, 0.1, 0.6]])
     text, first, _ = fill.table(words, "THE  (Old-[MASK][MASK])!", p_NW).splitlines()
     assert text == "THE  (Old-kingdom)!" and "'[UNK]' 0.100" in first and "''" not in first
@@ -337,7 +337,7 @@ def test_the_words_of_a_text_stay_and_a_special_has_its_name():
         patch.setattr(fill, "MASK", "<m>")
         np.testing.assert_array_equal(fill.hidden(words, "The <m>"), [2, 1])
         fill.hidden(words, "<m> [MASK]")
-    umlaut = vocabulary.of_run(tokenizer.Tokenizer("bytes", "", ("[MASK]",)))
+    umlaut = tokenizer.Plain("bytes", "", ("[MASK]",))
     p_NW = np.eye(257)[[*"\xf6".encode(), ord(" ")]]
     assert fill.table(umlaut, "k[MASK][MASK]nig [MASK]", p_NW).startswith("k\xf6nig  \n")
 
