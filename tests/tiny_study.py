@@ -1,4 +1,4 @@
-"""The smallest studies: two programs that compile in seconds, stopped, killed and looked into by several tests."""
+"""The smallest studies: programs that compile in a second, stopped, killed and looked into by several tests."""
 
 import json
 import pathlib
@@ -11,12 +11,7 @@ from experiments.engine import log
 from experiments.studies import figures as drawings
 
 STEPS = 6
-CHANGES = {
-    "text__N": 7,
-    "model__M": 1,
-    "model__D": 4,
-    "model__H": 2,
-    "model__dropout": 0.1,
+TRAIN = {
     "optim__warmup_steps": 2,
     "train__steps": STEPS,
     "train__batch_size": 4,
@@ -25,17 +20,17 @@ CHANGES = {
     "train__evaluate_every": 3,
     "mesh__data": 1,
 }
-OWN = {"study__experiment": "language", "study__seeds": [3, 5], "study__probe": False}
+STUDY = {"study__experiment": "dots", "study__seeds": [3, 5], "study__probe": False}
+LANGUAGE = {"text__N": 7, "model__M": 1, "model__D": 4, "model__H": 2, "model__dropout": 0.1}
 
 
-def config_file(folder: pathlib.Path, experiment: str = "ablation", **changes) -> str:
-    """The path of a config of a study, or of a run alone, in this folder, with its text beside it."""
+def config_file(folder: pathlib.Path, **changes) -> str:
+    """The path of a config of a study in this folder, of dots.py or, with its text beside it, of language."""
     folder.mkdir(exist_ok=True)
-    text = folder / "text.txt"
-    if not text.exists():
-        text.write_bytes(tiny.TEXT)
-    own = OWN if experiment == "ablation" else {}
-    return tiny.config_file(folder, experiment, **({"text__source": str(text)} | CHANGES | own | changes))
+    if changes.get("study__experiment") == "language":
+        (folder / "text.txt").write_bytes(tiny.TEXT)
+        changes = LANGUAGE | {"text__source": str(folder / "text.txt")} | changes
+    return tiny.config_file(folder, "ablation", **(TRAIN | STUDY | changes))
 
 
 def command(folder: pathlib.Path, *more: str, **changes) -> list[str]:

@@ -17,8 +17,9 @@ from tfm.attention import score
 
 SEEDS = (3, 5)
 SCORES = ["tied", "tied_noself", "symmetric_init", "asymmetric"]
-# The last is a row of the program of `asymmetric`: another number, the same model.
-ARMS = [[name, {"model.score": name}] for name in SCORES] + [["fast", {"optim.learning_rate": 1e-2}]]
+# The last two are rows of the program of `asymmetric`: other numbers, the same model.
+ARMS = [[name, {"model.score": name}] for name in SCORES]
+ARMS += [["fast", {"optim.learning_rate": 1e-2}], ["wide", {"model.score_std": 2.0}]]
 STEPS = 3
 
 
@@ -70,7 +71,12 @@ def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
         patch.setattr(training, "run", run_and_tell)
         patch.setattr(loop, "train", watching)
         patch.setattr(vmapped_runs, "step", lambda of: jax.jit(idle))
-        small = {"study__seeds": list(SEEDS), "train__steps": STEPS, "train__evaluate_every": 0}
+        small = {
+            "study__experiment": "language",
+            "study__seeds": list(SEEDS),
+            "train__steps": STEPS,
+            "train__evaluate_every": 0,
+        }
         outcome = tiny_study.run(folder, **(small | changes))
     assert (outcome.code, outcome.err) == (0, "")
     return seen
@@ -117,9 +123,7 @@ def test_within_a_seed_all_arms_get_the_same_batches(runs):
                 assert mine.keys() == right.keys() >= {"w_BN", "target_BN", "weight_BN", "example_B"}
                 assert_same(mine, right, right)
         examples = np.concatenate([batch["example_B"] for batch in first.batches])
-        assert (
-            len(set(examples.tolist())) == STEPS * tiny_study.CHANGES["train__batch_size"]
-        )  # other ones in every step
+        assert len(set(examples.tolist())) == STEPS * tiny_study.TRAIN["train__batch_size"]  # other ones in every step
 
 
 def test_within_a_seed_all_arms_begin_with_the_same_values(runs):
@@ -138,6 +142,9 @@ def test_scores_with_the_same_matrices_begin_with_the_same(seen):
         of = {arm: {name.split("/")[-1]: x for name, x in seen[arm, seed].params.items()} for arm, _ in ARMS}
         assert_same(of["tied"], of["tied_noself"], ["U_HKD"])
         assert_same(of["asymmetric"], of["fast"], ["Uq_HKD", "Uk_HKD"])
+        assert_same(
+            {name: 2 * of["asymmetric"][name] for name in ("Uq_HKD", "Uk_HKD")}, of["wide"], ["Uq_HKD", "Uk_HKD"]
+        )
         assert_same(of["symmetric_init"], of["symmetric_init"] | {"Uk_HKD": of["symmetric_init"]["Uq_HKD"]}, ["Uk_HKD"])
         narrow = score.NARROW * of["asymmetric"]["Uq_HKD"]
         np.testing.assert_allclose(of["symmetric_init"]["Uq_HKD"], narrow, rtol=1e-6)

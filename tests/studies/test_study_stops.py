@@ -17,16 +17,17 @@ import tiny
 import tiny_study
 from tiny_study import STEPS
 
-from experiments import ablation, language
+from experiments import ablation
 from experiments.engine import checkpoint, disk, log, loop, mesh
 from experiments.engine import step as steps
 from experiments.studies import preparing, training
 
 ROOT = pathlib.Path(__file__).parents[2]
+OWN = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}  # where dots.py is
 # Two programs: the second has the rows of two arms.
-ARMS = [["tied", {"model.score": "tied"}], ["wide", {"model.score_std": 2.0}], ["asymmetric", {}]]
+ARMS = [["lean", {"dots.bias": False}], ["fast", {"optim.learning_rate": 1e-2}], ["base", {}]]
 ALL = [f"all/{arm}/seed_{seed}" for arm, _ in ARMS for seed in (3, 5)]
-SECOND = ALL[2:]
+SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +45,9 @@ def stopped(done, tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
         stop_behind(patch, 4)
-        outcome = tiny_study.run(folder, **second(done))
+        outcome = tiny_study.run(folder, **OF_SECOND)
     assert outcome.code == 143 and [file.name for file in folder.glob("study/checkpoints/*/*")] == ["4"]
     return folder
-
-
-def second(done: pathlib.Path) -> dict[str, Any]:
-    """The changes for a study of the second program alone, on the text of the undisturbed one."""
-    return {"study__arms": ARMS[1:], "text__source": str(done / "text.txt")}
 
 
 def signalled(patch: pytest.MonkeyPatch, owner: Any, name: str, due: Callable[..., bool]) -> None:
@@ -130,7 +126,7 @@ def moments() -> list[list[Moment]]:
 
 @pytest.mark.parametrize("stops", moments(), ids=["each after the other", "last save"])
 def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(done, tmp_path, stops):
-    source = {"study__arms": ARMS, "text__source": str(done / "text.txt")}
+    source = {"study__arms": ARMS}
     for moment, call, finished, before in stops:
         taken: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
@@ -139,7 +135,7 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_
             outcome = tiny_study.run(tmp_path, **source)
         assert outcome.code == 143 and "go on with" in outcome.err, moment
         assert taken == before, moment
-        assert not list(tmp_path.glob("study/all/asymmetric/*/metrics.jsonl"))  # the next program is not begun
+        assert not list(tmp_path.glob("study/all/base/*/metrics.jsonl"))  # the next program is not begun
         assert len(tiny_study.summaries(tmp_path)) == finished, moment
         report = tmp_path / "study" / "report.json"
         if finished:
@@ -162,7 +158,7 @@ def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(done, tmp_pat
     copy(done, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         signalled(patch, ablation.reports, "write", lambda *_: True)
-        outcome = tiny_study.run(tmp_path, study__arms=ARMS, text__source=str(done / "text.txt"))
+        outcome = tiny_study.run(tmp_path, study__arms=ARMS)
     assert outcome.code == 143 and "stopped behind the last run: the report holds all of them; go on" in outcome.err
     assert str(tmp_path / "study" / "report.html") in outcome.out
 
@@ -173,8 +169,14 @@ def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(done, tmp_
     before = report.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
         signalled(patch, preparing, "check", lambda *_, **__: True)
-        more = {"study__arms": [*ARMS, ["scaled", {"model.score_std": 0.5}], ["other", {"model.score": "none"}]]}
-        outcome = tiny_study.run(tmp_path, **more, text__source=str(done / "text.txt"))
+        more = {
+            "study__arms": [
+                *ARMS,
+                ["slow", {"optim.learning_rate": 1e-4}],
+                ["other", {"dots.bias": False, "optim.beta1": 0.8}],
+            ]
+        }
+        outcome = tiny_study.run(tmp_path, **more)
     assert outcome.code == 143 and outcome.err.startswith(f"{ablation.TOO_EARLY}; go on with: ")
     assert report.read_bytes() == before
 
@@ -184,7 +186,7 @@ def test_a_result_that_is_missing_is_made_again_alone(done, tmp_path):
     lost, *kept = SECOND
     (tmp_path / "study" / lost / "summary.json").unlink()
     before = {name: os.stat(tmp_path / "study" / name / "summary.json").st_mtime_ns for name in kept}
-    outcome, taken = again(tmp_path, study__arms=ARMS, text__source=str(done / "text.txt"))
+    outcome, taken = again(tmp_path, study__arms=ARMS)
     assert taken == list(range(1, STEPS + 1)) and "5 of them finished before" in outcome.out
     tiny_study.assert_alike(tmp_path, done, kept)
     assert all(os.stat(tmp_path / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
@@ -198,7 +200,7 @@ def test_a_result_that_is_missing_is_made_again_alone(done, tmp_path):
 @pytest.mark.parametrize("change", ["train.log_every=1", "resume=latest_valid"])
 def test_what_may_change_does_not_begin_a_program_anew(done, stopped, tmp_path, change):
     copy(stopped, tmp_path)
-    _, taken = again(tmp_path, f"--config.{change}", **second(done))
+    _, taken = again(tmp_path, f"--config.{change}", **OF_SECOND)
     assert taken == [5, 6]
     found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(done)
     for name in SECOND:
@@ -214,7 +216,7 @@ def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(done, stopped, 
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    outcome, taken = again(tmp_path, **second(done))
+    outcome, taken = again(tmp_path, **OF_SECOND)
     assert "damaged" in outcome.out and "anew" in outcome.out and file.name in outcome.out
     assert taken == list(range(1, STEPS + 1))
     tiny_study.assert_alike(tmp_path, done, SECOND)
@@ -226,19 +228,19 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path
     def poisoned(beside: Any, step: Callable, state: steps.State, batches: Any, **options: Any) -> steps.State:
         def one_bad() -> Any:  # the batch of step 2 of the second run is none, all others are good
             for n, batch_R in enumerate(batches, options["start"] + 1):
-                bad = batch_R[1] | {"weight_BN": np.full_like(batch_R[1]["weight_BN"], np.nan)}
+                bad = batch_R[1] | {"weight_B": np.full_like(batch_R[1]["weight_B"], np.nan)}
                 yield [batch_R[0], bad, *batch_R[2:]] if n == 2 else batch_R
 
         return train(beside, step, state, one_bad(), **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train", poisoned)
-        outcome, _ = again(tmp_path / "whole", **second(done))
+        outcome, _ = again(tmp_path / "whole", **OF_SECOND)
         assert "diverged" in outcome.out
         with pytest.MonkeyPatch.context() as stop:
             stop_behind(stop, 4)
-            assert tiny_study.run(tmp_path / "parts", **second(done)).code == 143
-        _, taken = again(tmp_path / "parts", **second(done))
+            assert tiny_study.run(tmp_path / "parts", **OF_SECOND).code == 143
+        _, taken = again(tmp_path / "parts", **OF_SECOND)
     assert taken == [5, 6]
     tiny_study.assert_alike(tmp_path / "parts", tmp_path / "whole", SECOND)
     found, right = tiny_study.summaries(tmp_path / "parts"), tiny_study.summaries(done)
@@ -263,9 +265,9 @@ sys.exit(launch.main(sys.argv))
 
 
 def test_a_study_that_is_killed_goes_on_to_the_bit(done, tmp_path):
-    changes = second(done) | {"train__save_every": 2}
+    changes = OF_SECOND | {"train__save_every": 2}
     command = [sys.executable, "-c", KILLED, *tiny_study.command(tmp_path, **changes)]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    found = subprocess.run(command, cwd=ROOT, env=os.environ | OWN, capture_output=True, text=True, timeout=300)
     assert found.returncode == -signal.SIGKILL, found.stderr
     names = {file.name for file in tmp_path.glob("study/checkpoints/*/*")}
     assert names & {"2", "4"} and not tiny_study.summaries(tmp_path)  # of step 4 it may be half
@@ -273,18 +275,3 @@ def test_a_study_that_is_killed_goes_on_to_the_bit(done, tmp_path):
     _, taken = again(tmp_path, **changes)
     assert taken == list(range(newest + 1, STEPS + 1))
     tiny_study.assert_alike(tmp_path, done, SECOND)
-
-
-def test_the_initial_scale_of_a_row_is_that_of_the_run_alone(done, tmp_path):
-    source = {"text__source": str(done / "text.txt")}
-    alone = tiny_study.config_file(tmp_path, "language", model__score_std=2.0, seed=5, **source)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(language, "figures", lambda *arguments: [])
-        assert tiny.run("--config", alone, "--workdir", str(tmp_path / "run")).code == 0
-    single = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
-    ours, of_scale_1 = (tiny_study.summaries(done)[f"all/{arm}/seed_5"] for arm in ("wide", "asymmetric"))
-    for name in ("eval/loss", "eval/accuracy"):
-        assert ours[name] == pytest.approx(single[name], rel=1e-6)
-    assert abs(of_scale_1["eval/loss"] - single["eval/loss"]) > 1e-4
-    rows, right = losses(done / "study" / "all/wide/seed_5"), losses(tmp_path / "run")
-    assert rows == pytest.approx(right, rel=1e-6)

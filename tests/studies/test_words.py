@@ -209,6 +209,10 @@ def test_the_table_of_a_condition(tmp_path, condition):
     assert "eval/loss at most that" in table.notes[1] and "between evaluations, is 1,000." in table.notes[1]
     assert table.notes[2] == "Baseline: accuracy 0.1000 (always the first)."
     every = tables.of_condition(condition)
+    assert [row[7] for row in every.rows[:3]] == ["< 0.0001", "< 0.0001", "1.0000"]
+    small = dataclasses.replace(condition.arms[0].difference, p_corrected=0.00012)
+    one = dataclasses.replace(condition, arms=[dataclasses.replace(condition.arms[0], difference=small)])
+    assert tables.of_condition(one).rows[0][7] == "0.0001"
     assert every.head[7:] == ["p (x 7)"] and "(Bonferroni: 99.29 % each), and p is times 7." in every.notes[0]
     assert [row[6] for row in every.rows[3:]] == ["identical", "no spread", "no spread", "-", "-"]
 
