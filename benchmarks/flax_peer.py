@@ -1,6 +1,6 @@
 """The peer in Flax: GPT-2 and ViT of linen's own layers (its attention layer with its own cache), trained with optax.
 
-python -m benchmarks.flax_peer NAME, started by the harness (participant.py).
+python -m benchmarks.participant flax_peer SIZE, as the harness starts it (participant.py).
 
 The step is one compiled program, to which the old state is given away. Linen, because nnx takes modules apart and puts
 them together again around every call.
@@ -8,7 +8,6 @@ them together again around every call.
 
 import functools
 import itertools
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -94,10 +93,10 @@ def optimiser() -> optax.GradientTransformation:
 
 def training(model: nn.Module, batches: list[tuple[Any, Any]]) -> tuple[Callable[[int], float], Any]:
     """steps(n): n steps of mean cross-entropy, clipping and AdamW, each on the next batch; and the first parameters."""
-    made, waiting = optimiser(), itertools.cycle(batches)
+    adamw, waiting = optimiser(), itertools.cycle(batches)
     params = jax.jit(model.init)(jax.random.key(0), batches[0][0])["params"]
     shapes = jax.eval_shape(lambda: params)
-    state = params, jax.jit(made.init)(params)
+    state = params, jax.jit(adamw.init)(params)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(state: Any, example: jax.Array, target: jax.Array) -> tuple[Any, jax.Array]:
@@ -107,7 +106,7 @@ def training(model: nn.Module, batches: list[tuple[Any, Any]]) -> tuple[Callable
 
         params, opt_state = state
         value, grads = jax.value_and_grad(loss)(params)
-        updates, opt_state = made.update(grads, opt_state, params)
+        updates, opt_state = adamw.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), value
 
     def steps(n: int) -> float:
@@ -150,10 +149,8 @@ def generation(size: sizes.Workload) -> tuple[Callable[[int], float], Any]:
     return steps, variables["params"]
 
 
-def build(arguments: list[str]) -> participant.Built:
-    """The workload of this name."""
-    (name,) = arguments
-    size = sizes.WORKLOADS[name]
+def build(size: sizes.Workload) -> participant.Built:
+    """The workload of this size."""
     if size.kind == "generation":
         steps, params = generation(size)
     elif size.kind == "images":
@@ -161,12 +158,5 @@ def build(arguments: list[str]) -> participant.Built:
     else:
         batches = [(w_BN.astype("int32"), target_BN.astype("int32")) for w_BN, target_BN in inputs.words(size)]
         steps, params = training(GPT2(size), batches)
-    if size.kind != "generation":
-        steps(size.warm_up)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
-    versions = {"flax": flax.__version__, "optax": optax.__version__}
-    return participant.Built(steps, parameters, {"versions": versions, "threads": len(os.sched_getaffinity(0))})
-
-
-if __name__ == "__main__":
-    participant.serve(build)
+    return participant.Built(steps, parameters, {"versions": {"flax": flax.__version__, "optax": optax.__version__}})

@@ -33,18 +33,22 @@ def prompt(size: sizes.Workload) -> np.ndarray:
     return np.zeros((size.B, 1), np.int64)
 
 
-def write_text(file: pathlib.Path, size: sizes.Workload) -> None:
-    """A text of as many different characters as the vocabulary has words."""
-    alphabet = np.array(list(("\n" + string.printable)[: size.W]))
-    drawn = np.random.default_rng(0).integers(0, size.W, WINDOWS * size.N)
-    drawn[: size.W] = np.arange(size.W)  # none is missing
-    file.write_bytes("".join(alphabet[drawn]).encode())
+def write_text(file: pathlib.Path, size: sizes.Workload) -> str:
+    """A text of as many different characters as the vocabulary has words; each comes often enough to be trained on."""
+    alphabet = "\n" + string.printable
+    if size.W > len(alphabet):
+        alphabet = "".join(map(chr, range(0x10000, 0x10000 + size.W)))  # behind the last surrogate
+    words = np.random.default_rng(0).integers(0, size.W, max(WINDOWS * size.N, 20 * size.W))
+    words[: size.W] = np.arange(size.W)  # none is missing
+    file.write_bytes("".join(np.array(list(alphabet[: size.W]))[words]).encode())
+    return str(file)
 
 
-def write_images(file: pathlib.Path, size: sizes.Workload) -> None:
+def write_images(file: pathlib.Path, size: sizes.Workload) -> str:
     """Images and labels as the arrays x_train, y_train, x_test, y_test of an .npz."""
     rng, arrays = np.random.default_rng(0), {}
     for part in ("train", "test"):
         arrays[f"x_{part}"] = rng.integers(0, 256, (IMAGES, size.Y, size.Y), np.uint8)
         arrays[f"y_{part}"] = (np.arange(IMAGES) % size.C).astype(np.int64)
     np.savez(file, **arrays)
+    return str(file)

@@ -4,42 +4,39 @@ memory. With the fastest peer's time this is about how many times faster than it
 Rates and times are medians of one session: where a machine's speed varies, so does this.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-import jax
-
-from benchmarks import plans, sizes
-from experiments.engine import compilation
+from benchmarks import sizes
 
 
-def seconds(name: str, *, product: float, read: float) -> float:
-    """Of a training step its products; of generation the products or the numbers read, whichever takes longer.
+def add(report: dict[str, Any], workloads: Mapping[str, sizes.Workload]) -> None:
+    """Into each workload that stands beside the machine's rates: our share of the product rate (training steps), and
+    about the largest ratio to the fastest peer that there could be."""
+    rates = {name: rate(report[name]) for name in ("product", "read", "gpu_product") if name in report}
+    for name, result in report.items():
+        size = workloads.get(name)
+        product = rates.get("gpu_product" if size and size.platform == "gpu" else "product")
+        if size is None or product is None or size.kind not in ("words", "images", "generation"):
+            continue
+        if size.kind != "generation":
+            least = result["ours"]["step_flops"] / product
+            result["ours"]["share_of_product_rate"] = least / result["ours"]["median_seconds"]
+        elif "read" in rates:
+            least = generation(size, product=product, read=rates["read"])
+        else:
+            continue
+        if "fastest_peer" in result:
+            result["ratio_at_most"] = result["peers"][result["fastest_peer"]]["median_seconds"] / least
 
-    product: FLOP/s of large products. read: bytes/s.
-    """
-    size = sizes.WORKLOADS[name]
-    if size.kind != "generation":
-        return step_flops(name) / product
+
+def rate(result: dict[str, Any]) -> float:
+    """The fastest participant's, a second: FLOP or bytes."""
+    return max(one["per_second"] for one in (result["ours"], *result["peers"].values()))
+
+
+def generation(size: sizes.Workload, *, product: float, read: float) -> float:
+    """Seconds: of the products, or of the numbers read, whichever take longer. product: FLOP/s. read: bytes/s."""
     matrices = 12 * size.M * size.D**2 + size.W * size.D  # four of D x D and two of D x 4D of a layer; unembedding
-    return max(2 * size.B * size.new * matrices / product, 4 * size.new * (matrices + kept(size)) / read)
-
-
-def kept(size: sizes.Workload) -> float:
-    """Keys and values that are looked at for a word, in the mean over the words."""
-    return 2 * size.M * size.B * size.D * (size.new + 1) / 2
-
-
-def step_flops(name: str, **changes: Any) -> int:
-    """Floating-point operations that the equations of a training step ask for in matrix products: 3 x its forward pass.
-
-    Pairs of tokens that the causal mask hides are not counted, whether a program leaves them out or not.
-    """
-    made = plans.made(name, **{"model.attention": "explicit", "mesh.data": 1} | changes)
-    batch = made.task.train[0]
-    params = jax.eval_shape(made.task.init, jax.random.key(0))
-    forward = compilation.flops(made.task.loss_and_metrics, params, batch, None)
-    if sizes.WORKLOADS[name].kind == "words":
-        B, N = batch["w_BN"].shape
-        M, H, K, _ = params["blocks"]["score"]["Uk_HKD"].shape
-        forward -= B * M * H * 4 * K * (N * (N - 1) // 2)  # of each hidden pair a product of q and k, and of A and v
-    return 3 * forward
+    kept = 2 * size.M * size.B * size.D * (size.new + 1) / 2  # keys and values looked at for a word, in the mean
+    return max(2 * size.B * size.new * matrices / product, 4 * size.new * (matrices + kept) / read)

@@ -43,10 +43,10 @@ def memory() -> int:
 
 def versions() -> dict[str, str]:
     """Of Python and of the libraries that are installed."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
-            found[library] = importlib.metadata.version(library)
+            versions[library] = importlib.metadata.version(library)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,24 +1,26 @@
 """Our side: the very step that a run of a config takes, and the words that experiments/tools/sample.py draws.
 
-python -m benchmarks.ours NAME, started by the harness (participant.py).
+python -m benchmarks.participant ours SIZE, as the harness starts it (participant.py).
 """
 
-import dataclasses
+import collections
 import itertools
 import os
 import pathlib
 import runpy
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import inputs, participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, config, config_file, hardware, loop, mesh, run
-from experiments.engine import step as loops
+from experiments.engine import by_name, compilation, config, distributed, hardware, loop, mesh, run
+from experiments.engine import step as training_step
 from experiments.tools import sample
 from tfm import head, shapes
 from tfm.attention import mask as masks
@@ -26,115 +28,100 @@ from tfm.attention import mask as masks
 LONG = 1_000_000  # steps of the learning-rate schedule: no measurement comes to its end
 
 
-def base() -> config_file.Base:
-    """get_config of configs/base.py, which is executed by its path, as launch.py executes the file of --config."""
-    return runpy.run_path(str(participant.ROOT / "configs" / "base.py"))["get_config"]
+def settings(experiment: str, changes: dict[str, Any]) -> config.Settings:
+    """The config of configs/base.py, which is executed by its path, as launch.py executes the file of --config."""
+    get_config = runpy.run_path(str(participant.ROOT / "configs" / "base.py"))["get_config"]
+    return config.Settings(get_config(experiment), get_config(experiment)).changed(changes)
 
 
-def settings(changes: dict[str, Any]) -> config.Settings:
-    """The settings of a config that changes these of configs/base.py, as `launch.py` makes them."""
-    defaults = base()(changes["experiment"])
-    return config.Settings(defaults, defaults).changed({"device": "cpu", "mesh.data": 1} | changes)
-
-
-def model_changes(size: sizes.Workload) -> dict[str, Any]:
+def of_model(size: sizes.Workload) -> dict[str, Any]:
     """The fields of `model` that the workload has otherwise than base.py."""
-    return {"model.M": size.M, "model.H": size.H, "model.D": size.D, "model.attention": size.attention}
+    same = {f"model.{name}": getattr(size, name) for name in ("M", "H", "D", "attention", "unroll")}
+    return same | {"model.compute_dtype": size.dtype}
 
 
-def training(name: str, folder: pathlib.Path, **more: Any) -> config.Settings:
-    """The config of a training step, whose data are written into the folder. more: what differs, by whole keys."""
-    size = sizes.WORKLOADS[name]
-    data = folder / ("data.txt" if size.kind == "words" else "data.npz")
+def of_training(size: sizes.Workload, folder: pathlib.Path) -> config.Settings:
+    """The config of a training step, whose data are written into the folder."""
     changes = {
-        **model_changes(size),
+        **of_model(size),
+        "device": size.platform,
         "mesh.data": min(size.devices, os.cpu_count() or 1),
         "train.batch_size": size.B,
         "train.evaluate_batch": size.B,
         "train.steps": LONG,
         **{f"optim.{field}": value for field, value in sizes.OPTIMISER.items()},
     }
-    if size.kind == "words":
-        inputs.write_text(data, size)
-        changes |= {
-            "experiment": "language",
-            "text.source": str(data),
-            "text.tokenizer": "characters",
-            "text.N": size.N,
-            "text.tied_output": True,
-        }
-    else:
-        inputs.write_images(data, size)
-        changes |= {
-            "experiment": "vision",
-            "image.source": str(data),
-            "image.patch": size.patch,
-            "image.head": "class_token",
-        }
-    return settings(changes | more)
+    if size.kind == "images":
+        data, more = inputs.write_images(folder / "data.npz", size), {"patch": size.patch, "head": "class_token"}
+        return settings("vision", changes | {f"image.{key}": value for key, value in {"source": data, **more}.items()})
+    data, more = inputs.write_text(folder / "data.txt", size), {"N": size.N, "tied_output": True}
+    more |= {"source": data, "tokenizer": "characters"}
+    return settings("language", changes | {f"text.{key}": value for key, value in more.items()})
 
 
-def prepared(name: str, folder: pathlib.Path, **more: Any) -> loops.Plan:
-    """Everything that a run of this workload needs, made as `experiments.language.run` and `run.run` make it."""
-    made = training(name, folder, **more)
-    hardware.of_cores(made.mesh.to_dict())
-    devices = run.devices(made)
-    work = by_name.experiment(made.experiment).prepare(made, devices)
-    return run.plan(made, work.task, devices)
-
-
-def started(plan: loops.Plan) -> tuple[loops.State, Callable]:
-    """The first state, and the compiled step."""
-    state = loops.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
-    return state, run.compile_step(plan, state)[0]
-
-
-def build_step(name: str) -> participant.Built:
-    """A training step, taken by the loop that takes every run's (loop.steps), on batches that are ready."""
+def planned(size: sizes.Workload) -> training_step.Plan:
+    """Everything that a run of this workload needs, made as the launcher makes it."""
     with tempfile.TemporaryDirectory() as folder:
-        plan = prepared(name, pathlib.Path(folder))
-        batches = itertools.cycle([plan.task.train[i] for i in range(sizes.KEPT)])
-        state, step = started(plan)
-    count = 0
+        made = of_training(size, pathlib.Path(folder))
+        hardware.of_cores(made.mesh.to_dict())
+        devices = run.devices(made)
+        work = by_name.experiment(made.experiment).prepare(made, devices)
+        return run.plan(made, work.task, devices)
+
+
+def training(size: sizes.Workload) -> participant.Built:
+    """A training step, taken by the loop of every run, on batches that are ready. Facts: what compiling it took."""
+    plan = planned(size)
+    batches = itertools.cycle([plan.task.train[i] for i in range(sizes.KEPT)])
+    alive = distributed.put(np.True_, mesh.replicated(plan.mesh))
+    abstract = training_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)
+    began = time.perf_counter()
+    lowered = plan.step.lower(abstract, mesh.place_batch(plan.mesh, plan.task.train[0]), alive)
+    traced = time.perf_counter()
+    step = lowered.compile()
+    compiled = time.perf_counter()
+    state = training_step.initial_state(plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh)
+    parameters, taken = shapes.total(state.params), loop.steps(plan, step, state, batches, start=0)
 
     def steps(n: int) -> float:
-        nonlocal state, count
-        state, metrics = taken(plan, step, state, batches, start=count, n=n)
-        count += n
+        ((_, state, _, metrics),) = collections.deque(itertools.islice(taken, n), maxlen=1)
         jax.block_until_ready(state)
+        if not metrics["alive"]:
+            raise RuntimeError("the loss is not finite")
         return float(metrics["loss"])
 
-    return participant.Built(steps, shapes.total(state.params), facts())
+    took = {"trace_seconds": traced - began, "compile_seconds": compiled - traced}
+    took |= {"temporary_bytes": step.memory_analysis().temp_size_in_bytes, "step_flops": step_flops(size)}
+    return participant.Built(steps, parameters, facts() | took)
 
 
-def taken(
-    plan: loops.Plan, step: Callable, state: loops.State, batches: Iterator, *, start: int, n: int, **rows: Any
-) -> tuple[loops.State, dict]:
-    """The state behind n steps of the loop that takes every run's, and the last metrics. rows: more of `loop.steps`.
+def step_flops(size: sizes.Workload) -> int:
+    """Floating-point operations that the equations of a training step ask for in matrix products: 3 x its forward pass.
 
-    As there, each step is looked at while the devices take the next one.
+    Pairs of tokens that the causal mask hides are not counted, whether a program leaves them out or not.
     """
-    late, plan = None, dataclasses.replace(plan, steps=start + n)
-    for at, last, _, metrics in loop.steps(plan, step, state, batches, start=start, **rows):
-        if late and not np.any(jax.device_get(late["alive"])):
-            raise RuntimeError(f"the loss of step {at - 1} is not finite")
-        late, state = metrics, last
-    return state, late
+    task = planned(size.changed(attention="explicit", devices=1)).task
+    forward = compilation.flops(
+        task.loss_and_metrics, jax.eval_shape(task.init, jax.random.key(0)), task.train[0], None
+    )
+    if size.kind == "words":  # of each hidden pair a product of q and k, and of A and v
+        forward -= size.B * size.M * size.H * 4 * (size.D // size.H) * (size.N * (size.N - 1) // 2)
+    return 3 * forward
 
 
-def build_generation(name: str) -> participant.Built:
+def generation(size: sizes.Workload) -> participant.Built:
     """Words drawn as experiments/tools/sample.py does, told every few words, by a model with random parameters."""
-    size = sizes.WORKLOADS[name]
-    made = settings({"experiment": "language"} | model_changes(size))
-    hardware.start(made.device)
-    model = models.language(made.model, answer=head.next_word, W=size.W, N=size.N, tied_output=True)
+    model = models.language(
+        settings("language", of_model(size)).model, answer=head.next_word, W=size.W, N=size.N, tied_output=True
+    )
     params = jax.jit(model.init)(jax.random.key(0))
-    ids, chance = inputs.prompt(size).tolist(), {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
-    how = chance | {"steps": size.new, "mask": lambda *_: masks.causal}
+    ids = inputs.prompt(size).tolist()
+    how = sample.checked({"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0})
+    how |= {"steps": size.new, "stop": [], "mask": lambda *_: masks.causal}
     generator = sample.generator(model, params, np.array(ids, np.int32), **how)
 
     def rounds() -> Iterator[list[list[int]]]:
-        return sample.rounds(generator, ids, made.seed, set())
+        return sample.rounds(generator, ids, 0, set())
 
     for _ in rounds():  # to the end, since programs for larger caches are compiled on the way
         pass
@@ -149,21 +136,35 @@ def build_generation(name: str) -> participant.Built:
     return participant.Built(steps, shapes.total(params), facts())
 
 
+def large(size: sizes.Workload) -> participant.Built:
+    """Products of square matrices, or sums of many numbers, one after the other."""
+    product = size.kind == "product"
+    x = jnp.ones((size.N, size.N) if product else size.N, size.dtype)
+    do = jax.jit(jnp.matmul if product else lambda x, _: jnp.sum(x))
+
+    def steps(n: int) -> float:
+        for _ in range(n):
+            jax.block_until_ready(do(x, x))
+        return 0.0
+
+    return participant.Built(steps, 0, facts())
+
+
 def facts() -> dict[str, Any]:
     """What is written down of this process."""
-    return {"versions": mesh.versions(), "threads": len(os.sched_getaffinity(0))}  # XLA has one for each core
+    (device,) = jnp.zeros(()).devices()
+    return {"versions": mesh.versions(), "device": device.device_kind}
 
 
-def build(arguments: list[str]) -> participant.Built:
-    """The workload of this name, after its first steps."""
-    (name,) = arguments
-    size = sizes.WORKLOADS[name]
-    if size.kind == "generation":
-        return build_generation(name)
-    built = build_step(name)
-    built.steps(size.warm_up)
-    return built
+KINDS: dict[str, Callable[[sizes.Workload], participant.Built]] = {
+    "words": training,
+    "images": training,
+    "generation": generation,
+    "product": large,
+    "read": large,
+}
 
 
-if __name__ == "__main__":
-    participant.serve(build)
+def build(size: sizes.Workload) -> participant.Built:
+    """What is done of this size."""
+    return KINDS[size.kind](size)

@@ -1,6 +1,6 @@
 """A participant is a process that builds a model once, and then takes steps when it is asked to and sleeps otherwise.
 
-Both sides talk in lines of JSON over the process's standard input and output:
+`python -m benchmarks.participant MODULE SIZE [WAY]`, of ours, torch_peer, flax_peer; both sides talk in lines of JSON:
 
     participant  {"ready": {...}}                                              what was built
     harness      {"lead": 2, "steps": 30}                                      2 that do not count, after the sleep
@@ -8,6 +8,7 @@ Both sides talk in lines of JSON over the process's standard input and output:
 """
 
 import contextlib
+import importlib
 import json
 import os
 import pathlib
@@ -19,16 +20,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from benchmarks import sizes
+
 ROOT = pathlib.Path(__file__).parent.parent
-# No network, one kind of device, no message about either.
+# No network, no message about it.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its other compiling processes would stay, beside those that are timed
-    "JAX_PLATFORMS": "cpu",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # participants share the GPU: none may take its whole memory
 }
+PLATFORMS = {"cpu": "cpu", "gpu": "cuda,cpu"}  # as jax_platforms has them; the first is the one that computes
 
 
 class Unavailable(Exception):
@@ -40,11 +44,11 @@ class Built(NamedTuple):
 
     steps: Callable[[int], float]
     parameters: int
-    facts: dict[str, Any]  # what the harness writes down: versions, threads, settings
+    facts: dict[str, Any]  # what the harness writes down: versions, settings
 
 
-def serve(build: Callable[[list[str]], Built]) -> None:
-    """The participant's side. What libraries print goes to standard error, not among the answers."""
+def serve(module: str, text: str, *way: str) -> None:
+    """The participant's side: what module.build(size, *way) has built. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -52,17 +56,20 @@ def serve(build: Callable[[list[str]], Built]) -> None:
         answers.write(json.dumps(what) + "\n")
 
     try:
-        built = build(sys.argv[1:])
+        size = sizes.read(text)
+        built = importlib.import_module(module).build(size, *way)
+        if size.warm_up and size.kind != "generation":  # generation warms up where it is built
+            built.steps(size.warm_up)
     except (ImportError, Unavailable) as error:
         answer(unavailable=str(error).strip().splitlines()[0])
         return
-    answer(ready={"parameters": built.parameters, **built.facts})
+    answer(ready={"parameters": built.parameters, "threads": len(os.sched_getaffinity(0)), **built.facts})
     for line in sys.stdin:
-        asked = json.loads(line)
-        if asked["lead"]:
-            built.steps(asked["lead"])
+        turn = json.loads(line)
+        if turn["lead"]:
+            built.steps(turn["lead"])
         begin = time.perf_counter()
-        loss = built.steps(asked["steps"])
+        loss = built.steps(turn["steps"])
         seconds = time.perf_counter() - begin
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
         answer(seconds=seconds, loss=loss, peak_bytes=peak)
@@ -74,27 +81,28 @@ class Participant:
     Unavailable where the process says that it cannot take part (a library is missing); RuntimeError where it fails.
     """
 
-    def __init__(self, name: str, module: str, *arguments: str, environment: Mapping[str, str] | None = None):
-        """environment: variables of the process, where they are not set already."""
+    def __init__(self, name: str, command: tuple[str, ...], size: sizes.Workload, environment: Mapping[str, str] = {}):
+        """command: the module, and the way in which it does it. environment: more variables of the process."""
         self.name = name
         self._log = tempfile.TemporaryFile("w+")
+        module, *way = command
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", "benchmarks.participant", module, size.text(), *way],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
             bufsize=1,
             cwd=ROOT,
-            env={**(environment or {}), **os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, "JAX_PLATFORMS": PLATFORMS[size.platform], **environment},
         )
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)  # where it does not get ready
-            told = self._read()
-            if "unavailable" in told:
-                raise Unavailable(told["unavailable"])
+            answer = self._read()
+            if "unavailable" in answer:
+                raise Unavailable(answer["unavailable"])
             stack.pop_all()
-        self.facts = told["ready"]
+        self.facts = answer["ready"]
 
     def take(self, steps: int, *, lead: int = 0) -> dict[str, float]:
         """Take so many steps, after some that do not count: {"seconds", "loss", "peak_bytes"}."""
@@ -128,3 +136,9 @@ class Participant:
             self._process.wait()
         self._process.stdout.close()
         self._log.close()
+
+
+if __name__ == "__main__":
+    from benchmarks import participant  # whose Unavailable is that of the modules
+
+    participant.serve(*sys.argv[1:])

@@ -1,31 +1,40 @@
 """One workload measured: all participants are started, and then timed in turns while the others sleep."""
 
 import contextlib
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import participant, sizes
 from experiments import engine
 
 OURS = "ours"
-PEERS = {  # what is started as `python -m <module> <workload> <arguments>`
+PEERS = {  # the module, and the way in which it does it
     "transformers": ("benchmarks.torch_peer", "eager"),
     "transformers compiled": ("benchmarks.torch_peer", "compile"),
     "flax": ("benchmarks.flax_peer",),
 }
-AS_LAUNCHED = {engine.VARIABLE: engine.LARGE}  # launch.py starts a run with this; a peer has what its user sets
+PYTORCH = {"PyTorch": ("benchmarks.torch_peer", "eager")}
+# launch.py starts a run with this, unless it is set; a peer has what its user sets
+AS_LAUNCHED = {engine.VARIABLE: os.environ.get(engine.VARIABLE, engine.LARGE)}
 LONG, FAR = 5.0, 1.5  # seconds of a turn, and times the fastest peer's: beyond both, a peer has no turn but the first
-Start = Callable[..., participant.Participant]
+
+
+def peers(size: sizes.Workload) -> dict[str, tuple[str, ...]]:
+    """Who is measured beside ours: of products and of reading PyTorch alone, on a GPU not Flax."""
+    if size.kind in ("product", "read"):
+        return PYTORCH
+    return {name: way for name, way in PEERS.items() if size.platform == "cpu" or name != "flax"}
 
 
 def measure(
     name: str,
+    size: sizes.Workload,
+    others: Mapping[str, tuple[str, ...]],
     *,
-    rounds: int | None = None,
-    peers: Iterable[str] = tuple(PEERS),
-    start: Start = participant.Participant,
+    start: Callable[..., participant.Participant] = participant.Participant,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """The workload's times: {"title", "ours", "peers", "missing", "fastest_peer", "ratio", "ratio_spread", ...}.
@@ -33,34 +42,32 @@ def measure(
     A ratio is a peer's time divided by ours of the same turn: the median of all turns, and the smallest and largest.
     RuntimeError where the participants' models have not equally many parameters.
     """
-    size = sizes.WORKLOADS[name]
     with contextlib.ExitStack() as stack:
-        found, missing = [], {}
-        for peer in (OURS, *peers):
-            module, *arguments = PEERS.get(peer, ("benchmarks.ours",))
-            say(f"{name}: {peer} is built and warmed up")
+        participants, missing = [], {}
+        for who, command in {OURS: ("benchmarks.ours",), **others}.items():
+            say(f"{name}: {who} is built and warmed up")
             try:
-                one = start(peer, module, name, *arguments, environment=AS_LAUNCHED if peer == OURS else {})
+                one = start(who, command, size, AS_LAUNCHED if who == OURS else {})
             except participant.Unavailable as reason:
-                missing[peer] = str(reason)
-                say(f"{name}: without {peer}: {reason}")
+                missing[who] = str(reason)
+                say(f"{name}: without {who}: {reason}")
                 continue
-            found.append(stack.enter_context(contextlib.closing(one)))
-        agree(found)
-        turns, awake = in_turns(found, size, rounds=rounds or size.rounds)
-    return summary(size, found, turns) | {"missing": missing, "awake_share": awake}
+            participants.append(stack.enter_context(contextlib.closing(one)))
+        agree(participants)
+        turns, awake = in_turns(participants, size)
+    return summary(size, participants, turns) | {"missing": missing, "awake_share": awake}
 
 
 def agree(participants: Sequence[participant.Participant]) -> None:
     """RuntimeError unless all models have equally many parameters."""
     counts = {one.name: one.facts["parameters"] for one in participants}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{name} {count:,}" for name, count in counts.items())
-        raise RuntimeError(f"the models are not of one size: {told} parameters")
+        each = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        raise RuntimeError(f"the models are not of one size: {each} parameters")
 
 
 def in_turns(
-    participants: Sequence[participant.Participant], size: sizes.Workload, *, rounds: int
+    participants: Sequence[participant.Participant], size: sizes.Workload
 ) -> tuple[list[dict[str, dict[str, float]]], float]:
     """What each participant answers in each round, A B C A B C ..., and the share of the time others were awake in.
 
@@ -68,7 +75,7 @@ def in_turns(
     hopeless peer has no turn after the first.
     """
     turns, awake, begin, going_on = [], 0.0, time.perf_counter(), participants
-    for _ in range(rounds):
+    for _ in range(size.rounds):
         turns.append({})
         for one in going_on:
             others = [other for other in participants if other is not one]
@@ -94,26 +101,20 @@ def summary(
     reports = {}
     for one in participants:
         answers = [turn[one.name] for turn in turns if one.name in turn]
-        seconds = [answer["seconds"] / size.steps for answer in answers]
-        last = {name: answers[-1][name] for name in ("loss", "peak_bytes")}
-        reports[one.name] = {**one.facts, **timed(seconds, size), **last}
+        seconds = [answer["seconds"] / size.steps for answer in answers]  # of a step; of generation, of all its words
+        median = statistics.median(seconds)
+        times = {"seconds": seconds, "median_seconds": median, "per_second": size.counted / median}
+        reports[one.name] = {**one.facts, **times, **{name: answers[-1][name] for name in ("loss", "peak_bytes")}}
     ours = reports.pop(OURS)
-    peers = {name: report | compared(report["seconds"], ours["seconds"]) for name, report in reports.items()}
-    result = {"title": size.title, "unit": size.unit, "steps_of_a_turn": size.steps, "ours": ours, "peers": peers}
-    if peers:
-        fastest = min(peers, key=lambda name: peers[name]["ratio"])
-        result |= {"fastest_peer": fastest, "ratio": peers[fastest]["ratio"]}
-        result["ratio_spread"] = peers[fastest]["ratio_spread"]
+    compared = {name: report | ratio(report["seconds"], ours["seconds"]) for name, report in reports.items()}
+    result = {"title": size.title, "unit": size.unit, "steps_of_a_turn": size.steps, "ours": ours, "peers": compared}
+    if compared:
+        fastest = min(compared, key=lambda name: compared[name]["ratio"])
+        result |= {"fastest_peer": fastest} | {name: compared[fastest][name] for name in ("ratio", "ratio_spread")}
     return result
 
 
-def timed(seconds: list[float], size: sizes.Workload) -> dict[str, Any]:
-    """The seconds of a step (of generation: of all its words) in every round, and what gets done in one second."""
-    median = statistics.median(seconds)
-    return {"seconds": seconds, "median_seconds": median, "per_second": size.counted / median}
-
-
-def compared(peer: list[float], ours: list[float]) -> dict[str, Any]:
+def ratio(peer: list[float], ours: list[float]) -> dict[str, Any]:
     """The peer's time divided by ours, turn by turn: their median, and the smallest and the largest."""
     ratios = [a / b for a, b in zip(peer, ours, strict=False)]  # a peer may have fewer turns
     return {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}

@@ -1,25 +1,29 @@
-"""The sizes of every workload, once for all participants."""
+"""The sizes of every workload, once for all participants, which are given one as a word of their command line."""
 
 import dataclasses
+import json
 
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A model, what it is given, and how long a turn of a measurement is."""
+    """What is done, of what size, and how long a turn of a measurement is."""
 
     title: str
-    kind: str  # words, images (both a training step), generation
-    M: int  # layers
-    H: int  # heads
-    D: int  # features of a token
-    B: int  # examples of a step, or texts generated side by side
-    N: int = 0  # tokens, the context of a model of words
+    kind: str  # words, images (both a training step); generation; product of matrices; read from memory
+    M: int = 1  # layers
+    H: int = 1  # heads
+    D: int = 1  # features of a token
+    B: int = 1  # examples of a step, or texts generated side by side
+    N: int = 0  # tokens, the context of a model of words; rows and columns of a matrix; numbers that are read
     W: int = 65  # words of the vocabulary
     Y: int = 28  # rows and columns of an image
     patch: int = 4  # pixels of a patch's side
     C: int = 10  # classes
     new: int = 0  # words generated after a prompt of one
     attention: str = "flash"  # how ours computes it (model.attention); a peer has its own fastest
+    unroll: int = 0  # layers of ours that are written out (model.unroll)
+    dtype: str = "float32"  # of products
+    platform: str = "cpu"  # cpu, gpu
     devices: int = 1  # as which ours takes the cores (mesh.data), where there are so many
     steps: int = 1  # of a turn that are timed
     warm_up: int = 3  # steps before the first turn, in which programs are compiled; of a peer's generation words
@@ -29,13 +33,33 @@ class Workload:
     rounds: int = 7  # turns of each participant
 
     @property
-    def counted(self) -> int:
-        """What a step gets through: words generated, images, or tokens."""
-        return self.B * {"generation": self.new, "images": 1, "words": self.N}[self.kind]
+    def counted(self) -> float:
+        """What a step gets through: words generated, images, tokens; operations of a product; bytes."""
+        one = {"generation": self.new, "images": 1, "words": self.N, "product": 2 * self.N**3, "read": 4 * self.N}
+        return self.B * one[self.kind]
 
     @property
     def unit(self) -> str:
-        return {"generation": "words", "images": "images", "words": "tokens"}[self.kind]
+        units = {"generation": "words", "images": "images", "words": "tokens", "product": "FLOP", "read": "bytes"}
+        return units[self.kind]
+
+    def changed(self, **fields: object) -> "Workload":
+        return dataclasses.replace(self, **fields)
+
+    def toy(self) -> "Workload":
+        """The same at a size that takes no time, on the CPU."""
+        most = {"M": 2, "H": 2, "D": 16, "B": 2, "N": 32, "W": 65, "new": 13, "steps": 1, "warm_up": 1, "lead": 1}
+        small = {name: min(getattr(self, name), n) for name, n in most.items()}
+        return self.changed(**small, rounds=1, platform="cpu")
+
+    def text(self) -> str:
+        """As one word of a command line."""
+        return json.dumps(dataclasses.asdict(self))
+
+
+def read(text: str) -> Workload:
+    """What `text` wrote."""
+    return Workload(**json.loads(text))
 
 
 WORKLOADS = {
@@ -51,6 +75,18 @@ WORKLOADS = {
     "generate_32": Workload(
         "1,000 words, B 32", "generation", M=6, H=6, D=384, N=1024, B=32, new=1000, warm_up=24, rounds=2
     ),
+    "product": Workload("products of 2,048 x 2,048 matrices", "product", N=2048, steps=4, lead=1),
+    "read": Workload("1 GiB read from memory", "read", N=2**28, steps=4, lead=1),
+}
+_GPT2 = Workload(  # 124 million parameters; 50,304 words, a multiple of 128 as is usual, instead of 50,257
+    "GPT-2, bfloat16, fused attention", "words", M=12, H=12, D=768, N=1024, B=16, W=50304, attention="fused",
+    dtype="bfloat16", platform="gpu", steps=10, lead=2, rounds=5,
+)  # fmt: skip
+_PRODUCT = WORKLOADS["product"].changed(N=8192, dtype="bfloat16", platform="gpu")
+GPU = {
+    "gpu_fused": _GPT2,
+    "gpu_explicit": _GPT2.changed(title="GPT-2, bfloat16, explicit attention", attention="explicit"),
+    "gpu_product": _PRODUCT.changed(title="products of 8,192 x 8,192 matrices, bfloat16"),
 }
 
 OPTIMISER = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}

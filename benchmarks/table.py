@@ -13,9 +13,9 @@ def heading(machine: dict[str, Any], versions: dict[str, str]) -> str:
     return "\n".join([where, software, *inherited])
 
 
-def workload(name: str, result: dict[str, Any]) -> str:
+def workload(name: str, result: dict[str, Any], *, dtype: str = "float32") -> str:
     """The table of one workload, ours first."""
-    lines = [f"{name}: {result['title']}; {result['ours']['parameters']:,} parameters, float32", COLUMNS]
+    lines = [f"{name}: {result['title']}; {result['ours']['parameters']:,} parameters, {dtype}", COLUMNS]
     turns = len(result["ours"]["seconds"])
     reports = {"ours": result["ours"], **result["peers"]}
     lines += [row(who, report, result["unit"], turns=turns) for who, report in reports.items()]
@@ -29,7 +29,11 @@ def workload(name: str, result: dict[str, Any]) -> str:
 
 def row(name: str, report: dict[str, Any], unit: str, *, turns: int) -> str:
     """One participant: its time, its rate, and how many times as long as ours it takes. turns: how many we had."""
-    rate = f"{report['per_second']:,.0f} {unit}"
+    rate = (
+        f"{report['per_second']:,.0f} {unit}"
+        if report["per_second"] < 1e8
+        else f"{report['per_second'] / 1e9:,.1f} G{unit}"
+    )
     line = f"  {name:22}{duration(report['median_seconds']):>12}{rate:>16}"
     if "ratio" not in report:
         return f"{line}  ({report['threads']} threads)"

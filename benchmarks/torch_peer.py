@@ -1,15 +1,16 @@
 """The peers on PyTorch: GPT-2 and ViT of `transformers`, each in what was the fastest of its own ways.
 
-python -m benchmarks.torch_peer NAME eager|compile, started by the harness (participant.py).
+python -m benchmarks.participant torch_peer SIZE eager|compile, as the harness starts it (participant.py).
 
-Attention is scaled_dot_product_attention, whose CPU kernel is fused (flash); AdamW is the fused one; gradients are set
-to None; all cores compute. Generation keeps keys and values: eager in the cache that grows, compiled in the static one.
+Attention is scaled_dot_product_attention, whose kernel is fused (flash); AdamW is the fused one; gradients are set to
+None; all cores compute. Generation keeps keys and values: eager in the cache that grows, compiled in the static one.
+bfloat16 is autocast's, with parameters in float32.
 """
 
+import contextlib
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -67,34 +68,38 @@ def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], fused=True)
 
 
-def training(
-    model: torch.nn.Module, logits: Callable[..., torch.Tensor], batches: Iterable[tuple[Any, Any]]
-) -> Callable[[int], float]:
-    """steps(n): n steps of mean cross-entropy, clipping and AdamW, each on the next batch."""
-    made, clip = optimiser(model), sizes.OPTIMISER["clip"]
-    waiting = itertools.cycle(batches)
-    model.train()
+def training(size: sizes.Workload, way: str) -> participant.Built:
+    """Steps of mean cross-entropy, clipping and AdamW, each on the next batch."""
+    where = torch.device("cuda" if size.platform == "gpu" else "cpu")
+    torch.set_float32_matmul_precision("high" if where.type == "cuda" else "highest")
+    model = (vit if size.kind == "images" else gpt2)(size).to(where).train()
+    compiled = torch.compile(model) if way == "compile" else model
+    if size.kind == "images":
+        batches = [(image.transpose(0, 3, 1, 2).copy(), label) for image, label in inputs.images(size)]
+        names: dict[str, Any] = {"pixel_values": None}
+    else:
+        batches, names = inputs.words(size), {"input_ids": None, "use_cache": False}
+    first, update, waiting = next(iter(names)), optimiser(model), itertools.cycle(batches)
+    narrow = torch.autocast(where.type, torch.bfloat16) if size.dtype == "bfloat16" else contextlib.nullcontext()
 
     def steps(n: int) -> float:
         for _ in range(n):
-            example, target = next(waiting)
-            answer = logits(torch.from_numpy(example))
-            loss = torch.nn.functional.cross_entropy(
-                answer.reshape(-1, answer.shape[-1]), torch.from_numpy(target).reshape(-1)
-            )
+            example, target = (torch.from_numpy(array).to(where, non_blocking=True) for array in next(waiting))
+            with narrow:
+                logits = compiled(**names | {first: example}).logits
+                loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), target.flatten())
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-            made.step()
-            made.zero_grad(set_to_none=True)
-        return loss.item()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), sizes.OPTIMISER["clip"])
+            update.step()
+            update.zero_grad(set_to_none=True)
+        return loss.item()  # waits for the GPU
 
-    return steps
+    return participant.Built(steps, parameters(model), facts())
 
 
-def generation(model: torch.nn.Module, size: sizes.Workload, way: str) -> Callable[[int], float]:
-    """steps(n): n times the prompts and their new words, by `generate`, after a few words to warm up."""
-    model.eval()
-    prompt = torch.from_numpy(inputs.prompt(size))
+def generation(size: sizes.Workload, way: str) -> participant.Built:
+    """The prompts and their new words, by `generate`, after a few words to warm up."""
+    model, prompt = gpt2(size).eval(), torch.from_numpy(inputs.prompt(size))
     how: dict[str, Any] = {"max_new_tokens": size.new, "do_sample": True, "temperature": sizes.TEMPERATURE}
     how |= {"top_k": 0, "top_p": 1.0, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
     if way == "compile":
@@ -116,33 +121,37 @@ def generation(model: torch.nn.Module, size: sizes.Workload, way: str) -> Callab
                 raise RuntimeError(f"{words.numel() - prompt.numel()} words instead of {size.counted}")
         return 0.0
 
-    return steps
+    return participant.Built(steps, parameters(model), facts())
 
 
-def build(arguments: list[str]) -> participant.Built:
-    """The workload and the way (eager, compile) that are named."""
-    name, way = arguments
+def large(size: sizes.Workload, way: str) -> participant.Built:
+    """Products of square matrices, or sums of many numbers, one after the other."""
+    product, where = size.kind == "product", "cuda" if size.platform == "gpu" else "cpu"
+    x = torch.ones((size.N, size.N) if product else size.N, dtype=getattr(torch, size.dtype), device=where)
+
+    def steps(n: int) -> float:
+        for _ in range(n):
+            y = torch.mm(x, x) if product else torch.sum(x)
+        return 0.0 * y.flatten()[0].item()  # waits for the GPU
+
+    return participant.Built(steps, 0, facts())
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())  # a tied matrix once
+
+
+def facts() -> dict[str, Any]:
+    return {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+
+
+def build(size: sizes.Workload, way: str) -> participant.Built:
+    """The workload in this way (eager, compile)."""
     if way == "compile" and not any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "g++"), "clang++")):
         raise participant.Unavailable("torch.compile needs a C++ compiler, and there is none")
-    size = sizes.WORKLOADS[name]
-    threads = len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
+    if size.platform == "gpu" and not torch.cuda.is_available():
+        raise participant.Unavailable("PyTorch sees no GPU")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
     torch.manual_seed(0)
-    model = vit(size) if size.kind == "images" else gpt2(size)
-    compiled = torch.compile(model) if way == "compile" and size.kind != "generation" else model
-    if size.kind == "generation":
-        steps = generation(model, size, way)
-    elif size.kind == "images":
-        batches = [(image.transpose(0, 3, 1, 2).copy(), label) for image, label in inputs.images(size)]
-        steps = training(model, lambda image: compiled(pixel_values=image).logits, batches)
-    else:
-        steps = training(model, lambda w: compiled(input_ids=w, use_cache=False).logits, inputs.words(size))
-    if size.kind != "generation":
-        steps(size.warm_up)
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    parameters = sum(p.numel() for p in model.parameters())  # a tied matrix once
-    return participant.Built(steps, parameters, {"versions": versions, "threads": threads})
-
-
-if __name__ == "__main__":
-    participant.serve(build)
+    kinds = {"generation": generation, "product": large, "read": large}
+    return kinds.get(size.kind, training)(size, way)

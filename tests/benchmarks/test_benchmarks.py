@@ -1,8 +1,7 @@
 """The benchmark's harness and its participants at sizes that take no time; what it measures is not tested."""
 
-import dataclasses
+import functools
 import json
-import pathlib
 
 import jax
 import matplotlib.figure
@@ -10,179 +9,155 @@ import numpy as np
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import figure, flax_peer, inputs, machine, ours, participant, session, sizes, table
+from benchmarks import figure, flax_peer, growth, inputs, limit, machine, ours, participant, session, sizes, table
 from tfm import shapes
 
-STEPS = [name for name, size in sizes.WORKLOADS.items() if size.kind != "generation"]
+STEPS = [name for name, size in sizes.WORKLOADS.items() if size.kind in ("words", "images")]
 TINY = {
-    "words": dataclasses.replace(sizes.WORKLOADS["step_a"], M=1, H=2, D=6, N=5, B=3, W=65),
-    "images": dataclasses.replace(sizes.WORKLOADS["step_c"], M=1, H=2, D=6, B=10, Y=10, patch=5, C=10),
-    "generation": dataclasses.replace(sizes.WORKLOADS["generate"], M=2, H=2, D=6, N=17, B=3, new=13),
+    "words": sizes.WORKLOADS["step_a"].changed(M=1, H=2, D=6, N=5, B=3, W=65),
+    "images": sizes.WORKLOADS["step_c"].changed(M=1, H=2, D=6, B=10, Y=10, patch=5),
+    "generation": sizes.WORKLOADS["generate"].changed(M=2, H=2, D=6, N=17, B=3, new=13),
 }
+SIZE = sizes.WORKLOADS["step_a"].changed(steps=30, lead=2, rounds=3)
+SECONDS = {"ours": [1.0, 2.0, 1.0], "transformers": [3.0, 4.0, 5.0], "flax": [2.0, 6.0, 1.0]}
 
 
 class Sleeper:
     """A participant that answers at once, with seconds that were given to it, and writes down when it was asked."""
 
-    def __init__(self, name: str, seconds: list[float], asked: list, parameters: int = 7):
-        self.name, self._seconds, self._asked = name, iter(seconds), asked
-        self.facts = {"parameters": parameters, "threads": 2, "versions": {}}
+    def __init__(self, name: str, seconds: list[float], turns: list, parameters: int = 7):
+        self.name, self._seconds, self._turns = name, iter(seconds), turns
+        self.facts = {"parameters": parameters, "threads": 2, "versions": {}, "step_flops": 6e9}
         self.closed = False
 
     def take(self, steps: int, *, lead: int) -> dict[str, float]:
-        self._asked.append((self.name, lead, steps))
+        self._turns.append((self.name, lead, steps))
         return {"seconds": next(self._seconds) * steps, "loss": 4.0, "peak_bytes": 11}
 
     def cpu_seconds(self) -> float:
-        return 0.5 * len(self._asked) if self.name == "flax" else 0.0
+        return 0.5 * len(self._turns) if self.name == "flax" else 0.0
 
     def close(self) -> None:
         self.closed = True
 
 
-SECONDS = {"ours": [1.0, 2.0, 1.0], "transformers": [3.0, 4.0, 5.0], "flax": [2.0, 6.0, 1.0]}
+def measured(size=SIZE, seconds=SECONDS, **counts: int):
+    """A measurement with sleepers: (result, their turns)."""
+    turns, sleepers = [], {}
 
-
-def measured(monkeypatch, **counts: int):
-    """A measurement with sleepers: (result, what they were asked, the sleepers)."""
-    monkeypatch.setitem(sizes.WORKLOADS, "step_a", dataclasses.replace(sizes.WORKLOADS["step_a"], steps=30, lead=2))
-    monkeypatch.setattr(session, "LONG", 1000)
-    asked, made = [], {}
-
-    def start(name: str, module: str, workload: str, *way: str, environment: dict) -> Sleeper:
-        assert bool(environment) == (name == "ours")
-        if way == ("compile",):
+    def start(name: str, way: tuple, given: sizes.Workload, environment: dict) -> Sleeper:
+        assert bool(environment) == (name == "ours") and given is size
+        if name not in seconds:
             raise participant.Unavailable("there is no C++ compiler")
-        made[name] = Sleeper(name, SECONDS[name], asked, counts.get(name, 7))
-        return made[name]
+        sleepers[name] = Sleeper(name, seconds[name], turns, counts.get(name, 7))
+        return sleepers[name]
 
     try:
-        return session.measure("step_a", rounds=3, start=start, say=lambda line: None), asked, made
+        return session.measure("step_a", size, session.PEERS, start=start, say=lambda line: None), turns
     finally:
-        assert all(sleeper.closed for sleeper in made.values())
+        assert all(sleeper.closed for sleeper in sleepers.values())
 
 
 def test_participants_take_turns_and_ratios_are_those_of_each_turn(monkeypatch):
-    result, asked, made = measured(monkeypatch)
-    assert asked == [("ours", 2, 30), ("transformers", 2, 30), ("flax", 2, 30)] * 3
-    assert result["ours"]["seconds"] == [1.0, 2.0, 1.0]
+    monkeypatch.setattr(session, "LONG", 1000)
+    result, turns = measured()
+    assert turns == [("ours", 2, 30), ("transformers", 2, 30), ("flax", 2, 30)] * 3
+    assert result["ours"]["seconds"] == [1.0, 2.0, 1.0] and result["ours"]["per_second"] == 12 * 64
     assert result["peers"]["transformers"]["ratio"] == 3.0  # of 3/1, 4/2, 5/1; that of the medians would be 4
     assert result["peers"]["transformers"]["ratio_spread"] == [2.0, 5.0]
     assert (result["fastest_peer"], result["ratio"], result["ratio_spread"]) == ("flax", 2.0, [1.0, 3.0])
-    assert result["ours"]["per_second"] == 12 * 64
     assert result["missing"] == {"transformers compiled": "there is no C++ compiler"}
     assert result["awake_share"] > 0.05  # flax uses time where others have their turn
     assert "not a quiet measurement" in table.workload("step_a", result)
 
 
-def test_a_peer_that_cannot_be_the_fastest_has_one_turn_where_turns_are_long(monkeypatch):
-    monkeypatch.setitem(sizes.WORKLOADS, "step_a", dataclasses.replace(sizes.WORKLOADS["step_a"], steps=1))
-    seconds = {"ours": [9.0] * 3, "transformers": [6.0, 6.0, 6.0], "transformers compiled": [8.0] * 3, "flax": [9.1]}
-    asked = []
-
-    def start(name: str, *_: str, **__: dict) -> Sleeper:
-        return Sleeper(name, seconds[name], asked)
-
-    result = session.measure("step_a", rounds=3, start=start, say=lambda line: None)
+def test_a_peer_that_cannot_be_the_fastest_has_one_turn_where_turns_are_long():
+    seconds = {"ours": [9.0] * 3, "transformers": [6.0] * 3, "transformers compiled": [8.0] * 3, "flax": [9.1]}
+    result, _ = measured(SIZE.changed(steps=1), seconds)
     assert [len(report["seconds"]) for report in result["peers"].values()] == [3, 3, 1]  # 9.1 is above 1.5 x 6
     assert len(result["ours"]["seconds"]) == 3
-    told = table.workload("step_a", result)
-    assert [("one turn" in line) for line in told.splitlines()[:6]] == [False] * 5 + [True]
+    lines = table.workload("step_a", result).splitlines()[:6]
+    assert [("one turn" in line) for line in lines] == [False] * 5 + [True]
     assert not session.hopeless("a", {"ours": {"seconds": 1.0}, "a": {"seconds": 4.9}, "b": {"seconds": 1.0}})
 
 
-def test_models_of_unequal_size_are_not_compared(monkeypatch):
+def test_models_of_unequal_size_are_not_compared():
     with pytest.raises(RuntimeError, match="not of one size: ours 7, transformers 7, flax 8 parameters"):
-        measured(monkeypatch, flax=8)
+        measured(flax=8)
 
 
-def test_without_any_peer_ours_is_measured_alone(monkeypatch):
-    def start(name: str, *_: str, **__: dict) -> Sleeper:
-        if name != "ours":
-            raise participant.Unavailable("No module named 'torch'")
-        return Sleeper(name, [1.0], [])
-
-    result = session.measure("step_a", rounds=1, start=start, say=lambda line: None)
+def test_without_any_peer_ours_is_measured_alone():
+    result, _ = measured(SIZE.changed(rounds=1), {"ours": [1.0]})
     assert (result["peers"], "ratio" in result, len(result["missing"])) == ({}, False, 3)
-    told = table.workload("step_a", result)
-    assert "transformers is missing: No module named 'torch'" in told
+    assert "transformers is missing: there is no C++ compiler" in table.workload("step_a", result)
     assert table.overview({"step_a": result}) == ""
 
 
 def test_a_process_answers_only_when_asked_and_what_it_prints_is_no_answer(monkeypatch):
-    monkeypatch.setenv("THERE", "before")
-    given = {"GIVEN": "now", "THERE": "now"}
-    one = participant.Participant("one", "tests.benchmark_participant", "works", environment=given)
+    monkeypatch.setenv("GIVEN", "before")
+    one = participant.Participant("one", ("tests.benchmarks.stand_in", "works"), SIZE, {"GIVEN": "now"})
     try:
-        assert (one.facts["parameters"], one.facts["threads"]) == (7, 1)
-        assert one.facts["versions"] == {"HF_HUB_OFFLINE": "1", "GIVEN": "now", "THERE": "before"}
+        assert (one.facts["parameters"], one.facts["title"], one.facts["GIVEN"]) == (7, SIZE.title, "now")
         answer = one.take(3, lead=100)
         assert answer["loss"] == 3.0 and 0.03 <= answer["seconds"] < 1 and answer["peak_bytes"] > 2**20
-        before = one.cpu_seconds()
-        assert before > 0
+        assert one.cpu_seconds() > 0
     finally:
         one.close()
 
 
 def test_what_a_process_lacks_is_one_sentence_and_its_failure_is_told():
-    with pytest.raises(participant.Unavailable, match="^there is no such library$"):
-        participant.Participant("one", "tests.benchmark_participant", "missing")
-    with pytest.raises(RuntimeError, match="(?s)one has ended.*the model cannot be built"):
-        participant.Participant("one", "tests.benchmark_participant", "fails")
+    for way, error, sentence in [
+        (("tests.benchmarks.stand_in", "missing"), participant.Unavailable, "^there is no such library$"),
+        (("tests.no_such_file",), participant.Unavailable, "^No module named 'tests.no_such_file'$"),
+        (("tests.benchmarks.stand_in", "fails"), RuntimeError, "(?s)one has ended.*the model cannot be built"),
+    ]:
+        with pytest.raises(error, match=sentence):
+            participant.Participant("one", way, SIZE)
+
+
+@functools.cache
+def planned(name: str) -> tuple[int, dict]:
+    """The parameters of our model, and a batch."""
+    task = ours.planned(sizes.WORKLOADS[name]).task
+    return shapes.total(jax.eval_shape(task.init, jax.random.key(0))), task.train[0]
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_ours_and_flax_have_equally_many_parameters(name, tmp_path):
-    size = sizes.WORKLOADS[name]
-    plan = ours.prepared(name, tmp_path)
-    mine = jax.eval_shape(plan.task.init, jax.random.key(0))
+def test_ours_and_flax_have_equally_many_parameters(name):
+    size, (mine, batch) = sizes.WORKLOADS[name], planned(name)
     if size.kind == "images":
-        peer, example = flax_peer.ViT(size), inputs.images(dataclasses.replace(size, B=1))[0][0]
+        peer, example = flax_peer.ViT(size), inputs.images(size.changed(B=1))[0][0]
     else:
-        peer, example = flax_peer.GPT2(size), inputs.words(dataclasses.replace(size, B=1))[0][0]
+        peer, example = flax_peer.GPT2(size), inputs.words(size.changed(B=1))[0][0]
     theirs = jax.eval_shape(peer.init, jax.random.key(0), example)["params"]
-    assert shapes.total(mine) == sum(leaf.size for leaf in jax.tree.leaves(theirs))
-    batch = plan.task.train[0]
-    fed = batch["image_BYXZ"] if size.kind == "images" else batch["w_BN"]
-    assert fed.shape == (size.B, *example.shape[1:])
+    assert mine == sum(leaf.size for leaf in jax.tree.leaves(theirs))
+    assert batch["image_BYXZ" if size.kind == "images" else "w_BN"].shape == (size.B, *example.shape[1:])
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_ours_and_transformers_have_equally_many_parameters(name, tmp_path):
+def test_ours_and_transformers_have_equally_many_parameters(name):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from benchmarks import torch_peer
 
     size = sizes.WORKLOADS[name]
-    mine = jax.eval_shape(ours.prepared(name, tmp_path).task.init, jax.random.key(0))
-    theirs = torch_peer.vit(size) if size.kind == "images" else torch_peer.gpt2(size)
-    assert shapes.total(mine) == sum(leaf.numel() for leaf in theirs.parameters())
+    model = torch_peer.vit(size) if size.kind == "images" else torch_peer.gpt2(size)
+    assert planned(name)[0] == torch_peer.parameters(model)
 
 
-@pytest.mark.parametrize("kind", ["words", "images"])
-def test_our_steps_train(kind, monkeypatch):
-    """The random words of a few batches that come again and again can be learned; a step that does nothing cannot."""
-    monkeypatch.setitem(sizes.WORKLOADS, "tiny", TINY[kind])
+@pytest.mark.parametrize(("peer", "kind"), [(ours, "words"), (ours, "images"), (flax_peer, "images")])
+def test_steps_train(peer, kind, monkeypatch):
+    """Random targets of a few batches that come again and again can be learned; a step that does nothing cannot."""
     monkeypatch.setattr(sizes, "KEPT", 2)
     monkeypatch.setitem(sizes.OPTIMISER, "learning_rate", 0.03)
-    built = ours.build(["tiny"])
+    built = peer.build(TINY[kind])
     first = built.steps(1)
     assert built.parameters > 100 and np.isfinite(first)
     assert built.steps(60) < first - 0.3
 
 
-def test_flax_steps_train(monkeypatch):
-    monkeypatch.setitem(sizes.WORKLOADS, "tiny", TINY["images"])
-    monkeypatch.setattr(sizes, "KEPT", 2)
-    monkeypatch.setitem(sizes.OPTIMISER, "learning_rate", 0.03)
-    built = flax_peer.build(["tiny"])
-    first = built.steps(1)
-    assert built.steps(60) < first - 0.3
-
-
 def test_both_generate_all_words_that_were_asked_for(monkeypatch):
-    monkeypatch.setitem(sizes.WORKLOADS, "tiny", TINY["generation"])
-    mine, theirs = ours.build(["tiny"]), flax_peer.build(["tiny"])
+    mine, theirs = ours.build(TINY["generation"]), flax_peer.build(TINY["generation"])
     assert mine.parameters == theirs.parameters
     assert (mine.steps(2), theirs.steps(2)) == (0.0, 0.0)  # each counts its words, or fails
     monkeypatch.setattr(sizes.Workload, "counted", 41)
@@ -194,8 +169,7 @@ def test_both_generate_all_words_that_were_asked_for(monkeypatch):
 def test_flax_generates_what_its_model_says_of_the_whole_text(monkeypatch):
     """Words drawn at a temperature near 0 are the likeliest ones by the model without a cache."""
     monkeypatch.setattr(sizes, "TEMPERATURE", 1e-6)
-    size = TINY["generation"]
-    drawn = []
+    size, drawn = TINY["generation"], []
     monkeypatch.setattr(jax, "device_get", lambda words: drawn.append(np.asarray(words)) or words)
     steps, params = flax_peer.generation(size)
     steps(1)
@@ -204,14 +178,22 @@ def test_flax_generates_what_its_model_says_of_the_whole_text(monkeypatch):
     np.testing.assert_array_equal(logits_BNW.argmax(-1), w_BN[:, 1:])
 
 
-def test_inputs_have_every_word_and_no_two_batches_alike(tmp_path):
-    size = TINY["words"]
+@pytest.mark.parametrize("W", [65, 301])
+def test_inputs_have_every_word_and_no_two_batches_alike(W, tmp_path):
+    size = TINY["words"].changed(W=W)
     inputs.write_text(tmp_path / "text", size)
-    assert len(set((tmp_path / "text").read_text())) == size.W
+    assert len(set((tmp_path / "text").read_text(encoding="utf-8"))) == W
     batches = [w_BN.tobytes() for w_BN, _ in inputs.words(size)]
     assert len(set(batches)) == len(batches) == sizes.KEPT
     w_BN, target_BN = inputs.words(size)[0]
     np.testing.assert_array_equal(w_BN[:, 1:], target_BN[:, :-1])
+
+
+def test_every_workload_has_a_toy_that_passes_between_processes():
+    for size in (sizes.WORKLOADS | sizes.GPU).values():
+        toy = size.toy()
+        assert sizes.read(toy.text()) == toy and toy.platform == "cpu" and toy.counted <= 2 * 32**3
+    assert list(session.peers(sizes.GPU["gpu_fused"])) == ["transformers", "transformers compiled"]
 
 
 @pytest.mark.parametrize(
@@ -225,38 +207,48 @@ def test_inputs_have_every_word_and_no_two_batches_alike(tmp_path):
 def test_a_wrong_command_is_one_sentence_and_code_2(words, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         command.arguments(words)
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and sentence in told and told.count("\n") == 1
+    text = capsys.readouterr().err
+    assert ended.value.code == 2 and sentence in text and text.count("\n") == 1
 
 
 def test_the_files_say_what_was_measured(monkeypatch, tmp_path, capsys):
-    result, _, _ = measured(monkeypatch)
-    monkeypatch.setattr(session, "measure", lambda name, **_: result)
+    result, _ = measured()
+    monkeypatch.setattr(session, "measure", lambda *_, **__: result)
     files = ["--json", str(tmp_path / "a.json"), "--png", str(tmp_path / "a.png")]
     assert command.main(["--only", "step_a", "step_d", "step_a", *files]) == 0
     written = json.loads((tmp_path / "a.json").read_text())
     assert list(written) == ["machine", "versions", "step_a", "step_d"]
     assert written["step_a"]["ratio"] == 2.0 and written["machine"]["cores"] >= 1 and "jax" in written["versions"]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    told = capsys.readouterr().out
-    assert "step_a" in told and "2.00        ?   flax (1.00-3.00)" in told and "product rate" not in told
+    assert "2.00        ?   flax (1.00-3.00)" in capsys.readouterr().out
 
 
-def test_our_share_of_the_product_rate_and_the_limit_are_told(monkeypatch, capsys, tmp_path):
+def test_our_share_of_the_product_rate_and_the_limit():
     """A step of 1 s in which 6 GFLOP are done, beside products at 8 GFLOP/s; the fastest peer's takes 2 s."""
-    result, _, _ = measured(monkeypatch)
-    least = {"step_a": 0.75, "step_b": 0.125}
-    product = {"xla": {"median": 8e9}, "step_flops": {"step_a": 6e9, "step_b": 1e9}, "least_seconds": least}
-    monkeypatch.setattr(command, "measured", lambda name, rounds: (result if name == "step_a" else product, name))
-    assert command.main(["--only", "step_a", "product", "--json", str(tmp_path / "a.json")]) == 0
-    told = capsys.readouterr().out
-    assert "75% of the product rate" in told and "2.00     2.67   flax" in told
-    written = json.loads((tmp_path / "a.json").read_text())["step_a"]
-    assert written["ours"]["share_of_product_rate"] == 0.75 and written["ratio_at_most"] == pytest.approx(2 / 0.75)
+    rates = {"ours": {"per_second": 8e9}, "peers": {"PyTorch": {"per_second": 7e9}}}
+    report = {"machine": {}, "step_a": measured()[0], "product": rates}
+    limit.add(report, sizes.WORKLOADS)
+    assert report["step_a"]["ours"]["share_of_product_rate"] == 0.75
+    assert report["step_a"]["ratio_at_most"] == pytest.approx(2 / 0.75)
+    assert "2.00     2.67   flax (1.00-3.00), 75% of the product rate" in table.overview({"step_a": report["step_a"]})
 
 
-def test_every_bar_is_as_high_as_its_ratio_or_is_cut_and_says_so(monkeypatch):
-    result, _, _ = measured(monkeypatch)
+def test_words_are_limited_by_products_or_by_reading():
+    size = sizes.Workload("", "generation", M=2, H=1, D=3, B=5, W=7, new=11)
+    matrices, kept = 2 * 12 * 9 + 7 * 3, 2 * 2 * 5 * 3 * 6  # 6: keys and values of a word, in the mean
+    assert limit.generation(size, product=1, read=1e9) == 2 * 5 * 11 * matrices
+    assert limit.generation(size, product=1e9, read=1) == 4 * 11 * (matrices + kept)
+
+
+def test_flops_leave_out_what_the_mask_hides():
+    """By hand: 3 x (products of a layer, of the output, and of the pairs that a query may attend to)."""
+    B, N, D, W = 3, 5, 6, 65
+    layer = 2 * B * N * 12 * D**2 + 2 * 2 * B * D * N * (N + 1) // 2
+    assert ours.step_flops(TINY["words"]) == 3 * (layer + 2 * B * N * D * W)
+
+
+def test_every_bar_is_as_high_as_its_ratio_or_is_cut_and_says_so():
+    result, _ = measured()
     result["peers"]["flax"] |= {"ratio": 31.0, "ratio_spread": [30.0, 33.0]}
     axes = matplotlib.figure.Figure().subplots()
     figure.bars(axes, 0, result, ["ours", "transformers", "flax"])
@@ -264,17 +256,18 @@ def test_every_bar_is_as_high_as_its_ratio_or_is_cut_and_says_so(monkeypatch):
     assert [text.get_text() for text in axes.texts] == ["3.00", "↑ 31.0"]
 
 
+def test_growth_and_start_are_tables():
+    row = {"M": 3, "N": 64, "attention": "flash", "unroll": 1, "trace_seconds": 0.5, "compile_seconds": 2.0}
+    row |= {"temporary_bytes": 2**21, "seconds": None, "peak_bytes": None}
+    assert growth.show([row]).splitlines()[1].split()[4:] == ["0.5", "2", "2", "MiB", "-", "-"]
+    seen = {(size.M, size.N, size.attention, size.unroll) for size in growth.grown(toy=False)}
+    assert {(48, 64, "flash", 0), (48, 64, "flash", 1), (1, 16384, "explicit", 0)} <= seen
+    lines = growth.show_start({"missing": {"flax": "no flax"}, "ours": {"cold": 7.31, "warm": 4.0}}).splitlines()
+    assert lines[1].split() == ["ours", "7.3", "s", "4.0", "s"] and lines[2].endswith("not measured: no flax")
+
+
 def test_the_machine_is_told(monkeypatch):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.mmap_max=0")
-    found = machine.machine()
-    assert "GLIBC_TUNABLES=glibc.malloc.mmap_max=0" in table.heading(found, {}).splitlines()
-    assert found["memory_gib"] > 0.5 and found["processor"]
-    assert {"python", "jax"} <= machine.versions().keys()
-
-
-def test_settings_are_those_of_a_config_file(tmp_path):
-    """What a workload says is in the settings, and nothing that the experiment does not use is set."""
-    made = ours.training("step_d", tmp_path)
-    assert (made.model.attention, made.text.N, made.train.batch_size, made.model.F) == ("flash", 8192, 1, 512)
-    assert (made.optim.beta2, made.optim.clip, made.model.dropout, made.model.compute_dtype) == (0.95, 1, 0, "float32")
-    assert pathlib.Path(made.text.source).parent == tmp_path
+    here = machine.machine()
+    assert "GLIBC_TUNABLES=glibc.malloc.mmap_max=0" in table.heading(here, {}).splitlines()
+    assert here["memory_gib"] > 0.5 and here["processor"]

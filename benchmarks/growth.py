@@ -1,0 +1,93 @@
+"""How our training step grows with its layers and tokens, and how long a process takes to its first step."""
+
+import contextlib
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+from benchmarks import participant, session, sizes
+
+DEPTHS, LENGTHS = (1, 2, 4, 8, 16, 48), (256, 512, 1024, 2048, 4096, 8192, 16384)
+MOST = 8 * 2**30  # bytes of intermediate values with which a step is still taken
+UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
+COLUMNS = ("trace_seconds", "compile_seconds", "temporary_bytes", "seconds", "peak_bytes")
+
+
+def grown(toy: bool) -> list[sizes.Workload]:
+    """step_a of M layers, written out and as a loop; step_d of N tokens, by flash attention and with all weights."""
+    a, d = (sizes.WORKLOADS[name] for name in ("step_a", "step_d"))
+    if toy:
+        return [a.toy().changed(unroll=1), d.toy(), d.toy().changed(attention="explicit")]
+    deep = [a.changed(M=M, unroll=unroll) for M in DEPTHS for unroll in (0, 1)]
+    return deep + [d.changed(N=N, attention=way) for N in LENGTHS for way in ("flash", "explicit")]
+
+
+def measure(*, toy: bool = False) -> list[dict[str, Any]]:
+    """A row for each size: M, N, attention, unroll, and the COLUMNS; of steps the median of five, None where
+    one would take too much memory. Each is a process of its own."""
+    rows = []
+    for size in grown(toy):
+        environment = session.AS_LAUNCHED | UNCACHED
+        with contextlib.closing(_ours(size.changed(warm_up=0), environment)) as one:
+            row = {name: getattr(size, name) for name in ("M", "N", "attention", "unroll")}
+            row |= {name: one.facts[name] for name in COLUMNS[:3]} | {"seconds": None, "peak_bytes": None}
+            if row["temporary_bytes"] <= MOST:
+                answers = [one.take(1, lead=2 * (i == 0)) for i in range(5)]
+                row["seconds"] = sorted(answer["seconds"] for answer in answers)[2]
+                row["peak_bytes"] = answers[-1]["peak_bytes"]
+            rows.append(row)
+    return rows
+
+
+def _ours(size: sizes.Workload, environment: dict[str, str]) -> participant.Participant:
+    return participant.Participant(session.OURS, ("benchmarks.ours",), size, environment)
+
+
+def show(rows: list[dict[str, Any]]) -> str:
+    """A table."""
+    lines = [f"{'M':>4}{'N':>8}  {'attention':10}{'unroll':>6}" + "".join(f"{name:>18}" for name in COLUMNS)]
+    for row in rows:
+        cells = ["-" if row[name] is None else f"{row[name]:,.4g}" for name in COLUMNS[:2]]
+        cells += [f"{row['temporary_bytes'] / 2**20:,.0f} MiB"]
+        cells += ["-" if row["seconds"] is None else f"{1e3 * row['seconds']:,.4g} ms"]
+        cells += ["-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:,.0f} MiB"]
+        head = f"{row['M']:4}{row['N']:8,}  {row['attention']:10}{row['unroll']:6}"
+        lines.append(head + "".join(f"{cell:>18}" for cell in cells))
+    return "\n".join(lines)
+
+
+def start(*, toy: bool = False) -> dict[str, Any]:
+    """Seconds from the shell to the end of the first step of step_a: {who: {"cold": .., "warm": ..}, "missing": {..}}.
+
+    The first start finds empty caches of compiled programs, the second one those that the first has filled.
+    """
+    size = sizes.WORKLOADS["step_a"]
+    size, result = (size.toy() if toy else size).changed(warm_up=1), {"missing": {}}
+    for who, command in {session.OURS: ("benchmarks.ours",), **session.PEERS}.items():
+        with tempfile.TemporaryDirectory() as folder:
+            environment = session.AS_LAUNCHED if who == session.OURS else {}
+            environment = environment | _caches(pathlib.Path(folder))
+            try:
+                result[who] = {cache: _seconds(who, command, size, environment) for cache in ("cold", "warm")}
+            except participant.Unavailable as reason:
+                result["missing"][who] = str(reason)
+    return result
+
+
+def _caches(folder: pathlib.Path) -> dict[str, str]:
+    more = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    return {"JAX_COMPILATION_CACHE_DIR": str(folder), **more}
+
+
+def _seconds(who: str, command: tuple[str, ...], size: sizes.Workload, environment: dict[str, str]) -> float:
+    began = time.perf_counter()
+    with contextlib.closing(participant.Participant(who, command, size, environment)):
+        return time.perf_counter() - began
+
+
+def show_start(result: dict[str, Any]) -> str:
+    """A line for each."""
+    lines = [f"{'':24}{'cold':>10}{'warm':>10}"]
+    lines += [f"{who:24}{r['cold']:>8.1f} s{r['warm']:>8.1f} s" for who, r in result.items() if who != "missing"]
+    return "\n".join(lines + [f"{who:24}not measured: {why}" for who, why in result["missing"].items()])

@@ -1,0 +1,204 @@
+"""README.md and docs/: their commands are commands, their Python runs, and what they link to is there."""
+
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import re
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from absl import flags
+from flax import nnx
+
+import launch
+from benchmarks import __main__ as benchmarks
+from configs import base
+from experiments.engine import config, config_file
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/*.md")}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES["README.md"] = README
+WORDS = ("python", "pip", "pytest")  # with which a command begins
+SETTING = re.compile(r"--config\.([\w.]+)(?:=(.*))?", re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The words of every command, in blocks for a shell and in backquotes, without variables of the environment."""
+    spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL))
+    for line in "\n".join([*blocks(page, "bash"), *spans]).replace("\\\n", " ").splitlines():
+        for part in re.split(r"&&|;", line.removesuffix(" ...")):
+            start = re.search(rf"(?:^|[\s=])((?:{'|'.join(WORDS)})\s.*)", part)
+            if start:
+                text = start[1] if start[1].count('"') % 2 == 0 else start[1].rstrip().removesuffix('"')
+                yield shlex.split(text, comments=True)
+
+
+ALL = sorted({tuple(words) for page in PAGES.values() for words in commands(page) if words != ["pip", "install"]})
+
+
+def launched(words: list[str]) -> None:
+    """The words behind launch.py: its flags, a config that is there, settings that it has."""
+    own = {flag.name for flag in flags.FLAGS.get_flags_for_module(launch)}
+    options = iter(words)
+    changes, file = [], "configs/vit.py"
+    for word in options:
+        if setting := SETTING.fullmatch(word):
+            changes.append(setting.groups())
+            continue
+        name, _, value = word.removeprefix("--").partition("=")
+        assert word.startswith("--") and name in own, f"launch.py has no flag {word}"
+        if name in ("config", "replay"):
+            value = value or next(options, "")
+            file = value if name == "config" and value else file
+        elif not value and name not in ("dry_run", "distributed"):
+            next(options)
+    settings = config_file.load(str(ROOT / file), base=base.get_config)
+    for key, value in changes:
+        config.override(settings, key, value)
+
+
+def checked(words: list[str]) -> None:
+    """Fails where the command cannot be meant: a flag, a file, an extra that is not there."""
+    if words[0] == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
+        assert words[1] == "install" and set(re.findall(r"\w+", words[-1])) <= extras.keys()
+    elif words[0] == "pytest":
+        assert all((ROOT / word).exists() for word in words[1:] if word.startswith("tests/"))
+    elif words[1:3] == ["-m", "benchmarks"]:
+        benchmarks.arguments(words[3:])
+    elif words[1] == "-m":
+        names = inspect.signature(importlib.import_module(words[2]).run).parameters
+        assert {word.partition("=")[0].removeprefix("--") for word in words[3:]} <= names.keys()
+    elif words[1] == "launch.py":
+        launched(words[2:])
+    else:
+        text = (ROOT / words[1]).read_text(encoding="utf-8")
+        assert all(word in text for word in words[2:] if word.startswith("--"))
+
+
+@pytest.mark.parametrize("words", ALL, ids=shlex.join)
+def test_commands_are_commands(words: tuple[str, ...]) -> None:
+    checked(list(words))
+
+
+def test_all_kinds_of_commands_are_seen() -> None:
+    modules = {words[2] for words in ALL if words[1:2] == ("-m",)}
+    assert len(ALL) > 25 and {"benchmarks", "experiments.tools.sample", "experiments.tools.export"} <= modules
+    assert {"pip", "pytest"} < {words[0] for words in ALL}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python launch.py --config configs/no.py",
+        "python launch.py --config configs/vit.py --config.train.stepz=3",
+        "python launch.py --config configs/vit.py --config.train.steps=three",
+        "python launch.py --config configs/vit.py --workdirs=a",
+        "python -m experiments.tools.sample --checkpoint=a --length=3",
+        "python -m experiments.tools.no --checkpoint=a",
+        "python -m benchmarks --only step_z",
+        "python .ci/topologies.py --quickly",
+        "pip install -e '.[no]'",
+        "pytest tests/test_no.py",
+    ],
+)
+def test_a_wrong_command_is_seen(command: str) -> None:
+    with pytest.raises((Exception, SystemExit)):
+        checked(next(commands(f"`{command}`")))
+
+
+def test_settings_and_configs_that_are_named_exist() -> None:
+    every = set()
+    for experiment in ("language", "vision", "translation", "masked_image", "synthetic", "convolution"):
+        every |= config.flat(base.get_config("ablation", of=experiment).to_dict()).keys()
+    for name, page in PAGES.items():
+        fields = re.findall(r"--config\.([a-z_]+\.\w+)", page)
+        fields += re.findall(r"`((?:model|train|text|image|pairs|mesh|optim)\.(?!txt|py|safetensors)\w+)`", page)
+        assert set(fields) <= every, name
+        assert all((ROOT / file).is_file() for file in re.findall(r"configs/\w+\.py", page)), name
+        assert all(list(ROOT.glob(f"tests/**/{file}")) for file in re.findall(r"test_\w+\.py", page)), name
+
+
+def test_links_lead_somewhere() -> None:
+    for name, page in PAGES.items():
+        for target in re.findall(r"\]\(([^)#]+)", page):
+            assert "://" in target or ((ROOT / name).parent / target).exists(), f"{name}: {target}"
+    assert {f"docs/{name}.md" for name in re.findall(r"\(docs/(\w+)\.md\)", README)} == PAGES.keys() - {"README.md"}
+
+
+def test_readme_can_be_read_at_once() -> None:
+    assert len(README.splitlines()) <= 150
+    assert all(len(line) <= 150 or line.startswith(("|", "!", "[!")) for line in README.splitlines())
+
+
+def test_the_library_as_readme_shows_it() -> None:
+    """A language model, its gradient, and the same in Flax: one training step of nnx.Optimizer lowers the loss."""
+    score_of_ones_own, _, library, flax = blocks(README, "python")
+    names: dict = {}
+    exec(library, names)
+    leaves = jax.tree.leaves(names["gradient"])
+    assert len(leaves) > 8 and all(jnp.isfinite(leaf).all() and jnp.any(leaf != 0) for leaf in leaves)
+    exec(flax, names)
+    w_BN = jax.random.randint(jax.random.key(2), (3, 17), 0, 65)
+    module, params, nats = names["module"], names["module"].params(), jax.jit(names["nats"])
+    np.testing.assert_allclose(names["logits"], module(jnp.zeros((3, 16), int)), rtol=1e-5, atol=1e-5)
+    optimiser = nnx.Optimizer(module, optax.adamw(1e-3), wrt=nnx.Param)
+    optimiser.update(module, nnx.jit(nnx.grad(lambda module: nats(module.params(), w_BN)))(module))
+    assert nats(module.params(), w_BN) < nats(params, w_BN)
+
+    exec(score_of_ones_own, names)
+    x_BND = jax.random.normal(jax.random.key(0), (2, 5, 6))
+    drawn = names["turned"].init(jax.random.key(1), H=2, K=4, D=6, bias=False)
+    logits_BHNS = jnp.einsum("bhnk,bhsk->bhns", *names["turned"].apply(drawn, x_BND, x_BND))
+    np.testing.assert_allclose(logits_BHNS, -logits_BHNS.swapaxes(2, 3), atol=1e-5)
+
+
+def test_python_of_all_pages_imports_what_is_there() -> None:
+    for page in PAGES.values():
+        for block in blocks(page, "python"):
+            for module, names in re.findall(r"^from (\S+) import (.+)$", block, flags=re.MULTILINE):
+                for name in names.split(", "):
+                    assert hasattr(importlib.import_module(module), name) or importlib.util.find_spec(
+                        f"{module}.{name}"
+                    )
+
+
+def test_a_config_and_a_study_as_the_pages_show_them(tmp_path: pathlib.Path) -> None:
+    for page, experiment in (("docs/configs.md", "vision"), ("docs/studies.md", "ablation")):
+        file = tmp_path / f"{experiment}.py"
+        file.write_text(blocks(PAGES[page], "python")[0], encoding="utf-8")
+        assert config_file.load(str(file), base=base.get_config).experiment == experiment
+
+
+def test_the_page_of_the_mathematics_is_what_the_code_says() -> None:
+    spec = importlib.util.spec_from_file_location("mathematics", ROOT / "docs" / "mathematics.py")
+    mathematics = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(mathematics)
+    assert PAGES["docs/mathematics.md"] == mathematics.text(), "python docs/mathematics.py makes it anew"
+    table = re.findall(r"^\| (?:E\d+|  ) .*\| ([^|]+) \|$", mathematics.text(), flags=re.MULTILINE)
+    files = {file for cell in table for file in re.findall(r"[\w/]+\.py", cell)}
+    assert len(files) > 12
+    assert not [file for file in files if not list(ROOT.glob(f"tfm/**/{file}")) and not (ROOT / file).is_file()]
+    assert {f"E{n}" for n in range(1, 31)} <= set(re.findall(r"^\| (E\d+)", mathematics.text(), flags=re.MULTILINE))
+
+
+def test_import_tfm_shows_what_there_is() -> None:
+    import tfm
+
+    assert {"attention", "block", "decode", "transformer"} <= set(dir(tfm)) and "flax" not in vars(tfm)
+    assert sys.modules["tfm.transformer"] is tfm.transformer
