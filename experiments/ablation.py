@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology
-from experiments.engine import by_name, disk, errors, mesh, report, signals, workdir
 from experiments.engine import config as configs
+from experiments.engine import disk, errors, mesh, report, signals, workdir
 from experiments.engine import run as single
 from experiments.studies import preparing, progress, study, training
 from experiments.studies import report as reports
@@ -114,8 +114,6 @@ def prepared(settings: configs.Settings) -> tuple[study.Study, Mesh]:
     asked = study.read(settings)
     if asked.experiment == "ablation":
         raise errors.UserError("study.experiment is what the runs of the study are, as language or vision")
-    if not hasattr(by_name.experiment(asked.experiment), "prepare"):
-        raise errors.UserError(f'study.experiment = "{asked.experiment}" trains nothing that could be compared')
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
     devices = single.devices(settings, seeds=settings.mesh.seed)

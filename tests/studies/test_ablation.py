@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import tiny
+import tiny_study
 
 from configs import base
 from experiments import ablation
@@ -125,81 +126,50 @@ def test_within_a_seed_all_arms_see_the_same_and_start_alike(done):
     assert first["all/fast/seed_3"]["eval/loss"] != first["all/fast/seed_5"]["eval/loss"]
 
 
-@pytest.mark.parametrize("stop", [3, 5])  # in the middle, and behind the last step
-def test_a_study_that_is_stopped_goes_on_exactly(done, tmp_path, monkeypatch, stop):
-    folder, _ = done
-    calls, usual = [], loop.Training.log
-
-    def stopped(self, n, *more):
-        calls.append(n)
-        if len(calls) == 6 + stop:  # in the second program
-            os.kill(os.getpid(), signal.SIGTERM)
-        return usual(self, n, *more)
-
-    monkeypatch.setattr(loop.Training, "log", stopped)
-    source = {"text__source": str(folder / "text.txt")}
-    outcome = study(tmp_path, **source)
-    assert outcome.code == 143 and "go on with" in outcome.err
-    assert sorted(summaries(tmp_path)) == ["all/tied/seed_3", "all/tied/seed_5"]
-    before = {name: os.stat(tmp_path / "study" / name / "summary.json").st_mtime_ns for name in summaries(tmp_path)}
-    calls.clear()
-    again = study(tmp_path, **source)
-    assert (again.code, again.err) == (0, "") and "2 of them finished before" in again.out
-    assert len(calls) < 6  # of one program, and not from its beginning
-    for name, summary in summaries(tmp_path).items():
-        assert summary["params_sha256"] == summaries(folder)[name]["params_sha256"]
-        assert log.read(tmp_path / "study" / name) == log.read(folder / "study" / name)
-    assert all(os.stat(tmp_path / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
+def made_at(folder: pathlib.Path) -> dict[str, int]:
+    """When each run's result was written."""
+    files = (folder / "study").glob("*/*/seed_*/summary.json")
+    return {str(file.parent.relative_to(folder / "study")): file.stat().st_mtime_ns for file in files}
 
 
-def test_arms_and_seeds_may_be_added(done, tmp_path):
-    folder, _ = done
-    source = {"text__source": str(folder / "text.txt")}
-    assert study(tmp_path, study__arms=ARMS[1:], study__seeds=[3], **source).code == 0
-    before = {name: os.stat(tmp_path / "study" / name / "summary.json").st_mtime_ns for name in summaries(tmp_path)}
-    assert study(tmp_path, **source).code == 0
-    assert {n: s["params_sha256"] for n, s in summaries(tmp_path).items()} == {
-        n: s["params_sha256"] for n, s in summaries(folder).items()
-    }
+def test_arms_and_seeds_may_be_added(whole, tmp_path):
+    assert tiny_study.run(tmp_path, study__arms=tiny_study.ARMS[1:], study__seeds=[3]).code == 0
+    before = made_at(tmp_path)
     assert len(before) == 2
-    assert all(os.stat(tmp_path / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
+    assert tiny_study.run(tmp_path).code == 0
+    tiny_study.assert_alike(tmp_path, whole, tiny_study.ALL)
+    assert made_at(tmp_path).items() >= before.items()
 
 
-def test_a_seed_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpoints(done, tmp_path, monkeypatch):
+def test_a_seed_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpoints(whole, tmp_path, monkeypatch):
     """With the seed, the program is another one; it has all it needs. What is not part of the study stays."""
-    folder, _ = done
-    source = {"text__source": str(folder / "text.txt")}
-    kept = tmp_path / "study" / "checkpoints"
+    checkpoints, arms = tmp_path / "study" / "checkpoints", {"study__arms": tiny_study.ARMS[1:]}
 
     def stopped(*arguments, **options):
-        made = train(*arguments, **options)
+        state = train(*arguments, **options)
         os.kill(os.getpid(), signal.SIGTERM)
-        return made
+        return state
 
     train = loop.train
     with monkeypatch.context() as patch:
         patch.setattr(loop, "train", stopped)
-        assert study(tmp_path, study__arms=ARMS[1:], study__seeds=[3], **source).code == 143
+        assert tiny_study.run(tmp_path, study__seeds=[3], **arms).code == 143
     for name in ("all_gone_01234567", "all_fast_noself_01234567", "all_fast_01234567"):
-        (kept / name).mkdir()
-    assert study(tmp_path, study__arms=ARMS[1:], **source).code == 0
-    assert sorted(one.name for one in kept.iterdir()) == ["all_fast_noself_01234567", "all_gone_01234567"]
-    for name, summary in summaries(tmp_path).items():
-        assert summary["params_sha256"] == summaries(folder)[name]["params_sha256"]
-        rows = log.read(tmp_path / "study" / name)
-        assert {row["step"] for row in rows if "eval/loss" in row and "symmetry/1" in row} == {0, 3, 6}
+        (checkpoints / name).mkdir()
+    assert tiny_study.run(tmp_path, **arms).code == 0
+    assert sorted(one.name for one in checkpoints.iterdir()) == ["all_fast_noself_01234567", "all_gone_01234567"]
+    tiny_study.assert_alike(tmp_path, whole, tiny_study.ALL[2:])
 
 
-def test_results_of_other_steps_are_not_compared(done, tmp_path):
-    folder, _ = done
-    source = {"text__source": str(folder / "text.txt"), "study__arms": ARMS[1:], "study__seeds": [3]}
-    assert study(tmp_path, train__steps=4, **source).code == 0
+def test_results_of_other_steps_are_not_compared(tmp_path):
+    one = {"study__arms": tiny_study.ARMS[1:], "study__seeds": [3]}
+    assert tiny_study.run(tmp_path, train__steps=4, **one).code == 0
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "run", lambda *arguments, **options: seen.append(summaries(tmp_path)))
         patch.setattr(ablation.reports, "write", lambda *arguments, **options: [])
         patch.setattr(ablation.reports, "text", lambda *arguments, **options: "")
-        assert study(tmp_path, **source).code == 0
+        assert tiny_study.run(tmp_path, **one).code == 0
     assert seen == [{}]
 
 
@@ -216,7 +186,8 @@ def test_all_is_checked_before_anything_is_trained(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "run", lambda *arguments, **options: pytest.fail("trained"))
     for change, message in {
         "model.score": ({"model.score": "tide"}, 'arm bad: unknown score "tide"'),
-        "unused": ({"image.patch": 3}, "arm bad: image.patch is set, but this experiment does not use it"),
+        "unknown": ({"image.patch": 3}, 'arm bad: unknown config key "image.patch"'),
+        "unused": ({"optim.ns_steps": 3}, "arm bad: optim.ns_steps is set, but this experiment does not use it"),
         "guard": ({"train.nan": "skip"}, "arm bad: train.growth, nan, spike and keep_best are not for a study"),
         "rate": ({"optim.weight_decay": -1.0}, "arm bad: optim.weight_decay must be at least 0"),
         "initial": ({"model.score_std": -1.0}, "arm bad: model.score_std must be at least 0"),
@@ -230,9 +201,7 @@ WRONG = {
     "study.metric = eval/explained, but what is measured is eval/accuracy, eval/loss": {
         "study__metric": "eval/explained"
     },
-    "study.experiment is what the runs": {"study__experiment": "ablation"},
     'unknown experiment "langage" (did you mean "language"?)': {"study__experiment": "langage"},
-    "trains nothing that could be compared": {"study__experiment": "sample"},
     "seed: a study has study.seeds": {"seed": 1},
     'unknown study.batched "maybe"': {"study__batched": "maybe"},
     "study.batched = no leaves nothing to mesh.seed": {"study__batched": "no", "mesh__seed": 2},
@@ -247,24 +216,19 @@ def test_bad_input_is_one_sentence(tmp_path, message):
     assert not list(tmp_path.glob("study/*/*/*/summary.json"))
 
 
-def test_seeds_spread_over_devices_are_trained_alike(done, tmp_path):
-    folder, _ = done
-    outcome = study(tmp_path, mesh__seed=2, study__arms=ARMS[1:], text__source=str(folder / "text.txt"))
+def test_seeds_spread_over_devices_are_trained_alike(whole, tmp_path):
+    outcome = tiny_study.run(tmp_path, mesh__seed=2, study__arms=tiny_study.ARMS[1:])
     assert (outcome.code, outcome.err) == (0, "") and "seed=2" in outcome.out
     for name, summary in summaries(tmp_path).items():
-        assert summary["eval/loss"] == pytest.approx(summaries(folder)[name]["eval/loss"], abs=1e-5)
+        assert summary["eval/loss"] == pytest.approx(summaries(whole)[name]["eval/loss"], abs=1e-5)
 
 
-def test_a_run_that_diverges_is_named_and_the_others_go_on(done, tmp_path):
-    folder, _ = done
-    arms = [["wild", {"optim.learning_rate": 1e38}], ["asymmetric", {}]]
-    outcome = study(tmp_path, study__arms=arms, text__source=str(folder / "text.txt"))
+def test_a_run_that_diverges_is_named_and_the_others_go_on(whole, tmp_path):
+    outcome = tiny_study.run(tmp_path, study__arms=[["wild", {"optim.learning_rate": 1e38}], ["base", {}]])
     assert (outcome.code, outcome.err) == (0, "")
-    found = summaries(tmp_path)
     for seed in (3, 5):
-        assert found[f"all/wild/seed_{seed}"]["diverged_at"] in (1, 2, 3)
-        ours = found[f"all/asymmetric/seed_{seed}"]
-        assert ours["params_sha256"] == summaries(folder)[f"all/asymmetric/seed_{seed}"]["params_sha256"]
+        assert summaries(tmp_path)[f"all/wild/seed_{seed}"]["diverged_at"] in (1, 2, 3)
+    tiny_study.assert_alike(tmp_path, whole, [f"all/base/seed_{seed}" for seed in (3, 5)])
     assert "diverged" in outcome.out
 
 
@@ -274,7 +238,12 @@ def test_dry_run_writes_nothing(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["ablation_config.py", "text.txt"]
 
 
-def test_programs_that_were_begun_come_first_and_as_they_were(done, tmp_path):
+def test_a_study_is_of_no_study(tmp_path):
+    outcome = tiny.run("--config", config_of(tmp_path), "--dry_run", "--config.study.experiment=ablation")
+    assert outcome.code == 2 and "study.experiment is what the runs of the study are, as language" in outcome.err
+
+
+def test_programs_that_were_begun_come_first_and_as_they_were(tmp_path):
     made = tiny.settings("ablation", study__experiment="language", study__arms=ARMS, study__seeds=[3, 5])
     asked = ablation.study.read(made)
     rows = ablation.study.runs(made, asked)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tiny
 import tiny_study
-from tiny_study import STEPS
+from tiny_study import ALL, ARMS, STEPS
 
 from experiments import ablation
 from experiments.engine import checkpoint, disk, log, loop, mesh
@@ -24,23 +24,11 @@ from experiments.studies import preparing, training
 
 ROOT = pathlib.Path(__file__).parents[2]
 OWN = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}  # where dots.py is
-# Two programs: the second has the rows of two arms.
-ARMS = [["lean", {"dots.bias": False}], ["fast", {"optim.learning_rate": 1e-2}], ["base", {}]]
-ALL = [f"all/{arm}/seed_{seed}" for arm, _ in ARMS for seed in (3, 5)]
 SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    """The folder of a study that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("done")
-    outcome = tiny_study.run(folder, study__arms=ARMS)
-    assert (outcome.code, outcome.err) == (0, "")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stopped(done, tmp_path_factory):
+def stopped(tmp_path_factory):
     """The folder of a study of the second program alone, stopped behind step 4, which is saved. To be copied."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
@@ -125,14 +113,13 @@ def moments() -> list[list[Moment]]:
 
 
 @pytest.mark.parametrize("stops", moments(), ids=["each after the other", "last save"])
-def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(done, tmp_path, stops):
-    source = {"study__arms": ARMS}
+def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(whole, tmp_path, stops):
     for moment, call, finished, before in stops:
         taken: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, "log", taken.append)
             signalled(patch, *call)
-            outcome = tiny_study.run(tmp_path, **source)
+            outcome = tiny_study.run(tmp_path)
         assert outcome.code == 143 and "go on with" in outcome.err, moment
         assert taken == before, moment
         assert not list(tmp_path.glob("study/all/base/*/metrics.jsonl"))  # the next program is not begun
@@ -146,25 +133,25 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_
             assert "; no run of the study is finished, and there is no report yet; go on with: " in outcome.err
             assert not report.exists()
         if moment == "second evaluation":  # as if it was killed behind the first of four rows
-            (row,) = (row for row in log.read(done / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
+            (row,) = (row for row in log.read(whole / "study" / ALL[0]) if row["step"] == 3 and "eval/loss" in row)
             with (tmp_path / "study" / ALL[0] / "metrics.jsonl").open("a", encoding="utf-8") as rows:
                 rows.write(json.dumps(row) + "\n")
-    _, taken = again(tmp_path, **source)
+    _, taken = again(tmp_path)
     assert taken == ALL_STEPS  # of the next program
-    tiny_study.assert_alike(tmp_path, done, ALL)
+    tiny_study.assert_alike(tmp_path, whole, ALL)
 
 
-def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(done, tmp_path):
-    copy(done, tmp_path)
+def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(whole, tmp_path):
+    copy(whole, tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         signalled(patch, ablation.reports, "write", lambda *_: True)
-        outcome = tiny_study.run(tmp_path, study__arms=ARMS)
+        outcome = tiny_study.run(tmp_path)
     assert outcome.code == 143 and "stopped behind the last run: the report holds all of them; go on" in outcome.err
     assert str(tmp_path / "study" / "report.html") in outcome.out
 
 
-def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(done, tmp_path):
-    copy(done, tmp_path)
+def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(whole, tmp_path):
+    copy(whole, tmp_path)
     report = tmp_path / "study" / "report.json"
     before = report.read_bytes()
     with pytest.MonkeyPatch.context() as patch:
@@ -181,35 +168,35 @@ def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(done, tmp_
     assert report.read_bytes() == before
 
 
-def test_a_result_that_is_missing_is_made_again_alone(done, tmp_path):
-    copy(done, tmp_path)
+def test_a_result_that_is_missing_is_made_again_alone(whole, tmp_path):
+    copy(whole, tmp_path)
     lost, *kept = SECOND
     (tmp_path / "study" / lost / "summary.json").unlink()
     before = {name: os.stat(tmp_path / "study" / name / "summary.json").st_mtime_ns for name in kept}
-    outcome, taken = again(tmp_path, study__arms=ARMS)
+    outcome, taken = again(tmp_path)
     assert taken == list(range(1, STEPS + 1)) and "5 of them finished before" in outcome.out
-    tiny_study.assert_alike(tmp_path, done, kept)
+    tiny_study.assert_alike(tmp_path, whole, kept)
     assert all(os.stat(tmp_path / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
-    found, right = (tiny_study.summaries(folder)[lost] for folder in (tmp_path, done))
+    found, right = (tiny_study.summaries(folder)[lost] for folder in (tmp_path, whole))
     assert found["together"] == 1 and right["together"] == 4  # another program, where JAX may round otherwise
     assert found["eval/loss"] == pytest.approx(right["eval/loss"], rel=1e-6)
-    ours, wanted = (losses(folder / "study" / lost) for folder in (tmp_path, done))
+    ours, wanted = (losses(folder / "study" / lost) for folder in (tmp_path, whole))
     assert ours == pytest.approx(wanted, rel=1e-6)
 
 
 @pytest.mark.parametrize("change", ["train.log_every=1", "resume=latest_valid"])
-def test_what_may_change_does_not_begin_a_program_anew(done, stopped, tmp_path, change):
+def test_what_may_change_does_not_begin_a_program_anew(whole, stopped, tmp_path, change):
     copy(stopped, tmp_path)
     _, taken = again(tmp_path, f"--config.{change}", **OF_SECOND)
     assert taken == [5, 6]
-    found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(done)
+    found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
     for name in SECOND:
         assert found[name]["params_sha256"] == right[name]["params_sha256"]
         steps = [row["step"] for row in log.read(tmp_path / "study" / name) if "train/loss" in row]
         assert steps == ([2, 4, 5, 6] if "log_every" in change else [2, 4, 6])
 
 
-def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(done, stopped, tmp_path):
+def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(whole, stopped, tmp_path):
     copy(stopped, tmp_path)
     (saved,) = tmp_path.glob("study/checkpoints/*/4/state")
     file = max((file for file in saved.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
@@ -219,10 +206,10 @@ def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(done, stopped, 
     outcome, taken = again(tmp_path, **OF_SECOND)
     assert "damaged" in outcome.out and "anew" in outcome.out and file.name in outcome.out
     assert taken == list(range(1, STEPS + 1))
-    tiny_study.assert_alike(tmp_path, done, SECOND)
+    tiny_study.assert_alike(tmp_path, whole, SECOND)
 
 
-def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path):
+def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_path):
     train = loop.train
 
     def poisoned(beside: Any, step: Callable, state: steps.State, batches: Any, **options: Any) -> steps.State:
@@ -243,7 +230,7 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(done, tmp_path
         _, taken = again(tmp_path / "parts", **OF_SECOND)
     assert taken == [5, 6]
     tiny_study.assert_alike(tmp_path / "parts", tmp_path / "whole", SECOND)
-    found, right = tiny_study.summaries(tmp_path / "parts"), tiny_study.summaries(done)
+    found, right = tiny_study.summaries(tmp_path / "parts"), tiny_study.summaries(whole)
     assert [found[name]["diverged_at"] for name in SECOND] == [None, 2, None, None]
     for name in SECOND:
         assert (found[name]["params_sha256"] == right[name]["params_sha256"]) == (name != SECOND[1])
@@ -264,7 +251,7 @@ sys.exit(launch.main(sys.argv))
 """
 
 
-def test_a_study_that_is_killed_goes_on_to_the_bit(done, tmp_path):
+def test_a_study_that_is_killed_goes_on_to_the_bit(whole, tmp_path):
     changes = OF_SECOND | {"train__save_every": 2}
     command = [sys.executable, "-c", KILLED, *tiny_study.command(tmp_path, **changes)]
     found = subprocess.run(command, cwd=ROOT, env=os.environ | OWN, capture_output=True, text=True, timeout=300)
@@ -274,4 +261,4 @@ def test_a_study_that_is_killed_goes_on_to_the_bit(done, tmp_path):
     newest = max(int(name) for name in names if name.isdecimal())
     _, taken = again(tmp_path, **changes)
     assert taken == list(range(newest + 1, STEPS + 1))
-    tiny_study.assert_alike(tmp_path, done, SECOND)
+    tiny_study.assert_alike(tmp_path, whole, SECOND)
