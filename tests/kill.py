@@ -1,25 +1,35 @@
-"""python tests/kill.py --kills 50 [--seed 0] [--config FILE] [--folder DIR] [--config.key=value ...]
+"""python tests/kill.py FOLDER [--every N]: kill a run before each (N-th) change of a file in its workdir.
 
-Trains once undisturbed; then again, with the same command, in runs that are killed (SIGKILL) at random moments and
-started anew, until there were so many kills. The results must be the very same: parameters, evaluation, logged numbers.
+What is left between two changes of files is all that a kill at any moment can leave. Every run is a fork of this
+process, which has imported all and computed nothing, and dies by a SIGKILL of its own. Then the same command is run.
 """
 
 import argparse
-import collections
+import json
 import os
 import pathlib
+import shutil
+import signal
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterable
+from typing import Any
+from unittest import mock
 
-import killed_run
-import numpy as np
-from killed_run import END, SAVING, START, STEPS, Run
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-KILLS_OF_A_RUN = 10  # after which it is left alone
+import launch  # noqa: E402
+from experiments import language  # noqa: E402  what is imported here, a fork need not import
+from experiments.engine import (
+    compilation,  # noqa: E402, F401
+)
+
+MARK = "changes a file:"
+NAMES = ("os.rename", "os.mkdir", "os.truncate", "os.link", "os.symlink")
+REMOVALS = ("os.remove", "os.rmdir")
+
+
 # More than one epoch, dropout, accumulation, and a batch that grows. The text's 151 windows are 9 batches of 16.
-CHANGES = {
+SMALL = {
     "experiment": "language",
     "model.M": 2,
     "model.D": 8,
@@ -46,7 +56,7 @@ def small_config(folder: pathlib.Path, **changes) -> pathlib.Path:
     """A config file in this folder, and the text it trains on. In changes, dots of keys are written as __."""
     (folder / "kings.txt").write_bytes(TEXT)
     changes = {key.replace("__", "."): value for key, value in changes.items()}
-    wanted = CHANGES | {"text.source": str(folder / "kings.txt")} | changes
+    wanted = SMALL | {"text.source": str(folder / "kings.txt")} | changes
     lines = [f"    config.{key} = {value!r}\n" for key, value in wanted.items()]
     head = 'from configs import base\n\n\ndef get_config():\n    config = base.get_config("language")\n'
     file = folder / "killed.py"
@@ -54,109 +64,95 @@ def small_config(folder: pathlib.Path, **changes) -> pathlib.Path:
     return file
 
 
-def moment(rng: np.random.Generator, run: Run, times: killed_run.Times, steps: int) -> Callable[[], bool]:
-    """A function that says when to kill: of five, two in a save, one each at the start, between steps, at the end."""
-    before = run.saved()
-    choices = [START, END] if before == steps else [SAVING, SAVING, START, STEPS, END]
-    kind = rng.choice(choices)
-    late = rng.choice([0.0, rng.uniform(0, 0.05)])  # behind what is waited for
-    if kind == START:
-        at = rng.uniform(0, times.start)
-        return lambda: run.seconds() > at
-    if kind == END:
-        late = rng.uniform(0, times.end)
-        return delayed(lambda: run.trains() and run.saved() == steps, late)
-    if kind == STEPS:
-        at = before + rng.integers(1, 21)
-        return delayed(lambda: run.trains() and run.step() >= at, late)
-    more, seen = rng.integers(1, 5), set()
-
-    def saves() -> bool:
-        if run.trains():
-            seen.update(name for name in run.names() if name.endswith(".writing"))
-        return len(seen) >= more
-
-    return delayed(saves, late)
+def changes(event: str, arguments: tuple, folder: str) -> bool:
+    """Whether this event of Python's is a change of a file in the folder."""
+    if event == "open":
+        path, _, flags = arguments
+        writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        return bool(writes) and isinstance(path, str | os.PathLike) and str(path).startswith(folder)
+    if event in REMOVALS and arguments[1] != -1:  # relative to an open folder, as shutil.rmtree does
+        return True
+    return event in NAMES + REMOVALS and str(arguments[0]).startswith(folder)
 
 
-def delayed(happened: Callable[[], bool], seconds: float) -> Callable[[], bool]:
-    """Whether so many seconds have passed since it first happened."""
-    since: list[float] = []
+def run(config: str, folder: pathlib.Path, dies_at: int | None) -> tuple[int, str]:
+    """Train in a fork that kills itself before its change number `dies_at`; its exit code, and what it printed."""
+    said = folder.with_name(folder.name + ".out")
+    child = os.fork()
+    if child:
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        return code, said.read_text(encoding="utf-8", errors="replace")
+    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    seen = 0
 
-    def now() -> bool:
-        if not since and happened():
-            since.append(time.perf_counter())
-        return bool(since) and time.perf_counter() - since[0] >= seconds
+    def watch(event: str, arguments: tuple) -> None:
+        nonlocal seen
+        if changes(event, arguments, str(folder)):
+            if seen == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+            os.write(2, f"{MARK} {event} {arguments[0]}\n".encode())
 
-    return now
+    sys.addaudithook(watch)
+    with (
+        mock.patch.object(compilation, "measured_peak", lambda *, devices: 1e9),  # seconds of work
+        mock.patch.object(language, "figures", lambda *arguments: []),
+    ):
+        code = launch.main(["launch.py", "--config", config, "--workdir", str(folder)])
+    sys.stdout.flush()
+    os._exit(code)
 
 
-def survive(
-    config: pathlib.Path,
-    folder: pathlib.Path,
-    *,
-    kills: int,
-    seed: int = 0,
-    more: Iterable[str] = (),
-    environment: dict[str, str] | None = None,
-    cache: str = "compiled_by_killed",
-    say: Callable[[str], None] = print,
-) -> collections.Counter:
-    """Kill runs of this config so many times, and return how many died where.
-
-    more: arguments of the command. cache: a folder in `folder` for what killed runs compile; "compiled": that of the
-    undisturbed one. Raises killed_run.Failed where one is different.
-    """
-    rng = np.random.default_rng(seed)
-    command = [sys.executable, "launch.py", "--config", str(config.absolute()), *more]
-
-    def run(name: str, cache: str) -> Run:
-        cached = {"JAX_COMPILATION_CACHE_DIR": str(folder / cache)}
-        return Run(folder / name, command, {**(os.environ if environment is None else environment), **cached})
-
-    whole, times, runs = run("undisturbed", "compiled"), killed_run.Times(), 0
-    killed_run.watch(whole, times)
-    limit = 60 + 10 * whole.seconds()
-    steps, found = whole.summary()["steps"], collections.Counter()
-    while found.total() < kills:
-        runs += 1
-        one, begun = run(f"run{runs}", cache), found.total()
-        one.limit = limit
-        while found.total() < min(kills, begun + KILLS_OF_A_RUN):
-            if not killed_run.watch(one, times, moment(rng, one, times, steps)):
-                break
-            place = one.place(steps)
-            found[place] += 1
-            say(f"{found.total():3}: run {runs} from step {one.steps_before}, after {one.seconds():.2f} s, {place}")
-        else:
-            killed_run.watch(one, times)
-        wrong = killed_run.differences(one, whole)
-        if wrong:
-            raise killed_run.Failed(f"{one.folder} is not as {whole.folder}: " + "; ".join(wrong))
-        say(f"     run {runs} is finished: the same {steps} steps, params_sha256 {one.summary()['params_sha256'][:16]}")
-    return found
+def result(folder: pathlib.Path) -> Any:
+    """What must be alike: parameters, evaluation, the log, and the names of all files but the events."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    kept = {name: value for name, value in summary.items() if name.startswith(("params", "eval/", "steps"))}
+    files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    files = {name for name in files if not name.startswith("events/") and "/state/" not in name}
+    return kept, (folder / "metrics.jsonl").read_text(encoding="utf-8"), sorted(files)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--config", type=pathlib.Path, help="a run that saves often; default: a small one, made here")
-    parser.add_argument("--folder", type=pathlib.Path, help="where the runs are left; default: a temporary folder")
-    given, more = parser.parse_known_args()
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = (given.folder or pathlib.Path(temporary)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            config = given.config or small_config(folder)
-            found = survive(config, folder, kills=given.kills, seed=given.seed, more=more)
-        except killed_run.Failed as error:
-            print(f"FAILED: {error}")
-            return 1
-    places = ", ".join(f"{found[place]} {place}" for place in killed_run.WHERE if found[place])
-    print(f"{found.total()} kills ({places}): all as undisturbed, to the bit. {time.perf_counter() - began:.0f} s")
-    return 0
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path)
+    parser.add_argument("--every", type=int, default=1)
+    given = parser.parse_args()
+    folder, began = given.folder.absolute(), time.perf_counter()
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
+    short = {
+        "train__steps": 2,
+        "train__growth": [],
+        "optim__batch_rule": "none",
+        "train__save_every": 1,
+        "train__keep": 1,
+    }
+    config = str(small_config(folder, **short, train__evaluate_every=2, optim__warmup_steps=1))
+    code, said = run(config, folder / "undisturbed", None)
+    if code:
+        print(f"FAILED: the run that nothing disturbs:\n{said}")
+        return 1
+    made = [line.removeprefix(MARK).strip() for line in said.splitlines() if line.startswith(MARK)]
+    places = range(given.every // 2, len(made), given.every)
+    bad = sum(not survives(config, folder, n, made[n]) for n in places)
+    tried = len(places)
+    print(f"killed before {tried} of {len(made)} changes of files: {bad} failed, {time.perf_counter() - began:.0f} s")
+    return 1 if bad else 0
+
+
+def survives(config: str, folder: pathlib.Path, n: int, what: str) -> bool:
+    """Kill before change n, go on, and compare; what is wrong is printed."""
+    workdir = folder / f"killed{n}"
+    killed, _ = run(config, workdir, n)
+    code, said = run(config, workdir, None)
+    right = result(folder / "undisturbed")
+    found = result(workdir) if (workdir / "summary.json").exists() else None
+    if killed != -signal.SIGKILL or code or "Traceback" in said or "Warning" in said or found != right:
+        print(f"FAILED: killed ({killed}) before {n}, {what}; then {code}, {found} instead of {right}\n{said[-600:]}")
+        return False
+    shutil.rmtree(workdir)
+    return True
 
 
 if __name__ == "__main__":

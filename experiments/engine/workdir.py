@@ -41,7 +41,7 @@ MAY_CHANGE = (
     "train.keep_best",
     "train.nan",
 )
-LOCK, OLD_DRAFT = "lock", "config.json.tmp"  # the latter of an older version that was killed as it began
+LOCK = "lock"
 SOURCES = "source"  # the folder of the user's own code
 LARGEST_SOURCE = 2**20  # bytes of a file of it
 COMPUTES = ("jax", "jaxlib")
@@ -148,7 +148,7 @@ def enter(
         if saved.exists():
             before = json.loads(disk.read_text(saved))["config"]
             _same(dict(defaults or {}) | configs.flat(before), configs.flat(config), folder)
-        elif any(found.name not in (LOCK, OLD_DRAFT) for found in folder.iterdir()):
+        elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
         fall_back = config.get("resume") == "latest_valid"
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)

@@ -130,7 +130,7 @@ def test_the_plain_progress_line(capsys, monkeypatch):
 # A run and its folder
 
 
-def shifted_images():
+def shifted_images(growth=()):
     """Linear classification of 20 images, each moved by up to a pixel: two and a half batches of 8 are an epoch."""
     rng = np.random.default_rng(0)
     image_BYXZ, label_B = rng.integers(0, 256, (31, 5, 5, 1), np.uint8), rng.integers(0, 3, 31).astype(np.int32)
@@ -146,7 +146,7 @@ def shifted_images():
     return steps.Task(
         init=lambda key: {"G_CD": 0.1 * jax.random.normal(key, (3, 25))},
         loss_and_metrics=loss_and_metrics,
-        train=batches.train(fetch, n=n, batch=8, seed=0),
+        train=batches.train(fetch, n=n, batch=8, seed=0, growth=growth),
         evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=8),
         tokens_per_example=25,
         baseline={"accuracy": 0.3},
@@ -157,7 +157,8 @@ def run(folder, *, figures=lambda params, folder, rows: [], **changes):
     """A run of the task above with the settings above."""
     settings = tiny.settings("vision", model=False, train__batch_size=8, **(SETTINGS | changes))
     assert settings.experiment == "vision"  # as the launcher, which reads it
-    return runs.run(settings, folder, runs.Work(shifted_images(), figures), runs.devices(settings))
+    task = shifted_images(settings.train.growth)
+    return runs.run(settings, folder, runs.Work(task, figures), runs.devices(settings))
 
 
 def stop_before(monkeypatch, step):
