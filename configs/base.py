@@ -18,6 +18,8 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
     of: for a study ("ablation"), the experiment that its runs are of, or a config of one. The result is locked: a new
     key or a value of another type is refused.
     """
+    if of == "ablation":
+        raise errors.UserError("study.experiment is what the runs of a study are, as language or vision")
     if not of:
         config = common()
     else:

@@ -112,8 +112,6 @@ def prepared(settings: configs.Settings) -> tuple[study.Study, Mesh]:
     """The study and the devices; said to the person. UserError for a seed beside the study's, and for several
     processes."""
     asked = study.read(settings)
-    if asked.experiment == "ablation":
-        raise errors.UserError("study.experiment is what the runs of the study are, as language or vision")
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
     devices = single.devices(settings, seeds=settings.mesh.seed)

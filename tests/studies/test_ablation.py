@@ -240,7 +240,7 @@ def test_dry_run_writes_nothing(tmp_path):
 
 def test_a_study_is_of_no_study(tmp_path):
     outcome = tiny.run("--config", config_of(tmp_path), "--dry_run", "--config.study.experiment=ablation")
-    assert outcome.code == 2 and "study.experiment is what the runs of the study are, as language" in outcome.err
+    assert outcome.code == 2 and "study.experiment is what the runs of a study are, as language" in outcome.err
 
 
 def test_programs_that_were_begun_come_first_and_as_they_were(tmp_path):
