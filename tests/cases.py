@@ -56,6 +56,11 @@ def close(fast, slow, tolerance: float = 1e-10) -> None:
     np.testing.assert_allclose(fast, slow, rtol=tolerance, atol=tolerance * max(1.0, np.abs(slow).max()))
 
 
+def agree(found, expected, tolerance: float = 1e-10) -> None:
+    """Two trees, each leaf close to its other."""
+    jax.tree.map(lambda one, other: close(one, other, tolerance), found, expected)
+
+
 def parts(**changes) -> block.Parts:
     """The parts of a block: GPT-2's, and these, also of its attention."""
     own = dict(score=score.asymmetric, value=value.low_rank, relative_position=relative_position.none, H=H)

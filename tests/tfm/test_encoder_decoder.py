@@ -10,26 +10,25 @@ import reference
 import translate
 from cases import M, N, W
 
-from tfm import embed, encoder_decoder, head, position
+from tfm import embed, encoder_decoder, head, position, transformer
 from tfm.decode import beam
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 
 
-def pair(**parts):
+@functools.cache
+def pair() -> tuple[dict, dict]:
     """(params, call) of a small encoder-decoder."""
-    design, sizes = cases.parts(H=SMALL["H"], **parts), dict(SMALL, N=13)
-    call = dict(parts=design, position=position.learned, unroll=1)
-    call |= dict(embed_apply=lambda params, w_BN: params["E_WD"][w_BN], head_apply=head.next_word.apply)
+    words = embed.words._replace(init=functools.partial(embed.words.init, W=W))
+    output = head.next_word._replace(init=functools.partial(head.next_word.init, W=W))
+    parts = transformer.Parts(words, position.learned, cases.parts(H=SMALL["H"]), output)
+    init = functools.partial(encoder_decoder.init, parts=parts, final_norm=True, bias=True, N=13, **SMALL)
+    return cases.drawn(init), dict(parts=parts, unroll=1)
 
-    def init(key):
-        words = {"embed_init": lambda key, D: {"E_WD": jnp.zeros((W, D))}}
-        words["head_init"] = lambda key, D: head.next_word.init(key, W=W, D=D)
-        return encoder_decoder.init(
-            key, parts=design, position=position.learned, final_norm=True, bias=True, **words, **sizes
-        )
 
-    return cases.drawn(init), call
+@functools.cache
+def apply():
+    return jax.jit(functools.partial(encoder_decoder.apply, maps=True, **pair()[1]))
 
 
 # ------------------------------------------------------------------------------------------------ against the reference
@@ -52,11 +51,10 @@ def decoder_block(params: dict, X, memory, *, scale="1/sqrt(K)", eps=1e-5):
 @cases.float64()
 def test_translation_equals_the_reference():
     """One source of 11 words, of which 6 are real, and one target of 7: p(next word) after each of them (E24)."""
-    params, call = pair()
-    source_BS, w_BN, real = cases.words(1, n=11, b=1), cases.words(2, b=1), 6
-    logits_BNW, _ = jax.jit(functools.partial(encoder_decoder.apply, **call))(
-        params, source_BS, jnp.arange(11)[None] < real, w_BN
-    )
+    params, _ = pair()
+    source_BS, w_BN, real = cases.words(1, n=11), cases.words(2), 6
+    valid_BS = jnp.broadcast_to(jnp.arange(11) < real, (2, 11))
+    logits_BNW, _ = apply()(params, source_BS, valid_BS, w_BN)
     trees = {name: {"embed": params["embed"]} | params[name] for name in ("encoder", "decoder")}
     memory = translate.representation(trees["encoder"], np.asarray(source_BS[0, :real]))
     X = translate.tokens(trees["decoder"], np.asarray(w_BN[0]), position="learned")
@@ -75,14 +73,11 @@ def test_a_decoder_with_a_cache_equals_the_full_pass():
     params, call = pair()
     source_BS, w_BN = cases.words(1, n=11), cases.words(2)
     valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
-    full_BNW, seen = jax.jit(functools.partial(encoder_decoder.apply, maps=True, **call))(
-        params, source_BS, valid_BS, w_BN
-    )
+    full_BNW, seen = apply()(params, source_BS, valid_BS, w_BN)
     assert seen["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
     np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, 6:], 0)
-    logits_BW, cache = encoder_decoder.start(
-        params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int), capacity=N, **call
-    )
+    start = jax.jit(functools.partial(encoder_decoder.start, capacity=N, **call))
+    logits_BW, cache = start(params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int))
     cases.close(logits_BW, full_BNW[:, 0], 1e-9)
     step = jax.jit(functools.partial(encoder_decoder.step, params, **call))
     for n in range(1, N):
@@ -92,29 +87,31 @@ def test_a_decoder_with_a_cache_equals_the_full_pass():
 
 @cases.float64()
 def test_the_source_matters_and_its_padding_does_not():
-    params, call = pair()
-    apply = jax.jit(functools.partial(encoder_decoder.apply, **call))
+    params, _ = pair()
     source_BS, w_BN = cases.words(1, n=11), cases.words(2)
     valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
-    logits_BNW, _ = apply(params, source_BS, valid_BS, w_BN)
-    padding, real = (apply(params, source_BS.at[0, s].add(1) % W, valid_BS, w_BN)[0] for s in (6, 5))
+    logits_BNW, _ = apply()(params, source_BS, valid_BS, w_BN)
+    padding, real = (apply()(params, source_BS.at[0, s].add(1) % W, valid_BS, w_BN)[0] for s in (6, 5))
     np.testing.assert_array_equal(padding, logits_BNW)
     assert np.abs(real[0] - logits_BNW[0]).max() > 1e-3
     np.testing.assert_array_equal(real[1], logits_BNW[1])
 
 
+@cases.float64()
 def test_the_loops_over_layers_agree():
     params, call = pair()
     given = cases.words(1, n=11), jnp.ones((2, 11), bool), cases.words(2)
-    looped, unrolled = (encoder_decoder.apply(params, *given, **call | {"unroll": u})[0] for u in (1, True))
+    looped, unrolled = (
+        jax.jit(functools.partial(encoder_decoder.apply, **call | {"unroll": u}))(params, *given)[0] for u in (1, True)
+    )
     assert M > 1
     cases.close(looped, unrolled, 1e-5)
 
 
+@cases.float64()
 def test_parameters_of_numpy_are_decoded_with():
     """Traced only, which is where they failed."""
     params, call = pair()
-    call |= dict(embed_apply=embed.words.apply)
     numpys = jax.device_get(params)
     start = functools.partial(encoder_decoder.start, numpys, cases.words(1, n=11), np.full((cases.B, 11), True), **call)
     step = functools.partial(encoder_decoder.step, numpys, **call)

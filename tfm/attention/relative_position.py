@@ -128,7 +128,7 @@ def _bucket(offset: int) -> int:
     return (one_way if offset > 0 else 0) + (distance if distance < near else near + begun)
 
 
-_BUCKET_OF = np.array([_bucket(offset) for offset in range(-FARTHEST, FARTHEST + 1)])
+_BUCKET_OF = np.array([_bucket(offset) for offset in range(-FARTHEST, FARTHEST + 1)], np.int32)
 
 
 def _buckets_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:

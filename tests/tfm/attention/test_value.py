@@ -1,4 +1,4 @@
-"""Values (E8-E10) of full rank and without parameters against the slow reference; dropout."""
+"""Values (E8-E10) of full rank, of low rank and without parameters against the slow reference."""
 
 import functools
 import itertools
@@ -12,10 +12,8 @@ import reference
 import reference_tokens
 import translate
 from cases import B, D, H, K, N, S
-from jax.sharding import PartitionSpec as P
 
-from experiments.engine import mesh
-from tfm import dropout, shapes
+from tfm import kernels, shapes
 from tfm.attention import explicit, value
 
 VALUES = {"low_rank": value.low_rank, "full_rank": value.full_rank, "identity": value.identity}
@@ -44,19 +42,19 @@ def slow(name: str, params: dict, X, A) -> np.ndarray:
     return reference.total(Y, [[beta] * N for beta in p["bo_D"]]) if "bo_D" in p else Y
 
 
-# -------------------------------------------------------------------------------------------------------------- values
-
-
-@pytest.mark.parametrize(
-    ("name", "scores", "bias"), [*itertools.product(VALUES, ["asymmetric", "none"], [True, False])]
-)
 @cases.float64()
-def test_multi_head_attention_with_each_value_equals_the_reference(name, scores, bias):
+def test_multi_head_attention_with_each_value_equals_the_reference():
     """The score `none` has one head for all: then also the averages of full-rank and identity values have one."""
-    params, score_params = value_params(name, bias), cases.score_params(scores, bias)
     x_BND, x_BSD = cases.normal(2, B, N, D), cases.normal(3, B, S, D)
-    y_BND, A_BHNS = attend(name, scores, params, score_params, x_BND, x_BSD)
-    for b in range(B):
+    chosen = [*itertools.product(VALUES, ["asymmetric", "none"], [True, False])]
+    trees = [(value_params(name, bias), cases.score_params(scores, bias)) for name, scores, bias in chosen]
+
+    @jax.jit
+    def every(trees):
+        return [attend(*chosen[i][:2], *both, x_BND, x_BSD) for i, both in enumerate(trees)]
+
+    found = zip(chosen, trees, every(trees), strict=True)
+    for ((name, scores, _), (params, score_params), (y_BND, A_BHNS)), b in itertools.product(found, range(B)):
         X_query, X_key = translate.columns(x_BND[b]), translate.columns(x_BSD[b])
         A = translate.weights(scores, score_params, X_key, X_query, scale="1", allowed=None, heads=H)
         cases.close(y_BND[b], slow(name, params, X_key, A).T)
@@ -135,77 +133,21 @@ def test_a_residual_term_starts_at_one_over_2_M(name):
     assert float(jnp.var(VALUES[name].combine(params, independent))) == pytest.approx(1 / 14, rel=0.1)
 
 
-# ------------------------------------------------------------------------------------------------------------- dropout
+def test_initial_values_of_low_rank_and_output_projections():
+    """Uv has unit variance; U_h starts at 1/sqrt(2 M H K); no two alike; biases zero; each as without biases."""
+    sizes = dict(H=3, K=41, D=97, M=7)
+    params = value.low_rank.init(jax.random.key(0), bias=True, **sizes)
+    assert float(params["Uv_HKD"].std()) == pytest.approx(97**-0.5, rel=0.05)
+    assert float(params["Uo_HDK"].std()) == pytest.approx((2 * 7 * 3 * 41) ** -0.5, rel=0.05)
+    assert not params["bv_HK"].any() and not params["bo_D"].any()
+    assert abs(np.corrcoef(params["Uv_HKD"].ravel(), params["Uo_HDK"].swapaxes(1, 2).ravel())[0, 1]) < 0.05
+    for key, leaf in value.low_rank.init(jax.random.key(0), bias=False, **sizes).items():
+        np.testing.assert_array_equal(leaf, params[key])
 
 
-def keys(n: int) -> jax.Array:
-    return jax.random.split(jax.random.key(0), n)
-
-
-@pytest.mark.parametrize("rate", [0.1, 0.37, 0.9])
-def test_dropout_makes_its_share_of_zeros_and_keeps_the_mean(rate):
-    """What is left is x / (1 - rate), in every example and at every place. Bounds are five standard deviations."""
-    x = jnp.full((7, 101, 61), 3.0)
-    y = np.asarray(dropout.drop(keys(7), x, rate))
-    left = y != 0
-    np.testing.assert_allclose(y[left], 3 / (1 - rate), rtol=1e-6)
-    for axes in ((0, 1, 2), (1, 2), (0, 2), (0, 1)):
-        count = np.prod([x.shape[axis] for axis in axes])
-        deviation = np.sqrt(rate * (1 - rate) / count)
-        assert np.abs(left.mean(axes) - (1 - rate)).max() < 5 * deviation
-        assert np.abs(y.mean(axes) - 3).max() < 5 * 3 * deviation / (1 - rate)
-
-
-def test_no_dropout_at_rate_zero_or_without_keys():
-    x_BND = cases.normal(1, B, N, D)
-    assert dropout.drop(keys(B), x_BND, 0.0) is x_BND
-    assert dropout.drop(None, x_BND, 0.5) is x_BND
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5, float("nan")])
-def test_a_wrong_rate_is_refused(rate):
-    for keys_or_none in (keys(B), None):
-        with pytest.raises(ValueError, match=f"a dropout rate of {rate}; it must be at least 0 and less than 1"):
-            dropout.drop(keys_or_none, cases.normal(1, B, N, D), rate)
-
-
-def test_the_zeros_of_an_example_depend_on_its_key_alone():
-    """Not on its place in the batch, its neighbours, the numbers it has, or compilation; another key has others."""
-    x_BND, key_B = jnp.ones((5, N, D)), keys(5)
-    y_BND = np.asarray(dropout.drop(key_B, x_BND, 0.5))
-    order = np.array([3, 1, 4, 0])
-    np.testing.assert_array_equal(dropout.drop(key_B[order], x_BND[order], 0.5), y_BND[order])
-    np.testing.assert_array_equal(dropout.drop(key_B[2:3], -x_BND[2:3], 0.5), -y_BND[2:3])
-    np.testing.assert_array_equal(jax.jit(lambda key_B, x: dropout.drop(key_B, x, 0.5))(key_B, x_BND), y_BND)
-    for one, other in itertools.combinations(range(5), 2):
-        assert 0.3 < (y_BND[one] == y_BND[other]).mean() < 0.7
-
-
-def test_dropout_on_eight_devices_is_dropout_on_one():
-    x_BND, key_B = cases.normal(1, 16, N, D), keys(16)
-
-    def loss(key_B, x_BND, w_D):
-        return jnp.sum(jnp.sin(dropout.drop(key_B, x_BND * w_D, 0.3)))
-
-    def local(key_B, x_BND, w_D):
-        return jax.grad(lambda w_D: jax.lax.psum(loss(key_B, x_BND, w_D), mesh.DATA))(w_D)
-
-    spread = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=(P("data"), P("data"), P())))
-    w_D = cases.normal(2, D)
-    cases.close(spread(key_B, x_BND, w_D), jax.grad(loss, argnums=2)(key_B, x_BND, w_D), 1e-5)
-
-
-def test_the_gradient_passes_where_the_number_did():
-    x_BND, key_B = cases.normal(1, B, N, D), keys(B)
-    gradient = jax.grad(lambda x: jnp.sum(dropout.drop(key_B, x, 0.25)))(x_BND)
-    np.testing.assert_allclose(gradient, dropout.drop(key_B, jnp.ones_like(x_BND), 0.25))
-
-
-def test_dropout_in_bfloat16():
-    """The same zeros as in float32, and the dtype stays."""
-    x_BND, key_B = cases.normal(1, B, N, D), keys(B)
-    y_BND = dropout.drop(key_B, x_BND.astype(jnp.bfloat16), 0.1)
-    exact = dropout.drop(key_B, x_BND, 0.1)
-    assert y_BND.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(y_BND == 0, exact == 0)
-    np.testing.assert_allclose(y_BND.astype(np.float32), exact, rtol=2.0**-7)
+@pytest.mark.parametrize("tokens", [1, kernels.FEW, kernels.FEW + 1])
+def test_few_tokens_heads_are_summed_as_many_are(tokens):
+    y_BHNV, U_HDV = cases.normal(0, 1, H, tokens, K), cases.normal(1, H, D, K)
+    expected = np.einsum("bhnv,hdv->bnd", y_BHNV, U_HDV)
+    run = jax.jit(lambda y_BHNV: value.low_rank.combine({"Uo_HDK": U_HDV}, y_BHNV))
+    np.testing.assert_allclose(run(y_BHNV), expected, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,8 @@
-"""Tokens that are kept from themselves; every score in each way of computing attention, with a cache, and across."""
+"""Heads: self-attention and cross-attention (E8-E11, E26) against the slow reference, of every score, with a KV cache,
+for tokens that are kept from themselves, and on devices that share heads, features and tokens."""
 
 import functools
+import itertools
 
 import cases
 import jax
@@ -11,25 +13,28 @@ import reference
 import reference_positions
 import reference_scores
 import tiny
+import translate
 from cases import B, N, S
 from jax.sharding import PartitionSpec as P
+from jax.tree_util import Partial
 from test_arms import ARMS, SCORES, D, H, K, drawn
+from test_explicit import MASKS as MASKS_BNS
+from test_explicit import paper_allowed as allowed_between
 
 from experiments import model as models
 from experiments.engine import errors
 from experiments.engine import mesh as meshes
-from tfm import attention, block, position, shapes
+from tfm import attention, block, kernels, shapes
 from tfm import layout as layouts
-from tfm.attention import flash, heads, mask, relative_position, score, value
-from tfm.decode import kv_cache
+from tfm.attention import explicit, flash, heads, mask, relative_position, score, value
 
 VALID_BS = np.arange(N) < np.array([[N], [1]])  # the second sequence is one word and paddings
 MASKS = {
     "none": None,
     "causal": mask.causal,
     "window of one": mask.window(1),
-    "padding": mask.padding(jnp.asarray(VALID_BS)),
-    "causal padding": mask.both(mask.causal, mask.padding(jnp.asarray(VALID_BS))),
+    "padding": mask.padding(VALID_BS),
+    "causal padding": mask.both(mask.causal, mask.padding(VALID_BS)),
 }
 WAYS = attention.IMPLEMENTATIONS | {"flash": functools.partial(flash.attention, queries=4, keys=3)}
 arms = pytest.mark.parametrize("name", ARMS)
@@ -49,8 +54,71 @@ def parameters(name: str, sizes: dict | None = None) -> dict:
     return {"score": drawn(name, sizes=sizes), "value": values, "relative_position": {}}
 
 
-def design(name: str, **parts) -> heads.Parts:
-    return cases.parts(**dict(score=SCORES[name], H=H, itself=SCORES[name].itself) | parts).attention
+def parts_of(name: str, **changes) -> heads.Parts:
+    return cases.parts(**dict(score=SCORES[name], H=H, itself=SCORES[name].itself) | changes).attention
+
+
+# --------------------------------------------------------------------------------------------- against the reference
+
+
+def across(name: str, bias: bool) -> tuple[dict, jax.Array, jax.Array]:
+    """Parameters of the sizes in cases.py, and tokens of two sequences."""
+    sizes = dict(H=cases.H, K=cases.K, D=cases.D)
+    values = cases.drawn(lambda key: value.low_rank.init(key, **sizes, M=1, bias=bias), seed=1)
+    params = {"score": cases.score_params(name, bias), "value": values}
+    return params, cases.normal(1, B, N, cases.D), cases.normal(2, B, S, cases.D)
+
+
+def attend(params: dict, x_BND, x_BSD, *, name: str, the_mask, scale: str = "1/sqrt(K)") -> tuple:
+    own = cases.parts(score=cases.SCORES[name], scale=score.SCALES[scale]).attention
+    return heads.cross_attention(params, x_BND, parts=own, memory=block.Memory(x_BSD, the_mask))[:2]
+
+
+@pytest.mark.parametrize(("name", "bias"), [*itertools.product(cases.SCORES, [True, False])])
+@cases.float64()
+def test_multi_head_attention_equals_the_reference(name, bias):
+    params, x_BND, x_BSD = across(name, bias)
+    chosen = [(where, "1/sqrt(K)") for where in MASKS_BNS] + [("causal", "1/sqrt(D)"), ("causal", "1")]
+
+    @jax.jit
+    def every(*arrays):
+        return [attend(*arrays, name=name, the_mask=MASKS_BNS[where], scale=scale) for where, scale in chosen]
+
+    for (where, scale), (y_BND, A_BHNS) in zip(chosen, every(params, x_BND, x_BSD), strict=True):
+        for b in range(B):
+            X_query, X_key = translate.columns(x_BND[b]), translate.columns(x_BSD[b])
+            Y, A = translate.attend(name, params, X_key, X_query, scale=scale, allowed=allowed_between(where, b))
+            cases.close(y_BND[b], Y.T)
+            for h in range(A_BHNS.shape[1]):
+                cases.close(A_BHNS[b, h], A[h].T)
+
+
+@cases.float64()
+def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
+    params, x_BND, _ = across("asymmetric", False)
+    x_BND = x_BND[:1]
+    places = (("score", "Uq_HKD"), ("score", "Uk_HKD"), ("value", "Uv_HKD"), ("value", "Uo_HDK"))
+    Uq_HKD, Uk_HKD, Uv_HKD, Uo_HDK = (np.asarray(params[part][key]) for part, key in places)
+    y_BND, _ = attend(params, x_BND, x_BND, name="asymmetric", the_mask=None)
+    Q, K_, V = ([U.T for U in U_HKD] for U_HKD in (Uq_HKD, Uk_HKD, Uv_HKD))
+    O = np.concatenate(list(Uo_HDK), axis=1)
+    cases.close(y_BND[0], reference.row_multi_head(np.asarray(x_BND[0]), Q, K_, V, O))
+    qk = score.asymmetric.apply(params["score"], x_BND, x_BND)
+    y_BHNK, _ = explicit.attention(*qk, value.low_rank.apply(params["value"], x_BND), mask=None, scale=1.0)
+    for h in range(cases.H):
+        cases.close(y_BHNK[0, h], reference.row_attention(np.asarray(x_BND[0]), Q[h], K_[h], V[h]))
+
+
+def test_float32_is_close_to_float64_and_bfloat16_has_float32_weights():
+    arguments = across("asymmetric", True)
+    run = jax.jit(functools.partial(attend, name="asymmetric", the_mask=mask.causal))
+    narrow, _ = run(*arguments)
+    narrower, A_BHNS = run(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), arguments))
+    with cases.float64():
+        wide, _ = run(*cases.wide(arguments))
+    assert narrow.dtype == np.float32 and wide.dtype == np.float64
+    assert narrower.dtype == jnp.bfloat16 and A_BHNS.dtype == jnp.float32
+    cases.close(narrow, wide, 1e-5)
 
 
 # ------------------------------------------------------------------------------------------- not to themselves: weights
@@ -62,9 +130,9 @@ def design(name: str, **parts) -> heads.Parts:
 def test_weights_are_those_of_the_other_tokens(name, variant):
     """`asymmetric` as with model.diagonal = exclude. Diagonals are 0 and 1 to the last bit."""
     params, x_BND = parameters(name), cases.normal(1, B, N, D)
-    made = design(name, itself=False, relative_position=getattr(relative_position, variant))
-    for where, the_mask in MASKS.items():
-        _, A_BHNN, _ = heads.self_attention(params, x_BND, parts=made, mask=the_mask)
+    made = parts_of(name, itself=False, relative_position=getattr(relative_position, variant))
+    every = jax.jit(lambda: [heads.self_attention(params, x_BND, parts=made, mask=m)[1] for m in MASKS.values()])
+    for where, A_BHNN in zip(MASKS, every(), strict=True):
         for b, h in [(0, 0), (1, 2)]:
             allowed = reference_scores.without_itself(paper_allowed(where, b))
             X = np.asarray(x_BND[b]).T
@@ -85,7 +153,7 @@ def test_the_bias_says_where_query_and_key_are_one_token():
 
 def test_in_bfloat16_too():
     params, x_BND = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (parameters("pairwise"), cases.normal(1, B, N, D)))
-    _, A_BHNN, _ = heads.self_attention(params, x_BND, parts=design("pairwise", itself=False), mask=mask.causal)
+    _, A_BHNN, _ = heads.self_attention(params, x_BND, parts=parts_of("pairwise", itself=False), mask=mask.causal)
     assert A_BHNN.dtype == jnp.float32
     np.testing.assert_array_equal(A_BHNN.diagonal(axis1=2, axis2=3), np.broadcast_to(np.arange(N) == 0, (B, H, N)))
     np.testing.assert_allclose(A_BHNN.sum(-1), 1, rtol=1e-6)
@@ -100,7 +168,8 @@ def averages_and_gradients(qkv: list, allowed_BNN: jax.Array, *, itself: bool) -
 
     def loss(qkv: list, compute) -> tuple:
         bias = None if itself else relative_position.apart(None)
-        y_BHNV, _ = compute(*qkv, mask=lambda n, s_S: allowed_BNN[:, n][:, :, s_S], scale=0.4, bias=bias)
+        allowed = Partial(lambda allowed_BNN, n, s_S: allowed_BNN[:, n][:, :, s_S], allowed_BNN)
+        y_BHNV, _ = compute(*qkv, mask=allowed, scale=0.4, bias=bias)
         return jnp.sin(y_BHNV + jnp.arange(K)).sum(), y_BHNV
 
     return {way: jax.grad(loss, has_aux=True)(qkv, compute) for way, compute in WAYS.items()}
@@ -149,33 +218,17 @@ def test_tokens_without_others_have_finite_gradients_in_every_way(where):
 @cases.float64()
 def test_one_token_after_the_other_equals_the_whole_sequence(name):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
-    params, x_BND, made = parameters(name), cases.normal(1, B, N, D), design(name)
-    y_BND, _, whole = heads.self_attention(params, x_BND, parts=made, mask=mask.causal)
+    params, x_BND, made = parameters(name), cases.normal(1, B, N, D), parts_of(name)
+    run = jax.jit(functools.partial(heads.self_attention, params, parts=made, mask=mask.causal))
+    y_BND, _, whole = run(x_BND)
     cache = jax.tree.map(lambda x: jnp.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
     for n in range(2, N - 2):
         n_B1 = jnp.array([[n], [n + 2]])
         x_B1D = jnp.take_along_axis(x_BND, n_B1[..., None], 1)
-        y_B1D, A_BHNS, cache = heads.self_attention(params, x_B1D, parts=made, mask=mask.causal, n=n_B1, cache=cache)
+        y_B1D, A_BHNS, cache = run(x_B1D, n=n_B1, cache=cache)
         cases.close(y_B1D, jnp.take_along_axis(y_BND, n_B1[..., None], 1))
         for b in range(B):
             assert (A_BHNS[b, :, 0, n_B1[b, 0]] == 0).all() != made.itself
-
-
-@cases.float64()
-def test_words_through_the_cache_equal_the_full_pass():
-    parts = dict(
-        score=score.tied_noself, itself=False, position=position.none, relative_position=relative_position.rotary
-    )
-    model = cases.model(**parts, sizes=dict(D=12, H=2, K=4, F=7, M=2, N=N))
-    params, w_BN = cases.drawn(model.init), cases.words()
-    step = jax.jit(functools.partial(kv_cache.step, params, mask=mask.causal, parts=model.parts))
-    full_BNW = model.apply(params, w_BN, mask=mask.causal)
-    start = dict(capacity=N, mask=mask.causal, parts=model.parts)
-    logits_BW, cache = kv_cache.start(params, w_BN[:, :4], jnp.array([2, 4]), **start)
-    for t in range(3):
-        n_B = jnp.array([2, 4]) + t
-        cases.close(logits_BW, full_BNW[jnp.arange(B), n_B - 1], 1e-9)
-        logits_BW, cache = step(cache, w_BN[jnp.arange(B), n_B], n_B)
 
 
 @arms
@@ -183,15 +236,27 @@ def test_words_through_the_cache_equal_the_full_pass():
 def test_tokens_of_another_sequence_are_all_attended_to(name):
     """Queries of one sequence, keys of another (E26): token 3 of either is not the same."""
     params, x_BND, x_BSD = parameters(name), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    y_BND, A_BHNS, kept = heads.cross_attention(params, x_BND, parts=design(name), memory=block.Memory(x_BSD, None))
+    run = jax.jit(functools.partial(heads.cross_attention, params, parts=parts_of(name)))
+    y_BND, A_BHNS, kept = run(x_BND, memory=block.Memory(x_BSD, None))
     for b, h in [(0, 1), (1, 2)]:
         L = reference_scores.logits(name, params["score"], np.asarray(x_BSD[b]).T, np.asarray(x_BND[b]).T, h)
         features = {"tied_wide": 2 * K, "l2_tied": K + 4}.get(name, K)
         A = reference.attention_matrix(reference.scaled(L, "1/sqrt(K)", K=features, D=D))
         cases.close(A_BHNS[b, h], A.T)
-    memory = block.Memory(None, None)
-    again, *_ = heads.cross_attention(params, x_BND[:, 3:4], parts=design(name), memory=memory, cache=kept)
+    again, *_ = run(x_BND[:, 3:4], memory=block.Memory(None, None), cache=kept)
     cases.close(again, y_BND[:, 3:4])
+
+
+def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
+    rng = np.random.default_rng(0)
+    cache_BHSK, new_BHNK = rng.standard_normal((3, 2, 5, 7)), rng.standard_normal((3, 2, 1, 7))
+    expected = cache_BHSK.copy()
+    expected[0, :, 4], expected[2, :, 1] = new_BHNK[0, :, 0], new_BHNK[2, :, 0]
+    write = jax.jit(kernels.write)
+    found = write(jnp.asarray(cache_BHSK), jnp.asarray(new_BHNK), jnp.array([[4], [5], [1]]))
+    np.testing.assert_array_equal(found, expected.astype(found.dtype))
+    beyond = write(jnp.asarray(cache_BHSK), jnp.asarray(new_BHNK), jnp.full((3, 1), 5))
+    np.testing.assert_array_equal(beyond, cache_BHSK.astype(beyond.dtype))
 
 
 # --------------------------------------------------------------------------------------------------------- on devices
@@ -199,15 +264,13 @@ def test_tokens_of_another_sequence_are_all_attended_to(name):
 SHARED = ("tied_noself", "tied_keynorm", "tied_wide", "tied_signed", "l2_tied", "pairwise")
 
 
-def summed(params: dict, x_BND: jax.Array, **parts) -> jax.Array:
+def summed(params: dict, x_BND: jax.Array, over: layouts.Layout = layouts.ONE) -> jax.Array:
     """A number for each score that every output moves."""
-    over = parts.get("layout", layouts.ONE)
 
     def of(name: str) -> jax.Array:
         own = layouts.gathered(params[name], over)
-        made = design(name, H=4, **parts)
         n = layouts.positions(over, x_BND.shape[1])
-        y_BND, *_ = heads.self_attention(own, x_BND, parts=made, mask=mask.causal, n=n)
+        y_BND, *_ = heads.self_attention(own, x_BND, parts=parts_of(name, H=4), mask=mask.causal, n=n, layout=over)
         return jnp.sin(y_BND + jnp.arange(y_BND.shape[-1])).sum()
 
     return jnp.stack([of(name) for name in SHARED])
@@ -224,14 +287,16 @@ def test_devices_that_share_features_heads_and_tokens_compute_what_one_does():
     assert specs["tied_signed"]["score"]["U_HKD"] == P("tensor", None, "fsdp")
     assert specs["tied_signed"]["score"]["sigma_HK"] == specs["pairwise"]["score"]["P_HKK"] == P("tensor")
 
-    def gradients(params: dict, x_BND: jax.Array, **parts) -> tuple:
+    def gradients(params: dict, x_BND: jax.Array, *layout: layouts.Layout) -> tuple:
         def total(params: dict) -> tuple:
-            whole = jax.lax.psum(summed(params, x_BND, **parts), over.tokens if parts else ())
+            whole = jax.lax.psum(summed(params, x_BND, *layout), over.tokens if layout else ())
             return whole.sum(), whole
 
         return jax.grad(total, has_aux=True)(params)
 
-    share = functools.partial(gradients, layout=over, compute=WAYS["flash"])
+    def share(params: dict, x_BND: jax.Array) -> tuple:
+        return gradients(params, x_BND, over)
+
     spread = meshes.sharded(share, mesh, in_specs=(specs, P("fsdp", "sequence")), out_specs=(specs, P()))
     found = jax.jit(spread)(params, x_BND[:, jnp.array(dealt)])
     jax.tree.map(cases.close, found, jax.jit(gradients)(params, x_BND))
@@ -252,9 +317,13 @@ def test_the_config_and_the_score_say_who_attends_to_itself():
 
 
 def test_the_config_and_each_of_several_runs_say_how_wide_it_begins():
-    design = models.block_parts(tiny.settings("vision", model__score_std=0.5).model)
-    init = models.from_numbers(lambda key, *, design: design.score_std, parts=design)
-    assert (init(None), init(None, score_std=3.0)) == (0.5, 3.0)
+    def U_HKD(std: float, **numbers: float) -> jax.Array:
+        m = tiny.settings("vision", model__score_std=std).model
+        model = models.vision(m, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
+        return model.init(jax.random.key(0), **numbers)["blocks"]["score"]["Uq_HKD"]
+
+    np.testing.assert_array_equal(U_HKD(0.5), U_HKD(1.0) / 2)
+    np.testing.assert_array_equal(U_HKD(0.5, score_std=2.0), 2 * U_HKD(1.0))
     with pytest.raises(errors.UserError, match="model.score_std must be at least 0"):
         models.block_parts(tiny.settings("vision", model__score_std=-1.0).model)
 

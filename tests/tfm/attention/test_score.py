@@ -22,16 +22,22 @@ def fast_logits(name: str, params: dict, x_BND, x_BSD, scale: str):
     return explicit.logits(q_BHNK, k_BHSK, scale=score.SCALES[scale](q_BHNK.shape[-1], x_BND.shape[-1]))
 
 
-@pytest.mark.parametrize(("name", "bias", "scale"), VARIANTS)
 @cases.float64()
-def test_logits_equal_the_reference(name, bias, scale):
-    params, x_BND, x_BSD = cases.score_params(name, bias), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    fast = fast_logits(name, params, x_BND, x_BSD, scale)
-    heads = 1 if name == "none" else H
-    assert fast.shape == (B, heads, N, S) and fast.dtype == np.float64
-    for b, h in itertools.product(range(B), range(heads)):
-        L = translate.logits(name, params, translate.columns(x_BSD[b]), translate.columns(x_BND[b]), h)
-        cases.close(fast[b, h], reference.scaled(L, scale, K=D if name == "none" else K, D=D).T)
+def test_logits_equal_the_reference():
+    x_BND, x_BSD = cases.normal(1, B, N, D), cases.normal(2, B, S, D)
+    trees = [cases.score_params(name, bias) for name, bias, _ in VARIANTS]
+
+    @jax.jit
+    def every(trees):
+        each = zip(VARIANTS, trees, strict=True)
+        return [fast_logits(name, params, x_BND, x_BSD, scale) for (name, _, scale), params in each]
+
+    for (name, _, scale), params, fast in zip(VARIANTS, trees, every(trees), strict=True):
+        heads = 1 if name == "none" else H
+        assert fast.shape == (B, heads, N, S) and fast.dtype == np.float64
+        for b, h in itertools.product(range(B), range(heads)):
+            L = translate.logits(name, params, translate.columns(x_BSD[b]), translate.columns(x_BND[b]), h)
+            cases.close(fast[b, h], reference.scaled(L, scale, K=D if name == "none" else K, D=D).T)
 
 
 @pytest.mark.parametrize("name", cases.SCORES)
@@ -92,7 +98,7 @@ def test_initial_parameters_have_unit_variance_and_no_two_matrices_alike():
 
 
 SMALL = dict(K=3, D=5)  # here every term of a formula counts
-STD = {  # of the entries, which make logits of variance 1 (one_matrix.py)
+STD = {  # of the entries, which make logits of variance 1 (score_symmetric.py)
     "tied": (5 * (5 + 3 + 1)) ** -0.25,
     "tied_wide": (5 * (5 + 6 + 1)) ** -0.25,
     "l2_tied": ((3 + 4) / (3 * 5 * (6 * 5 + 4 * 3 + 2))) ** 0.25,

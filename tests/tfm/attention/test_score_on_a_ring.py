@@ -42,7 +42,9 @@ def drawn_odds(name, position):
     variant = getattr(score, name)
     params = cases.drawn(lambda key: variant.init(key, H=H, K=2 * K, D=D, bias=True))
     x_BND = cases.normal(1, B, N, D)
-    q_BHNK, k_BHSK = position.rotate({}, *variant.apply(params, x_BND, x_BND), jnp.arange(N))
+    q_BHNK, k_BHSK = variant.apply(params, x_BND, x_BND)
+    if position.rotate:
+        q_BHNK, k_BHSK = position.rotate({}, q_BHNK, k_BHSK, jnp.arange(N))
     odds_BHN = log_odds(explicit.logits(q_BHNK, k_BHSK, scale=0.5))
     return odds_BHN / np.abs(odds_BHN).max()
 
@@ -72,7 +74,7 @@ def test_rotary_positions_leave_the_sum_zero_only_where_the_query_is_the_key(nam
 def test_a_relative_bias_breaks_the_argument():
     """It may favour what is one place before, wherever that is, and so the predecessor of every token but the first."""
     params = {"b_HR": jnp.where(jnp.arange(2 * N - 1) == N - 2, 1.0, 0.0)[None]}
-    odds_HN = log_odds(relative_position.relative.bias(params, 1)(jnp.arange(N), jnp.arange(N)))
+    odds_HN = log_odds(relative_position.relative.bias(params, jnp.arange(N), jnp.arange(N), H=1))
     np.testing.assert_array_equal(odds_HN, [[0, *[1] * (N - 1)]])
 
 

@@ -1,0 +1,78 @@
+"""Tokens from words and images (E1, E2), and how embeddings and heads begin."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import translate
+from cases import B, D, N, W
+
+from tfm import embed, head, shapes
+
+
+@cases.float64()
+def test_words_equal_the_reference():
+    params, w_BN = cases.drawn(lambda key: embed.words.init(key, W=W, D=D)), cases.words()
+    x_BND = embed.words.apply(params, w_BN)
+    for b in range(B):
+        x = reference.one_hot(np.asarray(w_BN[b]), W)
+        cases.close(x_BND[b], reference.embedded(x, np.asarray(params["E_WD"])), 0)
+
+
+def image(B=2, Y=6, X=9, Z=5) -> jax.Array:
+    return cases.normal(0, B, Y, X, Z)
+
+
+@cases.float64()
+def test_patches_equal_the_reference():
+    image_BYXZ, P = image(), 3 * 3 * 5
+    params = cases.drawn(lambda key: embed.patches.init(key, P=P, D=D))
+    x_BND = embed.patches.apply(params, embed.cut(image_BYXZ, size=3))
+    assert x_BND.shape == (2, 6, D)
+    for b in range(2):
+        slow = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 3)
+        cases.close(x_BND[b], slow.T + np.asarray(params["b_D"]))
+
+
+def test_patches_are_in_reading_order():
+    image_BYXZ = jnp.arange(2 * 4 * 1).reshape(1, 2, 4, 1)
+    np.testing.assert_array_equal(embed.cut(image_BYXZ, size=2), [[[0, 1, 4, 5], [2, 3, 6, 7]]])
+
+
+@pytest.mark.parametrize(("Y", "X"), [(6, 8), (7, 9)])
+def test_images_that_do_not_divide_are_refused(Y, X):
+    with pytest.raises(ValueError, match=f"images of {Y} x {X} pixels do not divide into patches of 3 x 3"):
+        embed.cut(image(Y=Y, X=X), size=3)
+
+
+@cases.float64()
+def test_class_token_stands_first():
+    params, x_BND = cases.drawn(lambda key: embed.class_token_init(key, D=D)), cases.normal(1, B, N, D)
+    y_BND = embed.class_token(params, x_BND)
+    for b in range(B):
+        slow = reference.with_class_token(translate.columns(x_BND[b]), np.asarray(params["c_D"]))
+        cases.close(y_BND[b], slow.T, 0)
+
+
+def test_class_token_takes_the_dtype_of_the_tokens():
+    params = embed.class_token_init(jax.random.key(0), D=D)
+    assert embed.class_token(params, cases.normal(1, B, N, D).astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+def test_initial_embeddings():
+    key, sizes = jax.random.key(0), dict(D=97)
+    for params, letters, std in [
+        (embed.words.init(key, W=101, **sizes), {"W": 101, "D": 97}, 97**-0.5),
+        (embed.patches.init(key, P=53, **sizes), {"P": 53, "D": 97}, (53 * 97) ** -0.5),
+        (embed.class_token_init(key, D=1009), {"D": 1009}, 1009**-0.5),
+        (head.next_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
+        (head.masked_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
+        (head.pooled.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
+        (head.class_token.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
+    ]:
+        assert shapes.check(params) == letters
+        matrix, *bias = params.values()
+        assert float(matrix.std()) == pytest.approx(std, rel=0.06)
+        assert not any(b.any() for b in bias)

@@ -1,0 +1,60 @@
+"""Losses against the slow reference, as (sum, count)."""
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from cases import B, N, W
+
+from tfm import loss
+
+
+@cases.float64()
+def test_cross_entropy_equals_the_reference():
+    """In nats, over what is asked for only; a target there may be anything, and so may its logits."""
+    logits, target_BN = cases.normal(0, B, N, W, std=3.0), cases.words(1)
+    weight_BN = jnp.asarray(np.random.default_rng(2).integers(0, 3, (B, N)) / 2.0)
+    assert (weight_BN == 0).any() and (weight_BN == 0.5).any()
+    total, count = loss.cross_entropy(logits, target_BN, weight_BN)
+    slow = 0.0
+    for b in range(B):
+        p = [reference.softmax(np.asarray(row)) for row in logits[b]]
+        slow += reference.cross_entropy(p, np.asarray(target_BN[b]), np.asarray(weight_BN[b]))
+    cases.close(total, slow)
+    cases.close(count, float(weight_BN.sum()))
+    dirty = jnp.where(weight_BN[..., None] == 0, jnp.nan, logits)
+    cases.close(loss.cross_entropy(dirty, jnp.where(weight_BN == 0, W + 5, target_BN), weight_BN)[0], slow)
+
+
+def test_cross_entropy_of_nothing_is_zero_of_zero():
+    total, count = loss.cross_entropy(cases.normal(0, B, N, W), cases.words(1), jnp.zeros((B, N)))
+    assert total == 0 and count == 0
+
+
+def test_cross_entropy_has_no_gradient_where_nothing_is_asked():
+    weight_BN = jnp.ones((B, N)).at[1, 3:].set(0.0)
+    gradient = jax.grad(lambda l: loss.cross_entropy(l, cases.words(1), weight_BN)[0])(cases.normal(0, B, N, W))
+    np.testing.assert_array_equal(gradient.any(-1), weight_BN > 0)
+    np.testing.assert_allclose(gradient.sum(-1), 0, atol=1e-6)
+
+
+def test_cross_entropy_of_equal_logits_is_the_logarithm_of_their_number():
+    total, count = loss.cross_entropy(jnp.full((3, 5), 1000.0), jnp.arange(3), jnp.ones(3))
+    assert float(total / count) == pytest.approx(np.log(5), abs=1e-4)
+
+
+def test_losses_of_bfloat16_logits_are_float32():
+    logits, target_BN, weight_BN = cases.normal(0, B, N, W).astype(jnp.bfloat16), cases.words(1), jnp.ones((B, N))
+    total, _ = loss.cross_entropy(logits, target_BN, weight_BN)
+    assert total.dtype == jnp.float32
+    cases.close(total, loss.cross_entropy(logits.astype(jnp.float32), target_BN, weight_BN)[0], 1e-6)
+
+
+def test_accuracy_by_hand():
+    logits = jnp.array([[1.0, 2.0, 0.0], [5.0, 1.0, 1.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
+    hits, asked = loss.accuracy(logits, jnp.array([1, 0, 0, 0]), jnp.array([1.0, 1.0, 1.0, 0.0]))
+    assert (hits, asked) == (2, 3)
+    hits, asked = loss.accuracy(logits, jnp.array([0, 2, 2, 0]), jnp.array([1.0, 1.0, 0.0, 0.0]))
+    assert (hits, asked) == (0, 2)

@@ -1,0 +1,116 @@
+"""The MLPs (E12) against the slow reference."""
+
+import itertools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import reference_tokens
+import translate
+from cases import B, D, F, N
+from jax.sharding import PartitionSpec as P
+
+from experiments.engine import mesh
+from tfm import mlp, shapes
+
+MLPS = {name: getattr(mlp, name) for name in "relu gelu gelu_tanh two_hidden_relu two_hidden_gelu swiglu".split()}
+MATRICES = dict.fromkeys(MLPS, {"W1_FD", "W2_DF"})
+MATRICES |= {"two_hidden_relu": {"W1_FD", "Wh_FF", "W2_DF"}, "two_hidden_gelu": {"W1_FD", "Wh_FF", "W2_DF"}}
+MATRICES |= {"swiglu": {"W1_FD", "Wg_FD", "W2_DF"}}
+
+
+def mlp_params(name: str, bias: bool) -> dict:
+    return cases.drawn(lambda key: MLPS[name].init(key, D=D, F=F, M=1, bias=bias), std=0.5)
+
+
+def slow_mlp(name: str, params: dict, X):
+    """The reference of one sequence; its matrices are transposed, since seed 004 writes x W_1."""
+
+    def of(matrix: str, bias: str):
+        W = np.asarray(params[matrix], np.float64)
+        return W.T, np.asarray(params.get(bias, np.zeros(len(W))), np.float64)
+
+    first, last = of("W1_FD", "b1_F"), of("W2_DF", "b2_D")
+    if name == "swiglu":
+        return reference_tokens.swiglu(X, *of("Wg_FD", "bg_F"), *first, *last)
+    if name == "gelu_tanh":
+        return reference.mlp(X, *first, *last, reference_tokens.gelu_tanh)
+    activation = getattr(reference, name.removeprefix("two_hidden_"))
+    if name.startswith("two_hidden"):
+        return reference_tokens.two_hidden_mlp(X, *first, *of("Wh_FF", "bh_F"), *last, activation)
+    return reference.mlp(X, *first, *last, activation)
+
+
+@cases.float64()
+def test_mlp_equals_the_reference():
+    chosen, x_BND = [*itertools.product(MLPS, [True, False])], cases.normal(1, B, N, D)
+    trees = [mlp_params(name, bias) for name, bias in chosen]
+    every = jax.jit(lambda trees: [MLPS[chosen[i][0]].apply(params, x_BND) for i, params in enumerate(trees)])
+    for (name, bias), params, y_BND in zip(chosen, trees, every(trees), strict=True):
+        assert {key for key in params if key.startswith("W")} == MATRICES[name]
+        assert len(params) == (2 if bias else 1) * len(MATRICES[name])
+        for b in range(B):
+            cases.close(y_BND[b], slow_mlp(name, params, translate.columns(x_BND[b])).T)
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_mlp_treats_every_token_alike_and_alone(name):
+    params, x_BND = mlp_params(name, True), cases.normal(1, B, N, D)
+    y_BND, order = MLPS[name].apply(params, x_BND), np.random.default_rng(0).permutation(N)
+    cases.close(MLPS[name].apply(params, x_BND[:, order]), y_BND[:, order], 1e-6)
+    cases.close(MLPS[name].apply(params, x_BND[:, :1]), y_BND[:, :1], 1e-6)
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_initial_mlp(name):
+    """W1, Wh and Wg keep unit variance; W2 starts at 1/sqrt(2 M F); biases are zero and change no matrix."""
+    init, sizes = MLPS[name].init, dict(D=97, F=211, M=7)
+    params = init(jax.random.key(0), bias=True, **sizes)
+    stds = {"W1_FD": 97**-0.5, "Wg_FD": 97**-0.5, "Wh_FF": 211**-0.5, "W2_DF": (2 * 7 * 211) ** -0.5}
+    assert shapes.check(params) == {"D": 97, "F": 211}
+    for key in MATRICES[name]:
+        assert float(params[key].std()) == pytest.approx(stds[key], rel=0.03)
+    assert abs(np.corrcoef(params["W1_FD"].ravel(), params["W2_DF"].T.ravel())[0, 1]) < 0.04
+    if "Wg_FD" in params:
+        assert abs(np.corrcoef(params["W1_FD"].ravel(), params["Wg_FD"].ravel())[0, 1]) < 0.04
+    assert not any(params[key].any() for key in params.keys() - MATRICES[name])
+    without = init(jax.random.key(0), bias=False, **sizes)
+    assert set(without) == MATRICES[name]
+    for key in without:
+        np.testing.assert_array_equal(without[key], params[key])
+
+
+def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
+    """Every activation can be differentiated inside shard_map, whichever JAX it is."""
+    all_params, x_BND = {name: mlp_params(name, True) for name in MLPS}, cases.normal(1, 8, N, D)
+
+    def loss(all_params, x_BND):
+        return sum(jnp.sum(jnp.sin(MLPS[name].apply(params, x_BND))) for name, params in all_params.items())
+
+    def local(all_params, x_BND):
+        return jax.grad(lambda all_params: jax.lax.psum(loss(all_params, x_BND), mesh.DATA))(all_params)
+
+    one = jax.jit(jax.grad(loss))(all_params, x_BND)
+    eight = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=(P(), P("data"))))(all_params, x_BND)
+    jax.tree.map(lambda spread, single: cases.close(spread, single, 1e-5), eight, one)
+
+
+@pytest.mark.parametrize("name", MLPS)
+def test_an_mlp_keeps_bfloat16(name):
+    params, x_BND = mlp_params(name, True), cases.normal(1, B, N, D)
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x_BND))
+    y_BND = MLPS[name].apply(*narrow)
+    assert y_BND.dtype == jnp.bfloat16
+    cases.close(y_BND.astype(np.float32), MLPS[name].apply(params, x_BND), 0.05)
+
+
+@cases.float64()
+def test_the_derivative_of_gelu_is_its_difference_quotient():
+    x = jnp.linspace(-6, 6, 101)
+    h = 1e-5
+    slope = (mlp.exact_gelu(x + h) - mlp.exact_gelu(x - h)) / (2 * h)
+    cases.close(jax.vmap(jax.grad(mlp.exact_gelu))(x), slope, 1e-8)
+    cases.close(mlp.exact_gelu(x), jax.nn.gelu(x, approximate=False), 1e-12)

@@ -1,0 +1,231 @@
+"""Norms (E14-E17) against the slow reference; the statistics of the batch norm on one device and on eight."""
+
+import itertools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import reference_tokens
+import translate
+from cases import B, D, N
+from jax.sharding import PartitionSpec as P
+
+from experiments.engine import by_name, mesh
+from tfm import layout, norm
+
+NORMS = {"token": norm.token, "token_plain": norm.token_plain, "rms": norm.rms}
+NORMS |= {"batch": norm.batch, "instance": norm.instance}
+LEAVES = {"token": {"gain_D", "shift_D"}, "token_plain": set(), "rms": {"gain_D"}, "instance": {"gain_D", "shift_D"}}
+LEAVES |= {"batch": {"gain_D", "shift_D", "mean_D", "var_D"}}
+
+
+def norm_params(name: str) -> dict:
+    """Random parameters; a variance is positive."""
+    params = cases.drawn(lambda key: NORMS[name].init(key, D=D))
+    return params | ({"var_D": jnp.square(params["var_D"]) + 0.1} if name == "batch" else {})
+
+
+def slow_norm(name: str, params: dict, X, *, eps: float):
+    """The reference of one sequence."""
+    p = {key: np.asarray(leaf, np.float64) for key, leaf in params.items()}
+    if name == "rms":
+        return reference_tokens.rms_norm(X, p["gain_D"], eps)
+    if name == "batch":
+        return reference_tokens.batch_norm(X, p["mean_D"], p["var_D"], p["gain_D"], p["shift_D"], eps)
+    if name == "instance":
+        return reference_tokens.instance_norm(X, p["gain_D"], p["shift_D"], eps)
+    return translate.norm(params, X, eps=eps)
+
+
+@cases.float64()
+def test_norms_equal_the_reference():
+    all_params, x_BND = {name: norm_params(name) for name in NORMS}, cases.normal(1, B, N, D) * 3 + 2
+    chosen = [*itertools.product(NORMS, [0.0, 1e-5, 0.7])]
+    every = jax.jit(lambda all_params: [NORMS[name].apply(all_params[name], x_BND, eps=eps) for name, eps in chosen])
+    for (name, eps), y_BND in zip(chosen, every(all_params), strict=True):
+        assert set(all_params[name]) == LEAVES[name]
+        for b in range(B):
+            cases.close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
+
+
+@cases.float64()
+def test_three_papers_one_norm():
+    """E14 with gamma = 1, beta = 0 is E15, and E16 with epsilon = 0 is E14."""
+    X, one, zero = np.asarray(cases.normal(1, D, N)), np.ones(D), np.zeros(D)
+    gamma, beta = np.asarray(cases.normal(2, D)), np.asarray(cases.normal(3, D))
+    cases.close(reference.token_norm(X, one, zero), reference.standardised(X))
+    cases.close(reference.layer_norm(X, gamma, beta, 0), reference.token_norm(X, gamma, beta))
+
+
+def test_a_constant_token_is_zero_with_eps():
+    np.testing.assert_array_equal(norm.token_plain.apply({}, jnp.full((1, 1, D), 3.0), eps=1e-5), jnp.zeros((1, 1, D)))
+
+
+def test_norms_start_as_standardisation():
+    """Over their own axes; rms divides by the root of the mean square, and batch knows no other batch yet."""
+    x_BND = cases.normal(1, B, N, D)
+    start = {name: NORMS[name].apply(NORMS[name].init(jax.random.key(0), D=D), x_BND, eps=0.1) for name in NORMS}
+    by_hand = (x_BND - x_BND.mean(-1, keepdims=True)) / np.sqrt(np.var(x_BND, axis=-1, keepdims=True) + 0.1)
+    cases.close(start["token"], by_hand, 1e-6)
+    np.testing.assert_array_equal(start["token_plain"], start["token"])
+    cases.close(start["instance"], norm.token_plain.apply({}, x_BND.swapaxes(1, 2), eps=0.1).swapaxes(1, 2), 1e-6)
+    cases.close(start["batch"], x_BND / np.sqrt(1.1), 1e-6)
+    cases.close(start["rms"], x_BND / np.sqrt(np.square(x_BND).mean(-1, keepdims=True) + 0.1), 1e-6)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_of_bfloat16_tokens_are_rounded_once(name):
+    """Gain and shift have more bits than the tokens; the batch norm takes the statistics of these very tokens."""
+    x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
+    params = norm_params(name)
+    if name == "batch":
+        params |= norm.batch.observe(x_BND)
+    y_BND = NORMS[name].apply(params, x_BND, eps=1e-6)
+    assert y_BND.dtype == jnp.bfloat16
+    exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
+    assert (np.abs(np.asarray(y_BND[0], np.float64) - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all()
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_float32_norm_is_close_to_float64(name):
+    params, x_BND = norm_params(name), cases.normal(1, B, N, D)
+    narrow = NORMS[name].apply(params, x_BND, eps=1e-5)
+    with cases.float64():
+        wide = NORMS[name].apply(*cases.wide((params, x_BND)), eps=1e-5)
+    assert narrow.dtype == np.float32 and wide.dtype == np.float64
+    cases.close(narrow, wide, 1e-5)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_which_tokens_a_norm_lets_meet(name):
+    """Changing the last token changes it alone, except where the norm is over the sequence (and in that one only)."""
+    x_BND, params = cases.normal(1, B, N, D), norm_params(name)
+    y_BND = NORMS[name].apply(params, x_BND, eps=1e-5)
+    other = NORMS[name].apply(params, x_BND.at[0, -1].add(1.0), eps=1e-5)
+    changed_BN = (np.asarray(other) != np.asarray(y_BND)).any(-1)
+    np.testing.assert_array_equal(changed_BN[0], np.ones(N) if name == "instance" else np.arange(N) == N - 1)
+    assert not changed_BN[1:].any()
+
+
+# ------------------------------------------------------------------------------------------------------------ batch
+
+KEPT = {"mean_D", "var_D"}
+DATA = layout.Layout(batch=(mesh.DATA,))
+
+
+def eight_devices(function, *, batched: tuple[bool, ...]):
+    """The compiled function on eight devices, each with an eighth of what is batched."""
+    return jax.jit(mesh.sharded(function, mesh.make(data=8), in_specs=tuple(P("data") if b else P() for b in batched)))
+
+
+def gathered(x_BND: jax.Array) -> jax.Array:
+    """The whole batch on every device: each puts its share among zeros, and the devices are added."""
+    share = jnp.arange(8) == jax.lax.axis_index(mesh.DATA)
+    return jax.lax.psum(share[:, None, None, None] * x_BND, mesh.DATA).reshape(-1, *x_BND.shape[1:])
+
+
+@cases.float64()
+def test_the_statistics_of_a_batch_equal_the_reference():
+    """And with them a batch has mean shift and variance gain^2, feature by feature."""
+    params, x_BND = norm_params("batch"), cases.normal(1, B, N, D) * 3 + 2
+    observed = norm.batch.observe(x_BND)
+    means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
+    assert set(observed) == KEPT < set(params)
+    cases.close(observed["mean_D"], means)
+    cases.close(observed["var_D"], variances)
+    y_BND = np.asarray(norm.batch.apply(params | observed, x_BND, eps=0.0))
+    cases.close(y_BND.mean((0, 1)), params["shift_D"])
+    cases.close(y_BND.var((0, 1)), np.square(params["gain_D"]))
+
+
+def test_only_the_batch_norm_keeps_statistics():
+    assert {name for name, chosen in by_name.candidates(norm).items() if chosen.observe} == {"batch"}
+
+
+def test_a_large_mean_leaves_the_variance_its_digits():
+    """float32 holds 10000^2 to the nearest 8 only, so E[x^2] - E[x]^2 would be noise; the means themselves to 0.001."""
+    x_BND = cases.normal(1, 8, 61, D) + 1e4
+    exact = np.var(np.asarray(x_BND, np.float64), axis=(0, 1))
+    cases.close(norm.batch.observe(x_BND)["var_D"], exact, 1e-3)
+    spread = eight_devices(lambda x_BND: norm.batch.observe(x_BND, layout=DATA), batched=(True,))
+    cases.close(spread(x_BND)["var_D"], exact, 1e-3)
+
+
+def test_bfloat16_tokens_have_float32_statistics():
+    """A mean of 9 hides the last bits of what bfloat16 would add up."""
+    x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
+    observed = norm.batch.observe(x_BND)
+    means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
+    assert observed["mean_D"].dtype == observed["var_D"].dtype == np.float32
+    cases.close(observed["mean_D"], means, 1e-5)
+    cases.close(observed["var_D"], variances, 1e-5)
+
+
+def whole_loss(params: dict, x_BND: jax.Array, over: layout.Layout = layout.ONE):
+    """A loss over all devices in which every token meets every other: (loss, (statistics, output))."""
+    observed = norm.batch.observe(x_BND, layout=over)
+    y_BND = norm.batch.apply(params | observed, x_BND, eps=1e-5)
+    total = jnp.sum(jnp.sin(y_BND) * jnp.cos(x_BND) + y_BND**3)
+    total = jax.lax.psum(total, mesh.DATA) if over.batch else total
+    return total + jnp.sum(observed["mean_D"] * observed["var_D"]), (observed, y_BND)
+
+
+def test_eight_devices_equal_one_in_statistics_output_and_gradients():
+    """The devices' shares differ in their means, so a device could not do with its own."""
+    params, x_BND = norm_params("batch"), cases.normal(1, 16, N, D) + 10 * cases.normal(2, 16, 1, D)
+    differentiated = jax.value_and_grad(whole_loss, argnums=(0, 1), has_aux=True)
+
+    def local(params, x_BND):
+        (loss, (observed, y_BND)), (of_params, of_x) = differentiated(params, x_BND, DATA)
+        return (loss, (observed, gathered(y_BND))), (of_params, gathered(of_x))
+
+    one = jax.jit(lambda params, x_BND: differentiated(params, x_BND))(params, x_BND)
+    eight = eight_devices(local, batched=(False, True))(params, x_BND)
+    jax.tree.map(lambda spread, single: cases.close(spread, single, 1e-5), eight, one)
+    assert min(np.abs(leaf).max() for leaf in (one[1][0]["gain_D"], one[1][0]["shift_D"], one[1][1])) > 1
+
+
+@cases.float64()
+def test_gradients_pass_through_the_statistics():
+    """As through the formula written out, in which mean and variance are functions of the tokens."""
+    params, x_BND, w_BND = norm_params("batch"), cases.normal(1, B, N, D), cases.normal(2, B, N, D)
+
+    def by_hand(x_BND):
+        return jnp.sum(w_BND * params["gain_D"] * (x_BND - x_BND.mean((0, 1))) / jnp.sqrt(x_BND.var((0, 1)) + 0.1))
+
+    def observed(x_BND):
+        return jnp.sum(w_BND * norm.batch.apply(params | norm.batch.observe(x_BND), x_BND, eps=0.1))
+
+    cases.close(jax.grad(observed)(x_BND), jax.grad(by_hand)(x_BND))
+
+
+def test_training_asks_nothing_of_the_running_averages():
+    """Their gradient is exactly zero while the batch's own statistics are used, so no optimiser moves them."""
+    params, x_BND = norm_params("batch"), cases.normal(1, B, N, D)
+    of_params = jax.grad(lambda params: whole_loss(params, x_BND)[0])(params)
+    assert not of_params["mean_D"].any() and not of_params["var_D"].any()
+    assert of_params["gain_D"].all() and of_params["shift_D"].all()
+
+
+def test_a_token_in_evaluation_does_not_depend_on_its_batch():
+    """Nor on the length of its sequence: only the averages of past batches stand between it and the result."""
+    params, x_BND = norm_params("batch"), cases.normal(1, B, N, D)
+    y_BND = norm.batch.apply(params, x_BND, eps=1e-5)
+    np.testing.assert_array_equal(norm.batch.apply(params, x_BND[1:, 2:3], eps=1e-5), y_BND[1:, 2:3])
+
+
+@cases.float64()
+def test_instance_norm_of_tokens_that_devices_share_is_that_of_all():
+    params, x_BND = norm_params("instance"), cases.normal(1, B, 16, D) * 3 + 2
+    over = layout.Layout(sequence="data")
+
+    def local(x_BND):
+        y_BND = norm.instance.apply(params, x_BND, eps=0.1, layout=over)
+        return jax.lax.psum(jnp.sin(y_BND).sum((1, 2)), "data"), jax.lax.pmax(jnp.abs(y_BND).max(), "data")
+
+    spread = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=P(None, "data")))
+    whole_BND = norm.instance.apply(params, x_BND, eps=0.1)
+    cases.agree(spread(x_BND), (jnp.sin(whole_BND).sum((1, 2)), jnp.abs(whole_BND).max()))
