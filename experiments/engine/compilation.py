@@ -65,18 +65,23 @@ class Compiled(dict):
     """The compiled training step for each size of a batch; called, it takes the one for the batch that is given."""
 
     def __call__(self, state: Any, batch: dict, *rest: Any) -> Any:
-        return self[batch["example_B"].shape[0]](state, batch, *rest)
+        return self[_size(batch)](state, batch, *rest)
 
     def largest(self) -> Any:
         """The one for the largest batch."""
         return self[max(self)]
 
 
+def _size(batch: dict) -> int:
+    """Examples of a batch, of which every array has a row for each."""
+    return next(iter(batch.values())).shape[0]
+
+
 def ahead(step: Callable, state: Any, batches: Iterable[dict], *rest: Any) -> tuple[Compiled, float]:
     """The jitted step(state, batch, *rest) compiled for each size among these batches, and the seconds it took."""
     began, compiled = time.perf_counter(), Compiled()
     for batch in batches:
-        size = batch["example_B"].shape[0]
+        size = _size(batch)
         if size not in compiled:
             compiled[size] = step.lower(state, batch, *rest).compile()
     return compiled, time.perf_counter() - began
