@@ -134,43 +134,9 @@ def total(tree: Any, mesh: Mesh) -> Any:
 
 
 def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = WHOLE) -> Callable:
-    """`function` on every device, each with its part of the arguments; collectives inside are explicit and checked.
-
-    Where the mesh has the axis `seed`, the `jax.vmap` of this over several runs spreads the runs over that axis.
-    """
-    one = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
-    if SEED not in mesh.axis_names:
-        return one
-    # Written out: jax.vmap(jax.shard_map(...), spmd_axis_name=SEED) trips over its own check_vma (JAX 0.8 to 0.12).
-    batched = jax.custom_batching.custom_vmap(one)
-
-    @batched.def_vmap
-    def of_runs(size: int, has_rows: Any, *arguments: Any) -> tuple[Any, Any]:
-        leaves, tree = jax.tree.flatten(arguments)
-        rows = jax.tree.leaves(tuple(has_rows))
-        specs = jax.tree.leaves(
-            jax.tree.map(
-                lambda spec, part: jax.tree.map(lambda _: spec, part), tuple(in_specs), arguments, is_leaf=is_spec
-            ),
-            is_leaf=is_spec,
-        )
-        rows_in = [PartitionSpec(SEED, *spec) if row else spec for spec, row in zip(specs, rows, strict=True)]
-        rows_out = jax.tree.map(lambda spec: PartitionSpec(SEED, *spec), out_specs, is_leaf=is_spec)
-
-        def local(*leaves: jax.Array) -> Any:
-            shared = [None if row else leaf for leaf, row in zip(leaves, rows, strict=True)]
-
-            def run(own: list[jax.Array]) -> Any:
-                found = iter(own)
-                return function(*tree.unflatten([next(found) if leaf is None else leaf for leaf in shared]))
-
-            own = [leaf for leaf, row in zip(leaves, rows, strict=True) if row]
-            return jax.vmap(run)(own) if side_by_side(mesh) else jax.lax.map(run, own)
-
-        made = jax.shard_map(local, mesh=mesh, in_specs=tuple(rows_in), out_specs=rows_out)(*leaves)
-        return made, jax.tree.map(lambda _: True, made)
-
-    return batched
+    """`function` on every device, each with its part of the arguments: data parallel, FSDP, tensor and sequence
+    parallel, as the specs say. Collectives inside are explicit and checked."""
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 
 
 def side_by_side(mesh: Mesh) -> bool:

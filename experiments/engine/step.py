@@ -113,7 +113,7 @@ def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) 
     return State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
 
-def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
+def gradient(task: Task, mesh: Mesh, *, accumulation: int, sharded: Callable = meshes.sharded) -> Callable:
     """(params, batch, key) -> (gradient, metrics) of psum(sums) / psum(counts), each leaf where its parameter is.
 
     Every device adds up its share and `psum` adds the devices, numerator and denominator apart, so unequal numbers of
@@ -151,7 +151,7 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int) -> Callable:
     def spread(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
         of_params = shapes.specs(params, task.layout.rules)
         specs = {"in_specs": (of_params, meshes.batch_specs(mesh, batch), P()), "out_specs": (of_params, P())}
-        return meshes.sharded(local, mesh, **specs)(params, batch, key)
+        return sharded(local, mesh, **specs)(params, batch, key)
 
     return spread
 
@@ -196,6 +196,7 @@ def one_step(
     accumulation: int,
     nan: str = "abort",
     spike: float = 0.0,
+    sharded: Callable = meshes.sharded,
 ) -> Callable[..., tuple[State, dict]]:
     """The step (state, batch, alive) -> (state, metrics).
 
@@ -204,7 +205,7 @@ def one_step(
     without an update. spike > 0: so does one that jumps by more sigmas (`guard.is_spike`; `guard.remembering` must be
     around the optimiser). Where steps may be skipped, the metric `skipped` is how many of the run's steps were.
     """
-    propose = proposal(task, optimiser, mesh, accumulation=accumulation)
+    propose = proposal(task, optimiser, mesh, accumulation=accumulation, sharded=sharded)
 
     def step(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
         made = propose(state, batch)
@@ -236,9 +237,9 @@ class Proposal(NamedTuple):
     metrics: dict[str, jax.Array]
 
 
-def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, *, accumulation: int) -> Callable:
+def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **how: Any) -> Callable:
     """(state, batch) -> Proposal: the gradient of the batch, and what the optimiser makes of it."""
-    grads_and_metrics = gradient(task, mesh, accumulation=accumulation)
+    grads_and_metrics = gradient(task, mesh, **how)
     optimiser = optax.with_extra_args_support(optimiser)
 
     def propose(state: State, batch: dict) -> Proposal:
@@ -279,7 +280,7 @@ def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, float]]:
     return lambda *args: {name: float(mean) for name, mean in evaluate(task, mesh, sums, *args).items()}
 
 
-def held_out(task: Task, mesh: Mesh) -> Callable[[Any, dict], Ratios]:
+def held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> Callable[[Any, dict], Ratios]:
     """(params, batch) -> the sums and counts of all measures of a held-out batch."""
 
     def local(params: Any, batch: dict) -> Ratios:
@@ -287,7 +288,7 @@ def held_out(task: Task, mesh: Mesh) -> Callable[[Any, dict], Ratios]:
 
     def sums(params: Any, batch: dict) -> Ratios:
         specs = shapes.specs(params, task.layout.rules), meshes.batch_specs(mesh, batch)
-        return meshes.sharded(local, mesh, in_specs=specs)(params, batch)
+        return sharded(local, mesh, in_specs=specs)(params, batch)
 
     return sums
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.engine import compilation
 from experiments.engine import mesh as meshes
@@ -37,6 +37,46 @@ class VmappedRuns(NamedTuple):
 def over_rows(of: VmappedRuns, function: Callable) -> Callable:
     """The function of one run, for all of them; every argument's leaves have R rows."""
     return jax.vmap(function) if of.batched else lambda *rows: jax.lax.map(lambda row: function(*row), rows)
+
+
+def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = meshes.WHOLE) -> Callable:
+    """`mesh.sharded`; where the mesh has the axis `seed`, jax.vmap of this over several runs spreads them over it."""
+    one = meshes.sharded(function, mesh, in_specs=in_specs, out_specs=out_specs)
+    if meshes.SEED not in mesh.axis_names:
+        return one
+    # Written out: jax.vmap(jax.shard_map(...), spmd_axis_name=SEED) trips over its own check_vma (JAX 0.8 to 0.12).
+    batched = jax.custom_batching.custom_vmap(one)
+
+    @batched.def_vmap
+    def of_runs(size: int, has_rows: Any, *arguments: Any) -> tuple[Any, Any]:
+        leaves, tree = jax.tree.flatten(arguments)
+        rows = jax.tree.leaves(tuple(has_rows))
+        specs = jax.tree.leaves(
+            jax.tree.map(
+                lambda spec, part: jax.tree.map(lambda _: spec, part),
+                tuple(in_specs),
+                arguments,
+                is_leaf=meshes.is_spec,
+            ),
+            is_leaf=meshes.is_spec,
+        )
+        rows_in = [PartitionSpec(meshes.SEED, *spec) if row else spec for spec, row in zip(specs, rows, strict=True)]
+        rows_out = jax.tree.map(lambda spec: PartitionSpec(meshes.SEED, *spec), out_specs, is_leaf=meshes.is_spec)
+
+        def local(*leaves: jax.Array) -> Any:
+            shared = [None if row else leaf for leaf, row in zip(leaves, rows, strict=True)]
+
+            def run(own: list[jax.Array]) -> Any:
+                of_run = iter(own)
+                return function(*tree.unflatten([next(of_run) if leaf is None else leaf for leaf in shared]))
+
+            own = [leaf for leaf, row in zip(leaves, rows, strict=True) if row]
+            return jax.vmap(run)(own) if meshes.side_by_side(mesh) else jax.lax.map(run, own)
+
+        made = meshes.sharded(local, mesh, in_specs=tuple(rows_in), out_specs=rows_out)(*leaves)
+        return made, jax.tree.map(lambda _: True, made)
+
+    return batched
 
 
 def initial_state(of: VmappedRuns, seeds: Sequence[int], numbers: Numbers) -> steps.State:
@@ -79,7 +119,9 @@ def step(of: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
 
     def one(state: steps.State, batch: dict, alive: jax.Array, numbers: dict) -> tuple[steps.State, dict]:
         rate, optimiser = of.optimiser(**{name: x for name, x in numbers.items() if name in OPTIMISER})
-        return steps.one_step(of.task, optimiser, rate, of.mesh, accumulation=of.accumulation)(state, batch, alive)
+        return steps.one_step(of.task, optimiser, rate, of.mesh, accumulation=of.accumulation, sharded=sharded)(
+            state, batch, alive
+        )
 
     def rows(state: steps.State, *arguments: Any) -> tuple[steps.State, dict]:
         new, metrics = over_rows(of, one)(state, *arguments)
@@ -96,7 +138,7 @@ def evaluator(of: VmappedRuns) -> Callable[[Any], dict[str, np.ndarray]]:
 
 def held_out(of: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:
     """`steps.held_out` of the parameters of all rows, jitted."""
-    sums = steps.held_out(of.task, of.mesh)
+    sums = steps.held_out(of.task, of.mesh, sharded=sharded)
 
     def rows(params: Any, batch: dict) -> steps.Ratios:
         return over_rows(of, lambda params: sums(params, batch))(params)

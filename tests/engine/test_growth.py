@@ -62,10 +62,7 @@ def test_throughput_counts_the_tokens_of_every_step(monkeypatch, capsys):
 
 def test_the_step_of_a_batch_is_that_of_its_size_and_the_memory_is_that_of_the_largest():
     step = jax.jit(lambda state, batch: state + batch["x_B"].sum())
-    batches = [
-        {"x_B": jax.ShapeDtypeStruct((n,), "float32")}
-        for n in (3, 5, 3)
-    ]
+    batches = [{"x_B": jax.ShapeDtypeStruct((n,), "float32")} for n in (3, 5, 3)]
     compiled, _ = compilation.ahead(step, jax.ShapeDtypeStruct((), "float32"), batches)
     assert sorted(compiled) == [3, 5] and compiled.largest() is compiled[5]
 
