@@ -150,7 +150,7 @@ EVERY = 25
 
 
 def checked(name, flops, *, steps=300, worth=5.0):
-    program = types.SimpleNamespace(name=name, rows=range(5))
+    program = types.SimpleNamespace(name=name, runs=range(5))
     return preparing.Checked(program, [], steps, params=1, flops=flops, evaluation=worth, every=EVERY)
 
 
