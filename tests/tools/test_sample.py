@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import io
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -20,10 +19,11 @@ import pytest
 import tiny
 
 from configs import base
-from experiments import language, vision
+from experiments import language
 from experiments import model as models
 from experiments.data import image_file, images, pretrained_tokenizer, tokenizer
-from experiments.engine import checkpoint, errors, log
+from experiments.engine import by_name, checkpoint, errors, log
+from experiments.engine import run as engine_run
 from experiments.pretrained import open_model
 from experiments.tools import export, fill, sample
 from tfm import embed, head
@@ -45,25 +45,49 @@ STORIES = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / "stories260K"
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
-    """A function from the name of a run to its folder, each trained once, without figures."""
-    done = {}
+    """A function from the name of a run to its folder: the causal one is trained, the others have drawn parameters."""
+    folders = {}
 
     def run(name):
-        if name not in done:
+        if name not in folders:
             folder, (experiment, changes) = tmp_path_factory.mktemp(name), RUNS[name]
             (folder / "text.txt").write_bytes(tiny.TEXT)
             changes = SMALL | changes | ({"text.source": str(folder / "text.txt")} if experiment == "language" else {})
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
-                patch.setattr(language, "figures", lambda *_: [])
-                patch.setattr(vision, "figures", lambda *_: [])
-                file = tiny.config_file(folder, experiment, **changes)
-                outcome = tiny.run("--config", file, "--workdir", str(folder / "run"))
-            assert (outcome.code, outcome.err) == (0, "")
-            done[name] = folder / "run"
-        return done[name]
+            folders[name] = (trained if name == "causal" else drawn)(folder, experiment, changes)
+        return folders[name]
 
     return run
+
+
+def trained(folder, experiment, changes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
+        patch.setattr(language, "figures", lambda *_: [])
+        outcome = tiny.run(
+            "--config", tiny.config_file(folder, experiment, **changes), "--workdir", str(folder / "run")
+        )
+    assert (outcome.code, outcome.err) == (0, "")
+    return folder / "run"
+
+
+def drawn(folder, experiment, changes):
+    """What a run leaves, its parameters normal numbers."""
+    settings = tiny.settings(experiment, **changes)
+    with contextlib.redirect_stdout(io.StringIO()):
+        work = by_name.experiment(experiment).prepare(settings, engine_run.devices(settings))
+    keep(folder, 2, tiny.drawn(work.task))
+    (folder / "config.json").write_text(json.dumps({"config": settings.to_dict()}))
+    for name, content in work.files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def keep(folder, step, params):
+    """A checkpoint of these parameters."""
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    saves = checkpoint.Checkpoints(folder / "checkpoints", keep=2)
+    saves.save(step, {"params": params})
+    saves.close()
 
 
 def changed(folder, copy, **values):
@@ -132,9 +156,7 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run_of
     folder = changed(run_of("causal"), tmp_path / "copy", text__objective=kind)
     rng = np.random.default_rng(1)  # two steps do not teach a model to look at what comes later
     large = jax.tree.map(lambda x: rng.standard_normal(x.shape, np.float32), open_model.open(str(folder)).params)
-    saves = checkpoint.Checkpoints(folder / "checkpoints", keep=2)
-    saves.save(3, {"params": large})
-    saves.close()
+    keep(folder, 3, large)
     monkeypatch.setattr(sample, "AT_ONCE", 3)
     said = []
     monkeypatch.setattr(log, "say", said.append)
@@ -149,30 +171,26 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run_of
 
 
 def test_several_prompts_at_once_are_each_as_alone(run_of, tmp_path):
-    folder, prompts = run_of("causal"), ["A king", "w"]
-    together = use("sample", tmp_path / "out", checkpoint=folder, prompt=prompts, max_new_tokens=7)
-    told = (tmp_path / "out" / "sample.txt").read_text(encoding="utf-8")
-    assert together.code == 0 and all(text in told for text in prompts)
-    greedy = {"checkpoint": folder, "max_new_tokens": 7, "temperature": 0.0}
-    alone = [use("sample", **greedy, prompt=text).out for text in prompts]
-    assert use("sample", **greedy, prompt=prompts).out == alone[0] + "\n" + alone[1]
-    assert "is there already" in refusal("sample", tmp_path / "out", checkpoint=folder, prompt="A", max_new_tokens=2)
+    greedy = {"checkpoint": run_of("causal"), "max_new_tokens": 7, "temperature": 0.0}
+    together = use("sample", tmp_path / "out", **greedy, prompt=["A king", "w"])
+    alone = [use("sample", **greedy, prompt=text).out for text in ("A king", "w")]
+    assert together == (0, alone[0] + "\n" + alone[1], "")
+    assert (tmp_path / "out" / "sample.txt").read_text(encoding="utf-8") == together.out
+    assert "is there already" in refusal("sample", tmp_path / "out", **greedy, prompt="A")
+    with contextlib.redirect_stdout(io.StringIO()) as said:  # in a notebook
+        texts = sample.run(run_of("causal"), prompt=["A king", "w"], max_new_tokens=7, temperature=0.0)
+    assert "\n\n".join(texts) + "\n" == together.out == said.getvalue()
 
 
-def test_a_cache_that_grows_changes_no_text(run_of, monkeypatch):
-    how = {"checkpoint": run_of("causal"), "prompt": ["A king", "w"], "temperature": 1.0}
-    at_once = use("sample", **how).out
-    rooms = []
-    grown = kv_cache.grow
-    monkeypatch.setattr(kv_cache, "grow", lambda cache, room: (rooms.append(room), grown(cache, room))[1])
+def test_a_cache_that_grows_changes_no_text_and_chance_depends_on_the_seed_alone(run_of, monkeypatch):
+    how = {"checkpoint": run_of("causal"), "prompt": ["A king", "w"], "temperature": 9.0}
+    at_once = use("sample", **how, seed=1).out
+    assert use("sample", **how, seed=2).out != at_once
+    capacities, grow = [], kv_cache.grow
+    monkeypatch.setattr(kv_cache, "grow", lambda cache, n: (capacities.append(n), grow(cache, n))[1])
     monkeypatch.setattr(sample, "GROWS", 1)
     monkeypatch.setattr(sample, "AT_ONCE", 2)
-    assert use("sample", **how).out == at_once and rooms == [10, 15, N + 2]
-
-
-def test_chance_depends_on_the_seed_alone(run_of):
-    drawn = [use("sample", checkpoint=run_of("causal"), prompt="A", temperature=9.0, seed=s).out for s in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
+    assert use("sample", **how, seed=1).out == at_once and capacities == [10, 15, N + 2]
 
 
 def test_the_text_ends_before_the_stop_however_it_comes():
@@ -372,27 +390,6 @@ def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
     assert "tells the classes of images is needed" in refusal("classify", checkpoint=run_of("causal"), file=file)
 
 
-def like_of(folder, Z=1, **values):
-    """What is expected of an image by a run of such images."""
-    own = {"image": [2, 3, Z], "values": [0.0, 16.0], "mean": [4.0], "std": [2.0], "classes": ["a"]} | values
-    (folder / "data.json").write_text(json.dumps(own))
-    return image_file.expected(folder, {}, Z=Z, C=1)
-
-
-def test_an_image_is_made_like_the_models_own(tmp_path):
-    white = saved(tmp_path, np.full((5, 7, 3), 255, np.uint8))
-    image_1YXZ, told = image_file.read(white, like_of(tmp_path))
-    np.testing.assert_allclose(image_1YXZ, np.full((1, 2, 3, 1), (16 - 4) / 2))
-    assert "5 x 7 pixels, colour, made 2 x 3, grey" in told
-    three = like_of(tmp_path, Z=3, mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0])
-    image_1YXZ, _ = image_file.read(saved(tmp_path, np.zeros((5, 7), np.uint8)), three)
-    np.testing.assert_allclose(image_1YXZ[0, 0, 0], [-1, -2, -3])
-    wide = np.zeros((2, 12), np.uint8)
-    wide[:, 8:] = 255  # the right third is white
-    image_1YXZ, _ = image_file.read(saved(tmp_path, wide), like_of(tmp_path, mean=[0.0], std=[1.0]))
-    assert image_1YXZ[0, :, 0].max() < 1 and image_1YXZ[0, :, 2].min() > 12  # the edge is blurred
-
-
 def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
     def told(name):
         return refusal("classify", checkpoint=run_of("image"), file=tmp_path / name)
@@ -421,124 +418,6 @@ def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
     assert "does not describe images" in refusal("classify", checkpoint=copy, **file)
     (copy / "data.json").unlink()
     assert "there is no" in refusal("classify", checkpoint=copy, **file)
-
-
-RIGHT = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("image", [None, 7, [2, 3], [2, 3, 1], [2, 0, 3], [2.5, 3, 3]]),
-        ("values", [None, [0], [0, "1"], [0, math.nan]]),
-        ("mean", [None, 0.5, [], [1, 2], ["1"], [True], [math.inf]]),
-        ("std", [None, [0, 0, 0], [1, 1, -1], [1, 1], [math.nan]]),
-        ("classes", [None, ["a"], ["a", 1], "ab"]),
-    ],
-)
-def test_what_is_said_of_the_images_must_be_usable(tmp_path, name, wrong):
-    def of_run(values):
-        (tmp_path / "data.json").write_text(json.dumps(RIGHT | values))
-        return image_file.expected(tmp_path, {}, Z=3, C=2)
-
-    found = of_run({})
-    assert {name: found[name] for name in RIGHT} == RIGHT | {"mean": [0.5] * 3}
-    for value in wrong:
-        with pytest.raises(errors.UserError, match=rf"data\.json: {name} must be .* is not$"):
-            of_run({name: value})
-
-
-def test_what_a_published_model_says_of_its_images_must_be_usable(tmp_path):
-    def published_one(values):
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
-        return image_file.expected(tmp_path, {"image": [2, 3], "class_names": ["a", "b"]}, Z=3, C=2)
-
-    assert published_one({"image_mean": [0.25]})["mean"] == [0.25] * 3
-    wrong = {"image_mean": None, "image_std": [0, 0, 0], "rescale_factor": "1"}
-    for name, value in wrong.items():
-        with pytest.raises(errors.UserError, match=rf"preprocessor_config\.json: {name} must be"):
-            published_one({name: value})
-    with pytest.raises(errors.UserError, match="rescale_factor must be a number above 0"):
-        published_one({"rescale_factor": 0})
-    with pytest.raises(errors.UserError, match="image_mean must be"):
-        published_one({"image_mean": 10**400})  # json reads it
-
-
-CROP = {"do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
-MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its pixels
-    "not normalised, with a mean there": (
-        {"do_normalize": False, "image_mean": [0.3] * 3, "size": [12, 24]},
-        lambda x: x / 255,
-    ),
-    "not rescaled": ({"do_rescale": False, "image_mean": 100, "size": [12, 24]}, lambda x: (x - 100) / 0.5),
-    "not resized": ({"do_resize": False}, lambda x: (x / 255 - 0.5) / 0.5),
-    "null is false": ({"do_resize": None, "do_normalize": None}, lambda x: x / 255),
-    "cropped": ({"do_resize": False, "do_normalize": False} | CROP, lambda x: x[4:8, 9:15] / 255),
-    "as high, and cropped": (
-        {"size": {"shortest_edge": 12}, "do_normalize": False} | CROP,
-        lambda x: x[4:8, 9:15] / 255,
-    ),
-    "cropped beyond": (
-        {"do_resize": False, "do_normalize": False, "do_center_crop": True, "crop_size": [15, 24]},
-        lambda x: np.pad(x, ((2, 1), (0, 0), (0, 0))) / 255,
-    ),
-    "nearest": ({"resample": 0, "size": [4, 8], "do_normalize": False}, lambda x: x[1::3, 1::3] / 255),
-    "mean of boxes": (
-        {"resample": 4, "size": [4, 8], "do_normalize": False},
-        lambda x: x.reshape(4, 3, 8, 3, 3).mean((1, 3)) / 255,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MADE)
-def test_a_file_is_made_into_an_image_as_it_is_said(tmp_path, case):
-    says, made = MADE[case]
-    x_YXZ = np.random.default_rng(0).integers(0, 256, (12, 24, 3), np.uint8)
-    right_YXZ = made(x_YXZ.astype(float))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says))
-    like = image_file.expected(tmp_path, {"image": right_YXZ.shape[:2], "class_names": ["a"]}, Z=3, C=1)
-    found_1YXZ, told = image_file.read(saved(tmp_path, x_YXZ), like)
-    np.testing.assert_allclose(found_1YXZ[0], right_YXZ, atol=1.01 / 255 if case == "mean of boxes" else 1e-5)
-    assert "assumed" not in told
-
-
-def test_opacity_is_laid_on_white_where_colours_are_asked_for(tmp_path):
-    file = saved(tmp_path, np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8))
-    for asked, right in ((True, [0, 1]), (False, [0, 0])):
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_convert_rgb": asked, "do_normalize": False}))
-        like = image_file.expected(tmp_path, {"image": [1, 2], "class_names": ["a"]}, Z=3, C=1)
-        np.testing.assert_allclose(image_file.read(file, like)[0][0, 0, :, 1], right, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("says", "sentence"),
-    [
-        ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type must be one of ViTImageProcessor, DeiT"),
-        ({"feature_extractor_type": "CLIPFeatureExtractor"}, "and CLIPImageProcessor is not"),
-        ({"image_processor_type": 5}, "image_processor_type must be one of"),
-        ({"do_flip_channel_order": True}, "do_flip_channel_order must be absent or false, since it is not known here"),
-        ({"auto_map": {"AutoImageProcessor": "mine.Processor"}}, "auto_map must be absent or false"),
-        ({"do_pad": True}, "do_pad must be absent"),
-        ({"do_resize": 1}, "do_resize must be true or false, and 1 is not"),
-        ({"resample": 99}, "resample must be the number of a filter of Pillow, and 99 is not"),
-        ({"resample": None}, "resample must be the number"),
-        ({"size": 7}, "size must be the 4 x 6 pixels that the model reads, and 7 is not"),
-        ({"size": {"longest_edge": 7}}, "size must be one number above 0 or two, height and width, or shortest_edge"),
-        ({"size": {"height": 0, "width": 6}}, "size must be one number"),
-        ({"size": {"shortest_edge": 10**400}}, "size must be one number"),
-        ({"size": True}, "size must be one number"),
-        ({"do_center_crop": True}, "crop_size must be one number"),
-        ({"do_center_crop": True, "crop_size": {"shortest_edge": 4}}, "crop_size must be the 4 x 6 pixels"),
-        ({"size": {"shortest_edge": 4}}, "a.png becomes 4 x 8 pixels, and the model reads 4 x 6"),
-        ({"do_resize": False}, "a.png becomes 12 x 24 pixels, and the model reads 4 x 6"),
-        ({"size": 10**7} | CROP, "100,000,000,000,000 pixels, and at most"),
-    ],
-)
-def test_what_is_said_of_making_an_image_is_done_or_refused(tmp_path, says, sentence):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says))
-    with pytest.raises(errors.UserError, match=sentence):
-        like = image_file.expected(tmp_path, {"image": [4, 6], "class_names": ["a"]}, Z=3, C=1)
-        image_file.read(saved(tmp_path, np.zeros((12, 24, 3), np.uint8)), like)
 
 
 @pytest.mark.parametrize("query_bias", [True, False])
@@ -599,20 +478,6 @@ def test_what_nobody_says_of_making_images_is_assumed_aloud_and_not_written(tmp_
     outcome = use("export", tmp_path / "out", checkpoint=tmp_path / "vit", family="vit")
     assert (outcome.code, outcome.err) == (0, "") and "preprocessor" not in outcome.out
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
-
-
-def test_the_newest_form_of_what_is_said_of_images_is_read(tmp_path):
-    """processor_config.json, where there is no preprocessor_config.json, as transformers has it."""
-    extras = {"image": (4, 6), "class_names": ["a"]}
-    (tmp_path / "processor_config.json").write_text('{"image_processor": {"do_normalize": false, "image_mean": [9]}}')
-    like = image_file.expected(tmp_path, extras, Z=1, C=1)
-    assert (like["mean"], like["std"], like["assumed"]) == ([0], [1], False)
-    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.25]}')
-    assert image_file.expected(tmp_path, extras, Z=1, C=1)["mean"] == [0.25]
-    (tmp_path / "preprocessor_config.json").unlink()
-    (tmp_path / "processor_config.json").write_text('{"image_processor": 3}')
-    with pytest.raises(errors.UserError, match="processor_config.json: image_processor must be an object, and 3"):
-        image_file.expected(tmp_path, extras, Z=1, C=1)
 
 
 def test_what_the_family_does_not_have_is_named(run_of, tmp_path):
