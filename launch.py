@@ -35,7 +35,6 @@ from experiments.engine import (
     distributed,
     errors,
     hardware,
-    in_process,
     replay,
     signals,
     workdir,
@@ -148,7 +147,7 @@ def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **c
     command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign)
     hint = ""
     try:
-        with in_process.unchanged(pathlib.Path(command.config).parent):
+        with by_name.unchanged(pathlib.Path(command.config).parent):
             action, folder = prepared(command)
             words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{dict(given)!r}"] if given else [])]
             hint = f"; go on with: launch.run({', '.join(words)})" if folder is not None else ""

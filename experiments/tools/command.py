@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import compilation, config, disk, errors, hardware, in_process, log, signals
+from experiments.engine import by_name, compilation, config, disk, errors, hardware, log, signals
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -37,7 +37,7 @@ def tool(**help: str) -> Callable[[Callable], Callable]:
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
         def run(*given: Any, **named: Any) -> Any:
-            with in_process.unchanged(pathlib.Path()):
+            with by_name.unchanged(pathlib.Path()):
                 values = inspect.signature(function).bind(*given, **named)
                 values.apply_defaults()
                 config.check_numbers(values.arguments)
