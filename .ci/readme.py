@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 
 ROOT = pathlib.Path(__file__).parents[1]
-FEW = ("--config.train.steps=20", "--config.train.evaluate_every=20")
+FEW = ("--config.train.steps=120", "--config.train.evaluate_every=60")  # vit warms up for 100
 
 
 def main() -> None:
