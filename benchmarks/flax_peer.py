@@ -78,17 +78,12 @@ class ViT(nn.Module):
 def optimiser() -> optax.GradientTransformation:
     """AdamW with decay on all but biases and gains, after clipping."""
     o = sizes.OPTIMISER
-    adamw = optax.adamw(
-        o["learning_rate"],
-        b1=o["beta1"],
-        b2=o["beta2"],
-        eps=o["eps"],
-        weight_decay=o["weight_decay"],
-        mask=lambda params: jax.tree_util.tree_map_with_path(
-            lambda path, _: path[-1].key not in ("bias", "scale"), params
-        ),
-    )
-    return optax.chain(optax.clip_by_global_norm(o["clip"]), adamw)
+
+    def decays(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
+
+    numbers = {"b1": o["beta1"], "b2": o["beta2"], "eps": o["eps"], "weight_decay": o["weight_decay"]}
+    return optax.chain(optax.clip_by_global_norm(o["clip"]), optax.adamw(o["learning_rate"], **numbers, mask=decays))
 
 
 def training(model: nn.Module, batches: list[tuple[Any, Any]]) -> tuple[Callable[[int], float], Any]:

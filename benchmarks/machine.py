@@ -16,29 +16,24 @@ def machine() -> dict[str, Any]:
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(memory() / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }
 
 
 def processor() -> str:
-    """The model's name, as the system tells it, family and model by number, and its widest vectors."""
+    """The model's name as the system tells it, with its numbers (all EPYC are "EPYC"), and its widest vectors."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or platform.machine()
     fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = fields.get("flags", "").split()
-    wide = next((name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in flags), "")
-    numbers = ", ".join(f"{key.removeprefix('cpu ')} {fields[key]}" for key in ("cpu family", "model") if key in fields)
-    named = fields.get("model name", platform.machine()) + (f" ({numbers})" if numbers else "")  # all EPYC are "EPYC"
-    return ", ".join(filter(None, [named, wide]))
-
-
-def memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    wide = [
+        name for flag, name in (("avx512f", "AVX-512"), ("avx2", "AVX2")) if flag in fields.get("flags", "").split()
+    ]
+    numbers = [f"{key} {fields[key]}" for key in ("cpu family", "model") if key in fields]
+    return ", ".join([fields.get("model name", platform.machine()), *numbers, *wide[:1]])
 
 
 def versions() -> dict[str, str]:

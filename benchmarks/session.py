@@ -19,7 +19,6 @@ PEERS = {  # the module, and the way in which it does it
 PYTORCH = {"PyTorch": ("benchmarks.torch_peer", "eager")}
 # launch.py starts a run with this, unless it is set; a peer has what its user sets
 AS_LAUNCHED = {engine.VARIABLE: os.environ.get(engine.VARIABLE, engine.LARGE)}
-LONG, FAR = 5.0, 1.5  # seconds of a turn, and times the fastest peer's: beyond both, a peer has no turn but the first
 
 
 def peers(size: sizes.Workload) -> dict[str, tuple[str, ...]]:
@@ -71,27 +70,17 @@ def in_turns(
 ) -> tuple[list[dict[str, dict[str, float]]], float]:
     """What each participant answers in each round, A B C A B C ..., and the share of the time others were awake in.
 
-    That share is the processor time that those used whose turn it was not, for each second of the measurement. A
-    hopeless peer has no turn after the first.
+    That share is the processor time that those used whose turn it was not, for each second of the measurement.
     """
-    turns, awake, begin, going_on = [], 0.0, time.perf_counter(), participants
+    turns, awake, begin = [], 0.0, time.perf_counter()
     for _ in range(size.rounds):
         turns.append({})
-        for one in going_on:
+        for one in participants:
             others = [other for other in participants if other is not one]
             before = sum(other.cpu_seconds() for other in others)
             turns[-1][one.name] = one.take(size.steps, lead=size.lead)
             awake += sum(other.cpu_seconds() for other in others) - before
-        if len(turns) == 1:
-            going_on = [one for one in participants if not hopeless(one.name, turns[0])]
     return turns, awake / (time.perf_counter() - begin)
-
-
-def hopeless(name: str, turn: dict[str, dict[str, float]]) -> bool:
-    """Whether a peer took so long in this turn that it cannot be the fastest, and that more turns would take long."""
-    seconds = turn[name]["seconds"]
-    fastest = min((answer["seconds"] for peer, answer in turn.items() if peer != OURS), default=seconds)
-    return name != OURS and seconds > LONG and seconds > FAR * fastest
 
 
 def summary(
@@ -100,7 +89,7 @@ def summary(
     """The numbers of a workload, from every round's answers; ours are the first."""
     reports = {}
     for one in participants:
-        answers = [turn[one.name] for turn in turns if one.name in turn]
+        answers = [turn[one.name] for turn in turns]
         seconds = [answer["seconds"] / size.steps for answer in answers]  # of a step; of generation, of all its words
         median = statistics.median(seconds)
         times = {"seconds": seconds, "median_seconds": median, "per_second": size.counted / median}
@@ -116,5 +105,5 @@ def summary(
 
 def ratio(peer: list[float], ours: list[float]) -> dict[str, Any]:
     """The peer's time divided by ours, turn by turn: their median, and the smallest and the largest."""
-    ratios = [a / b for a, b in zip(peer, ours, strict=False)]  # a peer may have fewer turns
+    ratios = [a / b for a, b in zip(peer, ours, strict=True)]
     return {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}

@@ -16,9 +16,8 @@ def heading(machine: dict[str, Any], versions: dict[str, str]) -> str:
 def workload(name: str, result: dict[str, Any], *, dtype: str = "float32") -> str:
     """The table of one workload, ours first."""
     lines = [f"{name}: {result['title']}; {result['ours']['parameters']:,} parameters, {dtype}", COLUMNS]
-    turns = len(result["ours"]["seconds"])
     reports = {"ours": result["ours"], **result["peers"]}
-    lines += [row(who, report, result["unit"], turns=turns) for who, report in reports.items()]
+    lines += [row(who, report, result["unit"]) for who, report in reports.items()]
     lines += [f"  {peer} is missing: {reason}" for peer, reason in result["missing"].items()]
     if result["awake_share"] > 0.05:
         lines += [
@@ -27,8 +26,8 @@ def workload(name: str, result: dict[str, Any], *, dtype: str = "float32") -> st
     return "\n".join(lines)
 
 
-def row(name: str, report: dict[str, Any], unit: str, *, turns: int) -> str:
-    """One participant: its time, its rate, and how many times as long as ours it takes. turns: how many we had."""
+def row(name: str, report: dict[str, Any], unit: str) -> str:
+    """One participant: its time, its rate, and how many times as long as ours it takes."""
     rate = (
         f"{report['per_second']:,.0f} {unit}"
         if report["per_second"] < 1e8
@@ -38,8 +37,7 @@ def row(name: str, report: dict[str, Any], unit: str, *, turns: int) -> str:
     if "ratio" not in report:
         return f"{line}  ({report['threads']} threads)"
     low, high = report["ratio_spread"]
-    once = "  (one turn: too slow to be the fastest peer)" if len(report["seconds"]) < turns else ""
-    return f"{line}{report['ratio']:>9.2f}   {low:.2f}-{high:.2f}{once}"
+    return f"{line}{report['ratio']:>9.2f}   {low:.2f}-{high:.2f}"
 
 
 def overview(results: dict[str, dict[str, Any]]) -> str:
