@@ -21,6 +21,7 @@ SCORES = ["tied", "tied_noself", "symmetric_init", "asymmetric"]
 ARMS = [[name, {"model.score": name}] for name in SCORES]
 ARMS += [["fast", {"optim.learning_rate": 1e-2}], ["wide", {"model.score_std": 2.0}]]
 STEPS = 3
+METRICS = ("loss", "accuracy")
 
 
 class Seen(NamedTuple):
@@ -46,7 +47,7 @@ def idle(state, batch, alive, numbers):
 
 
 def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
-    """A study, and what the step of each run really got, by arm and seed. Compiling another step takes seconds."""
+    """A study, and what the step of each run really got, by arm and seed. Compiling others takes seconds."""
     seen, now, run, train = {}, [], training.run, loop.train
 
     def run_and_tell(ready, *arguments, **options):
@@ -71,6 +72,7 @@ def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
         patch.setattr(training, "run", run_and_tell)
         patch.setattr(loop, "train", watching)
         patch.setattr(vmapped_runs, "step", lambda of: jax.jit(idle))
+        patch.setattr(vmapped_runs, "evaluator", lambda of: lambda *_: dict.fromkeys(METRICS, np.zeros(len(now))))
         small = {
             "study__experiment": "language",
             "study__seeds": list(SEEDS),
@@ -91,7 +93,7 @@ def seen(tmp_path_factory):
 @pytest.fixture(scope="module")
 def side_by_side(tmp_path_factory):
     """Of some arms, with the rows of a program in the same operations; each step draws the words that it hides."""
-    chosen = [arm for arm in ARMS if arm[0] in ("tied", "asymmetric", "fast")]
+    chosen = [arm for arm in ARMS if arm[0] in ("tied", "asymmetric", "fast", "wide")]
     masked = {"text__objective": "masked"}
     return watched(tmp_path_factory.mktemp("vmap"), study__arms=chosen, study__batched="yes", **masked)
 

@@ -192,6 +192,8 @@ def test_a_study_without_any_run(tmp_path):
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
     assert rows["runs"].startswith("0 of 10 finished")
     assert rows["report written by"] == "code that is not from a checkout"
+    study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/loss": 1.0}, evaluations=[(0, 5.0)], diverged_at=7)
+    assert len(report.write(tmp_path, study_folder.study(), what={})) == 3  # of what diverged nothing is drawn
 
 
 def test_what_was_run_is_told_by_the_runs(tmp_path):

@@ -61,10 +61,11 @@ def test_early_differences_do_not_hide_late_ones(tmp_path):
 
 def test_lines_on_one_another_are_named_and_both_seen(tmp_path):
     ends = {"alone": (5.0, 4.0, 3.0, 2.0), "late": (5.0, 4.5, 3.5, 1.0), "near": (5.0, 2.0, 1.001, 1.0)}
+    ends["most"] = (5.0, 2.0, 1.0, 1.4)  # three of four steps
     curves(tmp_path, {arm: [losses] for arm, losses in (ends | {"asymmetric": (5.0, 2.0, 1.0, 1.0)}).items()})
     drawing, caption = drawn("course", tmp_path, study_folder.study((*ends, "asymmetric"), seeds=(0,)))
     held_out = drawing.axes[1]
-    assert caption.endswith('most of the steps in a panel or more: "near" and "asymmetric (reference)".')
+    assert caption.endswith('most of the steps in a panel or more: "near", "most" and "asymmetric (reference)".')
     near, reference = lines(held_out, styles.COLOURS[2])[0], lines(held_out, "black")[0]
     assert near.get_zorder() > reference.get_zorder() and near.get_linewidth() < reference.get_linewidth()
     assert near.is_dashed() and not reference.is_dashed()
@@ -142,7 +143,8 @@ def test_maps_stand_side_by_side_on_one_scale(tmp_path):
     for row, arm in enumerate(("tied", "asymmetric")):
         maps = attention.read(tmp_path / f"all/{arm}/seed_0/maps.npz")
         np.testing.assert_array_equal(panels[row, 5].images[0].get_array(), maps.A_MHNS[3, 1])
-    assert len({panel.images[0].norm for panel in panels.flat}) == 1
+    (norm,) = {panel.images[0].norm for panel in panels.flat}
+    assert norm.vmax == max(panel.images[0].get_array().max() for panel in panels.flat) and norm(norm.vmax / 4) == 0.5
     words = [label.get_text() for label in panels[1, 0].get_xticklabels()]
     assert words == TOKENS == [label.get_text() for label in panels[0, 0].get_yticklabels()]
     assert not panels[1, 1].get_yticklabels() and panels[1, 1].get_xticklabels()
