@@ -53,7 +53,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         programs = checked(study.programs(runs), asked, devices)
         for one in programs:
             print(told(one), flush=True)
-        if topology.asked():
+        if topology.current():
             dearest = max(programs, key=lambda one: one.step)  # to compile it takes a minute on two cores
             print(f"  of these {len(programs)} programs the one of most FLOPs is compiled", flush=True)
             compiler_report.show(training.described(dearest, devices, batched=side_by_side))

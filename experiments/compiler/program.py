@@ -56,9 +56,9 @@ class Program(NamedTuple):
 
     def op_name(self, line: Line) -> str:
         """The path in the traced program; a fusion without one of its own has that of its root."""
-        found = _OP_NAME.search(line.rest)
+        match = _OP_NAME.search(line.rest)
         root = self.roots.get(called(line)["calls"]) if line.opcode == "fusion" else None
-        return found[1] if found else self.op_name(root) if root else ""
+        return match[1] if match else self.op_name(root) if root else ""
 
 
 class Instruction(NamedTuple):
@@ -84,9 +84,9 @@ def parse(text: str) -> Program:
     """The program of a compiled text (`compiled.as_text()`)."""
     entry, body, texts = "", [], {}
     for line in text.splitlines():
-        if found := _COMPUTATION.match(line):
-            body = texts.setdefault(found[2], [])
-            entry = found[2] if found[1] else entry
+        if match := _COMPUTATION.match(line):
+            body = texts.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
         elif line == "}":
             body = []
         elif _INSTRUCTION.match(line):
@@ -96,10 +96,10 @@ def parse(text: str) -> Program:
     bodies, roots = {}, {}
     for computation, body in texts.items():
         bodies[computation] = []
-        for found in map(_INSTRUCTION.match, body):
-            line = Line(found[2], _LAYOUT.sub("", found[3]), found[4], found[5])
+        for match in map(_INSTRUCTION.match, body):
+            line = Line(match[2], _LAYOUT.sub("", match[3]), match[4], match[5])
             bodies[computation].append(line)
-            if found[1]:
+            if match[1]:
                 roots[computation] = line
     return Program(entry, bodies, roots, {line.name: line for body in bodies.values() for line in body})
 
@@ -111,8 +111,8 @@ def called(line: Line) -> dict[str, str]:
 
 def branches(line: Line) -> list[str]:
     """The computations of which a conditional does one."""
-    found = _BRANCHES.search(line.rest)
-    return re.findall(_NAME, found[1]) if found else [name for _, name in _CALLED.findall(line.rest)]
+    match = _BRANCHES.search(line.rest)
+    return re.findall(_NAME, match[1]) if match else [name for _, name in _CALLED.findall(line.rest)]
 
 
 def instructions(text: str) -> dict[str, Instruction]:
@@ -151,10 +151,10 @@ def scope(op_name: str) -> str:
 
     Of operations that the compiler has made one, whose paths stand behind each other with ';', those of the first.
     """
-    kept = []
+    scopes = []
     for part in _parts(op_name.partition(";")[0])[:-1]:  # the last one is the primitive
-        kept += [inner for inner in _unwrapped(part).split("/") if inner and not _is_beside(inner)]
-    return "/".join(kept) or NO_SCOPE
+        scopes += [inner for inner in _unwrapped(part).split("/") if inner and not _is_beside(inner)]
+    return "/".join(scopes) or NO_SCOPE
 
 
 def _is_beside(part: str) -> bool:
@@ -174,8 +174,8 @@ def _parts(path: str) -> list[str]:
 
 
 def _unwrapped(part: str) -> str:
-    while (found := _WRAPPED.match(part)) and found[1] in _AROUND:
-        part = found[2]
+    while (match := _WRAPPED.match(part)) and match[1] in _AROUND:
+        part = match[2]
     return part
 
 
@@ -194,8 +194,8 @@ def turns(loop: Line, program: Program) -> int | None:
 
     On a TPU the text does not say it: it follows from the tuple before the first turn, and from body and condition.
     """
-    if said := _TIMES.search(loop.rest):
-        return int(said[1])
+    if match := _TIMES.search(loop.rest):
+        return int(match[1])
     test, following = (program.roots[called(loop)[part]] for part in ("condition", "body"))
     left, numbers = [], None
     for source in (program.inputs(loop)[0], following, following):

@@ -23,67 +23,67 @@ def dry_run(settings: config.Settings, work: runs.Work, devices: Mesh) -> None:
     plan, state = runs.prepared(settings, work, devices, described=True)
     with steps.device_errors():
         flops = runs.describe(plan, state)
-        if topology.asked():
+        if topology.current():
             return training(plan, state, flops)
         compiled, _ = runs.compile_step(plan, state)
     print(memory(state, compiled.largest(), devices))
 
 
-def training(made: steps.Plan, state: steps.State, flops: int) -> None:
+def training(plan: steps.Plan, state: steps.State, flops: int) -> None:
     """Compile and show the step of a run for each size of its batches, and its evaluation.
 
     state: abstract. flops: of a step with the first batch.
     """
-    held_out, forward = jax.jit(steps.held_out(made.task, made.mesh)), flops / 3 / made.growth.sizes[0]
+    held_out, forward = jax.jit(steps.held_out(plan.task, plan.mesh)), flops / 3 / plan.growth.sizes[0]
 
-    def wanted() -> Iterable[topology.Wanted]:
-        for first, size in zip(made.growth.firsts, made.growth.sizes, strict=True):
-            batch = mesh.abstract_batch(made.mesh, made.task.train[first])
-            arguments = state, batch, steps.abstract_alive(made.mesh)
-            yield topology.Wanted(f"step of {size:,} examples", made.step, arguments, 3 * forward * size)
-        batch = made.task.evaluation[0]
-        arguments = state.params, mesh.abstract_batch(made.mesh, batch)
+    def requests() -> Iterable[topology.Request]:
+        for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
+            batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
+            arguments = state, batch, steps.abstract_alive(plan.mesh)
+            yield topology.Request(f"step of {size:,} examples", plan.step, arguments, 3 * forward * size)
+        batch = plan.task.evaluation[0]
+        arguments = state.params, mesh.abstract_batch(plan.mesh, batch)
         size = len(jax.tree.leaves(batch)[0])
-        yield topology.Wanted(f"evaluation of {size:,} examples", held_out, arguments, forward * size, beside=True)
+        yield topology.Request(f"evaluation of {size:,} examples", held_out, arguments, forward * size, beside=True)
 
-    show(wanted(), parameters=state.params, optimiser=state.opt_state)
+    show(requests(), parameters=state.params, optimiser=state.opt_state)
 
 
-def show(wanted: Iterable[topology.Wanted], **parts: Any) -> None:
+def show(requests: Iterable[topology.Request], **parts: Any) -> None:
     """Compile, print what the compiler says, and write it to the file of --json. RunError where it refuses one.
 
     parts: of the arguments, abstract trees whose bytes on a chip are told.
     """
-    asked = topology.asked()
-    programs = topology.compiled(wanted)
-    records = [record(program, asked) for program in programs]
-    held = {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
+    chips = topology.current()
+    programs = topology.compiled(requests)
+    records = [record(program, chips) for program in programs]
+    parts_bytes = {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
     refused = [f"{one['name']} {one['reason']}" for one in records if not one["compiled"]]
-    print(text(records, held, asked), flush=True)
-    if asked.file:
+    print(text(records, parts_bytes, chips), flush=True)
+    if chips.file:
         largest = max((one for one in records if not one["beside"]), key=lambda one: one.get("needed_bytes", 0))
-        facts = {"topology": asked.name, "chips": len(asked.devices), "hbm_bytes": int(asked.chip.hbm), **held}
+        facts = {"topology": chips.name, "chips": len(chips.devices), "hbm_bytes": int(chips.chip.hbm), **parts_bytes}
         facts |= largest | {"compiled": not refused, "reason": "; ".join(refused), "programs": records}
         facts |= {"versions": mesh.versions() | {"libtpu": hardware.libtpu()}}
         try:
-            disk.write(pathlib.Path(asked.file), disk.as_json(facts))
+            disk.write(pathlib.Path(chips.file), disk.as_json(facts))
         except OSError as error:
-            raise errors.RunError(f"--json={asked.file} cannot be written: {error.strerror}") from error
+            raise errors.RunError(f"--json={chips.file} cannot be written: {error.strerror}") from error
     if refused:
-        raise errors.RunError(f"not compiled for {asked.name}: {'; '.join(refused)}")
+        raise errors.RunError(f"not compiled for {chips.name}: {'; '.join(refused)}")
 
 
-def record(program: topology.Program, asked: topology.Topology) -> dict[str, Any]:
+def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any]:
     """All that is known of a program. Its seconds are the compiler's estimate; ideal: those of chips at their peak."""
-    wanted, chip = program.wanted, asked.chip
-    used = len(jax.tree.leaves(wanted.arguments)[0].sharding.device_set)  # a mesh may leave chips out
+    request, chip = program.request, chips.chip
+    used = len(jax.tree.leaves(request.arguments)[0].sharding.device_set)  # a mesh may leave chips out
     facts = {
-        "name": wanted.name,
-        "beside": wanted.beside,
+        "name": request.name,
+        "beside": request.beside,
         "compiled": program.compiled is not None,
         "reason": program.reason,
         "compile_seconds": program.seconds,
-        "ideal_seconds": wanted.flops / (chip.peak * used),
+        "ideal_seconds": request.flops / (chip.peak * used),
     }
     if program.compiled is None:
         return facts
@@ -108,18 +108,18 @@ def record(program: topology.Program, asked: topology.Topology) -> dict[str, Any
     }
 
 
-def text(records: list[dict[str, Any]], held: dict[str, int], asked: topology.Topology) -> str:
+def text(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topology.Topology) -> str:
     """What a person reads."""
-    chips, kind = len(asked.devices), asked.devices[0].device_kind
-    each = ", ".join(f"{name.removesuffix('_bytes')} {disk.size(n)}" for name, n in held.items())
-    lines = [f"  compiled for {asked.name}, {chips} x {kind}, by libtpu {hardware.libtpu()}; nothing is run"]
+    chips, kind = len(of.devices), of.devices[0].device_kind
+    each = ", ".join(f"{name.removesuffix('_bytes')} {disk.size(n)}" for name, n in parts_bytes.items())
+    lines = [f"  compiled for {of.name}, {chips} x {kind}, by libtpu {hardware.libtpu()}; nothing is run"]
     lines += [f"  on each chip: {each}"] if each else []
     for one in records:
         if not one["compiled"]:
             lines.append(f"  {one['name']}: not compiled, it {one['reason']}")
             continue
-        lines += [f"  {one['name']}: compiled in {one['compile_seconds']:.1f} s", f"    {_memory(one, asked.chip)}"]
-        lines += [f"    {line}" for line in [*_collectives(one, chips), *(() if one["beside"] else _time(one, asked))]]
+        lines += [f"  {one['name']}: compiled in {one['compile_seconds']:.1f} s", f"    {_memory(one, of.chip)}"]
+        lines += [f"    {line}" for line in [*_collectives(one, chips), *(() if one["beside"] else _time(one, of))]]
     return "\n".join(lines)
 
 
@@ -139,9 +139,9 @@ def _collectives(one: dict[str, Any], chips: int) -> list[str]:
     return [f"between chips: {', '.join(of) or 'nothing'}"] if chips > 1 else []
 
 
-def _time(one: dict[str, Any], asked: topology.Topology) -> list[str]:
+def _time(one: dict[str, Any], of: topology.Topology) -> list[str]:
     """The estimate, its share of the peak, and where it would go."""
-    seconds, peak = one["estimated_seconds"], numbers.si(asked.chip.peak, "FLOP/s")
+    seconds, peak = one["estimated_seconds"], numbers.si(of.chip.peak, "FLOP/s")
     if not seconds:
         return ["compiler's estimate: none"]
     lines = [

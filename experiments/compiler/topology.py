@@ -72,7 +72,7 @@ class Topology(NamedTuple):
     file: str | None  # what is found is written there too, as JSON
 
 
-class Wanted(NamedTuple):
+class Request(NamedTuple):
     """A program to compile: the jitted `step` for these arguments, which are abstract and say where they lie."""
 
     name: str
@@ -83,20 +83,20 @@ class Wanted(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What was wanted, compiled; or why not."""
+    """What was requested, compiled; or why not."""
 
-    wanted: Wanted
+    request: Request
     compiled: Any  # jax.stages.Compiled, or None
     reason: str  # '' where it is compiled
     seconds: float
 
 
-_asked: contextvars.ContextVar[Topology | None] = contextvars.ContextVar("topology", default=None)
+_current: contextvars.ContextVar[Topology | None] = contextvars.ContextVar("topology", default=None)
 
 
-def asked() -> Topology | None:
+def current() -> Topology | None:
     """The chips that programs are compiled for in place of a run; None: the machine's own."""
-    return _asked.get()
+    return _current.get()
 
 
 @contextlib.contextmanager
@@ -105,12 +105,12 @@ def of(name: str, file: str | None = None) -> Iterator[Topology]:
     if file is not None and not pathlib.Path(file).absolute().parent.is_dir():
         raise errors.UserError(f"--json={file}: there is no folder {pathlib.Path(file).absolute().parent}")
     devices = described(name)
-    token = _asked.set(Topology(name, CHIPS[name.partition("-")[0]], devices, file))
+    token = _current.set(Topology(name, CHIPS[name.partition("-")[0]], devices, file))
     try:
         with hardware.of_described(name, devices):
-            yield _asked.get()
+            yield _current.get()
     finally:
-        _asked.reset(token)
+        _current.reset(token)
 
 
 def instead_of_training(name: str, file: str | None, run: Callable, *arguments: Any) -> None:
@@ -143,11 +143,11 @@ def described(name: str) -> Sequence[Any]:
     return devices
 
 
-def compiled(wanted: Iterable[Wanted]) -> list[Program]:
+def compiled(requests: Iterable[Request]) -> list[Program]:
     """The programs, compiled two at a time."""
     pool = futures.ThreadPoolExecutor(AT_ONCE)
     try:
-        pairs = [(one, pool.submit(_compiled, one.step.lower(*one.arguments))) for one in wanted]
+        pairs = [(one, pool.submit(_compiled, one.step.lower(*one.arguments))) for one in requests]
         return [Program(one, *result.result()) for one, result in pairs]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # where a person stops it, nobody waits

@@ -178,8 +178,8 @@ class Checkpoints:
         unshared = f"not every process sees the same checkpoints in {self._folder}: it must be one disk"
         if not distributed.same(self.latest() or 0):
             raise errors.UserError(unshared)
-        passed: dict[int, manifest.Damaged] = {}
-        step = distributed.agree(self._newest_whole(passed, fall_back) if self._main else -1)
+        failures: dict[int, manifest.Damaged] = {}
+        step = distributed.agree(self._newest_whole(failures, fall_back) if self._main else -1)
         if step >= 0:
             try:
                 if not self._main:
@@ -190,14 +190,14 @@ class Checkpoints:
         instead = f"step {step:,} is taken instead" if step >= 0 else "without another one the run begins anew"
         for bad in sorted(self._measured, reverse=True):
             if bad > step:
-                self._put_aside(bad, f"{passed.get(bad)}; it is put aside, and {instead}")
+                self._put_aside(bad, f"{failures.get(bad)}; it is put aside, and {instead}")
         if step < 0:
             return None
         self._leave_out()
         return step, state
 
-    def _newest_whole(self, passed: dict[int, manifest.Damaged], fall_back: bool) -> int:
-        """The newest step that is what was saved, -1 where the run may begin anew; `passed` gets the newer ones."""
+    def _newest_whole(self, failures: dict[int, manifest.Damaged], fall_back: bool) -> int:
+        """The newest step that is what was saved, -1 where the run may begin anew; `failures` gets the newer ones."""
         for step in sorted(self._measured, reverse=True):
             try:
                 manifest.verify(self._folder / str(step), step=step)
@@ -205,11 +205,11 @@ class Checkpoints:
             except manifest.Damaged as error:
                 if not (fall_back or isinstance(error, manifest.Incomplete)):
                     raise errors.UserError(f"{error}; {_advice(len(self._measured))}") from error
-                passed[step] = error
-        first = next(iter(passed.values()), None)
-        if not all(isinstance(error, manifest.Incomplete) for error in passed.values()):
+                failures[step] = error
+        first = next(iter(failures.values()), None)
+        if not all(isinstance(error, manifest.Incomplete) for error in failures.values()):
             raise manifest.Damaged(f"no checkpoint is valid, choose another --workdir; the newest: {first}")
-        if len(passed) > 1 and not fall_back:  # one alone is a first save that was cut off; more is work to be lost
+        if len(failures) > 1 and not fall_back:  # one alone is a first save that was cut off; more is work to be lost
             raise errors.UserError(
                 f"no checkpoint is complete; the newest: {first}; --config.resume=latest_valid begins anew, at step 0"
             )
@@ -223,10 +223,10 @@ class Checkpoints:
         except OSError as error:
             raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
 
-    def _put_aside(self, step: int, said: str) -> None:
+    def _put_aside(self, step: int, sentence: str) -> None:
         self._measured.pop(step, None)
         if self._main:
-            print(said, flush=True)
+            print(sentence, flush=True)
             try:
                 manifest.put_aside(self._folder / str(step))
             except OSError as error:
@@ -247,12 +247,12 @@ def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best:
 
     The best one is the newest of those that are equally good; '' for `best`: there is none.
     """
-    kept = set(sorted(measured)[-keep:])
+    keepers = set(sorted(measured)[-keep:])
     scores = {step: values[best] for step, values in measured.items() if math.isfinite(values.get(best, math.nan))}
     if scores:
         right = BETTER[_kind(best)](scores.values())
-        kept.add(max(step for step, score in scores.items() if score == right))
-    return sorted(measured.keys() - kept)
+        keepers.add(max(step for step, score in scores.items() if score == right))
+    return sorted(measured.keys() - keepers)
 
 
 def _kind(metric: str) -> str:

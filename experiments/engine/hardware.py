@@ -60,18 +60,18 @@ def start(device: str) -> None:
         raise errors.UserError(f'unknown device "{device}"; the right ones are: any, cpu, gpu, tpu')
     if _described.get():
         return
-    given = jax.config.jax_platforms
+    before = jax.config.jax_platforms
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     if device in ("any", "tpu"):
         leave_out()
-    backend, said = _backend(device)
+    backend, words = _backend(device)
     if device == "tpu" != backend:
-        raise errors.UserError(f"a tpu was asked for: {why_no_tpu(said)}")
+        raise errors.UserError(f"a tpu was asked for: {why_no_tpu(words)}")
     if device not in ("any", backend):
         raise errors.UserError(f"a {device} was asked for, but JAX {jax.__version__} sees only {_seen()}")
-    if device == "any" and backend == "cpu" != given and chips():
-        print(f"warning: {why_no_tpu(said)}; the CPU is used", flush=True)
+    if device == "any" and backend == "cpu" != before and chips():
+        print(f"warning: {why_no_tpu(words)}; the CPU is used", flush=True)
     if backend == "cpu" and jax.process_count() > 1:
         # What XLA:CPU reads from a cache (JAX 0.10.2 and 0.12, not 0.8) forgets that its collectives have an order:
         # one process sums gradients while the other one gathers weights, and each waits for the other forever.
@@ -101,11 +101,11 @@ def simulate(sizes: Mapping[str, int]) -> None:
 
     For programs that are compiled, but not run. To be called before anything has touched a device.
     """
-    wanted = math.prod(n for n in sizes.values() if n > 1)
-    if wanted > MOST_SIMULATED:
-        raise errors.UserError(f"a mesh of {wanted} devices cannot be simulated: at most {MOST_SIMULATED} can")
-    simulated.append(wanted)
-    _cpu_devices(wanted)
+    n_devices = math.prod(n for n in sizes.values() if n > 1)
+    if n_devices > MOST_SIMULATED:
+        raise errors.UserError(f"a mesh of {n_devices} devices cannot be simulated: at most {MOST_SIMULATED} can")
+    simulated.append(n_devices)
+    _cpu_devices(n_devices)
 
 
 def of_cores(sizes: Mapping[str, int]) -> None:
@@ -113,16 +113,16 @@ def of_cores(sizes: Mapping[str, int]) -> None:
 
     To be called before anything has touched a device, by a process that is alone.
     """
-    wanted = math.prod(n for n in sizes.values() if n > 1)
-    if wanted <= (os.cpu_count() or 1):
-        _cpu_devices(wanted)
+    n_devices = math.prod(n for n in sizes.values() if n > 1)
+    if n_devices <= (os.cpu_count() or 1):
+        _cpu_devices(n_devices)
 
 
-def _cpu_devices(wanted: int) -> None:
+def _cpu_devices(n: int) -> None:
     """At least so many CPU devices, unless XLA_FLAGS says how many."""
     if not cpus_given():
         with contextlib.suppress(RuntimeError):  # JAX has started: then there are as many as there are
-            jax.config.update("jax_num_cpu_devices", max(wanted, jax.config.jax_num_cpu_devices))
+            jax.config.update("jax_num_cpu_devices", max(n, jax.config.jax_num_cpu_devices))
 
 
 def cpus_given() -> bool:
@@ -136,10 +136,10 @@ def _seen() -> str:
 
 def chips() -> int:
     """The TPU chips of this machine, as its PCI bus or its device files tell."""
-    found = sum(
+    on_bus = sum(
         _read(one / "vendor") == GOOGLE and not _read(one / "class").startswith(OTHERS) for one in PCI.glob("*")
     )
-    return found or len(list(DEV.glob("accel[0-9]*")))
+    return on_bus or len(list(DEV.glob("accel[0-9]*")))
 
 
 def leave_out() -> None:
@@ -155,29 +155,29 @@ def leave_out() -> None:
             jax.config.update("jax_platforms", "cpu")
 
 
-def why_no_tpu(said: str) -> str:
-    """Why there is no TPU here, and what to do; said: JAX's own words."""
+def why_no_tpu(words: str) -> str:
+    """Why there is no TPU here, and what to do; words: JAX's own words."""
     jax_version = importlib.metadata.version("jax")
     install = f'pip install "jax[tpu]=={jax_version}"'
     if not chips():
         return "this machine has no TPU (on Colab: Runtime > Change runtime type)"
     if libtpu() is None:
         return f"this machine has a TPU, but no libtpu, by which JAX uses it: {install}"
-    if (holder := _holder(said)) is not None:
+    if (holder := _holder(words)) is not None:
         who = f"process {holder}" if holder else "another process"
         return (
             f"the TPU is in use by {who}, and {ONE}: in a notebook call launch.run in place of this command, or"
             " restart its runtime; else end that process"
         )
-    if LOCKED.search(said):
+    if LOCKED.search(words):
         return f"{LOCK} is left of a process that is no more, and keeps others from the TPU: sudo rm {LOCK}"
-    if "Unknown backend" in said:
+    if "Unknown backend" in words:
         return (
             f"JAX has started without the TPU in this process ({_platforms()}): restart it, or the notebook's runtime"
         )
     if foreign():
-        return f"{foreign()}: {install} ({_first(said)})"
-    return f"the TPU of this machine cannot be used: {_first(said)}"
+        return f"{foreign()}: {install} ({_first(words)})"
+    return f"the TPU of this machine cannot be used: {_first(words)}"
 
 
 def _read(file: pathlib.Path) -> str:
@@ -196,27 +196,27 @@ def libtpu() -> str | None:
 
 def foreign() -> str:
     """That libtpu does not belong to this JAX; '' where it does."""
-    there, wanted = libtpu(), _wanted()
-    if not wanted or there is None or re.fullmatch(re.escape(wanted).replace(r"\*", ".*"), there):
+    there, right = libtpu(), _wanted()
+    if not right or there is None or re.fullmatch(re.escape(right).replace(r"\*", ".*"), there):
         return ""
-    return f"libtpu {there} does not belong to JAX {importlib.metadata.version('jax')}, which needs {wanted}"
+    return f"libtpu {there} does not belong to JAX {importlib.metadata.version('jax')}, which needs {right}"
 
 
 def _wanted() -> str:
     """The version of libtpu that this JAX asks for, as 0.0.23 or 0.0.50.*; '' where it does not say."""
-    found = (re.match(r"libtpu==([\w.*]+)", one) for one in importlib.metadata.requires("jax") or ())
-    return next((match[1] for match in found if match), "")
+    matches = (re.match(r"libtpu==([\w.*]+)", one) for one in importlib.metadata.requires("jax") or ())
+    return next((match[1] for match in matches if match), "")
 
 
 def _platforms() -> str:
     """What kept JAX from the TPU: its setting, or a run that is over."""
-    given = jax.config.jax_platforms or "tpu"
-    return "a run before had device = cpu" if "tpu" in given else f"JAX_PLATFORMS = {given}"
+    setting = jax.config.jax_platforms or "tpu"
+    return "a run before had device = cpu" if "tpu" in setting else f"JAX_PLATFORMS = {setting}"
 
 
-def _holder(said: str) -> int | None:
+def _holder(words: str) -> int | None:
     """The process that has the TPU, 0 where it cannot be told which; None: nobody has it."""
-    if named := re.search(r"pid (\d+)", said):
+    if named := re.search(r"pid (\d+)", words):
         return int(named[1])
     with contextlib.suppress(OSError), LOCK.open("rb") as file:
         query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # Linux's struct flock
@@ -230,5 +230,5 @@ def _holder(said: str) -> int | None:
     return None
 
 
-def _first(said: str) -> str:
-    return (said.strip().splitlines() or ["JAX does not say why"])[0]
+def _first(words: str) -> str:
+    return (words.strip().splitlines() or ["JAX does not say why"])[0]

@@ -37,8 +37,8 @@ def shape(mesh: Mesh) -> str:
 
 def describe(mesh: Mesh) -> str:
     """Versions, backend and mesh in one line: what a person should see before anything else."""
-    found = versions()
-    software = ", ".join(f"{name} {found[name]}" for name in ("jax", "flax", "optax"))
+    releases = versions()
+    software = ", ".join(f"{name} {releases[name]}" for name in ("jax", "flax", "optax"))
     used = f"{mesh.size} of {len(hardware.present())} devices"
     if hardware.described():
         used += f" of {hardware.described()[0]}, which need not be there"
@@ -69,18 +69,20 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
     if len(rest) > 1:
         raise errors.UserError(f"mesh.{rest[0]} and mesh.{rest[1]} are both -1: only one axis can take what is left")
     named = math.prod(n for n in sizes.values() if n != -1)
-    said = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
+    named_sizes = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
     if hardware.simulated and len(devices) < named <= len(jax.devices("cpu")):
         devices, rest = jax.devices("cpu")[:named], []
         sizes |= dict.fromkeys([axis for axis, n in sizes.items() if n == -1], 1)
     if named > len(devices) or (rest and len(devices) % named):
         late = devices[0].platform == "cpu" and named <= (os.cpu_count() or 1) and not hardware.cpus_given()
         more = "; JAX has started with these in this process, and in a new one may have more" * late
-        raise errors.UserError(f"{said} does not fit JAX's devices, {there}{more}")
+        raise errors.UserError(f"{named_sizes} does not fit JAX's devices, {there}{more}")
     sizes |= {axis: len(devices) // named for axis in rest}
     used = devices[: math.prod(sizes.values())]
     if len(used) < len(devices) and jax.process_count() > 1:
-        raise errors.UserError(f"{said} takes {len(used)} of {len(devices)} devices: several processes must use all")
+        raise errors.UserError(
+            f"{named_sizes} takes {len(used)} of {len(devices)} devices: several processes must use all"
+        )
     types = (AxisType.Auto,) * len(sizes)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=used)
 

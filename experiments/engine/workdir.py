@@ -58,14 +58,14 @@ def commit() -> str:
     -unknown where git does not tell. Files that are not tracked have no part in it.
     """
     try:
-        found = _git("rev-parse", "HEAD").decode().strip()
+        digest = _git("rev-parse", "HEAD").decode().strip()
     except (OSError, subprocess.SubprocessError):
         return ""
     try:
         changes = _git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
     except (OSError, subprocess.SubprocessError):
-        return f"{found}-unknown"
-    return f"{found}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else found
+        return f"{digest}-unknown"
+    return f"{digest}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else digest
 
 
 def _git(*command: str) -> bytes:
@@ -84,52 +84,52 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        opened, alone = _locked(folder)
+        lock, alone = _locked(folder)
     except OSError as error:
         raise _refusal(folder, error) from error
     try:
         yield
     finally:
         with contextlib.suppress(OSError):  # the folder may have vanished
-            if alone and _is_at(opened, folder / LOCK):  # not where it was moved, and another run has this path now
+            if alone and _is_at(lock, folder / LOCK):  # not where it was moved, and another run has this path now
                 os.unlink(folder / LOCK)  # before another one can have it
         with contextlib.suppress(OSError):  # a mounted drive may be gone
-            os.close(opened)
+            os.close(lock)
 
 
-def _is_at(opened: int, path: pathlib.Path) -> bool:
-    return os.path.samestat(os.fstat(opened), os.stat(path))
+def _is_at(file: int, path: pathlib.Path) -> bool:
+    return os.path.samestat(os.fstat(file), os.stat(path))
 
 
 def _locked(folder: pathlib.Path) -> tuple[int, bool]:
     """The open lock file of the folder, and whether this process has it alone: not on a drive without locks."""
     while True:
-        opened = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
         try:
-            found = os.fstat(opened)
-            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            status = os.fstat(lock)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise OSError(errno.ENXIO, "it is no file, or one that has another name too", str(folder / LOCK))
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(opened, folder / LOCK):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(lock, folder / LOCK):
                 alone = True
                 break
-            os.close(opened)  # the one who had it removed the file in between
+            os.close(lock)  # the one who had it removed the file in between
         except FileNotFoundError:
-            os.close(opened)
+            os.close(lock)
         except BlockingIOError:
-            holder = os.read(opened, 1000).decode(errors="replace").strip() or "another process"
-            os.close(opened)
+            holder = os.read(lock, 1000).decode(errors="replace").strip() or "another process"
+            os.close(lock)
             raise errors.UserError(f"{folder} is in use by a run that is under way ({holder})") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                os.close(opened)
+                os.close(lock)
                 raise
             print(f"{folder} cannot be locked: see to it that no other run uses it", flush=True)
             alone = False
             break
-    os.ftruncate(opened, 0)
-    os.write(opened, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return opened, alone
+    os.ftruncate(lock, 0)
+    os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+    return lock, alone
 
 
 def enter(
@@ -153,8 +153,8 @@ def enter(
         fall_back = config.get("resume") == "latest_valid"
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
-            told = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
-            disk.write_json(saved, told)
+            facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
+            disk.write_json(saved, facts)
     except OSError as error:
         raise _refusal(folder, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -175,22 +175,22 @@ def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
 
 def finished(folder: pathlib.Path, steps: int) -> bool:
     """Whether the run has its result after so many steps. UserError where it has taken more already."""
-    told = _steps_of_result(folder / "summary.json")
-    taken = max(told, *manifest.steps(folder / "checkpoints"), 0)
-    if taken > steps:
+    result = _steps_of_result(folder / "summary.json")
+    newest = max(result, *manifest.steps(folder / "checkpoints"), 0)
+    if newest > steps:
         raise errors.UserError(
-            f"{folder} holds a run that has taken {taken:,} steps: train.steps = {steps:,} must not be less"
+            f"{folder} holds a run that has taken {newest:,} steps: train.steps = {steps:,} must not be less"
         )
-    return told == steps
+    return result == steps
 
 
 def _steps_of_result(summary: pathlib.Path) -> int:
     """The steps of a finished run; -1 where there is no summary, or one that is of no use and will be made again."""
     try:
-        told = json.loads(disk.read_text(summary))["steps"]
+        steps = json.loads(disk.read_text(summary))["steps"]
     except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
         return -1
-    return told if isinstance(told, int) else -1
+    return steps if isinstance(steps, int) else -1
 
 
 def _same(before: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
@@ -226,12 +226,12 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str]) -> Non
             continue
         disk.folder(folder, SOURCES)
         numbered = (f"{name.removesuffix('.py')}.{n}.py" for n in itertools.count(2))
-        kept = (place / one for one in itertools.chain([name], numbered))
-        kept = next(one for one in kept if not one.is_file() or _content(one) == content)
-        if not kept.is_file():
-            disk.write(kept, content)
-            if kept.name != name:
-                print(f"{file} is not what this began with, {place / name}: it is kept as {kept}", flush=True)
+        copies = (place / one for one in itertools.chain([name], numbered))
+        copies = next(one for one in copies if not one.is_file() or _content(one) == content)
+        if not copies.is_file():
+            disk.write(copies, content)
+            if copies.name != name:
+                print(f"{file} is not what this began with, {place / name}: it is kept as {copies}", flush=True)
 
 
 def _content(file: pathlib.Path) -> bytes | None:
@@ -258,13 +258,13 @@ def changes(folder: pathlib.Path, config: dict[str, Any], devices: Mesh) -> list
         saved = disk.read_json(folder / "config.json", says="what was trained")
         before, versions = saved["config"], saved["versions"]
         steps, chips = before["train"]["steps"], saved.get("devices")
-        told = {name: versions[name] for name in COMPUTES if versions.get(name)}
+        releases = {name: versions[name] for name in COMPUTES if versions.get(name)}
     except (errors.UserError, KeyError, TypeError, AttributeError):
         return []
     lines, now, here = [], config["train"]["steps"], mesh.versions()
     if steps != now and config["optim"]["schedule"] != "constant":
         lines.append(f"train.steps was {steps} and is {now}: the rest of the learning rate's schedule is another one")
-    others = [f"with {name} {version}, now {here[name]}" for name, version in told.items() if version != here[name]]
+    others = [f"with {name} {version}, now {here[name]}" for name, version in releases.items() if version != here[name]]
     if chips not in (None, hardware(devices)):
         others.append(f"on {chips}, now {hardware(devices)}")
     if others:
@@ -288,8 +288,8 @@ def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
             if folder is None or not begun or not _lost(error, folder) or jax.process_count() > 1:
                 raise
             outages += 1
-            said = errors.line(error).replace(f": {disk.REMEDY}", "")  # no other cell can run by now
-            print(f"{said}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
+            sentence = errors.line(error).replace(f": {disk.REMEDY}", "")  # no other cell can run by now
+            print(f"{sentence}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
             if outages > OUTAGES or not _back(folder):
                 raise
         print(f"{folder} is back: the run goes on from its last checkpoint", flush=True)

@@ -119,7 +119,7 @@ def _abstract(ready: preparing.Ready) -> tuple[dict, jax.ShapeDtypeStruct]:
     return batch, step.abstract_alive(devices, rows)
 
 
-def described(one: preparing.Checked, devices: Mesh, *, batched: bool) -> Iterator[topology.Wanted]:
+def described(one: preparing.Checked, devices: Mesh, *, batched: bool) -> Iterator[topology.Request]:
     """The step of a program and its evaluation, for chips that need not be there."""
     ready = preparing.prepare(one.program, devices, batched=batched)
     of, rows, numbers = ready.vmapped, len(one.program.runs), one.program.numbers
@@ -127,6 +127,6 @@ def described(one: preparing.Checked, devices: Mesh, *, batched: bool) -> Iterat
     held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
     flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / ready.plan.growth.sizes[0]
     arguments, name = (state, *_abstract(ready), numbers), one.program.name
-    yield topology.Wanted(f"step of {name}", vmapped_runs.step(of), arguments, 3 * flops)
+    yield topology.Request(f"step of {name}", vmapped_runs.step(of), arguments, 3 * flops)
     arguments = state.params, held_out
-    yield topology.Wanted(f"evaluation of {name}", vmapped_runs.held_out(of), arguments, flops * size, beside=True)
+    yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(of), arguments, flops * size, beside=True)

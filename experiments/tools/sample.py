@@ -168,7 +168,7 @@ def generator(
     return Generator(params, prompt_BN, model, mask, most, quarter, begin, more, by_layer, grow)
 
 
-def described(of: Generator) -> Iterator[topologies.Wanted]:
+def described(of: Generator) -> Iterator[topologies.Request]:
     """Reading the prompts, and the words that follow, on a chip that need not be there."""
     place = mesh.replicated(mesh.make(data=1))
 
@@ -180,11 +180,11 @@ def described(of: Generator) -> Iterator[topologies.Wanted]:
     lengths = np.zeros(B, np.int32)
     arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), of.params, of.prompt_BN, lengths)
     name = f"reading {B} x {N} tokens and drawing the first"
-    yield topologies.Wanted(name, of.begin, arguments, compilation.flops(of.begin, *arguments))
+    yield topologies.Request(name, of.begin, arguments, compilation.flops(of.begin, *arguments))
     layers, state = abstract(kv_cache.by_layer, of.params), abstract(of.begin, *arguments)
     step = functools.partial(of.model.step, mask=of.mask())
     flops = AT_ONCE * compilation.flops(step, layers, state.cache, state.length_B, state.length_B)
-    yield topologies.Wanted(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state), flops)
+    yield topologies.Request(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state), flops)
 
 
 def rounds(of: Generator, ids: list[list[int]], seed: int, ends: set[int]) -> Iterator[list[list[int]]]:

@@ -156,7 +156,7 @@ def test_the_ideal_time_is_that_of_the_chips_that_are_used():
     with topology.of("v5e-4") as of:
         for used in (1, 4):
             place = mesh.replicated(mesh.make(data=used))
-            wanted = topology.Wanted("", None, (jax.ShapeDtypeStruct((), np.int32, sharding=place),), flops=7e12)
+            wanted = topology.Request("", None, (jax.ShapeDtypeStruct((), np.int32, sharding=place),), flops=7e12)
             ideal[used] = report.record(topology.Program(wanted, None, "it is not", 0.0), of)["ideal_seconds"]
     assert ideal == {1: pytest.approx(7 / 197), 4: pytest.approx(7 / 4 / 197)}
 
