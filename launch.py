@@ -178,7 +178,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     config = loaded(command, base)
     settings = configs.Settings(config, config_file.defaults(config, base), file=command.config)
     experiment = by_name.experiment(settings.experiment)
-    compilation.keep_in(settings.compilation_cache)
+    compilation.keep()
     if command.dry_run and not command.topology:
         hardware.simulate(settings.mesh.to_dict())
     if command.replay is not None:

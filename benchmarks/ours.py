@@ -49,7 +49,7 @@ def of_training(size: sizes.Workload, folder: pathlib.Path) -> config.Settings:
         "train.batch_size": size.B,
         "train.evaluate_batch": size.B,
         "train.steps": LONG,
-        **{f"optim.{field}": value for field, value in sizes.OPTIMISER.items()},
+        **{f"optim.{field}": value for field, value in sizes.OPTIMISER.items() if field != "eps"},
     }
     if size.kind == "images":
         data, more = inputs.write_images(folder / "data.npz", size), {"patch": size.patch, "head": "class_token"}

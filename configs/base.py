@@ -31,6 +31,7 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
             config[name] = section
         if of:
             config.study.experiment = config.experiment
+            config.train.probe = True
         config.experiment = experiment
     return config.lock()
 
@@ -41,12 +42,9 @@ def common() -> ml_collections.ConfigDict:
     config.experiment = ""  # the file of experiments/ that runs (language, vision, ...), or a file of your own
     config.seed = 0  # of initial parameters, data order, augmentation; never of the split into train and evaluation
     config.device = "any"  # any, cpu, gpu, tpu: what must be there
-    config.data_dir = ""  # folder searched for data sets after $TFM_DATA and before the cache folder
     config.init_from = ""  # a trained model to start from: a run's folder, a published model's folder or file
     config.init_fresh = ""  # parts that may be missing there and start anew, or be left behind: 'head,embed/h_D'
-    config.resize_positions = False  # fit a position table of another length by interpolation instead of refusing it
     config.resume = "latest"  # latest, latest_valid: the newest checkpoint, or the newest that is not damaged
-    config.compilation_cache = "user"  # folder of compiled programs: user (in the user's cache), a path, '' for none
     config.mesh = mesh()
     config.model = model()
     config.optim = optim()
@@ -109,18 +107,14 @@ def optim() -> ml_collections.ConfigDict:
     config.name = "adamw"  # adamw, or muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest
     config.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon only)
     config.momentum = 0.95  # of those matrices (muon only)
-    config.ns_steps = 5  # of the iteration that makes their steps orthogonal (muon only)
     config.learning_rate = 1e-3  # the peak
     config.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd
     config.warmup_steps = 100  # linear rise
     config.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak (not for constant)
-    config.decay_fraction = 0.2  # share of all steps over which wsd falls
     config.beta1 = 0.9  # decay of the mean of gradients
     config.beta2 = 0.99  # decay of the mean of their squares
-    config.eps = 1e-8  # added to the root of the second moment
     config.weight_decay = 0.1  # on matrices only
     config.clip = 1.0  # largest global norm of the gradient; 0: no clipping
-    config.batch_rule = "none"  # where train.growth changes the batch, the rate changes too: none, linear, sqrt
     return config
 
 
@@ -133,12 +127,10 @@ def train() -> ml_collections.ConfigDict:
     config.accumulation = 1  # parts a batch is computed in, one after the other; the gradient is that of the whole
     config.nan = "abort"  # where loss, gradient or new parameters are not finite: abort, or skip the step
     config.spike = 0.0  # a step whose loss or gradient norm jumps by more standard deviations is skipped (6); 0: none
-    config.probe = False  # log with the loss how symmetric and how directional every layer's scores are (symmetry.py)
+    config.probe = False  # log with the loss how symmetric and how directional every layer's scores are; a study does
     config.log_every = 10  # steps between lines of metrics.jsonl
     config.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only
     config.evaluate_batch = 256  # examples of an evaluation batch, over all devices
     config.save_every = 0  # steps between checkpoints; 0: at the end only
-    config.save_minutes = 5.0  # minutes between checkpoints, whatever the steps; 0: none for that reason
-    config.keep = 2  # newest checkpoints kept
     config.keep_best = ""  # and the best one by this metric, as eval/loss or eval/accuracy; '': none for that reason
     return config

@@ -16,7 +16,6 @@ def get_config():
     config.model.dropout = 0.05
     config.text.source = "docstrings"
     config.text.objective = "prefix"
-    config.text.prefix = 32
     config.text.tied_output = True
     config.optim.learning_rate = 2e-3
     config.train.steps = 600

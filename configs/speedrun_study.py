@@ -21,7 +21,6 @@ ADAMW = {
 def get_config():
     config = base.get_config("ablation", of=shakespeare_speedrun.get_config())
     config.study.arms = [
-        ("all", {}),
         ("adamw", ADAMW),
         ("learned_positions", {"model.position": "learned", "model.relative_position": "none"}),
         ("outputs_not_zero", {"model.output_std": 1.0}),
@@ -30,8 +29,8 @@ def get_config():
         ("longer_memory", {"optim.momentum": 0.95, "optim.beta1": 0.9}),
         ("smaller_rate", {"optim.learning_rate": 3e-3, "optim.muon_lr_multiplier": 7.0}),
         ("cosine_warm_up", {"optim.schedule": "cosine", "optim.final_fraction": 0.1, "optim.warmup_steps": 100}),
+        ("all", {}),
     ]
-    config.study.reference = "all"
     config.study.seeds = [0, 1, 2]
     config.study.threshold = 1.898
     config.train.steps = 360

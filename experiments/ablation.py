@@ -31,13 +31,10 @@ def config() -> dict[str, ConfigDict]:
     study.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
     study.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
     # never train.growth, nan, spike or keep_best, which must be as they are here: a run that goes wrong stops alone
-    study.reference = ""  # the arm that the others are compared with; '': the last one
     study.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
     study.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
     study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
     study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
-    study.batched = "auto"  # seeds side by side (yes) or one after the other (no); auto: no on CPUs without mesh.seed
-    study.probe = True  # log how symmetric every layer's scores are, and measure attention at the end
     return {"study": study}
 
 
@@ -48,7 +45,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
     """
     asked, devices = prepared(settings)
     runs = study.runs(settings, asked)
-    side_by_side = batched(settings.study.batched, devices)
+    side_by_side = batched(devices)
     if folder is None:
         programs = checked(study.programs(runs), asked, devices)
         for one in programs:
@@ -76,7 +73,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         }
         write = functools.partial(reports.write, folder, asked, what=what)
         try:
-            options = {"batched": side_by_side, "measure": settings.study.probe}
+            options = {"batched": side_by_side, "measure": settings.train.probe}
             train(waiting, folder, devices, behind=write, requests=requests, **options)
         except errors.Interrupted as error:
             raise errors.Interrupted(f"{error}; {reported(folder, runs, write)}", error.code) from error
@@ -120,14 +117,9 @@ def prepared(settings: configs.Settings) -> tuple[study.Study, Mesh]:
     return asked, devices
 
 
-def batched(how: str, devices: Mesh) -> bool:
-    """Whether the runs of a program are computed side by side. UserError for another word than auto, yes, no."""
-    spread = mesh.SEED in devices.axis_names
-    if how not in ("auto", "yes", "no"):
-        raise errors.UserError(f'unknown study.batched "{how}"; the right ones are: auto, yes, no')
-    if how == "no" and spread:
-        raise errors.UserError("study.batched = no leaves nothing to mesh.seed, which must be 1")
-    return how == "yes" or (how == "auto" and (spread or mesh.side_by_side(devices)))
+def batched(devices: Mesh) -> bool:
+    """Whether the runs of a program are computed side by side: where devices share them, and not on a CPU alone."""
+    return mesh.SEED in devices.axis_names or mesh.side_by_side(devices)
 
 
 def enter(folder: pathlib.Path, settings: configs.Settings, runs: list[study.Run]) -> None:

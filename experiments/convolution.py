@@ -39,7 +39,7 @@ def config() -> dict[str, ConfigDict]:
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The layer, which is to learn a random kernel's output; a constructed one, which needs no training, is shown."""
     t, H = settings.train, settings.model.H
-    data = images.configured(settings.image, data_dir=settings.data_dir)
+    data = images.configured(settings.image)
     _, Y, X, Z = data.train_image_BYXZ.shape
     configs.at_least(1, {"model.H": H})
     if H > X:

@@ -21,7 +21,7 @@ from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache
 
-MASK = "[MASK]"
+MASK, MASK_RATE = "[MASK]", 0.15  # share of hidden words, as of BERT's
 PIECE = 2**20  # tokens counted at a time
 LONGEST = 1_000_000  # tokens of the sample at the end of a run
 TEMPERATURE = 0.8  # of the sample; python -m experiments.tools.sample draws otherwise
@@ -53,9 +53,7 @@ def config() -> dict[str, ConfigDict]:
     text.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
     text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     text.N = 64  # tokens of a window, the context
-    text.objective = "causal"  # causal: the next word; prefix: the same after a prefix; masked: hidden words
-    text.prefix = 16  # words that are read in both directions before the first one is predicted (prefix only)
-    text.mask_rate = 0.15  # share of hidden words (masked only)
+    text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
     text.tied_output = False  # the output matrix is the embedding
     text.transform = False  # one more layer, with norm and bias, before the output matrix, as BERT has
     sample.prompt = "\n"  # what generated text begins with (causal only)
@@ -105,7 +103,7 @@ def read(settings: configs.Settings, objective: Objective) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
     configs.at_least(1, {"text.N": settings.text.N})
     t = settings.text
-    documents = text.load(t.source, data_dir=settings.data_dir)
+    documents = text.load(t.source)
     made = pretrained_tokenizer.make(
         t.tokenizer, documents.train, specials=objective.specials, evaluation=documents.evaluation
     )
@@ -140,7 +138,7 @@ def most_frequent(corpus: Corpus, evaluation: Any) -> float:
         right += float(np.sum((batch["target_BN"] == answer) * batch["weight_BN"]))
         asked += float(np.sum(batch["weight_BN"]))
     if not asked:
-        raise errors.UserError("not one held-out word is hidden: give more text, or a larger text.mask_rate")
+        raise errors.UserError("not one held-out word is hidden: give more text")
     return right / asked
 
 
@@ -155,11 +153,15 @@ def causal_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     return windows.causal(corpus.train_T, N=N), windows.causal_evaluation(corpus.evaluation_T, N=N)
 
 
+def half(settings: configs.Settings) -> int:
+    """The length of a prefix. UserError for windows that have no two halves."""
+    configs.at_least(2, {"text.N": settings.text.N})
+    return settings.text.N // 2
+
+
 def prefix_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     """As causal, but nothing is asked inside the prefix, where a word is seen before it would be predicted."""
-    prefix = settings.text.prefix
-    if not 1 <= prefix < settings.text.N:
-        raise errors.UserError(f"text.prefix must be at least 1 and less than text.N, and {prefix} is not")
+    prefix = half(settings)
 
     def beyond(fetch: batches.Fetch) -> batches.Fetch:
         def cut(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -174,7 +176,7 @@ def prefix_windows(settings: configs.Settings, corpus: Corpus) -> Any:
 
 def masked_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     made = corpus.tokenizer
-    rule = {"W": made.size, "ordinary": made.ordinary, "mask_id": made.special(MASK), "rate": settings.text.mask_rate}
+    rule = {"W": made.size, "ordinary": made.ordinary, "mask_id": made.special(MASK), "rate": MASK_RATE}
     N = settings.text.N
     return masking.words(corpus.train_T, N=N, **rule), masking.words_evaluation(corpus.evaluation_T, N=N, **rule)
 
@@ -256,7 +258,7 @@ def filled(settings: configs.Settings, corpus: Corpus, task: steps.Task, model: 
 
 
 def read_both_ways(settings: configs.Settings, batch: dict) -> masks.Mask:
-    return masks.either(masks.causal, masks.prefix(settings.text.prefix))
+    return masks.either(masks.causal, masks.prefix(half(settings)))
 
 
 OBJECTIVES = {

@@ -31,7 +31,7 @@ def config() -> dict[str, ConfigDict]:
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, what is hidden of them, the model, what is measured."""
     size = settings.image.patch
-    data = images.configured(settings.image, data_dir=settings.data_dir)
+    data = images.configured(settings.image)
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32) - mean_Z) / std_Z

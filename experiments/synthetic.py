@@ -22,13 +22,11 @@ HELD_OUT = 512  # examples of an evaluation, the same in every run
 
 
 def config() -> dict[str, ConfigDict]:
-    """The task, whose data are made. What is compiled for one serves all of the same N, W and causal."""
+    """The task, whose data are made. What is compiled for one serves all of the same N and causal."""
     synthetic = ConfigDict()
     synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (engine/data/synthetic.py)
-    synthetic.N = 12  # tokens of an example
-    synthetic.W = 24  # words that a token can be, and answers to choose from
+    synthetic.N = 12  # tokens of an example; each is one of 2 N words, and so is its answer
     synthetic.causal = False  # a token attends to itself and to what came before only
-    synthetic.steps = 1  # edges that may lead from a source to a node: how far must be thought (reachability only)
     return {"synthetic": synthetic}
 
 
@@ -53,9 +51,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         train=batches.train(fetch, n=synthetic.EPOCH, batch=t.batch_size, seed=settings.seed, growth=t.growth),
         evaluation=evaluation,
         tokens_per_example=s.N,
-        baseline={"accuracy": most_frequent(evaluation, W=s.W)},
+        baseline={"accuracy": most_frequent(evaluation, W=2 * s.N)},
         guess={"accuracy": "always the held-out examples' most frequent answer"},
-        layout=models.layout(settings.model, devices, W=s.W),
+        layout=models.layout(settings.model, devices, W=2 * s.N),
         probe=models.probe(settings.model),
         maps=lambda params, batch: logits(params, batch, maps=True)[1]["A_MBHNS"],
     )
@@ -66,8 +64,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 def examples(settings: configs.Settings) -> batches.Fetch:
     """The examples of the config's task. Raises UserError for a task that is none, and sizes that do not suit it."""
     s = settings.synthetic
-    steps = {"steps": s.steps} if s.task == "reachability" else {}
-    return synthetic.examples(s.task, N=s.N, W=s.W, **steps)
+    return synthetic.examples(s.task, N=s.N, W=2 * s.N)
 
 
 def build(settings: configs.Settings) -> models.Model:
@@ -75,7 +72,7 @@ def build(settings: configs.Settings) -> models.Model:
     s = settings.synthetic
     if s.causal and settings.model.norm == "instance":
         raise errors.UserError("model.norm = instance looks at later words, which synthetic.causal forbids")
-    return models.language(settings.model, answer=head.masked_word, W=s.W, N=s.N, tied_output=False)
+    return models.language(settings.model, answer=head.masked_word, W=2 * s.N, N=s.N, tied_output=False)
 
 
 def masked(settings: configs.Settings) -> masks.Mask | None:
@@ -101,6 +98,6 @@ def figures(settings: configs.Settings, task: step.Task, params: Any, folder: pa
     run.loss_figure(files["loss"], rows, unit="nats per answer", title=s.task + (", causal" if s.causal else ""))
     one = {name: array[:1] for name, array in task.evaluation[0].items()}
     A_MBHNS = jax.jit(task.maps)(params, one)
-    tokens = synthetic.spelled(s.task, one["w_BN"][0], N=s.N, W=s.W)
+    tokens = synthetic.spelled(s.task, one["w_BN"][0], N=s.N, W=2 * s.N)
     draw.attention_matrices(files["attention"], A_MHNS=np.asarray(A_MBHNS)[:, 0], tokens=tokens)
     return list(files.values())

@@ -14,11 +14,12 @@ from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments.data import pairs, subwords, translation_score
-from experiments.engine import batches, disk, errors, run, step
+from experiments.engine import batches, disk, run, step
 from experiments.engine import config as configs
 from tfm import layout as layouts
 from tfm.decode import beam, generate
 
+BEAM = 4  # translations kept by beam search
 LENGTH_PENALTY = 0.6  # beam search divides log p by ((5 + length) / 6) to this power (Wu et al. 2016)
 SHOWN = 12  # translations in sample.txt
 ANOTHER = "always the translation of another sentence"
@@ -40,11 +41,9 @@ def config() -> dict[str, ConfigDict]:
     """The sentence pairs, and how they are decoded and scored."""
     pairs = ConfigDict()
     pairs.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
-    pairs.reverse = False  # translate from the second column into the first
     pairs.share = 1.0  # share of the training pairs that is used; the held-out pairs stay the same
     pairs.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
     pairs.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
-    pairs.beam = 4  # translations kept by beam search; 1: none but the greedy one is made
     pairs.score_sentences = 500  # held-out source sentences translated for chrF and BLEU
     return {"pairs": pairs}
 
@@ -88,7 +87,7 @@ def read(settings: configs.Settings) -> Corpus:
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
     configs.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
-    loaded = pairs.load(p.source, data_dir=settings.data_dir, reverse=p.reverse, share=p.share)
+    loaded = pairs.load(p.source, share=p.share)
     made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [pairs.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
@@ -117,9 +116,6 @@ def most_frequent(corpus: Corpus) -> float:
 def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) -> Callable:
     """(params, sentences) -> {'greedy': translations, 'beam': translations}; of a sentence that is too long: ''."""
     p, batch = settings.pairs, settings.train.evaluate_batch
-    configs.at_least(1, {"pairs.beam": p.beam})
-    if p.beam > corpus.subwords.size:
-        raise errors.UserError(f"pairs.beam = {p.beam} is larger than the vocabulary, {corpus.subwords.size} subwords")
 
     @jax.jit
     def decoded(params: Any, source_BS: jax.Array, valid_BS: jax.Array) -> dict[str, jax.Array]:
@@ -129,9 +125,7 @@ def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) 
         search = functools.partial(model.step, params)
         how = {"steps": p.N, "stop": (subwords.EOS,)}
         w_BN, _ = generate.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)
-        if p.beam == 1:
-            return {"greedy": w_BN}
-        w_BQN, _ = beam.search(start, search, *begin, beam=p.beam, length_penalty=LENGTH_PENALTY, **how)
+        w_BQN, _ = beam.search(start, search, *begin, beam=BEAM, length_penalty=LENGTH_PENALTY, **how)
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
 
     def translate(params: Any, sentences: list[str]) -> dict[str, list[str]]:

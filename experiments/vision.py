@@ -30,7 +30,7 @@ def config() -> dict[str, ConfigDict]:
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, the model, what is measured."""
     size, t = settings.image.patch, settings.train
-    data = images.configured(settings.image, data_dir=settings.data_dir)
+    data = images.configured(settings.image)
     model, mask = build(settings, data), models.masked(settings.model, None)
     mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
     normal = {"mean_Z": mean_Z, "std_Z": std_Z}

@@ -33,12 +33,12 @@ class Images(NamedTuple):
     said: str
 
 
-def configured(section: config.Settings, *, data_dir: str) -> Images:
+def configured(section: config.Settings) -> Images:
     """The images of a config's image.source; says what they are.
 
     Raises UserError as `load` does.
     """
-    data = load(section.source, data_dir=data_dir)
+    data = load(section.source)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
     lines = [data.said] if data.said else []

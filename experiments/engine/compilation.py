@@ -12,39 +12,38 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from experiments.engine import disk, errors
+from experiments.engine import disk
 
 DESCRIBED = 2**50  # bytes of a device that is only described (--dry_run): none has as many
 FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's own variable
 
 
-def keep_in(where: str) -> None:
-    """Keep what is compiled from here on, also by later processes, in a folder.
+def keep() -> None:
+    """Keep what is compiled from here on, also by later processes, in a folder; one that cannot be written is said.
 
-    where: 'user' is `compiled` in the user's cache folder, or what JAX_COMPILATION_CACHE_DIR says; '' keeps nothing;
-    else a path, which must be writable (UserError). A cache folder that is not is left alone, and said.
+    It is `compiled` in the user's cache folder, or what JAX_COMPILATION_CACHE_DIR says.
     """
     forget_folder()
-    if not where:
-        jax.config.update("jax_enable_compilation_cache", False)
     if not jax.config.jax_enable_compilation_cache:  # as JAX_ENABLE_COMPILATION_CACHE=false has it
         return
-    folder = pathlib.Path(where)
-    if where == "user":
-        folder = pathlib.Path(os.environ.get(FOLDER) or disk.cache_folder() / "compiled")
+    folder = pathlib.Path(os.environ.get(FOLDER) or disk.cache_folder() / "compiled")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
     except (OSError, ValueError):  # the latter for what is no path, such as half of a character
         writable = False
     if not writable:
-        if where != "user":
-            raise errors.UserError(f"compilation_cache = {where}: the folder cannot be written")
         print(f"compiled programs are not kept: {folder} cannot be written", flush=True)
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # JAX leaves out what compiles in less than a second; of that, a small run is made.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def keep_nothing() -> None:
+    """What is compiled from here on is not kept."""
+    forget_folder()
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def forget_folder() -> None:

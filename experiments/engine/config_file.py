@@ -30,7 +30,6 @@ _FAULTS = (
     ValueError,
 )
 LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer
-CACHE = "compilation_cache"  # a folder of compiled programs, which JAX loads and executes
 
 
 def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
@@ -96,10 +95,6 @@ def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_c
         if (code := next(configs.codes(key, value), None)) is not None:
             if key not in given:
                 raise distrust(file, *code, inside=key)
-        elif key == CACHE and isinstance(value, str) and value not in ("", "user"):
-            if key not in given:
-                reason = f"what lies there would be run; a folder that you trust is given as --config.{CACHE}=..."
-                print(f"{file}: {CACHE} = {configs.shown(value)} does not count: {reason}", flush=True)
         elif value != configs.flat(configs.values_of(config)).get(key):  # what is derived stays derived
             configs.assign(config, key, value)
     return config

@@ -75,7 +75,7 @@ def start(device: str) -> None:
     if backend == "cpu" and jax.process_count() > 1:
         # What XLA:CPU reads from a cache (JAX 0.10.2 and 0.12, not 0.8) forgets that its collectives have an order:
         # one process sums gradients while the other one gathers weights, and each waits for the other forever.
-        compilation.keep_in("")
+        compilation.keep_nothing()
 
 
 def _backend(device: str) -> tuple[str, str]:

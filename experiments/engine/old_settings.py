@@ -1,6 +1,7 @@
 """Settings of earlier versions: what each is called now, or what one does instead. None of them is taken silently."""
 
 RENAMED = {
+    "study.probe": "train.probe",
     "train.batch": "train.batch_size",
     "optim.matrix_rate": "optim.muon_lr_multiplier",
     "image.hide": "image.mask_ratio",
@@ -8,6 +9,7 @@ RENAMED = {
     "model.relation": "model.relative_position",
     "model.attention = blockwise": "model.attention = flash",
 }
+_DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
 _TOOL = "python -m experiments.tools."
 REMOVED = {
     "checkpoint": f"{_TOOL}sample --checkpoint=DIR (or fill, classify, export, symmetry)",
@@ -17,6 +19,25 @@ REMOVED = {
     "family": f"{_TOOL}export --family=gpt2",
     **{f"experiment = {name}": f"{_TOOL}{name}" for name in ("sample", "fill", "classify", "export", "symmetry")},
     **{f"sample.{name}": f"{_TOOL}sample --{name}=..." for name in ("stop", "temperature", "top_k", "top_p")},
+    "resize_positions": "positions of another number are resized",
+    "synthetic.W": "there are 2 N words",
+    "data_dir": "set TFM_DATA to the folder",
+    "compilation_cache": "set JAX_COMPILATION_CACHE_DIR to the folder, or JAX_ENABLE_COMPILATION_CACHE=false",
+    **{f"debug.{name}": f"set {flag}" for name, flag in _DEBUG.items()},
+    "debug.check_shapes": "shapes are checked in every run",
+    "optim.eps": "it is 1e-8",
+    "optim.ns_steps": "five steps of Newton-Schulz are made",
+    "optim.batch_rule": "the rate stays as it is where train.growth makes batches larger",
+    "optim.decay_fraction": "wsd falls over the last fifth of all steps",
+    "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",
+    "train.save_minutes": "a checkpoint is saved every five minutes, and every train.save_every steps",
+    "study.reference": "arms are compared with the last one",
+    "study.batched": "seeds are side by side with mesh.seed, or on a GPU or TPU",
+    "text.mask_rate": "15 % of the words are hidden",
+    "text.prefix": "the first half of text.N is the prefix",
+    "pairs.beam": "four translations are kept",
+    "pairs.reverse": "exchange the columns of the file that pairs.source names",
+    "synthetic.steps": "one edge leads from a source to a node",
     "text.binary": "convert what is no text in UTF-8 into .txt files",
     "pairs.length_penalty": "it is 0.6",
     "pairs.tied_output": "the output matrix is the embedding",

@@ -4,19 +4,17 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from experiments.engine import batches, by_name, errors
+from experiments.engine import by_name, errors
 from tfm import shapes
 
-BATCH_RULES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}  # exponent of (batch size / first batch size)
 EPS = 1e-7  # of the norm that Newton-Schulz begins with: a gradient of zeros stays zeros
 
 
 def schedule(
-    name: str, *, peak: float, steps: int, warmup_steps: int, final_fraction: float, decay_fraction: float
+    name: str, *, peak: float, steps: int, warmup_steps: int, final_fraction: float, decay_fraction: float = 0.2
 ) -> optax.Schedule:
     """Learning rate against step: linear warm-up from 0 to `peak`, then by name.
 
@@ -25,8 +23,8 @@ def schedule(
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
-    if final_fraction < 0 or not 0 <= decay_fraction <= 1:
-        raise errors.UserError("optim.final_fraction must be at least 0, and optim.decay_fraction between 0 and 1")
+    if final_fraction < 0:
+        raise errors.UserError("optim.final_fraction must be at least 0")
     if ":" in name:
         raise errors.UserError(f'unknown schedule "{name}": a schedule is named, and cannot be imported')
     rest, final = steps - warmup_steps, peak * final_fraction
@@ -48,38 +46,13 @@ def schedule(
     return optax.join_schedules([optax.linear_schedule(first, peak, max(warmup_steps - 1, 1)), after], [warmup_steps])
 
 
-def grown(rate: optax.Schedule, growth: batches.Growth, rule: str) -> optax.Schedule:
-    """The schedule where batches grow (E30): times (size / first size)^a from the step on that has this size.
-
-    'none', a = 0: a larger batch at the same rate, in place of a falling rate (Smith et al. 2018, "Don't decay the
-    learning rate, increase the batch size"). 'linear', a = 1: as many steps as there would be with small batches are
-    taken at once, the rule for SGD (Goyal et al. 2017). 'sqrt', a = 1/2: the rule for Adam's, which divide by the
-    noise (Malladi et al. 2022; theirs changes the betas and eps too, which stay as they are here).
-
-    A schedule counts updates, and the batch size follows the step: where steps were skipped, the factor, as all of the
-    schedule, comes by as many steps later than the larger batch.
-    """
-    if ":" in rule:
-        raise errors.UserError(f'unknown batch_rule "{rule}": a rule is named, and cannot be imported')
-    exponent = by_name.choose("batch_rule", rule, BATCH_RULES)
-    factors = [(size / growth.sizes[0]) ** exponent for size in growth.sizes]
-    if set(factors) == {1.0}:
-        return rate
-
-    def scaled(step: jax.Array) -> jax.Array:
-        phase = jnp.searchsorted(jnp.array(growth.firsts), step, side="right") - 1
-        return rate(step) * jnp.array(factors, jnp.float32)[phase]
-
-    return scaled
-
-
 def matrices(params: Any) -> Any:
     """Which leaves weight decay acts on: matrices, not biases, gains and shifts (read off the names)."""
     return jax.tree_util.tree_map_with_path(lambda path, _: shapes.is_matrix(path), params)
 
 
 def adamw(
-    rate: optax.Schedule, *, beta1: float, beta2: float, eps: float, weight_decay: float, clip: float
+    rate: optax.Schedule, *, beta1: float, beta2: float, eps: float = 1e-8, weight_decay: float, clip: float
 ) -> optax.GradientTransformation:
     """AdamW (Loshchilov and Hutter 2019), decay on matrices only, after clipping by global norm (0: no clipping)."""
     step = optax.adamw(rate, b1=beta1, b2=beta2, eps=eps, weight_decay=weight_decay, mask=matrices)
@@ -91,7 +64,7 @@ def muon(
     *,
     muon_lr_multiplier: float,
     momentum: float,
-    ns_steps: int,
+    ns_steps: int = 5,
     weight_decay: float,
     clip: float,
     **adam: float,
@@ -122,7 +95,7 @@ def _optimisers(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(one, params)
 
 
-def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
+def orthogonal(*, ns_steps: int = 5) -> optax.GradientTransformation:
     """Updates become sqrt(max(1, outputs / inputs)) U V^T, matrix by matrix, near to it by steps of Newton-Schulz.
 
     With the factor, a step of a wide output moves each of its numbers as far as that of a square matrix. The momentum

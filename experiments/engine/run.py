@@ -35,7 +35,9 @@ from experiments.engine import (
 from tfm import shapes
 
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
-NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "eps", "weight_decay", "clip")
+SAVE_MINUTES = 5.0  # between checkpoints, whatever the steps
+KEEP = 2  # newest checkpoints that are kept
+NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "weight_decay", "clip")
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
 
@@ -238,9 +240,9 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         shapes.check(task.train[0])
     except shapes.ShapeError as error:
         raise errors.UserError(f"in a batch, {error}") from error
-    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation, "train.keep": t.keep})
+    config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
     every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
-    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()} | {"train.save_minutes": t.save_minutes})
+    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
     guard.check(t.nan, t.spike)
     checkpoint.check_best(t.keep_best)
     if settings.resume not in ("latest", "latest_valid"):
@@ -267,8 +269,8 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         steps=t.steps,
         seed=settings.seed,
         every=every,
-        save_minutes=t.save_minutes,
-        keep=t.keep,
+        save_minutes=SAVE_MINUTES,
+        keep=KEEP,
         keep_best=t.keep_best,
         may_skip=t.nan == "skip" or t.spike > 0,
         fall_back=settings.resume == "latest_valid",
@@ -312,7 +314,7 @@ def optimiser(
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
     """
     o = settings.optim
-    muon = ("muon_lr_multiplier", "momentum", "ns_steps") if o.name == "muon" else ()
+    muon = ("muon_lr_multiplier", "momentum") if o.name == "muon" else ()
     config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE + muon})
     for name in ("beta1", "beta2") + muon[1:2]:
         if getattr(o, name) >= 1:
@@ -323,12 +325,9 @@ def optimiser(
         steps=settings.train.steps,
         warmup_steps=o.warmup_steps,
         final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
-        decay_fraction=o.decay_fraction if o.schedule == "wsd" else 0.0,
     )
-    if settings.train.growth:
-        rate = optim.grown(rate, growth, o.batch_rule)
     decay = numbers.get("weight_decay", o.weight_decay)
-    common = {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps, "weight_decay": decay, "clip": o.clip}
+    common = {"beta1": o.beta1, "beta2": o.beta2, "weight_decay": decay, "clip": o.clip}
     if ":" in o.name:
         raise errors.UserError(f'unknown optimiser "{o.name}": an optimiser is named, and cannot be imported')
     rules = {

@@ -27,7 +27,6 @@ from experiments.engine import config as configs
 MAY_CHANGE = (
     "resume",
     "device",
-    "compilation_cache",
     "study.",
     "mesh.",
     "train.steps",
@@ -36,8 +35,6 @@ MAY_CHANGE = (
     "train.evaluate_every",
     "train.evaluate_batch",
     "train.save_every",
-    "train.save_minutes",
-    "train.keep",
     "train.keep_best",
     "train.nan",
 )

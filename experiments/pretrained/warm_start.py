@@ -32,18 +32,20 @@ def load(
     resumed: bool,
     kept: Mapping[str, bytes] | None = None,
 ) -> dict[str, np.ndarray]:
-    """The parameters to start from, by path, as config.init_from, init_fresh and resize_positions say; its table is
-    printed. {} where a run starts from random ones, or is resumed. kept: the files of the run's own words, by name.
+    """The parameters to start from, by path, as config.init_from and init_fresh say; its table is printed.
+
+    {} where a run starts from random ones, or is resumed. Learned positions of another number are resized, which is
+    said. kept: the files of the run's own words, by name.
 
     Raises:
       UserError: no such model; one of another architecture, with the fields that must change and the tensors; one whose
         ids mean other words; numbers that are not finite.
     """
-    path, resize = settings.init_from, settings.resize_positions
+    path = settings.init_from
     fresh = tuple(filter(None, (part.strip() for part in settings.init_fresh.split(","))))
     if not path:
-        if fresh or resize:
-            raise errors.UserError("init_fresh and resize_positions have no meaning without init_from")
+        if fresh:
+            raise errors.UserError("init_fresh has no meaning without init_from")
         return {}
     if resumed:
         return {}
@@ -54,11 +56,9 @@ def load(
     if made.table:
         print(made.table)
     needed = _rows(found) != _rows(asked) and 0 not in (_rows(found), _rows(asked))
-    if resize and needed and (PATCHES not in asked or _grids(found[TABLE], _rows(asked))):
+    if needed and (PATCHES not in asked or _grids(found[TABLE], _rows(asked))):
         found[TABLE] = _resized(made, found[TABLE], _rows(asked))
     _compare(settings, made, fresh, found, asked, kept or {})
-    if resize and not needed:
-        raise errors.UserError("resize_positions = True is not needed: no learned positions are of another number here")
     open_model.finite(made.path, found)
     new = [part for part in fresh if any(_in(name, (part,)) for name in expected)]
     told = [f"anew: {', '.join(new)}"] * bool(new)
@@ -79,11 +79,11 @@ def _compare(
     """UserError with the fields of the config to change, and the tensors, where what was found is not what is asked."""
 
     def to_set(fresh: tuple[str, ...]) -> list[str]:
-        return _fields(settings, made, fresh, TABLE in found) + _vocabulary(settings, made, found, asked)
+        return _fields(settings, made, fresh) + _vocabulary(settings, made, found, asked)
 
     wrong, faults = to_set(fresh), open_model.differences(found, asked)
     told = [f"set {'; '.join(wrong)}"] if wrong else []
-    told += [_images(made, wrong, found, asked), "" if _numbered(wrong) else _words(settings, made, asked, kept)]
+    told += [_images(made, found, asked), "" if _numbered(wrong) else _words(settings, made, asked, kept)]
     told = [part for part in told if part]
     shown = open_model.listed(faults, 3 if told else 24)  # where a field is wrong, many follow
     if faults and all(_in(fault, ("head",)) for fault in faults) and not to_set((*fresh, "head")):
@@ -130,20 +130,16 @@ def _known(fresh: tuple[str, ...], expected: Mapping[str, Any], theirs: Mapping[
             )
 
 
-def _fields(settings: config.Settings, made: open_model.Trained, fresh: tuple[str, ...], table: bool) -> list[str]:
+def _fields(settings: config.Settings, made: open_model.Trained, fresh: tuple[str, ...]) -> list[str]:
     """'field = right value (it is this)' for every field of the config that is not as the model needs it."""
     values = settings.to_dict()
     right = {f"model.{name}": value for name, value in made.model.items() if name not in FREE}
     for fact, field in FIELDS.get(settings.experiment, {}).items():
-        free = ("head" in fresh and fact in HEAD) or (fact == "N" and (settings.resize_positions or not table))
+        free = ("head" in fresh and fact in HEAD) or fact == "N"
         if fact in made.facts and not free:
             right[field] = made.facts[fact]
-    now, more = config.flat(values), {"text.N": ", or resize_positions = True"}
-    return [
-        f"{field} = {value!r} (it is {now[field]!r}){more.get(field, '')}"
-        for field, value in right.items()
-        if now.get(field) != value
-    ]
+    now = config.flat(values)
+    return [f"{field} = {value!r} (it is {now[field]!r})" for field, value in right.items() if now.get(field) != value]
 
 
 def _vocabulary(
@@ -198,14 +194,11 @@ def _content(file: bytes) -> Any:
     return {k: v for k, v in saved.items() if k not in ("padding", "truncation")} if isinstance(saved, dict) else saved
 
 
-def _images(made: open_model.Trained, wrong: list[str], found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """What to say where images have another number of patches: resized positions help only where all else fits."""
+def _images(made: open_model.Trained, found: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """What to say where images have another number of patches."""
     there, here = _rows(found), _rows(asked)
     if PATCHES not in asked or 0 in (there, here) or there == here:
         return ""
-    same = PATCHES in found and found[PATCHES].shape[1] == asked[PATCHES].shape[1]
-    if same and not any(field.startswith("image.") for field in wrong) and _grids(found[TABLE], here):
-        return f"set resize_positions = True to make {here} positions of its {there}"
     try:
         saved = made.extras.get("image") or json.loads(disk.read_text(made.path / "data.json"))["image"]
         size, Z = f"{saved[0]} x {saved[1]} pixels", made.facts["Z"]

@@ -108,10 +108,8 @@ def _check(settings: config.Settings, task: step.Task, metric: str) -> None:
             "train.growth, nan, spike and keep_best are not for a study: leave them as they are in configs/base.py"
             " (a run whose numbers go wrong stops there, and the others go on)"
         )
-    if t.probe:
-        raise errors.UserError("train.probe is for a run alone: a study has study.probe")
     if metric not in single.measured(task):
         raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(single.measured(task))}")
-    for key in ("device", "compilation_cache", *(f"mesh.{axis}" for axis in settings.mesh.to_dict())):
+    for key in ("device", *(f"mesh.{axis}" for axis in settings.mesh.to_dict())):
         functools.reduce(getattr, key.split("."), settings)  # the whole study has read it
     settings.refuse_unused()

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import by_name, checkpoint, config, errors, loop, workdir
+from experiments.engine import checkpoint, config, errors, loop, workdir
 
 # Settings that are numbers inside a program: runs that differ in these alone are runs of one. Their names there:
 NUMBERS = {
@@ -93,21 +93,15 @@ def read(settings: config.Settings) -> Study:
     """The study of a config. UserError for arms, conditions, seeds, a reference or a metric that are none."""
     s = settings.study
     arms, conditions = _named("study.arms", s.arms), _named("study.conditions", s.conditions) or [Named(ONLY, {})]
-    names = [arm.name for arm in arms]
     if len(arms) < 2:
         raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
-    if s.reference and s.reference not in names:
-        raise errors.UserError(
-            f'study.reference = "{s.reference}" is no arm{by_name.nearest(s.reference, names)}; the arms are:'
-            f" {', '.join(names)}"
-        )
     own = {one.name: _own(settings, one) for one in conditions}
     return Study(
         experiment=s.experiment,
         conditions=conditions,
         arms=arms,
         seeds=_seeds(s.seeds),
-        reference=s.reference or names[-1],
+        reference=arms[-1].name,
         metric={name: metric for name, (metric, _) in own.items()},
         threshold={name: threshold for name, (_, threshold) in own.items()},
     )
@@ -170,11 +164,11 @@ def runs(settings: config.Settings, study: Study) -> list[Run]:
 
 def _alone(settings: config.Settings, study: Study, condition: Named, arm: Named, seed: int) -> config.Settings:
     """The config of one run: the study's without the study."""
-    plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
+    plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment, "train.probe": False}
     of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
     for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", arm.changes)):
         for key in changes:
-            if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device", "compilation_cache"):
+            if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device") or key == "train.probe":
                 raise errors.UserError(f"{where}: {key} is the same for a whole study")
     if both := sorted(of_condition.keys() & arm.changes.keys()):
         raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")

@@ -41,7 +41,7 @@ def tool(**help: str) -> Callable[[Callable], Callable]:
                 values = inspect.signature(function).bind(*given, **named)
                 values.apply_defaults()
                 config.check_numbers(values.arguments)
-                compilation.keep_in("user")
+                compilation.keep()
                 if not values.arguments.get("topology"):  # whose chips need not be there
                     hardware.start(values.arguments.get("device", "any"))
                 return function(*values.args, **values.kwargs)
