@@ -203,14 +203,14 @@ except ImportError:  # not on Colab
 print(folder)
 
 # %%
-kept = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": STEPS, "train.save_minutes": 1.0})
+kept = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": STEPS, "train.save_every": 50})
 
 # %% [markdown]
 # On a new runtime, run the cells up to *Which chip?*, then the two above: the run goes on from its last checkpoint.
 # A run that is to be longer goes on in the same way, so that we can see it here:
 
 # %%
-more = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": 2 * STEPS, "train.save_minutes": 1.0})
+more = launch.run("configs/vit.py", workdir=folder / "vit", **{"train.steps": 2 * STEPS, "train.save_every": 50})
 
 # %% [markdown]
 # ## From here

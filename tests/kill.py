@@ -38,7 +38,6 @@ SMALL = {
     "model.dropout": 0.1,
     "text.N": 7,
     "optim.warmup_steps": 2,
-    "optim.batch_rule": "linear",
     "train.steps": 60,
     "train.batch_size": 16,
     "train.growth": [[30, 24]],
@@ -121,13 +120,7 @@ def main() -> int:
     given = parser.parse_args()
     folder, began = given.folder.absolute(), time.perf_counter()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
-    short = {
-        "train__steps": 2,
-        "train__growth": [],
-        "optim__batch_rule": "none",
-        "train__save_every": 1,
-        "train__keep": 1,
-    }
+    short = {"train__steps": 3, "train__growth": [], "train__save_every": 1}
     config = str(small_config(folder, **short, train__evaluate_every=2, optim__warmup_steps=1))
     code, said = run(config, folder / "undisturbed", None)
     if code:

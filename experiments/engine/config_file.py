@@ -156,11 +156,11 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
 
 def _sentence(error: Exception, line: str) -> str:
     """ml_collections' message without its print-out of the whole config; line: that of the file."""
+    if old := old_settings.of_line(line):
+        return old
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'
     unknown = re.search(r'Key "(.*?)" does not exist', str(error))
-    if unknown and (old := old_settings.of_line(unknown.group(1), line)):
-        return old
     if unknown:
         meant = re.search(r'Did you mean "(.*?)"', str(error))
         hint = f' (did you mean "{meant.group(1)}"?)' if meant else ""

@@ -55,8 +55,7 @@ def instead(name: str) -> str:
     return f"{name} is no setting any more: {REMOVED[name]}" if name in REMOVED else ""
 
 
-def of_line(key: str, line: str) -> str:
-    """The same of an unknown key's last part, where a line of a config file sets it: config.train.batch = 3."""
-    alike = [name for name in (*RENAMED, *REMOVED) if name.rpartition(".")[2] == key]
-    meant = [name for name in alike if f".{name} " in line.replace("=", " ")] or alike
-    return instead(meant[0]) if meant else ""
+def of_line(line: str) -> str:
+    """The same of what a line of a config file sets: config.train.batch = 3."""
+    left = line.partition("=")[0].strip().partition(".")[2]
+    return instead(left)

@@ -56,7 +56,8 @@ def load(
     if made.table:
         print(made.table)
     needed = _rows(found) != _rows(asked) and 0 not in (_rows(found), _rows(asked))
-    if needed and (PATCHES not in asked or _grids(found[TABLE], _rows(asked))):
+    alike = PATCHES not in asked or (PATCHES in found and found[PATCHES].shape[1] == asked[PATCHES].shape[1])
+    if needed and alike and (PATCHES not in asked or _grids(found[TABLE], _rows(asked))):
         found[TABLE] = _resized(made, found[TABLE], _rows(asked))
     _compare(settings, made, fresh, found, asked, kept or {})
     open_model.finite(made.path, found)

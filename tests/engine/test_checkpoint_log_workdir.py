@@ -257,7 +257,7 @@ def test_resumed_on_another_number_of_devices(tmp_path, straight, monkeypatch, c
         stop_before(patch, 5)
         with pytest.raises(Stopped):
             run(folder, mesh__data=8)
-    run(folder, mesh__data=1, train__log_every=2, train__keep=1)
+    run(folder, mesh__data=1, train__log_every=2)
     assert "it was trained on 8 x cpu, now 1 x cpu: numbers may differ in the last bits" in capsys.readouterr().out
     assert summary(folder)["devices"] == 1
     assert json.loads((folder / "config.json").read_text())["config"]["mesh"]["data"] == 1
@@ -287,7 +287,7 @@ def contents(folder):
 
 def test_a_finished_run_says_so_and_does_nothing(straight, capsys):
     before = contents(straight)
-    for changes in ({}, {"mesh__data": 2, "train__keep": 1}):
+    for changes in ({}, {"mesh__data": 2}):
         run(straight, figures=None, **changes)
         said = capsys.readouterr().out
         assert f"{straight} holds a finished run: nothing to do" in said and "summary.json" in said

@@ -10,7 +10,7 @@ import jax
 import pytest
 from test_checkpoint_log_workdir import Stopped, quick_peak, run  # noqa: F401  a fixture
 
-from experiments.engine import batches, compilation, errors, mesh
+from experiments.engine import batches, compilation, mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
 BACKEND = "/jax/core/compile/backend_compile_duration"
@@ -53,10 +53,12 @@ def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(t
 
 # A process of its own that keeps what it compiles, and says how much of it was there.
 COMPILES = """
+import os
 import sys
 import jax
 from experiments.engine import compilation
-compilation.keep_in(sys.argv[1])
+os.environ[compilation.FOLDER] = sys.argv[1]
+compilation.keep()
 hits = []
 jax.monitoring.register_event_listener(lambda event, **more: hits.append(event.endswith("/cache_hits")))
 print(jax.jit(lambda x: jax.numpy.tanh(x) * 2 + 1)(3.0), sum(hits) > 0)
@@ -85,28 +87,24 @@ def settings_of_jax(monkeypatch):
 def test_where_programs_are_kept(settings_of_jax, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(compilation.FOLDER, raising=False)
-    compilation.keep_in("user")
+    compilation.keep()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache" / "tfm" / "compiled")
     monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "own"))
-    compilation.keep_in("user")
+    compilation.keep()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
-    compilation.keep_in(str(tmp_path / "given"))
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "given") and (tmp_path / "given").is_dir()
-    assert jax.config.jax_enable_compilation_cache and capsys.readouterr().out == ""
-    compilation.keep_in("")
-    assert not jax.config.jax_enable_compilation_cache
-    compilation.keep_in(str(tmp_path / "more"))  # as under JAX_ENABLE_COMPILATION_CACHE=false
-    assert not (tmp_path / "more").exists()
+    assert (tmp_path / "own").is_dir() and capsys.readouterr().out == ""
+    compilation.keep_nothing()
+    monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "more"))
+    compilation.keep()  # as under JAX_ENABLE_COMPILATION_CACHE=false
+    assert not jax.config.jax_enable_compilation_cache and not (tmp_path / "more").exists()
 
 
 def test_a_folder_that_cannot_be_written(settings_of_jax, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
-    with pytest.raises(errors.UserError, match="compilation_cache = .*: the folder cannot be written"):
-        compilation.keep_in(str(tmp_path / "file" / "a"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.delenv(compilation.FOLDER, raising=False)
     before = jax.config.jax_compilation_cache_dir
-    compilation.keep_in("user")
+    compilation.keep()
     assert "compiled programs are not kept: " in capsys.readouterr().out
     assert jax.config.jax_compilation_cache_dir == before
 

@@ -116,28 +116,11 @@ def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):
-    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "data_dir": "a: b"}]]
+    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "sample.prompt": "a: b"}]]
     (tmp_path / "config.json").write_text(
         json.dumps({"experiment": "ablation", "study": {"experiment": "language", "arms": arms}})
     )
     assert values(config_file.load(str(tmp_path / "config.json"), base=base.get_config))["study.arms"] == arms
-
-
-def test_a_saved_folder_of_compiled_programs_does_not_count(tmp_path, capsys):
-    """JAX would load and execute what lies there; it is given on the command line, or in one's own config."""
-    file, mine = tmp_path / "config.json", values(base.get_config())
-    for where, told in (("here/cache", True), ("/there", True), ("user", False), ("", False)):
-        for saved in ({"compilation_cache": where}, {"config": {"compilation_cache": where, "seed": 0}}):
-            file.write_text(json.dumps(saved))
-            found = values(config_file.load(str(file), base=base.get_config))
-            assert found == mine | ({} if told else {"compilation_cache": where})
-            words = f"{file}: compilation_cache = '{where}' does not count: what lies there would be run"
-            assert capsys.readouterr().out.startswith(words) is told
-    file.write_text('{"compilation_cache": "/there"}')
-    config_file.load(str(file), base=base.get_config, given={"compilation_cache": ""})
-    assert capsys.readouterr().out == ""
-    own = tiny.config_file(tmp_path, "vision", compilation_cache="/there")
-    assert values(config_file.load(own, base=base.get_config))["compilation_cache"] == "/there"
 
 
 @pytest.mark.parametrize("content", ['{"k%d": 1', '{"k%d": {}', '{"train.steps": 3, "study": {"arms": [1]}, "k%d": 1'])
@@ -212,7 +195,7 @@ def test_an_error_in_a_config_file_is_told_with_its_last_line_there(tmp_path):
         ("sample.prompt", "", ""),
         ("sample.prompt", "7", "7"),
         ("model.scale", "1", "1"),
-        ("data_dir", "/a folder/é", "/a folder/é"),
+        ("init_from", "/a folder/é", "/a folder/é"),
     ],
 )
 def test_an_override_has_the_type_of_its_field(key, text, expected):

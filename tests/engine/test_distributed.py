@@ -60,7 +60,7 @@ def arguments(tmp_path_factory):
     (folder / "text.txt").write_bytes(tiny.TEXT)
     changes = tiny.MODEL | tiny.TRAIN | {"text.source": str(folder / "text.txt"), "text.N": 7, "device": "cpu"}
     changes |= {"train.log_every": 1, "train.evaluate_batch": 8, "sample.max_new_tokens": 4}
-    changes |= {"optim.schedule": "constant", "compilation_cache": str(folder / "cache")}
+    changes |= {"optim.schedule": "constant"}
     changes |= {"train.evaluate_every": 0, "train.save_every": 0, "mesh.fsdp": 2}
     return "--config", tiny.config_file(folder, "language", **changes)
 

@@ -43,7 +43,6 @@ NAMES = {  # of what is chosen by name, all or some
     "synthetic.task": "ring previous reachability beats membership nearest",
     "optim.name": "adamw muon",
     "optim.schedule": "cosine linear constant wsd",
-    "optim.batch_rule": "none linear sqrt",
     "train.nan": "abort skip",
     "train.keep_best": "eval/loss eval/accuracy",
 }

@@ -13,14 +13,13 @@ from experiments.engine import step as steps
 GROWTH = [[3, 16], [6, 8]]
 SIZES = [8] * 3 + [16] * 3 + [8] * 4
 CHANGES = {"train__growth": GROWTH, "train__steps": 10, "train__save_every": 2, "train__evaluate_every": 0}
-CHANGES |= {"optim__batch_rule": "sqrt", "optim__schedule": "constant", "optim__learning_rate": 0.01}
+CHANGES |= {"optim__schedule": "constant", "optim__learning_rate": 0.01}
 CHANGES |= {"optim__warmup_steps": 1}
 
 
 def launched(folder, name, *more):
     changes = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "train.batch_size": 16}
     changes |= {"train.growth": [[3, 32]], "train.steps": 10, "train.evaluate_batch": 64, "optim.warmup_steps": 1}
-    changes |= {"optim.batch_rule": "sqrt"}
     file = tiny.config_file(folder, "vision", **changes)
     return tiny.run("--config", file, "--workdir", str(folder / name), *more)
 
@@ -36,7 +35,7 @@ def test_a_run_whose_batches_grow_and_that_is_resumed_across_a_change_of_size(tm
         assert words in told
     rows = [row for row in log.read(tmp_path / "whole") if "train/loss" in row]
     assert [row["step"] for row in rows] == list(range(1, 11))
-    assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01 * (size / 8) ** 0.5 for size in SIZES])
+    assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01] * len(SIZES))
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stop_before(patch, 6)
         run(tmp_path / "parts", **CHANGES)
@@ -91,11 +90,6 @@ def test_growth_from_the_command_line(tmp_path, monkeypatch, text, said):
 
 def stop(*arguments, **options):
     raise errors.UserError("so far, so good")
-
-
-def test_a_rule_without_growth_is_refused_as_unused(tmp_path):
-    outcome = launched(tmp_path, "run", "--config.train.growth=[]")
-    assert outcome.code == 2 and "optim.batch_rule is set, but this experiment does not use it" in outcome.err
 
 
 def test_pairs_may_be_tuples_in_a_config_file_and_are_lists_in_what_is_saved():

@@ -270,14 +270,15 @@ def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatc
     """The fixture `unchanged` looks."""
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has its own
     kept = tmp_path / "compiled"
-    run(tmp_path, **{"compilation_cache": str(kept), "train.steps": 2, "device": "cpu"})
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(kept))
+    run(tmp_path, **{"train.steps": 2, "device": "cpu"})
     assert any(kept.iterdir())
     entries = len(list(kept.iterdir()))
     jax.jit(lambda x: 3 * x + entries)(np.ones(7))
     assert len(list(kept.iterdir())) == entries  # what the caller compiles is not kept there
     assert sys.unraisablehook is sys.__unraisablehook__
     with pytest.raises(errors.UserError):
-        run(tmp_path, **{"train.steps": 1, "compilation_cache": ""})
+        run(tmp_path, **{"train.steps": 1})
 
 
 OWN = """

@@ -94,7 +94,7 @@ KINDS = {  # what each room has beside the usual: every sum over devices is in o
     "prefix": (
         "language",
         TEXT
-        | {"text__objective": "prefix", "text__prefix": 3, "text__transform": True, "sample__max_new_tokens": 4}
+        | {"text__objective": "prefix", "text__transform": True, "sample__max_new_tokens": 4}
         | {"model__dropout": 0.2, "model__relative_position": "alibi", "model__M": 1},
     ),
     "masked": ("language", TEXT | {"text__objective": "masked"}),

@@ -10,7 +10,13 @@ from experiments.engine import old_settings
 
 OLD = {name: f"{name} is now {new}" for name, new in old_settings.RENAMED.items()}
 OLD |= {name: f"{name} is no setting any more: {instead}" for name, instead in old_settings.REMOVED.items()}
-EXPERIMENTS = {"text": "language", "sample": "language", "image": "masked_image", "pairs": "translation"}
+EXPERIMENTS = {
+    "study": "ablation",
+    "text": "language",
+    "sample": "language",
+    "image": "masked_image",
+    "pairs": "translation",
+}
 
 
 def of(name: str) -> tuple[str, str, str]:
@@ -24,12 +30,13 @@ def of(name: str) -> tuple[str, str, str]:
 def test_an_old_name_is_refused_wherever_it_stands(tmp_path, name):
     experiment, key, value = of(name)
     own = experiment if key != "experiment" else value
-    of_study = ', of="vision"' if experiment == "study" else ""
+    of_study = ', of="vision"' if experiment == "ablation" else ""
     file, saved = tmp_path / "mine.py", tmp_path / "saved.json"
     begin = f'from configs import base\n\ndef get_config():\n    config = base.get_config("{own}"{of_study})\n'
     file.write_text(f"{begin}    config.{key} = {value!r}\n    return config\n")
-    saved.write_text(json.dumps({"experiment": experiment, key: value}))
-    plain = tiny.config_file(tmp_path, experiment)
+    runs = {"study.experiment": "vision"} if of_study else {}
+    saved.write_text(json.dumps({"experiment": experiment, key: value} | runs))
+    plain = tiny.config_file(tmp_path, experiment, **runs)
     for arguments in ([str(file)], [str(saved)], [plain, f"--config.{key}={value}"]):
         told = tiny.run("--config", *arguments, "--dry_run")
         assert told.code == 2 and told.err.endswith(f"{OLD[name]}\n"), told.err

@@ -63,23 +63,6 @@ def test_what_no_schedule_can_be():
         rate("cosin")
 
 
-@pytest.mark.parametrize(("rule", "power"), [("none", 0), ("linear", 1), ("sqrt", 0.5)])
-def test_the_rate_follows_the_batch_by_its_rule(rule, power):
-    sizes = batches.growing(64, [[3, 128], [150, 192], [180, 32]])
-    grown, plain = optim.grown(rate("cosine"), sizes, rule), rate("cosine")
-    for step, size in ((0, 64), (2, 64), (3, 128), (149, 128), (150, 192), (179, 192), (180, 32), (199, 32)):
-        expected = float(plain(step)) * (size / 64) ** power
-        assert float(grown(step)) == pytest.approx(expected, rel=1e-6)
-        assert float(jax.jit(grown)(jnp.int32(step))) == pytest.approx(expected, rel=1e-6)
-
-
-def test_no_rule_of_that_name():
-    with pytest.raises(errors.UserError, match='"square".*"sqrt".*none, linear, sqrt'):
-        optim.grown(rate("constant"), batches.growing(64), "square")
-    with pytest.raises(errors.UserError, match="cannot be imported"):
-        optim.grown(rate("constant"), batches.growing(64), "os:path")
-
-
 def adamw(*, learning_rate=0.1, weight_decay=0.5, clip=0.0, beta1=0.8, beta2=0.9, eps=1e-3):
     return optim.adamw(
         lambda step: learning_rate, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, clip=clip
@@ -318,7 +301,6 @@ def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps
             {"optim__name": "muon", "optim__muon_lr_multiplier": -1.0},
             "optim.muon_lr_multiplier must be at least 0, and -1.0 is not",
         ),
-        ({"optim__name": "muon", "optim__ns_steps": -1}, "optim.ns_steps must be at least 0, and -1 is not"),
     ],
 )
 def test_what_cannot_be(changes, sentence):

@@ -18,6 +18,7 @@ import pytest
 import tiny
 
 from experiments.engine import batches, errors, log, loop, signals
+from experiments.engine import run as runs
 from experiments.engine import step as steps
 
 # The 29 points that are held out are 6 batches.
@@ -309,8 +310,9 @@ def test_the_clock_saves(tmp_path, monkeypatch):
 
     monkeypatch.setattr(batches, "iterate", iterate)
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
-    more = ("--config.train.save_minutes=2.5", "--config.train.steps=8", "--config.train.keep=9")
-    assert launched(tmp_path, *more).code == 0
+    monkeypatch.setattr(runs, "SAVE_MINUTES", 2.5)
+    monkeypatch.setattr(runs, "KEEP", 9)
+    assert launched(tmp_path, "--config.train.steps=8").code == 0
     assert saved(tmp_path) == [3, 6, 8]
 
 
@@ -326,10 +328,11 @@ def test_the_clock_saves_within_a_long_evaluation(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(steps, "evaluator", lambda task, mesh: evaluate)
+    monkeypatch.setattr(runs, "SAVE_MINUTES", 2.5)
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
     monkeypatch.setattr(loop.Training, "_saved_anyway", lambda *arguments: contextlib.nullcontext())
     with pytest.raises(MemoryError):
-        launched(tmp_path, "--config.train.save_minutes=2.5", "--config.train.evaluate_every=2")
+        launched(tmp_path, "--config.train.evaluate_every=2")
     assert saved(tmp_path) == [2]
 
 
@@ -342,7 +345,8 @@ def evaluations(monkeypatch, *values):
 
 def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
     evaluations(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
-    best = ("--config.train.keep_best=eval/loss", "--config.train.evaluate_every=1", "--config.train.keep=1")
+    monkeypatch.setattr(runs, "KEEP", 1)
+    best = ("--config.train.keep_best=eval/loss", "--config.train.evaluate_every=1")
     with monkeypatch.context() as patch:
         signal_with_batch(patch, 3, signal.SIGTERM)
         assert launched(tmp_path, *best).code == 143
@@ -365,8 +369,9 @@ def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
 
 def test_what_is_saved_before_its_evaluation_counts_for_the_best(tmp_path, monkeypatch):
     evaluations(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
+    monkeypatch.setattr(runs, "KEEP", 1)
     best = ("--config.train.keep_best=eval/loss", "--config.train.evaluate_every=1", "--config.train.save_every=1")
-    assert launched(tmp_path, *best, "--config.train.keep=1").code == 0
+    assert launched(tmp_path, *best).code == 0
     assert saved(tmp_path) == [5, 6]
     told = [json.loads((tmp_path / f"run/checkpoints/{n}/manifest.json").read_text())["metrics"] for n in (5, 6)]
     assert [metrics["eval/loss"] for metrics in told] == [0.5, 4.0]

@@ -29,16 +29,14 @@ MODELS = {
 TEXTS = {
     "model.norm = instance looks at later words": dict(model__norm="instance"),
     "model.segments must be at least 0": dict(model__segments=-1),
-    "text.prefix must be at least 1 and less than text.N": dict(text__objective="prefix", text__prefix=8),
-    "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix", text__prefix=3),
+    "text.N must be at least 2": dict(text__objective="prefix", text__N=1),
+    "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix"),
     "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
     "is a path, and nothing is there": dict(text__tokenizer="/nowhere/tok512.bin"),
-    "not one held-out word is hidden": dict(text__objective="masked", text__mask_rate=1e-9),
 }
 TRAININGS = {
     "train.accumulation > 1": dict(model__norm="batch", train__accumulation=2),
     "optim.beta2 must be less than 1": dict(optim__beta2=1.0),
-    "optim.decay_fraction between 0 and 1": dict(optim__schedule="wsd", optim__decay_fraction=1.5),
     "a schedule is named, and cannot be imported": dict(optim__schedule="a:b"),
     "the seed must lie between": dict(seed=-1),
 }

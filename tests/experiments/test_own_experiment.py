@@ -56,7 +56,7 @@ def get_config():
 """
 ARMS = """    config.study.arms = [("steep", {"line.slope": 5.0}), ("flat", {"line.slope": 0.0}), ("as_it_is", {})]
     config.study.seeds = [0, 1]
-    config.study.probe = False
+    config.train.probe = False
 """
 
 

@@ -222,7 +222,7 @@ def test_the_smallest_sizes_are_taken(task):
     ("changes", "said"),
     [
         ({"task": "ringg"}, "unknown task"),
-        ({"steps": 2}, "synthetic.steps is set, but this experiment does not use it"),
+        ({"N": 1}, "needs synthetic.N from 3 to 1024, and 1 is not"),
     ],
 )
 def test_a_config_that_suits_no_task_is_refused(changes, said, tmp_path):
@@ -280,7 +280,7 @@ def test_all_tasks_are_one_program():
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_run_learns_and_draws_its_figures(tmp_path, monkeypatch, causal):
     monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-    changes = {"task": "previous" if causal else "ring", "causal": causal, "N": 4, "W": 8}
+    changes = {"task": "previous" if causal else "ring", "causal": causal, "N": 4}
     changes = {f"synthetic.{key}": value for key, value in changes.items()} | tiny.MODEL
     changes |= {"model.M": 1, "model.H": 1, "model.D": 16, "optim.learning_rate": 0.02, "optim.warmup_steps": 5}
     changes |= {"train.steps": 60, "train.batch_size": 32, "train.evaluate_batch": 256, "train.evaluate_every": 30}

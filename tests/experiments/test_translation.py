@@ -27,7 +27,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 SIZES = {
     "pairs.N": 6,
     "pairs.vocabulary": 300,
-    "pairs.beam": 2,
     "pairs.score_sentences": 11,
     "train.evaluate_batch": 16,
 }
@@ -177,7 +176,7 @@ def test_greedy_translations_are_those_of_the_whole_model_whatever_the_batch(mad
         found = translation.translator(small, corpus, model)(params, sentences)
     asked = search.call_args.kwargs
     assert {name: asked[name] for name in ("beam", "steps", "stop", "length_penalty")} == {
-        "beam": 2,
+        "beam": 4,
         "steps": 6,
         "stop": (subwords.EOS,),
         "length_penalty": 0.6,
@@ -189,18 +188,15 @@ def test_greedy_translations_are_those_of_the_whole_model_whatever_the_batch(mad
     assert len(found["beam"]) == 6
 
 
-def test_a_sentence_that_is_too_long_is_translated_by_nothing_and_a_beam_of_one_is_not_searched(made):
+def test_a_sentence_that_is_too_long_is_translated_by_nothing(made):
     settings, corpus, model, params = made
-    one = tiny.settings("translation", **{"pairs.source": settings.pairs.source} | SIZES | {"pairs.beam": 1})
-    found = translation.translator(one, corpus, model)(params, ["one two three", "one two three four five one"])
-    assert list(found) == ["greedy"] and found["greedy"][1] == "" != found["greedy"][0]
+    found = translation.translator(settings, corpus, model)(params, ["one two three", "one two three four five one"])
+    assert [some[1] for some in found.values()] == ["", ""] and found["greedy"][0] != ""
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"pairs.beam": 301}, "pairs.beam = 301 is larger than the vocabulary, 300 subwords"),
-        ({"pairs.beam": 0}, "pairs.beam must be at least 1"),
         ({"pairs.N": 1}, "pairs.N must be at least 2"),
         ({"pairs.N": 2}, "at most N = 2 tokens a side"),
         ({"pairs.vocabulary": 3}, "at least 259 ids"),

@@ -139,19 +139,14 @@ def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path):
 
 
 @pytest.mark.parametrize(("N", "rule"), [(5, "cut"), (17, "linear")])
-def test_positions_are_resized_only_where_it_is_asked(tmp_path, N, rule):
+def test_positions_are_resized_and_it_is_said(tmp_path, N, rule):
     folder = published.save(tmp_path, "gpt2")
     settings = gpt2(init_from=str(folder), text__N=N)
-    told = refusal(settings, words_model(settings, N))
-    assert told.count("resize_positions") == 1 and f"set text.N = 13 (it is {N}), or resize_positions = True; " in told
-    settings = gpt2(init_from=str(folder), text__N=N, resize_positions=True)
     found, out = load(settings, words_model(settings, N))
     assert f"the 13 learned positions are made {N} by the rule {rule}" in out
     theirs = published.tensors("gpt2", prefix="")["wpe.weight"]
     np.testing.assert_allclose(found["position/P_ND"][[0, -1]], theirs[[0, 4 if rule == "cut" else -1]], rtol=1e-6)
     assert found["position/P_ND"].shape == (N, 21)
-    settings = gpt2(init_from=str(folder), resize_positions=True)
-    assert "resize_positions = True is not needed" in refusal(settings, words_model(settings))
 
 
 def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
@@ -173,17 +168,16 @@ def images(Y=8, patch=4, P=16, **changes):
     return settings, models.vision(settings.model, answer=settings.to_dict()["image"]["head"], **sizes)
 
 
-def test_other_positions_of_patches_are_offered_only_where_all_else_fits(source):
+def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
     start = {"init_from": str(source)}
-    assert "set resize_positions = True to make 16 positions of its 4;" in refusal(*images(Y=16, **start))
-    found, _ = load(*images(Y=16, **start, resize_positions=True))
+    found, _ = load(*images(Y=16, **start))
     assert found["position/P_ND"].shape == (16, 8)
     told = refusal(*images(patch=2, P=4, **start))
     assert "set image.patch = 4 (it is 2); it is for images of 8 x 8 pixels and 1 channel;" in told
     unlike = images(Y=16, P=48, **start), images(image__head="class_token", **start), images(patch=2, **start)
     for case in unlike:
         told = refusal(*case)
-        assert "it is for images of 8 x 8 pixels and 1 channel;" in told and "resize_positions" not in told
+        assert "it is for images of 8 x 8 pixels and 1 channel;" in told
 
 
 def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path, source, monkeypatch):

@@ -203,8 +203,6 @@ WRONG = {
     },
     'unknown experiment "langage" (did you mean "language"?)': {"study__experiment": "langage"},
     "seed: a study has study.seeds": {"seed": 1},
-    'unknown study.batched "maybe"': {"study__batched": "maybe"},
-    "study.batched = no leaves nothing to mesh.seed": {"study__batched": "no", "mesh__seed": 2},
     "the 2 runs of tied x 2 seeds do not divide evenly over mesh.seed = 3": {"mesh__seed": 3},
 }
 

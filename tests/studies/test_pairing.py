@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_study
 
-from experiments.engine import loop
+from experiments.engine import loop, mesh
 from experiments.engine import step as steps
 from experiments.studies import initial, training, vmapped_runs
 from tfm import shapes
@@ -87,7 +87,7 @@ def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """Of all arms, with the rows of a program one after the other."""
-    return watched(tmp_path_factory.mktemp("pairs"), study__arms=ARMS, study__batched="no")
+    return watched(tmp_path_factory.mktemp("pairs"), study__arms=ARMS)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,9 @@ def side_by_side(tmp_path_factory):
     """Of some arms, with the rows of a program in the same operations; each step draws the words that it hides."""
     chosen = [arm for arm in ARMS if arm[0] in ("tied", "asymmetric", "fast", "wide")]
     masked = {"text__objective": "masked"}
-    return watched(tmp_path_factory.mktemp("vmap"), study__arms=chosen, study__batched="yes", **masked)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh, "side_by_side", lambda devices: True)  # as on a GPU
+        return watched(tmp_path_factory.mktemp("vmap"), study__arms=chosen, **masked)
 
 
 def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], names: Iterable[str]) -> None:

@@ -65,8 +65,6 @@ OTHERS = {
     "text.tokenizer": ["characters"],
     "text.N": [12],
     "text.objective": ["causal", "prefix", "masked"],
-    "text.prefix": [3],
-    "text.mask_rate": [0.5],
     "text.tied_output": [True],
     "text.transform": [True, False],
     "image.source": ["mnist"],
@@ -158,7 +156,7 @@ def test_every_setting_has_its_row():
 FREE = "score_std output_std dropout attention compute_dtype remat unroll"
 ALWAYS = {f"model.{field}": OTHERS[f"model.{field}"] for field in f"M D H F eps {FREE}".split()}
 ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
-TEXT = "source tokenizer N prefix mask_rate tied_output"
+TEXT = "source tokenizer N tied_output"
 WORDS = ALWAYS | {f"text.{field}": OTHERS[f"text.{field}"] for field in TEXT.split()}
 IMAGES = ALWAYS | {f"image.{field}": OTHERS[f"image.{field}"] for field in "source patch shift".split()}
 BASE = {"model.rotary_base": [50.0]}
