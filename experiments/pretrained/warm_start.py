@@ -56,8 +56,10 @@ def load(
     if made.table:
         print(made.table)
     needed = _rows(found) != _rows(asked) and 0 not in (_rows(found), _rows(asked))
-    alike = PATCHES not in asked or (PATCHES in found and found[PATCHES].shape[1] == asked[PATCHES].shape[1])
-    if needed and alike and (PATCHES not in asked or _grids(found[TABLE], _rows(asked))):
+    same = PATCHES in found and found[PATCHES].shape[1:] == asked.get(PATCHES, found[PATCHES]).shape[1:]
+    same = same and made.facts.get("patch") == settings.to_dict().get("image", {}).get("patch")
+    alike = PATCHES not in asked or (same and _grids(found[TABLE], _rows(asked)))
+    if needed and alike:
         found[TABLE] = _resized(made, found[TABLE], _rows(asked))
     _compare(settings, made, fresh, found, asked, kept or {})
     open_model.finite(made.path, found)
