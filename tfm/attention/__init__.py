@@ -19,39 +19,9 @@ a value that a mask hides never reaches an output, even if it is NaN; a query th
 gradient.
 """
 
-from tfm.attention import (
-    block_mask,
-    chunked,
-    explicit,
-    flash,
-    fused,
-    heads,
-    mask,
-    nan_guard,
-    online_softmax,
-    relative_position,
-    ring,
-    score,
-    score_symmetric,
-    value,
-)
+from tfm.attention import block_mask, chunked, explicit, flash, fused, heads, mask, nan_guard, online_softmax  # noqa: F401
+
+# isort: split
+from tfm.attention import relative_position, ring, score, score_symmetric, value  # noqa: F401
 
 IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention, "fused": fused.attention}
-
-__all__ = [
-    "IMPLEMENTATIONS",
-    "block_mask",
-    "chunked",
-    "explicit",
-    "flash",
-    "fused",
-    "heads",
-    "mask",
-    "nan_guard",
-    "online_softmax",
-    "relative_position",
-    "ring",
-    "score",
-    "score_symmetric",
-    "value",
-]
