@@ -29,7 +29,7 @@ class Model(NamedTuple):
     """A model as functions of its parameters.
 
     init(key, **numbers) -> params; or with a number, score_std=..., that is not the config's but one of several runs'
-    apply(params, inputs, *, mask, key_B=None, maps=False, over=layout.ONE) -> (logits, seen)    (transformer.apply)
+    apply(params, inputs, *, mask, key_B=None, maps=False, over=layout.ONE) -> (logits, aux)    (transformer.apply)
     start(params, prompt_BN, length_B, *, capacity, mask) -> (logits_BW, cache)       (kv_cache.start)
     step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                  (kv_cache.step)
 
@@ -198,13 +198,13 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
 
 def sizes(m: config.Settings) -> dict[str, int]:
     """The sizes M, D, H, K, F, checked."""
-    found = {letter: getattr(m, letter) for letter in "MDHKF"}
-    config.at_least(1, {f"model.{letter}": n for letter, n in found.items()})
+    numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
+    config.at_least(1, {f"model.{letter}": n for letter, n in numbers.items()})
     if m.D % m.H and m.K == m.D // m.H:
         raise errors.UserError(
             f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
         )
-    return found
+    return numbers
 
 
 def computing(m: config.Settings) -> dict[str, Any]:
@@ -274,12 +274,12 @@ def probe(m: config.Settings) -> Callable | None:
         return None
 
     def numbers(params: Any) -> dict[str, jax.Array]:
-        found = {}
+        measures = {}
         for part, of in look(params).items():
             mean_M = symmetry.mean(of.symmetry_H, axis=-1)
             named = {"symmetry": mean_M, "symmetry_sum": of.symmetry, "directionality": of.directionality}
-            found |= {f"{name}/{part}{i + 1}": x_M[i] for name, x_M in named.items() for i in range(len(x_M))}
-        return found
+            measures |= {f"{name}/{part}{i + 1}": x_M[i] for name, x_M in named.items() for i in range(len(x_M))}
+        return measures
 
     return numbers
 

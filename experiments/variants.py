@@ -57,36 +57,36 @@ class Trial(NamedTuple):
         sizes = {letter: self.size[letter] for letter in letters}
         params = self.ask(functools.partial(self.variant.init, **sizes, **settings), jax.random.key(0))
         try:
-            found = shapes.check(params)
+            answer = shapes.check(params)
         except shapes.ShapeError as error:
             raise self.refusal(f"of its parameters, {error}") from error
         for letter in "HKDF":
             n = self.size[letter]
-            if found.get(letter, n) != n:
-                raise self.refusal(f"model.{letter} is {n}, and {letter} in its parameters {found[letter]}")
+            if answer.get(letter, n) != n:
+                raise self.refusal(f"model.{letter} is {n}, and {letter} in its parameters {answer[letter]}")
         return params
 
     def array(self, axes: str) -> jax.ShapeDtypeStruct:
         """An abstract array with these axes."""
         return jax.ShapeDtypeStruct(tuple(self.size[letter] for letter in axes), jnp.float32)
 
-    def check(self, what: str, axes: str, found: Any, *, free: str = "") -> None:
-        """UserError where what was found has other axes: H may be 1, which all heads share, and `free` any number."""
+    def check(self, what: str, axes: str, answer: Any, *, free: str = "") -> None:
+        """UserError where the answer has other axes: H may be 1, which all heads share, and `free` any number."""
         right = ["any" if letter in free else self.size[letter] for letter in axes]
-        shape = getattr(found, "shape", ())
+        shape = getattr(answer, "shape", ())
         each = zip(axes, shape, right, strict=False)
         fits = (m in (n, "any") or (letter, n) == ("H", 1) for letter, n, m in each)
         if len(shape) != len(axes) or not all(fits):
             raise self.refusal(
                 f"({', '.join(axes)}) is expected of its {what}, here ({', '.join(map(str, right))}), and it gives "
-                + (f"{shape}" if hasattr(found, "shape") else "no array")
+                + (f"{shape}" if hasattr(answer, "shape") else "no array")
             )
 
-    def pair(self, what: str, found: Any) -> tuple[Any, Any]:
-        """What was found, where it is two things."""
-        if not isinstance(found, tuple | list) or len(found) != 2:
+    def pair(self, what: str, answer: Any) -> tuple[Any, Any]:
+        """The answer, where it is two things."""
+        if not isinstance(answer, tuple | list) or len(answer) != 2:
             raise self.refusal(f"a pair is expected, {what}, and it gives none")
-        return found[0], found[1]
+        return answer[0], answer[1]
 
 
 def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int], *, cross: bool = False) -> None:
@@ -101,7 +101,7 @@ def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int
         return
     free = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]
     size = {**sizes, "B": free[0], "N": free[1], "S": free[2]}
-    trials = {name: Trial(f"model.{name} = {getattr(m, name)}", made, size) for name, made in chosen.items()}
+    trials = {name: Trial(f"model.{name} = {getattr(m, name)}", choice, size) for name, choice in chosen.items()}
     if turned:
         _declared(m, chosen["score"])
     if turned or own & {"score", "relative_position", "value"}:
@@ -116,9 +116,9 @@ def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int
             _relation(trials["relative_position"], q, k)
         if "value" in own:
             _value(trials["value"], bias=m.bias, heads=q.shape[1])
-    asked = {"norm": ("D", {}, {"eps": m.eps}), "mlp": ("DFM", {"bias": m.bias}, {}), "position": ("ND", {}, {})}
-    for name in sorted(asked.keys() & own):
-        of, (letters, more, settings) = trials[name], asked[name]
+    rooms = {"norm": ("D", {}, {"eps": m.eps}), "mlp": ("DFM", {"bias": m.bias}, {}), "position": ("ND", {}, {})}
+    for name in sorted(rooms.keys() & own):
+        of, (letters, more, settings) = trials[name], rooms[name]
         apply = functools.partial(of.variant.apply, **settings)
         of.check("tokens", "BND", of.ask(apply, of.init(letters, **more), of.array("BND")))
 
@@ -155,8 +155,8 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
 def _relation(of: Trial, q: Any, k: Any) -> None:
     params, n = of.init("HKN"), jax.ShapeDtypeStruct((of.size["N"],), jnp.int32)
     rotate, bias = (getattr(of.variant, name, None) for name in ("rotate", "bias"))
-    found = (q, k) if rotate is None else of.pair("queries and keys", of.ask(rotate, params, q, k, n))
-    for what, one, given in zip(("queries", "keys"), found, (q, k), strict=True):
+    answer = (q, k) if rotate is None else of.pair("queries and keys", of.ask(rotate, params, q, k, n))
+    for what, one, given in zip(("queries", "keys"), answer, (q, k), strict=True):
         if getattr(one, "shape", None) != given.shape:
             raise of.refusal(f"it makes {what} of the shape {given.shape} into {getattr(one, 'shape', 'no array')}")
     if bias is not None:

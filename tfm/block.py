@@ -63,22 +63,22 @@ def scaled(score: dict, std: float | jax.Array) -> dict:
     return jax.tree_util.tree_map_with_path(times, score)
 
 
-# order(x, residual, norm) -> (x, seen, statistics): residual also returns what is to be seen of it, and norm the
+# order(x, residual, norm) -> (x, aux, statistics): residual also returns what is to be seen of it, and norm the
 # statistics of the batch.
 
 
 def pre_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> tuple[jax.Array, Any, Any]:
     """x + res(LN(x)): with attention, then the MLP, as res, these are the two lines of E18."""
     y_BND, statistics = norm(x_BND)
-    y_BND, seen = residual(y_BND)
-    return x_BND + y_BND, seen, statistics
+    y_BND, aux = residual(y_BND)
+    return x_BND + y_BND, aux, statistics
 
 
 def post_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> tuple[jax.Array, Any, Any]:
     """LN(x + res(x)): the two lines of E19."""
-    y_BND, seen = residual(x_BND)
+    y_BND, aux = residual(x_BND)
     y_BND, statistics = norm(x_BND + y_BND)
-    return y_BND, seen, statistics
+    return y_BND, aux, statistics
 
 
 ORDERS = {"pre_norm": pre_norm, "post_norm": post_norm}
@@ -111,13 +111,13 @@ def apply(
     call = {"parts": parts.attention, "layout": layout}
 
     def attend(x: jax.Array) -> tuple[jax.Array, tuple]:
-        y, *seen = heads.self_attention(params, x, mask=mask, n=n, cache=past["self"], **call)
-        return y, seen
+        y, *aux = heads.self_attention(params, x, mask=mask, n=n, cache=past["self"], **call)
+        return y, aux
 
     def cross(x: jax.Array) -> tuple[jax.Array, tuple]:
         own = {name: params[f"{name}_cross"] for name in ("score", "value")}
-        y, *seen = heads.cross_attention(own, x, memory=memory, cache=past["cross"], **call)
-        return y, seen
+        y, *aux = heads.cross_attention(own, x, memory=memory, cache=past["cross"], **call)
+        return y, aux
 
     def feed(x: jax.Array) -> tuple[jax.Array, tuple]:
         return layouts.on(layout, parts.mlp)(params["mlp"], x), ()
@@ -125,20 +125,20 @@ def apply(
     stages = {"attention": (attend, "norm1"), "cross": (cross, "norm_cross"), "mlp": (feed, "norm2")}
     if "score_cross" not in params:
         del stages["cross"]
-    seen, running = {}, {}
+    aux, running = {}, {}
     for name, (residual, norm_name) in stages.items():
-        x_BND, seen[name], running[norm_name] = parts.order(
+        x_BND, aux[name], running[norm_name] = parts.order(
             x_BND,
             _dropped(name, residual, parts=parts, key_B=key_B, layout=layout),
             lambda x, name=norm_name: statistical_norm(params[name], x, parts=parts, key_B=key_B, layout=layout),
         )
-    found: dict = {"running": {name: statistics for name, statistics in running.items() if statistics}}
+    result: dict = {"running": {name: statistics for name, statistics in running.items() if statistics}}
     if maps:
-        found |= {name: seen[stage][0] for name, stage in (("A", "attention"), ("A_cross", "cross")) if stage in seen}
+        result |= {name: aux[stage][0] for name, stage in (("A", "attention"), ("A_cross", "cross")) if stage in aux}
     if keep or cache is not None:
         both = (("self", "attention"), ("cross", "cross"))
-        found["cache"] = {name: seen[stage][1] for name, stage in both if stage in seen}
-    return x_BND, found
+        result["cache"] = {name: aux[stage][1] for name, stage in both if stage in aux}
+    return x_BND, result
 
 
 def _dropped(name: str, residual: Callable, *, parts: Parts, key_B, layout: layouts.Layout) -> Callable:
@@ -146,8 +146,8 @@ def _dropped(name: str, residual: Callable, *, parts: Parts, key_B, layout: layo
 
     def run(x_BND: jax.Array) -> tuple[jax.Array, Any]:
         with jax.named_scope(name):
-            y_BND, seen = residual(x_BND)
-            return dropout.drop(keys(key_B, name), y_BND, parts.dropout, layout=layout), seen
+            y_BND, aux = residual(x_BND)
+            return dropout.drop(keys(key_B, name), y_BND, parts.dropout, layout=layout), aux
 
     return run
 

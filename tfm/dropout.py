@@ -20,5 +20,5 @@ def drop(key_B: jax.Array | None, x: jax.Array, rate: float, *, layout: layouts.
     shape = list(x.shape[1:])
     if layout.sequence:
         shape[0] *= jax.lax.axis_size(layout.sequence)
-    kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(key_B)
-    return jnp.where(layouts.own(kept, layout), x / (1 - rate), 0)
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, shape))(key_B)
+    return jnp.where(layouts.own(keep, layout), x / (1 - rate), 0)

@@ -45,7 +45,7 @@ def encode(
     Devices that share a target's tokens all read the whole source.
     """
     mask = masks.padding(valid_BS)
-    x_BSD, seen = transformer.hidden_states(
+    x_BSD, aux = transformer.hidden_states(
         transformer.cast(side(params, "encoder"), dtype),
         source_BS,
         mask=mask,
@@ -53,7 +53,7 @@ def encode(
         layout=layout.whole,
         **model,
     )
-    return blocks.Memory(x_BSD, mask), seen
+    return blocks.Memory(x_BSD, mask), aux
 
 
 def apply(
@@ -66,12 +66,12 @@ def apply(
     maps: bool = False,
     **model: Any,
 ) -> tuple[jax.Array, dict]:
-    """(logits_BNW, seen): the next word of the target after each of its words w_BN, given the whole source (E24, E26).
+    """(logits_BNW, aux): the next word of the target after each of its words w_BN, given the whole source (E24, E26).
 
-    The arguments are those of transformer.apply; seen has A_MBHNS and A_cross_MBHNS of the decoder with maps.
+    The arguments are those of transformer.apply; aux has A_MBHNS and A_cross_MBHNS of the decoder with maps.
     """
     memory, at_encoder = encode(params, source_BS, valid_BS, key_B=key_B, **model)
-    logits_BNW, seen = transformer.apply(
+    logits_BNW, aux = transformer.apply(
         side(params, "decoder"),
         w_BN,
         mask=masks.causal,
@@ -80,8 +80,8 @@ def apply(
         maps=maps,
         **model,
     )
-    running = {name: s["running"] for name, s in (("encoder", at_encoder), ("decoder", seen)) if "running" in s}
-    return logits_BNW, seen | ({"running": running} if running else {})
+    running = {name: s["running"] for name, s in (("encoder", at_encoder), ("decoder", aux)) if "running" in s}
+    return logits_BNW, aux | ({"running": running} if running else {})
 
 
 def start(

@@ -39,12 +39,12 @@ def _shared_surprise(logits: jax.Array, target: jax.Array, vocab: str) -> jax.Ar
 def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """How many of those asked for have their target as the largest logit, and how many were asked."""
     logits = jax.lax.stop_gradient(logits)
-    found = jnp.argmax(logits, axis=-1)
+    best = jnp.argmax(logits, axis=-1)
     if vocab is not None:  # of equal logits the first counts, as in argmax
         W, highest = logits.shape[-1], logits.max(-1)
-        mine, none = found + jax.lax.axis_index(vocab) * W, jnp.iinfo(found.dtype).max
-        found = jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, vocab), mine, none), vocab)
-    return jnp.sum((found == target) * weight), jnp.sum(weight)
+        mine, none = best + jax.lax.axis_index(vocab) * W, jnp.iinfo(best.dtype).max
+        best = jax.lax.pmin(jnp.where(highest == jax.lax.pmax(highest, vocab), mine, none), vocab)
+    return jnp.sum((best == target) * weight), jnp.sum(weight)
 
 
 def squared_error(prediction_BNP: jax.Array, target_BNP: jax.Array, weight_BN: jax.Array) -> Ratio:

@@ -36,10 +36,10 @@ def flat(tree: Any) -> dict[str, Any]:
 def letters(path: Any) -> str:
     """The dimension letters of a leaf: letters('blocks/score/Uq_HKD') == 'MHKD'; '' where the name carries none."""
     parts = names(path)
-    found = _SUFFIX.search(parts[-1]) if parts else None
-    if found is None:
+    suffix = _SUFFIX.search(parts[-1]) if parts else None
+    if suffix is None:
         return ""
-    return ("M" if STACKED in parts[:-1] else "") + found.group(1)
+    return ("M" if STACKED in parts[:-1] else "") + suffix.group(1)
 
 
 def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:

@@ -96,8 +96,8 @@ def stack(
             return jax.lax.scan(layer, x_BND, (jnp.arange(M), layers), unroll=unroll)
         new = []
         for m, cache in enumerate(caches):  # a loop written out: each layer's cache is updated in place
-            x_BND, seen = layer(x_BND, (m, layer_of(layers, m)), cache)
-            new.append(seen["cache"])
+            x_BND, aux = layer(x_BND, (m, layer_of(layers, m)), cache)
+            new.append(aux["cache"])
         return x_BND, {"cache": new}
 
 
@@ -154,16 +154,16 @@ def hidden_states(
     training = {"key_B": key_B, "layout": layout}
     x_BND, at_start = tokens(params, inputs, parts=parts, n=n, **training)
     n, at_end = standing(x_BND, n, layout), {}
-    x_BND, seen = stack(params["blocks"], x_BND, parts=parts.block, n=n, **training, **call)
+    x_BND, aux = stack(params["blocks"], x_BND, parts=parts.block, n=n, **training, **call)
     if "norm" in params:
         final = layouts.gathered(params["norm"], layout)
         x_BND, at_end = blocks.statistical_norm(final, x_BND, parts=parts.block, **training)
-    running = {"blocks": seen["running"]} if seen.get("running") else {}
+    running = {"blocks": aux["running"]} if aux.get("running") else {}
     running |= {"embed": {"norm": at_start}} if at_start else {}
     running |= {"norm": at_end} if at_end else {}
     named = {"A": "A_MBHNS", "A_cross": "A_cross_MBHNS", "cache": "cache"}
-    found = {name: seen[key] for key, name in named.items() if key in seen}
-    return x_BND, found | ({"running": running} if running else {})
+    result = {name: aux[key] for key, name in named.items() if key in aux}
+    return x_BND, result | ({"running": running} if running else {})
 
 
 def logits(params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -187,8 +187,8 @@ def cast(params: dict, dtype: Any) -> dict:
         return params
 
     def narrow(path: Any, leaf: jax.Array) -> jax.Array:
-        kept = path[-1].key in KEPT_WIDE or not jnp.issubdtype(leaf.dtype, jnp.floating)
-        return leaf if kept else leaf.astype(dtype)
+        wide = path[-1].key in KEPT_WIDE or not jnp.issubdtype(leaf.dtype, jnp.floating)
+        return leaf if wide else leaf.astype(dtype)
 
     return jax.tree_util.tree_map_with_path(narrow, params)
 
@@ -202,7 +202,7 @@ def apply(
     dtype: Any = None,
     **call: Any,
 ) -> tuple[jax.Array, dict]:
-    """(logits, seen) of words w_BN or patches v_BNP.
+    """(logits, aux) of words w_BN or patches v_BNP.
 
     dtype: that of products and tokens (None: the parameters' own); softmax, statistics of norms and logits are float32
     at least. call: key_B, one random key for each sequence in training (dropout, batch statistics), None in evaluation;
@@ -211,5 +211,5 @@ def apply(
     parameters' with the statistics of this batch (E17).
     """
     params = cast(params, dtype)
-    x_BND, seen = hidden_states(params, inputs, parts=parts, layout=layout, **call)
-    return logits(params, x_BND, parts=parts, layout=layout), seen
+    x_BND, aux = hidden_states(params, inputs, parts=parts, layout=layout, **call)
+    return logits(params, x_BND, parts=parts, layout=layout), aux

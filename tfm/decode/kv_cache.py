@@ -27,9 +27,9 @@ def start(
     or let a token see at most the prompt. `model`: mask and the other arguments of transformer.apply.
     """
     check(parts)
-    logits_BNW, seen = transformer.apply(params, prompt_BN, parts=parts, keep=True, **model)
-    M = jax.tree.leaves(seen["cache"])[0].shape[0]
-    return last(logits_BNW, length_B), grow([transformer.layer_of(seen["cache"], m) for m in range(M)], capacity)
+    logits_BNW, aux = transformer.apply(params, prompt_BN, parts=parts, keep=True, **model)
+    M = jax.tree.leaves(aux["cache"])[0].shape[0]
+    return last(logits_BNW, length_B), grow([transformer.layer_of(aux["cache"], m) for m in range(M)], capacity)
 
 
 def last(logits_BNW: jax.Array, length_B: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ def places(cache: list[dict]) -> int:
 def grow(cache: list[dict], capacity: int) -> list[dict]:
     """The cache with `capacity` places for the own tokens' keys and values."""
     beyond = [(0, 0), (0, 0), (0, capacity - places(cache)), (0, 0)]
-    return [dict(kept) | {"self": {name: jnp.pad(x, beyond) for name, x in kept["self"].items()}} for kept in cache]
+    return [dict(layer) | {"self": {name: jnp.pad(x, beyond) for name, x in layer["self"].items()}} for layer in cache]
 
 
 def step(params: dict, cache: list[dict], w_B: jax.Array, n_B: jax.Array, **model: Any) -> tuple[jax.Array, list[dict]]:
@@ -55,8 +55,8 @@ def step(params: dict, cache: list[dict], w_B: jax.Array, n_B: jax.Array, **mode
     params: those of the model, or
     from `by_layer`, with which a loop of steps is twice as fast on CPU.
     """
-    logits_B1W, seen = transformer.apply(params, w_B[:, None], n=n_B[:, None], caches=cache, **model)
-    return logits_B1W[:, 0], seen["cache"]
+    logits_B1W, aux = transformer.apply(params, w_B[:, None], n=n_B[:, None], caches=cache, **model)
+    return logits_B1W[:, 0], aux["cache"]
 
 
 def by_layer(params: dict) -> dict:
