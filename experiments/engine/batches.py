@@ -9,19 +9,20 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import grain
 import numpy as np
 from absl import logging
 
 from experiments.engine import disk, errors
 
+# Beside JAX below 0.11, as in Colab's image, Grain 0.2.18 says as it is imported that processes which we never start
+# could not be profiled.
+logging.get_absl_logger().addFilter(lambda record: "worker profiling" not in str(record.msg))
+import grain  # noqa: E402
+
 GROWTH = "train.growth"
 EXAMPLE = "write [[500, 128], [800, 256]] for batches of 128 from 500 steps on and of 256 from 800 on"
 BUFFER = 8  # batches prepared ahead
 Batch = dict[str, np.ndarray]
-# Beside JAX below 0.11, as in Colab's image, Grain 0.2.18 says at each start that processes which we never start could
-# not be profiled.
-logging.get_absl_logger().addFilter(lambda record: "worker profiling" not in str(record.msg))
 Fetch = Callable[[np.ndarray, np.random.Generator | None], Batch]
 
 
