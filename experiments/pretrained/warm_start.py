@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.data import pretrained_tokenizer
-from experiments.engine import by_name, config, disk, distributed, errors
+from experiments.engine import by_name, config, disk, errors
 from experiments.pretrained import open_model, positions
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
@@ -96,17 +96,6 @@ def _compare(
     if told or faults:
         what = "; ".join(told + [shown] * bool(faults))
         raise errors.UserError(f"init_from: {made.path} is not the model of this config: {what}")
-
-
-def placed(imported: Mapping[str, np.ndarray], params: Any) -> Any:
-    """The parameters, on their devices, where the imported ones have taken the place of those with the same path."""
-    paths = iter(open_model.flat(params))
-
-    def replaced(leaf: jax.Array) -> jax.Array:
-        new = imported.get(next(paths))
-        return leaf if new is None else distributed.put(np.asarray(new, leaf.dtype), leaf.sharding)
-
-    return jax.tree.map(replaced, params)
 
 
 def _without(tree: Mapping[str, Any], parts: tuple[str, ...]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def events_elsewhere(folder, outside):
 
 def bundles_elsewhere(folder, outside):
     (folder / "replay").symlink_to(outside)
-    seen = replay.Seen(5, 1.0, 1.0, {"x_B": np.zeros(3)})
+    seen = replay.Failure(5, 1.0, 1.0, {"x_B": np.zeros(3)})
     return functools.partial(replay.write, folder, seen, state()), "step_5 cannot be written: it is a link"
 
 

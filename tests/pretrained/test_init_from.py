@@ -112,10 +112,9 @@ def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
         settings = gpt2(init_from=str(path))
         found, out = load(settings, words_model(settings))
         assert "wte.weight" in out and "split in 3" in out and "starting from" in out
-    params = words_model(settings).init(jax.random.key(0))
-    placed = warm_start.placed(found, params)
-    assert jax.tree.structure(placed) == jax.tree.structure(params)
-    np.testing.assert_array_equal(placed["embed"]["E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
+    expected = open_model.flat(jax.eval_shape(words_model(settings).init, jax.random.key(0)))
+    assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
+    np.testing.assert_array_equal(found["embed/E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
     assert load(settings, words_model(settings), resumed=True) == ({}, "")
 
 
