@@ -22,25 +22,25 @@ SPACE, WIDEST = 0.09, 12.0  # inches: of a token at the side of a panel, of all 
 LONGEST = 8  # letters of a token
 
 
-def looking(task: step.Task) -> Callable[[Any], tuple[dict[str, list[float | None]], np.ndarray]]:
+def observer(task: step.Task) -> Callable[[Any], tuple[dict[str, list[float | None]], np.ndarray]]:
     """params -> (entropy, diagonal, asymmetry: a list over layers each, A_MHNN of the first held-out example)."""
     examples = {name: array[:EXAMPLES] for name, array in task.evaluation[0].items()}
 
     @jax.jit
-    def measured(params: Any) -> tuple[dict, jax.Array]:
+    def measures(params: Any) -> tuple[dict, jax.Array]:
         def one(example: dict) -> tuple[dict, jax.Array]:  # alone: the weights of many might not fit into memory
             batch = {name: array[None] for name, array in example.items()}
             A_MBHNN = task.maps(params, batch)
             return symmetry.weights(A_MBHNN, batch.get("valid_BS")), A_MBHNN[:, 0, :, :TOKENS, :TOKENS]
 
-        found, A_BMHNN = jax.lax.map(one, examples)
-        return {name: symmetry.mean(x_BM, axis=0) for name, x_BM in found.items()}, A_BMHNN[0]
+        values, A_BMHNN = jax.lax.map(one, examples)
+        return {name: symmetry.mean(x_BM, axis=0) for name, x_BM in values.items()}, A_BMHNN[0]
 
-    def look(params: Any) -> tuple[dict, np.ndarray]:
-        found, A_MHNN = jax.device_get(measured(params))
-        return {name: [log.finite(x) for x in column] for name, column in found.items()}, A_MHNN
+    def observe(params: Any) -> tuple[dict, np.ndarray]:
+        columns, A_MHNN = jax.device_get(measures(params))
+        return {name: [log.finite(x) for x in column] for name, column in columns.items()}, A_MHNN
 
-    return look
+    return observe
 
 
 def save(file: pathlib.Path, A_MHNN: np.ndarray) -> None:

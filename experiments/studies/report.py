@@ -34,12 +34,12 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     finished = runs.load(folder, study)
     conditions = statistics.analyse(study, finished)
     numbers = record.record(study, conditions, finished, what)
-    drawn = figures.draw(folder, study, conditions, finished)
+    pictures = figures.draw(folder, study, conditions, finished)
     content = {
         "title": f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference',
         "record": numbers,
         "conditions": conditions,
-        "figures": drawn,
+        "figures": pictures,
         "sections": SECTIONS,
         "ran": tables.Table(["", ""], record.rows(numbers)),
         "words": words,
@@ -49,13 +49,13 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     files = [folder / "report.md", folder / "report.html"]
     for file, clean in zip(files, (plain, legal), strict=True):
         disk.write(file, _templates(clean).get_template(f"{file.name}.j2").render(content).encode())
-    return [folder / "report.json", *files, *(one.file for one in drawn)]
+    return [folder / "report.json", *files, *(one.file for one in pictures)]
 
 
 def _templates(clean: Any) -> jinja2.Environment:
     """clean: what is done to every value that is put in, before HTML's own letters in it are escaped."""
     loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -64,9 +64,9 @@ def _templates(clean: Any) -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
-    made.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
-    return made
+    environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
+    environment.filters["json"] = lambda value: json.dumps(value, indent=2, ensure_ascii=False)
+    return environment
 
 
 def legal(text: str) -> str:

@@ -31,7 +31,7 @@ def write(
     """
     runs, task, common = ready.program.runs, ready.vmapped.task, _common(ready, state)
     taken_R = jax.device_get(state.step)
-    look = attention.looking(task) if measure and task.maps else None
+    look = attention.observer(task) if measure and task.maps else None
     for r, run in enumerate(runs):
         before()
         params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))

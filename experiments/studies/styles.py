@@ -52,6 +52,6 @@ def legend(drawing: figure.Figure, styles: Mapping[str, Style], **look: Any) -> 
     begins with _ would be left out."""
     handles = [lines.Line2D([], [], **(style.look | look)) for style in styles.values()]
     numbers, columns = [str(i) for i in range(len(handles))], max(1, min(len(handles), 4))
-    made = drawing.legend(handles, numbers, loc="outside lower center", ncols=columns, frameon=False)
-    for text, style in zip(made.get_texts(), styles.values(), strict=True):
+    box = drawing.legend(handles, numbers, loc="outside lower center", ncols=columns, frameon=False)
+    for text, style in zip(box.get_texts(), styles.values(), strict=True):
         text.set(text=style.label, **figures.LITERAL)
