@@ -211,7 +211,7 @@ def trained(
     if bundle is not None:
         return replay.again(bundle, runs.plan(settings, work.task, devices))
     resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-    work = work._replace(params=warm_start.load(settings, work.task.init, resumed=resumed, kept=work.files))
+    work = work._replace(params=warm_start.load(settings, work.task.init, resumed=resumed, files=work.files))
     if folder is None:
         return compiler_report.dry_run(settings, work, devices)
     return runs.run(settings, folder, work, devices)

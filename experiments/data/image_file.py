@@ -70,8 +70,8 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
         saved = disk.read_json(file, says="what the model's images are like")
         if saved.keys() != {"image", "values", "mean", "std", "classes"}:
             raise errors.UserError(f"{file} is damaged: it does not describe images")
-        found = _whole(file, saved, Z, C)
-        return found | {"processor": _processor(file, _fields(file, {}), *found["image"]), "assumed": False}
+        facts = _whole(file, saved, Z, C)
+        return facts | {"processor": _processor(file, _fields(file, {}), *facts["image"]), "assumed": False}
     folder = path if path.is_dir() else path.parent
     places = [folder / "preprocessor_config.json", folder / "processor_config.json"]  # the latter in their newest form
     file = next((file for file in places if file.exists()), places[0])
@@ -83,15 +83,15 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
     factor = fields["rescale_factor"] if fields["do_rescale"] else 1
     _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
     mean, std = (fields["image_mean"], fields["image_std"]) if fields["do_normalize"] else (0, 1)
-    found = {
+    facts = {
         "image": [*extras["image"], Z],
         "values": [0, 255 * factor],
         "mean": [mean] * Z if _number(mean) else mean,
         "std": [std] * Z if _number(std) else std,
         "classes": extras["class_names"],
     }
-    found = _whole(file, found, Z, C, prefix="image_")
-    return found | {"processor": _processor(file, fields, *found["image"]), "assumed": not file.exists()}
+    facts = _whole(file, facts, Z, C, prefix="image_")
+    return facts | {"processor": _processor(file, fields, *facts["image"]), "assumed": not file.exists()}
 
 
 def _fields(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
@@ -114,23 +114,23 @@ def _processor(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int, Z: in
     from PIL import Image  # comes with matplotlib; only here and below, where it is needed
 
     names = ("image_processor_type", "do_resize", "do_center_crop", "do_convert_rgb")
-    found, model = {name: fields[name] for name in names}, {"height": Y, "width": X}
-    _check(file, "do_convert_rgb", Z == 3 or not found["do_convert_rgb"], f"false for {Z} channels", True)
+    rules, model = {name: fields[name] for name in names}, {"height": Y, "width": X}
+    _check(file, "do_convert_rgb", Z == 3 or not rules["do_convert_rgb"], f"false for {Z} channels", True)
     last = None
-    if found["do_resize"]:
+    if rules["do_resize"]:
         size = fields["size"]
         if size is None:
-            size = 224 if found["do_center_crop"] else model
-        last, found["size"] = "size", _sides(file, "size", size, square=fields["default_to_square"])
-        found["resample"] = resample = fields["resample"]
+            size = 224 if rules["do_center_crop"] else model
+        last, rules["size"] = "size", _sides(file, "size", size, square=fields["default_to_square"])
+        rules["resample"] = resample = fields["resample"]
         right = type(resample) is int and resample in [*Image.Resampling]
         _check(file, "resample", right, "the number of a filter of Pillow", resample)
-    if found["do_center_crop"]:
-        last, found["crop_size"] = "crop_size", _sides(file, "crop_size", fields["crop_size"], square=True)
-    if last and found[last] != model:
-        shorter = last == "size" and "shortest_edge" in found["size"]  # what becomes of an image depends on it
+    if rules["do_center_crop"]:
+        last, rules["crop_size"] = "crop_size", _sides(file, "crop_size", fields["crop_size"], square=True)
+    if last and rules[last] != model:
+        shorter = last == "size" and "shortest_edge" in rules["size"]  # what becomes of an image depends on it
         _check(file, last, shorter, f"the {Y} x {X} pixels that the model reads", fields[last])
-    return found
+    return rules
 
 
 def _sides(file: pathlib.Path, name: str, value: Any, *, square: bool) -> dict[str, int]:
@@ -145,21 +145,21 @@ def _sides(file: pathlib.Path, name: str, value: Any, *, square: bool) -> dict[s
     return sides
 
 
-def _whole(file: pathlib.Path, found: dict[str, Any], Z: int, C: int, prefix: str = "") -> dict[str, Any]:
+def _whole(file: pathlib.Path, facts: dict[str, Any], Z: int, C: int, prefix: str = "") -> dict[str, Any]:
     """What was found, if each of its entries can be used; a number for all channels is made one for each.
 
     prefix: of mean and std in the file.
     """
-    image, values, classes = found["image"], found["values"], found["classes"]
+    image, values, classes = facts["image"], facts["values"], facts["classes"]
     sides = isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
     _check(file, "image", sides and image[2] == Z, f"rows, columns and the model's {Z} channels", image)
     _check(file, "values", _numbers(values, (2,)), "two finite numbers", values)
     for name in ("mean", "std"):
-        right = _numbers(found[name], (1, Z)) and (name == "mean" or min(found[name]) > 0)
-        _check(file, prefix + name, right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", found[name])
+        right = _numbers(facts[name], (1, Z)) and (name == "mean" or min(facts[name]) > 0)
+        _check(file, prefix + name, right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", facts[name])
     named = isinstance(classes, list) and len(classes) == C and all(isinstance(one, str) for one in classes)
     _check(file, "classes", named, f"the names of the model's {C} classes", classes)
-    return found | {name: found[name] * (Z // len(found[name])) for name in ("mean", "std")}
+    return facts | {name: facts[name] * (Z // len(facts[name])) for name in ("mean", "std")}
 
 
 def _number(value: Any) -> bool:
@@ -202,7 +202,7 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
                 image = ImageOps.exif_transpose(file)
                 if like["processor"]["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
                     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-                image, made = _formed(path, image.convert(MODES[Z]), like["processor"])
+                image, steps = _formed(path, image.convert(MODES[Z]), like["processor"])
     except FileNotFoundError:
         raise errors.UserError(f"there is no image file {path}") from None
     except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
@@ -211,24 +211,25 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
         raise errors.UserError(f"{path} becomes {image.height} x {image.width} pixels, and the model reads {Y} x {X}")
     low, high = like["values"]
     image_1YXZ = low + (high - low) / 255 * np.asarray(image, np.float32).reshape(1, Y, X, Z)
-    told = f"{path}: {was}, {made}, {COLOURS[MODES[Z]]}, black {low:g} and white {high:g} as the model's own images"
-    told += " (assumed: there is no preprocessor_config.json)" * like["assumed"]
-    return (image_1YXZ - np.float32(like["mean"])) / np.float32(like["std"]), told
+    colours = f"{COLOURS[MODES[Z]]}, black {low:g} and white {high:g}"
+    sentence = f"{path}: {was}, {steps}, {colours} as the model's own images"
+    sentence += " (assumed: there is no preprocessor_config.json)" * like["assumed"]
+    return (image_1YXZ - np.float32(like["mean"])) / np.float32(like["std"]), sentence
 
 
 def _formed(path: pathlib.Path, image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
     """The Pillow image resized and cropped, and what was done."""
-    made = "as it is"
+    steps = "as it is"
     if processor["do_resize"]:
         rows, columns = _resized(image.height, image.width, **processor["size"])
         _refuse(path, (columns, rows), image.mode)
-        image, made = image.resize((columns, rows), processor["resample"]), f"made {rows} x {columns}"
+        image, steps = image.resize((columns, rows), processor["resample"]), f"made {rows} x {columns}"
     if processor["do_center_crop"]:
         rows, columns = processor["crop_size"]["height"], processor["crop_size"]["width"]
         top, left = (image.height - rows) // 2, (image.width - columns) // 2
         image = image.crop((left, top, left + columns, top + rows))  # black where it is beyond the edges, as theirs
-        made += f", of it the middle {rows} x {columns}"
-    return image, made
+        steps += f", of it the middle {rows} x {columns}"
+    return image, steps
 
 
 def _resized(rows: int, columns: int, *, height: int = 0, width: int = 0, shortest_edge: int = 0) -> tuple[int, int]:

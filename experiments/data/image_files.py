@@ -51,24 +51,24 @@ def folder(path: pathlib.Path) -> Parts:
     """
     if any(map(_idx_path, [path] * len(FILES), FILES)):
         return idx_folder(path)
-    found: dict[str, list[pathlib.Path]] = {}
+    groups: dict[str, list[pathlib.Path]] = {}
     for word, part in parts.WORDS.items():
         if os.path.isfile(file := path / f"{word}.npz"):
-            found.setdefault(part, []).append(file)
-    for files in found.values():
+            groups.setdefault(part, []).append(file)
+    for files in groups.values():
         if len(files) > 1:
             both = " and ".join(file.name for file in files)
             raise errors.UserError(f"{path} has {both}: let one of them have another name")
-    return _named({part: files[0] for part, files in found.items()}) if found else idx_folder(path)
+    return _named({part: files[0] for part, files in groups.items()}) if groups else idx_folder(path)
 
 
 def idx_folder(path: pathlib.Path) -> Parts:
     """The parts in MNIST's four IDX files, gzipped or not. UserError where one is missing or damaged."""
     paths = [_idx_path(path, file) for file in FILES]
-    missing = [file for file, found in zip(FILES, paths, strict=True) if found is None]
+    missing = [file for file, place in zip(FILES, paths, strict=True) if place is None]
     if missing:
         raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
-    arrays = [read_idx(found, axes=axes) for found, axes in zip(paths, (3, 1, 3, 1), strict=True)]
+    arrays = [read_idx(place, axes=axes) for place, axes in zip(paths, (3, 1, 3, 1), strict=True)]
     return Parts(tuple(arrays[:2]), tuple(arrays[2:]), _said(FILES[0], FILES[2]))
 
 
@@ -77,11 +77,11 @@ def archived(path: pathlib.Path) -> Parts:
 
     UserError where they are not.
     """
-    found = disk.read_npz(path, ARRAYS)
-    arrays = tuple(found.values())
+    content = disk.read_npz(path, ARRAYS)
+    arrays = tuple(content.values())
     if len(arrays) == 2:
         return Parts(arrays, None)
-    return Parts(arrays[:2], arrays[2:], _said(*list(found)[::2]))
+    return Parts(arrays[:2], arrays[2:], _said(*list(content)[::2]))
 
 
 def _idx_path(path: pathlib.Path, file: str) -> pathlib.Path | None:

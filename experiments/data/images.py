@@ -153,13 +153,13 @@ def _named(name: str, *, data_dir: str) -> Images:
     )
 
 
-def _whole(name: str, made: image_files.Parts, *, known: tuple[str, ...]) -> Images:
+def _whole(name: str, source: image_files.Parts, *, known: tuple[str, ...]) -> Images:
     """The images of two parts, or of one in two."""
-    if made.evaluation is None:
-        return _split(name, *made.train, known=known, said="split by content")
+    if source.evaluation is None:
+        return _split(name, *source.train, known=known, said="split by content")
     first, second = f"{name}, training part", f"{name}, evaluation part"
-    train_image_BYXZ, train_label_B = _checked(first, *made.train)
-    evaluation_image_BYXZ, evaluation_label_B = _checked(second, *made.evaluation)
+    train_image_BYXZ, train_label_B = _checked(first, *source.train)
+    evaluation_image_BYXZ, evaluation_label_B = _checked(second, *source.evaluation)
     if train_image_BYXZ.shape[1:] != evaluation_image_BYXZ.shape[1:]:
         shapes = f"{train_image_BYXZ.shape[1:]} and {evaluation_image_BYXZ.shape[1:]}"
         raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes}")
@@ -168,7 +168,7 @@ def _whole(name: str, made: image_files.Parts, *, known: tuple[str, ...]) -> Ima
     train_label_B = _in_range(first, train_label_B, C=len(classes))
     evaluation_label_B = _in_range(second, evaluation_label_B, C=len(classes))
     held_out = evaluation_image_BYXZ, evaluation_label_B
-    return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, made.said)
+    return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, source.said)
 
 
 def _checked(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -243,8 +243,8 @@ def _class_names(part: str, label_B: np.ndarray, *, known: tuple[str, ...], leas
     if most < 0:
         raise errors.UserError(f"{part}: the label {most} is out of range: classes are counted from 0")
     if least > 0:
-        told = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
-        raise errors.UserError(f"{part}: {told}")
+        why = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
+        raise errors.UserError(f"{part}: {why}")
     if most >= len(label_B):
         raise errors.UserError(f"{part}: the label {most} is out of range: {len(label_B)} images show fewer classes")
     return tuple(map(str, range(most + 1)))

@@ -54,10 +54,10 @@ def texts(path: pathlib.Path, zips: contextlib.ExitStack) -> list[Text]:
 def beginning(path: pathlib.Path) -> list[pathlib.Path]:
     """Where nothing is, the two files whose names are this one's and a language: said.en, said.es.gz for said."""
     try:
-        found = sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if path.name and not path.exists() else []
+        matches = sorted(path.parent.glob(f"{glob.escape(path.name)}.*")) if path.name and not path.exists() else []
     except (OSError, ValueError):
         return []
-    named = [file for file in found if file.is_file() and "." not in _bare(file).name[len(path.name) + 1 :]]
+    named = [file for file in matches if file.is_file() and "." not in _bare(file).name[len(path.name) + 1 :]]
     return named if len(named) == 2 else []
 
 
@@ -86,15 +86,15 @@ def _by_twos(files: Sequence[File]) -> list[Text]:
     for file in files:
         if re.fullmatch(LANGUAGE, _bare(file.inside).suffix):
             couples.setdefault(_bare(file.inside).with_suffix(""), []).append(file)
-    found = [tuple(some) for some in couples.values() if len(some) > 1]
-    languages = [[_bare(file.inside).suffix for file in some] for some in found]
+    pairs = [tuple(some) for some in couples.values() if len(some) > 1]
+    languages = [[_bare(file.inside).suffix for file in some] for some in pairs]
     if any(len(some) > 2 or some != languages[0] for some in languages):
         every = sorted({language for some in languages for language in some})
         raise errors.UserError(
-            f"{found[0][0].name} and others are parallel in more than two languages ({', '.join(every)}): "
+            f"{pairs[0][0].name} and others are parallel in more than two languages ({', '.join(every)}): "
             "put those of two into a folder of their own"
         )
-    return found
+    return pairs
 
 
 def _on_disk(inside: pathlib.PurePath, file: pathlib.Path) -> File:
@@ -116,11 +116,11 @@ def _members(path: pathlib.Path, zips: contextlib.ExitStack) -> list[File]:
             raise errors.UserError(f"{name} {wrong}")
         return content
 
-    found = []
+    files = []
     for member in members:
         inside, name = pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}"
-        found.append(File(inside, name, member.file_size, functools.partial(read, member, name)))
-    return [one for one in found if not _hidden(one.inside)]
+        files.append(File(inside, name, member.file_size, functools.partial(read, member, name)))
+    return [one for one in files if not _hidden(one.inside)]
 
 
 @contextlib.contextmanager

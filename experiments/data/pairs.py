@@ -68,29 +68,29 @@ def load(
     with contextlib.ExitStack() as zips:
         every = pair_files.texts(_path(source, data_dir), zips)
         texts = {parts.TRAIN: every} if source in NAMED else _by_names(every)
-        asked = [part for part in (parts.TRAIN, parts.evaluated(texts)) if part in texts]
-        pair_files.check_size(source, sum(file.size for part in asked for one in texts[part] for file in one))
-        found = [[pair for one in texts[part] for pair in _pairs(one)] for part in asked]
-    for part, some in zip(asked, found, strict=True):
+        names = [part for part in (parts.TRAIN, parts.evaluated(texts)) if part in texts]
+        pair_files.check_size(source, sum(file.size for part in names for one in texts[part] for file in one))
+        sides = [[pair for one in texts[part] for pair in _pairs(one)] for part in names]
+    for part, some in zip(names, sides, strict=True):
         if not some:
-            where = f"{source}: the part {part}" if len(asked) > 1 else source
+            where = f"{source}: the part {part}" if len(names) > 1 else source
             raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
     if reverse:
-        found = [[(target, source) for source, target in some] for some in found]
+        sides = [[(target, source) for source, target in some] for some in sides]
     named = {part: [pair_files.called(one, reverse=reverse) for one in of] for part, of in texts.items()}
-    if len(found) == 2:
-        kept, held = found
-        keys = {sentence_key(source) for source, _ in kept}
-        both = sum(sentence_key(source) in keys for source, _ in held)
+    if len(sides) == 2:
+        train, evaluation = sides
+        keys = {sentence_key(source) for source, _ in train}
+        both = sum(sentence_key(source) in keys for source, _ in evaluation)
         said = parts.told(source, "by their names,", named)
-        said += f" ({both:,} of {len(held):,} sources to evaluate are trained on, too)" if both else ""
+        said += f" ({both:,} of {len(evaluation):,} sources to evaluate are trained on, too)" if both else ""
     else:
-        kept, held = _apart(found[0], share=EVALUATION_SHARE)
+        train, evaluation = _apart(sides[0], share=EVALUATION_SHARE)
         couples = any(len(one) > 1 for one in texts[parts.TRAIN])
         said = f"{source}: the lines of {parts.listed(named[parts.TRAIN])} are pairs" if couples else ""
     if share < 1:  # by other digests: by the same ones, those held out would be missing from the smallest
-        _, kept = _apart(kept, share=share, salt="share")
-    return Pairs(source, kept, held, said)
+        _, train = _apart(train, share=share, salt="share")
+    return Pairs(source, train, evaluation, said)
 
 
 def _by_names(texts: Sequence[pair_files.Text]) -> dict[str, list[pair_files.Text]]:
@@ -106,8 +106,8 @@ def sentence_key(sentence: str) -> str:
     Split by it, for 'Go on!' is no test of a model that was trained on 'Go on.'.
     """
     # Marks (category M) count as letters: without them, words of many scripts would fall together.
-    kept = (c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in sentence.casefold())
-    return " ".join("".join(kept).split()) or sentence
+    letters = (c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in sentence.casefold())
+    return " ".join("".join(letters).split()) or sentence
 
 
 def _apart(pairs: list[Pair], *, share: float, salt: str = "") -> tuple[list[Pair], list[Pair]]:

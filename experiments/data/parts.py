@@ -32,9 +32,9 @@ def of_name(path: pathlib.PurePath) -> str:
     """
     for name in path.parts:
         words = [word.rstrip(DIGITS) for word in re.split(r"[._-]", name.lower())]
-        told = {WORDS[word] for word in words if word in WORDS}
-        if len(told) == 1:
-            return told.pop()
+        kinds = {WORDS[word] for word in words if word in WORDS}
+        if len(kinds) == 1:
+            return kinds.pop()
     return OTHER
 
 
@@ -48,21 +48,21 @@ def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[in
     Raises:
       UserError: no file is left to train on. section: of the settings, as text, that can name the parts.
     """
-    found = [of_name(path) for path in paths]
-    held_out = [path for path, part in zip(paths, found, strict=True) if part in (VALID, TEST)]
+    kinds = [of_name(path) for path in paths]
+    held_out = [path for path, part in zip(paths, kinds, strict=True) if part in (VALID, TEST)]
     bare = {name.lower().split(".")[0].rstrip(DIGITS) for path in held_out for name in path.parts}
-    size = {part: sum(size for one, size in zip(found, sizes, strict=True) if one == part) for part in found}
+    size = {part: sum(size for one, size in zip(kinds, sizes, strict=True) if one == part) for part in kinds}
     mostly = size.get(TRAIN, 0) > size.get(OTHER, 0)
     whole = bare & WORDS.keys() and size[evaluated(size)] >= LEAST * sum(sizes)
     if not held_out or not (mostly or whole):
         return {}
     if not mostly:
-        found = [part or TRAIN for part in found]
-    if TRAIN not in found:
+        kinds = [part or TRAIN for part in kinds]
+    if TRAIN not in kinds:
         raise errors.UserError(
             f"every file is named as one to evaluate ({listed(paths)}): {section}.source must have some to train on"
         )
-    return {part: [i for i, one in enumerate(found) if one == part] for part in found}
+    return {part: [i for i, one in enumerate(kinds) if one == part] for part in kinds}
 
 
 def evaluated(parts: Mapping[str, Sequence]) -> str:

@@ -42,14 +42,14 @@ class Published(tokenizer.Tokenizer):
     """That of a `tokenizers.Tokenizer`; `roles` names the specials that are bos, eos, mask and pad."""
 
     def __init__(
-        self, made: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
+        self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
     ):
-        made.no_padding()  # a file keeps the settings that its model was trained with: they are for batches
-        made.no_truncation()
-        self.library, self.files = made, files or {}
-        self.size = self.ordinary = 1 + max(made.get_vocab(with_added_tokens=True).values(), default=-1)
+        library.no_padding()  # a file keeps the settings that its model was trained with: they are for batches
+        library.no_truncation()
+        self.library, self.files = library, files or {}
+        self.size = self.ordinary = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         for role, name in roles.items():
-            setattr(self, role, None if name is None else made.token_to_id(name))
+            setattr(self, role, None if name is None else library.token_to_id(name))
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         with _refusing(f"the tokenizers library fails at the text {text[:40]!r}"):
@@ -120,11 +120,11 @@ def make(
 def _read_library(path: pathlib.Path, content: bytes) -> Published:
     files = {"tokenizer.json": content} | {name: _content(path.with_name(name)) for name in _beside(path)}
     with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
-        made = tokenizers.Tokenizer.from_str(content.decode())
-        known = made.get_vocab(with_added_tokens=True)
-        words = Published(made, _roles(path, known), files)
-        made.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
-        made.decode([*known.values()])
+        library = tokenizers.Tokenizer.from_str(content.decode())
+        known = library.get_vocab(with_added_tokens=True)
+        words = Published(library, _roles(path, known), files)
+        library.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
+        library.decode([*known.values()])
     if max(known.values(), default=0) >= 2**31:
         raise errors.UserError(f"{path} is damaged: it has the id {max(known.values())}")
     return words

@@ -73,12 +73,12 @@ def train(sentences: Iterable[str], *, W: int) -> Subwords:
     least = len(SPECIALS) + BYTES
     if W < least:
         raise errors.UserError(f"a vocabulary of subwords needs at least {least} ids (bytes, specials), not {W}")
-    made = _byte_level(models.BPE())
+    library = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=W - len(SPECIALS), initial_alphabet=_bytes(), special_tokens=[], show_progress=False
     )
-    made.train_from_iterator(map(tokenizer.checked, sentences), trainer)
-    merges = json.loads(made.to_str())["model"]["merges"]  # before tokenizers 0.20: "a b"
+    library.train_from_iterator(map(tokenizer.checked, sentences), trainer)
+    merges = json.loads(library.to_str())["model"]["merges"]  # before tokenizers 0.20: "a b"
     return Subwords(tuple(tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in merges))
 
 
@@ -100,10 +100,10 @@ def from_json(saved: dict) -> Subwords:
 
 def _byte_level(model: Any) -> Any:
     """The model between text and the letters that stand for bytes."""
-    made = tokenizers.Tokenizer(model)
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return made
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    return library
 
 
 def _bytes() -> list[str]:

@@ -41,8 +41,8 @@ def load(source: str, *, data_dir: str = "") -> Text:
       little text to split; more than the memory has room for; parts that do not fit together.
     """
     paths = _paths(source, data_dir)
-    found = {} if _named(source) else _by_names(source, paths)
-    return _as_named(source, found) if found else _by_contents(source, paths)
+    files = {} if _named(source) else _by_names(source, paths)
+    return _as_named(source, files) if files else _by_contents(source, paths)
 
 
 def _by_names(source: str, paths: Sequence[pathlib.Path]) -> dict[str, list[pathlib.Path]]:
@@ -56,11 +56,11 @@ def _by_names(source: str, paths: Sequence[pathlib.Path]) -> dict[str, list[path
 
 def _as_named(name: str, files: Mapping[str, Sequence[pathlib.Path]]) -> Text:
     """The parts as names tell them."""
-    asked = parts.evaluated(files)
-    contents = _contents(name, [*files[parts.TRAIN], *files[asked]])
+    part_evaluated = parts.evaluated(files)
+    contents = _contents(name, [*files[parts.TRAIN], *files[part_evaluated]])
     n = len(files[parts.TRAIN])
     train, evaluation = (list(filter(None, some)) for some in (contents[:n], contents[n:]))
-    for part, some in ((parts.TRAIN, train), (asked, evaluation)):
+    for part, some in ((parts.TRAIN, train), (part_evaluated, evaluation)):
         if not some:
             raise errors.UserError(f"{name}: the part {part} holds no text ({parts.listed(files[part])})")
     inside = {part: [_inside(name, path) for path in of] for part, of in files.items()}
@@ -133,11 +133,11 @@ def _walk(folder: pathlib.Path) -> list[pathlib.Path]:
     def refuse(error: OSError) -> None:
         raise errors.UserError(f"the folder {error.filename} cannot be read: {error.strerror}") from error
 
-    found = []
+    paths = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [pathlib.Path(parent) / name for name in files if not name.startswith(".")]
-    return sorted(found)
+        paths += [pathlib.Path(parent) / name for name in files if not name.startswith(".")]
+    return sorted(paths)
 
 
 def _contents(name: str, paths: Sequence[pathlib.Path]) -> list[bytes]:
@@ -158,10 +158,10 @@ def _contents(name: str, paths: Sequence[pathlib.Path]) -> list[bytes]:
 def _size(path: pathlib.Path) -> int:
     """In bytes; 0 for what is no regular file: reading a pipe or a device could wait forever."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _docstrings(content: bytes) -> bytes:

@@ -225,11 +225,11 @@ def _texts(document: bytes) -> Iterator[str]:
     """The characters of a document, many but not all at a time: as text they may take four times the memory."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for first in range(0, len(document), CHUNK):
-        kept = len(decoder.getstate()[0])  # bytes of a character that the chunk before had in part
+        rest = len(decoder.getstate()[0])  # bytes of a character that the chunk before had in part
         try:
             yield decoder.decode(document[first : first + CHUNK], final=first + CHUNK >= len(document))
         except UnicodeDecodeError as error:
-            at = first - kept + error.start
+            at = first - rest + error.start
             near = bytes(document[max(at - 20, 0) : at + 20])
             raise errors.UserError(
                 f"a document is not UTF-8 text (byte {at}, near {near!r}): use the 'bytes' tokenizer for it"

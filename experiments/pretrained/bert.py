@@ -13,35 +13,22 @@ LINES = (
     tensors.Line("embeddings.word_embeddings.weight", "W D", ("embed/E_WD",)),
     tensors.Line("embeddings.position_embeddings.weight", "N D", ("position/P_ND",)),
     tensors.Line("embeddings.token_type_embeddings.weight", "J D", ("embed/S_JD",)),
-    tensors.Line("embeddings.LayerNorm.weight", "D", ("embed/norm/gain_D",)),
-    tensors.Line("embeddings.LayerNorm.bias", "D", ("embed/norm/shift_D",)),
-    tensors.Line(_LAYER + "attention.self.query.weight", "HK D", ("blocks/score/Uq_HKD",)),
-    tensors.Line(_LAYER + "attention.self.query.bias", "HK", ("blocks/score/bq_HK",)),
-    tensors.Line(_LAYER + "attention.self.key.weight", "HK D", ("blocks/score/Uk_HKD",)),
-    tensors.Line(_LAYER + "attention.self.key.bias", "HK", ("blocks/score/bk_HK",)),
-    tensors.Line(_LAYER + "attention.self.value.weight", "HK D", ("blocks/value/Uv_HKD",)),
-    tensors.Line(_LAYER + "attention.self.value.bias", "HK", ("blocks/value/bv_HK",)),
-    tensors.Line(_LAYER + "attention.output.dense.weight", "D HK", ("blocks/value/Uo_HDK",)),
-    tensors.Line(_LAYER + "attention.output.dense.bias", "D", ("blocks/value/bo_D",)),
-    tensors.Line(_LAYER + "attention.output.LayerNorm.weight", "D", ("blocks/norm1/gain_D",)),
-    tensors.Line(_LAYER + "attention.output.LayerNorm.bias", "D", ("blocks/norm1/shift_D",)),
-    tensors.Line(_LAYER + "intermediate.dense.weight", "F D", ("blocks/mlp/W1_FD",)),
-    tensors.Line(_LAYER + "intermediate.dense.bias", "F", ("blocks/mlp/b1_F",)),
-    tensors.Line(_LAYER + "output.dense.weight", "D F", ("blocks/mlp/W2_DF",)),
-    tensors.Line(_LAYER + "output.dense.bias", "D", ("blocks/mlp/b2_D",)),
-    tensors.Line(_LAYER + "output.LayerNorm.weight", "D", ("blocks/norm2/gain_D",)),
-    tensors.Line(_LAYER + "output.LayerNorm.bias", "D", ("blocks/norm2/shift_D",)),
-    tensors.Line("cls.predictions.transform.dense.weight", "D D", ("head/transform/W_DD",), "head"),
-    tensors.Line("cls.predictions.transform.dense.bias", "D", ("head/transform/b_D",), "head"),
-    tensors.Line("cls.predictions.transform.LayerNorm.weight", "D", ("head/transform/norm/gain_D",), "head"),
-    tensors.Line("cls.predictions.transform.LayerNorm.bias", "D", ("head/transform/norm/shift_D",), "head"),
+    *tensors.pair("embeddings.LayerNorm", "D; D", "embed/norm/gain_D", "shift_D"),
+    *tensors.pair(_LAYER + "attention.self.query", "HK D; HK", "blocks/score/Uq_HKD", "bq_HK"),
+    *tensors.pair(_LAYER + "attention.self.key", "HK D; HK", "blocks/score/Uk_HKD", "bk_HK"),
+    *tensors.pair(_LAYER + "attention.self.value", "HK D; HK", "blocks/value/Uv_HKD", "bv_HK"),
+    *tensors.pair(_LAYER + "attention.output.dense", "D HK; D", "blocks/value/Uo_HDK", "bo_D"),
+    *tensors.pair(_LAYER + "attention.output.LayerNorm", "D; D", "blocks/norm1/gain_D", "shift_D"),
+    *tensors.pair(_LAYER + "intermediate.dense", "F D; F", "blocks/mlp/W1_FD", "b1_F"),
+    *tensors.pair(_LAYER + "output.dense", "D F; D", "blocks/mlp/W2_DF", "b2_D"),
+    *tensors.pair(_LAYER + "output.LayerNorm", "D; D", "blocks/norm2/gain_D", "shift_D"),
+    *tensors.pair("cls.predictions.transform.dense", "D D; D", "head/transform/W_DD", "b_D", "head"),
+    *tensors.pair("cls.predictions.transform.LayerNorm", "D; D", "head/transform/norm/gain_D", "shift_D", "head"),
     tensors.Line("cls.predictions.bias", "W", ("head/b_W",), "head/bias"),
     tensors.Line("cls.predictions.decoder.weight", "W D", ("head/G_WD",), "untied"),
     tensors.Line("cls.predictions.decoder.bias", "W", ("head/b_W",), "untied/bias"),
-    tensors.Line("pooler.dense.weight", "D D", ("extras/pooler/W_DD",), "pooler"),
-    tensors.Line("pooler.dense.bias", "D", ("extras/pooler/b_D",), "pooler"),
-    tensors.Line("cls.seq_relationship.weight", "C D", ("extras/next_sentence/G_CD",), "next_sentence"),
-    tensors.Line("cls.seq_relationship.bias", "C", ("extras/next_sentence/b_C",), "next_sentence"),
+    *tensors.pair("pooler.dense", "D D; D", "extras/pooler/W_DD", "b_D", "pooler"),
+    *tensors.pair("cls.seq_relationship", "C D; C", "extras/next_sentence/G_CD", "b_C", "next_sentence"),
 )
 KNOWN = (
     tensors.Known(
@@ -99,13 +86,13 @@ def describe(config: families.Config) -> families.Description:
 
 def groups(description: families.Description, names: set[str]) -> set[str]:
     """The heads that the file holds: without one, the model ends with its last block."""
-    found = {group for group, beginning in _HEADS.items() if any(name.startswith(beginning) for name in names)}
-    _same_activation(description.model["mlp"], found)
-    if "head" not in found:
-        return found
+    heads = {group for group, beginning in _HEADS.items() if any(name.startswith(beginning) for name in names)}
+    _same_activation(description.model["mlp"], heads)
+    if "head" not in heads:
+        return heads
     if description.extras["tied_output"]:
-        return found | {"head/bias"}
-    return found | {"untied", "untied/bias" if "cls.predictions.decoder.bias" in names else "head/bias"}
+        return heads | {"head/bias"}
+    return heads | {"untied", "untied/bias" if "cls.predictions.decoder.bias" in names else "head/bias"}
 
 
 def _same_activation(mlp: str, groups: set[str]) -> None:

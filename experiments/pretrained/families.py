@@ -44,10 +44,10 @@ class Family(NamedTuple):
     aliases: tuple[str, ...] = ()  # other model_types with the same tensors
 
 
-def plain(family: Family, found: tensors.Arrays) -> dict[str, np.ndarray]:
+def plain(family: Family, arrays: tensors.Arrays) -> dict[str, np.ndarray]:
     """The tensors under their names in the lines: without the prefix, and spelled as there."""
     named: dict[str, np.ndarray] = {}
-    for name, array in found.items():
+    for name, array in arrays.items():
         short = name.removeprefix(family.prefix)
         for pattern, spelling in family.spellings:
             short = re.sub(pattern, spelling, short)

@@ -11,22 +11,16 @@ from experiments.pretrained import families, tensors
 LINES = (
     tensors.Line("wte.weight", "W D", ("embed/E_WD",)),
     tensors.Line("wpe.weight", "N D", ("position/P_ND",)),
-    tensors.Line("h.{m}.ln_1.weight", "D", ("blocks/norm1/gain_D",)),
-    tensors.Line("h.{m}.ln_1.bias", "D", ("blocks/norm1/shift_D",)),
+    *tensors.pair("h.{m}.ln_1", "D; D", "blocks/norm1/gain_D", "shift_D"),
     tensors.Line(
         "h.{m}.attn.c_attn.weight", "D 3HK", ("blocks/score/Uq_HKD", "blocks/score/Uk_HKD", "blocks/value/Uv_HKD")
     ),
     tensors.Line("h.{m}.attn.c_attn.bias", "3HK", ("blocks/score/bq_HK", "blocks/score/bk_HK", "blocks/value/bv_HK")),
-    tensors.Line("h.{m}.attn.c_proj.weight", "HK D", ("blocks/value/Uo_HDK",)),
-    tensors.Line("h.{m}.attn.c_proj.bias", "D", ("blocks/value/bo_D",)),
-    tensors.Line("h.{m}.ln_2.weight", "D", ("blocks/norm2/gain_D",)),
-    tensors.Line("h.{m}.ln_2.bias", "D", ("blocks/norm2/shift_D",)),
-    tensors.Line("h.{m}.mlp.c_fc.weight", "D F", ("blocks/mlp/W1_FD",)),
-    tensors.Line("h.{m}.mlp.c_fc.bias", "F", ("blocks/mlp/b1_F",)),
-    tensors.Line("h.{m}.mlp.c_proj.weight", "F D", ("blocks/mlp/W2_DF",)),
-    tensors.Line("h.{m}.mlp.c_proj.bias", "D", ("blocks/mlp/b2_D",)),
-    tensors.Line("ln_f.weight", "D", ("norm/gain_D",)),
-    tensors.Line("ln_f.bias", "D", ("norm/shift_D",)),
+    *tensors.pair("h.{m}.attn.c_proj", "HK D; D", "blocks/value/Uo_HDK", "bo_D"),
+    *tensors.pair("h.{m}.ln_2", "D; D", "blocks/norm2/gain_D", "shift_D"),
+    *tensors.pair("h.{m}.mlp.c_fc", "D F; F", "blocks/mlp/W1_FD", "b1_F"),
+    *tensors.pair("h.{m}.mlp.c_proj", "F D; D", "blocks/mlp/W2_DF", "b2_D"),
+    *tensors.pair("ln_f", "D; D", "norm/gain_D", "shift_D"),
     tensors.Line("lm_head.weight", "W D", ("head/G_WD",), "untied"),
 )
 KNOWN = (

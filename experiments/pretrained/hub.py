@@ -61,16 +61,16 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
     """The model that config.json describes and the tensors hold. UserError as `read`, which names `path`."""
     family = _family(config.get("model_type"))
     description = family.describe(config)
-    found = families.plain(family, arrays)
-    groups = family.groups(description, set(found))
+    plain = families.plain(family, arrays)
+    groups = family.groups(description, set(plain))
     lines = [line for line in family.lines if line.group in groups | {""}]
     known = [one for one in family.known if one.unless not in groups]
     what = f"{path} is not the {family.name} that its config.json describes"
     stored = {"layers": description.layers or description.sizes["M"]}
-    tensors.complain(tensors.check(lines, known, found, sizes=description.sizes, **stored), what)
-    more, faults = tensors.recognise(known, found, facts=description.sizes | description.model, **stored)
+    tensors.complain(tensors.check(lines, known, plain, sizes=description.sizes, **stored), what)
+    more, faults = tensors.recognise(known, plain, facts=description.sizes | description.model, **stored)
     tensors.complain(faults, what)
-    flat, table = tensors.read(lines, found, sizes=description.sizes, **stored)
+    flat, table = tensors.read(lines, plain, sizes=description.sizes, **stored)
     params = {"position": {}, "head": {}} | _nested(flat)
     extras = description.extras | params.pop("extras", {})
     extras["headless"] = family.name in ("bert", "vit") and not params["head"]
@@ -146,12 +146,12 @@ def _save(folder: pathlib.Path, arrays: Mapping[str, np.ndarray], objects: Mappi
         raise errors.UserError(f"{folder} cannot be written: {error.strerror or error}") from error
 
 
-def _same(right: Mapping[str, Any], found: Mapping[str, Any], what: str, prefix: str = "") -> None:
+def _same(right: Mapping[str, Any], values: Mapping[str, Any], what: str, prefix: str = "") -> None:
     """UserError where a field that `found` has is not the right one."""
     wrong = [
-        f"{prefix}{name} is {found[name]!r} and not {value!r}"
+        f"{prefix}{name} is {values[name]!r} and not {value!r}"
         for name, value in right.items()
-        if name in found and found[name] != value
+        if name in values and values[name] != value
     ]
     tensors.complain(wrong, what)
 
@@ -170,10 +170,10 @@ def _nested(flat: Mapping[str, np.ndarray]) -> dict:
 
 def _flat(tree: Mapping, path: str = "") -> dict[str, np.ndarray]:
     """The inverse of `_nested`; empty nodes vanish."""
-    found = {}
+    leaves = {}
     for name, node in tree.items():
-        found |= _flat(node, f"{path}{name}/") if isinstance(node, Mapping) else {f"{path}{name}": np.asarray(node)}
-    return found
+        leaves |= _flat(node, f"{path}{name}/") if isinstance(node, Mapping) else {f"{path}{name}": np.asarray(node)}
+    return leaves
 
 
 def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str]) -> dict[str, int | list[int]]:
@@ -182,11 +182,11 @@ def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable
 
     (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.)
     """
-    found, file = {}, folder / GENERATION
+    ids, file = {}, folder / GENERATION
     generation = disk.read_json(file, says="what ends a text") if file.is_file() else {}
     for name, saved in (("config.json", config), (GENERATION, generation)):
-        found |= {field: _checked(name, field, saved[field]) for field in fields if saved.get(field) is not None}
-    return found
+        ids |= {field: _checked(name, field, saved[field]) for field in fields if saved.get(field) is not None}
+    return ids
 
 
 def _checked(file: str, field: str, value: Any) -> int | list[int]:

@@ -53,7 +53,7 @@ def _evens_first(U_MHKD: np.ndarray) -> np.ndarray:
 
 def base(config: families.Config) -> float:
     """The base of the rotary wavelengths, from rope_theta or rope_parameters. UserError where they are scaled."""
-    found = {}
+    theta = {}
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
         if not isinstance(rope, dict):
@@ -62,8 +62,8 @@ def base(config: families.Config) -> float:
         if kind != "default":
             raise errors.UserError(f"config.json: {name} asks for the type {kind!r}, and only 'default' is supported")
         families.one_of({"partial_rotary_factor": 1.0} | rope, "partial_rotary_factor", (1.0,))
-        found |= {"rope_theta": rope["rope_theta"]} if rope.get("rope_theta") is not None else {}
-    return families.real(dict(config) | found, "rope_theta", BASE)
+        theta |= {"rope_theta": rope["rope_theta"]} if rope.get("rope_theta") is not None else {}
+    return families.real(dict(config) | theta, "rope_theta", BASE)
 
 
 def describe(config: families.Config) -> families.Description:

@@ -125,14 +125,14 @@ def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:
     """The one .bin of llama2.c in a folder that holds nothing else a model could be; UserError for several of them."""
     if not folder.is_dir() or any((folder / name).exists() for name in ("config.json", safetensors.FILE)):
         return None
-    found = []
+    candidates = []
     for file in sorted(folder.glob("*.bin")):
         with contextlib.suppress(errors.UserError):  # a file of pickles, or of words
             llama2c.read(file)
-            found.append(file)
-    if len(found) > 1:
-        raise errors.UserError(f"{folder} holds {len(found)} models: give one, as {found[0]}")
-    return found[0] if found else None
+            candidates.append(file)
+    if len(candidates) > 1:
+        raise errors.UserError(f"{folder} holds {len(candidates)} models: give one, as {candidates[0]}")
+    return candidates[0] if candidates else None
 
 
 def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
@@ -172,8 +172,8 @@ def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
     steps = summary.get("steps") if isinstance(summary, dict) else None
     if isinstance(steps, int) and steps > step:
         print(f"{folder} was trained for {steps:,} steps, and its newest checkpoint is of step {step:,}", flush=True)
-    told = summary.get("params_sha256") if steps == step else None
-    if told is not None and told != checkpoint.digest(params):
+    digest = summary.get("params_sha256") if steps == step else None
+    if digest is not None and digest != checkpoint.digest(params):
         raise errors.UserError(
             f"{folder} is damaged: the parameters of step {step} are not those of params_sha256 in its summary.json"
         )
@@ -216,42 +216,42 @@ def _biased(params: dict) -> dict:
 
 
 def _llama2c(path: pathlib.Path) -> Trained:
-    found = llama2c.read(path)
-    read = hub.interpret({"model_type": "llama", **found.settings}, found.tensors, path)
+    content = llama2c.read(path)
+    read = hub.interpret({"model_type": "llama", **content.settings}, content.tensors, path)
     # run.c of llama2.c knows no others, and ends a text where the next one would begin
     read.extras["ids"] = {
         "bos_token_id": llama2c_tokenizer.BOS,
         "eos_token_id": [llama2c_tokenizer.EOS, llama2c_tokenizer.BOS],
     }
-    if found.interleaved:
+    if content.interleaved:
         read.model["relative_position"] = "rotary"
     return _published(path, read)
 
 
-def expect(made: Trained, *kinds: str) -> None:
+def expect(model: Trained, *kinds: str) -> None:
     """UserError unless the model is of one of these kinds (the first names what is needed), and has a head."""
     wanted = DOES[kinds[0]]
-    if made.kind not in kinds:
-        does = DOES[made.kind] if made.kind in DOES else f"is of the experiment {made.kind}"
-        raise errors.UserError(f"a model that {wanted} is needed here, and the one in {made.path} {does}")
-    if made.extras.get("headless"):
-        raise errors.UserError(f"the model in {made.path} ends before its head, and one that {wanted} is needed here")
+    if model.kind not in kinds:
+        does = DOES[model.kind] if model.kind in DOES else f"is of the experiment {model.kind}"
+        raise errors.UserError(f"a model that {wanted} is needed here, and the one in {model.path} {does}")
+    if model.extras.get("headless"):
+        raise errors.UserError(f"the model in {model.path} ends before its head, and one that {wanted} is needed here")
 
 
-def checked(made: Trained, init: Callable[[jax.Array], dict]) -> dict:
+def checked(model: Trained, init: Callable[[jax.Array], dict]) -> dict:
     """The parameters, if they are those of a model made by `init`, and numbers. UserError that lists what is not."""
     expected = jax.eval_shape(init, jax.random.key(0))
-    found = flat(made.params)
-    faults = differences(found, flat(expected))
+    arrays = flat(model.params)
+    faults = differences(arrays, flat(expected))
     if faults:
-        raise errors.UserError(f"{made.path} does not hold the model that its config.json describes: {listed(faults)}")
-    finite(made.path, found)
-    return made.params
+        raise errors.UserError(f"{model.path} does not hold the model that its config.json describes: {listed(faults)}")
+    finite(model.path, arrays)
+    return model.params
 
 
-def finite(path: pathlib.Path, found: Mapping[str, np.ndarray]) -> None:
+def finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
     """UserError for parameters, by their paths, that are not all finite numbers; `path` is where they come from."""
-    wrong = [name for name, array in found.items() if not np.isfinite(array).all()]
+    wrong = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     if wrong:
         hold = f"holds values that are not finite numbers{f', and so do {len(wrong) - 1} more' if wrong[1:] else ''}"
         raise errors.UserError(f"{path} is damaged: {wrong[0]} {hold}")
@@ -262,11 +262,11 @@ def flat(tree: Any) -> dict[str, Any]:
     return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def differences(found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
     """What keeps parameters, by their paths, from being those expected: missing, left over, of another shape."""
-    faults = [f"{path} {leaf.shape} is missing" for path, leaf in expected.items() if path not in found]
-    faults += [f"{path} {leaf.shape} is left over" for path, leaf in found.items() if path not in expected]
-    both = {path: (found[path].shape, expected[path].shape) for path in found.keys() & expected.keys()}
+    faults = [f"{path} {leaf.shape} is missing" for path, leaf in expected.items() if path not in arrays]
+    faults += [f"{path} {leaf.shape} is left over" for path, leaf in arrays.items() if path not in expected]
+    both = {path: (arrays[path].shape, expected[path].shape) for path in arrays.keys() & expected.keys()}
     return faults + [f"{path} has shape {a} and not {b}" for path, (a, b) in sorted(both.items()) if a != b]
 
 
@@ -275,35 +275,35 @@ def listed(faults: list[str], most: int = 24) -> str:
     return "; ".join(faults[:most] + ([f"and {len(faults) - most} more"] if len(faults) > most else []))
 
 
-def words(made: Trained) -> tokenizer.Tokenizer:
+def words(model: Trained) -> tokenizer.Tokenizer:
     """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
-    W, files = made.facts["W"], tokenizers(made)
+    W, files = model.facts["W"], tokenizers(model)
     # of several tokenizers of llama2.c, the one with so many words
     own = files and files[0].name == f"tok{W}.bin"
-    found = pretrained_tokenizer.read(files[0] if own else folder_of(made))
-    if found.size > W:
-        raise errors.UserError(f"the tokenizer at {made.path} has {found.size} words, and the model {W}")
-    return found
+    tokens = pretrained_tokenizer.read(files[0] if own else folder_of(model))
+    if tokens.size > W:
+        raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} words, and the model {W}")
+    return tokens
 
 
-def ends(made: Trained, words: tokenizer.Tokenizer) -> list[int]:
+def ends(model: Trained, words: tokenizer.Tokenizer) -> list[int]:
     """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
 
     A beginning ends the text before it, as where the texts that a model learned from stood one after another.
     """
-    said = made.extras.get("ids", {}).get("eos_token_id", [])
-    found = [id for id in (said if isinstance(said, list) else [said]) if id < made.facts["W"]]
-    return list(dict.fromkeys(found or [id for id in (words.eos, words.bos) if id is not None]))
+    said = model.extras.get("ids", {}).get("eos_token_id", [])
+    ids = [id for id in (said if isinstance(said, list) else [said]) if id < model.facts["W"]]
+    return list(dict.fromkeys(ids or [id for id in (words.eos, words.bos) if id is not None]))
 
 
-def folder_of(made: Trained) -> pathlib.Path:
+def folder_of(model: Trained) -> pathlib.Path:
     """Where the model's other files are."""
-    return made.path if made.path.is_dir() else made.path.parent
+    return model.path if model.path.is_dir() else model.path.parent
 
 
-def tokenizers(made: Trained) -> list[pathlib.Path]:
+def tokenizers(model: Trained) -> list[pathlib.Path]:
     """The files there that may hold the model's words; of several, that of its own number of words comes first."""
-    own = f"tok{made.facts.get('W')}.bin" if made.path.is_file() else ""
-    files = (file for pattern in pretrained_tokenizer.FILES for file in sorted(folder_of(made).glob(pattern)))
-    found = [file for file in files if file.is_file()]
-    return sorted(found, key=lambda file: file.name != own)
+    own = f"tok{model.facts.get('W')}.bin" if model.path.is_file() else ""
+    files = (file for pattern in pretrained_tokenizer.FILES for file in sorted(folder_of(model).glob(pattern)))
+    there = [file for file in files if file.is_file()]
+    return sorted(there, key=lambda file: file.name != own)

@@ -27,6 +27,16 @@ class Line(NamedTuple):
     group: str = ""  # lines of one group are all there or none is, of "a/b" only beside "a"; those of "" always are
 
 
+def pair(theirs: str, axes: str, ours: str, bias: str, group: str = "") -> tuple[Line, Line]:
+    """The lines of a weight and of the bias beside it, `bias` in our node. axes: those of one; and of the other."""
+    weight_axes, bias_axes = axes.split("; ")
+    node = ours.rpartition("/")[0]
+    return (
+        Line(f"{theirs}.weight", weight_axes, (ours,), group),
+        Line(f"{theirs}.bias", bias_axes, (f"{node}/{bias}",), group),
+    )
+
+
 class Known(NamedTuple):
     """A tensor of theirs that is no parameter: `holds(array, tensors, facts)` says whether it is what it must be.
 
@@ -107,15 +117,15 @@ def give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) -> 
 def how(line: Line, sizes: Mapping[str, int], layers: int) -> str:
     """In words, what was done to their tensor."""
     theirs, ours, order = _axes(line, line.ours[0])
-    found = [f"split in {len(line.ours)}"] if len(line.ours) > 1 else []
+    steps = [f"split in {len(line.ours)}"] if len(line.ours) > 1 else []
     if "G" in theirs and sizes["G"] < sizes["H"]:
-        found.append(f"each of {sizes['G']} heads repeated {sizes['H'] // sizes['G']} times")
+        steps.append(f"each of {sizes['G']} heads repeated {sizes['H'] // sizes['G']} times")
     if order != sorted(order):
-        found.append("transposed")
+        steps.append("transposed")
     if "{m}" in line.theirs and layers < sizes["M"]:
-        found.append(f"each of {layers} layers repeated {sizes['M'] // layers} times")
+        steps.append(f"each of {layers} layers repeated {sizes['M'] // layers} times")
     same = shape(line, sizes) == shapes.size(line.ours[0].split("/")[-1], sizes)
-    return ", ".join(found) or ("matched" if same else "reshaped")
+    return ", ".join(steps) or ("matched" if same else "reshaped")
 
 
 def check(
@@ -126,8 +136,8 @@ def check(
     if layers * stacked > 2 * len(tensors):  # so that no list here is much longer than the file's own
         return [f"{layers} layers are asked for, and there are {len(tensors)} tensors"]
     faults = [_fault(name, tensors, shape(line, sizes)) for line in lines for name in names(line.theirs, layers)]
-    asked = {name for one in (*lines, *known) for name in names(one.theirs, layers)}
-    more = [f"{name} {tensors[name].shape} is left over" for name in tensors if name not in asked]
+    wanted = {name for one in (*lines, *known) for name in names(one.theirs, layers)}
+    more = [f"{name} {tensors[name].shape} is left over" for name in tensors if name not in wanted]
     return [fault for fault in faults if fault] + more
 
 
@@ -179,12 +189,12 @@ def match(lines: Iterable[Line], flat: Arrays, what: str) -> None:
 
 def write(lines: Iterable[Line], flat: Arrays, *, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
     """Their tensors by name, from our arrays by path."""
-    found = {}
+    arrays = {}
     for line in lines:
         ours = [np.asarray(flat[path]) for path in line.ours]
         for m, name in enumerate(names(line.theirs, sizes["M"])):
-            found[name] = give(line, [array[m] for array in ours] if "{m}" in line.theirs else ours, sizes)
-    return found
+            arrays[name] = give(line, [array[m] for array in ours] if "{m}" in line.theirs else ours, sizes)
+    return arrays
 
 
 def complain(faults: Collection[str], what: str, most: int = 24) -> None:

@@ -9,32 +9,23 @@ from experiments.pretrained import families, tensors
 
 _LAYER = "encoder.layer.{m}."
 LINES = (
-    tensors.Line("embeddings.patch_embeddings.projection.weight", "D Z Y X", ("embed/W_DP",)),
-    tensors.Line("embeddings.patch_embeddings.projection.bias", "D", ("embed/b_D",)),
+    *tensors.pair("embeddings.patch_embeddings.projection", "D Z Y X; D", "embed/W_DP", "b_D"),
     tensors.Line("embeddings.cls_token", "1 1 D", ("class/c_D",)),
     tensors.Line("embeddings.position_embeddings", "1 N D", ("position/P_ND",)),
-    tensors.Line(_LAYER + "layernorm_before.weight", "D", ("blocks/norm1/gain_D",)),
-    tensors.Line(_LAYER + "layernorm_before.bias", "D", ("blocks/norm1/shift_D",)),
+    *tensors.pair(_LAYER + "layernorm_before", "D; D", "blocks/norm1/gain_D", "shift_D"),
     tensors.Line(_LAYER + "attention.attention.query.weight", "HK D", ("blocks/score/Uq_HKD",)),
     tensors.Line(_LAYER + "attention.attention.query.bias", "HK", ("blocks/score/bq_HK",), "bias"),
     tensors.Line(_LAYER + "attention.attention.key.weight", "HK D", ("blocks/score/Uk_HKD",)),
     tensors.Line(_LAYER + "attention.attention.key.bias", "HK", ("blocks/score/bk_HK",), "bias"),
     tensors.Line(_LAYER + "attention.attention.value.weight", "HK D", ("blocks/value/Uv_HKD",)),
     tensors.Line(_LAYER + "attention.attention.value.bias", "HK", ("blocks/value/bv_HK",), "bias"),
-    tensors.Line(_LAYER + "attention.output.dense.weight", "D HK", ("blocks/value/Uo_HDK",)),
-    tensors.Line(_LAYER + "attention.output.dense.bias", "D", ("blocks/value/bo_D",)),
-    tensors.Line(_LAYER + "layernorm_after.weight", "D", ("blocks/norm2/gain_D",)),
-    tensors.Line(_LAYER + "layernorm_after.bias", "D", ("blocks/norm2/shift_D",)),
-    tensors.Line(_LAYER + "intermediate.dense.weight", "F D", ("blocks/mlp/W1_FD",)),
-    tensors.Line(_LAYER + "intermediate.dense.bias", "F", ("blocks/mlp/b1_F",)),
-    tensors.Line(_LAYER + "output.dense.weight", "D F", ("blocks/mlp/W2_DF",)),
-    tensors.Line(_LAYER + "output.dense.bias", "D", ("blocks/mlp/b2_D",)),
-    tensors.Line("layernorm.weight", "D", ("norm/gain_D",)),
-    tensors.Line("layernorm.bias", "D", ("norm/shift_D",)),
-    tensors.Line("classifier.weight", "C D", ("head/G_CD",), "classifier"),
-    tensors.Line("classifier.bias", "C", ("head/b_C",), "classifier"),
-    tensors.Line("pooler.dense.weight", "D D", ("extras/pooler/W_DD",), "pooler"),
-    tensors.Line("pooler.dense.bias", "D", ("extras/pooler/b_D",), "pooler"),
+    *tensors.pair(_LAYER + "attention.output.dense", "D HK; D", "blocks/value/Uo_HDK", "bo_D"),
+    *tensors.pair(_LAYER + "layernorm_after", "D; D", "blocks/norm2/gain_D", "shift_D"),
+    *tensors.pair(_LAYER + "intermediate.dense", "F D; F", "blocks/mlp/W1_FD", "b1_F"),
+    *tensors.pair(_LAYER + "output.dense", "D F; D", "blocks/mlp/W2_DF", "b2_D"),
+    *tensors.pair("layernorm", "D; D", "norm/gain_D", "shift_D"),
+    *tensors.pair("classifier", "C D; C", "head/G_CD", "b_C", "classifier"),
+    *tensors.pair("pooler.dense", "D D; D", "extras/pooler/W_DD", "b_D", "pooler"),
 )
 # The names that transformers 5 uses in memory; its files keep the older ones above.
 SPELLINGS = (
@@ -100,8 +91,8 @@ def _in_order(names: Any) -> list[str]:
 
 def groups(description: families.Description, names: set[str]) -> set[str]:
     """The heads that the file holds."""
-    found = {group for group in ("classifier", "pooler") if any(name.startswith(group + ".") for name in names)}
-    return found | ({"bias"} if description.extras["query_bias"] else set())
+    heads = {group for group in ("classifier", "pooler") if any(name.startswith(group + ".") for name in names)}
+    return heads | ({"bias"} if description.extras["query_bias"] else set())
 
 
 def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[str, Any], groups: set[str]) -> dict:

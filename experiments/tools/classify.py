@@ -40,8 +40,8 @@ def run(
     like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
     image_1YXZ, steps = image_file.read(pathlib.Path(file).expanduser(), like)
     logits_1C = model(image_1YXZ)
-    kept = command.new_file(workdir, "classes.txt")
-    return command.tell(f"{steps}\n{likeliest(np.asarray(jax.nn.softmax(logits_1C[0])), like['classes'])}", kept)
+    output = command.new_file(workdir, "classes.txt")
+    return command.tell(f"{steps}\n{likeliest(np.asarray(jax.nn.softmax(logits_1C[0])), like['classes'])}", output)
 
 
 def likeliest(p_C: np.ndarray, classes: list[str]) -> str:

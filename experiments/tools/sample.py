@@ -75,7 +75,7 @@ def run(
         with topologies.of(topology, json or None):
             return compiler_report.show(described(generator))
     gained = rounds(generator, ids, seed, ends)
-    kept = command.new_file(workdir, "sample.txt")
+    output = command.new_file(workdir, "sample.txt")
     if len(texts) == 1:
         new = itertools.chain.from_iterable(new_B[0] for new_B in gained)
         whole = [told_while_drawn(texts[0], until(words.stream(new, after=ids[0]), stop))]
@@ -84,7 +84,7 @@ def run(
         more = ["".join(until(words.stream(new, after=old), stop)) for new, old in zip(news, ids, strict=True)]
         whole = [text + rest for text, rest in zip(texts, more, strict=True)]
         log.say("\n\n".join(whole) + "\n")
-    command.write("\n\n".join(whole), kept)
+    command.write("\n\n".join(whole), output)
     return whole[0] if isinstance(prompt, str) else whole
 
 

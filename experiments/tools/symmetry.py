@@ -42,8 +42,8 @@ def run(
         score = f"model.score = {model.fields.score}"
         raise errors.UserError(f"the scores of {model.path}, {score}, have no matrix to look at")
     check(model)
-    kept = command.new_file(workdir, "symmetry.txt")
-    return command.tell(table(jax.device_get(jax.jit(look)(model.params))), kept)
+    output = command.new_file(workdir, "symmetry.txt")
+    return command.tell(table(jax.device_get(jax.jit(look)(model.params))), output)
 
 
 def check(model: open_model.Trained) -> None:

@@ -44,7 +44,7 @@ def gpt2(**changes):
 
 def load(settings, model, resumed=False, kept=None):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        return warm_start.load(settings, model.init, resumed=resumed, kept=kept), out.getvalue()
+        return warm_start.load(settings, model.init, resumed=resumed, files=kept), out.getvalue()
 
 
 def refusal(settings, model, kept=None) -> str:
