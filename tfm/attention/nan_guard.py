@@ -33,10 +33,18 @@ def guarded(compute: Callable) -> Callable:
         sound_BS = jnp.isfinite(k_BHSK).all((1, 3)) & jnp.isfinite(v_BHSV).all((1, 3))
         k_BHSK, v_BHSV = (jnp.where(sound_BS[:, None, :, None], x, 0) for x in (k_BHSK, v_BHSV))
         y_BHNV, A_BHNS = compute(q_BHNK, k_BHSK, v_BHSV, mask=mask, n=n, **call)
+        if call.get("axis") is not None:
+            # Behind the ring: of two collectives that do not wait for each other, devices of a CPU may begin either.
+            sound_BS = jnp.maximum(sound_BS.astype(jnp.int32), _at_most_zero(y_BHNV)) > 0
         hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], axis=call.get("axis"))
         return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNV), A_BHNS
 
     return attention
+
+
+def _at_most_zero(x: jax.Array) -> jax.Array:
+    """A whole number that the compiler cannot know before it has x."""
+    return (x.ravel()[0] != 0).astype(jnp.int32) - 1
 
 
 def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, axis: str | None) -> jax.Array:
@@ -45,7 +53,7 @@ def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, 
         zero = block_mask.zero((n, sound_BS, jax.lax.axis_index(axis)))
         along = {"axis_name": axis, "tiled": True}
         sound_BS = jax.lax.all_gather(sound_BS + zero, axis=1, **along) > 0
-        s_S = jax.lax.all_gather(n + zero, axis=n.ndim - 1, **along)
+        s_S = jax.lax.all_gather(jnp.maximum(n + zero, _at_most_zero(sound_BS)), axis=n.ndim - 1, **along)
     S = sound_BS.shape[1]
     if axis is None:
         n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
