@@ -91,11 +91,7 @@ FILES = {
 LINES = {path: len(text.splitlines()) for path, text in FILES.items()}
 LONGEST = 350  # lines of a file
 STILL_LONGER = {
-    "tests/data/test_data_images.py": 559,
-    "tests/data/test_data_text.py": 400,
     "tests/data/test_fuzz_data.py": 458,
-    "tests/data/test_pairs_subwords.py": 391,
-    "tests/data/test_vocabulary.py": 454,
     "tests/engine/test_bad_input.py": 428,
     "tests/engine/test_checkpoint.py": 456,
     "tests/engine/test_checkpoint_log_workdir.py": 409,

@@ -1,4 +1,4 @@
-"""Training that starts from another model's parameters instead of random ones (config.init_from)."""
+"""Warm start and fine-tuning: training begins with another model's parameters, not random ones (config.init_from)."""
 
 import fnmatch
 import json
