@@ -187,7 +187,10 @@ def test_all_is_checked_before_anything_is_trained(tmp_path, monkeypatch):
     for change, message in {
         "model.score": ({"model.score": "tide"}, 'arm bad: unknown score "tide"'),
         "unknown": ({"image.patch": 3}, 'arm bad: unknown config key "image.patch"'),
-        "unused": ({"optim.ns_steps": 3}, "arm bad: optim.ns_steps is set, but this experiment does not use it"),
+        "unused": (
+            {"optim.muon_lr_multiplier": 3.0},
+            "arm bad: optim.muon_lr_multiplier is set, but this experiment does not use it",
+        ),
         "guard": ({"train.nan": "skip"}, "arm bad: train.growth, nan, spike and keep_best are not for a study"),
         "rate": ({"optim.weight_decay": -1.0}, "arm bad: optim.weight_decay must be at least 0"),
         "initial": ({"model.score_std": -1.0}, "arm bad: model.score_std must be at least 0"),
