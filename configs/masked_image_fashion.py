@@ -5,7 +5,7 @@ python launch.py --config configs/masked_image_fashion.py
 Two CPU cores: 234 s with start and compilation. 10,000 test images, seed 0: squared error 0.184 (pixels of unit
 variance), 73.5 % less than the average image's 0.695.
 
-The four IDX files lie in a folder `fashion-mnist` under $TFM_DATA, --config.data_dir or ~/.cache/tfm.
+The four IDX files lie in a folder `fashion-mnist` in $TFM_DATA or ~/.cache/tfm.
 """
 
 from configs import base

@@ -4,7 +4,7 @@ python launch.py --config configs/qk_ablation.py --workdir runs/qk
 
 Two CPU cores: 730 s, 50 runs. Held-out loss against asymmetric's, 95 % intervals for all four together: causal (1.842
 nats) tied +0.113 (+0.084 to +0.143), none +0.598, symmetric_init +0.013 (-0.021 to +0.047); masked (1.911) tied +0.381
-(+0.012 to +0.751), none +1.170, symmetric_init +0.058 (-0.156 to +0.272). More of it in README.md.
+(+0.012 to +0.751), none +1.170, symmetric_init +0.058 (-0.156 to +0.272). More of it in docs/qk_results.md.
 """
 
 from configs import base

@@ -5,7 +5,7 @@ python launch.py --config configs/qk_synthetic.py --workdir runs/qk_synthetic
 ring, previous, reachability and beats ask who stands before, points to, or beats whom; membership and nearest only who
 is alike. These are 42 programs, trained one after the other, but of each score only two are compiled, the second for
 previous_causal, which hides later tokens; the other tasks differ in their data alone, and take theirs from the
-compilation cache. Two CPU cores: 250 s, 210 runs; the table of accuracies is in README.md.
+compilation cache. Two CPU cores: 250 s, 210 runs; the table of accuracies is in docs/qk_results.md.
 """
 
 from configs import base

@@ -4,7 +4,7 @@ python launch.py --config configs/shakespeare_speedrun.py
 
 140,672 parameters, 400 steps of 12 x 64 characters. Whole validation part (111,540 characters, windows of 64), seeds
 0-4: 1.875, 1.853, 1.876, 1.868, 1.850 nats per character, on average 1.864; with `--config.mesh.data=2`, a device for
-each of two cores, 1.870, 1.857, 1.876, 1.863, 1.849. Seconds are in README.
+each of two cores, 1.870, 1.857, 1.876, 1.863, 1.849. Seconds are in docs/configs.md.
 
 All was chosen on a held-out part of the training part, never on the validation part. `configs/speedrun_study.py` leaves
 one choice out at a time.
