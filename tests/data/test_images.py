@@ -154,7 +154,7 @@ def test_classes_without_a_training_image_are_told(tmp_path):
     lines = images.configured(image_section(source=source)).said.splitlines()
     assert lines[0] == f"{source}: split by content"
     assert lines[1].endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
-    said = images.configured(image_section(), data_dir="").said
+    said = images.configured(image_section()).said
     assert said == "digits: 1,463 images to train on, 334 to evaluate, 10 classes"
 
 
