@@ -308,7 +308,7 @@ def test_facts_beside_a_model_are_not_waited_for(tmp_path):
     made = open_model.Trained(tmp_path, "image", {}, {}, {"Z": 1}, {}, "")
     tree = {warm_start.PATCHES: np.zeros((3, 25)), warm_start.TABLE: np.zeros((5, 3))}
     other = {warm_start.PATCHES: np.zeros((3, 9)), warm_start.TABLE: np.zeros((10, 3))}
-    assert "images that make 5 tokens, and these make 10" in warm_start._images(made, [], tree, other)
+    assert "images that make 5 tokens, and these make 10" in warm_start._images(made, tree, other)
 
 
 def test_a_device_is_no_file_and_a_link_to_a_file_is_one(tmp_path):

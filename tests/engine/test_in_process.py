@@ -131,7 +131,7 @@ def test_values_that_a_program_gives():
         ({"train.step": 3}, 'unknown config key "train.step" (did you mean "train.steps"?)'),
         ({"train.steps": "3"}, "\"train.steps\" must be of type int, and '3' is not"),
         ({"train.steps": True}, '"train.steps" must be of type int, and True is not'),
-        ({"text.N": 5}, "text.N is set, but this experiment does not use it"),
+        ({"optim.momentum": 0.5}, "optim.momentum is set, but this experiment does not use it"),
         ({"device": "gpu"}, "a gpu was asked for, but JAX"),
     ],
 )
@@ -229,9 +229,9 @@ TIMED = """
 import os, pathlib, signal, sys, threading, time
 sys.path[:0] = sys.argv[1:3]
 import launch
-checkpoints = pathlib.Path(sys.argv[4]) / "checkpoints"
+log = pathlib.Path(sys.argv[4]) / "metrics.jsonl"
 def stop():
-    while not checkpoints.exists():
+    while not log.exists():
         time.sleep(0.05)
     time.sleep(1)
     os.kill(os.getpid(), signal.SIGINT)
