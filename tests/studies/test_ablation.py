@@ -194,7 +194,7 @@ def test_all_is_checked_before_anything_is_trained(tmp_path, monkeypatch):
         "guard": ({"train.nan": "skip"}, "arm bad: train.growth, nan, spike and keep_best are not for a study"),
         "rate": ({"optim.weight_decay": -1.0}, "arm bad: optim.weight_decay must be at least 0"),
         "initial": ({"model.score_std": -1.0}, "arm bad: model.score_std must be at least 0"),
-        "probe": ({"train.probe": True}, "arm bad: train.probe is for a run alone"),
+        "probe": ({"train.probe": True}, "arm bad: train.probe is the same for a whole study"),
     }.values():
         outcome = study(tmp_path, study__arms=[["good", {}], ["bad", change]])
         assert outcome.code == 2 and message in outcome.err and not any((tmp_path / "study").iterdir())
