@@ -58,12 +58,12 @@ def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, 
     if axis is None:
         n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     ask = block_mask.arrays_of(mask) if s_S.ndim == 1 else ring.paired(block_mask.arrays_of(mask), 3)
-    if S <= KEYS:
-        return (ask(n, s_S) & ~sound_BS[:, None]).any(-1)
     zero = block_mask.zero((n, sound_BS, ask))
     none_BN = jnp.broadcast_to(zero > 0, (len(sound_BS), N))
 
     def some() -> jax.Array:
+        if S <= KEYS:
+            return none_BN | (ask(n, s_S) & ~sound_BS[:, None]).any(-1)
         blocks = block_mask.cut(s_S + zero, -1, KEYS, mode="edge"), block_mask.cut(~sound_BS & (zero == 0), 1, KEYS)
 
         def step(hit_BN: jax.Array, block: tuple) -> tuple[jax.Array, None]:
