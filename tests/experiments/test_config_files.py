@@ -1,60 +1,54 @@
-"""Every file of configs/ runs: as it stands, but for a smaller model and few steps."""
+"""Every file of configs/ makes a training step: with its own sizes, in shapes and types, which compiles nothing."""
 
-import json
-import math
 import os
 import pathlib
 
+import jax
+import numpy as np
 import pytest
 import tiny
 
 from configs import base
-from experiments.engine import config as configs
-from experiments.engine import config_file
+from experiments.engine import by_name, config, config_file, mesh, step
+from experiments.engine import run as runs
+from experiments.studies import study
 
 ROOT = pathlib.Path(__file__).parents[2]
 FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
-SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "model.F": 12, "model.unroll": 1}
-QUICK = {"train.steps": 2, "train.batch_size": 8, "train.evaluate_batch": 256, "optim.warmup_steps": 1}
-QUICK |= {"train.evaluate_every": 0, "train.save_every": 0, "device": "any"}
-SHORT = {"text.N": 48, "sample.max_new_tokens": 8, "sample.prompt": "A"}
-RUN_ELSEWHERE = {"smoke", "vit", "causal_lm", "masked_lm"}  # what these name, test_experiments runs as well
-NEEDS = {
-    "shakespeare_char": "tinyshakespeare.txt",
-    "vit_fashion": "fashion-mnist",
-}
+DATA = {"fashion_mnist": "fashion-mnist"}  # what a source needs in $TFM_DATA
 
 
-def changes(file: pathlib.Path, folder: pathlib.Path) -> list[str]:
-    """The arguments that make the config of this file small."""
-    config = config_file.load(str(file), base=base.get_config)
-    small = dict(QUICK)
-    if config.experiment == "language":
-        (folder / "text.txt").write_bytes(tiny.TEXT * 5)
-        small |= SMALL | SHORT | {"text.source": str(folder / "text.txt")}
-        small |= {"text.prefix": 17} if config.text.objective == "prefix" else {}
-        if config.text.objective == "masked":
-            del small["sample.max_new_tokens"], small["sample.prompt"]
-    if config.experiment in ("vision", "synthetic"):
-        small |= SMALL
-    return [f"--config.{key}={value}" for key, value in small.items() if value != configs.flat(config.to_dict())[key]]
+def settings_of(file: pathlib.Path, folder: pathlib.Path) -> list[config.Settings]:
+    """Those of the file's run, or of the first and the last run of a study, with a small text or pairs of ours."""
+    made = config_file.load(str(file), base=base.get_config)
+    if "text" in made:
+        (folder / "text.txt").write_bytes((tiny.TEXT + b"\n") * 30)
+        made.text.source = str(folder / "text.txt")
+    if "pairs" in made:
+        (folder / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(2000)))
+        made.pairs.source = str(folder / "pairs.tsv")
+    settings = config.Settings(made, config_file.defaults(made, base.get_config))
+    if made.experiment != "ablation":
+        return [settings]
+    every = study.runs(settings, study.read(settings))
+    return [every[0].settings, every[-1].settings]
 
 
-TRAINED = [
-    file
-    for file in FILES
-    if file.stem not in RUN_ELSEWHERE
-    and config_file.load(str(file), base=base.get_config).experiment in ("language", "vision", "synthetic")
-]
-
-
-@pytest.mark.parametrize("file", TRAINED, ids=lambda file: file.stem)
-def test_a_config_file_runs(file, tmp_path, monkeypatch):
-    needed = NEEDS.get(file.stem)
-    if needed and not (pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / needed).exists():
-        pytest.skip(f"$TFM_DATA names no folder with {needed}")
-    monkeypatch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
-    outcome = tiny.run("--config", str(file), "--workdir", str(tmp_path / "run"), *changes(file, tmp_path))
-    assert (outcome.code, outcome.err) == (0, "")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["steps"] == 2 and math.isfinite(summary["eval/loss"])
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_config_file_has_a_training_step(file, tmp_path):
+    for settings in settings_of(file, tmp_path):
+        source = next((v["source"] for v in settings.to_dict().values() if isinstance(v, dict) and "source" in v), "")
+        needed = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / DATA.get(source, "")
+        if source in DATA and not needed.exists():
+            pytest.skip(f"$TFM_DATA names no folder with {DATA[source]}")
+        devices = mesh.make(data=1)
+        task = by_name.experiment(settings.experiment).prepare(settings, devices).task
+        plan = runs.plan(settings, task, devices)
+        for key in ("init_from", "init_fresh", "device"):  # read by who makes the devices and starts the run
+            getattr(settings, key)
+        settings.refuse_unused()
+        state = step.abstract_state(task, plan.optimiser, mesh=devices)
+        batch = mesh.abstract_batch(devices, task.train[0])
+        after, metrics = jax.eval_shape(plan.step, state, batch, step.abstract_alive(devices))
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        assert metrics["loss"].shape == () and metrics["loss"].dtype == np.float32
