@@ -1,6 +1,6 @@
 """python launch.py --config configs/vit.py [--workdir DIR] [--config.train.steps=100 ...] [--dry_run]
 
-In a notebook or another program: launch.run("configs/vit.py", **{"train.steps": 100}).
+In a notebook or another program: launch.run("configs/vit.py", **{"train.steps": 300}).
 """
 
 if __name__ == "__main__":
@@ -138,7 +138,7 @@ class Command(NamedTuple):
 def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **changes: Any) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
-    `launch.run("configs/vit.py", **{"train.steps": 100})`. The same workdir again goes on with a run, or gives the
+    `launch.run("configs/vit.py", **{"train.steps": 300})`. The same workdir again goes on with a run, or gives the
     result of a finished one. The process is left as it was, but for what JAX has started and compiled. Raises UserError
     and RunError where the command ends with one; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
     button: what trains finishes its step and is saved before that, unless it comes a second time.

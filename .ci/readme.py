@@ -19,20 +19,22 @@ FEW = ("--config.train.steps=120", "--config.train.evaluate_every=60")  # vit wa
 
 
 def main() -> None:
-    """Every `python` command of README's blocks for a shell but the first block's, which CI runs as it stands."""
+    """Every `python` command of README's blocks but the first, which CI runs as it stands, and the notebook's."""
     page = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[1:]
     commands = [line for block in blocks for line in block.splitlines() if line.startswith("python ")]
+    (notebook,) = re.findall(r"^```python\n(import launch\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     (score,) = re.findall(r"^```python\n# my_score.py\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     here = pathlib.Path(sys.executable).parent  # whose `python` it is
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "my_score.py").write_text(score, encoding="utf-8")
+        (folder / "notebook.py").write_text(notebook.replace("configs/", f"{ROOT}/configs/"), encoding="utf-8")
         (folder / "my_text.txt").write_text(page * 3, encoding="utf-8")
         draw = np.random.default_rng(0)
         images = {f"x_{part}": draw.integers(0, 256, (300, 12, 12), np.uint8) for part in ("train", "test")}
         np.savez(folder / "my_images.npz", **images, **{f"y_{part}": np.arange(300) % 3 for part in ("train", "test")})
-        for command in commands:
+        for command in [*commands, "python notebook.py"]:
             print(command, flush=True)
             trains = "launch.py" in command
             command = command.replace("launch.py", str(ROOT / "launch.py")).replace("configs/", f"{ROOT}/configs/")
