@@ -91,22 +91,23 @@ FILES = {
 LINES = {path: len(text.splitlines()) for path, text in FILES.items()}
 LONGEST = 350  # lines of a file
 STILL_LONGER = {
-    "tests/data/test_fuzz_data.py": 458,
-    "tests/engine/test_bad_input.py": 428,
-    "tests/engine/test_checkpoint.py": 456,
-    "tests/engine/test_checkpoint_log_workdir.py": 409,
-    "tests/engine/test_config.py": 406,
-    "tests/engine/test_disk.py": 397,
-    "tests/engine/test_fuzz_config.py": 405,
-    "tests/engine/test_in_process.py": 434,
-    "tests/engine/test_mesh.py": 403,
-    "tests/engine/test_signals.py": 449,
-    "tests/pretrained/test_parity.py": 392,
+    "tests/data/test_fuzz_data.py": 448,
+    "tests/engine/test_bad_input.py": 415,
+    "tests/engine/test_checkpoint.py": 446,
+    "tests/engine/test_checkpoint_log_workdir.py": 399,
+    "tests/engine/test_config.py": 379,
+    "tests/engine/test_disk.py": 387,
+    "tests/engine/test_fuzz_config.py": 394,
+    "tests/engine/test_in_process.py": 425,
+    "tests/engine/test_mesh.py": 393,
+    "tests/engine/test_signals.py": 444,
+    "tests/pretrained/test_parity.py": 382,
     "tests/reference.py": 391,
-    "tests/tools/test_export.py": 408,
-    "tests/tools/test_sample.py": 586,
+    "tests/tools/test_export.py": 396,
+    "tests/tools/test_sample.py": 576,
 }  # to be divided
-ENGINE_FILES, SOURCE_LINES, TEST_LINES = 29, 22_900, 26_000
+# As many as there are, of 16,000 and 15,000 lines that there may be in the end: these numbers only fall.
+ENGINE_FILES, SOURCE_LINES, TEST_LINES = 28, 22_244, 25_809
 
 
 def test_the_walls_stand():

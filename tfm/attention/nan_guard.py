@@ -36,7 +36,11 @@ def guarded(compute: Callable) -> Callable:
         if call.get("axis") is not None:
             # Behind the ring: of two collectives that do not wait for each other, devices of a CPU may begin either.
             sound_BS = jnp.maximum(sound_BS.astype(jnp.int32), _at_most_zero(y_BHNV)) > 0
-        hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], axis=call.get("axis"))
+        if A_BHNS is None:
+            hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], axis=call.get("axis"))
+        else:  # who forms all weights has formed the whole mask too
+            N, S = A_BHNS.shape[-2:]
+            hit_BN = (mask(jnp.arange(S - N, S) if n is None else n, jnp.arange(S)) & ~sound_BS[:, None]).any(-1)
         return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNV), A_BHNS
 
     return attention
