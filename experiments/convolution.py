@@ -183,10 +183,11 @@ def figures(
 
     Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the true.
     """
-    from experiments.engine import convolution_figure as draw  # matplotlib, only where something is drawn
+    from experiments.figures import convolution as draw  # matplotlib, only where something is drawn
+    from experiments.figures import plots
 
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "convolution", "images")}
-    run.loss_figure(files["loss"], rows, unit="squared error", title=f"{settings.experiment}: {data.name}")
+    plots.loss_figure(files["loss"], rows, unit="squared error", title=f"{settings.experiment}: {data.name}")
     x_BND = evaluation[0]["x_BND"][:COMPARED]
     true_BND = convolved_by_numpy(x_BND, kernel_HD)
     with jax.default_matmul_precision("highest"):  # some accelerators round the factors of a product otherwise

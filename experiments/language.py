@@ -272,10 +272,10 @@ OBJECTIVES = {
 
 def figures(settings, corpus: Corpus, task: steps.Task, show, params: Any, folder: pathlib.Path, rows: list[dict]):
     """Loss curves, attention of a short piece of held-out text, and the sample or the filled-in words as text."""
-    from experiments.engine import figures as draw  # matplotlib, only where something is drawn
+    from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "attention")}
-    run.loss_figure(
+    draw.loss_figure(
         files["loss"], rows, unit="nats per token", title=f"{settings.text.objective} language: {corpus.name}"
     )
     piece = {name: array[:1, :24] for name, array in task.evaluation[0].items()}

@@ -113,8 +113,8 @@ def figures(
     settings, data: images.Images, normal: dict, task: step.Task, predict, params, folder: pathlib.Path, rows: list
 ):
     """Loss curves; what the first held-out images were, looked like and became; where the tokens of one attend."""
-    from experiments.engine import figures as draw  # matplotlib, only where something is drawn
-    from experiments.engine import image_figures
+    from experiments.figures import images as image_figures
+    from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
     size, image_BYXZ = settings.image.patch, data.evaluation_image_BYXZ[: image_figures.MOST_IMAGES]
     B, Y, X, _ = image_BYXZ.shape
@@ -124,7 +124,7 @@ def figures(
     explained = [row["eval/explained"] for row in rows if row.get("eval/explained") is not None][-1]
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "prediction", "attention")}
     unit = "squared error of a hidden pixel (pixels have variance 1)"
-    run.loss_figure(files["loss"], rows, unit=unit, title=f"{settings.experiment}: {data.name}")
+    draw.loss_figure(files["loss"], rows, unit=unit, title=f"{settings.experiment}: {data.name}")
     image_figures.hidden_patches(
         files["prediction"],
         image_BYXZ=image_BYXZ,

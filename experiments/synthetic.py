@@ -91,11 +91,11 @@ def most_frequent(evaluation: Any, *, W: int) -> float:
 
 def figures(settings: configs.Settings, task: step.Task, params: Any, folder: pathlib.Path, rows: list[dict]):
     """Loss curves, and the attention weights of one held-out example."""
-    from experiments.engine import figures as draw  # matplotlib, only where something is drawn
+    from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
     s = settings.synthetic
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "attention")}
-    run.loss_figure(files["loss"], rows, unit="nats per answer", title=s.task + (", causal" if s.causal else ""))
+    draw.loss_figure(files["loss"], rows, unit="nats per answer", title=s.task + (", causal" if s.causal else ""))
     one = {name: array[:1] for name, array in task.evaluation[0].items()}
     A_MBHNS = jax.jit(task.maps)(params, one)
     tokens = synthetic.spelled(s.task, one["w_BN"][0], N=s.N, W=2 * s.N)

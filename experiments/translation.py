@@ -172,8 +172,10 @@ def figures(
     rows: list[dict],
 ) -> tuple[list[pathlib.Path], dict[str, float]]:
     """Loss curves, cross-attention of one sentence, a table of translations; and the scores."""
+    from experiments.figures import plots  # matplotlib, only where something is drawn
+
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "cross_attention")}
-    run.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
+    plots.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
     found = translate(params, corpus.sources)
     if not look(files["cross_attention"], settings, corpus, model, params, found["greedy"]):
         del files["cross_attention"]
@@ -193,7 +195,7 @@ def look(
 
     False where no sentence fits on both sides, and nothing is drawn.
     """
-    from experiments.engine import translation_figures  # matplotlib, only where something is drawn
+    from experiments.figures import translation  # matplotlib, only where something is drawn
 
     N = settings.pairs.N
     source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
@@ -207,7 +209,7 @@ def look(
     _, seen = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
     source, target = (names(corpus, row) for row in (source_BS[b], target_BN[b]))
     A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(target), : len(source)]
-    translation_figures.cross_attention(file, A_MHNS=A_MHNS, source=source, target=target)
+    translation.cross_attention(file, A_MHNS=A_MHNS, source=source, target=target)
     return True
 
 

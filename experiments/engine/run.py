@@ -335,15 +335,3 @@ def optimiser(
         "muon": lambda: optim.muon(rate, **{name: getattr(o, name) for name in muon}, **common),
     }
     return rate, by_name.choose("optimiser", o.name, rules)()
-
-
-def loss_figure(file: pathlib.Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
-    """Draw training and evaluation loss from the rows of metrics.jsonl."""
-    from experiments.engine import figures  # matplotlib is slow to import, and only needed here
-
-    curves = {
-        part: {row["step"]: row[f"{part}/loss"] for row in rows if row.get(f"{part}/loss") is not None}
-        for part in ("train", "eval")
-    }
-    figures.loss_curves(file, train=curves["train"], evaluation=curves["eval"], ylabel=f"loss, {unit}", title=title)
-    return file

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 from matplotlib import cm, colors, figure
 
-from experiments.engine import disk, errors, figures, log, step
+from experiments.engine import disk, errors, log, step
+from experiments.figures import plots
 from experiments.studies import styles
 from tfm import symmetry
 
@@ -72,7 +73,7 @@ def read(path: pathlib.Path) -> Maps:
 
 def columns(M: int, H: int) -> list[tuple[int, int]]:
     """The (layer, head) pairs that are shown of M layers of H heads: 8 at most, layers evenly spread."""
-    layers = figures.spread(M, MOST_LAYERS)
+    layers = plots.spread(M, MOST_LAYERS)
     return [(m, h) for m in layers for h in range(min(H, MOST_COLUMNS // len(layers)))]
 
 
@@ -103,7 +104,7 @@ def side_by_side(examples: Mapping[str, Maps], labels: Mapping[str, str]) -> fig
             titles[column] = title
             _tokens(row[column], maps.tokens, size, first=column == 0)
         look = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 9}
-        row[0].set_ylabel(labels[arm].replace(" (", "\n("), **look, **figures.LITERAL)
+        row[0].set_ylabel(labels[arm].replace(" (", "\n("), **look, **plots.LITERAL)
     shades = cm.ScalarMappable(scale, "Blues")
     drawing.colorbar(shades, ax=panels[:, -1].tolist(), label="weight", shrink=min(1.0, 3 / tall), aspect=20)
     return drawing
@@ -113,7 +114,7 @@ def _tokens(panel: Any, tokens: Sequence[str], size: float, *, first: bool) -> N
     """The tokens below the panel and, in the first column, to its left; none where they could not be read."""
     if tokens and size >= 0.9 * SPACE * len(tokens):
         names = [styles.label(token)[:LONGEST] for token in tokens]
-        look = {"fontsize": 60 * size / len(tokens), **figures.LITERAL}
+        look = {"fontsize": 60 * size / len(tokens), **plots.LITERAL}
         panel.set_xticks(range(len(names)), names, rotation=90 * (max(map(len, names)) > 1), **look)
         panel.set_yticks(range(len(names)) if first else [], names if first else [], **look)
         panel.tick_params(length=0, pad=1)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import figure, ticker
 
 from experiments.engine import disk
-from experiments.engine import figures as engine
+from experiments.figures import plots as engine
 from experiments.studies import attention, statistics, styles, words
 from experiments.studies import runs as finished
 from experiments.studies import study as studies

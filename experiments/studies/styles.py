@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from matplotlib import figure, lines
 
-from experiments.engine import figures
+from experiments.figures import plots
 from experiments.studies import study as studies
 
 # Okabe and Ito's palette without its yellow, which is too light for lines; black is the reference's.
@@ -44,7 +44,7 @@ def of(study: studies.Study) -> dict[str, Style]:
 def label(name: str) -> str:
     """The name in one line, with letters that a figure cannot show as their code, and a long end cut."""
     cut = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
-    return "".join(figures.visible(letter) for letter in cut).replace("␣", " ")
+    return "".join(plots.visible(letter) for letter in cut).replace("␣", " ")
 
 
 def legend(drawing: figure.Figure, styles: Mapping[str, Style], **look: Any) -> None:
@@ -54,4 +54,4 @@ def legend(drawing: figure.Figure, styles: Mapping[str, Style], **look: Any) -> 
     numbers, columns = [str(i) for i in range(len(handles))], max(1, min(len(handles), 4))
     box = drawing.legend(handles, numbers, loc="outside lower center", ncols=columns, frameon=False)
     for text, style in zip(box.get_texts(), styles.values(), strict=True):
-        text.set(text=style.label, **figures.LITERAL)
+        text.set(text=style.label, **plots.LITERAL)

@@ -20,7 +20,8 @@ from test_fuzz_data import LIKE
 
 from experiments import ablation
 from experiments.data import image_file, pretrained_tokenizer
-from experiments.engine import checkpoint, disk, errors, figures, log, manifest, replay, run, workdir
+from experiments.engine import checkpoint, disk, errors, log, manifest, replay, run, workdir
+from experiments.figures import plots
 from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
 from experiments.studies import attention, training
 from experiments.studies import figures as drawings
@@ -69,7 +70,7 @@ def entered(folder):
 
 
 def drawn(file):
-    figures.write(figure.Figure(), file)
+    plots.write(figure.Figure(), file)
 
 
 # Written through no link

@@ -13,7 +13,7 @@ from cases import B, D, N
 from matplotlib import figure
 
 from experiments import convolution
-from experiments.engine import convolution_figure
+from experiments.figures import convolution as convolution_figure
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / "configs" / "convolution.py")
 

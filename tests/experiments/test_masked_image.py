@@ -11,7 +11,8 @@ from matplotlib import image, text
 
 from experiments import masked_image
 from experiments.data import masking
-from experiments.engine import batches, compilation, errors, image_figures, log
+from experiments.engine import batches, compilation, errors, log
+from experiments.figures import images
 from tfm import embed
 
 # ------------------------------------------------------------------------------------------------- what is hidden
@@ -164,7 +165,7 @@ def test_a_run_from_its_command_to_its_figures(name, tmp_path, monkeypatch):
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures handed over for writing, and every word of them with the box it was drawn in."""
-    handed, seen, draw, write = [], {}, text.Text.draw, image_figures.figures.write
+    handed, seen, draw, write = [], {}, text.Text.draw, images.figures.write
 
     def record(self, renderer):
         draw(self, renderer)
@@ -172,7 +173,7 @@ def drawn(monkeypatch):
             seen[self] = self.get_window_extent(renderer).frozen(), self.get_figure().bbox.frozen()
 
     monkeypatch.setattr(text.Text, "draw", record)
-    monkeypatch.setattr(image_figures.figures, "write", lambda d, path: (handed.append(d), write(d, path)))
+    monkeypatch.setattr(images.figures, "write", lambda d, path: (handed.append(d), write(d, path)))
     return handed, seen
 
 
@@ -184,7 +185,7 @@ def test_the_figure_shows_input_prediction_and_truth(count, Z, Y, drawn, tmp_pat
     prediction_BYXZ = rng.normal(128, 200, image_BYXZ.shape)
     hidden_BN = rng.random((count, Y // 2 * 3)) < 0.7
     words = "12 of 16 patches hidden, $5 of them: the prediction explains 45 % of the hidden pixels' variance"
-    image_figures.hidden_patches(
+    images.hidden_patches(
         tmp_path / "a.png",
         **{"image_BYXZ": image_BYXZ, "prediction_BYXZ": prediction_BYXZ, "hidden_BN": hidden_BN},
         size=2,
@@ -201,7 +202,7 @@ def test_the_figure_shows_input_prediction_and_truth(count, Z, Y, drawn, tmp_pat
             is_hidden = hidden_BN[b, y // 2 * 3 + x // 2]
             expected = np.clip(prediction_BYXZ[b, y, x] / 255, 0, 1) if is_hidden else truth[y, x]
             np.testing.assert_allclose(predicted[y, x], np.broadcast_to(expected, 3), atol=1e-6)
-            np.testing.assert_allclose(given[y, x], image_figures.HIDDEN if is_hidden else truth[y, x], atol=1e-6)
+            np.testing.assert_allclose(given[y, x], images.HIDDEN if is_hidden else truth[y, x], atol=1e-6)
     assert {word.get_text().replace("\n", " ") for word in seen} == {words, "input", "prediction", "truth"}
     for box, whole in seen.values():
         assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= whole.x1 and box.y1 <= whole.y1

@@ -14,7 +14,8 @@ import tiny
 
 from experiments import model as models
 from experiments.data import pairs, subwords, translation_score
-from experiments.engine import compilation, errors, log, translation_figures
+from experiments.engine import compilation, errors, log
+from experiments.figures import translation as translation_figures
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
 pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')

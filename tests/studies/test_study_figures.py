@@ -10,7 +10,7 @@ import study_folder
 from matplotlib import colors, text
 
 from experiments.engine import errors
-from experiments.engine import figures as engine
+from experiments.figures import plots as engine
 from experiments.studies import attention, figures, runs, statistics, styles
 
 TOKENS = list("atomic<")

@@ -5,7 +5,7 @@ import os
 import numpy as np
 from matplotlib import colors, figure
 
-from experiments.engine import figures
+from experiments.figures import plots
 
 
 def kernels_and_weights(
@@ -22,7 +22,7 @@ def kernels_and_weights(
 
     `difference` is the largest one between the constructed attention and numpy's convolution. At most 8 heads.
     """
-    H, drawn = len(offsets), min(len(offsets), figures.MOST_HEADS)
+    H, drawn = len(offsets), min(len(offsets), plots.MOST_HEADS)
     drawing = figure.Figure(figsize=(max(1.5 * drawn, 6.5) + 1.2, 7.2), layout="constrained")
     above, middle, below = drawing.subfigures(3, 1, height_ratios=(1.15, 1, 1))
     _kernels(above, {"true kernel": kernel_HD, "learned": learned_HD, "difference": learned_HD - kernel_HD}, offsets)
@@ -35,7 +35,7 @@ def kernels_and_weights(
     )
     title = f"constructed weights A{cut}: within {difference:.1e} of numpy.convolve"
     _weights(below, constructed_HNS[:drawn], [f"s = n{o:+d}" if o else "s = n" for o in offsets[:drawn]], title)
-    figures.write(drawing, path)
+    plots.write(drawing, path)
 
 
 def _kernels(part: figure.SubFigure, kernels: dict[str, np.ndarray], offsets: np.ndarray) -> None:
@@ -81,5 +81,5 @@ def rows_of_images(path: str | os.PathLike, images: dict[str, np.ndarray], *, ti
         for panel, picture_YX in zip(row, picture_BYX, strict=True):
             panel.imshow(picture_YX, cmap="gray", vmin=scales[name][0], vmax=scales[name][1])
             panel.set(xticks=[], yticks=[])
-    drawing.suptitle(title, fontsize=11, **figures.LITERAL)
-    figures.write(drawing, path)
+    drawing.suptitle(title, fontsize=11, **plots.LITERAL)
+    plots.write(drawing, path)

@@ -6,7 +6,7 @@ import textwrap
 import numpy as np
 from matplotlib import colors, figure
 
-from experiments.engine import figures
+from experiments.figures import plots
 
 HIDDEN = colors.to_rgb("#7f8fa6")  # a grey that leans to blue, which no grey image has
 MOST_IMAGES = 8
@@ -46,8 +46,8 @@ def hidden_patches(
             panel.imshow(image_YX3, interpolation="nearest")
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set(color="#cccccc", linewidth=0.8)
-    drawing.suptitle(words, fontsize=11, **figures.LITERAL)
-    figures.write(drawing, path)
+    drawing.suptitle(words, fontsize=11, **plots.LITERAL)
+    plots.write(drawing, path)
 
 
 def seen(image_BYXZ: np.ndarray, hidden_BN: np.ndarray, *, size: int) -> np.ndarray:

@@ -66,6 +66,16 @@ def smooth(value_I: np.ndarray, width: int) -> np.ndarray:
     return (sum_I[i + half + 1] - sum_I[i - half]) / (2 * half + 1)
 
 
+def loss_figure(file: pathlib.Path, rows: list[dict], *, unit: str, title: str) -> pathlib.Path:
+    """Draw training and evaluation loss from the rows of metrics.jsonl."""
+    curves = {
+        part: {row["step"]: row[f"{part}/loss"] for row in rows if row.get(f"{part}/loss") is not None}
+        for part in ("train", "eval")
+    }
+    loss_curves(file, train=curves["train"], evaluation=curves["eval"], ylabel=f"loss, {unit}", title=title)
+    return file
+
+
 def loss_curves(
     path: str | os.PathLike, *, train: dict[int, float], evaluation: dict[int, float], ylabel: str, title: str
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from matplotlib import colors, figure, image, text
 from sklearn import datasets
 
-from experiments.engine import figures
+from experiments.figures import plots
 
 DIGITS = [str(c) for c in range(10)]
 CLOTHES = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boots-and-more-boots".split()
@@ -30,8 +30,8 @@ def words(monkeypatch):
 @pytest.fixture
 def drawings(monkeypatch):
     """The figures as they were handed over for writing."""
-    handed, write = [], figures.write
-    monkeypatch.setattr(figures, "write", lambda drawing, path: (handed.append(drawing), write(drawing, path)))
+    handed, write = [], plots.write
+    monkeypatch.setattr(plots, "write", lambda drawing, path: (handed.append(drawing), write(drawing, path)))
     return handed
 
 
@@ -42,14 +42,14 @@ def attention(M, H, N, S, *, causal=False):
 
 
 def curves(path, *, train, evaluation, title="vit"):
-    figures.loss_curves(path, train=train, evaluation=evaluation, ylabel="loss (nats per token)", title=title)
+    plots.loss_curves(path, train=train, evaluation=evaluation, ylabel="loss (nats per token)", title=title)
 
 
 def predictions(path, *, B, wrong=(), classes=DIGITS, Z=1):
     digits = datasets.load_digits()
     label_B, predicted_B = digits.target[:B], digits.target[:B].copy()
     predicted_B[list(wrong)] = (predicted_B[list(wrong)] + 1) % 10
-    figures.predictions(
+    plots.predictions(
         path,
         image_BYXZ=np.repeat(digits.images[:B, ..., None], Z, -1),
         label_B=label_B,
@@ -61,17 +61,17 @@ def predictions(path, *, B, wrong=(), classes=DIGITS, Z=1):
 
 
 def confusion(path, *, C, classes):
-    figures.confusion(path, count_CC=np.arange(C * C).reshape(C, C) ** 2 + 7**5 * np.eye(C, dtype=int), classes=classes)
+    plots.confusion(path, count_CC=np.arange(C * C).reshape(C, C) ** 2 + 7**5 * np.eye(C, dtype=int), classes=classes)
 
 
 def maps(path, *, M, H, class_token, Z=1):
     A_MHNS = attention(M, H, 6 + class_token, 6 + class_token)
     picture = np.random.default_rng(0).integers(0, 256, (10, 15, Z))
-    figures.attention_maps(path, image_YXZ=picture, A_MHNS=A_MHNS, grid=(2, 3), class_token=class_token)
+    plots.attention_maps(path, image_YXZ=picture, A_MHNS=A_MHNS, grid=(2, 3), class_token=class_token)
 
 
 def matrices(path, *, M, H, N, tokens):
-    figures.attention_matrices(path, A_MHNS=attention(M, H, N, len(tokens), causal=True), tokens=tokens)
+    plots.attention_matrices(path, A_MHNS=attention(M, H, N, len(tokens), causal=True), tokens=tokens)
 
 
 FALLING = {step: 3 * 0.99**step + 0.01 * (step % 3) for step in range(0, 700, 7)}
@@ -166,7 +166,7 @@ def test_wrong_predictions_are_red_and_say_the_truth(drawings, tmp_path):
     for b, panel in enumerate(drawings[0].axes[:13]):
         words = "5  97 %\ntrue: 4" if b == 4 else f"\n{b % 10}  97 %"
         assert panel.get_title() == words
-        assert panel.title.get_color() == (figures.RED if b == 4 else "black")
+        assert panel.title.get_color() == (plots.RED if b == 4 else "black")
     assert any("1 of 13 wrong" in words for words in said(drawings[0]))
 
 
@@ -175,14 +175,14 @@ def test_a_black_image_and_unsigned_pixels_are_shown_as_they_are(drawings, tmp_p
     for high in (0, 255):
         image_BYXZ[1, 2, 3] = high
         said = {"label_B": [0, 0], "predicted_B": [0, 0], "probability_B": [1.0, 1.0], "classes": ["a"], "title": ""}
-        figures.predictions(tmp_path / "a.png", image_BYXZ=image_BYXZ, **said)
+        plots.predictions(tmp_path / "a.png", image_BYXZ=image_BYXZ, **said)
         shown_YX = drawings[-1].axes[1].images[0].get_array()
         np.testing.assert_array_equal(shown_YX, image_BYXZ[1, ..., 0] / 255)
 
 
 def test_confusion_has_true_rows_normalised_and_predicted_columns(drawings, tmp_path):
     count_CC = np.array([[3, 1, 0], [0, 0, 0], [0, 4, 12]])
-    figures.confusion(tmp_path / "a.png", count_CC=count_CC, classes=["cat", "dog", "cow"])
+    plots.confusion(tmp_path / "a.png", count_CC=count_CC, classes=["cat", "dog", "cow"])
     axes = drawings[0].axes[0]
     share_CC = [[0.75, 0.25, 0], [0, 0, 0], [0, 0.25, 0.75]]
     np.testing.assert_allclose(axes.images[0].get_array(), share_CC)
@@ -194,7 +194,7 @@ def test_confusion_has_true_rows_normalised_and_predicted_columns(drawings, tmp_
 
 
 def test_confusion_of_no_examples_says_so(drawings, tmp_path):
-    figures.confusion(tmp_path / "a.png", count_CC=np.zeros((3, 3), int), classes=["a", "b", "c"])
+    plots.confusion(tmp_path / "a.png", count_CC=np.zeros((3, 3), int), classes=["a", "b", "c"])
     assert drawings[0].axes[0].get_title() == "no examples"
 
 
@@ -202,7 +202,7 @@ def test_confusion_of_no_examples_says_so(drawings, tmp_path):
 def test_maps_show_the_class_token_or_the_mean_over_queries(class_token, drawings, tmp_path):
     A_MHNS = attention(2, 3, 6 + class_token, 6 + class_token)
     path = tmp_path / "a.png"
-    figures.attention_maps(path, image_YXZ=np.eye(10)[..., None], A_MHNS=A_MHNS, grid=(2, 3), class_token=class_token)
+    plots.attention_maps(path, image_YXZ=np.eye(10)[..., None], A_MHNS=A_MHNS, grid=(2, 3), class_token=class_token)
     panels = [axes for axes in drawings[0].axes if len(axes.images) == 2]
     assert len(panels) == 6
     for panel, A_NS in zip(panels, A_MHNS.reshape(6, *A_MHNS.shape[2:]), strict=True):
@@ -210,7 +210,7 @@ def test_maps_show_the_class_token_or_the_mean_over_queries(class_token, drawing
         shown = panel.images[1]
         np.testing.assert_allclose(shown.get_array(), [looked_S[:3], looked_S[3:]])
         assert shown.get_extent() == panel.images[0].get_extent()
-        assert colors.same_color(shown.cmap(0.0), (*colors.to_rgb(figures.ORANGE), 0))
+        assert colors.same_color(shown.cmap(0.0), (*colors.to_rgb(plots.ORANGE), 0))
     assert any(("class token" in words) == class_token for words in said(drawings[0]) if "attend" in words)
 
 
@@ -225,28 +225,28 @@ def test_maps_and_matrices_say_which_layers_and_heads_are_shown(drawings, tmp_pa
 def test_matrices_label_queries_and_keys_and_keep_the_last_tokens(drawings, tmp_path):
     tokens = [f"t{s}" for s in range(41)]
     A_MHNS = attention(1, 1, 37, 41)
-    figures.attention_matrices(tmp_path / "a.png", A_MHNS=A_MHNS, tokens=tokens)
+    plots.attention_matrices(tmp_path / "a.png", A_MHNS=A_MHNS, tokens=tokens)
     panel = drawings[0].axes[0]
     np.testing.assert_array_equal(panel.images[0].get_array(), A_MHNS[0, 0, 5:, 9:])
     assert [t.get_text() for t in panel.get_xticklabels()] == tokens[9:]
     assert any("the last 32 of 41 tokens" in words for words in said(drawings[0]))
-    figures.attention_matrices(tmp_path / "a.png", A_MHNS=attention(1, 1, 2, 5), tokens=list("ab\n d"))
+    plots.attention_matrices(tmp_path / "a.png", A_MHNS=attention(1, 1, 2, 5), tokens=list("ab\n d"))
     panel = drawings[1].axes[0]
     assert [t.get_text() for t in panel.get_xticklabels()] == ["a", "b", "↵", "␣", "d"]
     assert [t.get_text() for t in panel.get_yticklabels()] == ["␣", "d"]
 
 
 def test_visible():
-    assert figures.visible(" a\n\t\r") == "␣a↵⇥␍"
-    assert figures.visible("\x00é漢") == "<0>é<6f22>"
-    assert figures.visible("x" * 14) == "x" * 14 and figures.visible("x" * 15) == "x" * 13 + "…"
+    assert plots.visible(" a\n\t\r") == "␣a↵⇥␍"
+    assert plots.visible("\x00é漢") == "<0>é<6f22>"
+    assert plots.visible("x" * 14) == "x" * 14 and plots.visible("x" * 15) == "x" * 13 + "…"
 
 
 def test_attention_that_does_not_fit_is_refused(tmp_path):
     path, image_YXZ = tmp_path / "a.png", np.ones((4, 6, 1))
     with pytest.raises(ValueError, match="6 keys does not fit 2 x 3 patches"):
         A_MHNS = np.ones((1, 1, 6, 6))
-        figures.attention_maps(path, image_YXZ=image_YXZ, A_MHNS=A_MHNS, grid=(2, 3), class_token=True)
+        plots.attention_maps(path, image_YXZ=image_YXZ, A_MHNS=A_MHNS, grid=(2, 3), class_token=True)
     with pytest.raises(ValueError, match="5 keys does not fit 3 tokens"):
-        figures.attention_matrices(path, A_MHNS=np.ones((1, 1, 5, 5)), tokens=["a", "b", "c"])
+        plots.attention_matrices(path, A_MHNS=np.ones((1, 1, 5, 5)), tokens=["a", "b", "c"])
     assert list(tmp_path.iterdir()) == []
