@@ -12,7 +12,7 @@ import signal
 from collections.abc import Iterator
 
 import hypothesis
-from absl import flags
+import tiny
 from hypothesis import strategies as st
 
 import launch
@@ -91,8 +91,7 @@ def bounded(*, seconds: float = 300, gigabytes: float = 4) -> Iterator[None]:
 
 def launched(*arguments: str) -> tuple[int, str]:
     """(exit code, stderr) of the launcher in this process, with a stdout that takes UTF-8 only, as a terminal does."""
-    for name in ("config", "workdir", "dry_run", "replay"):
-        flags.FLAGS[name].unparse()
+    tiny.forget_flags()
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors) for errors in ("strict", "backslashreplace"))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), bounded():
         code = launch.main(["launch.py", *arguments])

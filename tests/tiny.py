@@ -34,11 +34,15 @@ class Outcome(NamedTuple):
     err: str
 
 
+def forget_flags() -> None:
+    """The launcher's flags are as if none had been given before in this process."""
+    for flag in flags.FLAGS.get_key_flags_for_module("launch"):
+        flag.unparse()
+
+
 def run(*arguments: str) -> Outcome:
     """`python launch.py ARGUMENTS`, in this process."""
-    task, several = ("dry_run", "topology", "json", "replay"), ("coordinator", "processes", "process", "distributed")
-    for name in ("config", "workdir", *task, *several):
-        flags.FLAGS[name].unparse()
+    forget_flags()
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = launch.main(["launch.py", *arguments])
     return Outcome(code, out.getvalue(), err.getvalue())

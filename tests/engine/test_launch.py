@@ -61,8 +61,7 @@ def test_a_reader_who_leaves_is_no_error(with_experiment, capfd):
         reads, writes = os.pipe()
         os.close(reads)
         with open(writes, "w") as out, contextlib.redirect_stdout(out):
-            for name in ("config", "workdir", "dry_run", "replay"):
-                launch.flags.FLAGS[name].unparse()
+            tiny.forget_flags()
             assert launch.main(["launch.py", "--config", CAUSAL]) == 1
             print("more")  # what is still to come goes nowhere
         assert capfd.readouterr() == ("", "")

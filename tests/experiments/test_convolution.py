@@ -96,7 +96,7 @@ def test_a_kernel_longer_than_the_rows_is_refused(tmp_path):
 def drawings(monkeypatch) -> list[figure.Figure]:
     """Collects what would be written."""
     kept: list[figure.Figure] = []
-    monkeypatch.setattr(convolution_figure.figures, "write", lambda drawing, path: kept.append(drawing))
+    monkeypatch.setattr(convolution_figure.plots, "write", lambda drawing, path: kept.append(drawing))
     return kept
 
 

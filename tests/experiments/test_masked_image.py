@@ -165,7 +165,7 @@ def test_a_run_from_its_command_to_its_figures(name, tmp_path, monkeypatch):
 @pytest.fixture
 def drawn(monkeypatch):
     """The figures handed over for writing, and every word of them with the box it was drawn in."""
-    handed, seen, draw, write = [], {}, text.Text.draw, images.figures.write
+    handed, seen, draw, write = [], {}, text.Text.draw, images.plots.write
 
     def record(self, renderer):
         draw(self, renderer)
@@ -173,7 +173,7 @@ def drawn(monkeypatch):
             seen[self] = self.get_window_extent(renderer).frozen(), self.get_figure().bbox.frozen()
 
     monkeypatch.setattr(text.Text, "draw", record)
-    monkeypatch.setattr(images.figures, "write", lambda d, path: (handed.append(d), write(d, path)))
+    monkeypatch.setattr(images.plots, "write", lambda d, path: (handed.append(d), write(d, path)))
     return handed, seen
 
 

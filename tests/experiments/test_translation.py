@@ -265,7 +265,7 @@ def test_cross_attention_has_the_words_of_both_sides(tmp_path):
     A_MHNS = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 7))
     draw = functools.partial(translation_figures.cross_attention, tmp_path / "a.png", A_MHNS=A_MHNS)
     source, target = ["I", " $won", "!", "é", "[EOS]"], list("abcdefg")
-    with mock.patch.object(translation_figures.figures, "write") as written:
+    with mock.patch.object(translation_figures.plots, "write") as written:
         draw(source=source, target=target)
     axes = written.call_args.args[0].axes
     assert [label.get_text() for label in axes[0].get_yticklabels()] == target
@@ -280,7 +280,7 @@ def test_cross_attention_has_the_words_of_both_sides(tmp_path):
 
 def test_a_long_sentence_and_a_deep_model_are_cut_and_said(tmp_path):
     A_MHNS = np.ones((13, 9, 40, 35)) * np.linspace(0, 1, 13)[:, None, None, None]
-    with mock.patch.object(translation_figures.figures, "write") as written:
+    with mock.patch.object(translation_figures.plots, "write") as written:
         translation_figures.cross_attention(tmp_path / "a", A_MHNS=A_MHNS, source=["a"] * 35, target=["b"] * 40)
     title = written.call_args.args[0].get_suptitle()
     assert "12 of 13 layers, 8 of 9 heads, 32 of 40 rows, 32 of 35 columns" in title
