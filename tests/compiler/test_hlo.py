@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import fresh
 from experiments.compiler import hlo
+from experiments.engine import compilation
 
 
 def estimate(entry: str, *computations: str, clock: float = 1.0) -> hlo.Estimate:
@@ -275,7 +275,17 @@ def test_computation_that_is_started_counts_once(named):
     assert estimate(entry.replace("-update(", "-copy("), body).collectives == {"all-reduce": (1, 60, 0)}
 
 
-def test_compiler_itself(monkeypatch):
+@pytest.fixture
+def uncached():
+    """JAX 0.7 cannot keep what is compiled for chips that are not there."""
+    before = jax.config.jax_enable_compilation_cache
+    compilation.keep_nothing()
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+    compilation.forget_folder()
+
+
+def test_compiler_itself(monkeypatch, uncached):
     """Seven products in a loop take about seven times one; a sum over chips is found among products."""
     pytest.importorskip("libtpu", reason="needs libtpu, the TPU's compiler")
     for name, value in {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
@@ -290,8 +300,7 @@ def test_compiler_itself(monkeypatch):
             jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
             for shape, spec in zip(shapes, (P(), P(), P("chips")), strict=False)
         ]
-        with fresh.compiled():  # JAX 0.7 cannot keep what is compiled for chips that are not there
-            return hlo.estimate(jax.jit(function).lower(*arrays).compile().as_text(), clock=1.5e9)
+        return hlo.estimate(jax.jit(function).lower(*arrays).compile().as_text(), clock=1.5e9)
 
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("chips")), out_specs=P())
     def summed(x, W, y):
