@@ -61,7 +61,8 @@ def arguments(argv: list[str]) -> list[tuple[str, str]]:
     """Parse the flags; what begins with --config. is returned as (key, value)."""
     if "--help" in argv:
         print(
-            f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\nEvery setting, with a comment, is in configs/base.py.",
+            f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\n"
+            "Settings, each with a comment: configs/base.py, and config() of experiments/NAME.py.",
             flush=True,
         )
         sys.exit(0)
@@ -211,7 +212,8 @@ def trained(
     if bundle is not None:
         return replay.again(bundle, runs.plan(settings, work.task, devices))
     resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-    work = work._replace(params=warm_start.load(settings, work.task.init, resumed=resumed, files=work.files))
+    start = warm_start.load(settings, work.task.init, resumed=resumed, files=work.files)
+    work = work._replace(params={**work.params, **start})
     if folder is None:
         return compiler_report.dry_run(settings, work, devices)
     return runs.run(settings, folder, work, devices)

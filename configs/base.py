@@ -20,6 +20,8 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
     """
     if of == "ablation":
         raise errors.UserError("study.experiment is what the runs of a study are, as language or vision")
+    if of and experiment != "ablation":
+        raise errors.UserError(f'study.experiment is for the experiment "ablation", and this is "{experiment}"')
     if not of:
         config = common()
     else:

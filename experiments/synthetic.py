@@ -1,5 +1,5 @@
 """Made tasks, some of which need to know the direction from one token to another: ring, previous, reachability, beats,
-membership, nearest (engine/data/synthetic.py)."""
+membership, nearest (data/synthetic.py)."""
 
 import functools
 import pathlib
@@ -24,7 +24,7 @@ HELD_OUT = 512  # examples of an evaluation, the same in every run
 def config() -> dict[str, ConfigDict]:
     """The task, whose data are made. What is compiled for one serves all of the same N and causal."""
     synthetic = ConfigDict()
-    synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (engine/data/synthetic.py)
+    synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (data/synthetic.py)
     synthetic.N = 12  # tokens of an example; each is one of 2 N words, and so is its answer
     synthetic.causal = False  # a token attends to itself and to what came before only
     return {"synthetic": synthetic}

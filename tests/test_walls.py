@@ -95,7 +95,7 @@ STILL_LONGER = {
     "tests/engine/test_bad_input.py": 415,
     "tests/engine/test_checkpoint.py": 446,
     "tests/engine/test_checkpoint_log_workdir.py": 399,
-    "tests/engine/test_config.py": 379,
+    "tests/engine/test_config.py": 387,
     "tests/engine/test_disk.py": 388,
     "tests/engine/test_fuzz_config.py": 394,
     "tests/engine/test_in_process.py": 425,

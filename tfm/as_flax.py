@@ -53,4 +53,4 @@ class Linen(linen.Module):
         if self.is_initializing():
             for name, part in self.make(self.make_rng("params")).items():
                 self.param(name, lambda _, part=part: part)
-        return self.function(self.variables["params"], *inputs, **how)
+        return self.function(self.variables.get("params", {}), *inputs, **how)

@@ -24,10 +24,10 @@ def transform_init(key: jax.Array, *, D: int, norm) -> dict:
     return matrix | {"norm": norm.init(initial.key(key, "norm"), D=D)}
 
 
-def transform(params: dict, x_BND: jax.Array, *, norm, eps: float) -> jax.Array:
+def transform(params: dict, x_BND: jax.Array, *, norm, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """LN(gelu(W x_n + b)) (Devlin et al. 2019, in their code): the token once more, before it is asked."""
     y_BND = mlp.exact_gelu(linear.rows(x_BND, params["W_DD"], params["b_D"]))
-    return norm.apply(params["norm"], y_BND, eps=eps)
+    return layouts.on(layout, norm)(params["norm"], y_BND, eps=eps)
 
 
 def _class_init(key: jax.Array, *, C: int, D: int) -> dict:

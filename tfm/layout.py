@@ -7,7 +7,7 @@ gatherings that put the parts together. All of it happens inside `jax.shard_map`
 | fsdp     | a part of each weight's features D            | a block's weights, gathered when the block needs them    |
 | tensor   | some heads and hidden units (E8: sum_h V_h)   | the sum over heads, the sum over hidden units            |
 | vocab    | some words of embedding and output            | sums over words (softmax), the rows that were looked up  |
-| sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)            |
+| sequence | some tokens of each sequence                  | keys and values, around a ring (flash.py)                |
 """
 
 import functools

@@ -171,7 +171,8 @@ def logits(params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layo
     head = layouts.gathered(params["head"], layout)
     with jax.named_scope("head"):
         if "transform" in head:
-            x_BND = heads.transform(head["transform"], x_BND, norm=parts.block.norm, eps=parts.block.eps)
+            own = {"norm": parts.block.norm, "eps": parts.block.eps, "layout": layout}
+            x_BND = heads.transform(head["transform"], x_BND, **own)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():
             head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, layout)["E_WD"]}
         return layouts.on(layout, parts.head)(head, x_BND)

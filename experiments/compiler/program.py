@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 NO_SCOPE = "(none)"  # what the compiler added, or what stands in no named scope
-CONTAINERS = {"while", "call", "conditional", "async-start", "async-done"}  # they last as long as what is inside them
 _NAME = r"%?([\w.\-]+)"
 _INSTRUCTION = re.compile(rf"^\s*(ROOT )?{_NAME} = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
 _COMPUTATION = re.compile(rf"^(ENTRY )?{_NAME} \(.*\{{$")

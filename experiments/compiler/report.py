@@ -1,4 +1,4 @@
-"""What the compiler says of programs for chips that need not be there: for a person, and as JSON."""
+"""What the compiler says of programs, for these devices or for chips that need not be there: as text, and as JSON."""
 
 import pathlib
 from collections.abc import Iterable

@@ -1,5 +1,6 @@
 """Named files: found where the user keeps data, or downloaded once. Nothing is accepted without its checksum."""
 
+import io
 import os
 import pathlib
 
@@ -14,6 +15,7 @@ NAMED = {
     ),
 }
 TIMEOUT = 30.0  # seconds without a byte
+LARGEST = 2**28  # bytes of a download; what never ends does not fill the disk
 
 
 def fetch(name: str, *, data_dir: str = "") -> pathlib.Path:
@@ -50,12 +52,24 @@ def places(data_dir: str = "") -> list[pathlib.Path]:
     return [pathlib.Path(os.path.expanduser(folder)) for folder in given if folder] + [disk.cache_folder()]
 
 
+class _Capped(io.FileIO):
+    """A file that refuses to become larger than a download may be."""
+
+    def write(self, chunk: bytes) -> int:
+        if self.tell() + len(chunk) > LARGEST:
+            raise OSError(f"it sends more than {LARGEST:,} bytes")
+        return super().write(chunk)
+
+
 def _download(url: str, path: pathlib.Path, sha256: str) -> pathlib.Path:
     """The file of this address under this path, which is there only once the checksum is right."""
     import pooch
     import requests
 
-    load = pooch.HTTPDownloader(timeout=TIMEOUT)
+    def load(url: str, file: str, pool: pooch.Pooch) -> None:
+        with _Capped(file, "wb") as capped:
+            pooch.HTTPDownloader(timeout=TIMEOUT)(url, capped, pool)
+
     pooch.get_logger().setLevel("ERROR")  # what goes wrong is said here
     try:
         pooch.retrieve(url, f"sha256:{sha256}", fname=path.name, path=path.parent, downloader=load)

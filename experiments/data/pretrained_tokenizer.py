@@ -109,7 +109,7 @@ def make(
 
     UserError as `tokenizer.make` and `read`.
     """
-    path = pathlib.Path(name).expanduser()
+    path = pathlib.Path(os.path.expanduser(name))
     if len(path.parts) > 1 and not path.exists():
         raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there")
     if name in tokenizer.KINDS or not name or not path.exists():

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pathlib
 import pkgutil
+import re
 import sys
 import sysconfig
 import traceback
@@ -20,6 +21,7 @@ import jax
 from experiments.engine import compilation, disk, errors, old_settings
 
 ROOT = pathlib.Path(__file__).parents[2]
+CODE = re.compile(r"[\w.]+:\w+")  # a program of the user's own: my_file:my_variant
 
 
 def nearest(name: str, right: Iterable[str]) -> str:
@@ -46,6 +48,8 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
             listed = ", ".join(right)
             raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
         return right[name]
+    if not CODE.fullmatch(name):
+        raise errors.UserError(f'the {what} "{name}" is not of the form my_file:my_variant')
     module, _, attribute = name.partition(":")
     if module.startswith("."):
         raise errors.UserError(f'the {what} "{name}" cannot be imported: it begins with a dot')

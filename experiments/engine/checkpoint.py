@@ -216,7 +216,7 @@ class Checkpoints:
         return -1
 
     def _leave_out(self) -> None:
-        """Remove what a run that was killed behind its last save still had to, or what train.keep no longer keeps."""
+        """Remove what a run that was killed behind its last save still had to, or what is no longer kept."""
         try:
             if self._main:
                 self._remove_superfluous()

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from experiments.engine import by_name, errors, old_settings
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 ROOT = pathlib.Path(__file__).parents[2]
 DEEPEST = 30  # levels of a config in JSON
+TEXTS = ("source", "prompt", "init_from", "init_fresh")  # ends of keys whose values name no code, also with a colon
 VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
 NAMED = ("experiment", "study.experiment")  # what may be a file of the user's own
 SEEDS = ("seed", "study.seeds")
@@ -122,7 +122,7 @@ def shallow(text: str) -> Any:
 
 def is_code(value: Any) -> bool:
     """Whether the setting may have a module imported (`choose`), and so executed: 'my_file:my_score'."""
-    return isinstance(value, str) and re.fullmatch(r"[\w.]+:\w+", value) is not None
+    return isinstance(value, str) and by_name.CODE.fullmatch(value) is not None
 
 
 def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -131,7 +131,7 @@ def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if key in VARIED and isinstance(value, list):
         parts = [part for one in value if isinstance(one, list) for part in one]
         pairs = [pair for part in parts if isinstance(part, Mapping) for pair in flat(part).items()]
-    return (pair for pair in pairs if is_code(pair[1]))
+    return (pair for pair in pairs if is_code(pair[1]) and not pair[0].endswith(TEXTS))
 
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:

@@ -104,7 +104,10 @@ def joined(group: Group | None, *, detect: bool = False, how_to_go_on: str = "")
 
 
 def start(group: Group | None) -> None:
-    """Meet the other processes. RunError where they do not come, UserError where no cluster can be detected."""
+    """Meet the other processes. RunError where they cannot be met, UserError where no cluster can be detected.
+
+    Where some never come, JAX ends this process with a trace of its own.
+    """
     seconds = {"initialization_timeout": START_SECONDS, "heartbeat_timeout_seconds": HEARTBEAT_SECONDS}
     where: dict[str, Any] = {}
     if group:
@@ -174,6 +177,7 @@ def _watch(client: Any, how_to_go_on: str) -> None:
                 _end(1, LOST)
             continue
         if not _leaving.wait(POLL_SECONDS):  # else this one found out by itself
+            time.sleep(LEAVE_SECONDS if main() else 0)  # with the first process goes what the others listen to
             _end(code, f"{sentence}{how_to_go_on}" if code > 128 else f"process {who} stopped: {sentence}")
 
 

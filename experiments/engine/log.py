@@ -290,7 +290,7 @@ class Progress(Line):
         """work(n): how many first steps the first n steps are worth; more than n where batches have grown.
 
         evaluation: how many of them one is worth. evaluations(n): how many come from the end of step n on. peak: what
-        cost.measured_peak has found.
+        compilation.measured_peak has found.
         """
         super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak

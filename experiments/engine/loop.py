@@ -39,6 +39,7 @@ def train(
             if not run.log(*late, state):
                 break
             late = None
+            run.pause()
             run.save_if_due(n, state)
             run.stop_if_asked()
             run.evaluate_if_due(n, state)
@@ -145,10 +146,11 @@ class Training:
         """
         self._saves.check()
         self._ask(self._wishes)
-        pauses = self.due("evaluate", n) or self.due("save", n) or self._wish > 0
-        if pauses:
-            self._line.pause()
-        return pauses
+        return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
+
+    def pause(self) -> None:
+        """What follows is no part of a step."""
+        self._line.pause()
 
     def resume(self) -> None:
         """The steps go on."""

@@ -26,7 +26,7 @@ REMOVED = {
     **{f"debug.{name}": f"set {flag}" for name, flag in _DEBUG.items()},
     "debug.check_shapes": "shapes are checked in every run",
     "optim.eps": "it is 1e-8",
-    "optim.ns_steps": "five steps of Newton-Schulz are made",
+    "optim.rounds": "five steps of Newton-Schulz are made",
     "optim.batch_rule": "the rate stays as it is where train.growth makes batches larger",
     "optim.decay_fraction": "wsd falls over the last fifth of all steps",
     "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",

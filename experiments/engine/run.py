@@ -117,7 +117,7 @@ def prepared(
 ) -> tuple[step.Plan, step.State]:
     """The plan of a run, and the shapes, types and places of its state. UserError where it would not fit into memory.
 
-    described: nothing will be plan on these devices, and what fits into no device is refused.
+    described: nothing will be made on these devices, and what fits into no device is refused.
     """
     whole = plan(settings, work.task, devices)
     settings.refuse_unused()

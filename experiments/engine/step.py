@@ -322,6 +322,8 @@ def device_errors() -> Iterator[None]:
     """Within this, what XLA or a device reports is one sentence, a RunError."""
     try:
         yield
+    except FloatingPointError as error:
+        raise errors.RunError(f"JAX_DEBUG_NANS: {str(error).strip().splitlines()[0]}") from error
     except jax.errors.JaxRuntimeError as error:
         first = (str(error).strip().splitlines() or ["it says no more"])[0]
         if "RESOURCE_EXHAUSTED" in first:

@@ -147,7 +147,7 @@ def _save(folder: pathlib.Path, arrays: Mapping[str, np.ndarray], objects: Mappi
 
 
 def _same(right: Mapping[str, Any], values: Mapping[str, Any], what: str, prefix: str = "") -> None:
-    """UserError where a field that `found` has is not the right one."""
+    """UserError where a field that `values` has is not the right one."""
     wrong = [
         f"{prefix}{name} is {values[name]!r} and not {value!r}"
         for name, value in right.items()

@@ -105,7 +105,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     A published model is config.json beside model.safetensors, or a .bin of llama2.c (also the only one in a folder); a
     config.json stands for its folder. UserError where there is none.
     """
-    where = pathlib.Path(path).expanduser()
+    where = pathlib.Path(os.path.expanduser(path))
     if not str(path) or not where.exists():
         wrong = f"there is no {path}" if str(path) else "say which model: --checkpoint=PATH"
         raise errors.UserError(f"{wrong}; a model is a run's folder, or the folder or file of a published one")
@@ -118,7 +118,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     saved = _config_of_run(where / "config.json") if where.is_dir() else None
     if saved is None:
         return _published(where, hub.read(where))
-    return dataclasses.replace(_run(where, saved), trust=tuple(trust))
+    return dataclasses.replace(_run(where, saved), trust=(trust,) if isinstance(trust, str) else tuple(trust))
 
 
 def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:

@@ -109,7 +109,16 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
             names = file.keys()
             _refuse_more(path, len(names))
             return {name: file.get_tensor(name) for name in names}
-    except (safetensors.SafetensorError, KeyError, MemoryError, OverflowError, TypeError, ValueError) as error:
+    # AttributeError: of a dtype that NumPy does not have, such as F8_E4M3
+    except (
+        safetensors.SafetensorError,
+        AttributeError,
+        KeyError,
+        MemoryError,
+        OverflowError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise errors.UserError(f"{path} {NO_FILE}: {_shown(error)}") from error
 
 

@@ -146,7 +146,7 @@ def _fault(name: str, tensors: Arrays, expected: tuple[int, ...]) -> str:
         return f"{name} {expected} is missing"
     if tensors[name].shape != expected:
         return f"{name} has shape {tensors[name].shape} and not {expected}"
-    return f"{name} holds whole numbers" if tensors[name].dtype.kind in "iub" else ""
+    return f"{name} holds no real numbers" if tensors[name].dtype.kind in "iubc" else ""
 
 
 def read(

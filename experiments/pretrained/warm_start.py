@@ -58,8 +58,7 @@ def load(
     needed = _rows(start) != _rows(ours) and 0 not in (_rows(start), _rows(ours))
     same = PATCHES in start and start[PATCHES].shape[1:] == ours.get(PATCHES, start[PATCHES]).shape[1:]
     same = same and model.facts.get("patch") == settings.to_dict().get("image", {}).get("patch")
-    alike = PATCHES not in ours or (same and _grids(start[TABLE], _rows(ours)))
-    if needed and alike:
+    if needed and (PATCHES not in ours or (same and _grids(start[TABLE], _rows(ours)))):
         start[TABLE] = _resized(model, start[TABLE], _rows(ours))
     _compare(settings, model, fresh, start, ours, files or {})
     open_model.finite(model.path, start)
@@ -209,6 +208,5 @@ def _grids(P_ND: np.ndarray, N: int) -> bool:
 def _resized(model: open_model.Trained, P_ND: np.ndarray, N: int) -> np.ndarray:
     """The position table for N positions: patches between their neighbours, words cut or stretched."""
     rule = "grid" if model.kind in ("image", "masked_image") else "cut" if N <= P_ND.shape[0] else "linear"
-    if N != P_ND.shape[0]:
-        print(f"the {P_ND.shape[0]} learned positions are made {N} by the rule {rule}")
+    print(f"the {P_ND.shape[0]} learned positions are made {N} by the rule {rule}")
     return positions.resize(P_ND, N, rule)

@@ -155,8 +155,8 @@ def _arm(
     return Arm(
         name=named.name,
         changes=named.changes,
-        params=runs[0].summary["params"] if runs else None,
-        flops_per_token=runs[0].summary["flops_per_token"] if runs else None,
+        params=runs[0].summary.get("params") if runs else None,
+        flops_per_token=runs[0].summary.get("flops_per_token") if runs else None,
         values=values,
         **vars(spread(values.values())),
         others=_others(whole, metric),
@@ -167,7 +167,7 @@ def _arm(
         difference=None if named.name == condition.reference else difference,
         symmetry=_layer_means(whole, finished.SYMMETRY),
         attention=_layer_means(whole, finished.ATTENTION),
-        diverged={run.seed: run.summary["diverged_at"] for run in runs if run.seed not in values},
+        diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
         missing=[seed for seed in seeds if seed not in curves],
     )
 

@@ -90,7 +90,7 @@ def _lasting(settings: config.Settings) -> dict[str, Any]:
 
 
 def read(settings: config.Settings) -> Study:
-    """The study of a config. UserError for arms, conditions, seeds, a reference or a metric that are none."""
+    """The study of a config. UserError for arms, conditions, seeds or a metric that are none."""
     s = settings.study
     arms, conditions = _named("study.arms", s.arms), _named("study.conditions", s.conditions) or [Named(ONLY, {})]
     if len(arms) < 2:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from experiments.data import image_file
-from experiments.engine import errors
+from experiments.engine import distributed, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
 
@@ -38,7 +38,7 @@ def run(
     if not file:
         raise errors.UserError("say which image: --file=PATH")
     like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
-    image_1YXZ, steps = image_file.read(pathlib.Path(file).expanduser(), like)
+    image_1YXZ, steps = image_file.read(pathlib.Path(os.path.expanduser(file)), like)
     logits_1C = model(image_1YXZ)
     output = command.new_file(workdir, "classes.txt")
     return command.tell(f"{steps}\n{likeliest(np.asarray(jax.nn.softmax(logits_1C[0])), like['classes'])}", output)
@@ -50,4 +50,4 @@ def likeliest(p_C: np.ndarray, classes: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run.main(sys.argv))
+    distributed.leave(run.main(sys.argv))

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer
-from experiments.engine import by_name, disk, errors, log
+from experiments.engine import by_name, disk, distributed, errors, log
 from experiments.pretrained import hub, llama, open_model
 from experiments.tools import command
 
@@ -123,4 +123,4 @@ def preprocessor(like: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run.main(sys.argv))
+    distributed.leave(run.main(sys.argv))

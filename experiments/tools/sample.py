@@ -24,7 +24,7 @@ from experiments import model as models
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
 from experiments.data import tokenizer
-from experiments.engine import compilation, config, errors, log, mesh
+from experiments.engine import compilation, config, distributed, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command
 from tfm.attention import mask as masks
@@ -64,6 +64,8 @@ def run(
 ) -> str | list[str] | None:
     """Go on with the prompt: the whole text; of several prompts a list of texts."""
     config.check_seed(seed)
+    if json and not topology:
+        raise errors.UserError("--json is for --topology: a file for what the compiler says")
     chance = checked({"temperature": temperature, "top_k": top_k, "top_p": top_p})
     model = open_model.open(checkpoint, trust=trust)
     open_model.expect(model, "causal", "prefix")
@@ -241,4 +243,4 @@ def told_while_drawn(text: str, pieces: Iterator[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run.main(sys.argv))
+    distributed.leave(run.main(sys.argv))

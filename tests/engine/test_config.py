@@ -329,6 +329,14 @@ def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
     for wrong, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs"), (".arms_of_mine:cosine", "dot")):
         with pytest.raises(errors.UserError, match=f'the score "{wrong}" cannot be imported: .*{word}'):
             by_name.choose("score", wrong, {})
+    for wrong in (
+        "arms-of-mine:cosine",
+        "arms_of_mine:co sine",
+        "arms_of_mine:",
+    ):  # else a .json could name it unnoticed
+        with pytest.raises(errors.UserError, match="is not of the form my_file:my_variant"):
+            by_name.choose("score", wrong, {})
+    assert configs.is_code("arms_of_mine:cosine") and not list(configs.codes("sample.prompt", "arms_of_mine:cosine"))
 
 
 def test_experiments_are_found_by_their_files():

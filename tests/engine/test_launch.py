@@ -46,7 +46,7 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch, with_experiment
     assert tiny.run("--config", "a.json", "--config.model.score=payload:s").code == 0
     assert tiny.run("--config", "a.json", "--config.model.score=tied").code == 0
     assert used == [("payload:s", 6), ("tied", 6)]
-    for section, name in (("sample", "prompt"), ("text", "objective"), ("optim", "schedule")):
+    for section, name in (("text", "objective"), ("optim", "schedule")):
         (tmp_path / "b.json").write_text(json.dumps({"experiment": "language", section: {name: "payload:s"}}))
         assert f'has {section}.{name} = "payload:s"' in tiny.run("--config", "b.json").err
     (tmp_path / "b.json").write_text(

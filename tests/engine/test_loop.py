@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import compilation, loop, mesh
+from experiments.engine import compilation, errors, loop, mesh
 from experiments.engine import run as runs
 
 
@@ -29,6 +29,9 @@ class Told:
 
     def evaluate_before(self, n, state):
         self.events.append(f"before {n}")
+
+    def pause(self):
+        self.events.append("pause")
 
     def save_if_due(self, n, state):
         self.events.append(f"save {n} with {state}")
@@ -58,7 +61,7 @@ def events(*, start, steps, pauses, dies=0):
     return told.events
 
 
-PAUSE = ["save {0} with {0}", "stop", "evaluate {0} with {0}", "resume"]
+PAUSE = ["pause", "save {0} with {0}", "stop", "evaluate {0} with {0}", "resume"]
 
 
 def pause(n):
@@ -139,5 +142,5 @@ def test_flags_of_jax_look_into_the_steps_of_a_run(tmp_path, monkeypatch):
         run("without")
     assert not isinstance(steps[0], compilation.Compiled) and loop.train is train
     factor = -1.0
-    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+    with jax.debug_nans(True), pytest.raises(errors.RunError, match="^JAX_DEBUG_NANS: .*nan"):
         run("nan")

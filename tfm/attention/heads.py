@@ -50,7 +50,7 @@ def self_attention(
     """
     with jax.named_scope("score"):
         q_BHNK, k_BHSK = parts.score.apply(params["score"], x_BND, x_BND)
-        if rotate := parts.relative_position.rotate:
+        if rotate := getattr(parts.relative_position, "rotate", None):
             here = jnp.arange(x_BND.shape[1]) if n is None else n
             q_BHNK, k_BHSK = rotate(params["relative_position"], q_BHNK, k_BHSK, here)
     with jax.named_scope("value"):
@@ -66,11 +66,11 @@ def self_attention(
 def bias_of(params: dict, tokens: Any, parts: Parts, layout: layouts.Layout) -> masks.Bias | None:
     """The bias of the positions, with what keeps tokens from themselves; of this device's heads where devices share
     them."""
-    bias = None
-    if parts.relative_position.bias is not None:
+    bias, positions = None, parts.relative_position
+    if getattr(positions, "bias", None) is not None:
         if layout.batch:  # the gradients of all blocks are added up here first, and then once over the devices
             params = jax.tree.map(lambda leaf: leaf + block_mask.zero(tokens), params)
-        bias = Partial(functools.partial(parts.relative_position.bias, H=parts.H), params)
+        bias = Partial(functools.partial(positions.bias, H=parts.H), params)
     bias = bias if parts.itself else relative_position.apart(bias)
     if bias is None or layout.tensor is None:
         return bias

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm.attention import block_mask, ring
+from tfm.attention import block_mask, fused, ring
 from tfm.attention import mask as masks
 
 KEYS = 512  # of more keys the mask is asked block by block, and only where one is not finite
@@ -36,10 +36,10 @@ def guarded(compute: Callable) -> Callable:
         if call.get("axis") is not None:
             # Behind the ring: of two collectives that do not wait for each other, devices of a CPU may begin either.
             sound_BS = jnp.maximum(sound_BS.astype(jnp.int32), _at_most_zero(y_BHNV)) > 0
-        if A_BHNS is None:
+        if A_BHNS is None and compute is not fused.attention:
             hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], axis=call.get("axis"))
-        else:  # who forms all weights has formed the whole mask too
-            N, S = A_BHNS.shape[-2:]
+        else:  # who forms all weights, or asks a kernel for them, has formed the whole mask too
+            N, S = q_BHNK.shape[2], k_BHSK.shape[2]
             hit_BN = (mask(jnp.arange(S - N, S) if n is None else n, jnp.arange(S)) & ~sound_BS[:, None]).any(-1)
         return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNV), A_BHNS
 
@@ -55,9 +55,9 @@ def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, 
     """The queries allowed to see a key that is not sound, (B, N); axis: the keys are those of all its devices."""
     if axis is not None:
         zero = block_mask.zero((n, sound_BS, jax.lax.axis_index(axis)))
-        along = {"axis_name": axis, "tiled": True}
-        sound_BS = jax.lax.all_gather(sound_BS + zero, axis=1, **along) > 0
-        s_S = jax.lax.all_gather(jnp.maximum(n + zero, _at_most_zero(sound_BS)), axis=n.ndim - 1, **along)
+        both = jnp.concatenate([sound_BS + zero, jnp.atleast_2d(n) + zero])
+        both, B = jax.lax.all_gather(both, axis, axis=1, tiled=True), len(sound_BS)
+        sound_BS, s_S = both[:B] > 0, both[B] if n.ndim == 1 else both[B:]
     S = sound_BS.shape[1]
     if axis is None:
         n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
