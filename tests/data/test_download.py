@@ -124,6 +124,14 @@ def test_a_silent_server_is_not_waited_for(play, tmp_path, monkeypatch):
     assert left(tmp_path) == []
 
 
+def test_a_download_that_does_not_end_is_cut_off(play, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "LARGEST", 3)
+    play("/good")
+    with pytest.raises(errors.UserError, match="it sends more than 3 bytes.*by hand"):
+        download.fetch("play")
+    assert left(tmp_path) == []
+
+
 def test_a_cache_that_cannot_be_written_is_one_sentence(play, tmp_path):
     play("/good")
     write(tmp_path, cache=b"a file where a folder should be")

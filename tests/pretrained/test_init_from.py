@@ -171,6 +171,8 @@ def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
     start = {"init_from": str(source)}
     found, _ = load(*images(Y=16, **start))
     assert found["position/P_ND"].shape == (16, 8)
+    found, out = load(*images(init_fresh="position", **start))
+    assert "anew: position" in out and not any("position" in path for path in found)
     told = refusal(*images(patch=2, P=4, **start))
     assert "set image.patch = 4 (it is 2); it is for images of 8 x 8 pixels and 1 channel;" in told
     unlike = images(Y=16, P=48, **start), images(image__head="class_token", **start), images(patch=2, **start)
