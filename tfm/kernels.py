@@ -90,3 +90,16 @@ def few_queries(plain: Callable, by_keys: Callable, *qkv: jax.Array) -> tuple[ja
         return jax.lax.cond(jnp.isfinite(y_BHNV).all(), lambda: y_BHNV, lambda: plain(*qkv)[0]), A_BHNS
 
     return jax.lax.platform_dependent(*qkv, cpu=cpu, default=plain)
+
+
+def after(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The whole numbers x >= 0, computed behind y.
+
+    Of two collectives that do not wait for each other, the devices of a CPU may begin either, and hang.
+    """
+
+    def behind(x: jax.Array, y: jax.Array) -> jax.Array:
+        at_most_zero = (y.ravel()[0] != 0).astype(x.dtype) - 1  # which the compiler cannot know before it has y
+        return jnp.maximum(x, at_most_zero)
+
+    return jax.lax.platform_dependent(x, y, cpu=behind, default=lambda x, y: x)

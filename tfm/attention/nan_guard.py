@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tfm import kernels
 from tfm.attention import block_mask, fused, ring
 from tfm.attention import mask as masks
 
@@ -34,8 +35,7 @@ def guarded(compute: Callable) -> Callable:
         k_BHSK, v_BHSV = (jnp.where(sound_BS[:, None, :, None], x, 0) for x in (k_BHSK, v_BHSV))
         y_BHNV, A_BHNS = compute(q_BHNK, k_BHSK, v_BHSV, mask=mask, n=n, **call)
         if call.get("axis") is not None:
-            # Behind the ring: of two collectives that do not wait for each other, devices of a CPU may begin either.
-            sound_BS = jnp.maximum(sound_BS.astype(jnp.int32), _at_most_zero(y_BHNV)) > 0
+            sound_BS = kernels.after(sound_BS + block_mask.zero(y_BHNV), y_BHNV) > 0
         if A_BHNS is None and compute is not fused.attention:
             hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], axis=call.get("axis"))
         else:  # who forms all weights, or asks a kernel for them, has formed the whole mask too
@@ -44,11 +44,6 @@ def guarded(compute: Callable) -> Callable:
         return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNV), A_BHNS
 
     return attention
-
-
-def _at_most_zero(x: jax.Array) -> jax.Array:
-    """A whole number that the compiler cannot know before it has x."""
-    return (x.ravel()[0] != 0).astype(jnp.int32) - 1
 
 
 def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, axis: str | None) -> jax.Array:
