@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology
 from experiments.engine import config as configs
-from experiments.engine import disk, errors, mesh, report, signals, workdir
+from experiments.engine import disk, errors, log, mesh, signals, workdir
 from experiments.engine import run as single
 from experiments.studies import preparing, progress, study, training
 from experiments.studies import report as reports
@@ -56,7 +56,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
             compiler_report.show(training.described(dearest, devices, batched=side_by_side))
         return None
     requests = signals.Requests()
-    with workdir.hold(folder), single.file_errors(folder), requests.kept():
+    with workdir.hold(folder), single.file_errors(folder), requests.collect():
         finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
         waiting = checked(unfinished(runs, finished, folder), asked, devices, before=lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, runs)
@@ -170,7 +170,7 @@ def told(one: preparing.Checked) -> str:
     """A line about a program."""
     return (
         f"{one.program.name}: {one.params:,} parameters each, {len(one.program.runs)} x {one.steps:,} steps of"
-        f" {report.si(3 * one.flops, 'FLOP')}"
+        f" {log.si(3 * one.flops, 'FLOP')}"
     )
 
 

@@ -4,8 +4,6 @@
 plain integers, so shuffling moves no data, and all array work is vectorised over the batch.
 """
 
-import bisect
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,8 +34,8 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
     Raises:
       UserError: a batch of no example, fewer examples than one batch, a seed beyond 32 bits, or a wrong growth.
     """
-    _check(n=n, batch=batch)
     sizes = growing(batch, growth)
+    _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
     if n < max(sizes.sizes):
         key = "train.batch_size" if n < batch else GROWTH
         raise errors.UserError(
@@ -45,7 +43,6 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
         )
     if not 0 <= seed < 2**32:
         raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")
-    _check_room(fetch, np.random.default_rng(0), batch=max(sizes.sizes) * (BUFFER + 2))
     stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
     number = np.int32 if n <= 2**31 else np.int64
 
@@ -67,14 +64,16 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
     Raises:
       UserError: no example, or a batch of no example.
     """
-    _check(n=n, batch=batch)
-    _check_room(fetch, None, batch=batch * 2)
+    _check(fetch, None, n=n, batch=batch, ready=batch * 2)
 
     def fetch_padded(step: int) -> Batch:
         index_B = step * batch + np.arange(batch)
-        real_B = index_B < n
-        arrays = fetch(np.minimum(index_B, n - 1), None)
-        return {name: _blank(array, real_B) if name.startswith("weight_") else array for name, array in arrays.items()}
+        arrays, real_B = fetch(np.minimum(index_B, n - 1), None), index_B < n
+        for name, array in arrays.items():
+            if name.startswith("weight_"):  # in a copy: what `fetch` returned may be its own
+                real = real_B.reshape(-1, *[1] * (array.ndim - 1))
+                arrays = arrays | {name: np.where(real, array, np.zeros((), array.dtype))}
+        return arrays
 
     return grain.MapDataset.range(-(-n // batch)).map(fetch_padded)
 
@@ -88,45 +87,31 @@ def iterate(dataset: grain.MapDataset, *, start: int, threads: int = 1, buffer: 
     return iter(dataset[start:].to_iter_dataset(options))
 
 
-def _check(*, n: int, batch: int) -> None:
+def _check(fetch: Fetch, rng: np.random.Generator | None, *, n: int, batch: int, ready: int) -> None:
+    """UserError for no example, or where so many ready ones, each as large as the first, would not fit into memory."""
     if batch < 1:
         raise errors.UserError(f"a batch needs at least 1 example, and {batch} was asked for")
     if n < 1:
         raise errors.UserError("there is not a single example to make a batch of")
-
-
-def _check_room(fetch: Fetch, rng: np.random.Generator | None, *, batch: int) -> None:
-    """UserError where so many examples, each as large as the first, would not fit into memory."""
     one = sum(array.nbytes for array in fetch(np.zeros(1, np.int64), rng).values())
-    disk.check_memory(f"what is kept ready of batches, {batch} examples of {one} bytes,", batch * one)
-
-
-def _blank(array: np.ndarray, real_B: np.ndarray) -> np.ndarray:
-    """The array with the rows that are not real set to 0, in a copy: what `fetch` returned may be its own."""
-    shape = (len(real_B),) + (1,) * (array.ndim - 1)
-    return np.where(real_B.reshape(shape), array, np.zeros((), array.dtype))
+    disk.check_memory(f"what is kept ready of batches, {ready} examples of {one} bytes,", ready * one)
 
 
 class Growth(NamedTuple):
-    """Phases of training: after `firsts[i]` steps, batches have `sizes[i]` examples. `befores[i]` came before them."""
+    """Phases of training: after `firsts[i]` steps, batches have `sizes[i]` examples."""
 
     firsts: tuple[int, ...]
     sizes: tuple[int, ...]
-    befores: tuple[int, ...]
-
-    def size(self, step: int) -> int:
-        """Examples in the batch of this step; steps are counted from 0."""
-        return self.sizes[bisect.bisect_right(self.firsts, step) - 1]
 
     def before(self, step: int) -> int:
         """Examples in all batches before the one of this step, which thus begins there in the stream of examples."""
-        i = bisect.bisect_right(self.firsts, step) - 1
-        return self.befores[i] + (step - self.firsts[i]) * self.sizes[i]
+        phases = zip(self.firsts, (*self.firsts[1:], step), self.sizes, strict=True)
+        return sum(size * max(0, min(step, end) - first) for first, end, size in phases)
 
     def reached(self, steps: int) -> "Growth":
         """The phases that begin within so many steps: the others are for a longer run of the same config."""
-        n = bisect.bisect_left(self.firsts, steps)
-        return Growth(self.firsts[:n], self.sizes[:n], self.befores[:n])
+        n = sum(first < steps for first in self.firsts)
+        return Growth(self.firsts[:n], self.sizes[:n])
 
 
 def growing(batch: int, pairs: Any = ()) -> Growth:
@@ -145,5 +130,4 @@ def growing(batch: int, pairs: Any = ()) -> Growth:
             raise errors.UserError(f"{GROWTH} asks for batches of {size} examples, and a batch needs at least 1")
         firsts.append(step)
         sizes.append(size)
-    grown = [size * (end - first) for first, end, size in zip(firsts, firsts[1:], sizes, strict=False)]
-    return Growth(tuple(firsts), tuple(sizes), tuple(itertools.accumulate(grown, initial=0)))
+    return Growth(tuple(firsts), tuple(sizes))

@@ -154,7 +154,7 @@ def together(how_to_go_on: str = "") -> Iterator[None]:
         _tell(client, 128 + number, "stopped")
         _end(128 + number, f"stopped{how_to_go_on}")
 
-    with signals.heeded(signals.asked(), stop):  # also over JAX's own handler of SIGTERM, which says nothing
+    with signals.calls(stop):  # also over JAX's own handler of SIGTERM, which says nothing
         try:
             yield
             client.wait_at_barrier(END, FOREVER)  # the first process may still be busy with figures

@@ -1,6 +1,7 @@
-"""What a run writes while it trains (metrics.jsonl, TensorBoard events), and the live line of progress."""
+"""What a run tells: metrics.jsonl and TensorBoard events, the live line, the tables before and after training."""
 
 import collections
+import contextlib
 import json
 import math
 import os
@@ -10,22 +11,29 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import tqdm
 from tensorboardX import record_writer, summary
-from tensorboardX.proto import event_pb2, summary_pb2
+from tensorboardX.proto import event_pb2
 
 from experiments.engine import disk, distributed, errors
+from tfm import shapes
 
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
+FLUSH_SECONDS = 30.0  # events reach the disk at least so often
+RECENT = 100  # pieces of work whose median speed counts, as some wait for something that the others do not
 
 
 def say(text: str, end: str = "") -> None:
     """Print at once; control characters, which may be commands to a terminal, as U+FFFD, what it cannot show as ?."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(text.translate(CONTROL).encode(encoding, "replace").decode(encoding), end=end, flush=True)
+
+
+# Files
 
 
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
@@ -67,31 +75,43 @@ def finite(value: float) -> float | None:
 class Log:
     """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first.
 
-    Of several processes, only the first writes.
+    Of several processes, only the first writes. Raises the OSError of a disk that takes no more, at the latest in
+    `close`; tensorboardX's SummaryWriter, with a thread of its own, would lose it and wait for that thread forever.
     """
 
     def __init__(self, folder: pathlib.Path, *, start: int):
         self._writes = distributed.main()
         if not self._writes:
             return
-        kept = [json.dumps(row) + "\n" for row in read(folder, tells=True) if row["step"] <= start]
-        disk.write(folder / "metrics.jsonl", "".join(kept).encode())
-        self._events = Events(folder / "events", start=start)
+        rows = [json.dumps(row) + "\n" for row in read(folder, tells=True) if row["step"] <= start]
+        disk.write(folder / "metrics.jsonl", "".join(rows).encode())
+        # `start` puts files of one second in order; nobody can have put a link under a name with random digits.
+        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}.{secrets.token_hex(4)}"
+        self._events = record_writer.RecordWriter(str(disk.folder(folder, "events") / name))
+        self._flushed = -math.inf
+        self._event(file_version="brain.Event:2")
+        if start:  # what an earlier session wrote of later steps does not count
+            self._event(step=start + 1, session_log={"status": event_pb2.SessionLog.START})
         self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to TensorBoard.
-
-        Raises OSError where the disk takes no more.
-        """
+        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to TensorBoard."""
         if not self._writes:
             return
-        values = {name: finite(value) for name, value in values.items()}
-        self._file.write(json.dumps({"step": step} | values) + "\n")
+        row = {name: finite(value) for name, value in values.items()}
+        self._file.write(json.dumps({"step": step} | row) + "\n")
         self._file.flush()
-        self._events.write(step, {name: value for name, value in values.items() if value is not None})
+        scalars = [one for name, x in row.items() if x is not None for one in summary.scalar(name, x).value]
+        self._event(step=step, summary={"value": scalars})
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self._flushed = time.monotonic()
+            self._events.flush()
+
+    def _event(self, **parts: Any) -> None:
+        self._events.write(event_pb2.Event(wall_time=time.time(), **parts).SerializeToString())
 
     def close(self) -> None:
+        """Write what is left; both files are closed also where that fails."""
         if self._writes:
             try:
                 self._file.close()
@@ -99,59 +119,24 @@ class Log:
                 self._events.close()
 
 
-class Events:
-    """A new file of TensorBoard events in the folder, for a run that starts, or goes on, at step `start`.
-
-    Methods raise the OSError of a disk that takes no more; tensorboardX's SummaryWriter, with a thread of its
-    own, would lose that error and wait for its thread forever.
-    """
-
-    EVERY_SECONDS = 30.0  # what is written reaches the disk at least so often
-
-    def __init__(self, folder: pathlib.Path, *, start: int):
-        # `start` puts files of one second in order; nobody can have put a link under a name with random digits.
-        name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}.{secrets.token_hex(4)}"
-        self._records = record_writer.RecordWriter(str(disk.folder(folder.parent, folder.name) / name))
-        self._flushed = -self.EVERY_SECONDS
-        self._add(file_version="brain.Event:2")
-        if start:  # what an earlier session wrote of later steps does not count
-            session = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._add(step=start + 1, session_log=session)
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """These scalars, by their names."""
-        scalars = [value for name, x in values.items() for value in summary.scalar(name, x).value]
-        self._add(step=step, summary=summary_pb2.Summary(value=scalars))
-        if time.monotonic() - self._flushed >= self.EVERY_SECONDS:
-            self._flushed = time.monotonic()
-            self._records.flush()
-
-    def _add(self, **parts) -> None:
-        self._records.write(event_pb2.Event(wall_time=time.time(), **parts).SerializeToString())
-
-    def close(self) -> None:
-        """Write what is left; the file is closed also where that fails."""
-        self._records.close()
+# The live line
 
 
 class Rate:
-    """Seconds per unit of work. The first piece does not count, once there is another: it may compile, and fills
-    caches."""
-
-    RECENT = 100  # pieces whose median counts, as some of them wait for something that the others do not
+    """How fast work is done. Once there is another piece the first does not count: it may compile, and fills caches."""
 
     def __init__(self) -> None:
-        self.seconds, self.work = 0.0, 0.0  # of all pieces but the first
-        self._added, self._recent = 0, collections.deque(maxlen=self.RECENT)
+        self.seconds, self.work = 0.0, 0.0
+        self._pieces, self._recent = 0, collections.deque(maxlen=RECENT)
 
     def add(self, seconds: float, work: float) -> None:
         """A piece of this work is done."""
-        if self._added == 1:
+        self._pieces += 1
+        if self._pieces == 2:
             self.seconds, self.work = 0.0, 0.0
-        self._added += 1
-        self.seconds, self.work = self.seconds + seconds, self.work + work
-        if self._added > 1:
+        if self._pieces > 1:
             self._recent.append(seconds / work)
+        self.seconds, self.work = self.seconds + seconds, self.work + work
 
     def recent(self) -> float | None:
         """Seconds per unit of work of late; None where nothing is known yet."""
@@ -162,33 +147,13 @@ class Pace:
     """The rates of the steps and of the evaluations of a program, in the same unit of work."""
 
     def __init__(self) -> None:
-        self.steps, self.evaluations = Rate(), Rate()
-        self._before, self._since = 0.0, time.perf_counter()  # seconds of the step before a pause; the clock's start
+        self.steps, self.evaluations, self.since = Rate(), Rate(), time.perf_counter()
 
     def step(self, work: float) -> None:
         """A step of this work is done, and the next one begins."""
-        self.pause()
-        self.steps.add(self._before, work)
-        self._before = 0.0
-        self.resume()
-
-    def pause(self) -> None:
-        """What follows (an evaluation, a save) is no part of a step; ends at `resume`."""
-        self._before += time.perf_counter() - self._since
-
-    def resume(self) -> None:
-        self._since = time.perf_counter()
-
-    def timed(self, evaluate: Callable, work: float) -> Callable:
-        """`evaluate`, whose seconds count for this work."""
-
-        def timing(*arguments: Any) -> Any:
-            began = time.perf_counter()
-            found = evaluate(*arguments)
-            self.evaluations.add(time.perf_counter() - began, work)
-            return found
-
-        return timing
+        now = time.perf_counter()
+        self.steps.add(now - self.since, work)
+        self.since = now
 
     def left(self, steps: float, evaluations: float) -> float | None:
         """Seconds that this much work in steps and in evaluations takes; None where nothing is known yet.
@@ -200,16 +165,16 @@ class Pace:
 
 
 class Cell:
-    """What tqdm writes below a notebook's cell: a line takes the place of the one before."""
+    """What tqdm writes below a notebook's cell: a line takes the place of the one before, without any widgets."""
 
     encoding = "utf-8"  # with which tqdm draws a smooth bar
 
     def __init__(self, display: Callable):
-        self._shown = display({"text/plain": ""}, raw=True, display_id=True)
+        self._handle = display({"text/plain": ""}, raw=True, display_id=True)
 
     def write(self, text: str) -> None:
         if text := text.strip():
-            self._shown.update({"text/plain": text}, raw=True)
+            self._handle.update({"text/plain": text}, raw=True)
 
     def flush(self) -> None:
         """There is nothing to wait for."""
@@ -222,7 +187,10 @@ def notebook() -> Callable | None:
 
 
 class Line:
-    """A live line on a terminal or below a notebook's cell; elsewhere a plain line every ten seconds."""
+    """A live line on a terminal or below a notebook's cell; elsewhere a plain line every ten seconds.
+
+    tqdm draws it. The time left is our own: that of tqdm counts compilation, evaluations and saves as steps.
+    """
 
     EVERY_SECONDS = 10.0
 
@@ -235,25 +203,25 @@ class Line:
             disable=not (live and (display or terminal)),
             file=Cell(display) if display else None,
             mininterval=0.5 if display else 0.1,
-            bar_format=begins + "{postfix} |{bar:20}|",  # tqdm's own {remaining} counts all that waits
+            bar_format=begins + "{postfix} |{bar:20}|",
             dynamic_ncols=not display,
         )
         self._pace, self._spoke = Pace(), time.perf_counter()
 
-    def _show(self, told: str, *, done: float, plain: str) -> None:
+    def _show(self, text: str, *, done: float, plain: str) -> None:
         """So much more is done. plain: the plain line, '' for none at this step."""
-        self._bar.set_postfix_str(told, refresh=False)
+        self._bar.set_postfix_str(text, refresh=False)
         self._bar.update(done)
         if plain and self._bar.disable and time.perf_counter() - self._spoke > self.EVERY_SECONDS:
             self._spoke = time.perf_counter()
             print(plain, flush=True)
 
-    def pause(self) -> None:
-        """What follows (an evaluation, a save) is no part of a step; ends at `resume`."""
-        self._pace.pause()
-
-    def resume(self) -> None:
-        self._pace.resume()
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """What is within this (an evaluation, a save) is no part of a step."""
+        began = time.perf_counter()
+        yield
+        self._pace.since += time.perf_counter() - began
 
     def say(self, line: str) -> None:
         """A line that stays, above the live one."""
@@ -289,40 +257,33 @@ class Progress(Line):
     ):
         """work(n): how many first steps the first n steps are worth; more than n where batches have grown.
 
-        evaluation: how many of them one is worth. evaluations(n): how many come from the end of step n on. peak: what
-        compilation.measured_peak has found.
+        evaluation: how many of them one is worth. evaluations(n): how many come from the end of step n on. peak: in
+        FLOP/s, of large matrix products; 0: not known.
         """
         super().__init__("{n_fmt}/{total_fmt} steps", total=steps, done=start, live=distributed.main())
         self._steps, self._tokens, self._flops, self._peak = steps, tokens_per_step, flops_per_step, peak
         self._work, self._evaluation, self._evaluations = work, evaluation, evaluations
-        self._at, self._told = start, ""
+        self._at, self._text = start, ""
 
     def advance(self, step: int, loss: float | None) -> None:
-        """A step is done; the loss is shown where it was fetched."""
+        """A step is done; the loss is shown where it was fetched. Nothing is known of the time before two steps."""
         self._pace.step(self._work(step) - self._work(self._at))
         self._at = step
-        left = self.left()
+        ahead = self._work(self._steps) - self._work(step)
+        left = self._pace.left(ahead, self._evaluation * self._evaluations(step))
         if loss is not None:
-            self._told = f"loss {loss:.4f}" + (f", {self._rates()}" if left is not None else "")
-        line = ", ".join(filter(None, [f"{clock(left)} left", self._told]))  # a narrow terminal cuts the end off
+            speed, self._text = self.tokens_per_second(), f"loss {loss:.4f}"
+            if left is not None:
+                self._text += f", {speed:,.0f} tokens/s"
+            if left is not None and self._peak:
+                share = self._flops * speed / self._tokens / self._peak
+                self._text += f", {100 * share:.0f} % of matrix-product speed"
+        line = ", ".join(filter(None, [f"{clock(left)} left", self._text]))  # a narrow terminal cuts the end off
         self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 
-    def _rates(self) -> str:
-        """Tokens per second, and the FLOPs per second beside those of large matrix products alone."""
-        rate = self.tokens_per_second()
-        told = f"{rate:,.0f} tokens/s"
-        share = 100 * self._flops * rate / self._tokens / self._peak if self._peak else 0.0
-        return f"{told}, {share:.0f} % of matrix-product speed" if self._peak else told
-
-    def left(self) -> float | None:
-        """Seconds that steps and evaluations still take; None before two steps of this session, the first of which
-        says nothing."""
-        ahead = self._work(self._steps) - self._work(self._at)
-        return self._pace.left(ahead, self._evaluation * self._evaluations(self._at))
-
-    def timed(self, evaluate: Callable) -> Callable:
-        """`evaluate`, whose seconds tell how long those to come will take."""
-        return self._pace.timed(evaluate, self._evaluation)
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation has taken so long."""
+        self._pace.evaluations.add(seconds, self._evaluation)
 
     def tokens_per_second(self) -> float:
         """Throughput of the training steps alone: compilation, evaluations, saves and, of several, the first step of
@@ -331,5 +292,41 @@ class Progress(Line):
         return self._tokens * steps.work / steps.seconds if steps.seconds else 0.0
 
     def close(self) -> None:
-        self._bar.set_postfix_str(self._told, refresh=False)
+        self._bar.set_postfix_str(self._text, refresh=False)
         super().close()
+
+
+# Tables
+
+
+def table(params: Any) -> str:
+    """One line per parameter: name, letters with their sizes, count; and the total."""
+    rows = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
+        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}"))
+    rows.append(("total", "", f"{shapes.total(params):,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"  {name:<{widths[0]}}  {sizes:<{widths[1]}}  {count:>{widths[2]}}" for name, sizes, count in rows]
+    return "\n".join([*lines[:-1], "  " + "-" * (sum(widths) + 4), lines[-1]])
+
+
+def si(value: float, unit: str) -> str:
+    """1.23e9, 'FLOP' -> '1.23 GFLOP'."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 1000 or prefix == "P":
+            break
+        value /= 1000
+    return f"{value:.3g} {prefix}{unit}"
+
+
+def result(summary: dict[str, Any], files: list[str]) -> str:
+    """The block at the end of a run."""
+    lines, guess = [""], summary.get("guess", {})
+    for name, value in summary.items():
+        if name.startswith(("eval/", "baseline/")):
+            lines.append(f"  {name:<22} {value:.4f}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
+    lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
+    if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
+        lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
+    return "\n".join([*lines, *(f"  {file}" for file in files)])

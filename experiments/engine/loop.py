@@ -12,11 +12,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.engine import batches, checkpoint, compilation, distributed, errors, guard, log, mesh, replay, signals
+from experiments.engine import batches, checkpoint, compilation, distributed, errors, log, mesh, replay, signals
 from experiments.engine import step as training_step
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
 SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
+PATIENCE = 128  # steps skipped in a row, after which nothing more is expected of a run
 
 
 def train(
@@ -30,8 +31,8 @@ def train(
     rows: `alive` and `place` of `steps`, where there are several runs.
     """
     run.evaluate_before(start, state)
-    late, taken = None, steps(run.plan, step, state, data, start=start, **rows)
-    for n, state, batch, metrics in taken:
+    late, ahead = None, steps(run.plan, step, state, data, start=start, **rows)
+    for n, state, batch, metrics in ahead:
         if late and not run.log(*late, state):
             break
         late = n, batch, metrics
@@ -39,11 +40,10 @@ def train(
             if not run.log(*late, state):
                 break
             late = None
-            run.pause()
-            run.save_if_due(n, state)
-            run.stop_if_asked()
-            run.evaluate_if_due(n, state)
-            run.resume()
+            with run.line.pause():
+                run.save_if_due(n, state)
+                run.stop_if_asked()
+                run.evaluate_if_due(n, state)
     return state
 
 
@@ -92,29 +92,28 @@ class Training:
         step n of a run alone was refused. Without it there are several runs, which are evaluated untrained too; one
         that fails stays as it is. probe: params -> what is logged beside an evaluation.
         """
-        self.plan, self._folder, self._saves, self._line, self._requests = plan, folder, saves, line, requests
-        self._failed, self._probe, self._evaluate = failed, probe, line.timed(evaluate)
+        self.plan, self.line, self._folder, self._saves, self._requests = plan, line, folder, saves, requests
+        self._failed, self._probe, self._means = failed, probe, evaluate
         self.final: dict[str, np.ndarray] = {}  # of the newest evaluation, a number for each run
         self._final_at = -1
-        before = [log.read(run) for run in runs]
-        self._evaluated = [
-            any(row["step"] == start and f"{EVAL}{training_step.LOSS}" in row for row in rows) for rows in before
-        ]
+        rows = [[row for row in log.read(run) if row["step"] == start] for run in runs]
+        self._in_log = [any(f"{EVAL}{training_step.LOSS}" in row for row in of_run) for of_run in rows]  # at the start
         self._logs = [log.Log(run, start=start) for run in runs]
         # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
-        self._best = max((_score(means, plan.keep_best) for means in saves.measured().values()), default=-np.inf)
-        self._patience = guard.Patience()
+        self._best = max((score(means, plan.keep_best) for means in saves.measured().values()), default=-math.inf)
+        self._skipped, self._in_a_row = math.inf, 0
         self._saved, self._saved_at = start, time.monotonic()
         self._wish, self._wishes = 0, distributed.Late()
 
-    def due(self, what: str, n: int) -> bool:
+    def _due(self, what: str, n: int) -> bool:
         """Whether this happens after n steps by their number alone."""
-        return bool(due(n, every=self.plan.every[what], steps=self.plan.steps))
+        return due(n, every=self.plan.every[what], steps=self.plan.steps)
 
     def log(self, n: int, batch: Any, metrics: dict, state: training_step.State) -> bool:
         """Write what step n measured, and show the progress; False where no run is alive behind it.
 
-        state: that before step n where it was refused, as later steps change nothing then.
+        state: that before step n where it was refused, as later steps change nothing then. Raises RunError where steps
+        are skipped again and again: their loss will not come back by itself.
         """
         metrics = jax.block_until_ready(metrics)
         if not np.any(jax.device_get(metrics["alive"])):
@@ -122,21 +121,30 @@ class Training:
                 self._failed(n, state, batch, metrics)
             return False
         if "skipped" in metrics:
-            self._patience(n, int(jax.device_get(metrics["skipped"])))
+            skipped = int(jax.device_get(metrics["skipped"]))
+            self._in_a_row = self._in_a_row + 1 if skipped > self._skipped else 0
+            self._skipped = skipped
+            if self._in_a_row >= PATIENCE:
+                raise errors.RunError(
+                    f"step {n:,}: {PATIENCE} steps in a row have been skipped, so nothing is learnt any more: go back"
+                    " to an earlier checkpoint with a smaller optim.learning_rate, or a larger train.spike"
+                )
         loss = None
-        if self.due("log", n):
-            columns = {_logged(name): x for name, x in jax.device_get(metrics).items() if name != "alive"}
-            self._write(n, columns)
-            losses = np.atleast_1d(columns[f"train/{training_step.LOSS}"])
+        if self._due("log", n):
+            values = jax.device_get({name: x for name, x in metrics.items() if name != "alive"})
+            of_probe = training_step.PROBE  # which belongs to no batch
+            names = [x.removeprefix(of_probe) if x.startswith(of_probe) else f"train/{x}" for x in values]
+            self._write(n, dict(zip(names, values.values(), strict=True)))
+            losses = np.atleast_1d(values[training_step.LOSS])
             losses = losses[np.isfinite(losses)]
             loss = float(losses.mean()) if losses.size else math.nan
-        self._line.advance(n, loss)
+        self.line.advance(n, loss)
         return True
 
-    def _write(self, n: int, columns: dict[str, Any], done: Sequence[bool] = ()) -> None:
-        """Into the logs of all runs, but for those that have it already."""
+    def _write(self, n: int, columns: dict[str, Any], *, but: Sequence[bool] = ()) -> None:
+        """A number for each run into the logs of all; but: not of these."""
         for r, writer in enumerate(self._logs):
-            if not (done and done[r]):
+            if not (but and but[r]):
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
 
     def pauses(self, n: int) -> bool:
@@ -146,15 +154,7 @@ class Training:
         """
         self._saves.check()
         self._ask(self._wishes)
-        return self.due("evaluate", n) or self.due("save", n) or self._wish > 0
-
-    def pause(self) -> None:
-        """What follows is no part of a step."""
-        self._line.pause()
-
-    def resume(self) -> None:
-        """The steps go on."""
-        self._line.resume()
+        return self._due("evaluate", n) or self._due("save", n) or self._wish > 0
 
     def _ask(self, wishes: distributed.Late) -> None:
         """Whether the processes save now, by the clock or for a signal, into `_wish`."""
@@ -169,11 +169,11 @@ class Training:
 
         Before an evaluation, which may take long, and which a signal ends; then the run that goes on begins with it.
         """
-        if self._wish or self.due("save", n):
+        if self._wish or self._due("save", n):
             self._save(n, state)
 
     def _save(self, n: int, state: training_step.State) -> None:
-        self._saves.save(n, state, self._means() if self._final_at == n else None)
+        self._saves.save(n, state, self.alone() if self._final_at == n else None)
         self._saved, self._saved_at = n, time.monotonic()
 
     def stop_if_asked(self, *, anew: bool = False) -> None:
@@ -187,57 +187,44 @@ class Training:
             raise errors.Interrupted(f"stopped{where}", 128 + self._wish)
 
     def evaluate_if_due(self, n: int, state: training_step.State) -> None:
-        """Evaluate, where it is time to, and save what is the best so far."""
-        if not self.due("evaluate", n):
+        """Evaluate, where it is time to, and save what is the best so far; where that fails, n steps all the same."""
+        if not self._due("evaluate", n):
             return
-        with self._saved_anyway(n, state):
-            self._report(n, state)
-        if distributed.agree(self._score() > self._best) > 0:
-            self._save(n, state)
-        self._best = max(self._best, self._score())
-
-    @contextlib.contextmanager
-    def _saved_anyway(self, n: int, state: training_step.State) -> Iterator[None]:
-        """Where what is within this fails, the state after n steps is saved all the same."""
-        with contextlib.ExitStack() as failed:
+        try:
+            self.evaluate(n, state)
+        except BaseException:
             if jax.process_count() == 1:  # where one of several fails, the others would not join in
-                failed.callback(self._saves.save, n, state)
-            yield
-            failed.pop_all()
+                self._saves.save(n, state)
+            raise
+        new = score(self.alone(), self.plan.keep_best)
+        if distributed.agree(new > self._best) > 0:
+            self._save(n, state)
+        self._best = max(self._best, new)
 
     def evaluate_before(self, n: int, state: training_step.State) -> None:
         """Evaluate where what goes on from n steps was stopped before that, or before its result; of several runs also
         the untrained models."""
-        if not self.due("evaluate", n) if n else self._failed:
+        if not self._due("evaluate", n) if n else self._failed:
             return
-        self._line.pause()
-        if distributed.agree(not all(self._evaluated)):
-            self._report(n, state, done=self._evaluated)
-        elif n == self.plan.steps or (self._failed and distributed.agree(not self._saves.measured().get(n))):
-            self._measure(n, state)
-        self._best = max(self._best, self._score())
-        self._line.resume()
+        lost = not all(self._in_log) or (self._failed and not self._saves.measured().get(n))
+        if n == self.plan.steps or distributed.agree(bool(lost)):
+            with self.line.pause():
+                self.evaluate(n, state, but=self._in_log)
+        self._best = max(self._best, score(self.alone(), self.plan.keep_best))
 
     def evaluate_behind(self, state: training_step.State) -> None:
         """Evaluate where the last step did not come to it, as all runs have stopped."""
         if self._final_at != self.plan.steps:
-            self._report(self.plan.steps, state, saves=False)
+            self.evaluate(self.plan.steps, state, saves=False)
 
-    def _report(self, n: int, state: training_step.State, *, done: Sequence[bool] = (), saves: bool = True) -> None:
-        """Evaluate, into the logs too."""
-        self._measure(n, state, saves=saves)
-        probed = jax.device_get(self._probe(state.params)) if self._probe else {}
-        self._write(n, self.final | probed, done)
-        if self._failed:
-            self._line.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self._means().items()))
+    def evaluate(self, n: int, state: training_step.State, *, but: Sequence[bool] = (), saves: bool = True) -> None:
+        """The means over the held-out part: into `final`, into the logs, but for these, and into the manifest of a
+        checkpoint of n steps.
 
-    def _measure(self, n: int, state: training_step.State, *, saves: bool = True) -> None:
-        """The means over the held-out part, into `final` and to the checkpoint, if there is one of n steps.
-
-        Saves, where it is time to, and raises Interrupted where a signal comes meanwhile. All processes stop behind the
+        Saves meanwhile, where it is time to, and raises Interrupted where a signal comes. All processes stop behind the
         same batch. saves: whether the state is one that may be saved.
         """
-        wishes = distributed.Late()
+        wishes, began = distributed.Late(), time.perf_counter()
 
         def between() -> None:
             self._ask(wishes)
@@ -245,17 +232,17 @@ class Training:
                 self._save(n, state)
             self.stop_if_asked()
 
-        means = self._evaluate(state.params, between)
+        means = self._means(state.params, between)
+        self.line.evaluated(time.perf_counter() - began)
         self.final, self._final_at = {f"{EVAL}{name}": value for name, value in means.items()}, n
+        self._write(n, self.final | (jax.device_get(self._probe(state.params)) if self._probe else {}), but=but)
         if self._failed:
-            self._saves.note(n, self._means())
+            self._saves.note(n, self.alone())
+            self.line.say(f"step {n:,}: " + ", ".join(f"{name} {x:.4f}" for name, x in self.alone().items()))
 
-    def _means(self) -> dict[str, float] | None:
-        """The newest evaluation of a run alone."""
-        return {name: float(value) for name, value in self.final.items()} if self._failed else None
-
-    def _score(self) -> float:
-        return _score(self._means() or {}, self.plan.keep_best)
+    def alone(self) -> dict[str, float]:
+        """The newest evaluation of a run alone; of several runs nothing."""
+        return {name: float(value) for name, value in self.final.items()} if self._failed else {}
 
     def close(self) -> None:
         """End the logs."""
@@ -280,71 +267,52 @@ def evaluation_work(task: training_step.Task, *, batch: int) -> float:
     return examples / (3 * batch)
 
 
-def _logged(metric: str) -> str:
-    """The name under which a step's metric is written; what a probe has measured belongs to no batch."""
-    return metric.removeprefix(training_step.PROBE) if metric.startswith(training_step.PROBE) else f"train/{metric}"
-
-
-def _score(values: dict[str, Any], metric: str) -> float:
+def score(values: dict[str, Any], metric: str) -> float:
     """How good an evaluation is, larger for better; -inf where it says nothing about the metric."""
-    value = values.get(metric)
-    if value is None or not np.isfinite(value):
-        return -np.inf
+    value = values.get(metric, math.nan)
+    if not math.isfinite(value):
+        return -math.inf
     return -value if checkpoint.BETTER[metric.rpartition("/")[2]] is min else value
 
 
 def train_and_save(
     plan: training_step.Plan, step: Any, folder: pathlib.Path, *, flops: int, params: dict[str, np.ndarray]
-):
-    """A run alone, from the newest checkpoint, or from step 0, to the end: (state, final metrics and throughput).
+) -> tuple[training_step.State, dict[str, float]]:
+    """A run alone, from the newest checkpoint, or from step 0, to the end: its state, final metrics and throughput.
 
-    params: what step 0 begins with, by path, in place of random values. Raises RunError where numbers, the disk or a
-    device stop it, and Interrupted for a signal, behind a save.
+    flops: of a step with the first batch. params: what step 0 begins with, by path, in place of random values. Raises
+    RunError where numbers, the disk or a device stop it, and Interrupted for a signal, behind a save.
     """
+    task, requests, batch = plan.task, signals.Requests(), plan.growth.sizes[0]
     with contextlib.ExitStack() as stack:  # what is opened is closed however this ends: a save under way is finished
         saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)
         stack.enter_context(contextlib.closing(saves))
         stack.enter_context(training_step.device_errors())
-        like = training_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
+        like = training_step.abstract_state(task, plan.optimiser, mesh=plan.mesh)  # never two states at once
         start, state = saves.resume(like, fall_back=plan.fall_back) or (0, None)
         if state is None:
-            state = training_step.initial_state(
-                plan.task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params
-            )
+            state = training_step.initial_state(task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
         elif distributed.main():
             print(f"resuming {folder} at step {start:,}")
-        line = stack.enter_context(contextlib.closing(progress(plan, start=start, flops=flops)))
-        requests = signals.Requests()
-        training = Training(
-            plan,
-            folder,
-            [folder],
-            saves,
+        line = log.Progress(
             start=start,
-            line=line,
-            requests=requests,
-            evaluate=training_step.evaluator(plan.task, plan.mesh),
-            failed=functools.partial(replay.abort, plan, folder, saves),
+            steps=plan.steps,
+            tokens_per_step=batch * task.tokens_per_example,
+            flops_per_step=flops,
+            work=lambda n: plan.growth.before(n) / batch,
+            evaluation=evaluation_work(task, batch=batch),
+            evaluations=functools.partial(times, every=plan.every["evaluate"], steps=plan.steps),
+            peak=compilation.measured_peak(devices=plan.mesh),
         )
+        stack.enter_context(contextlib.closing(line))
+        evaluate = training_step.evaluator(task, plan.mesh)
+        failed = functools.partial(replay.abort, plan, folder, saves)
+        beside = {"line": line, "requests": requests, "evaluate": evaluate, "failed": failed}
+        training = Training(plan, folder, [folder], saves, start=start, **beside)
         stack.enter_context(contextlib.closing(training))
-        with requests.kept():
-            state = train(training, step, state, batches.iterate(plan.task.train, start=start), start=start)
+        with requests.collect():
+            state = train(training, step, state, batches.iterate(task.train, start=start), start=start)
             training.stop_if_asked(anew=True)  # by a signal that came behind the last step
-    skipped = int(jax.device_get(state.step - guard.updates_made(state.opt_state)))
+    skipped = int(jax.device_get(state.step - training_step.updates_made(state.opt_state)))
     more = {"tokens_per_second": line.tokens_per_second()} | ({"skipped": skipped} if plan.may_skip else {})
-    return state, {name: float(value) for name, value in training.final.items()} | more
-
-
-def progress(plan: training_step.Plan, *, start: int, flops: int) -> log.Progress:
-    """The live line of a run alone. flops: of a step with the first batch."""
-    batch = plan.growth.sizes[0]
-    return log.Progress(
-        start=start,
-        steps=plan.steps,
-        tokens_per_step=batch * plan.task.tokens_per_example,
-        flops_per_step=flops,
-        work=lambda n: plan.growth.before(n) / batch,
-        evaluation=evaluation_work(plan.task, batch=batch),
-        evaluations=lambda n: times(n, every=plan.every["evaluate"], steps=plan.steps),
-        peak=compilation.measured_peak(devices=plan.mesh),
-    )
+    return state, training.alone() | more

@@ -1,10 +1,11 @@
 """A step whose numbers went wrong, kept in a folder of its own, to be looked at again on one device.
 
 The bundle holds what the step was made of: config.json (with versions), state.npz (the state before it, whole),
-batch.npz, and info.json (what was found). `python launch.py --replay DIR` prepares the experiment of its config, and
+batch.npz, and info.json (what was wrong). `python launch.py --replay DIR` prepares the experiment of its config, and
 looks at the step (`again`) in place of training.
 """
 
+import contextlib
 import pathlib
 import shutil
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import checkpoint, disk, distributed, errors, guard, step
+from experiments.engine import checkpoint, disk, distributed, errors, step
 from experiments.engine import mesh as meshes
 from tfm import shapes
 
@@ -28,45 +29,37 @@ class Failure(NamedTuple):
     loss: float
     norm: float  # of the gradient
     batch: dict[str, np.ndarray]
+    culprits: dict[str, int] = {}  # how many numbers are not finite, by path, in the order in which they arise
 
-    def numbers(self) -> list[int]:
-        """Of the examples, in their order."""
+    def examples(self) -> list[int]:
+        """Their numbers, in their order."""
         return self.batch["example_B"].tolist() if "example_B" in self.batch else []
 
+    def __str__(self) -> str:
+        """What went wrong in which step, with which examples, and where first."""
+        scalars = {"the loss": self.loss, "the gradient norm": self.norm}
+        wrong = [f"{name} ({value})" for name, value in scalars.items() if not np.isfinite(value)]
+        wrong, first, numbers = wrong or ["an updated parameter"], next(iter(self.culprits), ""), self.examples()
+        more = f", ... ({len(numbers)} in all)" if len(numbers) > LISTED else ""
+        return (
+            f"step {self.step:,}: {' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite"
+            + (f", and the first such number is in {first}" if first else "")
+            + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{more}" if numbers else "")
+        )
 
-class Findings(NamedTuple):
-    """A step, computed again."""
 
-    loss: float
-    norm: float
-    culprits: dict[str, int]  # how many numbers are not finite, by path, in the order in which they arise
-
-    def reproduced(self) -> bool:
-        """Whether the step would be refused again."""
-        return not np.isfinite([self.loss, self.norm]).all() or any(path.startswith(NEW) for path in self.culprits)
-
-
-def examine(plan: step.Plan, state: step.State, batch: dict) -> Findings:
-    """Compute the step from `state` on `batch` (on the host) again, and look at every number of it."""
+def examine(plan: step.Plan, n: int, state: step.State, batch: dict) -> Failure:
+    """Compute step n from the state before it on `batch` (on the host) again, and look at every number of it."""
     propose = jax.jit(step.proposal(plan.task, plan.optimiser, plan.mesh, accumulation=plan.accumulation))
-    proposal = propose(state, meshes.place_batch(plan.mesh, batch))
-    parts = {"parameters": state.params, "batch": batch, "gradient": proposal.grads, NEW: proposal.params}
-    culprits = guard.culprits({name: distributed.fetch(part) for name, part in parts.items()})
-    return Findings(*(float(jax.device_get(x)) for x in (proposal.metrics[step.LOSS], proposal.norm)), culprits)
-
-
-def sentence(failure: Failure, culprits: dict[str, int]) -> str:
-    """What went wrong in which step, with which examples, and where first."""
-    named = {"the loss": failure.loss, "the gradient norm": failure.norm}
-    wrong = [f"{name} ({value})" for name, value in named.items() if not np.isfinite(value)] or ["an updated parameter"]
-    first = next(iter(culprits), "")
-    numbers = failure.numbers()
-    more = f", ... ({len(numbers)} in all)" if len(numbers) > LISTED else ""
-    return (
-        f"step {failure.step:,}: {' and '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} not finite"
-        + (f", and the first such number is in {first}" if first else "")
-        + (f"; the examples were {', '.join(map(str, numbers[:LISTED]))}{more}" if numbers else "")
-    )
+    params, _, norm, metrics, grads = propose(state, meshes.place_batch(plan.mesh, batch))
+    parts = {"parameters": state.params, "batch": batch, "gradient": grads, NEW: params}
+    counts = {
+        f"{part}/{path}": int(np.sum(~np.isfinite(np.asarray(leaf, np.float32))))
+        for part, tree in parts.items()
+        for path, leaf in shapes.flat(distributed.fetch(tree)).items()
+    }
+    loss, norm = jax.device_get((metrics[step.LOSS], norm))
+    return Failure(n, float(loss), float(norm), batch, {path: count for path, count in counts.items() if count})
 
 
 def write(folder: pathlib.Path, failure: Failure, state: step.State) -> pathlib.Path:
@@ -74,12 +67,12 @@ def write(folder: pathlib.Path, failure: Failure, state: step.State) -> pathlib.
 
     state: the one before the step. Raises RunError where the disk does not take it.
     """
-    whole = _arrays(distributed.fetch(_plain(state)))
+    whole = shapes.flat(distributed.fetch(_plain(state)))
     bundle = folder / "replay" / f"step_{failure.step}"
     if not distributed.main():
         return bundle
     draft = bundle.with_name(bundle.name + ".writing")
-    told = {"loss": str(failure.loss), "gradient_norm": str(failure.norm)}  # as text: JSON has no NaN
+    scalars = {"loss": str(failure.loss), "gradient_norm": str(failure.norm)}  # as text: JSON has no NaN
     try:
         disk.folder(folder, "replay")
         disk.remove(draft)
@@ -87,43 +80,34 @@ def write(folder: pathlib.Path, failure: Failure, state: step.State) -> pathlib.
         shutil.copyfile(folder / "config.json", draft / "config.json")
         np.savez(draft / "batch.npz", **failure.batch)
         np.savez(draft / "state.npz", **whole)
-        disk.write_json(draft / "info.json", {"step": failure.step, **told, "examples": failure.numbers()})
+        disk.write_json(draft / "info.json", {"step": failure.step, **scalars, "examples": failure.examples()})
         disk.remove(bundle)  # of the same step, from before a resume
         draft.rename(bundle)
     except OSError as error:
-        raise errors.RunError(f"{sentence(failure, {})}; {bundle} cannot be written: {error.strerror}") from error
+        raise errors.RunError(f"{failure}; {bundle} cannot be written: {error.strerror}") from error
     return bundle
 
 
 def read(bundle: pathlib.Path, like: step.State) -> tuple[int, step.State, dict]:
     """(step, the state before it with the tree of `like`, its batch on the host). UserError where it is damaged."""
-    step = disk.read_json(bundle / "info.json", says="which step went wrong").get("step")
-    if not isinstance(step, int):
+    n = disk.read_json(bundle / "info.json", says="which step went wrong").get("step")
+    if not isinstance(n, int):
         raise errors.UserError(f"{bundle} is no replay bundle, or a damaged one: its info.json tells no step")
     batch, arrays = (disk.read_npz(bundle / name) for name in ("batch.npz", "state.npz"))
-    expected = _arrays(jax.eval_shape(_plain, like))
+    plain = jax.eval_shape(_plain, like)
+    expected = shapes.flat(plain)
     if {k: (v.shape, v.dtype) for k, v in arrays.items()} != {k: (v.shape, v.dtype) for k, v in expected.items()}:
         raise errors.UserError(f"the state in {bundle} is not that of the config beside it")
-    plain = jax.tree.unflatten(jax.tree.structure(jax.eval_shape(_plain, like)), [arrays[name] for name in expected])
-    return step, plain.replace(key=jax.random.wrap_key_data(jnp.asarray(plain.key))), batch
+    state = jax.tree.unflatten(jax.tree.structure(plain), [arrays[name] for name in expected])
+    return n, state.replace(key=jax.random.wrap_key_data(jnp.asarray(state.key))), batch
 
 
 def _plain(state: step.State) -> step.State:
     return state.replace(key=jax.random.key_data(state.key))
 
 
-def _arrays(tree: Any) -> dict[str, Any]:
-    return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def abort(
-    plan: step.Plan,
-    folder: pathlib.Path,
-    saves: checkpoint.Checkpoints,
-    n: int,
-    state: step.State,
-    batch: dict,
-    metrics: dict,
+    plan: step.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, n: int, state: Any, batch: dict, metrics: dict
 ) -> None:
     """Raise RunError: what was not finite in step n, and where a bundle lies with which it can be looked at.
 
@@ -140,24 +124,22 @@ def abort(
             place = f"step {n - 1:,}, which is saved"
         except errors.RunError as error:  # beside what went wrong before
             place = f"its last checkpoint ({error})"
-    try:
-        culprits = examine(plan, state, batch).culprits
-    except jax.errors.JaxRuntimeError:  # the devices have no room for it beside the run
-        culprits = {}
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the devices have no room for it beside the run
+        failure = failure._replace(culprits=examine(plan, n, state, batch).culprits)
     raise errors.RunError(
-        f"{sentence(failure, culprits)}; python launch.py --replay {bundle} shows it again on one device, and"
-        f" the run can go on with train.nan = skip from {place}"
+        f"{failure}; python launch.py --replay {bundle} shows it again on one device, and the run can go on with"
+        f" train.nan = skip from {place}"
     )
 
 
 def again(bundle: pathlib.Path, plan: step.Plan) -> None:
     """Compute the step of the bundle again and tell every place that is not finite. Raises RunError where one is."""
     n, state, batch = read(bundle, step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh))
-    findings = examine(plan, jax.device_put(state, meshes.replicated(plan.mesh)), batch)
+    failure = examine(plan, n, jax.device_put(state, meshes.replicated(plan.mesh)), batch)
     print(f"step {n:,} of {bundle}, computed again")
-    print(f"  loss           {findings.loss}\n  gradient norm  {findings.norm}")
-    for path, count in findings.culprits.items():
+    print(f"  loss           {failure.loss}\n  gradient norm  {failure.norm}")
+    for path, count in failure.culprits.items():
         print(f"  {path}: {count:,} not finite")
-    if findings.reproduced():
-        raise errors.RunError(sentence(Failure(n, findings.loss, findings.norm, batch), findings.culprits))
+    if not np.isfinite([failure.loss, failure.norm]).all() or any(path.startswith(NEW) for path in failure.culprits):
+        raise errors.RunError(str(failure))
     print("all of it is finite here, on this backend and with these versions of the libraries")

@@ -22,21 +22,17 @@ from experiments.engine import (
     disk,
     distributed,
     errors,
-    guard,
     hardware,
     log,
     loop,
     mesh,
     optim,
-    report,
     step,
     workdir,
 )
 from tfm import shapes
 
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
-SAVE_MINUTES = 5.0  # between checkpoints, whatever the steps
-KEEP = 2  # newest checkpoints that are kept
 NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "weight_decay", "clip")
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
@@ -106,9 +102,8 @@ def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Me
                 compiled, seconds = compile_step(plan, state)
             compilation.check_step(compiled.largest(), devices)
         state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
-        numbers["compile_seconds"] = seconds
-        params = distributed.fetch(state.params)
-        summary = write_result(settings, plan, params, folder, work.figures, numbers, began=began) if writes else {}
+        params, numbers = distributed.fetch(state.params), numbers | {"compile_seconds": seconds}
+        summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
         return result(folder, work, summary, params)
 
 
@@ -173,28 +168,21 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> boo
 
 
 def write_result(
-    settings: config.Settings,
-    plan: step.Plan,
-    params: Any,
-    folder: pathlib.Path,
-    figures: Figures,
-    numbers: dict[str, float],
-    *,
-    began: float,
+    settings: config.Settings, plan: step.Plan, work: Work, params: Any, folder: pathlib.Path, final: dict, began: float
 ) -> dict[str, Any]:
-    """Draw the figures of a trained model, and write, print and return its summary with these numbers.
+    """Draw the figures of a trained model, and write, print and return its summary with these final metrics.
 
     began: when the run did, in seconds of time.perf_counter.
     """
     disk.tidy(disk.folder(folder, "figures"))
-    shown = figures(params, folder, log.read(folder))
-    files, more = shown if isinstance(shown, tuple) else (shown, {})
+    drawn = work.figures(params, folder, log.read(folder))
+    files, more = drawn if isinstance(drawn, tuple) else (drawn, {})
     summary = {
         "experiment": settings.experiment,
         "steps": plan.steps,
         "params": shapes.total(params),
         "params_sha256": checkpoint.digest(params),
-        **numbers,
+        **final,
         **more,
         **{f"baseline/{name}": value for name, value in plan.task.baseline.items()},
         "guess": dict(plan.task.guess),
@@ -205,25 +193,21 @@ def write_result(
         "commit": workdir.commit(),
     }
     disk.write_json(folder / "summary.json", summary)
-    print(report.result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
+    print(log.result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
     return summary
 
 
 def describe(plan: step.Plan, state: step.State) -> int:
     """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
     shapes.check(state.params)
-    example = plan.task.train[0]
-    forward = compilation.flops(plan.task.loss_and_metrics, state.params, example, None)
+    forward = compilation.flops(plan.task.loss_and_metrics, state.params, plan.task.train[0], None)
     batch, each = plan.growth.sizes[0], plan.task.tokens_per_example
-    print(report.table(state.params))
-    print(
-        f"  {report.si(3 * forward, 'FLOP')} per step (3 x forward) of {batch} examples, {batch * each:,} tokens;"
-        f" {report.si(forward / (batch * each), 'FLOP')} per token forward",
-        flush=True,
-    )
-    for first, size in list(zip(plan.growth.firsts, plan.growth.sizes, strict=True))[1:]:
-        larger = report.si(3 * forward * size / batch, "FLOP")
-        print(f"  {larger} per step of {size} examples, {size * each:,} tokens, after step {first:,}", flush=True)
+    print(log.table(state.params))
+    for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
+        flops, of = log.si(3 * forward * size / batch, "FLOP"), f"{size} examples, {size * each:,} tokens"
+        token = log.si(forward / (batch * each), "FLOP")
+        more = f", after step {first:,}" if first else f"; {token} per token forward"
+        print(f"  {flops} per step{'' if first else ' (3 x forward)'} of {of}{more}", flush=True)
     return 3 * forward
 
 
@@ -242,51 +226,46 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         raise errors.UserError(f"in a batch, {error}") from error
     config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
     every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
-    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
-    guard.check(t.nan, t.spike)
+    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()} | {"train.spike": t.spike})
+    named = {"train.nan": (t.nan, ("abort", "skip")), "resume": (settings.resume, ("latest", "latest_valid"))}
+    for key, (name, right) in named.items():
+        if name not in right:
+            raise errors.UserError(f'unknown {key} "{name}"; the right ones are: {", ".join(right)}')
     checkpoint.check_best(t.keep_best)
-    if settings.resume not in ("latest", "latest_valid"):
-        raise errors.UserError(f'unknown resume "{settings.resume}"; the right ones are: latest, latest_valid')
     if t.accumulation > 1 and settings.model.norm == "batch":
         raise errors.UserError(
             "train.accumulation > 1 would give each part statistics of its own: not with model.norm = batch"
         )
-    growth = growth_of(settings, devices)
+    growth = batches.growing(t.batch_size, t.growth)
+    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
+        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
+    mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
     mesh.check_layout(devices, task.layout, jax.eval_shape(task.init, jax.random.key(0)), task.train[0])
     if t.keep_best and t.keep_best not in measured(task):
         raise errors.UserError(f"train.keep_best = {t.keep_best}, but what is measured is {', '.join(measured(task))}")
-    rate, rule = optimiser(settings, growth)
-    if t.spike:
-        rule = guard.remembering(rule)
-    options = {"accumulation": t.accumulation, "nan": t.nan, "spike": t.spike, "probe_due": _probe_due(settings, task)}
+    if t.probe and task.probe is None:
+        raise errors.UserError(
+            "train.probe = True, but there is nothing to look at: the scores here are no x^T M x, or have no `factors` "
+            "that tell it (tfm/attention/score.py)"
+        )
+    rate, rule = optimiser(settings)
+    rule = step.remembering(rule) if t.spike else rule
+    due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if t.probe else None
+    options = {"accumulation": t.accumulation, "nan": t.nan, "spike": t.spike, "probe_due": due}
     return step.Plan(
         task=task,
         mesh=devices,
         optimiser=rule,
         step=step.update(task, rule, rate, devices, **options),
         accumulation=t.accumulation,
-        growth=growth,
+        growth=growth.reached(t.steps),
         steps=t.steps,
         seed=settings.seed,
         every=every,
-        save_minutes=SAVE_MINUTES,
-        keep=KEEP,
         keep_best=t.keep_best,
         may_skip=t.nan == "skip" or t.spike > 0,
         fall_back=settings.resume == "latest_valid",
     )
-
-
-def _probe_due(settings: config.Settings, task: step.Task) -> Callable | None:
-    """After which steps the probe's numbers are wanted: those that are logged. UserError where there is no probe."""
-    if not settings.train.probe:
-        return None
-    if task.probe is None:
-        raise errors.UserError(
-            "train.probe = True, but there is nothing to look at: the scores here are no x^T M x, or have no `factors` "
-            "that tell it (tfm/attention/score.py)"
-        )
-    return functools.partial(loop.due, every=settings.train.log_every, steps=settings.train.steps)
 
 
 def measured(task: step.Task) -> list[str]:
@@ -296,19 +275,7 @@ def measured(task: step.Task) -> list[str]:
     return sorted(f"{loop.EVAL}{name}" for name in metrics if not name.startswith(step.RUNNING))
 
 
-def growth_of(settings: config.Settings, devices: Mesh) -> batches.Growth:
-    """The batch sizes of the config, each of which must divide over the devices."""
-    t = settings.train
-    growth = batches.growing(t.batch_size, t.growth)
-    for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
-        mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
-    mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
-    return growth.reached(t.steps)
-
-
-def optimiser(
-    settings: config.Settings, growth: batches.Growth, **numbers: jax.Array
-) -> tuple[optax.Schedule, optax.GradientTransformation]:
+def optimiser(settings: config.Settings, **numbers: jax.Array) -> tuple[optax.Schedule, optax.GradientTransformation]:
     """The learning rate of every step, and the optimiser with it.
 
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
@@ -316,9 +283,11 @@ def optimiser(
     o = settings.optim
     muon = ("muon_lr_multiplier", "momentum") if o.name == "muon" else ()
     config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE + muon})
-    for name in ("beta1", "beta2") + muon[1:2]:
+    for name in ("beta1", "beta2") + muon[1:]:
         if getattr(o, name) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {getattr(o, name)} is not")
+    if ":" in o.name:
+        raise errors.UserError(f'unknown optimiser "{o.name}": an optimiser is named, and cannot be imported')
     rate = optim.schedule(
         o.schedule,
         peak=numbers.get("learning_rate", o.learning_rate),
@@ -326,12 +295,7 @@ def optimiser(
         warmup_steps=o.warmup_steps,
         final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
     )
-    decay = numbers.get("weight_decay", o.weight_decay)
-    common = {"beta1": o.beta1, "beta2": o.beta2, "weight_decay": decay, "clip": o.clip}
-    if ":" in o.name:
-        raise errors.UserError(f'unknown optimiser "{o.name}": an optimiser is named, and cannot be imported')
-    rules = {
-        "adamw": lambda: optim.adamw(rate, **common),
-        "muon": lambda: optim.muon(rate, **{name: getattr(o, name) for name in muon}, **common),
-    }
-    return rate, by_name.choose("optimiser", o.name, rules)()
+    common = {"beta1": o.beta1, "beta2": o.beta2, "clip": o.clip}
+    common["weight_decay"] = numbers.get("weight_decay", o.weight_decay)
+    rules = {"adamw": optim.adamw, "muon": optim.muon}
+    return rate, by_name.choose("optimiser", o.name, rules)(rate, **common, **{name: getattr(o, name) for name in muon})

@@ -15,7 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import batches, compilation, distributed, errors, guard
+from experiments.engine import batches, compilation, distributed, errors
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 from tfm import shapes
@@ -25,6 +25,9 @@ LOSS = "loss"
 RUNNING = "running/"  # begins the names of statistics that a parameter follows
 PROBE = "probe/"  # begins the names of what a task's probe finds
 MOMENTUM = 0.9  # of running averages, for each step
+PAST = 128  # accepted steps by which a new one is judged
+ENOUGH = 32  # of them before there is a judgement at all: the spread of fewer says little
+ROUNDING = 1e-6  # of the mean: what float32 sums alone may differ by, where all of the past is the same number
 
 
 class Task(NamedTuple):
@@ -68,11 +71,11 @@ class Plan:
     steps: int
     seed: int
     every: dict[str, int]  # of what happens every n steps (0: only at the end): log, evaluate, save
-    save_minutes: float  # 0: the clock saves nothing
-    keep: int
     keep_best: str  # '', or the name of a metric
     may_skip: bool  # steps are counted that changed nothing
     fall_back: bool  # resume from an earlier checkpoint where the newest is damaged
+    save_minutes: float = 5.0  # between checkpoints, whatever the steps; 0: the clock saves nothing
+    keep: int = 2  # newest checkpoints that are kept
 
 
 def initial_state(
@@ -84,10 +87,9 @@ def initial_state(
     params: Mapping[str, np.ndarray] = types.MappingProxyType({}),
 ) -> State:
     """The state of step 0, every leaf on the devices that are to hold it. params: by path, in place of random ones."""
-    make = functools.partial(_state, task, optimiser)
-    key = jax.random.key(seed)
-    places = meshes.shardings(mesh, jax.eval_shape(make, key), task.layout)
-    state = jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(mesh))(key)
+    make, options = functools.partial(_state, task, optimiser), compilation.for_one_run(mesh)
+    places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimiser, mesh=mesh))
+    state = jax.jit(make, out_shardings=places, compiler_options=options)(jax.random.key(seed))
 
     def given(path: Any, leaf: jax.Array) -> jax.Array:
         value = params.get("/".join(shapes.names(path)))
@@ -103,14 +105,14 @@ def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh:
     return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
 
 
-def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
-    """The same of the step's argument `alive`; rows: the number of runs that are trained together."""
-    return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
-
-
 def _state(task: Task, optimiser: optax.GradientTransformation, key: jax.Array) -> State:
     params = task.init(key)
     return State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
+
+
+def abstract_alive(mesh: Mesh, *rows: int) -> jax.ShapeDtypeStruct:
+    """The same of the step's argument `alive`; rows: the number of runs that are trained together."""
+    return jax.ShapeDtypeStruct(rows, np.bool_, sharding=meshes.replicated(mesh))
 
 
 def gradient(task: Task, mesh: Mesh, *, accumulation: int, sharded: Callable = meshes.sharded) -> Callable:
@@ -126,9 +128,7 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int, sharded: Callable = m
         ratios = meshes.total(task.loss_and_metrics(params, part, key_B, task.layout), mesh)
         return ratios[LOSS][0], ratios
 
-    def one_part(params: Any, part: dict, key_B: jax.Array) -> tuple[Any, Ratios]:
-        grads, ratios = jax.grad(sums, has_aux=True)(params, part, key_B)
-        return grads, ratios
+    one_part = jax.grad(sums, has_aux=True)
 
     def local(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
         key_B = meshes.keys(key, len(jax.tree.leaves(batch)[0]))
@@ -148,43 +148,25 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int, sharded: Callable = m
         metrics = {name: value / jnp.maximum(count, 1) for name, (value, count) in ratios.items()}
         return jax.tree.map(lambda g: g / jnp.maximum(ratios[LOSS][1], 1), grads), metrics
 
-    def spread(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
+    def everywhere(params: Any, batch: dict, key: jax.Array) -> tuple[Any, dict]:
         of_params = shapes.specs(params, task.layout.rules)
         specs = {"in_specs": (of_params, meshes.batch_specs(mesh, batch), P()), "out_specs": (of_params, P())}
         return sharded(local, mesh, **specs)(params, batch, key)
 
-    return spread
+    return everywhere
 
 
-def update(
-    task: Task,
-    optimiser: optax.GradientTransformation,
-    rate: optax.Schedule,
-    mesh: Mesh,
-    *,
-    probe_due: Callable[[jax.Array], jax.Array] | None = None,
-    **how: Any,
-) -> Callable[..., tuple[State, dict]]:
-    """`one_step`, jitted; the old state is donated.
-
-    probe_due: whether what the task's probe finds after step n is among the metrics (`probed`); None: it never is.
-    how: accumulation, nan and spike.
-    """
-    step = one_step(task, optimiser, rate, mesh, **how)
-
-    def step_and_probe(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
-        new, metrics = step(state, batch, alive)
-        return new, metrics | probed(task, new, probe_due)
-
-    return jax.jit(step if probe_due is None else step_and_probe, donate_argnums=0)
+def update(*model: Any, **how: Any) -> Callable[..., tuple[State, dict]]:
+    """`one_step`, jitted; the old state is donated."""
+    return jax.jit(one_step(*model, **how), donate_argnums=0)
 
 
 def probed(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
     """What the task's probe finds, 'probe/' before each name; zeros, which mean nothing, after a step without it."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(task.probe, state.params))
     with jax.named_scope("probe"):
-        found = jax.lax.cond(due(state.step), lambda: task.probe(state.params), lambda: zeros)
-    return {f"{PROBE}{name}": value for name, value in found.items()}
+        numbers = jax.lax.cond(due(state.step), lambda: task.probe(state.params), lambda: zeros)
+    return {f"{PROBE}{name}": value for name, value in numbers.items()}
 
 
 def one_step(
@@ -196,69 +178,113 @@ def one_step(
     accumulation: int,
     nan: str = "abort",
     spike: float = 0.0,
+    probe_due: Callable[[jax.Array], jax.Array] | None = None,
     sharded: Callable = meshes.sharded,
 ) -> Callable[..., tuple[State, dict]]:
     """The step (state, batch, alive) -> (state, metrics).
 
     Where loss, gradient norm or the new parameters are not finite, the state stays as it was. nan='abort': the metric
     `alive` is then False, and so are the later steps', which get it and change nothing. nan='skip': the step counts,
-    without an update. spike > 0: so does one that jumps by more sigmas (`guard.is_spike`; `guard.remembering` must be
-    around the optimiser). Where steps may be skipped, the metric `skipped` is how many of the run's steps were.
+    without an update. spike > 0: so does one that jumps by more sigmas (`is_spike`; `remembering` must be around the
+    optimiser). Where steps may be skipped, the metric `skipped` is how many of the run's steps were. probe_due: whether
+    what the task's probe finds after step n is among the metrics (`probed`); None: it never is.
     """
     propose = proposal(task, optimiser, mesh, accumulation=accumulation, sharded=sharded)
 
     def step(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
-        made = propose(state, batch)
-        loss, used = made.metrics[LOSS], guard.updates_made(state.opt_state)
+        params, opt_state, norm, numbers, _ = propose(state, batch)
+        loss, metrics = numbers[LOSS], {name: x for name, x in numbers.items() if not name.startswith(RUNNING)}
         with jax.named_scope("guard"):
-            finite = guard.finite((loss, made.norm, made.params))
+            finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((loss, norm, params))]))
             alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
-            usual = ~guard.is_spike(state.opt_state.history, loss, made.norm, spike) if spike else True
-            new, old = (made.params, made.opt_state), (state.params, state.opt_state)
-            params, opt_state = guard.either(alive & finite & usual, new, old)
-        new = state.replace(step=state.step + alive, params=params, opt_state=opt_state)
-        new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
-        metrics = {name: value for name, value in made.metrics.items() if not name.startswith(RUNNING)}
-        metrics |= {"gradient_norm": made.norm, "learning_rate": rate(used), "alive": alive}
+            usual = ~is_spike(state.opt_state.history, loss, norm, spike) if spike else True
+            accepted, old = alive & finite & usual, (state.params, state.opt_state)
+            new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), (params, opt_state), old)
+        new = state.replace(step=state.step + alive, params=new[0], opt_state=new[1])
+        metrics |= {"gradient_norm": norm, "learning_rate": rate(updates_made(state.opt_state)), "alive": alive}
         if spike or nan == "skip":
-            metrics["skipped"] = new.step - guard.updates_made(opt_state)
-        return new, metrics
+            metrics["skipped"] = new.step - updates_made(new.opt_state)
+        new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
+        return new, metrics | (probed(task, new, probe_due) if probe_due else {})
 
     return step
 
 
-class Proposal(NamedTuple):
-    """What a step would change, and the numbers by which that is judged."""
-
-    params: Any
-    opt_state: Any
-    grads: Any
-    norm: jax.Array  # of the gradient, before clipping
-    metrics: dict[str, jax.Array]
-
-
 def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **how: Any) -> Callable:
-    """(state, batch) -> Proposal: the gradient of the batch, and what the optimiser makes of it."""
+    """(state, batch) -> what a step would change, and the numbers by which that is judged: parameters, optimiser state,
+    norm of the gradient before clipping, metrics, gradient."""
     grads_and_metrics = gradient(task, mesh, **how)
     optimiser = optax.with_extra_args_support(optimiser)
 
-    def propose(state: State, batch: dict) -> Proposal:
+    def propose(state: State, batch: dict) -> tuple[Any, Any, jax.Array, dict, Any]:
         key = jax.random.fold_in(state.key, state.step)
         grads, metrics = grads_and_metrics(state.params, batch, key)
         norm = optax.tree.norm(grads)
         with jax.named_scope("optimiser"):
-            told = {"value": metrics[LOSS], "norm": norm}
-            updates, opt_state = optimiser.update(grads, state.opt_state, state.params, **told)
+            numbers = {"value": metrics[LOSS], "norm": norm}
+            updates, opt_state = optimiser.update(grads, state.opt_state, state.params, **numbers)
             params = follow(optax.apply_updates(state.params, updates), metrics)
-        return Proposal(params, opt_state, grads, norm, metrics)
+        return params, opt_state, norm, metrics, grads
 
     return propose
 
 
-def running(seen: dict) -> Ratios:
+class History(NamedTuple):
+    """Loss and gradient norm of the last accepted steps, in a ring; T: the PAST places of it."""
+
+    loss_T: jax.Array
+    norm_T: jax.Array
+    count: jax.Array  # of all steps ever accepted
+
+
+class Remembered(NamedTuple):
+    """An optimiser's state, with the history beside it: what is saved, resumed and left alone with it."""
+
+    inner: Any
+    history: History
+
+
+def remembering(optimiser: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """The optimiser, which also remembers the loss (`value`) and gradient norm (`norm`) that `update` is given."""
+    inner = optax.with_extra_args_support(optimiser)
+
+    def init(params: Any) -> Remembered:
+        return Remembered(inner.init(params), History(jnp.zeros(PAST), jnp.zeros(PAST), jnp.int32(0)))
+
+    def update(grads: Any, state: Remembered, params: Any = None, *, value, norm, **more) -> tuple[Any, Remembered]:
+        updates, new = inner.update(grads, state.inner, params, value=value, norm=norm, **more)
+        losses_T, norms_T, count = state.history
+        place = count % PAST  # of the oldest
+        return updates, Remembered(new, History(losses_T.at[place].set(value), norms_T.at[place].set(norm), count + 1))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def is_spike(history: History, loss: jax.Array, norm: jax.Array, sigmas: float) -> jax.Array:
+    """Whether loss or norm lies more than `sigmas` standard deviations above the mean of the history.
+
+    What is small is never a spike, and no step is one before the history holds ENOUGH.
+    """
+    n = jnp.minimum(history.count, PAST)
+    known_T = jnp.arange(PAST) < n
+
+    def jumps(new: jax.Array, past_T: jax.Array) -> jax.Array:
+        mean = jnp.sum(past_T, where=known_T) / n
+        spread = jnp.sqrt(jnp.sum(jnp.square(past_T - mean), where=known_T) / n)
+        return new - mean > sigmas * spread + ROUNDING * jnp.abs(mean)
+
+    return (n >= ENOUGH) & (jumps(loss, history.loss_T) | jumps(norm, history.norm_T))
+
+
+def updates_made(opt_state: Any) -> jax.Array:
+    """How many steps have changed the parameters: the count of the learning rate's schedule."""
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, optax.ScaleByScheduleState))
+    return next(node.count for node in nodes if isinstance(node, optax.ScaleByScheduleState))
+
+
+def running(stats: dict) -> Ratios:
     """A model's statistics of its batch (`running`, a tree like the parameters'), for a task's `loss_and_metrics`."""
-    leaves = jax.tree_util.tree_leaves_with_path(seen.get("running", {}))
-    return {RUNNING + "/".join(shapes.names(path)): (leaf, jnp.float32(1)) for path, leaf in leaves}
+    return {RUNNING + path: (leaf, jnp.float32(1)) for path, leaf in shapes.flat(stats.get("running", {})).items()}
 
 
 def follow(params: Any, metrics: dict) -> Any:
@@ -271,13 +297,9 @@ def follow(params: Any, metrics: dict) -> Any:
     return jax.tree_util.tree_map_with_path(move, params)
 
 
-def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, float]]:
-    """params -> the exact mean of every measure over the held-out part: each example once, padding not counted.
-
-    A second argument is called between two batches; what it raises ends the evaluation.
-    """
-    sums = jax.jit(held_out(task, mesh))
-    return lambda *args: {name: float(mean) for name, mean in evaluate(task, mesh, sums, *args).items()}
+def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, np.ndarray]]:
+    """`evaluate` of the parameters of a run alone."""
+    return functools.partial(evaluate, task, mesh, jax.jit(held_out(task, mesh)))
 
 
 def held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> Callable[[Any, dict], Ratios]:
@@ -300,9 +322,10 @@ def evaluate(
     params: Any,
     between: Callable[[], None] = lambda: None,
 ) -> dict[str, np.ndarray]:
-    """The quotients of what `sums` adds up over the held-out part, whatever the shape of its sums.
+    """The exact mean of every measure over the held-out part: each example once, padding not counted.
 
-    between: called between two batches; what it raises ends the evaluation.
+    sums: `held_out`, jitted, whatever the shape of its sums. between: called between two batches; what it raises ends
+    the evaluation.
     """
     totals: dict[str, np.ndarray] = {}
     waiting: Ratios | None = None
@@ -326,10 +349,11 @@ def device_errors() -> Iterator[None]:
         raise errors.RunError(f"JAX_DEBUG_NANS: {str(error).strip().splitlines()[0]}") from error
     except jax.errors.JaxRuntimeError as error:
         first = (str(error).strip().splitlines() or ["it says no more"])[0]
+        said = f"a device, or the way to another one, failed: {first}"
         if "RESOURCE_EXHAUSTED" in first:
-            raise errors.RunError(
+            said = (
                 "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch_size or"
                 " train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs"
                 f" less ({first})"
-            ) from error
-        raise errors.RunError(f"a device, or the way to another one, failed: {first}") from error
+            )
+        raise errors.RunError(said) from error

@@ -80,8 +80,8 @@ def prepare(program: study.Program, devices: Mesh, *, batched: bool) -> Ready:
     first = program.runs[0]
     works = {seed: _work(run, devices) for seed, run in {run.seed: run for run in program.runs}.items()}
     task = works[first.seed].task
-    plan, growth = single.plan(first.settings, task, devices), single.growth_of(first.settings, devices)
-    optimiser = functools.partial(single.optimiser, first.settings, growth)
+    plan = single.plan(first.settings, task, devices)
+    optimiser = functools.partial(single.optimiser, first.settings)
     vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)
     return Ready(program, list(works[first.seed].lines), plan, vmapped, {s: work.task for s, work in works.items()})
 

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from experiments.engine import log
 from experiments.studies import preparing
@@ -73,7 +73,7 @@ class Progress(log.Line):
         left = f"{log.clock(known)} left"
         return f"{left}, and {log.clock(self.compiling())} to compile {more} more" if more and known else left
 
-    def timed(self, evaluate: Callable) -> Callable:
-        """`evaluate` of the program under way, whose seconds tell how long those to come will take."""
+    def evaluated(self, seconds: float) -> None:
+        """An evaluation of the program under way has taken so long."""
         one = self._waiting[self._current]
-        return self._pace.timed(evaluate, one.step * one.evaluation)
+        self._pace.evaluations.add(seconds, one.step * one.evaluation)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments.engine import report
+from experiments.engine import log
 from experiments.studies import runs, statistics, words
 
 NONE = "-"
@@ -41,7 +41,7 @@ def _row(arm: statistics.Arm, others: list[str]) -> list[str]:
     return [
         arm.name,
         f"{arm.params:,}" if arm.params is not None else NONE,
-        report.si(arm.flops_per_token, "").strip() if arm.flops_per_token is not None else NONE,
+        log.si(arm.flops_per_token, "").strip() if arm.flops_per_token is not None else NONE,
         str(arm.n),
         _plus_minus(arm),
         *_difference(arm.difference),

@@ -117,9 +117,8 @@ def test_the_plain_progress_line(capsys, monkeypatch):
         now += 4
         progress.advance(step, value)
         if step == 11:
-            progress.pause()
-            now += 6  # an evaluation
-            progress.resume()
+            with progress.pause():
+                now += 6  # an evaluation
     progress.close()
     # 1000 tokens in 4 s; 60 FLOP in 4 s are 15 % of 100 FLOP/s; 87 steps of 4 s are 5 min 48 s.
     told = "step 13/100: 05:48 left, loss 0.1235, 250 tokens/s, 15 % of matrix-product speed\n"

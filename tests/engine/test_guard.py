@@ -5,10 +5,11 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
-from experiments.engine import checkpoint, compilation, errors, guard, log, optim
+from experiments.engine import checkpoint, compilation, errors, log, optim
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -45,7 +46,7 @@ def machine(task, **options):
     rate = optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3, final_fraction=0.1, decay_fraction=0.0)
     optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
     if options.get("spike"):
-        optimiser = guard.remembering(optimiser)
+        optimiser = steps.remembering(optimiser)
     mesh = meshes.make(data=DEVICES)
     state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
     step = steps.update(task, optimiser, rate, mesh, accumulation=1, **options)
@@ -125,10 +126,11 @@ def test_parameters_that_would_not_be_finite_are_refused_though_loss_and_gradien
 
 
 def history(losses, norms=None):
-    past = guard.History(jnp.zeros(guard.PAST), jnp.zeros(guard.PAST), jnp.int32(0))
+    rule = steps.remembering(optax.identity())
+    state, remember = rule.init(0.0), jax.jit(rule.update)
     for loss, norm in zip(losses, norms if norms is not None else np.ones(len(losses)), strict=True):
-        past = guard.remember(past, jnp.float32(loss), jnp.float32(norm))
-    return past
+        _, state = remember(0.0, state, value=loss, norm=norm)
+    return state.history
 
 
 def test_a_spike_is_upward_by_so_many_deviations_of_the_last_steps():
@@ -136,33 +138,33 @@ def test_a_spike_is_upward_by_so_many_deviations_of_the_last_steps():
     rng = np.random.default_rng(0)
     losses, norms = rng.normal(3, 0.5, 200), rng.normal(100, 9, 200)
     past = history(losses, norms)
-    last = losses[-guard.PAST :], norms[-guard.PAST :]
-    assert guard.PAST == 128 and not np.isclose(losses.mean(), last[0].mean(), atol=0.001)
+    last = losses[-steps.PAST :], norms[-steps.PAST :]
+    assert steps.PAST == 128 and not np.isclose(losses.mean(), last[0].mean(), atol=0.001)
     limits = [x.mean() + 6 * x.std() for x in last]
     usual = [x.mean() for x in last]
     for at in (0, 1):
         for factor, spike in ((0.999, False), (1.001, True), (-5, False)):
             new = list(usual)
             new[at] = limits[at] * factor
-            assert bool(guard.is_spike(past, *map(jnp.float32, new), 6.0)) == spike
-    assert not bool(guard.is_spike(past, jnp.float32(np.nan), jnp.float32(100), 6.0))  # that is for train.nan
-    assert bool(guard.is_spike(past, jnp.float32(np.inf), jnp.float32(100), 6.0))
+            assert bool(steps.is_spike(past, *map(jnp.float32, new), 6.0)) == spike
+    assert not bool(steps.is_spike(past, jnp.float32(np.nan), jnp.float32(100), 6.0))  # that is for train.nan
+    assert bool(steps.is_spike(past, jnp.float32(np.inf), jnp.float32(100), 6.0))
 
 
 def test_nothing_is_judged_before_there_is_enough_to_judge_by():
-    losses = [2.0, 2.1] * guard.PAST
-    for n in (0, 1, guard.ENOUGH - 1, guard.ENOUGH):
-        assert bool(guard.is_spike(history(losses[:n]), jnp.float32(1e6), jnp.float32(1), 6.0)) == (n == guard.ENOUGH)
+    losses = [2.0, 2.1] * steps.PAST
+    for n in (0, 1, steps.ENOUGH - 1, steps.ENOUGH):
+        assert bool(steps.is_spike(history(losses[:n]), jnp.float32(1e6), jnp.float32(1), 6.0)) == (n == steps.ENOUGH)
 
 
 def test_a_constant_past_makes_no_spike_of_rounding():
     past = history(np.full(40, 0.5))  # whose mean is exact, and whose spread is 0
-    assert not bool(guard.is_spike(past, jnp.nextafter(jnp.float32(0.5), jnp.float32(1)), jnp.float32(1), 6.0))
-    assert bool(guard.is_spike(past, jnp.float32(0.501), jnp.float32(1), 6.0))
+    assert not bool(steps.is_spike(past, jnp.nextafter(jnp.float32(0.5), jnp.float32(1)), jnp.float32(1), 6.0))
+    assert bool(steps.is_spike(past, jnp.float32(0.501), jnp.float32(1), 6.0))
 
 
 def test_a_jump_is_skipped_and_leaves_the_history_and_the_rest_alone(monkeypatch):
-    monkeypatch.setattr(guard, "ENOUGH", 3)
+    monkeypatch.setattr(steps, "ENOUGH", 3)
     task = task_with(1000.0, n=241)  # from 16 examples a step, BAD comes behind a few steps
     bad = bad_step(task)
     assert bad >= 3
@@ -189,15 +191,23 @@ def test_both_options_together():
     assert not bool(metrics["alive"]) and int(metrics["skipped"]) == 0
 
 
-def test_patience_ends_where_nothing_is_learnt_any_more():
-    patience = guard.Patience()
-    skipped = 5  # before a resume
-    for n in range(1000):
-        skipped += n % guard.PATIENCE != 0  # all but one
-        patience(n, skipped)
-    with pytest.raises(errors.RunError, match="128 steps in a row have been skipped"):
-        for n in range(guard.PATIENCE):
-            patience(n, skipped := skipped + 1)
+def test_patience_ends_where_nothing_is_learnt_any_more(tmp_path):
+    """All batches are wrong but the 129th, where the first 128 have not told of 128 more than there were before."""
+    task, good = tiny.linear_task(), 128
+
+    def loss_and_metrics(params, batch, key_B, *layout):
+        ratios = task.loss_and_metrics(params, batch, key_B, *layout)
+        right = jnp.all(batch["x_BD"] == 100) | (key_B is None)
+        return ratios | {"loss": (jnp.where(right, ratios["loss"][0], jnp.nan), ratios["loss"][1])}
+
+    train = task.train.map_with_index(
+        lambda n, batch: batch | {"x_BD": batch["x_BD"] * (n != good) + 100 * (n == good)}
+    )
+    settings = tiny.settings("vision", model=False, train__nan="skip", train__steps=300, mesh__data=1)
+    assert settings.experiment
+    work = runs.Work(task._replace(train=train, loss_and_metrics=loss_and_metrics), lambda *arguments: [])
+    with pytest.raises(errors.RunError, match="step 257: 128 steps in a row have been skipped"):
+        runs.run(settings, tmp_path / "run", work, runs.devices(settings))
 
 
 # A run

@@ -1,5 +1,6 @@
 """The order in which the one loop takes steps, logs, saves, stops and evaluates; what a resumed run holds."""
 
+import contextlib
 import types
 
 import jax
@@ -17,7 +18,7 @@ class Told:
 
     def __init__(self, steps, pauses):
         self.plan = types.SimpleNamespace(steps=steps, mesh=mesh.make(data=1))
-        self._pauses, self.events = pauses, []
+        self._pauses, self.events, self.line = pauses, [], self
 
     def log(self, n, batch, metrics, state):
         self.events.append(f"log {n}" if metrics["alive"] else f"failed {n} with {state}, {batch['at_B']}")
@@ -30,8 +31,11 @@ class Told:
     def evaluate_before(self, n, state):
         self.events.append(f"before {n}")
 
+    @contextlib.contextmanager
     def pause(self):
         self.events.append("pause")
+        yield
+        self.events.append("resume")
 
     def save_if_due(self, n, state):
         self.events.append(f"save {n} with {state}")
@@ -41,9 +45,6 @@ class Told:
 
     def evaluate_if_due(self, n, state):
         self.events.append(f"evaluate {n} with {state}")
-
-    def resume(self):
-        self.events.append("resume")
 
 
 def events(*, start, steps, pauses, dies=0):

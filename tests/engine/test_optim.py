@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import batches, errors, mesh, optim
+from experiments.engine import errors, mesh, optim
 from experiments.engine import run as runs
 from tfm import layout, shapes
 
@@ -306,5 +306,5 @@ def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps
 def test_what_cannot_be(changes, sentence):
     made = tiny.settings("language", **changes)
     with pytest.raises(errors.UserError) as raised:
-        runs.optimiser(made, batches.growing(made.train.batch_size))
+        runs.optimiser(made)
     assert str(raised.value) == sentence

@@ -1,6 +1,6 @@
 """Signals: a run that trains finishes its step, saves and says how to go on; what else a command does stops at once."""
 
-import contextlib
+import dataclasses
 import errno
 import json
 import os
@@ -73,6 +73,12 @@ def signal_with_batch(monkeypatch, step, number):
             yield batch
 
     monkeypatch.setattr(batches, "iterate", iterate)
+
+
+def planned(monkeypatch, **changes):
+    """The plan of a run has these."""
+    plan = runs.plan
+    monkeypatch.setattr(runs, "plan", lambda *arguments: dataclasses.replace(plan(*arguments), **changes))
 
 
 class Left(BaseException):
@@ -181,7 +187,7 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from experiments.engine import signals
 requests = signals.Requests()
-with signals.at_once(), requests.kept():
+with signals.at_once(), requests.collect():
     for name in sys.argv[2:]:
         os.kill(os.getpid(), getattr(signal, name))
         print(name, requests.signal, flush=True)
@@ -207,7 +213,7 @@ def test_a_sigint_after_another_signal_stops_at_once(sent, code, out):
 
 def test_the_first_signal_is_the_one_that_counts_and_none_is_kept_outside():
     requests = signals.Requests()
-    with requests.kept():
+    with requests.collect():
         assert requests.signal == 0
         os.kill(os.getpid(), signal.SIGTERM)
     assert requests.signal == signal.SIGTERM
@@ -251,7 +257,7 @@ def test_a_signal_stops_a_process_that_is_in_a_compiled_program(number):
 def test_a_signal_that_the_shell_ignores_is_not_heeded():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        for within in (signals.at_once, signals.Requests().kept):
+        for within in (signals.at_once, signals.Requests().collect):
             with within():
                 assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN != signal.getsignal(signal.SIGTERM)
     finally:
@@ -262,7 +268,7 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
     found = []
 
     def work():
-        with signals.at_once(), signals.Requests().kept():
+        with signals.at_once(), signals.Requests().collect():
             found.extend(signal.getsignal(number) for number in signals.SIGNALS)
 
     thread = threading.Thread(target=work)
@@ -310,30 +316,29 @@ def test_the_clock_saves(tmp_path, monkeypatch):
 
     monkeypatch.setattr(batches, "iterate", iterate)
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
-    monkeypatch.setattr(runs, "SAVE_MINUTES", 2.5)
-    monkeypatch.setattr(runs, "KEEP", 9)
+    planned(monkeypatch, save_minutes=2.5, keep=9)
     assert launched(tmp_path, "--config.train.steps=8").code == 0
     assert saved(tmp_path) == [3, 6, 8]
 
 
 def test_the_clock_saves_within_a_long_evaluation(tmp_path, monkeypatch):
     """A minute passes with each question between two batches of the one behind step 2, which is killed later."""
-    now = 0.0
+    now, there = 0.0, []
 
     def evaluate(params, between):
         nonlocal now
         for _ in range(3):
             now += 60
             between()
+            there.append([file.name.partition(".")[0] for file in (tmp_path / "run" / "checkpoints").iterdir()])
         raise MemoryError
 
     monkeypatch.setattr(steps, "evaluator", lambda task, mesh: evaluate)
-    monkeypatch.setattr(runs, "SAVE_MINUTES", 2.5)
+    planned(monkeypatch, save_minutes=2.5)
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
-    monkeypatch.setattr(loop.Training, "_saved_anyway", lambda *arguments: contextlib.nullcontext())
     with pytest.raises(MemoryError):
         launched(tmp_path, "--config.train.evaluate_every=2")
-    assert saved(tmp_path) == [2]
+    assert there == [[], [], ["2"]] and saved(tmp_path) == [2]
 
 
 def evaluations(monkeypatch, *values):
@@ -345,7 +350,7 @@ def evaluations(monkeypatch, *values):
 
 def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
     evaluations(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
-    monkeypatch.setattr(runs, "KEEP", 1)
+    planned(monkeypatch, keep=1)
     best = ("--config.train.keep_best=eval/loss", "--config.train.evaluate_every=1")
     with monkeypatch.context() as patch:
         signal_with_batch(patch, 3, signal.SIGTERM)
@@ -369,7 +374,7 @@ def test_the_best_evaluation_is_saved_and_kept(tmp_path, monkeypatch):
 
 def test_what_is_saved_before_its_evaluation_counts_for_the_best(tmp_path, monkeypatch):
     evaluations(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
-    monkeypatch.setattr(runs, "KEEP", 1)
+    planned(monkeypatch, keep=1)
     best = ("--config.train.keep_best=eval/loss", "--config.train.evaluate_every=1", "--config.train.save_every=1")
     assert launched(tmp_path, *best).code == 0
     assert saved(tmp_path) == [5, 6]

@@ -53,20 +53,17 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
     )
     compiling, ends = iter([COMPILING]), {}
 
-    def evaluate():
-        clock.now += evaluation + next(compiling, 0.0)
-
-    evaluate = line.timed(evaluate)
     for n in range(start + 1, steps + 1):
         clock.now += STEP * (SIZES[n - 1] / SIZES[0] if grows else 1) * (3 if n - start <= slow else 1)
         clock.now += COMPILING * (n == start + 1)
         line.advance(n, 1.5)
         ends[n] = clock.now
         if worth and loop.due(n, every=every, steps=steps):
-            line.pause()
-            evaluate()
-            clock.now += 7 * (n == 500)  # a save
-            line.resume()
+            with line.pause():
+                took = evaluation + next(compiling, 0.0)
+                clock.now += took
+                line.evaluated(took)
+                clock.now += 7 * (n == 500)  # a save
     line.close()
     return ends
 
@@ -161,11 +158,6 @@ def train_study(clock, line, waiting, *, step_seconds, start):
     for number, one in enumerate(waiting):
         line.begin(number)
         took, first = step_seconds(one), start if number == 0 else 0
-
-        def evaluate(took=took, one=one):
-            clock.now += one.evaluation * took
-
-        evaluate = line.timed(evaluate)
         clock.now += COMPILING  # of the step; that of the evaluation comes with the first one
         line.go_on(first)
         for n in range(first, one.steps + 1):
@@ -174,11 +166,10 @@ def train_study(clock, line, waiting, *, step_seconds, start):
                 line.advance(n, 1.5)
                 told.append((number, n, trained))
             if n == first or loop.due(n, every=EVERY, steps=one.steps):
-                line.pause()
-                clock.now += COMPILING * (n == first)
-                evaluate()
-                trained += one.evaluation * took
-                line.resume()
+                with line.pause():
+                    clock.now += COMPILING * (n == first) + one.evaluation * took
+                    line.evaluated(one.evaluation * took)
+                    trained += one.evaluation * took
         clock.now += 1  # results
         line.end()
     line.close()
