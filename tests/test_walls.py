@@ -100,7 +100,7 @@ STILL_LONGER = {
     "tests/engine/test_fuzz_config.py": 394,
     "tests/engine/test_in_process.py": 425,
     "tests/engine/test_mesh.py": 393,
-    "tests/engine/test_signals.py": 444,
+    "tests/engine/test_signals.py": 449,
     "tests/pretrained/test_parity.py": 382,
     "tests/reference.py": 391,
     "tests/tools/test_export.py": 396,

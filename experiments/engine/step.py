@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,16 +26,22 @@ PROBE = "probe/"  # begins the names of what a task's probe finds
 MOMENTUM = 0.9  # of running averages, for each step
 PAST = 128  # accepted steps by which a new one is judged
 ENOUGH = 32  # of them before there is a judgement at all: the spread of fewer says little
+OUT_OF_MEMORY = (
+    "a device ran out of memory; --dry_run shows what the step needs, and a smaller train.batch_size or "
+    "train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs less"
+)
 ROUNDING = 1e-6  # of the mean: what float32 sums alone may differ by, where all of the past is the same number
 
 
 class Task(NamedTuple):
-    """What an experiment hands to the loop."""
+    """What an experiment hands to the loop.
+
+    loss_and_metrics: (params, batch, key_B, layout) -> sums and counts; 'loss' is minimised. key_B: a random key for
+    each example in training, None in evaluation. layout: which devices share the model, none by default. What is called
+    'running/<path>' is followed by the parameter at that path (`running`).
+    """
 
     init: Callable[..., Any]  # random key -> parameters; and numbers of the model by name, of several runs at once
-    # (params, batch, key_B, layout) -> sums and counts; 'loss' is minimised. key_B: a random key for each example in
-    # training, None in evaluation. layout: which devices share the model, none by default. What is called
-    # 'running/<path>' is followed by the parameter at that path (`running`).
     loss_and_metrics: Callable[..., Ratios]
     train: Sequence[dict]  # train[step] is the batch of that step
     evaluation: Sequence[dict]  # every held-out example once
@@ -79,23 +84,17 @@ class Plan:
 
 
 def initial_state(
-    task: Task,
-    optimiser: optax.GradientTransformation,
-    *,
-    seed: int,
-    mesh: Mesh,
-    params: Mapping[str, np.ndarray] = types.MappingProxyType({}),
+    task: Task, optimiser: optax.GradientTransformation, *, seed: int, mesh: Mesh, params: Mapping | None = None
 ) -> State:
     """The state of step 0, every leaf on the devices that are to hold it. params: by path, in place of random ones."""
     make, options = functools.partial(_state, task, optimiser), compilation.for_one_run(mesh)
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimiser, mesh=mesh))
     state = jax.jit(make, out_shardings=places, compiler_options=options)(jax.random.key(seed))
-
-    def given(path: Any, leaf: jax.Array) -> jax.Array:
-        value = params.get("/".join(shapes.names(path)))
-        return leaf if value is None else distributed.put(np.asarray(value, leaf.dtype), leaf.sharding)
-
-    return state.replace(params=jax.tree_util.tree_map_with_path(given, state.params)) if params else state
+    leaves = shapes.flat(state.params)
+    for path in params.keys() & leaves.keys() if params else ():
+        leaf = leaves[path]
+        leaves[path] = distributed.put(np.asarray(params[path], leaf.dtype), leaf.sharding)
+    return state.replace(params=jax.tree.unflatten(jax.tree.structure(state.params), leaves.values()))
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:
@@ -156,11 +155,6 @@ def gradient(task: Task, mesh: Mesh, *, accumulation: int, sharded: Callable = m
     return everywhere
 
 
-def update(*model: Any, **how: Any) -> Callable[..., tuple[State, dict]]:
-    """`one_step`, jitted; the old state is donated."""
-    return jax.jit(one_step(*model, **how), donate_argnums=0)
-
-
 def probed(task: Task, state: State, due: Callable[[jax.Array], jax.Array]) -> dict[str, jax.Array]:
     """What the task's probe finds, 'probe/' before each name; zeros, which mean nothing, after a step without it."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(task.probe, state.params))
@@ -183,11 +177,10 @@ def one_step(
 ) -> Callable[..., tuple[State, dict]]:
     """The step (state, batch, alive) -> (state, metrics).
 
-    Where loss, gradient norm or the new parameters are not finite, the state stays as it was. nan='abort': the metric
-    `alive` is then False, and so are the later steps', which get it and change nothing. nan='skip': the step counts,
-    without an update. spike > 0: so does one that jumps by more sigmas (`is_spike`; `remembering` must be around the
-    optimiser). Where steps may be skipped, the metric `skipped` is how many of the run's steps were. probe_due: whether
-    what the task's probe finds after step n is among the metrics (`probed`); None: it never is.
+    Where loss, gradient norm or new parameters are not finite, the state stays as it was. nan='abort': then and from
+    then on the metric `alive`, which the next step gets, is False, and nothing changes. nan='skip': the step counts,
+    without an update; spike > 0: so does one that jumps by more sigmas (`is_spike`; the optimiser is `remembering`).
+    The metric `skipped` counts those. probe_due: after which steps n the metrics have what the task's probe finds.
     """
     propose = proposal(task, optimiser, mesh, accumulation=accumulation, sharded=sharded)
 
@@ -210,9 +203,14 @@ def one_step(
     return step
 
 
+def update(*of: Any, **how: Any) -> Callable[..., tuple[State, dict]]:
+    """`one_step`, jitted; the old state is donated."""
+    return jax.jit(one_step(*of, **how), donate_argnums=0)
+
+
 def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **how: Any) -> Callable:
-    """(state, batch) -> what a step would change, and the numbers by which that is judged: parameters, optimiser state,
-    norm of the gradient before clipping, metrics, gradient."""
+    """(state, batch) -> what a step would change (parameters, optimiser state), the norm of the gradient before
+    clipping, metrics, gradient."""
     grads_and_metrics = gradient(task, mesh, **how)
     optimiser = optax.with_extra_args_support(optimiser)
 
@@ -289,12 +287,10 @@ def running(stats: dict) -> Ratios:
 
 def follow(params: Any, metrics: dict) -> Any:
     """The parameters, where those that keep a running average move towards their statistic of this batch (E17)."""
-
-    def move(path: Any, leaf: jax.Array) -> jax.Array:
-        new = metrics.get(RUNNING + "/".join(shapes.names(path)))
-        return leaf if new is None else MOMENTUM * leaf + (1 - MOMENTUM) * new
-
-    return jax.tree_util.tree_map_with_path(move, params)
+    leaves = shapes.flat(params)
+    for path in [path for path in leaves if RUNNING + path in metrics]:
+        leaves[path] = MOMENTUM * leaves[path] + (1 - MOMENTUM) * metrics[RUNNING + path]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves.values())
 
 
 def evaluator(task: Task, mesh: Mesh) -> Callable[..., dict[str, np.ndarray]]:
@@ -316,19 +312,13 @@ def held_out(task: Task, mesh: Mesh, *, sharded: Callable = meshes.sharded) -> C
 
 
 def evaluate(
-    task: Task,
-    mesh: Mesh,
-    sums: Callable[[Any, dict], Ratios],
-    params: Any,
-    between: Callable[[], None] = lambda: None,
+    task: Task, mesh: Mesh, sums: Callable[[Any, dict], Ratios], params: Any, between: Callable[[], None] = lambda: None
 ) -> dict[str, np.ndarray]:
     """The exact mean of every measure over the held-out part: each example once, padding not counted.
 
-    sums: `held_out`, jitted, whatever the shape of its sums. between: called between two batches; what it raises ends
-    the evaluation.
+    sums: `held_out`, jitted. between: called between two batches; what it raises ends the evaluation.
     """
-    totals: dict[str, np.ndarray] = {}
-    waiting: Ratios | None = None
+    totals, waiting = {}, None
     for i in range(len(task.evaluation) + 1):  # fetched one batch late, so that the devices never wait
         due = waiting
         if i:
@@ -349,11 +339,5 @@ def device_errors() -> Iterator[None]:
         raise errors.RunError(f"JAX_DEBUG_NANS: {str(error).strip().splitlines()[0]}") from error
     except jax.errors.JaxRuntimeError as error:
         first = (str(error).strip().splitlines() or ["it says no more"])[0]
-        said = f"a device, or the way to another one, failed: {first}"
-        if "RESOURCE_EXHAUSTED" in first:
-            said = (
-                "a device ran out of memory: --dry_run shows what the step needs; a smaller train.batch_size or"
-                " train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs"
-                f" less ({first})"
-            )
-        raise errors.RunError(said) from error
+        what = OUT_OF_MEMORY if "RESOURCE_EXHAUSTED" in first else "a device, or the way to another one, failed"
+        raise errors.RunError(f"{what}: {first}") from error
