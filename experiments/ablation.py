@@ -16,9 +16,9 @@ from ml_collections import ConfigDict
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology
 from experiments.engine import config as configs
-from experiments.engine import disk, errors, log, mesh, signals, workdir
+from experiments.engine import disk, errors, mesh, signals, workdir
 from experiments.engine import run as single
-from experiments.studies import preparing, progress, study, training
+from experiments.studies import programs, progress, study
 from experiments.studies import report as reports
 
 TOO_EARLY = "stopped before anything was trained; a report that is there stays as it was"
@@ -42,29 +42,35 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
+    UserError for a seed beside the study's, and for several processes.
     """
-    asked, devices = prepared(settings)
+    asked = study.read(settings)
+    if settings.seed != settings.defaults()["seed"]:
+        raise errors.UserError("seed: a study has study.seeds")
+    devices = single.devices(settings, seeds=settings.mesh.seed)
+    if jax.process_count() > 1:
+        raise errors.UserError("a study takes one process; its devices may share the seeds (mesh.seed)")
     runs = study.runs(settings, asked)
-    side_by_side = batched(devices)
+    every = study.programs(runs)
     if folder is None:
-        programs = checked(study.programs(runs), asked, devices)
-        for one in programs:
-            print(told(one), flush=True)
+        waiting = checked(every, asked, devices)
+        for one in waiting:
+            print(one, flush=True)
         if topology.current():
-            dearest = max(programs, key=lambda one: one.step)  # to compile it takes a minute on two cores
-            print(f"  of these {len(programs)} programs the one of most FLOPs is compiled", flush=True)
-            compiler_report.show(training.described(dearest, devices, batched=side_by_side))
+            dearest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
+            print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
+            compiler_report.show(programs.described(dearest, devices))
         return None
     requests = signals.Requests()
     with workdir.hold(folder), single.file_errors(folder), requests.collect():
         finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
-        waiting = checked(unfinished(runs, finished, folder), asked, devices, before=lambda: requests.heed(TOO_EARLY))
+        waiting = checked(unfinished(every, finished, folder), asked, devices, lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, runs)
         workdir.keep_sources(folder, settings.sources())
         for run in runs:
             if run.name not in finished:  # a result of other steps, or a damaged one
                 (folder / run.name / "summary.json").unlink(missing_ok=True)
-        print(f"{len(runs)} runs in {len(study.programs(runs))} programs, {len(finished)} of them finished before")
+        print(f"{len(runs)} runs in {len(every)} programs, {len(finished)} of them finished before")
         what = {
             "config": settings.to_dict(),
             "versions": mesh.versions(),
@@ -73,31 +79,33 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         }
         write = functools.partial(reports.write, folder, asked, what=what)
         try:
-            options = {"batched": side_by_side, "measure": settings.train.probe}
-            train(waiting, folder, devices, behind=write, requests=requests, **options)
+            train(waiting, folder, devices, measure=settings.train.probe, behind=write, requests=requests)
         except errors.Interrupted as error:
-            raise errors.Interrupted(f"{error}; {reported(folder, runs, write)}", error.code) from error
+            holds = "no run of the study is finished, and there is no report yet"
+            if done := sum(workdir.finished(folder / run.name, run.settings.train.steps) for run in runs):
+                write()
+                holds = f"{folder / 'report.md'} holds the {done} of {len(runs)} runs that are finished"
+            raise errors.Interrupted(f"{error}; {holds}", error.code) from error
         tidy(folder / "checkpoints", runs)
         files = write()
-        print(f"\n{reports.text(folder, asked)}\n")
-        for file in files:
-            print(f"  {file}")
+        print("\n".join(["", reports.text(folder, asked), "", *(f"  {file}" for file in files)]))
         requests.heed("stopped behind the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
 
 def checked(
-    programs: list[study.Program], asked: study.Study, devices: Mesh, before: Callable[[], None] = lambda: None
-) -> list[preparing.Checked]:
+    waiting: list[study.Program], asked: study.Study, devices: Mesh, before: Callable[[], None] = lambda: None
+) -> list[programs.Checked]:
     """The programs, all of which can be trained; what their experiments say of their data is said once.
 
     before: called before each program; what it raises ends this.
     """
-    found, said = [], set()
-    for program in programs:
+    found: list[programs.Checked] = []
+    said = set()
+    for program in waiting:
         before()
-        found.append(preparing.check(program, devices, metric=asked.metric[program.runs[0].condition]))
+        found.append(programs.check(program, devices, metric=asked.metric[program.runs[0].condition]))
         for line in found[-1].lines:
             if line not in said:
                 print(line, flush=True)
@@ -105,42 +113,24 @@ def checked(
     return found
 
 
-def prepared(settings: configs.Settings) -> tuple[study.Study, Mesh]:
-    """The study and the devices; said to the person. UserError for a seed beside the study's, and for several
-    processes."""
-    asked = study.read(settings)
-    if settings.seed != settings.defaults()["seed"]:
-        raise errors.UserError("seed: a study has study.seeds")
-    devices = single.devices(settings, seeds=settings.mesh.seed)
-    if jax.process_count() > 1:
-        raise errors.UserError("a study takes one process; its devices may share the seeds (mesh.seed)")
-    return asked, devices
-
-
-def batched(devices: Mesh) -> bool:
-    """Whether the runs of a program are computed side by side: where devices share them, and not on a CPU alone."""
-    return mesh.SEED in devices.axis_names or mesh.side_by_side(devices)
-
-
 def enter(folder: pathlib.Path, settings: configs.Settings, runs: list[study.Run]) -> None:
     """Make the folders of the study and of its runs, or come back to them. UserError where one was another before."""
     workdir.enter(folder, settings.to_dict(), settings.defaults())
     for run in runs:
-        with preparing.naming(run):
+        with programs.naming(run):
             disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             workdir.enter(folder / run.name, run.settings.to_dict(), run.settings.defaults())
 
 
-def unfinished(runs: list[study.Run], finished: set[str], folder: pathlib.Path) -> list[study.Program]:
+def unfinished(every: list[study.Program], finished: set[str], folder: pathlib.Path) -> list[study.Program]:
     """The programs that are still to be trained: first those that were begun, as they were."""
-
-    def open_runs(program: study.Program) -> list[study.Run]:
-        return [run for run in program.runs if run.name not in finished]
-
-    every = study.programs(runs)
-    begun = [one for one in every if open_runs(one) and (folder / "checkpoints" / one.folder).exists()]
-    taken = {run.name for program in begun for run in program.runs}
-    rest = [run for program in every for run in open_runs(program) if run.name not in taken]
+    begun, rest = [], []
+    for one in every:
+        left = [run for run in one.runs if run.name not in finished]
+        if left and (folder / "checkpoints" / one.folder).exists():
+            begun.append(one)
+        else:
+            rest += left
     return begun + study.programs(rest)
 
 
@@ -157,29 +147,11 @@ def tidy(folder: pathlib.Path, runs: list[study.Run]) -> None:
         folder.rmdir()
 
 
-def reported(folder: pathlib.Path, runs: list[study.Run], write: Callable[[], list[pathlib.Path]]) -> str:
-    """Write the report where runs are finished, and say what it holds."""
-    done = sum(workdir.finished(folder / run.name, run.settings.train.steps) for run in runs)
-    if not done:
-        return "no run of the study is finished, and there is no report yet"
-    write()
-    return f"{folder / 'report.md'} holds the {done} of {len(runs)} runs that are finished"
-
-
-def told(one: preparing.Checked) -> str:
-    """A line about a program."""
-    return (
-        f"{one.program.name}: {one.params:,} parameters each, {len(one.program.runs)} x {one.steps:,} steps of"
-        f" {log.si(3 * one.flops, 'FLOP')}"
-    )
-
-
 def train(
-    waiting: list[preparing.Checked],
+    waiting: list[programs.Checked],
     folder: pathlib.Path,
     devices: Mesh,
     *,
-    batched: bool,
     measure: bool,
     behind: Callable[[], Any],
     requests: signals.Requests,
@@ -189,11 +161,9 @@ def train(
     with contextlib.closing(line):
         for number, one in enumerate(waiting):
             line.begin(number)
-            line.say(told(one))
+            line.say(str(one))
             began = time.perf_counter()
-            ready = preparing.prepare(one.program, devices, batched=batched)
-            requests.heed()
-            training.run(ready, folder, line, measure=measure, requests=requests)
+            programs.train(one, folder, devices, line, measure=measure, requests=requests)
             line.end()
             requests.heed()
             took = time.perf_counter() - began

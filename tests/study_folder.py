@@ -81,7 +81,7 @@ def whole(
                 place = run(folder, condition.name, arm.name, seed, ends=ends, rows=rows, attention=attention)
                 if maps and seed == made.seeds[0]:
                     A_MHNS = random.dirichlet(np.full(7, 0.3), (M, H, 7))
-                    np.savez(place / "maps.npz", A_MHNS=A_MHNS, tokens=np.array(list("atomic<")))
+                    np.savez(place / "maps.npz", A_MHNS=A_MHNS)
 
 
 def _rows(random: np.random.Generator, *, worse: float, M: int, steps: int) -> list[dict]:

@@ -43,18 +43,23 @@ def draw(
 ) -> list[Figure]:
     """Write the figures of each condition into folder/figures; none where there is nothing to be seen."""
     disk.tidy(disk.folder(folder, "figures"))
-    style, figures = styles.of(study), []
+    figures = []
     for condition in conditions:
-        whole = {(arm.name, seed) for arm in condition.arms for seed in arm.values}
-        mine = [run for run in runs if run.condition == condition.name and (run.arm, run.seed) in whole]
-        for kind, make in KINDS.items() if mine else ():
-            drawing = make(condition, finished.by_arm(mine, style), style)
-            if drawing:
+        whole = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
+        mine = [run for run in runs if (run.condition, run.arm, run.seed) in whole]
+        for kind in KINDS if mine else ():
+            if drawing := drawn(kind, condition, mine, styles.of(study)):
                 file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
                 engine.write(drawing[0], file)
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 figures.append(Figure(file, kind, condition.name, caption))
     return figures
+
+
+def drawn(kind: str, condition: statistics.Condition, runs: Iterable[finished.Run], style: Styles) -> Drawing:
+    """A figure of KINDS, with its arms in the order of their styles."""
+    groups = {arm: [run for run in runs if run.arm == arm] for arm in style}
+    return KINDS[kind](condition, {arm: group for arm, group in groups.items() if group}, style)
 
 
 def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -63,25 +68,39 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     grid = drawing.add_gridspec(2, 2)
     left, right, below = (drawing.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
     late: list[float] = []
+    base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
     for arm, mine in runs.items():
         look = {"style": style[arm], "pale": len(runs) > MANY}
         step_I, loss_RI = finished.stack([run.curve("train/loss") for run in mine])
-        band(left, step_I, _smooth(loss_RI), **look)
+        width = loss_RI.shape[1] // SMOOTHED  # few values are left as they are
+        smooth_R = [engine.smooth(loss_I, 2 * (width // 2) + 1) for loss_I in loss_RI]
+        band(left, step_I, np.reshape(smooth_R, loss_RI.shape), **look)
         band(right, *finished.stack([run.curve(condition.metric) for run in mine]), **look)
         if arm != condition.reference:
-            step_I, difference_RI = _paired(mine, runs.get(condition.reference, []), condition.metric)
+            pairs = [(run.curve(condition.metric), base[run.seed]) for run in mine if run.seed in base]
+            step_I, value_RI = finished.stack([curve for side in zip(*pairs, strict=True) for curve in side])
+            difference_RI = value_RI[: len(pairs)] - value_RI[len(pairs) :]
             band(below, step_I, difference_RI, **look)
             late += difference_RI[:, 2 * step_I >= max(step_I, default=0)].ravel().tolist()
     if condition.threshold:
         right.axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
     reference = style[condition.reference]
     below.axhline(0, color=reference.colour, lw=reference.width, zorder=2)
-    _zoom(below, late)
+    low, high, (bottom, top) = min([0.0, *late]), max([0.0, *late]), below.get_ylim()
+    if top - bottom > 5 * (high - low) > 0:  # early differences would hide those of the second half of training
+        below.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
     metric = styles.label(condition.metric)
     titles = "training loss", f"{metric}, held out", f"{metric}, minus the reference's of the same seed"
     for panel, title in zip((left, right, below), titles, strict=True):
         panel.set_title(title, fontsize=10, **engine.LITERAL)
-        _finish(panel, logarithmic=panel is left or condition.better == "less")
+        value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
+        positive = (panel is left or condition.better == "less") and len(value) and value.min() > 0
+        if positive and value.max() > 10 * value.min():
+            panel.set_yscale("log")
+        panel.grid(alpha=0.3)
+        panel.set_xlabel("step", fontsize=9)
+        panel.tick_params(labelsize=8)
+        panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6))
     styles.legend(drawing, {arm: style[arm] for arm in runs})
     threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
     return drawing, (
@@ -89,6 +108,40 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
         f"of the same seed over training. Lines are means over seeds, bands reach from the smallest to the largest. "
         f"Early differences are cut off where they would hide the later ones.{threshold}{_coinciding((left, right))}"
     )
+
+
+def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Style, *, pale: bool) -> None:
+    """The mean over R seeds as a line, smallest to largest as a band."""
+    if value_RI.size == 0:
+        return
+    every = max(2, len(step_I) // 8) if len(step_I) > 2 else 1
+    marks, zorder = (style.turn % every, every), 2 if style.line == "-" else 3
+    panel.plot(step_I, value_RI.mean(0), **style.look, markevery=marks, zorder=zorder, gid=style.label)
+    if len(value_RI) > 1:
+        alpha = 0.10 if pale else 0.18
+        panel.fill_between(step_I, value_RI.min(0), value_RI.max(0), color=style.colour, alpha=alpha, lw=0)
+
+
+def _coinciding(panels: Iterable[Any]) -> str:
+    """A sentence on lines that cannot be told apart for most of the steps, in one panel or more."""
+    groups: list[list[str]] = []
+    for panel in panels:
+        panel.get_ylim()  # settles the limits
+        to_heights = panel.transScale + panel.transLimits  # 0 at the bottom of the panel, 1 at its top
+        height_I = {one.get_gid(): to_heights.transform(one.get_xydata())[:, 1] for one in panel.lines if one.get_gid()}
+        together: list[list[str]] = []
+        for name, mine_I in height_I.items():
+            for group in together:
+                its = [height_I[other] for other in group]
+                if all(mine_I.shape == its_I.shape and np.mean(np.abs(mine_I - its_I) < APART) > 0.5 for its_I in its):
+                    group.append(name)
+                    break
+            else:
+                together.append([name])
+        groups += [group for group in together if len(group) > 1 and group not in groups]
+    largest = [group for group in groups if not any(set(group) < set(other) for other in groups)]
+    phrases = "; ".join(words.joined([words.quoted(name) for name in group]) for group in largest)
+    return f" Lines that lie on one another, for most of the steps in a panel or more: {phrases}." if groups else ""
 
 
 def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -123,15 +176,15 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
 
 def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """One row of panels for each measure, one column for each layer."""
-    each = [run for mine in runs.values() for run in mine]
-    depth = {name: max(run.depth(name) for run in each) for name in finished.SYMMETRY}
+    depth = {name: max(run.depth(name) for mine in runs.values() for run in mine) for name in finished.SYMMETRY}
     names = [name for name in depth if depth[name]]
     if not names:
         return None
     layers = engine.spread(max(depth.values()), MOST)
     drawing = figure.Figure(figsize=(max(7.0, 2.1 * len(layers) + 0.8), 2.1 * len(names) + 1), layout="constrained")
     panels = drawing.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False)
-    logged = finished.by_arm([run for run in each if any(map(run.depth, names))], style)
+    every = {arm: [run for run in mine if any(map(run.depth, names))] for arm, mine in runs.items()}
+    logged = {arm: mine for arm, mine in every.items() if mine}
     for row, name in zip(panels, names, strict=True):
         for panel, m in zip(row, layers, strict=True):
             for arm, mine in logged.items():
@@ -188,16 +241,14 @@ def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles)
 
 def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """Attention of one held-out example in every arm, of its first run that has kept some."""
-    first = {arm: next((run for run in mine if run.maps), None) for arm, mine in runs.items()}
-    examples = {arm: attention.read(run.maps) for arm, run in first.items() if run}
-    if not examples:
+    first = {arm: kept[0] for arm, mine in runs.items() if (kept := [run for run in mine if run.maps])}
+    if not first:
         return None
-    seeds = sorted({run.seed for run in first.values() if run})
-    tokens = " ".join(map(engine.visible, next(iter(examples.values())).tokens))
+    seeds = sorted({run.seed for run in first.values()})
+    examples = {arm: attention.read(run.maps) for arm, run in first.items()}
     return attention.side_by_side(examples, {arm: style[arm].label for arm in examples}), (
         f"attention on one held-out example (seed {words.listed(seeds)}), query (row) by key (column). Shades are in "
         f"proportion to the square root of the weight, and mean the same in all panels."
-        f"{f' Its tokens: {tokens}' if tokens else ''}"
     )
 
 
@@ -208,79 +259,3 @@ KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
     "attention": attention_layers,
     "maps": maps,
 }
-
-
-def _coinciding(panels: Iterable[Any]) -> str:
-    """A sentence on lines that cannot be told apart for most of the steps, in one panel or more."""
-    groups: list[list[str]] = []
-    for panel in panels:
-        groups += [group for group in _together(panel) if len(group) > 1 and group not in groups]
-    largest = [group for group in groups if not any(set(group) < set(other) for other in groups)]
-    phrases = "; ".join(words.joined([words.quoted(name) for name in group]) for group in largest)
-    return f" Lines that lie on one another, for most of the steps in a panel or more: {phrases}." if groups else ""
-
-
-def _together(panel: Any) -> list[list[str]]:
-    """The labels of the arms of a panel, those in one group whose lines lie on one another."""
-    panel.get_ylim()  # settles the limits
-    to_heights = panel.transScale + panel.transLimits  # 0 at the bottom of the panel, 1 at its top
-    height_I = {one.get_gid(): to_heights.transform(one.get_xydata())[:, 1] for one in panel.lines if one.get_gid()}
-    groups: list[list[str]] = []
-    for name in height_I:
-        near = (group for group in groups if all(_near(height_I[name], height_I[other]) for other in group))
-        group = next(near, [])
-        if not group:
-            groups.append(group)
-        group.append(name)
-    return groups
-
-
-def _near(a_I: np.ndarray, b_I: np.ndarray) -> bool:
-    return a_I.shape == b_I.shape and bool(np.mean(np.abs(a_I - b_I) < APART) > 0.5)
-
-
-def _paired(
-    arm: Sequence[finished.Run], reference: Sequence[finished.Run], metric: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """The I steps at which both were evaluated, and arm minus reference of the R seeds that both have."""
-    mine, its = ({run.seed: run.curve(metric) for run in side} for side in (arm, reference))
-    seeds = [seed for seed in mine if seed in its]
-    step_I, value_RI = finished.stack([side[seed] for side in (mine, its) for seed in seeds])
-    return step_I, value_RI[: len(seeds)] - value_RI[len(seeds) :]
-
-
-def _zoom(panel: Any, late: Sequence[float]) -> None:
-    """Where early differences are so large that those of the second half of training could not be seen: cut them."""
-    low, high = min([0.0, *late]), max([0.0, *late])
-    bottom, top = panel.get_ylim()
-    if top - bottom > 5 * (high - low) > 0:
-        panel.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
-
-
-def _smooth(value_RI: np.ndarray) -> np.ndarray:
-    """Each row's mean over a centred window, a fortieth of it wide; few values are left as they are."""
-    width = value_RI.shape[1] // SMOOTHED
-    return np.array([engine.smooth(row_I, 2 * (width // 2) + 1) for row_I in value_RI]).reshape(value_RI.shape)
-
-
-def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Style, *, pale: bool) -> None:
-    """The mean over R seeds as a line, smallest to largest as a band."""
-    if value_RI.size == 0:
-        return
-    every = max(2, len(step_I) // 8) if len(step_I) > 2 else 1
-    marks, zorder = (style.turn % every, every), 2 if style.line == "-" else 3
-    panel.plot(step_I, value_RI.mean(0), **style.look, markevery=marks, zorder=zorder, gid=style.label)
-    if len(value_RI) > 1:
-        alpha = 0.10 if pale else 0.18
-        panel.fill_between(step_I, value_RI.min(0), value_RI.max(0), color=style.colour, alpha=alpha, lw=0)
-
-
-def _finish(panel: Any, *, logarithmic: bool) -> None:
-    """Grid, whole steps, and, of losses, a logarithmic scale where positive values span more than a decade."""
-    value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
-    if logarithmic and len(value) and value.min() > 0 and value.max() > 10 * value.min():
-        panel.set_yscale("log")
-    panel.grid(alpha=0.3)
-    panel.set_xlabel("step", fontsize=9)
-    panel.tick_params(labelsize=8)
-    panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6))

@@ -3,18 +3,18 @@
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from experiments.engine import log
-from experiments.studies import preparing
 
 
 class Progress(log.Line):
     """The line of a study. Work is counted in FLOPs."""
 
-    def __init__(self, waiting: Sequence[preparing.Checked]):
-        """waiting: the programs that are still to be trained."""
-        self._waiting, self._current, self._step, self._loss, self._later = waiting, 0, 0, "", (0.0, 0.0)
-        super().__init__("{desc}", total=sum(one.work for one in waiting))
+    def __init__(self, waiting: Sequence[Any]):
+        """waiting: the programs that are still to be trained (programs.Checked)."""
+        self._waiting, self._current, self._step, self._loss = waiting, 0, 0, ""
+        super().__init__("{desc}", total=sum(one.ahead(0)[0] for one in waiting))
         self._known = self._pace  # of the newest program that tells something; self._pace is of the one under way
         self._around: list[float] = []  # of each program that is done, the seconds beside its training
         self._began = time.perf_counter()
@@ -22,8 +22,6 @@ class Progress(log.Line):
     def begin(self, number: int) -> None:
         """The program of this number is made ready and compiled from here on."""
         self._current, self._step, self._loss = number, 0, ""
-        later = [one.ahead(0) for one in self._waiting[number + 1 :]]
-        self._later = sum(steps for steps, _ in later), sum(evaluations for _, evaluations in later)
         self._pace, self._began = log.Pace(), time.perf_counter()
         self._bar.set_description_str(self._where(), refresh=False)
         self._bar.set_postfix_str(f"compiling, {self._ahead()}")
@@ -49,17 +47,6 @@ class Progress(log.Line):
         """The program under way is done, with its results."""
         self._around.append(self._beside())
 
-    def left(self) -> float | None:
-        """Seconds that steps and evaluations of all programs still take; None before two steps of this session."""
-        (steps, evaluations), later = self._waiting[self._current].ahead(self._step), self._later
-        return self._known.left(steps + later[0], evaluations + later[1])
-
-    def compiling(self) -> float:
-        """Seconds that the programs after this one take beside their training: as long as those before them, or as
-        this one so far. What is compiled for the first time takes longest."""
-        each = statistics.median(self._around) if self._around else self._beside()
-        return each * (len(self._waiting) - self._current - 1)
-
     def _beside(self) -> float:
         """Of this program's seconds, those in which it was not trained: of data, compilation, saves, results."""
         return time.perf_counter() - self._began - self._pace.steps.seconds - self._pace.evaluations.seconds
@@ -68,10 +55,17 @@ class Progress(log.Line):
         return f"{self._current + 1} of {len(self._waiting)}, {self._waiting[self._current].program.name}"
 
     def _ahead(self) -> str:
-        """What is left, for a person."""
-        known, more = self.left(), len(self._waiting) - self._current - 1
-        left = f"{log.clock(known)} left"
-        return f"{left}, and {log.clock(self.compiling())} to compile {more} more" if more and known else left
+        """What is left: of steps and evaluations; and beside them, of which later programs are thought to need as much
+        as those before them, or as this one so far. What is compiled for the first time takes longest."""
+        later = self._waiting[self._current + 1 :]
+        ahead = [self._waiting[self._current].ahead(self._step), *(one.ahead(0) for one in later)]
+        steps, evaluations = zip(*ahead, strict=True)
+        known = self._known.left(sum(steps), sum(evaluations))
+        told = f"{log.clock(known)} left"
+        if not (later and known):
+            return told
+        compiling = len(later) * (statistics.median(self._around) if self._around else self._beside())
+        return f"{told}, and {log.clock(compiling)} to compile {len(later)} more"
 
     def evaluated(self, seconds: float) -> None:
         """An evaluation of the program under way has taken so long."""

@@ -4,17 +4,21 @@ The page and the Markdown are templates beside this file. What is put into them 
 """
 
 import base64
+import dataclasses
 import json
+import math
 import pathlib
 import re
 import textwrap
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
 import markupsafe
 
 from experiments.engine import disk, log
-from experiments.studies import figures, record, runs, statistics, tables, words
+from experiments.studies import figures, runs, statistics, tables, words
 from experiments.studies import study as studies
 
 SECTIONS = {  # of the page: heading -> the figures in it
@@ -33,7 +37,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     """
     finished = runs.load(folder, study)
     conditions = statistics.analyse(study, finished)
-    numbers = record.record(study, conditions, finished, what)
+    numbers = record(study, conditions, finished, what)
     pictures = figures.draw(folder, study, conditions, finished)
     content = {
         "title": f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference',
@@ -41,7 +45,6 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
         "conditions": conditions,
         "figures": pictures,
         "sections": SECTIONS,
-        "ran": tables.Table(["", ""], record.rows(numbers)),
         "words": words,
         "tables": tables,
     }
@@ -52,11 +55,83 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     return [folder / "report.json", *files, *(one.file for one in pictures)]
 
 
+def record(
+    study: studies.Study,
+    conditions: Sequence[statistics.Condition],
+    finished: Sequence[runs.Run],
+    what: dict[str, Any],
+) -> dict[str, Any]:
+    """report.json, the whole study in numbers; what cannot be said (an interval of two seeds) is null:
+
+    {
+      "experiment", "reference", "seeds",
+      "verdict": one paragraph on the study,
+      "finished_runs", "planned_runs",
+      "missing":  [{"condition", "arm", "seed"}],
+      "diverged": [{"condition", "arm", "seed", "step": null where the end was reached with a number not finite}],
+      "conditions": [the fields of statistics.Condition, and "verdict": one paragraph,
+        "arms": [the fields of statistics.Arm,
+          "difference": null for the reference, else the fields of statistics.Difference, and "words" on it]],
+      "ran": what the runs tell of how they came about: {"commits": {commit: runs}, "devices": {line: runs},
+        "versions": {name: {version: runs}}, "training_seconds": sum over runs, "timed_runs",
+        "data": {condition: [line]}},
+      "what": of the session that wrote the report, which may be another one
+    }
+    """
+    fields, missing, diverged = [], [], []
+    for condition in conditions:
+        fields.append(dataclasses.asdict(condition) | {"verdict": words.of_condition(condition)})
+        del fields[-1]["reference"]  # of the whole study, as are what is missing and what diverged
+        for arm, its in zip(condition.arms, fields[-1]["arms"], strict=True):
+            place = {"condition": condition.name, "arm": arm.name}
+            missing += [place | {"seed": seed} for seed in its.pop("missing")]
+            diverged += [place | {"seed": seed, "step": step} for seed, step in its.pop("diverged").items()]
+            if arm.difference:
+                its["difference"]["words"] = words.of_arm(condition, arm.difference)
+    summaries = [run.summary for run in finished]
+    seconds = [one["wall_seconds"] for one in summaries if one.get("wall_seconds") is not None]
+    names = dict.fromkeys(name for one in summaries for name in one.get("versions", {}))
+    data: dict[str, dict[str, None]] = {}
+    for run in finished:
+        if lines := run.summary.get("data"):
+            data.setdefault(run.condition, {}).update(dict.fromkeys(lines))
+    ran = {
+        "commits": Counter(one.get("commit") or "not from a checkout" for one in summaries),
+        "devices": Counter(one.get("device", tables.UNKNOWN) for one in summaries),
+        "versions": {n: Counter(one.get("versions", {}).get(n, tables.UNKNOWN) for one in summaries) for n in names},
+        "training_seconds": sum(seconds) if seconds else None,
+        "timed_runs": len(seconds),
+        "data": {condition: list(lines) for condition, lines in data.items()},
+    }
+    whole = {
+        "experiment": study.experiment,
+        "reference": study.reference,
+        "seeds": study.seeds,
+        "verdict": words.of_study(conditions),
+        "finished_runs": len(finished),
+        "planned_runs": len(finished) + len(missing),
+        "missing": missing,
+        "diverged": diverged,
+        "conditions": fields,
+        "ran": ran,
+        "what": {**what, "versions": {**(what.get("versions") or {}), **statistics.LIBRARY}},
+    }
+    return finite(whole)
+
+
+def finite(value: Any) -> Any:
+    """The value with keys as words, lists for tuples, and null for numbers that JSON has not."""
+    if isinstance(value, dict):
+        return {str(key): finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _templates(clean: Any) -> jinja2.Environment:
     """clean: what is done to every value that is put in, before HTML's own letters in it are escaped."""
-    loader = jinja2.FileSystemLoader(pathlib.Path(__file__).parent)
     environment = jinja2.Environment(
-        loader=loader,
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=lambda value: value if isinstance(value, markupsafe.Markup) else clean(str(value)),
@@ -92,11 +167,6 @@ def text(folder: pathlib.Path, study: studies.Study) -> str:
 
 
 def _wrapped(text: str, indent: str) -> str:
-    lines = textwrap.fill(
-        text.replace("95 %", "95\N{NO-BREAK SPACE}%"),
-        width=110,
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    )
+    options = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
+    lines = textwrap.fill(text.replace("95 %", "95\N{NO-BREAK SPACE}%"), width=110, **options)
     return lines.replace("\N{NO-BREAK SPACE}", " ")

@@ -1,16 +1,18 @@
-"""The finished runs of a study, read back from its folder."""
+"""The finished runs of a study, read back from its folder; and what of a run tells whether it can be compared."""
 
-import dataclasses
+import itertools
 import math
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.engine import disk, errors, log
-from experiments.studies import initial
 from experiments.studies import study as studies
+from tfm import shapes
 
 SYMMETRY = {  # name in metrics.jsonl, of each layer -> words
     "symmetry": "symmetry s of a head (mean)",
@@ -22,10 +24,13 @@ ATTENTION = {  # name in summary.json -> words
     "diagonal": "mass on the diagonal",
     "asymmetry": "asymmetry |A - Aᵀ|/|A|",
 }
+SUMS = 4  # of each weight: two that were drawn apart agree by chance once in 10^10
+NEAR = 1e-4  # what programs round otherwise, and summary.json leaves out, is a hundred times less
+
+Sketch = dict[str, list[float]]  # 'blocks/score/U_HKD 2x4x8x32' -> sums, which have its scale
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """One seed of one arm in one condition: its summary.json, the rows of its metrics.jsonl, its maps.npz or None."""
 
     condition: str
@@ -68,40 +73,14 @@ class Run:
 
 def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
     """The runs that have a summary.json, in the order of the study. UserError where a file is there and no good."""
-    places = (
-        (condition.name, arm.name, seed, folder / condition.name / arm.name / f"seed_{seed}")
-        for condition in study.conditions
-        for arm in study.arms
-        for seed in study.seeds
-    )
-    return [_load(*place) for place in places if (place[-1] / "summary.json").is_file()]
-
-
-def _load(condition: str, arm: str, seed: int, folder: pathlib.Path) -> Run:
-    summary = disk.read_json(folder / "summary.json", says="what the run found")
-    maps = folder / "maps.npz"
-    return Run(condition, arm, seed, summary, log.read(folder), maps if maps.is_file() else None)
-
-
-def by_arm(runs: Iterable[Run], arms: Iterable[str]) -> dict[str, list[Run]]:
-    """Arm -> its runs, of the arms that have any."""
-    runs = list(runs)
-    groups = {arm: [run for run in runs if run.arm == arm] for arm in arms}
-    return {arm: group for arm, group in groups.items() if group}
-
-
-def differing(runs: Iterable[Run], reference: Iterable[Run], digest: str) -> list[int]:
-    """The seeds whose digest in summary.json is not that of the reference's run of the same seed."""
-    digests = {run.seed: run.summary.get(digest) for run in reference}
-    pairs = [(run, run.summary.get(digest)) for run in runs]
-    return [run.seed for run, mine in pairs if digests.get(run.seed, mine) != mine]
-
-
-def differing_weights(runs: Iterable[Run], reference: Iterable[Run]) -> list[str]:
-    """The weights that do not begin with the values of the reference's run of the same seed, nor a multiple of them."""
-    sketches = {run.seed: run.summary.get("initial", {}) for run in reference}
-    names = (initial.apart(run.summary.get("initial", {}), sketches.get(run.seed, {})) for run in runs)
-    return list(dict.fromkeys(name for each in names for name in each))
+    runs = []
+    for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
+        place = folder / condition.name / arm.name / f"seed_{seed}"
+        if (place / "summary.json").is_file():
+            summary = disk.read_json(place / "summary.json", says="what the run found")
+            maps = place / "maps.npz" if (place / "maps.npz").is_file() else None
+            runs.append(Run(condition.name, arm.name, seed, summary, log.read(place), maps))
+    return runs
 
 
 def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
@@ -109,3 +88,42 @@ def stack(curves: Sequence[dict[int, float]]) -> tuple[np.ndarray, np.ndarray]:
     step_I = sorted(set.intersection(*map(set, curves))) if curves else []
     value_RI = np.array([[curve[step] for step in step_I] for curve in curves], np.float64)
     return np.array(step_I, int), value_RI.reshape(len(curves), len(step_I))
+
+
+def sketches(params: Any) -> list[Sketch]:
+    """With which values each of R runs began, in a few numbers; params: rows of these. Of c x it is c times that of x.
+
+    So arms of a seed are seen to begin with the same where they have the same weight, up to a scale, as their
+    comparison by pairs takes for granted.
+    """
+    found: list[Sketch] = []
+    for path, leaf_R in jax.tree_util.tree_leaves_with_path(params):
+        rows = jax.device_get(leaf_R)
+        found = found or [{} for _ in rows]
+        name = f"{'/'.join(shapes.names(path))} {'x'.join(map(str, rows.shape[1:]))}"
+        factor_I = np.sin(1.0 + np.arange(rows[0].size))  # else what is moved inside a weight would leave its sums
+        for sketch, row in zip(found, rows, strict=True):
+            x_I = factor_I * np.asarray(row, np.float64).reshape(-1)
+            sums = [x_I[i::SUMS].sum() for i in range(SUMS)]
+            if np.isfinite(sums).all():
+                sketch[name] = [float(f"{x:.6g}") for x in sums]
+    return found
+
+
+def apart(mine: Mapping[str, Any], its: Mapping[str, Any]) -> list[str]:
+    """The weights of the same name and shape that begin otherwise: neither is a multiple of the other, be it by 0."""
+    names = []
+    for name in filter(its.__contains__, mine):
+        a, b = np.array(mine[name], float), np.array(its[name], float)
+        scale = np.linalg.norm(a) * np.linalg.norm(b)
+        if scale and not abs(abs(a @ b) / scale - 1) <= NEAR**2 / 2:  # the cosine of such an angle
+            names.append(name.rpartition(" ")[0])
+    return names
+
+
+def crc32(batch: dict[str, np.ndarray]) -> int:
+    """A digest of a batch: names and numbers."""
+    digest = 0
+    for name, array in sorted(batch.items()):
+        digest = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), digest))
+    return digest

@@ -110,33 +110,32 @@ class Condition:
 
 
 def analyse(study: studies.Study, runs: Sequence[finished.Run]) -> list[Condition]:
-    """The numbers of each condition. UserError for a metric that was not measured, or has no known direction."""
-    return [
-        _condition(study, named, [run for run in runs if run.condition == named.name]) for named in study.conditions
-    ]
-
-
-def _condition(study: studies.Study, named: studies.Named, runs: list[finished.Run]) -> Condition:
-    metric = study.metric[named.name]
-    baselines = [{k[9:]: x for k, x in run.summary.items() if k.startswith("baseline/")} for run in reversed(runs)]
-    condition = Condition(
-        name=named.name,
-        changes=named.changes,
-        metric=metric,
-        better=direction(metric),
-        threshold=study.threshold[named.name] or None,
-        evaluation_interval=longest_interval([run.curve(metric) for run in runs]),
-        comparisons=len(study.arms) - 1,
-        baseline={name: x for baseline in baselines for name, x in baseline.items() if x is not None},
-        guess={name: words for run in runs for name, words in run.summary.get("guess", {}).items()},
-        reference=study.reference,
-        arms=[],
-    )
-    groups = {arm.name: [run for run in runs if run.arm == arm.name] for arm in study.arms}
-    for arm in study.arms:
-        base = [] if arm.name == study.reference else groups[study.reference]
-        condition.arms.append(_arm(condition, arm, study.seeds, groups[arm.name], base))
-    return condition
+    """The numbers of each condition. UserError for a metric that was not measured."""
+    conditions = []
+    for named in study.conditions:
+        mine, metric = [run for run in runs if run.condition == named.name], study.metric[named.name]
+        gaps = (b - a for run in mine for a, b in itertools.pairwise(sorted(run.curve(metric))))
+        baselines = [(k[9:], x) for run in mine[::-1] for k, x in run.summary.items() if k.startswith("baseline/")]
+        condition = Condition(
+            name=named.name,
+            changes=named.changes,
+            metric=metric,
+            better="more" if checkpoint.BETTER[metric.rpartition("/")[2]] is max else "less",
+            threshold=study.threshold[named.name] or None,
+            evaluation_interval=max(gaps, default=None),
+            comparisons=len(study.arms) - 1,
+            baseline={name: x for name, x in baselines if x is not None},
+            guess={name: words for run in mine for name, words in run.summary.get("guess", {}).items()},
+            reference=study.reference,
+            arms=[],
+        )
+        reference = [run for run in mine if run.arm == study.reference]
+        for arm in study.arms:
+            of_arm = [run for run in mine if run.arm == arm.name]
+            base = [] if arm.name == study.reference else reference
+            condition.arms.append(_arm(condition, arm, study.seeds, of_arm, base))
+        conditions.append(condition)
+    return conditions
 
 
 def _arm(
@@ -151,7 +150,11 @@ def _arm(
     values = _values(runs, metric)
     whole = [run for run in runs if run.seed in values]
     curves = {run.seed: run.curve(metric) if run.seed in values else {} for run in runs}
+    others = dict.fromkeys(name for run in whole for name in run.summary if name.startswith("eval/") and name != metric)
+    spreads = {name: spread(_values((run for run in whole if name in run.summary), name).values()) for name in others}
     difference = compare(values, _values(reference, metric), m=condition.comparisons, better=better)
+    pairs = [(run, its) for run in whole for its in reference if its.seed == run.seed]
+    apart = (finished.apart(run.summary.get("initial", {}), its.summary.get("initial", {})) for run, its in pairs)
     return Arm(
         name=named.name,
         changes=named.changes,
@@ -159,10 +162,10 @@ def _arm(
         flops_per_token=runs[0].summary.get("flops_per_token") if runs else None,
         values=values,
         **vars(spread(values.values())),
-        others=_others(whole, metric),
-        other_evaluation=finished.differing(whole, reference, "evaluation_crc32"),
-        other_batches=finished.differing(whole, reference, "training_crc32"),
-        other_initial=finished.differing_weights(whole, reference),
+        others={name: one for name, one in spreads.items() if one.n},
+        other_evaluation=_unlike(pairs, "evaluation_crc32"),
+        other_batches=_unlike(pairs, "training_crc32"),
+        other_initial=list(dict.fromkeys(itertools.chain(*apart))),
         threshold_step=None if threshold is None else threshold_step(curves, threshold, better=better),
         difference=None if named.name == condition.reference else difference,
         symmetry=_layer_means(whole, finished.SYMMETRY),
@@ -172,10 +175,24 @@ def _arm(
     )
 
 
-def direction(metric: str) -> str:
-    """Which values of a metric are better: "less" or "more". UserError where nobody knows."""
-    checkpoint.check_best(metric, key="study.metric")
-    return "more" if checkpoint.BETTER[metric.rpartition("/")[2]] is max else "less"
+def _values(runs: Iterable[finished.Run], metric: str) -> dict[int, float]:
+    """The metric at the end by seed, of the runs that have it."""
+    return {run.seed: x for run in runs if (x := run.value(metric)) is not None}
+
+
+def _unlike(pairs: Iterable[tuple[finished.Run, finished.Run]], digest: str) -> list[int]:
+    """The seeds of these pairs of runs whose digests in summary.json differ."""
+    return [run.seed for run, its in pairs if run.summary.get(digest) != its.summary.get(digest)]
+
+
+def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str, list[float | None]]:
+    """Measure -> its mean over runs in each layer; without measures that no run has."""
+    means = {}
+    for name in measures:
+        columns = itertools.zip_longest(*(run.layers(name) for run in runs))
+        if numbers := [[x for x in column if x is not None] for column in columns]:
+            means[name] = [sum(column) / len(column) if column else None for column in numbers]
+    return means
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -224,31 +241,3 @@ def threshold_step(curves: Mapping[int, Mapping[int, float]], threshold: float, 
     never = [math.inf] * (len(steps) - len(reached))
     median = float(np.median(reached + never)) if steps else math.inf
     return ThresholdStep(steps, median if math.isfinite(median) else None, len(reached), len(steps))
-
-
-def longest_interval(curves: Iterable[Mapping[int, float]]) -> int | None:
-    """The largest number of steps between two evaluations that follow each other."""
-    return max((b - a for curve in curves for a, b in itertools.pairwise(sorted(curve))), default=None)
-
-
-def _values(runs: Iterable[finished.Run], metric: str) -> dict[int, float]:
-    """The metric at the end by seed, of the runs that have it."""
-    return {run.seed: x for run in runs if (x := run.value(metric)) is not None}
-
-
-def _others(runs: list[finished.Run], metric: str) -> dict[str, Spread]:
-    """The other evaluated metrics, of the runs that have them."""
-    names = dict.fromkeys(name for run in runs for name in run.summary if name.startswith("eval/") and name != metric)
-    spreads = {name: spread(_values([run for run in runs if name in run.summary], name).values()) for name in names}
-    return {name: one for name, one in spreads.items() if one.n}
-
-
-def _layer_means(runs: list[finished.Run], measures: Iterable[str]) -> dict[str, list[float | None]]:
-    """Measure -> its mean over runs in each layer; without measures that no run has."""
-    columns = {name: itertools.zip_longest(*(run.layers(name) for run in runs)) for name in measures}
-    means = {name: [_mean([x for x in column if x is not None]) for column in each] for name, each in columns.items()}
-    return {name: layers for name, layers in means.items() if layers}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -1,5 +1,6 @@
 """A study as its config says it: conditions x arms x seeds, and which of these runs one program trains together."""
 
+import itertools
 import json
 import re
 import zlib
@@ -79,14 +80,12 @@ class Program(NamedTuple):
     @property
     def folder(self) -> str:
         """The name of its checkpoints' folder: another one for other runs, the same where they may be resumed."""
-        told = json.dumps([[run.name, _lasting(run.settings)] for run in self.runs], sort_keys=True)
-        return f"{self.runs[0].kind}_{zlib.crc32(told.encode()):08x}"
-
-
-def _lasting(settings: config.Settings) -> dict[str, Any]:
-    """What a run that goes on has as before; its steps too, with which the learning rate falls."""
-    every = config.flat(settings.to_dict())
-    return {key: value for key, value in every.items() if key == "train.steps" or not workdir.may_change(key)}
+        lasting = []
+        for run in self.runs:
+            every = config.flat(run.settings.to_dict())  # what goes on has its steps, with which the rate falls
+            same = {key: x for key, x in every.items() if key == "train.steps" or not workdir.may_change(key)}
+            lasting.append([run.name, same])
+        return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
 
 
 def read(settings: config.Settings) -> Study:
@@ -95,38 +94,22 @@ def read(settings: config.Settings) -> Study:
     arms, conditions = _named("study.arms", s.arms), _named("study.conditions", s.conditions) or [Named(ONLY, {})]
     if len(arms) < 2:
         raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
-    own = {one.name: _own(settings, one) for one in conditions}
-    return Study(
-        experiment=s.experiment,
-        conditions=conditions,
-        arms=arms,
-        seeds=_seeds(s.seeds),
-        reference=arms[-1].name,
-        metric={name: metric for name, (metric, _) in own.items()},
-        threshold={name: threshold for name, (_, threshold) in own.items()},
-    )
-
-
-def _seeds(given: list[Any]) -> list[int]:
-    """study.seeds, checked."""
-    if not given or any(type(seed) is not int for seed in given) or len(set(given)) < len(given):
-        raise errors.UserError(f"study.seeds must be different whole numbers, and {config.shown(given)} are not")
-    for seed in given:
+    metric, threshold = {}, {}
+    for condition in conditions:
+        changes = {key: value for key, value in condition.changes.items() if key in OWN}
+        try:
+            own = settings.changed(changes).study
+            if not own.metric.startswith(loop.EVAL):
+                raise errors.UserError(f'study.metric = "{own.metric}" must be of an evaluation, as {loop.EVAL}loss')
+            checkpoint.check_best(own.metric, key="study.metric")
+        except errors.UserError as error:
+            raise errors.UserError(f"condition {condition.name}: {error}" if changes else str(error)) from error
+        metric[condition.name], threshold[condition.name] = own.metric, own.threshold
+    if not s.seeds or any(type(seed) is not int for seed in s.seeds) or len(set(s.seeds)) < len(s.seeds):
+        raise errors.UserError(f"study.seeds must be different whole numbers, and {config.shown(s.seeds)} are not")
+    for seed in s.seeds:
         config.check_seed(seed)
-    return list(given)
-
-
-def _own(settings: config.Settings, condition: Named) -> tuple[str, float]:
-    """The metric and the threshold of a condition, checked."""
-    changes = {key: value for key, value in condition.changes.items() if key in OWN}
-    try:
-        s = settings.changed(changes).study
-        if not s.metric.startswith(loop.EVAL):
-            raise errors.UserError(f'study.metric = "{s.metric}" must be of an evaluation, as {loop.EVAL}loss')
-        checkpoint.check_best(s.metric, key="study.metric")
-    except errors.UserError as error:
-        raise errors.UserError(f"condition {condition.name}: {error}" if changes else str(error)) from error
-    return s.metric, s.threshold
+    return Study(s.experiment, conditions, arms, list(s.seeds), arms[-1].name, metric, threshold)
 
 
 def _named(key: str, given: Any) -> list[Named]:
@@ -144,51 +127,43 @@ def _named(key: str, given: Any) -> list[Named]:
             raise errors.UserError(f"{key}: {config.shown(name)} {reason}")
         if name.lower() in TAKEN:
             raise errors.UserError(f'{key}: "{name}" is what something else in the folder of a study is called')
-        if name.lower() in found:
-            other = found[name.lower()].name
-            reason = "twice" if other == name else f'and "{other}", which are one folder on some systems'
-            raise errors.UserError(f'{key} has "{name}" {reason}')
+        if other := found.get(name.lower()):
+            twice = "twice" if other.name == name else f'and "{other.name}", which are one folder on some systems'
+            raise errors.UserError(f'{key} has "{name}" {twice}')
         found[name.lower()] = Named(name, dict(one[1]))
     return list(found.values())
 
 
 def runs(settings: config.Settings, study: Study) -> list[Run]:
-    """All runs, each with a config of its own, as it would be trained alone."""
-    return [
-        Run(condition.name, arm.name, seed, _alone(settings, study, condition, arm, seed))
-        for condition in study.conditions
-        for arm in study.arms
-        for seed in study.seeds
-    ]
-
-
-def _alone(settings: config.Settings, study: Study, condition: Named, arm: Named, seed: int) -> config.Settings:
-    """The config of one run: the study's without the study."""
+    """All runs, each with a config of its own, as it would be trained alone: the study's without the study."""
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment, "train.probe": False}
-    of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
-    for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", arm.changes)):
-        for key in changes:
-            if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device") or key == "train.probe":
-                raise errors.UserError(f"{where}: {key} is the same for a whole study")
-    if both := sorted(of_condition.keys() & arm.changes.keys()):
-        raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
-    try:
-        return settings.without("study").changed(plain | of_condition | arm.changes | {"seed": seed})
-    except errors.UserError as error:
-        raise errors.UserError(f"condition {condition.name}, arm {arm.name}: {error}") from error
+    every = []
+    for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
+        of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
+        for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", arm.changes)):
+            for key in changes:
+                if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device") or key == "train.probe":
+                    raise errors.UserError(f"{where}: {key} is the same for a whole study")
+        if both := sorted(of_condition.keys() & arm.changes.keys()):
+            raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
+        try:
+            alone = settings.without("study").changed(plain | of_condition | arm.changes | {"seed": seed})
+        except errors.UserError as error:
+            raise errors.UserError(f"condition {condition.name}, arm {arm.name}: {error}") from error
+        every.append(Run(condition.name, arm.name, seed, alone))
+    return every
 
 
 def programs(runs: Iterable[Run]) -> list[Program]:
     """The runs, with those together that differ in seeds and NUMBERS only, in the order in which they come."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[tuple[Run, dict]]] = {}
     for run in runs:
         values = config.flat(run.settings.to_dict())
         kind = {key: value for key, value in values.items() if key != "seed" and key not in NUMBERS}
-        groups.setdefault(f"{run.condition} {json.dumps(kind, sort_keys=True)}", []).append(run)
-    return [Program(group, _numbers(group)) for group in groups.values()]
-
-
-def _numbers(runs: list[Run]) -> dict[str, np.ndarray]:
-    values = [config.flat(run.settings.to_dict()) for run in runs]
-    columns = {name: np.array([one[key] for one in values], np.float32) for key, name in NUMBERS.items()}
-    return {name: column for name, column in columns.items() if len(set(column.tolist())) > 1}
+        groups.setdefault(f"{run.condition} {json.dumps(kind, sort_keys=True)}", []).append((run, values))
+    made = []
+    for group in groups.values():
+        columns = {name: np.array([values[key] for _, values in group], np.float32) for key, name in NUMBERS.items()}
+        numbers = {name: column for name, column in columns.items() if len(set(column.tolist())) > 1}
+        made.append(Program([run for run, _ in group], numbers))
+    return made

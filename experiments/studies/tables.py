@@ -1,16 +1,15 @@
 """The tables of a report, as rows of words: of a condition, of all conditions, of the layers, of what was run."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from experiments.engine import log
 from experiments.studies import runs, statistics, words
 
-NONE = "-"
+NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
-SHORT = {  # what an overview says of a kind
-    statistics.WORSE: "worse",
-    statistics.BETTER: "better",
+SHORT = {kind: kind for kind in (statistics.WORSE, statistics.BETTER)} | {  # what an overview says of a kind
     statistics.OPEN: "open",
     statistics.SAME: "same",
     statistics.CONSTANT: "constant",
@@ -34,20 +33,20 @@ def of_condition(condition: statistics.Condition) -> Table:
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
     head += [f"minus {condition.reference}", "95 % interval", "p" + f" (x {m})" * (m > 1)]
     head += [f"steps to {condition.threshold:g}"] if condition.threshold else []
-    return Table(head + others, [_row(one, others) for one in condition.arms], _notes(condition))
+    rows = []
+    for arm in condition.arms:
+        params = NONE if arm.params is None else f"{arm.params:,}"
+        flops = NONE if arm.flops_per_token is None else log.si(arm.flops_per_token, "").strip()
+        row = [arm.name, params, flops, str(arm.n), _plus_minus(arm), *_difference(arm.difference)]
+        row += [_steps(arm.threshold_step)] if arm.threshold_step else []
+        rows.append(row + [_plus_minus(arm.others.get(name)) for name in others])
+    return Table(head + others, rows, _notes(condition))
 
 
-def _row(arm: statistics.Arm, others: list[str]) -> list[str]:
-    return [
-        arm.name,
-        f"{arm.params:,}" if arm.params is not None else NONE,
-        log.si(arm.flops_per_token, "").strip() if arm.flops_per_token is not None else NONE,
-        str(arm.n),
-        _plus_minus(arm),
-        *_difference(arm.difference),
-        *([_steps(arm.threshold_step)] if arm.threshold_step else []),
-        *(_plus_minus(arm.others.get(name)) for name in others),
-    ]
+def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
+    if spread is None or spread.mean is None:
+        return NONE
+    return words.number(spread.mean) + (f" ± {words.number(spread.std)}" if spread.std is not None else "")
 
 
 def _difference(difference: statistics.Difference | None) -> list[str]:
@@ -66,12 +65,6 @@ def signed(x: float | None) -> str:
     return NONE if x is None else ("+" if x > 0 else "") + words.number(x)
 
 
-def _plus_minus(spread: statistics.Spread | statistics.Arm | None) -> str:
-    if spread is None or spread.mean is None:
-        return NONE
-    return words.number(spread.mean) + (f" ± {words.number(spread.std)}" if spread.std is not None else "")
-
-
 def _steps(step: statistics.ThresholdStep) -> str:
     """'1,200 (4 of 5)': the median, and how many seeds got there."""
     if not step.of:
@@ -87,7 +80,7 @@ def _notes(condition: statistics.Condition) -> list[str]:
         each = f"{100 * (1 - (1 - statistics.LEVEL) / m):.4g} %"
         notes[0] += f" Intervals hold for {m} comparisons together (Bonferroni: {each} each), and p is times {m}."
     if condition.threshold:
-        interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else "unknown"
+        interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else UNKNOWN
         notes.append(
             f"Steps to {condition.threshold:g}: the first evaluation with {condition.metric} at "
             f"{'least' if condition.better == 'more' else 'most'} that, median over seeds (how many got there); its "
@@ -131,6 +124,37 @@ def layers(condition: statistics.Condition, section: str) -> Table | None:
     width = max(map(len, rows), default=0)
     head = ["arm", "measure", *(f"layer {m}" for m in range(1, width - 1))]
     return Table(head, [row + [NONE] * (width - len(row)) for row in rows]) if rows else None
+
+
+def of_runs(record: dict[str, Any]) -> Table:
+    """A label and words for each thing that report.json tells of what was run, and of what wrote the report."""
+    conditions, ran, what = record["conditions"], record["ran"], record["what"]
+    finished = f"{record['finished_runs']} of {record['planned_runs']} finished, seeds {words.listed(record['seeds'])}"
+    rows = [["experiment", record["experiment"]], ["reference", record["reference"]], ["runs", finished]]
+    named = [("condition", one) for one in conditions if one["changes"]]
+    for kind, one in [*named, *(("arm", arm) for arm in conditions[0]["arms"])]:
+        changes = (f"{key} = {json.dumps(x, ensure_ascii=False)}" for key, x in one["changes"].items())
+        rows.append([f"{kind} {one['name']}", words.listed(changes) or "no changes"])
+    versions = words.listed(f"{name} {_counted(counts, ' and ')}" for name, counts in ran["versions"].items())
+    seconds = ran["training_seconds"]
+    rows += [["code of the runs", _counted(ran["commits"])], ["hardware of the runs", _counted(ran["devices"])]]
+    rows += [["versions of the runs", versions or UNKNOWN]]
+    rows += [["training time of all runs", UNKNOWN if seconds is None else f"{seconds:,.0f} s"]]
+    data = {f"data, {condition}": "; ".join(line.strip() for line in of) for condition, of in ran["data"].items()}
+    if len(set(data.values())) == 1:
+        data = {"data": next(iter(data.values()))}
+    rows += [[label, lines] for label, lines in data.items()]
+    author = [what.get("commit") or "code that is not from a checkout", what.get("device")]
+    versions = words.listed(f"{name} {version}" for name, version in what["versions"].items())
+    rows += [["report written by", ", on ".join(filter(None, author))], ["report written with", versions]]
+    return Table(["", ""], rows)
+
+
+def _counted(counts: Mapping[str, int], between: str = ", ") -> str:
+    """'a', or 'a (20 runs), b (10 runs)'."""
+    if len(counts) < 2:
+        return next(iter(counts), UNKNOWN)
+    return between.join(f"{words} ({many} run{'s' if many > 1 else ''})" for words, many in counts.items())
 
 
 def aligned(table: Table) -> str:

@@ -47,64 +47,53 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
     # Written out: jax.vmap(jax.shard_map(...), spmd_axis_name=SEED) trips over its own check_vma (JAX 0.8 to 0.12).
     batched = jax.custom_batching.custom_vmap(one)
 
+    def of_rows(spec: PartitionSpec, row: bool = True) -> PartitionSpec:
+        return PartitionSpec(meshes.SEED, *spec) if row else spec
+
     @batched.def_vmap
     def of_runs(size: int, has_rows: Any, *arguments: Any) -> tuple[Any, Any]:
-        leaves, tree = jax.tree.flatten(arguments)
-        rows = jax.tree.leaves(tuple(has_rows))
-        specs = jax.tree.leaves(
-            jax.tree.map(
-                lambda spec, part: jax.tree.map(lambda _: spec, part),
-                tuple(in_specs),
-                arguments,
-                is_leaf=meshes.is_spec,
-            ),
-            is_leaf=meshes.is_spec,
-        )
-        rows_in = [PartitionSpec(meshes.SEED, *spec) if row else spec for spec, row in zip(specs, rows, strict=True)]
-        rows_out = jax.tree.map(lambda spec: PartitionSpec(meshes.SEED, *spec), out_specs, is_leaf=meshes.is_spec)
+        specs = jax.tree.broadcast(tuple(in_specs), arguments, is_leaf=meshes.is_spec)
+        rows_in = jax.tree.map(of_rows, specs, tuple(has_rows), is_leaf=meshes.is_spec)
+        rows_out = jax.tree.map(of_rows, out_specs, is_leaf=meshes.is_spec)
 
-        def local(*leaves: jax.Array) -> Any:
+        def local(*arguments: Any) -> Any:
+            if meshes.side_by_side(mesh):
+                return jax.vmap(function, in_axes=jax.tree.map(lambda row: 0 if row else None, has_rows))(*arguments)
+            leaves, tree = jax.tree.flatten(arguments)
+            rows = jax.tree.leaves(tuple(has_rows))
             shared = [None if row else leaf for leaf, row in zip(leaves, rows, strict=True)]
 
             def run(own: list[jax.Array]) -> Any:
                 of_run = iter(own)
                 return function(*tree.unflatten([next(of_run) if leaf is None else leaf for leaf in shared]))
 
-            own = [leaf for leaf, row in zip(leaves, rows, strict=True) if row]
-            return jax.vmap(run)(own) if meshes.side_by_side(mesh) else jax.lax.map(run, own)
+            return jax.lax.map(run, [leaf for leaf, row in zip(leaves, rows, strict=True) if row])
 
-        made = meshes.sharded(local, mesh, in_specs=tuple(rows_in), out_specs=rows_out)(*leaves)
+        made = meshes.sharded(local, mesh, in_specs=rows_in, out_specs=rows_out)(*arguments)
         return made, jax.tree.map(lambda _: True, made)
 
     return batched
 
 
-def initial_state(of: VmappedRuns, seeds: Sequence[int], numbers: Numbers) -> steps.State:
-    """The state of step 0 of every run, R rows of each leaf, on the devices that are to hold it."""
-    make, initial = _initial(of, numbers)
-    keys_R = jnp.stack([jax.random.key(seed) for seed in seeds])
-    places, options = shardings(of, jax.eval_shape(make, keys_R, initial)), compilation.for_one_run(of.mesh)
-    return jax.jit(make, out_shardings=places, compiler_options=options)(keys_R, initial)
+def initial_state(of: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, abstract: bool = False) -> steps.State:
+    """The state of step 0 of every run, R rows of each leaf, on the devices that are to hold it.
 
-
-def abstract_state(of: VmappedRuns, rows: int, numbers: Numbers) -> steps.State:
-    """Shapes, types and places of `initial_state` of so many runs."""
-    make, initial = _initial(of, numbers)
-    shape = jax.eval_shape(lambda initial: make(jax.random.split(jax.random.key(0), rows), initial), initial)
-    return jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, shardings(of, shape)
-    )
-
-
-def _initial(of: VmappedRuns, numbers: Numbers) -> tuple[Callable[..., steps.State], Numbers]:
-    """(keys_R, initial numbers) -> the state of every run, and these numbers."""
+    abstract: its shapes, types and places alone.
+    """
     _, optimiser = of.optimiser()
 
     def one(key: jax.Array, initial: dict) -> steps.State:
         params = of.task.init(key, **initial)
         return steps.State(step=jnp.int32(0), params=params, opt_state=optimiser.init(params), key=key)
 
-    return over_rows(of, one), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
+    make, initial = over_rows(of, one), {name: x_R for name, x_R in numbers.items() if name not in OPTIMISER}
+    keys_R = jnp.stack([jax.random.key(seed) for seed in seeds])
+    shape = jax.eval_shape(make, keys_R, initial)
+    places = shardings(of, shape)
+    if abstract:
+        return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
+    options = compilation.for_one_run(of.mesh)
+    return jax.jit(make, out_shardings=places, compiler_options=options)(keys_R, initial)
 
 
 def shardings(of: VmappedRuns, rows: Any) -> Any:
@@ -131,16 +120,12 @@ def step(of: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
     return jax.jit(rows, donate_argnums=0)
 
 
-def evaluator(of: VmappedRuns) -> Callable[[Any], dict[str, np.ndarray]]:
-    """The parameters of all rows -> of each the exact mean of every measure over the held-out part, R numbers."""
-    return functools.partial(steps.evaluate, of.task, of.mesh, held_out(of))
-
-
 def held_out(of: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:
     """`steps.held_out` of the parameters of all rows, jitted."""
     sums = steps.held_out(of.task, of.mesh, sharded=sharded)
+    return jax.jit(lambda params, batch: over_rows(of, lambda params: sums(params, batch))(params))
 
-    def rows(params: Any, batch: dict) -> steps.Ratios:
-        return over_rows(of, lambda params: sums(params, batch))(params)
 
-    return jax.jit(rows)
+def evaluator(of: VmappedRuns) -> Callable[[Any], dict[str, np.ndarray]]:
+    """The parameters of all rows -> of each the exact mean of every measure over the held-out part, R numbers."""
+    return functools.partial(steps.evaluate, of.task, of.mesh, held_out(of))

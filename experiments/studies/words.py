@@ -18,6 +18,7 @@ OPENING = {  # of the sentence on the arms of a kind
     statistics.FEW: f"Too few seeds for a verdict, which takes {statistics.FEWEST}:",
 }
 TAKES = f"it takes at least {statistics.FEWEST} seeds in which"
+PAIRED = "Student's t on differences paired by seed, which are taken to be roughly normal"
 
 
 def number(x: float) -> str:
@@ -46,15 +47,11 @@ def seeds(counts: Sequence[int]) -> str:
     return f"{least}{f' to {most}' if most > least else ''} seed{'s' if most != 1 else ''}"
 
 
-def worse_by(condition: statistics.Condition, difference: statistics.Difference) -> tuple[float, float]:
-    """The interval of how much worse the arm is: of a loss the difference itself, of an accuracy its negative."""
-    low, high = difference.interval
-    return (-high, -low) if condition.better == "more" else (low, high)
-
-
-def between(low: float, high: float) -> str:
-    """How far an interval of `worse_by` reaches to both sides."""
-    return f"between {number(-low)} better and {number(high)} worse"
+def between(condition: statistics.Condition, differences: Sequence[statistics.Difference]) -> str:
+    """How far their intervals reach together; of an accuracy, the arm is worse where it is less."""
+    low, high = min(one.interval[0] for one in differences), max(one.interval[1] for one in differences)
+    worse, better = (-low, high) if condition.better == "more" else (high, -low)
+    return f"between {number(better)} better and {number(worse)} worse"
 
 
 def of_arm(condition: statistics.Condition, difference: statistics.Difference) -> str:
@@ -67,7 +64,7 @@ def of_arm(condition: statistics.Condition, difference: statistics.Difference) -
         side = "more" if difference.mean > 0 else "less"
         return f"({statistics.BETTER if side == condition.better else statistics.WORSE} by {by}, {many})"
     if difference.kind == statistics.OPEN:
-        return f"({between(*worse_by(condition, difference))}, 95 %, {many})"
+        return f"({between(condition, [difference])}, 95 %, {many})"
     least, most = map(number, sorted(map(abs, difference.interval)))
     return f"by {by} (95 % interval {least} to {most}, {many})"
 
@@ -77,72 +74,51 @@ def of_condition(condition: statistics.Condition) -> str:
     phrases: dict[str, list[str]] = {kind: [] for kind in OPENING}
     for one in condition.compared:
         phrases[one.difference.kind].append(f"{quoted(one.name)} {of_arm(condition, one.difference)}")
-    reference = quoted(condition.reference)
+    reference, m = quoted(condition.reference), condition.comparisons
     if len(phrases[statistics.FEW]) == len(condition.compared):
         most = max(one.difference.n for one in condition.compared)
-        sentences = [
-            f"No verdict in {condition.metric}: {TAKES} both an arm and {reference} are finished, and there are "
-            f"{f'no more than {most}' if most else 'none'}."
-        ]
+        both = f"both an arm and {reference} are finished, and there are {f'no more than {most}' if most else 'none'}"
+        sentences = [f"No verdict in {condition.metric}: {TAKES} {both}."]
     else:
         sentences = [f"Against {reference}, in {condition.metric} ({condition.better} is better)."]
         sentences += [f"{OPENING[kind]} {'; '.join(each)}." for kind, each in phrases.items() if each]
         if phrases[statistics.WORSE] or phrases[statistics.BETTER] or phrases[statistics.OPEN]:
-            sentences += [_intervals(condition.comparisons)]
-    return " ".join([*sentences, *unlike(condition), *_left_out(condition), *_missing(condition)])
-
-
-def _intervals(m: int) -> str:
-    paired = "Student's t on differences paired by seed, which are taken to be roughly normal"
-    if m == 1:
-        return f"The interval is {paired}."
-    return f"The intervals, {paired}, hold at 95 % for the {m} comparisons of this condition together (Bonferroni)."
+            together = f"hold at 95 % for the {m} comparisons of this condition together (Bonferroni)"
+            sentences.append(f"The intervals, {PAIRED}, {together}." if m > 1 else f"The interval is {PAIRED}.")
+    sentences += unlike(condition)
+    ends = [
+        f"{quoted(arm.name)} seed {seed} "
+        f"({f'{condition.metric} not finite' if step is None else f'diverged at step {step:,}'})"
+        for arm in condition.arms
+        for seed, step in arm.diverged.items()
+    ]
+    if ends:
+        sentences.append(f"Left out: {', '.join(ends)}; an arm without its diverged runs looks better than it is.")
+    if missing := [f"{quoted(arm.name)} seed {listed(arm.missing)}" for arm in condition.arms if arm.missing]:
+        sentences.append(f"Not finished yet: {'; '.join(missing)}.")
+    return " ".join(sentences)
 
 
 def unlike(condition: statistics.Condition) -> list[str]:
     """Sentences on the arms whose data, or initial values, are not the reference's: what differs may then be those."""
-    reference = quoted(condition.reference)
-    sentences = []
-    for one in condition.arms:
-        name = quoted(one.name)
-        if one.other_evaluation:
+    reference, sentences = quoted(condition.reference), []
+    for arm in condition.arms:
+        for other, differs, whose in (
+            (arm.other_evaluation, "evaluated on the same held-out examples as", "data"),
+            (arm.other_batches, "trained on the batches of", "batches, in spite of the same seeds"),
+        ):
+            if other:
+                some = "" if len(other) == arm.n else f" in seed {listed(other)}"
+                is_not = f"{quoted(arm.name)} is not {differs} {reference}{some}"
+                sentences.append(f"{is_not}: their difference may be one of the {whose}.")
+        if arm.other_initial:
+            more = len(arm.other_initial) - LISTED
             sentences.append(
-                f"{name} is not evaluated on the same held-out examples as {reference}"
-                f"{_some(one, one.other_evaluation)}: their difference may be one of the data."
-            )
-        if one.other_batches:
-            sentences.append(
-                f"{name} is not trained on the batches of {reference}{_some(one, one.other_batches)}: their difference "
-                f"may be one of the batches, in spite of the same seeds."
-            )
-        if one.other_initial:
-            more = len(one.other_initial) - LISTED
-            sentences.append(
-                f"{name} begins with other values than {reference}, not only at another scale, in weights of the same "
-                f"name and shape: {listed(one.other_initial[:LISTED])}{f' and {more} more' if more > 0 else ''}. "
-                f"Seeds do not pair these."
+                f"{quoted(arm.name)} begins with other values than {reference}, not only at another scale, in weights "
+                f"of the same name and shape: {listed(arm.other_initial[:LISTED])}"
+                f"{f' and {more} more' if more > 0 else ''}. Seeds do not pair these."
             )
     return sentences
-
-
-def _some(one: statistics.Arm, seeds: Sequence[int]) -> str:
-    """Which seeds, where it is not all."""
-    return "" if len(seeds) == one.n else f" in seed {listed(seeds)}"
-
-
-def _left_out(condition: statistics.Condition) -> list[str]:
-    ends = [
-        f"{quoted(one.name)} seed {seed} "
-        f"({f'{condition.metric} not finite' if step is None else f'diverged at step {step:,}'})"
-        for one in condition.arms
-        for seed, step in one.diverged.items()
-    ]
-    return [f"Left out: {', '.join(ends)}; an arm without its diverged runs looks better than it is."] if ends else []
-
-
-def _missing(condition: statistics.Condition) -> list[str]:
-    names = [f"{quoted(one.name)} seed {listed(one.missing)}" for one in condition.arms if one.missing]
-    return [f"Not finished yet: {'; '.join(names)}."] if names else []
 
 
 def of_study(conditions: Sequence[statistics.Condition]) -> str:
@@ -162,7 +138,14 @@ def of_study(conditions: Sequence[statistics.Condition]) -> str:
     sentences += [_group(kinds, arms, conditions) for kinds, arms in alike.items()]
     if len(conditions) > 1:
         sentences += ["Each interval is corrected within its condition, not for the number of conditions."]
-    return " ".join(sentences + _other_data(conditions))
+    places: dict[str, list[str]] = {}  # where an arm's data are not the reference's
+    for condition in conditions:
+        for one in condition.arms:
+            if one.other_evaluation or one.other_batches:
+                places.setdefault(one.name, []).append(condition.name)
+    if phrases := "; ".join(f"{quoted(name)}{_where(names, conditions)}" for name, names in places.items()):
+        sentences += [f"Not on the same data as the reference, which may be the difference: {phrases}."]
+    return " ".join(sentences)
 
 
 def _group(kinds: Sequence[str], arms: Sequence[int], conditions: Sequence[statistics.Condition]) -> str:
@@ -170,7 +153,7 @@ def _group(kinds: Sequence[str], arms: Sequence[int], conditions: Sequence[stati
     phrases = []
     for kind in dict.fromkeys(kinds):
         places = [condition for condition, its in zip(conditions, kinds, strict=True) if its == kind]
-        reach = f" ({_reach(arms, places)})" if kind == statistics.OPEN else ""
+        reach = f" ({_reach(arms, places)}, 95 %)" if kind == statistics.OPEN else ""
         phrases.append(f"{kind}{_where([place.name for place in places], conditions)}{reach}")
     return f"{quoted(*(conditions[0].compared[i].name for i in arms))}: {'; '.join(phrases)}."
 
@@ -184,23 +167,12 @@ def _where(names: Sequence[str], conditions: Sequence[statistics.Condition]) -> 
 
 def _reach(arms: Sequence[int], conditions: Sequence[statistics.Condition]) -> str:
     """How far the intervals of these arms reach together, for each metric."""
-    intervals: dict[str, list[tuple[float, float]]] = {}
+    of_metric: dict[str, list[statistics.Condition]] = {}
     for condition in conditions:
-        by = [worse_by(condition, condition.compared[i].difference) for i in arms]
-        intervals.setdefault(condition.metric, []).extend(by)
+        of_metric.setdefault(condition.metric, []).append(condition)
     phrases = []
-    for metric, each in intervals.items():
-        words = between(min(low for low, _ in each), max(high for _, high in each))
-        phrases.append(words + f" in {metric}" * (len(intervals) > 1) + " at the widest" * (len(each) > 1))
-    return f"{joined(phrases)}, 95 %"
-
-
-def _other_data(conditions: Sequence[statistics.Condition]) -> list[str]:
-    """Where an arm's data are not the reference's."""
-    places: dict[str, list[str]] = {}
-    for condition in conditions:
-        for one in condition.arms:
-            if one.other_evaluation or one.other_batches:
-                places.setdefault(one.name, []).append(condition.name)
-    phrases = "; ".join(f"{quoted(name)}{_where(names, conditions)}" for name, names in places.items())
-    return [f"Not on the same data as the reference, which may be the difference: {phrases}."] if phrases else []
+    for metric, places in of_metric.items():
+        each = [place.compared[i].difference for place in places for i in arms]
+        several = f" in {metric}" * (len(of_metric) > 1) + " at the widest" * (len(each) > 1)
+        phrases.append(between(places[0], each) + several)
+    return joined(phrases)

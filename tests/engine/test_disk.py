@@ -23,7 +23,7 @@ from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import checkpoint, disk, errors, log, manifest, replay, run, workdir
 from experiments.figures import plots
 from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
-from experiments.studies import attention, training
+from experiments.studies import attention, programs
 from experiments.studies import figures as drawings
 
 WORK = "years of work"
@@ -161,10 +161,10 @@ def test_checkpoints_of_a_study_s_program_are_not_looked_for_behind_a_link(tmp_p
     row = ablation.study.Run("all", "tied", 3, tiny.settings("vision"))
     ablation.tidy(tmp_path / "checkpoints", [row])
     (outside / "all_tied_0123abcd").rmdir()  # it is still there
-    monkeypatch.setattr(training, "_resumed", None)
-    ready = training.preparing.Ready(ablation.study.Program([row], {}), [], None, None, {})
+    monkeypatch.setattr(programs, "prepare", None)
+    one = programs.Checked(ablation.study.Program([row], {}), [], 0, 0, 0, 0.0, 0)
     with pytest.raises(OSError, match="it is a link"):
-        training.run(ready, tmp_path, None, measure=False, requests=None)
+        programs.train(one, tmp_path, None, None, measure=False, requests=None)
 
 
 def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path, outside):

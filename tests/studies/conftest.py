@@ -1,5 +1,9 @@
 """What several files of tests compare with: one small study, trained once."""
 
+import os
+import shutil
+import signal
+
 import pytest
 import tiny_study
 
@@ -11,3 +15,30 @@ def whole(tmp_path_factory):
     outcome = tiny_study.run(folder)
     assert (outcome.code, outcome.err) == (0, "")
     return folder
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    """A copy of it, for a test to do with as it likes."""
+    shutil.copytree(whole / "study", tmp_path / "study")
+    return tmp_path
+
+
+@pytest.fixture
+def signalled():
+    """(owner, name, due): SIGTERM comes at the end of such a call, the first time that it is due."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def when(owner, name, due=lambda *_: True):
+            usual, sent = getattr(owner, name), []
+
+            def and_signal(*arguments, **options):
+                found = usual(*arguments, **options)
+                if not sent and due(*arguments):
+                    sent.append(True)
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return found
+
+            patch.setattr(owner, name, and_signal)
+
+        yield when

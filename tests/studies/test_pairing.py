@@ -11,17 +11,16 @@ import tiny_study
 
 from experiments.engine import loop, mesh
 from experiments.engine import step as steps
-from experiments.studies import initial, training, vmapped_runs
+from experiments.studies import programs, vmapped_runs
+from experiments.studies import runs as finished
 from tfm import shapes
 from tfm.attention import score
 
-SEEDS = (3, 5)
-SCORES = ["tied", "tied_noself", "symmetric_init", "asymmetric"]
-# The last two are rows of the program of `asymmetric`: other numbers, the same model.
-ARMS = [[name, {"model.score": name}] for name in SCORES]
+SEEDS, STEPS = (3, 5), 3
+# Three programs; the last two arms are rows of that of `asymmetric`: other numbers, the same model.
+ARMS = [[name, {"model.score": name}] for name in ("tied", "symmetric_init", "asymmetric")]
 ARMS += [["fast", {"optim.learning_rate": 1e-2}], ["wide", {"model.score_std": 2.0}]]
-STEPS = 3
-METRICS = ("loss", "accuracy")
+SMALL = {"study__experiment": "language", "train__steps": STEPS, "train__evaluate_every": 0, "model__M": 1}
 
 
 class Seen(NamedTuple):
@@ -30,10 +29,6 @@ class Seen(NamedTuple):
     params: dict[str, np.ndarray]  # of step 0, by the paths of their names
     key: np.ndarray  # from which its dropout follows
     batches: list[dict[str, np.ndarray]]  # of every step
-
-
-def by_path(tree) -> dict[str, np.ndarray]:
-    return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def copied(tree, r: int):
@@ -48,38 +43,32 @@ def idle(state, batch, alive, numbers):
 
 def watched(folder: pathlib.Path, **changes) -> dict[tuple[str, int], Seen]:
     """A study, and what the step of each run really got, by arm and seed. Compiling others takes seconds."""
-    seen, now, run, train = {}, [], training.run, loop.train
+    seen, now, run, train = {}, [], programs.train, loop.train
 
-    def run_and_tell(ready, *arguments, **options):
-        now[:] = ready.program.runs
-        run(ready, *arguments, **options)
+    def run_and_tell(one, *arguments, **options):
+        now[:] = one.program.runs
+        run(one, *arguments, **options)
 
     def watching(beside, step, state, batches, **options):
-        each = [
-            Seen(by_path(copied(state.params, r)), copied(jax.random.key_data(state.key), r), [])
-            for r in range(len(now))
-        ]
-        seen.update({(row.arm, row.seed): of_row for row, of_row in zip(now, each, strict=True)})
+        for r, one in enumerate(now):
+            leaves = jax.tree_util.tree_leaves_with_path(copied(state.params, r))
+            params = {"/".join(shapes.names(path)): leaf for path, leaf in leaves}
+            seen[one.arm, one.seed] = Seen(params, copied(jax.random.key_data(state.key), r), [])
 
         def step_and_tell(state, batch, alive):
-            for r, of_row in enumerate(each):
-                of_row.batches.append(copied(batch, r))
+            for r, one in enumerate(now):
+                seen[one.arm, one.seed].batches.append(copied(batch, r))
             return step(state, batch, alive)
 
         return train(beside, step_and_tell, state, batches, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "run", run_and_tell)
+        patch.setattr(programs, "train", run_and_tell)
         patch.setattr(loop, "train", watching)
         patch.setattr(vmapped_runs, "step", lambda of: jax.jit(idle))
-        patch.setattr(vmapped_runs, "evaluator", lambda of: lambda *_: dict.fromkeys(METRICS, np.zeros(len(now))))
-        small = {
-            "study__experiment": "language",
-            "study__seeds": list(SEEDS),
-            "train__steps": STEPS,
-            "train__evaluate_every": 0,
-        }
-        outcome = tiny_study.run(folder, **(small | changes))
+        zeros = {"loss": np.zeros(len(SEEDS) * len(ARMS))}
+        patch.setattr(vmapped_runs, "evaluator", lambda of: lambda *_: zeros)
+        outcome = tiny_study.run(folder, **(SMALL | changes))
     assert (outcome.code, outcome.err) == (0, "")
     return seen
 
@@ -93,11 +82,16 @@ def seen(tmp_path_factory):
 @pytest.fixture(scope="module")
 def side_by_side(tmp_path_factory):
     """Of some arms, with the rows of a program in the same operations; each step draws the words that it hides."""
-    chosen = [arm for arm in ARMS if arm[0] in ("tied", "asymmetric", "fast", "wide")]
-    masked = {"text__objective": "masked"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mesh, "side_by_side", lambda devices: True)  # as on a GPU
-        return watched(tmp_path_factory.mktemp("vmap"), study__arms=chosen, **masked)
+        chosen = [arm for arm in ARMS if arm[0] != "symmetric_init"]
+        return watched(tmp_path_factory.mktemp("vmap"), study__arms=chosen, text__objective="masked")
+
+
+@pytest.fixture(params=["seen", "side_by_side"])
+def runs(request):
+    """Either of them."""
+    return request.getfixturevalue(request.param)
 
 
 def assert_same(a: dict[str, np.ndarray], b: dict[str, np.ndarray], names: Iterable[str]) -> None:
@@ -111,13 +105,7 @@ def drawn(params: dict[str, np.ndarray]) -> list[str]:
     return [name for name, leaf in params.items() if np.ptp(leaf) > 0]
 
 
-@pytest.fixture(params=["seen", "side_by_side"])
-def runs(request):
-    """Either of them."""
-    return request.getfixturevalue(request.param)
-
-
-def test_within_a_seed_all_arms_get_the_same_batches(runs):
+def test_within_a_seed_all_arms_get_the_same_batches_and_begin_with_the_same_values(runs):
     for seed in SEEDS:
         first, *others = [one for (_, of), one in runs.items() if of == seed]
         assert len(others) >= 2
@@ -126,67 +114,13 @@ def test_within_a_seed_all_arms_get_the_same_batches(runs):
             for mine, right in zip(one.batches, first.batches, strict=True):
                 assert mine.keys() == right.keys() >= {"w_BN", "target_BN", "weight_BN", "example_B"}
                 assert_same(mine, right, right)
-        examples = np.concatenate([batch["example_B"] for batch in first.batches])
-        assert len(set(examples.tolist())) == STEPS * tiny_study.TRAIN["train__batch_size"]  # other ones in every step
-
-
-def test_within_a_seed_all_arms_begin_with_the_same_values(runs):
-    for seed in SEEDS:
-        first, *others = [one for (_, of), one in runs.items() if of == seed]
-        for one in others:
             common = {name for name in one.params.keys() & first.params.keys() if "/score/" not in name}
             found = {name.split("/")[-1] for name in common & set(drawn(first.params))}
             assert found >= {"E_WD", "P_ND", "Uv_HKD", "Uo_HDK", "W1_FD", "W2_DF", "G_WD"}
             assert_same(one.params, first.params, common)
             np.testing.assert_array_equal(one.key, first.key)
-
-
-def test_scores_with_the_same_matrices_begin_with_the_same(seen):
-    for seed in SEEDS:
-        of = {arm: {name.split("/")[-1]: x for name, x in seen[arm, seed].params.items()} for arm, _ in ARMS}
-        assert_same(of["tied"], of["tied_noself"], ["U_HKD"])
-        assert_same(of["asymmetric"], of["fast"], ["Uq_HKD", "Uk_HKD"])
-        assert_same(
-            {name: 2 * of["asymmetric"][name] for name in ("Uq_HKD", "Uk_HKD")}, of["wide"], ["Uq_HKD", "Uk_HKD"]
-        )
-        assert_same(of["symmetric_init"], of["symmetric_init"] | {"Uk_HKD": of["symmetric_init"]["Uq_HKD"]}, ["Uk_HKD"])
-        narrow = score.NARROW * of["asymmetric"]["Uq_HKD"]
-        np.testing.assert_allclose(of["symmetric_init"]["Uq_HKD"], narrow, rtol=1e-6)
-        assert not np.array_equal(of["asymmetric"]["Uq_HKD"], of["asymmetric"]["Uk_HKD"])
-
-
-def test_a_study_sees_where_arms_begin_with_other_values(seen):
-    """Of our own scores that is the one which is made so: U_k = U_q. Scales and other matrices do not count."""
-
-    def sketch(arm, seed):
-        return initial.sketches({name: x[None] for name, x in seen[arm, seed].params.items()})[0]
-
-    for seed in SEEDS:
-        of = {arm: sketch(arm, seed) for arm, _ in ARMS}
-        for arm in of:
-            apart = initial.apart(of[arm], of["asymmetric"])
-            assert apart == (["blocks/score/Uk_HKD"] if arm == "symmetric_init" else []), arm
-        assert len(initial.apart(sketch("tied", SEEDS[0]), sketch("tied", SEEDS[1]))) == len(
-            drawn(seen["tied", 3].params)
-        )
-
-
-def test_any_other_initial_value_is_seen_and_a_scale_is_not():
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((3, 4, 7)).astype(np.float32)
-    others = {
-        "last": x.copy(),
-        "moved": np.roll(x, initial.SUMS),
-        "turned": x[:, ::-1],
-        "drawn": rng.standard_normal(x.shape),
-    }
-    others["last"][-1, -1, -1] += 0.01
-    scaled = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
-    sketch = {name: initial.sketches({"U_HKD": y[None]})[0] for name, y in (others | scaled).items()}
-    for name, one in sketch.items():
-        assert initial.apart(one, sketch["same"]) == (["U_HKD"] if name in others else []), name
-    assert initial.apart(initial.sketches({"U_HKD": x[None, :2]})[0], sketch["same"]) == []  # of another shape
-    assert initial.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketch["same"], {}]
+        examples = np.concatenate([batch["example_B"] for batch in first.batches])
+        assert len(set(examples.tolist())) == STEPS * tiny_study.TRAIN["train__batch_size"]  # other ones in every step
 
 
 def test_seeds_differ_in_batches_and_in_all_that_is_drawn(runs):
@@ -203,6 +137,46 @@ def test_side_by_side_or_one_after_the_other_the_values_are_the_same(seen, side_
     for (arm, seed), run in side_by_side.items():
         of_blocks = [name for name in run.params if name.startswith("blocks/")]  # the words are more by [MASK]
         assert_same(run.params, seen[arm, seed].params, of_blocks)
-        assert [list(batch["example_B"]) for batch in run.batches] == [
-            list(batch["example_B"]) for batch in seen[arm, seed].batches
-        ]
+        for mine, its in zip(run.batches, seen[arm, seed].batches, strict=True):
+            assert list(mine["example_B"]) == list(its["example_B"])
+
+
+def test_scores_with_the_same_matrices_begin_with_the_same(seen):
+    for seed in SEEDS:
+        of = {arm: {name.split("/")[-1]: x for name, x in seen[arm, seed].params.items()} for arm, _ in ARMS}
+        usual, both = of["asymmetric"], ["Uq_HKD", "Uk_HKD"]
+        assert_same(usual, of["fast"], both)
+        assert_same({name: 2 * usual[name] for name in both}, of["wide"], both)
+        np.testing.assert_array_equal(of["symmetric_init"]["Uk_HKD"], of["symmetric_init"]["Uq_HKD"])
+        np.testing.assert_allclose(of["symmetric_init"]["Uq_HKD"], score.NARROW * usual["Uq_HKD"], rtol=1e-6)
+        assert not np.array_equal(usual["Uq_HKD"], usual["Uk_HKD"])
+
+
+def test_a_study_sees_where_arms_begin_with_other_values(seen):
+    """Of our own scores that is the one which is made so: U_k = U_q. Scales and other matrices do not count."""
+
+    def sketch(arm, seed):
+        return finished.sketches({name: x[None] for name, x in seen[arm, seed].params.items()})[0]
+
+    for arm, _ in ARMS:
+        apart = finished.apart(sketch(arm, 3), sketch("asymmetric", 3))
+        assert apart == (["blocks/score/Uk_HKD"] if arm == "symmetric_init" else []), arm
+    assert len(finished.apart(sketch("tied", 3), sketch("tied", 5))) == len(drawn(seen["tied", 3].params))
+
+
+def test_any_other_initial_value_is_seen_and_a_scale_is_not():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 4, 7)).astype(np.float32)
+    others = {
+        "last": x.copy(),
+        "moved": np.roll(x, finished.SUMS),
+        "turned": x[:, ::-1],
+        "drawn": rng.standard_normal(x.shape),
+    }
+    others["last"][-1, -1, -1] += 0.01
+    scaled = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
+    sketch = {name: finished.sketches({"U_HKD": y[None]})[0] for name, y in (others | scaled).items()}
+    for name, one in sketch.items():
+        assert finished.apart(one, sketch["same"]) == (["U_HKD"] if name in others else []), name
+    assert finished.apart(finished.sketches({"U_HKD": x[None, :2]})[0], sketch["same"]) == []  # of another shape
+    assert finished.sketches({"U_HKD": np.stack([x, np.nan * x])}) == [sketch["same"], {}]

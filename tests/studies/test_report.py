@@ -11,7 +11,7 @@ import scipy
 import study_folder
 from matplotlib import image
 
-from experiments.studies import record, report, runs, statistics
+from experiments.studies import figures, report, runs, statistics, tables
 
 ARMS = ("none", "tied", "asymmetric")
 HOSTILE = '<script>alert("1")<script> &amp; |`*[x](y) $a_b$ \x1b[31m'
@@ -50,24 +50,24 @@ class Page(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory):
-    """A study of two conditions, its folder, and the files of its report."""
+    """The folder of a study of two conditions, in the second nothing to look into, and the files of its report."""
     folder = tmp_path_factory.mktemp("study")
     study = study_folder.study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
-    study_folder.whole(folder, study, H=1)
-    return study, folder, report.write(folder, study, what=study_folder.WHAT)
+    study_folder.whole(folder, study._replace(conditions=study.conditions[:1]), H=1)
+    ends = {"none": [3.0, 3.1, 3.2], "tied": [2.0, 2.0, 2.1], "asymmetric": [1.0, 1.1, 1.1]}
+    study_folder.losses(folder, "masked", ends)
+    return folder, report.write(folder, study, what=study_folder.WHAT)
 
 
-def recorded(folder, study, what=study_folder.WHAT):
-    """What report.json would hold."""
-    finished = runs.load(folder, study)
-    return record.record(study, statistics.analyse(study, finished), finished, what)
+def rows_of(record):
+    return dict(tables.of_runs(record).rows)
 
 
 def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
-    _, folder, files = reported
+    folder, files = reported
     kinds = ("course", "differences", "symmetry", "attention", "maps")
-    figures = [f"figures/{kind}_{condition}.png" for condition in ("causal", "masked") for kind in kinds]
-    names = ["report.json", "report.md", "report.html", *figures]
+    drawn = [f"figures/{kind}_causal.png" for kind in kinds] + ["figures/course_masked.png"]
+    names = ["report.json", "report.md", "report.html", *drawn, "figures/differences_masked.png"]
     assert [file.relative_to(folder).as_posix() for file in files] == names
     there = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
     assert sorted(there) == sorted(files)
@@ -77,56 +77,46 @@ def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
         assert len(np.unique((pixel_YXZ[::3, ::3, :3] * 7).round(), axis=0)) > 20, file
 
 
-def test_the_page_stands_alone_and_shows_every_figure(reported):
-    _, folder, files = reported
-    page, text = Page(files[2]), files[2].read_text()
+def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
+    page, text = Page(reported[1][2]), reported[1][2].read_text()
     assert text.startswith("<!DOCTYPE html>\n<html")
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
     assert not {"script", "link", "iframe", "object", "base", "form"} & {tag for tag, _ in page.elements}
     shown = [base64.b64decode(one["src"].removeprefix("data:image/png;base64,")) for one in page.of("img")]
-    assert sorted(shown) == sorted(file.read_bytes() for file in files[3:])
+    assert sorted(shown) == sorted(file.read_bytes() for file in reported[1][3:])
     assert all(len(one["alt"]) > 40 for one in page.of("img"))
     policy = [one["content"] for one in page.of("meta") if one.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-
-
-def test_the_page_has_its_sections_in_order(reported):
-    page = Page(reported[2][2])
     sections = ["Verdict", "Arms", "Training", "Paired differences", "Symmetry", "Attention", "What was run"]
     assert page.text("h2") == page.text("a") == sections
     each = ["causal", "masked"]
-    assert page.text("h3") == each + ["causal: eval/loss", "masked: eval/loss"] + 4 * each
+    assert page.text("h3") == [*each, "causal: eval/loss", "masked: eval/loss", *each, *each, "causal", "causal"]
     assert {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'} <= set(page.text("td", "th"))
     assert json.loads(page.text("pre")[0]) == study_folder.WHAT["config"]
     assert page.text("p")[0] == "18 of 18 runs finished, seeds 0, 1, 2."
-    numbers = [f"{name}: the numbers at the end of training, mean over seeds" for name in each]
-    assert page.text("summary") == [*numbers, *numbers, "The whole config"]
+    numbers = ["causal: the numbers at the end of training, mean over seeds"] * 2
+    assert page.text("summary") == [*numbers, "The whole config"]
     assert {"symmetry s, heads summed", "entropy (nats)", "0.7616", "layer 2"} <= set(page.text("td", "th"))
 
 
 def test_all_three_say_the_same_verdict_and_what_was_run(reported):
-    _, _, (numbers, markdown, page, *_) = reported
+    folder, (numbers, markdown, page, *pictures) = reported
     numbers, markdown, page = json.loads(numbers.read_text()), markdown.read_text(), Page(page)
     for words in (numbers["verdict"], *(one["verdict"] for one in numbers["conditions"])):
         assert "worse" in words or "Worse" in words
         assert words in page.text("p") and words in markdown.replace("\\|", "|")
-    for label, words in record.rows(numbers):
-        assert [label, words] in np.reshape(page.text("td")[-2 * len(record.rows(numbers)) :], (-1, 2)).tolist()
-        assert f"\n* {report.plain(label)}: {report.plain(words)}\n" in markdown
-
-
-def test_markdown_links_to_the_figures_and_has_the_table(reported):
-    _, folder, files = reported
-    text = files[1].read_text()
-    assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", text)] == files[3:]
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 * 5 and {row.count(" | ") for row in rows} == {rows[0].count(" | ")}
+    ran = tables.of_runs(numbers).rows
+    assert np.reshape(page.text("td")[-2 * len(ran) :], (-1, 2)).tolist() == ran
+    assert all(f"\n* {report.plain(label)}: {report.plain(words)}\n" in markdown for label, words in ran)
+    assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", markdown)] == pictures
+    rows = [line for line in markdown.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 * 5 and len({row.count(" | ") for row in rows[:5]}) == 1
     assert rows[2].startswith("| none | 1,000 | 2.5 k | 3 | ") and rows[1].startswith("| :-- | --: ")
-    assert "\n\n\n" not in text and text.count("\n\n| arm |") == 2 and text.endswith("report.json.\n")
+    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 2 and markdown.endswith("report.json.\n")
 
 
 def test_json_has_the_numbers(reported):
-    numbers = json.loads(reported[2][0].read_text())
+    numbers = json.loads(reported[1][0].read_text())
     assert (numbers["finished_runs"], numbers["planned_runs"], numbers["missing"]) == (18, 18, [])
     versions = numbers["what"].pop("versions")
     assert numbers["what"] | {"versions": {"jax": "0.0.1"}} == study_folder.WHAT
@@ -147,9 +137,13 @@ def test_json_has_the_numbers(reported):
     assert none.keys() == {*fields.split(), "threshold_step", "difference", "symmetry", "attention"}
     assert none["others"]["eval/accuracy"] == {"mean": 0.5, "std": 0.0, "n": 3}
     assert difference["words"].startswith("by 0.04") and difference["words"].endswith(", 3 seeds)")
+    inf, nan = float("inf"), float("nan")
+    finite = report.finite({1: (inf, nan), "a": {"b": [-inf, 1.5, "nan", True]}})
+    assert finite == {"1": [None, None], "a": {"b": [None, 1.5, "nan", True]}}
 
 
-def test_a_study_of_many_conditions_has_an_overview_in_colour(tmp_path):
+def test_a_study_of_many_conditions_has_an_overview_in_colour(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "draw", lambda *_: [])
     study = study_folder.study(conditions=("a", "b", "c"), seeds=(0, 1, 2))
     for name in ("a", "b", "c"):
         study_folder.losses(tmp_path, name, {"tied": [1.2, 1.3, 1.5], "asymmetric": [1.0, 1.1, 1.2]})
@@ -160,14 +154,6 @@ def test_a_study_of_many_conditions_has_an_overview_in_colour(tmp_path):
     links = [one["href"].removeprefix("#") for one in page.of("a")]
     assert set(links) <= anchors and "all-conditions" in links
     assert "## All conditions" in markdown and "| b | eval/loss | 1.1000 | +0.2333 worse |" in markdown
-
-
-def test_json_has_no_number_that_json_has_not():
-    inf, nan = float("inf"), float("nan")
-    assert record.finite({1: (inf, nan), "a": {"b": [-inf, 1.5, "nan", True]}}) == {
-        "1": [None, None],
-        "a": {"b": [None, 1.5, "nan", True]},
-    }
 
 
 def test_an_unfinished_study_says_what_is_missing(tmp_path):
@@ -188,7 +174,7 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
 def test_a_study_without_any_run(tmp_path):
     files = report.write(tmp_path, study_folder.study(), what={})
     assert len(files) == 3 and "The study is not finished: 10" in Page(files[2]).text("p")[1]
-    rows = dict(record.rows(json.loads(files[0].read_text())))
+    rows = rows_of(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
     assert rows["runs"].startswith("0 of 10 finished")
     assert rows["report written by"] == "code that is not from a checkout"
@@ -197,13 +183,17 @@ def test_a_study_without_any_run(tmp_path):
 
 
 def test_what_was_run_is_told_by_the_runs(tmp_path):
+    def recorded(study):
+        finished = runs.load(tmp_path, study)
+        return report.record(study, statistics.analyse(study, finished), finished, study_folder.WHAT)
+
     study = study_folder.study(conditions=("a", "b"), seeds=(0, 1, 2))
     study = study._replace(conditions=[study.conditions[0]._replace(changes={"text.N": 7}), study.conditions[1]])
     data = {"a": ["  text: 9 words", "held out: 2"], "b": ["text: 7 words"]}
     for condition, lines in data.items():
         study_folder.losses(tmp_path, condition, {"tied": [1.2, 1.3, 1.5]}, data=lines, **ONE)
         study_folder.losses(tmp_path, condition, {"asymmetric": [1.0, 1.1, 1.2]}, data=lines, **OTHER)
-    rows = dict(record.rows(recorded(tmp_path, study)))
+    rows = rows_of(recorded(study))
     assert rows["code of the runs"] == "beef (6 runs), not from a checkout (6 runs)"
     assert rows["hardware of the runs"] == "a large computer (6 runs), another one (6 runs)"
     assert rows["versions of the runs"] == "jax 1 (6 runs) and 2 (6 runs), numpy 7"
@@ -213,14 +203,13 @@ def test_what_was_run_is_told_by_the_runs(tmp_path):
     assert rows["report written with"] == f"jax 0.0.1, scipy {scipy.__version__}"
     assert rows["runs"] == "12 of 12 finished, seeds 0, 1, 2" and rows["arm tied"] == 'model.score = "tied"'
     assert rows["condition a"] == "text.N = 7" and "condition b" not in rows
-    alike = study._replace(conditions=study.conditions[1:])
-    assert dict(record.rows(recorded(tmp_path, alike)))["data"] == "text: 7 words"
+    assert rows_of(recorded(study._replace(conditions=study.conditions[1:])))["data"] == "text: 7 words"
 
 
 def test_hostile_names_stay_words(tmp_path):
     study = study_folder.study((HOSTILE, "asymmetric"), seeds=(0,))
     study = study._replace(arms=[study.arms[0]._replace(changes={HOSTILE: HOSTILE}), study.arms[1]])
-    study_folder.whole(tmp_path, study, M=1, H=1)
+    study_folder.losses(tmp_path, "all", {HOSTILE: [1.0], "asymmetric": [2.0]})
     what = {"config": {HOSTILE: HOSTILE}, "versions": {HOSTILE: HOSTILE}, "device": HOSTILE, "commit": HOSTILE}
     files = report.write(tmp_path, study, what=what)
     page = Page(files[2])
@@ -234,4 +223,4 @@ def test_hostile_names_stay_words(tmp_path):
     assert "<script" not in markdown and "\x1b" not in markdown and "[x](y)" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert len(files) == 8 and "\x1b" not in report.text(tmp_path, study)
+    assert len(files) == 5 and "\x1b" not in report.text(tmp_path, study)

@@ -95,21 +95,13 @@ def test_the_step_to_a_threshold():
     for steps, median in medians.items():  # a seed that never got there is later than all
         one = step(*(at[key] for key in steps))
         assert (one.median, one.reached, one.of) == (median, len(steps) - steps.count(None), len(steps))
-    assert statistics.longest_interval([{0: 1.0, 50: 1.0, 150: 1.0}, {0: 1.0, 20: 1.0}]) == 100
-    assert statistics.longest_interval([{0: 1.0}]) is None
-
-
-def test_direction_of_a_metric():
-    assert [statistics.direction(f"eval/{name}") for name in ("accuracy", "loss")] == ["more", "less"]
-    with pytest.raises(errors.UserError, match=r'"eval/speed" must be a metric that ends in loss, accuracy'):
-        statistics.direction("eval/speed")
 
 
 def test_numbers_of_a_folder(tmp_path):
     study = study_folder.study(threshold=2.0, seeds=(0, 1, 2))
     for seed in range(3):
         ends = {"eval/accuracy": 0.5 + seed / 10, "baseline/accuracy": 0.1}
-        curve = [(0, 5.0), (100, 1.9 if seed else 2.1), (200, 1.5)]
+        curve = [(0, 5.0), (100, 1.9 if seed else 2.1), (200, 1.5), (250, 1.4)]
         study_folder.run(tmp_path, "all", "asymmetric", seed, ends=ends | {"eval/loss": 1.5}, evaluations=curve)
         ends["eval/loss"] = 1.6 + seed / 100
         study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(0, 5.0), (200, 2.2)], params=700)
@@ -132,10 +124,11 @@ def test_what_diverged_is_in_no_number_and_named(tmp_path):
     for seed, (loss, step) in enumerate([(2.0, None), (9.0, 120), (None, None)]):
         ends = {"eval/loss": loss} | ({"eval/accuracy": 0.9} if seed else {})
         study_folder.run(tmp_path, "all", "tied", seed, ends=ends, evaluations=[(100, 2.0)], diverged_at=step)
-    tied = analysed(tmp_path, study)[0].arms[0]
+    [condition] = analysed(tmp_path, study)
+    tied = condition.arms[0]
     assert tied.values == {0: 2.0} and (tied.mean, tied.std, tied.n) == (2.0, None, 1) and tied.others == {}
     assert tied.diverged == {1: 120, 2: None} and tied.missing == [3]
-    assert tied.difference.by_seed == {0: 1.0}
+    assert tied.difference.by_seed == {0: 1.0} and condition.evaluation_interval is None
     assert tied.threshold_step.by_seed == {0: 100, 1: None, 2: None} and tied.threshold_step.median is None
 
 

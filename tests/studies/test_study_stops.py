@@ -20,36 +20,12 @@ from tiny_study import ALL, ARMS, STEPS
 from experiments import ablation
 from experiments.engine import checkpoint, disk, log, loop, mesh
 from experiments.engine import step as steps
-from experiments.studies import preparing, training
+from experiments.studies import programs, report, vmapped_runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 OWN = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))}  # where dots.py is
 SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """The folder of a study of the second program alone, stopped behind step 4, which is saved. To be copied."""
-    folder = tmp_path_factory.mktemp("stopped")
-    with pytest.MonkeyPatch.context() as patch:
-        stop_behind(patch, 4)
-        outcome = tiny_study.run(folder, **OF_SECOND)
-    assert outcome.code == 143 and [file.name for file in folder.glob("study/checkpoints/*/*")] == ["4"]
-    return folder
-
-
-def signalled(patch: pytest.MonkeyPatch, owner: Any, name: str, due: Callable[..., bool]) -> None:
-    """SIGTERM comes at the end of such a call, the first time that it is due."""
-    usual, sent = getattr(owner, name), []
-
-    def and_signal(*arguments: Any, **options: Any) -> Any:
-        found = usual(*arguments, **options)
-        if not sent and due(*arguments):
-            sent.append(True)
-            os.kill(os.getpid(), signal.SIGTERM)
-        return found
-
-    patch.setattr(owner, name, and_signal)
+ALL_STEPS = list(range(1, STEPS + 1))
 
 
 def watch(patch: pytest.MonkeyPatch, what: str, told: Callable[[int], None]) -> None:
@@ -63,9 +39,27 @@ def watch(patch: pytest.MonkeyPatch, what: str, told: Callable[[int], None]) -> 
     patch.setattr(loop.Training, what, and_tell)
 
 
-def stop_behind(patch: pytest.MonkeyPatch, step: int) -> None:
-    """SIGTERM comes while this step is taken."""
-    watch(patch, "pauses", lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None)
+def stop_behind(folder: pathlib.Path, step: int) -> None:
+    """A study of the second program alone is stopped while it takes this step."""
+    with pytest.MonkeyPatch.context() as patch:
+        watch(patch, "pauses", lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == step else None)
+        assert tiny_study.run(folder, **OF_SECOND).code == 143
+    assert [file.name for file in folder.glob("study/checkpoints/*/*")] == [str(step)]
+
+
+@pytest.fixture(scope="module")
+def at_step_4(tmp_path_factory):
+    """The folder of such a study, stopped behind step 4, which is saved."""
+    folder = tmp_path_factory.mktemp("stopped")
+    stop_behind(folder, 4)
+    return folder
+
+
+@pytest.fixture
+def stopped(at_step_4, tmp_path):
+    """A copy of it."""
+    shutil.copytree(at_step_4 / "study", tmp_path / "study")
+    return tmp_path
 
 
 def again(folder: pathlib.Path, *more: str, **changes: Any) -> tuple[tiny.Outcome, list[int]]:
@@ -75,56 +69,47 @@ def again(folder: pathlib.Path, *more: str, **changes: Any) -> tuple[tiny.Outcom
         watch(patch, "log", taken.append)
         outcome = tiny_study.run(folder, *more, **changes)
     assert (outcome.code, outcome.err) == (0, "")
-    assert not (folder / "study" / "checkpoints").exists() or not list((folder / "study" / "checkpoints").iterdir())
+    assert not list(folder.glob("study/checkpoints/*"))
     return outcome, taken
 
 
-def losses(run: pathlib.Path) -> list[float]:
-    """Of all steps that were logged."""
-    found = [row["train/loss"] for row in log.read(run) if "train/loss" in row]
-    assert len(found) == 3
-    return found
+def nth(n: int) -> Callable[..., bool]:
+    """Whether this is its call of this number, from 0."""
+    calls = itertools.count()
+    return lambda *_: next(calls) == n
 
 
-def copy(stopped: pathlib.Path, folder: pathlib.Path) -> None:
-    """A study that was stopped, for this test to do with as it likes."""
-    shutil.copytree(stopped / "study", folder / "study")
-
-
-Moment = tuple[str, tuple[Any, str, Callable[..., bool]], int, list[int]]
-ALL_STEPS = list(range(1, STEPS + 1))
-
-
-def moments() -> list[list[Moment]]:
-    """Stops of one study after the other, each: its name, (owner, name of a function, when a signal comes behind it),
-    how many runs are finished then, the steps that were taken before it."""
-    calls = [itertools.count() for _ in range(3)]
-    evaluation = mesh, "place_batch"  # each has one batch
-    after_each_other = [
-        ("first evaluation", (*evaluation, lambda *_: True), 0, []),
-        ("second evaluation", (*evaluation, lambda *_: next(calls[0]) == 1), 0, [1, 2, 3]),  # behind step 3
-        ("last evaluation", (steps, "evaluate", lambda *_: next(calls[1]) == 1), 0, [4, 5, 6]),  # of the steps 3, 6
+# Stops of one study after the other, each: its name, (owner, name of a function, when a signal comes behind it), how
+# many runs are finished then, the steps that were taken before it. Each evaluation has one batch.
+LAST_SAVE = checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS
+STOPS = [
+    [
+        ("first evaluation", (mesh, "place_batch"), 0, []),
+        ("second evaluation", (mesh, "place_batch", nth(1)), 0, [1, 2, 3]),  # behind step 3
+        ("last evaluation", (steps, "evaluate", nth(1)), 0, [4, 5, 6]),  # of the steps 3, 6
         ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, []),
-        ("between two programs", (preparing, "prepare", lambda *_: next(calls[2]) == 1), 2, []),
-        ("compilation of the next", (training, "_compiled", lambda *_: True), 2, []),
-    ]
-    last_save = checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS
-    return [after_each_other, [("last save", last_save, 0, ALL_STEPS)]]
+        ("between two programs", (programs, "prepare", nth(1)), 2, []),
+        ("compilation of the next", (vmapped_runs, "step"), 2, []),
+    ],
+    [("last save", LAST_SAVE, 0, ALL_STEPS)],
+]
 
 
-@pytest.mark.parametrize("stops", moments(), ids=["each after the other", "last save"])
-def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(whole, tmp_path, stops):
+@pytest.mark.parametrize("stops", STOPS, ids=["each after the other", "last save"])
+def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_holds(
+    whole, tmp_path, signalled, stops
+):
+    report = tmp_path / "study" / "report.json"
     for moment, call, finished, before in stops:
         taken: list[int] = []
         with pytest.MonkeyPatch.context() as patch:
             watch(patch, "log", taken.append)
-            signalled(patch, *call)
+            signalled(*call)
             outcome = tiny_study.run(tmp_path)
         assert outcome.code == 143 and "go on with" in outcome.err, moment
         assert taken == before, moment
         assert not list(tmp_path.glob("study/all/base/*/metrics.jsonl"))  # the next program is not begun
         assert len(tiny_study.summaries(tmp_path)) == finished, moment
-        report = tmp_path / "study" / "report.json"
         if finished:
             words = f"; {report.with_suffix('.md')} holds the {finished} of 6 runs that are finished; go on"
             assert words in outcome.err, moment
@@ -141,75 +126,66 @@ def test_a_signal_outside_of_the_steps_stops_the_study_and_says_what_its_report_
     tiny_study.assert_alike(tmp_path, whole, ALL)
 
 
-def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(whole, tmp_path):
-    copy(whole, tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        signalled(patch, ablation.reports, "write", lambda *_: True)
-        outcome = tiny_study.run(tmp_path)
+def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(copy, signalled):
+    signalled(report, "write")
+    outcome = tiny_study.run(copy)
     assert outcome.code == 143 and "stopped behind the last run: the report holds all of them; go on" in outcome.err
-    assert str(tmp_path / "study" / "report.html") in outcome.out
+    assert str(copy / "study" / "report.html") in outcome.out
 
 
-def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(whole, tmp_path):
-    copy(whole, tmp_path)
-    report = tmp_path / "study" / "report.json"
+def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(copy, signalled):
+    report = copy / "study" / "report.json"
     before = report.read_bytes()
-    with pytest.MonkeyPatch.context() as patch:
-        signalled(patch, preparing, "check", lambda *_, **__: True)
-        more = {
-            "study__arms": [
-                *ARMS,
-                ["slow", {"optim.learning_rate": 1e-4}],
-                ["other", {"dots.bias": False, "optim.beta1": 0.8}],
-            ]
-        }
-        outcome = tiny_study.run(tmp_path, **more)
+    signalled(programs, "check")
+    more = [["slow", {"optim.learning_rate": 1e-4}], ["other", {"dots.bias": False, "optim.beta1": 0.8}]]
+    outcome = tiny_study.run(copy, study__arms=[*ARMS, *more])
     assert outcome.code == 143 and outcome.err.startswith(f"{ablation.TOO_EARLY}; go on with: ")
     assert report.read_bytes() == before
 
 
-def test_a_result_that_is_missing_is_made_again_alone(whole, tmp_path):
-    copy(whole, tmp_path)
+def test_a_result_that_is_missing_is_made_again_alone(whole, copy):
     lost, *kept = SECOND
-    (tmp_path / "study" / lost / "summary.json").unlink()
-    before = {name: os.stat(tmp_path / "study" / name / "summary.json").st_mtime_ns for name in kept}
-    outcome, taken = again(tmp_path)
-    assert taken == list(range(1, STEPS + 1)) and "5 of them finished before" in outcome.out
-    tiny_study.assert_alike(tmp_path, whole, kept)
-    assert all(os.stat(tmp_path / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
-    found, right = (tiny_study.summaries(folder)[lost] for folder in (tmp_path, whole))
+    (copy / "study" / lost / "summary.json").unlink()
+    before = {name: os.stat(copy / "study" / name / "summary.json").st_mtime_ns for name in kept}
+    outcome, taken = again(copy)
+    assert taken == ALL_STEPS and "5 of them finished before" in outcome.out
+    tiny_study.assert_alike(copy, whole, kept)
+    assert all(os.stat(copy / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
+    found, right = (tiny_study.summaries(folder)[lost] for folder in (copy, whole))
     assert found["together"] == 1 and right["together"] == 4  # another program, where JAX may round otherwise
     assert found["eval/loss"] == pytest.approx(right["eval/loss"], rel=1e-6)
-    ours, wanted = (losses(folder / "study" / lost) for folder in (tmp_path, whole))
-    assert ours == pytest.approx(wanted, rel=1e-6)
+    ours, wanted = (
+        [row["train/loss"] for row in log.read(folder / "study" / lost) if "train/loss" in row]
+        for folder in (copy, whole)
+    )
+    assert ours == pytest.approx(wanted, rel=1e-6) and len(ours) == 3
 
 
 @pytest.mark.parametrize("change", ["train.log_every=1", "resume=latest_valid"])
-def test_what_may_change_does_not_begin_a_program_anew(whole, stopped, tmp_path, change):
-    copy(stopped, tmp_path)
-    _, taken = again(tmp_path, f"--config.{change}", **OF_SECOND)
+def test_what_may_change_does_not_begin_a_program_anew(whole, stopped, change):
+    _, taken = again(stopped, f"--config.{change}", **OF_SECOND)
     assert taken == [5, 6]
-    found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
+    found, right = tiny_study.summaries(stopped), tiny_study.summaries(whole)
     for name in SECOND:
         assert found[name]["params_sha256"] == right[name]["params_sha256"]
-        steps = [row["step"] for row in log.read(tmp_path / "study" / name) if "train/loss" in row]
+        assert "wall_seconds" not in found[name]  # it would be that of the last part
+        steps = [row["step"] for row in log.read(stopped / "study" / name) if "train/loss" in row]
         assert steps == ([2, 4, 5, 6] if "log_every" in change else [2, 4, 6])
 
 
-def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(whole, stopped, tmp_path):
-    copy(stopped, tmp_path)
-    (saved,) = tmp_path.glob("study/checkpoints/*/4/state")
+def test_a_damaged_checkpoint_is_said_and_its_program_begun_anew(whole, stopped):
+    (saved,) = stopped.glob("study/checkpoints/*/4/state")
     file = max((file for file in saved.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    outcome, taken = again(tmp_path, **OF_SECOND)
+    outcome, taken = again(stopped, **OF_SECOND)
     assert "damaged" in outcome.out and "anew" in outcome.out and file.name in outcome.out
-    assert taken == list(range(1, STEPS + 1))
-    tiny_study.assert_alike(tmp_path, whole, SECOND)
+    assert taken == ALL_STEPS
+    tiny_study.assert_alike(stopped, whole, SECOND)
 
 
-def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_path):
+def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_path, monkeypatch):
     train = loop.train
 
     def poisoned(beside: Any, step: Callable, state: steps.State, batches: Any, **options: Any) -> steps.State:
@@ -220,14 +196,11 @@ def test_a_row_that_has_diverged_stays_so_in_a_study_that_goes_on(whole, tmp_pat
 
         return train(beside, step, state, one_bad(), **options)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "train", poisoned)
-        outcome, _ = again(tmp_path / "whole", **OF_SECOND)
-        assert "diverged" in outcome.out
-        with pytest.MonkeyPatch.context() as stop:
-            stop_behind(stop, 4)
-            assert tiny_study.run(tmp_path / "parts", **OF_SECOND).code == 143
-        _, taken = again(tmp_path / "parts", **OF_SECOND)
+    monkeypatch.setattr(loop, "train", poisoned)
+    outcome, _ = again(tmp_path / "whole", **OF_SECOND)
+    assert "diverged" in outcome.out
+    stop_behind(tmp_path / "parts", 4)
+    _, taken = again(tmp_path / "parts", **OF_SECOND)
     assert taken == [5, 6]
     tiny_study.assert_alike(tmp_path / "parts", tmp_path / "whole", SECOND)
     found, right = tiny_study.summaries(tmp_path / "parts"), tiny_study.summaries(whole)

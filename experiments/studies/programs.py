@@ -1,0 +1,281 @@
+"""One program of a study: checked, then its runs trained together, from step 0 or a checkpoint to the results."""
+
+import contextlib
+import functools
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from experiments.compiler import topology
+from experiments.engine import (
+    batches,
+    by_name,
+    checkpoint,
+    compilation,
+    disk,
+    errors,
+    log,
+    loop,
+    manifest,
+    mesh,
+    signals,
+    step,
+    workdir,
+)
+from experiments.engine import run as single
+from experiments.studies import attention, runs, study, vmapped_runs
+from experiments.studies.progress import Progress
+from tfm import shapes
+
+
+class Checked(NamedTuple):
+    """What is known of a program that can be trained. It holds no data: a study may have many programs."""
+
+    program: study.Program
+    lines: Sequence[str]  # of the experiment, about its data
+    steps: int
+    params: int  # of one run
+    flops: int  # of the forward pass for one batch of one run
+    evaluation: float  # how many steps one is worth
+    every: int  # steps between evaluations
+
+    @property
+    def step(self) -> float:
+        """FLOPs of a step of all runs; never 0, which only a model without a matrix product would have."""
+        return 3.0 * max(self.flops, 1) * len(self.program.runs)
+
+    def ahead(self, n: int) -> tuple[float, float]:
+        """FLOPs of all runs from the end of step n on: of steps, and of evaluations."""
+        evaluations = loop.times(n, every=self.every, steps=self.steps)
+        return self.step * (self.steps - n), self.step * self.evaluation * evaluations
+
+    def __str__(self) -> str:
+        each = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
+        return f"{self.program.name}: {each} {log.si(3 * self.flops, 'FLOP')}"
+
+
+@contextlib.contextmanager
+def naming(run: study.Run) -> Iterator[None]:
+    """Within this, a UserError says whose it is."""
+    try:
+        yield
+    except errors.UserError as error:
+        raise errors.UserError(f"condition {run.condition}, arm {run.arm}: {error}") from error
+
+
+def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
+    """UserError, which says whose it is, where a run of the program could not be trained, or not be compared."""
+    spread = devices.shape.get(mesh.SEED, 1)
+    if len(program.runs) % spread:
+        raise errors.UserError(
+            f"the {len(program.runs)} runs of {program.name} do not divide evenly over mesh.seed = {spread}"
+        )
+    first_of = {run.arm: run for run in reversed(program.runs)}
+    for run in reversed(first_of.values()):
+        with naming(run):
+            work = _work(run, devices)
+            task, t = work.task, run.settings.train
+            plan = single.plan(run.settings, task, devices)
+            if t.growth or t.nan != "abort" or t.spike or t.keep_best:
+                raise errors.UserError(
+                    "train.growth, nan, spike and keep_best are not for a study: leave them as they are in"
+                    " configs/base.py (a run whose numbers go wrong stops there, and the others go on)"
+                )
+            if metric not in (measured := single.measured(task)):
+                raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(measured)}")
+            for key in ("device", *(f"mesh.{axis}" for axis in run.settings.mesh.to_dict())):
+                functools.reduce(getattr, key.split("."), run.settings)  # the whole study has read it
+            run.settings.refuse_unused()
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    flops = compilation.flops(task.loss_and_metrics, params, task.train[0], None)
+    evaluation = loop.evaluation_work(task, batch=plan.growth.sizes[0])
+    return Checked(program, work.lines, plan.steps, shapes.total(params), flops, evaluation, plan.every["evaluate"])
+
+
+def _work(run: study.Run, devices: Mesh) -> single.Work:
+    """What the experiment makes of one run."""
+    return by_name.experiment(run.settings.experiment).prepare(run.settings, devices)
+
+
+class Ready(NamedTuple):
+    """A program with its data."""
+
+    plan: step.Plan  # of the first run
+    vmapped: vmapped_runs.VmappedRuns
+    tasks: dict[int, step.Task]  # by seed
+    abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
+
+
+def prepare(program: study.Program, devices: Mesh) -> Ready:
+    """The program, which was checked. Its runs are computed side by side where devices share them, and not on a CPU."""
+    first, rows = program.runs[0], len(program.runs)
+    tasks = {seed: _work(run, devices).task for seed, run in {run.seed: run for run in program.runs}.items()}
+    task = tasks[first.seed]
+    plan = single.plan(first.settings, task, devices)
+    optimiser = functools.partial(single.optimiser, first.settings)
+    batched = mesh.SEED in devices.axis_names or mesh.side_by_side(devices)
+    vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)
+    batch = mesh.abstract_batch(devices, task.train[0], rows=rows)
+    return Ready(plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)))
+
+
+def train(
+    one: Checked,
+    folder: pathlib.Path,
+    devices: Mesh,
+    progress: Progress,
+    *,
+    measure: bool,
+    requests: signals.Requests,
+) -> None:
+    """Train the runs of the program, or go on with them, and write the results of each into its folder.
+
+    measure: look into scores and attention too. requests: those of the study; Interrupted, behind a save, where there
+    is one.
+    """
+    program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
+    ready = prepare(program, devices)
+    requests.heed()
+    (plan, vmapped, tasks, abstract), began = ready, time.perf_counter()
+    numbers = {name: jnp.asarray(column) for name, column in program.numbers.items()}
+    initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.runs], numbers)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(step.device_errors())
+        start, state = 0, initial()
+        begun = runs.sketches(state.params)
+        if checkpoint.newest(saved) is not None:
+            del state  # never two at once
+            start, state = _resumed(saved, initial(abstract=True)) or (0, initial())
+        saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
+        progress.go_on(start)
+        compiled, compiling, seconds = vmapped_runs.step(vmapped), time.perf_counter(), 0.0
+        if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
+            compiled = compiled.lower(state, *abstract, numbers).compile()
+            seconds = time.perf_counter() - compiling
+        requests.heed()  # before anything is written
+        training = loop.Training(
+            plan,
+            folder,
+            [folder / run.name for run in program.runs],
+            saves,
+            start=start,
+            line=progress,
+            requests=requests,
+            evaluate=vmapped_runs.evaluator(vmapped),
+            probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else None,
+        )
+        stack.enter_context(contextlib.closing(training))
+        inputs = {seed: batches.iterate(task.train, start=start) for seed, task in tasks.items()}
+        state = loop.train(
+            training,
+            lambda state, batch, alive: compiled(state, batch, alive, numbers),
+            state,
+            _rows(inputs, program),
+            start=start,
+            alive=np.asarray(jax.device_get(state.step) == start),
+            place=mesh.place_rows,
+        )
+        training.evaluate_behind(state)
+        took = {"compile_seconds": seconds}
+        if not start:  # else it would be that of the last part
+            took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
+        heed = functools.partial(training.stop_if_asked, anew=True)
+        _write(one, ready, state, training.final, folder, measure=measure, begun=begun, took=took, before=heed)
+    shutil.rmtree(saved)  # behind the results: no one goes on from here
+
+
+def _resumed(saved: pathlib.Path, like: step.State) -> tuple[int, step.State] | None:
+    """The step and state of the checkpoint; None where there is only a damaged one, which is put aside."""
+    with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
+        try:
+            return saves.resume(like, fall_back=True)
+        except manifest.Damaged as error:
+            print(f"these runs begin anew: their checkpoint cannot be used ({error})", flush=True)
+    aside = saved.with_name(saved.name + manifest.DAMAGED)
+    disk.remove(aside)
+    saved.rename(aside)
+    return None
+
+
+def _rows(inputs: dict[int, Iterator[dict]], program: study.Program) -> Iterator[list[dict]]:
+    """For every step the batches of all rows. Rows of the same seed have the same."""
+    while True:
+        now = {seed: next(of_seed) for seed, of_seed in inputs.items()}
+        yield [now[run.seed] for run in program.runs]
+
+
+def _write(
+    one: Checked,
+    ready: Ready,
+    state: step.State,
+    final: dict[str, np.ndarray],
+    folder: pathlib.Path,
+    *,
+    measure: bool,
+    begun: list[runs.Sketch],
+    took: dict[str, float],
+    before: Callable[[], None],
+) -> None:
+    """summary.json of every run, the last of what says that it is finished; of the first seed maps.npz.
+
+    measure: look at attention too. begun: with which values, by row. took: wall_seconds, the run's share, and
+    compile_seconds, of the program. before: called before each run's; what it raises ends it.
+    """
+    task, devices, every = ready.vmapped.task, ready.vmapped.mesh, one.program.runs
+    common = {
+        "experiment": every[0].settings.experiment,
+        "steps": one.steps,
+        "params": one.params,
+        "flops_per_token": one.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
+        **{f"baseline/{name}": value for name, value in task.baseline.items()},
+        "guess": dict(task.guess),
+        "data": list(one.lines),
+        "evaluation_crc32": runs.crc32(task.evaluation[0]) ^ runs.crc32(task.evaluation[-1]) ^ len(task.evaluation),
+        "together": len(every),
+        "devices": devices.size,
+        "device": mesh.describe(devices),
+        "backend": mesh.backend(devices),
+        "versions": mesh.versions(),
+        "commit": workdir.commit(),
+        **took,
+    }
+    taken_R = jax.device_get(state.step)
+    look = attention.observer(task) if measure and task.maps else None
+    for r, run in enumerate(every):
+        before()
+        params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
+        own: dict[str, Any] = {
+            "condition": run.condition,
+            "arm": run.arm,
+            "seed": run.seed,
+            "params_sha256": checkpoint.digest(params),
+            **{name: log.finite(column[r]) for name, column in final.items()},
+            "diverged_at": None if taken_R[r] == one.steps else int(taken_R[r]) + 1,
+            "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
+            "initial": begun[r],
+        }
+        if look:
+            own["attention"], A_MHNN = look(params)
+            if run.seed == every[0].seed:
+                with disk.draft(folder / run.name / "maps.npz") as file:
+                    np.savez_compressed(file, A_MHNS=A_MHNN)
+        disk.write_json(folder / run.name / "summary.json", own | common)
+
+
+def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
+    """The step of a program and its evaluation, for chips that need not be there."""
+    plan, of, _, abstract = prepare(one.program, devices)
+    numbers, rows, name = one.program.numbers, len(one.program.runs), one.program.name
+    state = vmapped_runs.initial_state(of, [run.seed for run in one.program.runs], numbers, abstract=True)
+    held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
+    flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / plan.growth.sizes[0]
+    yield topology.Request(f"step of {name}", vmapped_runs.step(of), (state, *abstract, numbers), 3 * flops)
+    arguments = state.params, held_out
+    yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(of), arguments, flops * size, beside=True)
