@@ -118,7 +118,7 @@ def generation(size: sizes.Workload) -> participant.Built:
     ids = inputs.prompt(size).tolist()
     how = sample.checked({"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0})
     how |= {"steps": size.new, "stop": [], "mask": lambda *_: masks.causal}
-    generator = sample.generator(model, params, np.array(ids, np.int32), **how)
+    generator = sample.Generator(model, params, np.array(ids, np.int32), **how)
 
     def rounds() -> Iterator[list[list[int]]]:
         return sample.rounds(generator, ids, 0, set())

@@ -78,6 +78,6 @@ def save(folder, family: str, arrays: dict[str, np.ndarray] | None = None, **cha
     """A folder with such a model, its config.json with these fields changed; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = tensors(family) if arrays is None else arrays
-    safetensors.write(folder / "model.safetensors", arrays, {"format": "pt"})
+    safetensors.write(folder / "model.safetensors", arrays)
     (folder / "config.json").write_text(json.dumps({"model_type": family} | CONFIGS[family] | changed))
     return folder

@@ -1,12 +1,12 @@
 """BERT (Devlin et al. 2019): post-norm, segments, a norm after the embedding, and a head that fills hidden words in."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from experiments.engine import errors
 from experiments.pretrained import families, tensors
+from experiments.pretrained.families import Field
 
 _LAYER = "encoder.layer.{m}."
 LINES = (
@@ -31,21 +31,9 @@ LINES = (
     *tensors.pair("cls.seq_relationship", "C D; C", "extras/next_sentence/G_CD", "b_C", "next_sentence"),
 )
 KNOWN = (
-    tensors.Known(
-        "embeddings.position_ids", "the numbers from 0", tensors.constant(lambda facts: np.arange(facts["N"])[None])
-    ),
-    tensors.Known(
-        "cls.predictions.decoder.weight",
-        "a copy of embeddings.word_embeddings.weight",
-        tensors.copy_of("embeddings.word_embeddings.weight"),
-        unless="untied",
-    ),
-    tensors.Known(
-        "cls.predictions.decoder.bias",
-        "a copy of cls.predictions.bias",
-        tensors.copy_of("cls.predictions.bias"),
-        unless="untied/bias",
-    ),
+    tensors.constant("embeddings.position_ids", "the numbers from 0", lambda facts: np.arange(facts["N"])[None]),
+    tensors.copy("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight", unless="untied"),
+    tensors.copy("cls.predictions.decoder.bias", "cls.predictions.bias", unless="untied/bias"),
     tensors.Known(
         "cls.predictions.bias",
         "not used, since cls.predictions.decoder.bias is",
@@ -53,85 +41,64 @@ KNOWN = (
         unless="head/bias",
     ),
 )
-_HEADS = {"head": "cls.predictions.", "pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
+FIELDS = (
+    Field("num_hidden_layers", "M", 12),
+    Field("hidden_size", "D", 768),
+    Field("num_attention_heads", "H", 12),
+    Field("intermediate_size", "F", 3072),
+    Field("vocab_size", "W", 30522),
+    Field("max_position_embeddings", "N", 512),
+    Field("type_vocab_size", "segments", 2),
+    Field("hidden_act", "mlp", families.ACTIVATIONS),
+    Field("layer_norm_eps", "eps", 1e-12),
+    Field("tie_word_embeddings", "tied_output", families.YES),
+    Field("position_embedding_type", "", families.only("absolute")),
+    Field("is_decoder", "", families.only(False)),
+    Field("add_cross_attention", "", families.only(False)),
+)
+HEADS = {"head": "cls.predictions.", "pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
 
 
-def describe(config: families.Config) -> families.Description:
-    """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
-    families.one_of(config, "position_embedding_type", ("absolute",))
-    families.one_of(config, "is_decoder", (False,))
-    families.one_of(config, "add_cross_attention", (False,))
-    activation = families.one_of(config, "hidden_act", ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu"))
-    D, H = families.whole(config, "hidden_size", 768), families.whole(config, "num_attention_heads", 12)
-    sizes = {
-        "M": families.whole(config, "num_hidden_layers", 12),
-        "D": D,
-        "H": H,
-        "K": families.shared(D, H, ("hidden_size", "num_attention_heads")),
-        "F": families.whole(config, "intermediate_size", 3072),
-        "W": families.whole(config, "vocab_size", 30522),
-        "N": families.whole(config, "max_position_embeddings", 512),
-        "J": families.whole(config, "type_vocab_size", 2),
-        "C": 2,  # does the second sentence follow the first?
-    }
-    model = {
-        "mlp": families.ACTIVATIONS[activation],
-        "eps": families.real(config, "layer_norm_eps", 1e-12),
-        "segments": sizes["J"],
-    }
-    tied = families.flag(config, "tie_word_embeddings", True)
-    extras = {"W": sizes["W"], "N": sizes["N"], "tied_output": tied}
-    return families.Description(sizes, model, extras)
-
-
-def groups(description: families.Description, names: set[str]) -> set[str]:
+def groups(facts: families.Facts, names: set[str]) -> set[str]:
     """The heads that the file holds: without one, the model ends with its last block."""
-    heads = {group for group, beginning in _HEADS.items() if any(name.startswith(beginning) for name in names)}
-    _same_activation(description.model["mlp"], heads)
+    heads = {group for group, beginning in HEADS.items() if any(name.startswith(beginning) for name in names)}
+    _check_activation(facts, heads)
     if "head" not in heads:
         return heads
-    if description.extras["tied_output"]:
+    if facts["tied_output"]:
         return heads | {"head/bias"}
     return heads | {"untied", "untied/bias" if "cls.predictions.decoder.bias" in names else "head/bias"}
 
 
-def _same_activation(mlp: str, groups: set[str]) -> None:
+def _check_activation(facts: families.Facts, groups: set[str]) -> None:
     """Theirs is one setting for the MLPs and the head; our head has the exact gelu of the published models."""
-    if "head" in groups and mlp != "gelu":
+    if "head" in groups and facts["mlp"] != "gelu":
         raise errors.UserError(
-            f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu', model.mlp), and not {mlp!r}"
+            f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu', model.mlp), and not {facts['mlp']!r}"
         )
 
 
-def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[str, Any], groups: set[str]) -> dict:
-    """Its config.json."""
-    _same_activation(model["mlp"], groups)
+def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
+    """The class that holds its heads."""
+    _check_activation(facts, groups)
     with_next = ("BertForNextSentencePrediction", "BertForPreTraining")
-    architecture = (with_next if "next_sentence" in groups else ("BertModel", "BertForMaskedLM"))["head" in groups]
-    return {
-        "architectures": [architecture],
-        "vocab_size": sizes["W"],
-        "max_position_embeddings": sizes["N"],
-        "type_vocab_size": sizes["J"],
-        "hidden_size": sizes["D"],
-        "num_hidden_layers": sizes["M"],
-        "num_attention_heads": sizes["H"],
-        "intermediate_size": sizes["F"],
-        "hidden_act": families.activation(model["mlp"]),
-        "layer_norm_eps": model["eps"],
-        "tie_word_embeddings": "untied" not in groups,
-    }
+    classes = with_next if "next_sentence" in groups else ("BertModel", "BertForMaskedLM")
+    return {"architectures": [classes["head" in groups]]}
 
 
 FAMILY = families.Family(
     "bert",
-    "bert.",
-    ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),  # as in the first files
-    LINES,
-    KNOWN,
-    describe,
-    groups,
-    config,
-    ("pad_token_id",),
-    ("cls.",),
+    kind="masked",
+    prefix="bert.",
+    lines=LINES,
+    known=KNOWN,
+    model=families.SETTINGS
+    | {"block": ("post_norm",), "final_norm": (False,), "embed_norm": (True,), "segments": families.ANY},
+    fields=FIELDS,
+    extra=extra,
+    groups=groups,
+    complete=lambda config, facts: {"J": facts["segments"], "C": 2},  # C: does the second sentence follow the first?
+    ids=("pad_token_id",),
+    unprefixed=("cls.",),
+    spellings=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),  # the first files
 )

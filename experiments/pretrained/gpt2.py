@@ -1,11 +1,9 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, the output tied to the embedding."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from experiments.pretrained import families, tensors
+from experiments.pretrained.families import Field
 
 # Their matrices stand as (from, to), hence transposed; queries, keys and values are one.
 LINES = (
@@ -24,62 +22,35 @@ LINES = (
     tensors.Line("lm_head.weight", "W D", ("head/G_WD",), "untied"),
 )
 KNOWN = (
-    tensors.Known("h.{m}.attn.bias", "the causal mask", tensors.constant(lambda facts: np.tri(facts["N"])[None, None])),
+    tensors.constant("h.{m}.attn.bias", "the causal mask", lambda facts: np.tri(facts["N"])[None, None]),
     tensors.Known(
         "h.{m}.attn.masked_bias",
         "the number that stands for minus infinity",
         lambda array, tensors, facts: array.size == 1 and array.item() <= -1e4,
     ),
-    tensors.Known("lm_head.weight", "a copy of wte.weight", tensors.copy_of("wte.weight"), unless="untied"),
+    tensors.copy("lm_head.weight", "wte.weight", unless="untied"),
 )
-
-
-def describe(config: families.Config) -> families.Description:
-    """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
-    families.one_of(config, "scale_attn_by_inverse_layer_idx", (False,))
-    families.one_of(config, "add_cross_attention", (False,))
-    D, H = families.whole(config, "n_embd", 768), families.whole(config, "n_head", 12)
-    sizes = {
-        "M": families.whole(config, "n_layer", 12),
-        "D": D,
-        "H": H,
-        "K": families.shared(D, H, ("n_embd", "n_head")),
-        "F": families.whole(config, "n_inner", 4 * D),
-        "W": families.whole(config, "vocab_size", 50257),
-        "N": families.whole(config, "n_positions", 1024),
-    }
-    activation = families.one_of(config, "activation_function", ("gelu_new", "gelu", "gelu_pytorch_tanh", "relu"))
-    model = {
-        "mlp": families.ACTIVATIONS[activation],
-        "eps": families.real(config, "layer_norm_epsilon", 1e-5),
-        "scale": "1/sqrt(K)" if families.flag(config, "scale_attn_weights", True) else "1",
-    }
-    tied = families.flag(config, "tie_word_embeddings", True)
-    return families.Description(sizes, model, {"W": sizes["W"], "N": sizes["N"], "tied_output": tied})
-
-
-def groups(description: families.Description, names: set[str]) -> set[str]:
-    """The output matrix where it is not the embedding."""
-    return set() if description.extras["tied_output"] else {"untied"}
-
-
-def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[str, Any], groups: set[str]) -> dict:
-    """Its config.json."""
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "vocab_size": sizes["W"],
-        "n_positions": sizes["N"],
-        "n_embd": sizes["D"],
-        "n_layer": sizes["M"],
-        "n_head": sizes["H"],
-        "n_inner": sizes["F"],
-        "activation_function": families.activation(model["mlp"]),
-        "layer_norm_epsilon": model["eps"],
-        "scale_attn_weights": model.get("scale", "1/sqrt(K)") != "1",
-        "tie_word_embeddings": "untied" not in groups,
-    }
-
-
+FIELDS = (
+    Field("n_layer", "M", 12),
+    Field("n_embd", "D", 768),
+    Field("n_head", "H", 12),
+    Field("n_inner", "F", lambda facts: 4 * facts["D"]),
+    Field("vocab_size", "W", 50257),
+    Field("n_positions", "N", 1024),
+    Field("activation_function", "mlp", {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS),
+    Field("layer_norm_epsilon", "eps", 1e-5),
+    Field("scale_attn_weights", "scale", {True: "1/sqrt(K)", False: "1"}),
+    Field("tie_word_embeddings", "tied_output", families.YES),
+    Field("scale_attn_by_inverse_layer_idx", "", families.only(False)),
+    Field("add_cross_attention", "", families.only(False)),
+)
 FAMILY = families.Family(
-    "gpt2", "transformer.", (), LINES, KNOWN, describe, groups, config, families.TEXT_IDS, ("lm_head.",)
+    "gpt2",
+    kind="causal",
+    prefix="transformer.",
+    lines=LINES,
+    known=KNOWN,
+    model=families.SETTINGS | {"scale": ("1/sqrt(K)", "1")},
+    fields=FIELDS,
+    extra=lambda facts, groups: {"architectures": ["GPT2LMHeadModel"]},
 )

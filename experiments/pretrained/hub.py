@@ -4,12 +4,12 @@ What is read is checked twice: config.json decides the family and what the model
 must be one of its parameters (or a buffer that is known, and holds what it must hold).
 """
 
-import json
 import pathlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
+from flax import traverse_util
 
 from experiments.engine import disk, errors
 from experiments.pretrained import bert, families, gpt2, llama, safetensors, tensors, vit
@@ -25,14 +25,14 @@ class Imported(NamedTuple):
 
     model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `ids` of
     `_token_ids`, ...), with the arrays of heads that our models do not have (`pooler`, `next_sentence`) and `headless`,
-    true where the model ends before its logits. table: what became of each tensor (`show` makes it readable).
+    true where the model ends before its logits. table: what became of each tensor, for a person.
     """
 
     family: str
     params: dict
     model: dict[str, Any]
     extras: dict[str, Any]
-    table: list[tensors.Row]
+    table: str
 
 
 def read(path: str | pathlib.Path) -> Imported:
@@ -44,7 +44,8 @@ def read(path: str | pathlib.Path) -> Imported:
     path = pathlib.Path(path)
     safetensors.refuse_pickles(path)  # also where no config.json says what they are
     file = (path if path.is_dir() else path.parent) / "config.json"
-    if path.is_dir() and not file.exists() and not any(map(_is_weights, path.iterdir())):
+    weights = (safetensors.FILE, safetensors.INDEX)
+    if path.is_dir() and not file.exists() and not any((path / name).exists() for name in weights):
         raise errors.UserError(
             f"{path} holds neither a run nor a published model (config.json with {safetensors.FILE}, or a llama2c .bin)"
         )
@@ -60,23 +61,24 @@ def read(path: str | pathlib.Path) -> Imported:
 def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pathlib.Path) -> Imported:
     """The model that config.json describes and the tensors hold. UserError as `read`, which names `path`."""
     family = _family(config.get("model_type"))
-    description = family.describe(config)
-    plain = families.plain(family, arrays)
-    groups = family.groups(description, set(plain))
+    facts, plain = families.describe(family, config), {}
+    for name, array in arrays.items():  # without the prefix, and spelled as in the lines
+        short = name.removeprefix(family.prefix)
+        for pattern, spelling in family.spellings:
+            short = re.sub(pattern, spelling, short)
+        if short in plain:
+            raise errors.UserError(f"the file has the tensor {short} twice, once of them as {name}")
+        plain[short] = array
+    groups = family.groups(facts, set(plain))
     lines = [line for line in family.lines if line.group in groups | {""}]
     known = [one for one in family.known if one.unless not in groups]
     what = f"{path} is not the {family.name} that its config.json describes"
-    stored = {"layers": description.layers or description.sizes["M"]}
-    tensors.complain(tensors.check(lines, known, plain, sizes=description.sizes, **stored), what)
-    more, faults = tensors.recognise(known, plain, facts=description.sizes | description.model, **stored)
-    tensors.complain(faults, what)
-    flat, table = tensors.read(lines, plain, sizes=description.sizes, **stored)
-    params = {"position": {}, "head": {}} | _nested(flat)
-    extras = description.extras | params.pop("extras", {})
-    extras["headless"] = family.name in ("bert", "vit") and not params["head"]
-    model = {letter: description.sizes[letter] for letter in "MDHKF"} | families.fixed(family.name) | description.model
+    flat, table = tensors.read(lines, known, plain, facts, what)
+    params = {"position": {}, "head": {}} | traverse_util.unflatten_dict(flat, sep="/")
     params["blocks"]["relative_position"] = {}
-    return Imported(family.name, params, model, extras, table + more)
+    extras = {name: fact for name, fact in facts.items() if name not in family.model} | params.pop("extras", {})
+    extras["headless"] = family.kind != "causal" and not params["head"]
+    return Imported(family.name, params, {name: facts[name] for name in family.model}, extras, table)
 
 
 def write(
@@ -96,30 +98,37 @@ def write(
     """
     spec, extras, what = _family(family), dict(extras or {}), f"this model cannot be written as {family}"
     tree = dict(params) | {"extras": {name: extras[name] for name in ASIDE if name in extras}}
-    flat = _flat(tree)
+    flat = shapes.flat(tree)
     groups = {line.group for line in spec.lines if any(path in flat for path in line.ours)} | {""}
     lines = [line for line in spec.lines if line.group in groups and line.group.split("/")[0] in groups]
-    tensors.complain(families.faults(spec.name, model), what)
-    tensors.match(lines, flat, what)
-    sizes = _sizes(tree, what)
-    config = {"model_type": spec.name, "dtype": "float32"} | spec.config(sizes, model, extras, groups)
-    description = spec.describe(config)  # as they will read it: a size or a setting that they cannot say shows here
-    _same({letter: description.sizes[letter] for letter in "MDHKF"} | description.model, model, what, "model.")
-    _same({letter: n for letter, n in description.sizes.items() if letter in sizes}, sizes, what)
-    arrays = tensors.write(lines, flat, sizes=description.sizes)
-    full, ids = families.full(spec, arrays), {name: extras.get("ids", {}).get(name) for name in spec.ids}
-    saved = {"config.json": config | ids} | ({GENERATION: ids} if spec.ids == families.TEXT_IDS else {})
-    _save(pathlib.Path(folder), {full[name]: array for name, array in arrays.items()}, saved)
+    tensors.complain(what, families.faults(spec, model))
+    wanted = [path for line in lines for path in line.ours]
+    faults = [f"{path} is missing" for path in wanted if path not in flat]
+    tensors.complain(what, faults + [f"{path} is left over" for path in flat if path not in wanted])
+    try:
+        sizes = shapes.check(tree)
+    except shapes.ShapeError as error:
+        raise errors.UserError(f"{what}: {error}") from error
+    facts = extras | dict(model) | sizes | {"G": sizes["H"]}
+    facts |= {"tied_output": "untied" not in groups, "query_bias": "query_bias" in groups}
+    config = families.config(spec, facts, groups)
+    again = families.describe(spec, config)  # as they will read it: a size or a setting that they cannot say shows here
+    said = [(f"model.{name}", name, value) for name, value in model.items() if name in spec.model]
+    said += [(name, name, n) for name, n in sizes.items() if name in again]
+    tensors.complain(what, [f"{a} is {x!r} and not {again[name]!r}" for a, name, x in said if x != again[name]])
+    arrays = tensors.write(lines, flat, sizes=again)
+    arrays = {name if name.startswith(spec.unprefixed) else spec.prefix + name: array for name, array in arrays.items()}
+    ids = {name: extras.get("ids", {}).get(name) for name in spec.ids}
+    saved = {"config.json": config | ids} | ({GENERATION: ids} if spec.kind == "causal" else {})
+    folder = pathlib.Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        safetensors.write(folder / safetensors.FILE, arrays)
+        for name, content in saved.items():
+            disk.write_json(folder / name, content)
+    except OSError as error:
+        raise errors.UserError(f"{folder} cannot be written: {error.strerror or error}") from error
     return [safetensors.FILE, *saved]
-
-
-def show(imported: Imported) -> str:
-    """The table of tensors for a person: theirs, ours, and what was done."""
-    return tensors.text(imported.table)
-
-
-def _is_weights(file: pathlib.Path) -> bool:
-    return file.name in (safetensors.FILE, safetensors.INDEX)
 
 
 def _family(name: Any) -> families.Family:
@@ -127,53 +136,6 @@ def _family(name: Any) -> families.Family:
         if name in (family.name, *family.aliases):
             return family
     raise errors.UserError(f"there is no family of models {name!r} here: those known are {', '.join(FAMILIES)}")
-
-
-def _sizes(tree: Mapping, what: str) -> dict[str, int]:
-    try:
-        return shapes.check(tree)
-    except shapes.ShapeError as error:
-        raise errors.UserError(f"{what}: {error}") from error
-
-
-def _save(folder: pathlib.Path, arrays: Mapping[str, np.ndarray], objects: Mapping[str, Mapping[str, Any]]) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        safetensors.write(folder / safetensors.FILE, arrays, {"format": "pt"})
-        for name, saved in objects.items():
-            (folder / name).write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise errors.UserError(f"{folder} cannot be written: {error.strerror or error}") from error
-
-
-def _same(right: Mapping[str, Any], values: Mapping[str, Any], what: str, prefix: str = "") -> None:
-    """UserError where a field that `values` has is not the right one."""
-    wrong = [
-        f"{prefix}{name} is {values[name]!r} and not {value!r}"
-        for name, value in right.items()
-        if name in values and values[name] != value
-    ]
-    tensors.complain(wrong, what)
-
-
-def _nested(flat: Mapping[str, np.ndarray]) -> dict:
-    """{'a/b': x} -> {'a': {'b': x}}."""
-    tree: dict = {}
-    for path, array in flat.items():
-        *nodes, leaf = path.split("/")
-        node = tree
-        for name in nodes:
-            node = node.setdefault(name, {})
-        node[leaf] = array
-    return tree
-
-
-def _flat(tree: Mapping, path: str = "") -> dict[str, np.ndarray]:
-    """The inverse of `_nested`; empty nodes vanish."""
-    leaves = {}
-    for name, node in tree.items():
-        leaves |= _flat(node, f"{path}{name}/") if isinstance(node, Mapping) else {f"{path}{name}": np.asarray(node)}
-    return leaves
 
 
 def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str]) -> dict[str, int | list[int]]:
@@ -185,7 +147,9 @@ def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable
     ids, file = {}, folder / GENERATION
     generation = disk.read_json(file, says="what ends a text") if file.is_file() else {}
     for name, saved in (("config.json", config), (GENERATION, generation)):
-        ids |= {field: _checked(name, field, saved[field]) for field in fields if saved.get(field) is not None}
+        for field in fields:
+            if saved.get(field) is not None:
+                ids[field] = _checked(name, field, saved[field])
     return ids
 
 

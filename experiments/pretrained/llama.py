@@ -7,10 +7,9 @@ import numpy as np
 
 from experiments.engine import errors
 from experiments.pretrained import families, tensors
+from experiments.pretrained.families import Field
 
-BASE = 10000.0  # of the rotary wavelengths, where none is given
-ROTATED = ("Uq_HKD", "Uk_HKD")
-
+WHOLE_ROTARY = Field("partial_rotary_factor", "", families.only(1.0, None))
 LINES = (
     tensors.Line("embed_tokens.weight", "W D", ("embed/E_WD",)),
     tensors.Line("layers.{m}.input_layernorm.weight", "D", ("blocks/norm1/gain_D",)),
@@ -27,32 +26,45 @@ LINES = (
 )
 
 
-def _frequencies(facts: Mapping[str, Any]) -> np.ndarray:
-    return facts["rotary_base"] ** -(np.arange(0, facts["K"], 2) / facts["K"])
-
-
 KNOWN = (
-    tensors.Known("layers.{m}.self_attn.rotary_emb.inv_freq", "the rotary frequencies", tensors.constant(_frequencies)),
-    tensors.Known("lm_head.weight", "a copy of embed_tokens.weight", tensors.copy_of("embed_tokens.weight"), "untied"),
+    tensors.constant(
+        "layers.{m}.self_attn.rotary_emb.inv_freq",
+        "the rotary frequencies",
+        lambda facts: facts["rotary_base"] ** -(np.arange(0, facts["K"], 2) / facts["K"]),
+    ),
+    tensors.copy("lm_head.weight", "embed_tokens.weight", unless="untied"),
+)
+FIELDS = (
+    Field("num_hidden_layers", "M", 32),
+    Field("hidden_size", "D", 4096),
+    Field("num_attention_heads", "H", 32),
+    Field("num_key_value_heads", "G", lambda facts: facts["H"]),
+    Field("head_dim", "K", None),
+    Field("intermediate_size", "F", 11008),
+    Field("vocab_size", "W", 32000),
+    Field("max_position_embeddings", "N", 2048),
+    Field("rms_norm_eps", "eps", 1e-6),
+    Field("tie_word_embeddings", "tied_output", families.NO),
+    Field("hidden_act", "", families.only("silu", "swish")),
+    Field("attention_bias", "", families.only(False, None)),
+    Field("mlp_bias", "", families.only(False, None)),
+    Field("sliding_window", "", families.only(None)),
+    WHOLE_ROTARY,
 )
 
 
 def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
     """The same model, its rotary positions turning the pairs (i, i + K/2) instead of (2i, 2i+1): queries and keys with
     the features K of each head in another order. params is our tree, `model` the fields of a config's `model`."""
-    score = {
-        name: _evens_first(array) if name in ROTATED else array for name, array in params["blocks"]["score"].items()
-    }
+    score = dict(params["blocks"]["score"])
+    for name in ("Uq_HKD", "Uk_HKD"):
+        score[name] = np.concatenate([score[name][:, :, 0::2], score[name][:, :, 1::2]], axis=2)
     blocks = dict(params["blocks"]) | {"score": score}
     return dict(params) | {"blocks": blocks}, dict(model) | {"relative_position": "rotary_halves"}
 
 
-def _evens_first(U_MHKD: np.ndarray) -> np.ndarray:
-    return np.concatenate([U_MHKD[:, :, 0::2], U_MHKD[:, :, 1::2]], axis=2)
-
-
-def base(config: families.Config) -> float:
-    """The base of the rotary wavelengths, from rope_theta or rope_parameters. UserError where they are scaled."""
+def complete(config: families.Config, facts: families.Facts) -> families.Facts:
+    """The base of the rotary wavelengths, from rope_theta or rope_parameters; and how often a layer is used."""
     theta = {}
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
@@ -61,73 +73,39 @@ def base(config: families.Config) -> float:
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind != "default":
             raise errors.UserError(f"config.json: {name} asks for the type {kind!r}, and only 'default' is supported")
-        families.one_of({"partial_rotary_factor": 1.0} | rope, "partial_rotary_factor", (1.0,))
+        families.value(rope, WHOLE_ROTARY)
         theta |= {"rope_theta": rope["rope_theta"]} if rope.get("rope_theta") is not None else {}
-    return families.real(dict(config) | theta, "rope_theta", BASE)
+    base = families.value({**config, **theta}, Field("rope_theta", "rotary_base", 10000.0))
+    twice = families.value(config, Field("layer_sharing", "", families.NO))  # MobileLLM (Liu et al. 2024)
+    return {"rotary_base": base, "layers": facts["M"], "M": facts["M"] * (2 if twice else 1)}
 
 
-def describe(config: families.Config) -> families.Description:
-    """Our sizes and fields from its config.json. UserError for what it may ask and we do not have."""
-    families.one_of(config, "hidden_act", ("silu", "swish"))
-    for name in ("attention_bias", "mlp_bias"):
-        families.one_of(config, name, (False, None))
-    families.one_of(config, "sliding_window", (None,))
-    families.one_of(config, "partial_rotary_factor", (1.0, None))
-    D, H = families.whole(config, "hidden_size", 4096), families.whole(config, "num_attention_heads", 32)
-    layers, G = families.whole(config, "num_hidden_layers", 32), families.whole(config, "num_key_value_heads", H)
-    families.shared(H, G, ("num_attention_heads", "num_key_value_heads"))
-    K = config.get("head_dim") and families.whole(config, "head_dim")
-    K = K or families.shared(D, H, ("hidden_size", "num_attention_heads"))
-    twice = families.flag(config, "layer_sharing", False)  # MobileLLM (Liu et al. 2024): every block is computed twice
-    sizes = {
-        "M": layers * (2 if twice else 1),
-        "D": D,
-        "H": H,
-        "G": G,
-        "K": K,
-        "F": families.whole(config, "intermediate_size", 11008),
-        "W": families.whole(config, "vocab_size", 32000),
-    }
-    model = {"eps": families.real(config, "rms_norm_eps", 1e-6), "rotary_base": base(config)}
-    N, tied = (
-        families.whole(config, "max_position_embeddings", 2048),
-        families.flag(config, "tie_word_embeddings", False),
-    )
-    extras = {"W": sizes["W"], "N": N, "tied_output": tied, "key_heads": G}
-    return families.Description(sizes, model, extras, layers)
-
-
-def groups(description: families.Description, names: set[str]) -> set[str]:
-    """The output matrix where it is not the embedding."""
-    return set() if description.extras["tied_output"] else {"untied"}
-
-
-def config(sizes: Mapping[str, int], model: Mapping[str, Any], extras: Mapping[str, Any], groups: set[str]) -> dict:
-    """Its config.json: every head has its own keys and values, every layer its own numbers."""
-    if "N" not in extras:
-        raise errors.UserError("a Llama cannot be written without extras['N'], the longest text it was trained on")
-    families.shared(sizes["D"], sizes["H"], ("hidden_size", "num_attention_heads"))  # they insist, whatever head_dim is
-    rope = model.get("rotary_base", BASE)
+def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
+    """Every head has its own keys and values, every layer its own numbers."""
+    if facts["D"] % facts["H"]:  # they insist, whatever head_dim is
+        raise errors.UserError(
+            f"config.json: hidden_size = {facts['D']} is not divisible by num_attention_heads = {facts['H']}"
+        )
+    base = facts["rotary_base"]
     return {
         "architectures": ["LlamaForCausalLM"],
-        "vocab_size": sizes["W"],
-        "max_position_embeddings": extras["N"],
-        "hidden_size": sizes["D"],
-        "num_hidden_layers": sizes["M"],
-        "num_attention_heads": sizes["H"],
-        "num_key_value_heads": sizes["H"],
-        "head_dim": sizes["K"],
-        "intermediate_size": sizes["F"],
-        "hidden_act": "silu",
-        "rms_norm_eps": model["eps"],
-        "rope_theta": rope,  # read by transformers before 5
-        "rope_parameters": {"rope_type": "default", "rope_theta": rope},
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": "untied" not in groups,
+        "num_key_value_heads": facts["H"],
+        "rope_theta": base,  # read by transformers before 5
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
     }
 
 
 FAMILY = families.Family(
-    "llama", "model.", (), LINES, KNOWN, describe, groups, config, families.TEXT_IDS, ("lm_head.",), ("mobilellm",)
+    "llama",
+    kind="causal",
+    prefix="model.",
+    lines=LINES,
+    known=KNOWN,
+    model=families.SETTINGS
+    | {"norm": ("rms",), "mlp": ("swiglu",), "position": ("none",), "relative_position": ("rotary_halves",)}
+    | {"rotary_base": families.ANY, "bias": (False,)},
+    fields=FIELDS,
+    extra=extra,
+    complete=complete,
+    aliases=("mobilellm",),
 )

@@ -1,14 +1,13 @@
 """Llama weights in the form of https://github.com/karpathy/llama2.c (its first version, which has no magic number).
 
-Seven little-endian int32, then float32 values in the order of `_layout`. Nothing but the size of the file tells that it
-is one, so the seven numbers must account for every byte.
+Seven little-endian int32, then float32 values in the order of the layout below. Nothing but the size of the file tells
+that it is one, so the seven numbers must account for every byte.
 """
 
 import math
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,20 +27,12 @@ FIXED = {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0}  # not in the file: llama
 UNUSED = "unused"  # cosines and sines of the positions, which every reader computes for itself
 
 
-class Llama(NamedTuple):
-    """A model: settings and tensors by the names that transformers gives them.
+def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(settings, tensors) of the model in the file, by the names that transformers gives them; tensors are
+    memory-mapped, read-only float32.
 
-    `interleaved` says which features the rotary position turns: pairs (2i, 2i+1) here, and not (i, i + K/2), for which
-    transformers orders the rows of its q_proj and k_proj.
-    """
-
-    settings: dict[str, int | float | bool]
-    tensors: dict[str, np.ndarray]
-    interleaved: bool
-
-
-def read(path: str | os.PathLike) -> Llama:
-    """The model in the file; its tensors are memory-mapped, read-only float32.
+    The rotary position turns the pairs (2i, 2i+1) of features here, and not (i, i + K/2), for which transformers orders
+    the rows of its q_proj and k_proj.
 
     Raises:
       UserError: no such file; one that is not of this form, which is then taken for a file of pickles.
@@ -52,30 +43,37 @@ def read(path: str | os.PathLike) -> Llama:
             raise errors.UserError(f"{path} is not there, or not a file")
         with path.open("rb") as file:
             settings = _settings(file.read(4 * len(HEADER)))
-        layout = _layout(settings) if settings else {}
-        expected = 4 * (len(HEADER) + sum(map(math.prod, layout.values())))
-        if not settings or path.stat().st_size != expected:
+        shapes = _shapes(settings) if settings else {}
+        if not settings or path.stat().st_size != 4 * (len(HEADER) + sum(map(math.prod, shapes.values()))):
             raise safetensors.refusal(path)
-        values = np.memmap(path, "<f4", mode="r", offset=4 * len(HEADER))
+        values = np.asarray(np.memmap(path, "<f4", mode="r", offset=4 * len(HEADER)))
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    return Llama(settings, dict(_tensors(np.asarray(values), layout)), interleaved=True)
+    tensors, end = {}, 0
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape)
+        tensor = values[begin:end].reshape(shape)
+        if "{}" in name:
+            tensors |= {name.format(layer): tensor[layer] for layer in range(shape[0])}
+        elif name != UNUSED:
+            tensors[name] = tensor
+    return settings, tensors
 
 
-def _settings(header: bytes) -> dict[str, int | float | bool] | None:
-    """The seven numbers by name; None where they cannot be those of a model."""
+def _settings(header: bytes) -> dict[str, Any]:
+    """The seven numbers by name; {} where they cannot be those of a model."""
     if len(header) < 4 * len(HEADER):
-        return None
+        return {}
     numbers = dict(zip(HEADER, np.frombuffer(header, "<i4").tolist(), strict=True))
     tied = numbers["vocab_size"] > 0  # a negative size says that the output has a matrix of its own
     numbers["vocab_size"] = abs(numbers["vocab_size"])
     D, H, G = (numbers[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
     if min(numbers.values()) < 1 or D % (2 * H) or H % G:  # the rotary position needs an even K = D / H
-        return None
+        return {}
     return numbers | FIXED | {"tie_word_embeddings": tied}
 
 
-def _layout(settings: dict) -> dict[str, tuple[int, ...]]:
+def _shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The shapes of all that follows the header, in order; a name with {} stands for the tensors of all M layers."""
     D, F, M, H, G, W, N = (settings[name] for name in HEADER)
     K = D // H
@@ -95,14 +93,3 @@ def _layout(settings: dict) -> dict[str, tuple[int, ...]]:
         UNUSED: (2, N, K // 2),
         **({} if settings["tie_word_embeddings"] else {"lm_head.weight": (W, D)}),
     }
-
-
-def _tensors(values: np.ndarray, layout: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, np.ndarray]]:
-    end = 0
-    for name, shape in layout.items():
-        begin, end = end, end + math.prod(shape)
-        tensor = values[begin:end].reshape(shape)
-        if "{}" in name:
-            yield from ((name.format(layer), tensor[layer]) for layer in range(shape[0]))
-        elif name != UNUSED:
-            yield name, tensor

@@ -16,7 +16,7 @@ import numpy as np
 from experiments import model as models
 from experiments.data import llama2c_tokenizer, pretrained_tokenizer, tokenizer
 from experiments.engine import checkpoint, disk, errors
-from experiments.pretrained import families, hub, llama2c, safetensors
+from experiments.pretrained import families, hub, llama2c, safetensors, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
 
@@ -28,7 +28,6 @@ DOES = {
     "image": "tells the classes of images",
 }
 HEADS = {"causal": head.next_word, "prefix": head.next_word, "masked": head.masked_word}
-KINDS = {"gpt2": "causal", "llama": "causal", "bert": "masked", "vit": "image"}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +78,7 @@ class Trained:
                     f'{self.path} has {field} = "{value}", a program that would be run: give --trust={value} if you '
                     "trust it"
                 )
-        return types.SimpleNamespace(**{**families.DEFAULTS, **self.model})
+        return types.SimpleNamespace(**{**families.FREE, **self.model})
 
     def network(self, **size: int) -> models.Model:
         """The model as functions, where the parameters are those that it has. size: Y and X of images.
@@ -90,7 +89,7 @@ class Trained:
             model = models.vision(self.fields, **size, **self.facts)
         else:
             model = models.language(self.fields, answer=HEADS[self.kind], **self.facts)
-        checked(self, model.init)
+        check(self.path, self.params, jax.eval_shape(model.init, jax.random.key(0)))
         return model
 
 
@@ -110,28 +109,28 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
         wrong = f"there is no {path}" if str(path) else "say which model: --checkpoint=PATH"
         raise errors.UserError(f"{wrong}; a model is a run's folder, or the folder or file of a published one")
     where = where.parent if where.name == "config.json" and where.is_file() else where
-    if where.is_file() and where.suffix == ".bin":
-        return _llama2c(where)
-    alone = _only_llama2c(where)
-    if alone:
-        return _llama2c(alone)
+    file = _llama2c_file(where)
+    if file is not None:
+        return _llama2c(file)
     saved = _config_of_run(where / "config.json") if where.is_dir() else None
     if saved is None:
         return _published(where, hub.read(where))
-    return dataclasses.replace(_run(where, saved), trust=(trust,) if isinstance(trust, str) else tuple(trust))
+    return _run(where, saved, (trust,) if isinstance(trust, str) else tuple(trust))
 
 
-def _only_llama2c(folder: pathlib.Path) -> pathlib.Path | None:
-    """The one .bin of llama2.c in a folder that holds nothing else a model could be; UserError for several of them."""
-    if not folder.is_dir() or any((folder / name).exists() for name in ("config.json", safetensors.FILE)):
+def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
+    """The .bin of llama2.c: this file, or the only one in a folder that holds nothing else a model could be."""
+    if not path.is_dir():
+        return path if path.suffix == ".bin" else None
+    if any((path / name).exists() for name in ("config.json", safetensors.FILE)):
         return None
     candidates = []
-    for file in sorted(folder.glob("*.bin")):
+    for file in sorted(path.glob("*.bin")):
         with contextlib.suppress(errors.UserError):  # a file of pickles, or of words
             llama2c.read(file)
             candidates.append(file)
     if len(candidates) > 1:
-        raise errors.UserError(f"{folder} holds {len(candidates)} models: give one, as {candidates[0]}")
+        raise errors.UserError(f"{path} holds {len(candidates)} models: give one, as {candidates[0]}")
     return candidates[0] if candidates else None
 
 
@@ -145,25 +144,29 @@ def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
     return config if isinstance(config, dict) and "experiment" in config else None
 
 
-def _run(folder: pathlib.Path, saved: dict[str, Any]) -> Trained:
+def _run(folder: pathlib.Path, saved: dict[str, Any], trust: Sequence[str]) -> Trained:
     step = checkpoint.newest(folder / "checkpoints")
     if step is None:
         raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
     params = checkpoint.parameters(folder / "checkpoints", step)
-    _as_summarised(folder, step, params)
-    name = saved["experiment"]
+    _check_summary(folder, step, params)
+    kind, facts = {"vision": "image"}.get(saved["experiment"], saved["experiment"]), {}
     try:
-        kind = saved["text"]["objective"] if name == "language" else {"vision": "image"}.get(name, name)
-        facts = {"language": _words, "vision": _images, "masked_image": _patches}.get(name, lambda *_: {})(
-            folder, saved, params
-        )
-        model = saved["model"]
+        if kind == "language":
+            text = saved["text"]
+            kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output", "transform")}
+            facts["W"] = params["embed"]["E_WD"].shape[0]
+        elif kind in ("image", "masked_image"):
+            patch = saved["image"]["patch"]
+            facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
+        if kind == "image":
+            facts |= {"C": params["head"]["G_CD"].shape[0], "answer": saved["image"]["head"]}
+        return Trained(folder, kind, params, saved["model"], facts, {}, "", trust)
     except (KeyError, TypeError, AttributeError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
-    return Trained(folder, kind, params, model, facts, {}, "")
 
 
-def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
+def _check_summary(folder: pathlib.Path, step: int, params: dict) -> None:
     """UserError where the run's summary.json tells other parameters of this very step; more steps are said."""
     try:
         summary = json.loads(disk.read_text(folder / "summary.json"))
@@ -179,52 +182,27 @@ def _as_summarised(folder: pathlib.Path, step: int, params: dict) -> None:
         )
 
 
-def _words(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
-    text = saved["text"]
-    W = params["embed"]["E_WD"].shape[0]
-    return {"W": W, "N": text["N"], "tied_output": text["tied_output"], "transform": text["transform"]}
-
-
-def _images(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
-    C = params["head"]["G_CD"].shape[0]
-    return _patches(folder, saved, params) | {"C": C, "answer": saved["image"]["head"]}
-
-
-def _patches(folder: pathlib.Path, saved: dict[str, Any], params: dict) -> dict[str, Any]:
-    patch = saved["image"]["patch"]
-    return {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
-
-
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
-    kind, extras = KINDS[read.family], dict(read.extras)
+    kind, extras, params = hub.FAMILIES[read.family].kind, read.extras, read.params
     if kind == "image":
-        facts = {"patch": extras["patch"], "C": len(extras["class_names"]), "answer": "class_token"}
-        facts |= {"Z": extras["channels"]}
+        facts = {name: extras[name] for name in ("patch", "C", "Z")} | {"answer": "class_token"}
     else:
-        facts = {name: extras[name] for name in ("W", "N", "tied_output")}
-        facts["transform"] = read.family == "bert"
-    params = read.params if extras.get("query_bias", True) else _biased(read.params)
-    return Trained(path, kind, params, read.model, facts, extras, hub.show(read))
-
-
-def _biased(params: dict) -> dict:
-    """A published ViT without biases on queries, keys and values, with zeros for them: ours has all biases or none."""
-    blocks = params["blocks"]
-    zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)
-    score = blocks["score"] | {"bq_HK": zeros_MHK, "bk_HK": zeros_MHK}
-    return params | {"blocks": blocks | {"score": score, "value": blocks["value"] | {"bv_HK": zeros_MHK}}}
+        facts = {name: extras[name] for name in ("W", "N", "tied_output")} | {"transform": kind == "masked"}
+    if not extras.get("query_bias", True):  # zeros for queries, keys and values: ours has all biases or none
+        blocks = params["blocks"]
+        zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)
+        score = blocks["score"] | {"bq_HK": zeros_MHK, "bk_HK": zeros_MHK}
+        params = params | {"blocks": blocks | {"score": score, "value": blocks["value"] | {"bv_HK": zeros_MHK}}}
+    return Trained(path, kind, params, read.model, facts, extras, read.table)
 
 
 def _llama2c(path: pathlib.Path) -> Trained:
-    content = llama2c.read(path)
-    read = hub.interpret({"model_type": "llama", **content.settings}, content.tensors, path)
+    settings, arrays = llama2c.read(path)
+    read = hub.interpret({"model_type": "llama", **settings}, arrays, path)
     # run.c of llama2.c knows no others, and ends a text where the next one would begin
-    read.extras["ids"] = {
-        "bos_token_id": llama2c_tokenizer.BOS,
-        "eos_token_id": [llama2c_tokenizer.EOS, llama2c_tokenizer.BOS],
-    }
-    if content.interleaved:
-        read.model["relative_position"] = "rotary"
+    BOS, EOS = llama2c_tokenizer.BOS, llama2c_tokenizer.EOS
+    read.extras["ids"] = {"bos_token_id": BOS, "eos_token_id": [EOS, BOS]}
+    read.model["relative_position"] = "rotary"
     return _published(path, read)
 
 
@@ -238,15 +216,12 @@ def expect(model: Trained, *kinds: str) -> None:
         raise errors.UserError(f"the model in {model.path} ends before its head, and one that {wanted} is needed here")
 
 
-def checked(model: Trained, init: Callable[[jax.Array], dict]) -> dict:
-    """The parameters, if they are those of a model made by `init`, and numbers. UserError that lists what is not."""
-    expected = jax.eval_shape(init, jax.random.key(0))
-    arrays = flat(model.params)
-    faults = differences(arrays, flat(expected))
-    if faults:
-        raise errors.UserError(f"{model.path} does not hold the model that its config.json describes: {listed(faults)}")
-    finite(model.path, arrays)
-    return model.params
+def check(path: pathlib.Path, params: Any, expected: Any, what: str = "model") -> None:
+    """UserError that lists what keeps parameters from being those expected, a tree of shapes, or from being numbers."""
+    arrays = shapes.flat(params)
+    wrong = f"{path} does not hold the {what} that its config.json describes"
+    tensors.complain(wrong, tensors.differences(arrays, shapes.flat(expected)))
+    finite(path, arrays)
 
 
 def finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -257,29 +232,10 @@ def finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
         raise errors.UserError(f"{path} is damaged: {wrong[0]} {hold}")
 
 
-def flat(tree: Any) -> dict[str, Any]:
-    """The leaves by their paths."""
-    return {"/".join(shapes.names(path)): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
-def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    """What keeps parameters, by their paths, from being those expected: missing, left over, of another shape."""
-    faults = [f"{path} {leaf.shape} is missing" for path, leaf in expected.items() if path not in arrays]
-    faults += [f"{path} {leaf.shape} is left over" for path, leaf in arrays.items() if path not in expected]
-    both = {path: (arrays[path].shape, expected[path].shape) for path in arrays.keys() & expected.keys()}
-    return faults + [f"{path} has shape {a} and not {b}" for path, (a, b) in sorted(both.items()) if a != b]
-
-
-def listed(faults: list[str], most: int = 24) -> str:
-    """The first `most` in one sentence, and how many more there are."""
-    return "; ".join(faults[:most] + ([f"and {len(faults) - most} more"] if len(faults) > most else []))
-
-
 def words(model: Trained) -> tokenizer.Tokenizer:
     """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
     W, files = model.facts["W"], tokenizers(model)
-    # of several tokenizers of llama2.c, the one with so many words
-    own = files and files[0].name == f"tok{W}.bin"
+    own = files and files[0].name == f"tok{W}.bin"  # of several tokenizers of llama2.c, the one with so many words
     tokens = pretrained_tokenizer.read(files[0] if own else folder_of(model))
     if tokens.size > W:
         raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} words, and the model {W}")

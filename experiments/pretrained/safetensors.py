@@ -19,7 +19,8 @@ from experiments.engine import disk, errors
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names in a folder of one model
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # what PyTorch's files of pickles are called
 MOST = 2**16  # tensors of a model; the largest published ones of the families here have some thousands
-NO_FILE = "is damaged or no safetensors file"
+# What a damaged file makes the library raise; AttributeError for a dtype that NumPy does not have, such as F8_E4M3.
+NOT_WHOLE = (safetensors.SafetensorError, AttributeError, KeyError, MemoryError, OverflowError, TypeError, ValueError)
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
@@ -36,10 +37,8 @@ def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
     return _read_indexed(path) if path.name.endswith(".index.json") else _read_file(path)
 
 
-def write(path: str | os.PathLike, arrays: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
+def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
     """Write the arrays, whatever `np.asarray` takes; the file is whole, or it stays what it was.
-
-    The transformers library opens a file only if its metadata are {"format": "pt"}.
 
     Raises:
       UserError: an array of a dtype that the format does not know; the file cannot be written.
@@ -48,7 +47,7 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any], metadata: Mapping[
     rows = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     with _doing(path, "written"), disk.draft(path) as file:
         try:
-            file.write(safetensors.numpy.save(rows, dict(metadata or {}) or None))
+            file.write(safetensors.numpy.save(rows, {"format": "pt"}))  # transformers opens no others
         except safetensors.SafetensorError as error:
             raise errors.UserError(f"{path} cannot be written as a safetensors file: {error}") from error
         file.flush()
@@ -109,17 +108,8 @@ def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
             names = file.keys()
             _refuse_more(path, len(names))
             return {name: file.get_tensor(name) for name in names}
-    # AttributeError: of a dtype that NumPy does not have, such as F8_E4M3
-    except (
-        safetensors.SafetensorError,
-        AttributeError,
-        KeyError,
-        MemoryError,
-        OverflowError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise errors.UserError(f"{path} {NO_FILE}: {_shown(error)}") from error
+    except NOT_WHOLE as error:
+        raise errors.UserError(f"{path} is damaged or no safetensors file: {_shown(error)}") from error
 
 
 def _read_indexed(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -129,7 +119,12 @@ def _read_indexed(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise errors.UserError(f"{path} needs a weight_map, from the names of tensors to those of files")
     arrays: dict[str, np.ndarray] = {}
     for file in sorted(set(files.values())):
-        more = _read_file(_beside(path, file))
+        names = {pathlib.PurePosixPath(file).name, pathlib.PureWindowsPath(file).name}
+        if names != {file} or file in ("", ".."):
+            raise errors.UserError(
+                f"{path} names the file {_shown(file)}, and an index may only name files of its own folder"
+            )
+        more = _read_file(_file(path.parent / file))  # a link is followed: caches of downloads consist of links
         if twice := sorted(more.keys() & arrays.keys()):
             where = f"{path.parent / file}, tensor {_shown(twice[0])}"
             raise errors.UserError(f"{where}: another file of the same index has it too")
@@ -138,16 +133,6 @@ def _read_indexed(path: pathlib.Path) -> dict[str, np.ndarray]:
         if missing := sorted(name for name in files if files[name] == file and name not in more):
             raise errors.UserError(f"{path}, tensor {_shown(missing[0])}: it should be in {file}, and is not")
     return arrays
-
-
-def _beside(path: pathlib.Path, file: str) -> pathlib.Path:
-    """The file of that name in the folder of the index. (A link is followed: caches of downloads consist of links.)"""
-    names = {pathlib.PurePosixPath(file).name, pathlib.PureWindowsPath(file).name}
-    if names != {file} or file in ("", ".."):
-        raise errors.UserError(
-            f"{path} names the file {_shown(file)}, and an index may only name files of its own folder"
-        )
-    return _file(path.parent / file)
 
 
 def _refuse_more(path: pathlib.Path, tensors: int) -> None:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.engine import errors
@@ -27,13 +28,15 @@ class Line(NamedTuple):
     group: str = ""  # lines of one group are all there or none is, of "a/b" only beside "a"; those of "" always are
 
 
-def pair(theirs: str, axes: str, ours: str, bias: str, group: str = "") -> tuple[Line, Line]:
+def pair(
+    theirs: str, axes: str, ours: str, bias: str, group: str = "", bias_group: str | None = None
+) -> tuple[Line, Line]:
     """The lines of a weight and of the bias beside it, `bias` in our node. axes: those of one; and of the other."""
     weight_axes, bias_axes = axes.split("; ")
     node = ours.rpartition("/")[0]
     return (
         Line(f"{theirs}.weight", weight_axes, (ours,), group),
-        Line(f"{theirs}.bias", bias_axes, (f"{node}/{bias}",), group),
+        Line(f"{theirs}.bias", bias_axes, (f"{node}/{bias}",), group if bias_group is None else bias_group),
     )
 
 
@@ -49,39 +52,33 @@ class Known(NamedTuple):
     unless: str = ""  # in a model with this group of lines it is a parameter
 
 
-class Row(NamedTuple):
-    """What became of one tensor of theirs (of every layer's, where its name has {m})."""
+def copy(theirs: str, original: str, unless: str) -> Known:
+    """Tied tensors: this one must equal the original."""
 
-    theirs: str
-    ours: str
-    how: str
+    def holds(array: np.ndarray, tensors: Arrays, facts: Mapping[str, Any]) -> bool:
+        return original in tensors and np.array_equal(array, tensors[original])
 
-
-def copy_of(original: str) -> Callable[..., bool]:
-    """For tied tensors: `holds` of a Known that must equal the tensor `original`."""
-    return lambda array, tensors, facts: original in tensors and np.array_equal(array, tensors[original])
+    return Known(theirs, f"a copy of {original}", holds, unless)
 
 
-def constant(expected: Callable[[Mapping[str, Any]], np.ndarray]) -> Callable[..., bool]:
-    """For buffers: `holds` of a Known that must be expected(facts), up to the rounding of 16-bit numbers."""
+def constant(theirs: str, what: str, expected: Callable[[Mapping[str, Any]], np.ndarray]) -> Known:
+    """A buffer that must be expected(facts), up to the rounding of 16-bit numbers."""
 
     def holds(array: np.ndarray, tensors: Arrays, facts: Mapping[str, Any]) -> bool:
         right = expected(facts)
         return array.size == right.size and np.allclose(np.asarray(array, float).reshape(right.shape), right, rtol=1e-2)
 
-    return holds
+    return Known(theirs, what, holds)
 
 
-def names(theirs: str, layers: int) -> list[str]:
-    """Their name, once per layer where it has {m}."""
+def _names(theirs: str, layers: int) -> list[str]:
     return [theirs.format(m=m) for m in range(layers)] if "{m}" in theirs else [theirs]
 
 
-def _axes(line: Line, path: str) -> tuple[str, str, list[int]]:
+def _axes(line: Line) -> tuple[str, str, list[int]]:
     """Their letters, ours in the same alphabet, and the order that turns the first into the second."""
     theirs = line.axes.replace(" ", "").replace("1", "")
-    ours = shapes.letters(path).removeprefix("M" if shapes.STACKED in shapes.names(path)[:-1] else "")
-    ours = "".join(PARTS.get(letter, letter) for letter in ours)
+    ours = "".join(PARTS.get(letter, letter) for letter in shapes.letters(line.ours[0].split("/")[-1]))
     ours = "3" + ours if "3" in theirs else ours
     alike = theirs.replace("G", "H")
     return theirs, ours, list(range(len(ours))) if alike == ours else [alike.index(letter) for letter in ours]
@@ -91,14 +88,13 @@ def _sizes(letters: str, sizes: Mapping[str, int]) -> list[int]:
     return [int(letter) if letter.isdigit() else sizes[letter] for letter in letters]
 
 
-def shape(line: Line, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape that their tensor must have."""
+def _shape(line: Line, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(math.prod(_sizes(axis, sizes)) for axis in line.axes.split())
 
 
-def take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.ndarray]:
+def _take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.ndarray]:
     """Our arrays from their one, in float32. G heads of keys or values become H: each is repeated H / G times."""
-    theirs, ours, order = _axes(line, line.ours[0])
+    theirs, ours, order = _axes(line)
     array = np.array(array, np.float32).reshape(_sizes(theirs, sizes)).transpose(order)
     if "G" in theirs:
         array = np.repeat(array, sizes["H"] // sizes["G"], axis=ours.index("H"))
@@ -107,16 +103,16 @@ def take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.nda
     return [np.ascontiguousarray(part).reshape(end) for part, end in zip(parts, ends, strict=True)]
 
 
-def give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
-    """Their array from our ones, the inverse of `take` for G = H."""
-    theirs, ours, order = _axes(line, line.ours[0])
+def _give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
+    """Their array from our ones, the inverse of `_take` for G = H."""
+    _, ours, order = _axes(line)
     stacked = np.stack([np.asarray(array, np.float32) for array in arrays]).reshape(_sizes(ours, sizes))
-    return np.ascontiguousarray(stacked.transpose(np.argsort(order))).reshape(shape(line, sizes))
+    return np.ascontiguousarray(stacked.transpose(np.argsort(order))).reshape(_shape(line, sizes))
 
 
-def how(line: Line, sizes: Mapping[str, int], layers: int) -> str:
+def _how(line: Line, sizes: Mapping[str, int], layers: int) -> str:
     """In words, what was done to their tensor."""
-    theirs, ours, order = _axes(line, line.ours[0])
+    theirs, _, order = _axes(line)
     steps = [f"split in {len(line.ours)}"] if len(line.ours) > 1 else []
     if "G" in theirs and sizes["G"] < sizes["H"]:
         steps.append(f"each of {sizes['G']} heads repeated {sizes['H'] // sizes['G']} times")
@@ -124,67 +120,44 @@ def how(line: Line, sizes: Mapping[str, int], layers: int) -> str:
         steps.append("transposed")
     if "{m}" in line.theirs and layers < sizes["M"]:
         steps.append(f"each of {layers} layers repeated {sizes['M'] // layers} times")
-    same = shape(line, sizes) == shapes.size(line.ours[0].split("/")[-1], sizes)
+    same = _shape(line, sizes) == shapes.size(line.ours[0].split("/")[-1], sizes)
     return ", ".join(steps) or ("matched" if same else "reshaped")
 
 
-def check(
-    lines: Collection[Line], known: Collection[Known], tensors: Arrays, *, sizes: Mapping[str, int], layers: int
-) -> list[str]:
-    """What is wrong: tensors that are missing, of another shape, or left over."""
-    stacked = sum("{m}" in line.theirs for line in lines)
-    if layers * stacked > 2 * len(tensors):  # so that no list here is much longer than the file's own
-        return [f"{layers} layers are asked for, and there are {len(tensors)} tensors"]
-    faults = [_fault(name, tensors, shape(line, sizes)) for line in lines for name in names(line.theirs, layers)]
-    wanted = {name for one in (*lines, *known) for name in names(one.theirs, layers)}
-    more = [f"{name} {tensors[name].shape} is left over" for name in tensors if name not in wanted]
-    return [fault for fault in faults if fault] + more
-
-
-def _fault(name: str, tensors: Arrays, expected: tuple[int, ...]) -> str:
-    if name not in tensors:
-        return f"{name} {expected} is missing"
-    if tensors[name].shape != expected:
-        return f"{name} has shape {tensors[name].shape} and not {expected}"
-    return f"{name} holds no real numbers" if tensors[name].dtype.kind in "iubc" else ""
-
-
 def read(
-    lines: Iterable[Line], tensors: Arrays, *, sizes: Mapping[str, int], layers: int
-) -> tuple[dict[str, np.ndarray], list[Row]]:
-    """Our arrays by path, and the table, from tensors in which `check` finds no fault.
+    lines: Collection[Line], known: Iterable[Known], tensors: Arrays, facts: Mapping[str, Any], what: str
+) -> tuple[dict[str, np.ndarray], str]:
+    """Our arrays by path, and for a person the table of what became of each tensor (of every layer's, as *).
 
-    Where fewer `layers` than M are stored, each is used M / layers times in a row.
+    facts: as of Known. Where fewer `layers` than M are stored, each is used M / layers times in a row. UserError, after
+    `what`, for tensors that are missing, of another shape, left over, or not what they must be.
     """
-    flat, rows = {}, []
+    layers = facts.get("layers", facts["M"])
+    if layers * sum("{m}" in line.theirs for line in lines) > 2 * len(tensors):  # before lists as long as that are made
+        complain(what, [f"{layers} layers are asked for, and there are {len(tensors)} tensors"])
+    wanted = {
+        name: jax.ShapeDtypeStruct(_shape(line, facts), np.float32)
+        for line in lines
+        for name in _names(line.theirs, layers)
+    }
+    buffers = {name: one for one in known for name in _names(one.theirs, layers) if name in tensors}
+    faults = differences({name: tensors[name] for name in tensors if name in wanted or name not in buffers}, wanted)
+    whole = [name for name in wanted if name in tensors and tensors[name].dtype.kind in "iubc"]
+    complain(what, faults + [f"{name} holds no real numbers" for name in whole])
+    held = {name: one.holds(tensors[name], tensors, facts) for name, one in buffers.items()}
+    complain(what, [f"{name} is not {one.what}" for name, one in buffers.items() if not held[name]])
+    flat, rows = {}, [("theirs", "ours", "how")]
     for line in lines:
-        parts = [take(line, tensors[name], sizes) for name in names(line.theirs, layers)]
+        parts = [_take(line, tensors[name], facts) for name in _names(line.theirs, layers)]
         if "{m}" in line.theirs:
-            parts = [part for part in parts for _ in range(sizes["M"] // layers)]
+            parts = [part for part in parts for _ in range(facts["M"] // layers)]
             flat |= {path: np.stack(arrays) for path, arrays in zip(line.ours, zip(*parts, strict=True), strict=True)}
         else:
             flat |= dict(zip(line.ours, parts[0], strict=True))
-        rows.append(Row(line.theirs, ", ".join(line.ours), how(line, sizes, layers)))
-    return flat, rows
-
-
-def recognise(
-    known: Iterable[Known], tensors: Arrays, *, facts: Mapping[str, Any], layers: int
-) -> tuple[list[Row], list[str]]:
-    """Of the tensors that are no parameters, those that are there: the table, and which are not what they must be."""
-    rows, faults = [], []
-    for one in known:
-        here = [name for name in names(one.theirs, layers) if name in tensors]
-        faults += [f"{name} is not {one.what}" for name in here if not one.holds(tensors[name], tensors, facts)]
-        rows += [Row(one.theirs, "", one.what)] if here else []
-    return rows, faults
-
-
-def match(lines: Iterable[Line], flat: Arrays, what: str) -> None:
-    """UserError that lists every parameter of ours that the lines ask for and is missing, or that they leave over."""
-    wanted = [path for line in lines for path in line.ours]
-    faults = [f"{path} is missing" for path in wanted if path not in flat]
-    complain(faults + [f"{path} is left over" for path in flat if path not in wanted], what)
+        rows.append((line.theirs.replace("{m}", "*"), ", ".join(line.ours), _how(line, facts, layers)))
+    rows += dict.fromkeys((one.theirs.replace("{m}", "*"), "", one.what) for one in buffers.values())
+    width, next_width = (max(len(row[i]) for row in rows) for i in range(2))
+    return flat, "\n".join(f"{a:<{width}}  {b:<{next_width}}  {c}".rstrip() for a, b, c in rows)
 
 
 def write(lines: Iterable[Line], flat: Arrays, *, sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -192,20 +165,25 @@ def write(lines: Iterable[Line], flat: Arrays, *, sizes: Mapping[str, int]) -> d
     arrays = {}
     for line in lines:
         ours = [np.asarray(flat[path]) for path in line.ours]
-        for m, name in enumerate(names(line.theirs, sizes["M"])):
-            arrays[name] = give(line, [array[m] for array in ours] if "{m}" in line.theirs else ours, sizes)
+        for m, name in enumerate(_names(line.theirs, sizes["M"])):
+            arrays[name] = _give(line, [array[m] for array in ours] if "{m}" in line.theirs else ours, sizes)
     return arrays
 
 
-def complain(faults: Collection[str], what: str, most: int = 24) -> None:
-    """UserError with all faults in one sentence (the first `most`, and how many more)."""
+def differences(arrays: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """What keeps arrays, by their names, from being those expected: missing, left over, of another shape."""
+    faults = [f"{name} {leaf.shape} is missing" for name, leaf in expected.items() if name not in arrays]
+    faults += [f"{name} {leaf.shape} is left over" for name, leaf in arrays.items() if name not in expected]
+    both = {name: (arrays[name].shape, expected[name].shape) for name in arrays.keys() & expected.keys()}
+    return faults + [f"{name} has shape {a} and not {b}" for name, (a, b) in sorted(both.items()) if a != b]
+
+
+def listed(faults: list[str], most: int = 24) -> str:
+    """The first `most` in one sentence, and how many more there are."""
+    return "; ".join(faults[:most] + ([f"and {len(faults) - most} more"] if len(faults) > most else []))
+
+
+def complain(what: str, faults: list[str]) -> None:
+    """UserError with all faults in one sentence, if there are any."""
     if faults:
-        shown = list(faults)[:most] + ([f"and {len(faults) - most} more"] if len(faults) > most else [])
-        raise errors.UserError(f"{what}: " + "; ".join(shown))
-
-
-def text(rows: Iterable[Row]) -> str:
-    """The table for a person."""
-    cells = [("theirs", "ours", "how"), *((row.theirs.replace("{m}", "*"), row.ours, row.how) for row in rows)]
-    widths = [max(len(cell[i]) for cell in cells) for i in range(2)]
-    return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in cells)
+        raise errors.UserError(f"{what}: {listed(faults)}")

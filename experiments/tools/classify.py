@@ -39,14 +39,10 @@ def run(
         raise errors.UserError("say which image: --file=PATH")
     like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
     image_1YXZ, steps = image_file.read(pathlib.Path(os.path.expanduser(file)), like)
-    logits_1C = model(image_1YXZ)
-    output = command.new_file(workdir, "classes.txt")
-    return command.tell(f"{steps}\n{likeliest(np.asarray(jax.nn.softmax(logits_1C[0])), like['classes'])}", output)
-
-
-def likeliest(p_C: np.ndarray, classes: list[str]) -> str:
-    """A line for each of the likeliest classes, with its probability."""
-    return "\n".join(f"  {p_C[c]:.3f}  {classes[c]}" for c in np.argsort(-p_C, kind="stable")[:SHOWN])
+    p_C = np.asarray(jax.nn.softmax(model(image_1YXZ)[0]))
+    likeliest = np.argsort(-p_C, kind="stable")[:SHOWN]
+    lines = [steps, *(f"  {p_C[c]:.3f}  {like['classes'][c]}" for c in likeliest)]
+    return command.tell("\n".join(lines), workdir, "classes.txt")
 
 
 if __name__ == "__main__":

@@ -94,8 +94,9 @@ def new_file(folder: str | os.PathLike, name: str) -> pathlib.Path | None:
     return disk.new_file(pathlib.Path(folder), name) if folder else None
 
 
-def tell(text: str, file: pathlib.Path | None) -> str:
-    """Print the text, write it into the file where there is one, and give it back."""
+def tell(text: str, folder: str | os.PathLike, name: str) -> str:
+    """Print the text, write it into a new file of this name where a folder was given, and give it back."""
+    file = new_file(folder, name)
     log.say(text, "\n")
     write(text, file)
     return text

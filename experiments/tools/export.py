@@ -18,6 +18,7 @@ from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import by_name, disk, distributed, errors, log
 from experiments.pretrained import hub, llama, open_model
 from experiments.tools import command
+from tfm import shapes
 
 WORDS = {"transform": ("text.transform", False)}
 FACTS = {  # fact -> the field of a config that says it, and what the family has
@@ -37,10 +38,10 @@ def run(
     workdir: str | os.PathLike = "",
 ) -> list[pathlib.Path]:
     """Write the model into the folder, which must be new; the files that it is in now."""
-    by_name.choose("family", family, {name: name for name in hub.FAMILIES})
+    by_name.choose("family", family, hub.FAMILIES)
     model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
-    open_model.expect(model, open_model.KINDS[family])
-    open_model.finite(model.path, open_model.flat(model.params))
+    open_model.expect(model, hub.FAMILIES[family].kind)
+    open_model.finite(model.path, shapes.flat(model.params))
     params, fields, extras = model.params, vars(model.fields), model.facts | model.extras
     refuse(family, model.facts, fields)
     if not str(workdir):

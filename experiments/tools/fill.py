@@ -40,8 +40,8 @@ def run(
     if len(id_N) > N:
         raise errors.UserError(f"the prompt has {len(id_N)} tokens, and the context of the model holds {N} in all")
     p_NW = np.asarray(jax.nn.softmax(model(id_N[None])[0]))
-    output = command.new_file(workdir, "filled.txt")
-    return command.tell(table(words, prompt, p_NW[id_N == words.mask, : words.size]), output)  # further rows: no words
+    shown = table(words, prompt, p_NW[id_N == words.mask, : words.size])  # further rows are no words
+    return command.tell(shown, workdir, "filled.txt")
 
 
 def hidden(words: tokenizer.Tokenizer, text: str) -> np.ndarray:

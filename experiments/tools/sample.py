@@ -15,7 +15,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -71,16 +71,30 @@ def run(
     open_model.expect(model, "causal", "prefix")
     words, texts = open_model.words(model), [prompt] if isinstance(prompt, str) else list(prompt) or [""]
     ids, ends = [encoded(words, text) for text in texts], set(open_model.ends(model, words))
-    steps = length(max_new_tokens, max(map(len, ids)), model.facts["N"])
-    generator = prepared(model, ids, steps=steps, stop=sorted(ends), **chance)
+    longest = max(map(len, ids))
+    steps = length(max_new_tokens, longest, model.facts["N"])
+    N = generate.bucket(longest, model.facts["N"])  # so that few lengths are compiled
+    prompt_BN = np.array([row + [0] * (N - len(row)) for row in ids], np.int32)
+
+    def mask(length_B: jax.Array | None = None) -> masks.Mask:
+        prefix = model.kind == "prefix" and length_B is not None
+        return models.masked(
+            model.fields, masks.either(masks.causal, masks.prefix(length_B)) if prefix else masks.causal
+        )
+
+    how = chance | {"steps": steps, "stop": sorted(ends), "mask": mask}
+    drawing = Generator(model.network(), model.params, prompt_BN, **how)
     if topology:
         with topologies.of(topology, json or None):
-            return compiler_report.show(described(generator))
-    gained = rounds(generator, ids, seed, ends)
+            return compiler_report.show(described(drawing))
+    gained = rounds(drawing, ids, seed, ends)
     output = command.new_file(workdir, "sample.txt")
     if len(texts) == 1:
-        new = itertools.chain.from_iterable(new_B[0] for new_B in gained)
-        whole = [told_while_drawn(texts[0], until(words.stream(new, after=ids[0]), stop))]
+        parts, new = [], itertools.chain.from_iterable(new_B[0] for new_B in gained)
+        for part in itertools.chain(texts, until(words.stream(new, after=ids[0]), stop), ["\n"]):
+            log.say(part)  # as it comes
+            parts.append(part)
+        whole = ["".join(parts[:-1])]
     else:
         news = [list(itertools.chain(*parts)) for parts in zip(*gained, strict=True)]
         more = ["".join(until(words.stream(new, after=old), stop)) for new, old in zip(news, ids, strict=True)]
@@ -111,63 +125,42 @@ def length(steps: int, prompt: int, context: int) -> int:
     return steps or min(room, MOST)
 
 
-class Generator(NamedTuple):
-    """A model that draws words, at most `steps` after each prompt; its functions are jitted.
+class Generator:
+    """A model that draws words, at most `steps` after each prompt.
 
-    begin(params, prompt_BN, length_B, key) -> state with the first word, and more(layers, state) -> AT_ONCE words
-    later, which uses its state up; layers: by_layer(params). Of many long texts the KV cache begins with a
-    `quarter` of its `most` places, and gets another one when they are filled.
+    mask(length_B) is for reading the prompts, mask() for what follows; how: arguments of generate.begin and
+    generate.more, such as temperature. Of many long texts the KV cache begins with a `quarter` of its `most` places,
+    and gets another one when they are filled.
     """
 
-    params: Any
-    prompt_BN: np.ndarray
-    model: models.Model
-    mask: Callable[..., masks.Mask]  # mask(length_B) for reading the prompts, mask() for what follows
-    most: int
-    quarter: int
-    begin: Callable[..., generate.State]
-    more: Callable[..., generate.State]
-    by_layer: Callable[[Any], Any]
-    grow: Callable[[Any, int], Any]
+    def __init__(
+        self,
+        model: models.Model,
+        params: Any,
+        prompt_BN: np.ndarray,
+        *,
+        steps: int,
+        mask: Callable[..., masks.Mask],
+        **how: Any,
+    ):
+        self.params, self.prompt_BN = params, prompt_BN
+        B, N = prompt_BN.shape
+        self.most = N + steps
+        self.quarter = max(AT_ONCE, -(-self.most // 4))
+        capacity = self.most if B * self.most < GROWS else max(N + AT_ONCE, self.quarter)
 
+        def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> generate.State:
+            start = functools.partial(model.start, params, capacity=capacity, mask=mask(length_B))
+            return generate.begin(start, prompt_BN, length_B, key, steps=steps, **how)
 
-def prepared(model: open_model.Trained, ids: list[list[int]], **how: Any) -> Generator:
-    """What draws words after these prompts.
+        def more(layers: Any, state: generate.State) -> generate.State:
+            return generate.more(functools.partial(self.step, layers), state, steps=AT_ONCE, **how)
 
-    Prompts are padded to the same power of two, so that few lengths are compiled, and one program draws every round.
-    """
-    N = generate.bucket(max(map(len, ids)), model.facts["N"])
-    prompt_BN = np.array([row + [0] * (N - len(row)) for row in ids], np.int32)
-
-    def mask(length_B: jax.Array | None = None) -> masks.Mask:
-        prefix = model.kind == "prefix" and length_B is not None
-        return models.masked(
-            model.fields, masks.either(masks.causal, masks.prefix(length_B)) if prefix else masks.causal
-        )
-
-    return generator(model.network(), model.params, prompt_BN, mask=mask, **how)
-
-
-def generator(
-    model: models.Model, params: Any, prompt_BN: np.ndarray, *, steps: int, mask: Callable[..., masks.Mask], **how: Any
-) -> Generator:
-    """The functions of a Generator. how: arguments of generate.begin and generate.more, such as temperature."""
-    B, N = prompt_BN.shape
-    most = N + steps
-    quarter = max(AT_ONCE, -(-most // 4))
-    room = most if B * most < GROWS else max(N + AT_ONCE, quarter)
-
-    @jax.jit
-    def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> generate.State:
-        start = functools.partial(model.start, params, capacity=room, mask=mask(length_B))
-        return generate.begin(start, prompt_BN, length_B, key, steps=steps, **how)
-
-    @functools.partial(jax.jit, donate_argnums=1)
-    def more(layers: Any, state: generate.State) -> generate.State:
-        return generate.more(functools.partial(model.step, layers, mask=mask()), state, steps=AT_ONCE, **how)
-
-    by_layer, grow = jax.jit(kv_cache.by_layer), jax.jit(kv_cache.grow, static_argnums=1)
-    return Generator(params, prompt_BN, model, mask, most, quarter, begin, more, by_layer, grow)
+        self.step = functools.partial(model.step, mask=mask())
+        self.begin = jax.jit(begin)  # (params, prompt_BN, length_B, key) -> state with the first word
+        self.more = jax.jit(more, donate_argnums=1)  # (by_layer(params), state) -> AT_ONCE words later
+        self.by_layer = jax.jit(kv_cache.by_layer)
+        self.grow = jax.jit(kv_cache.grow, static_argnums=1)
 
 
 def described(of: Generator) -> Iterator[topologies.Request]:
@@ -184,8 +177,7 @@ def described(of: Generator) -> Iterator[topologies.Request]:
     name = f"reading {B} x {N} tokens and drawing the first"
     yield topologies.Request(name, of.begin, arguments, compilation.flops(of.begin, *arguments))
     layers, state = abstract(kv_cache.by_layer, of.params), abstract(of.begin, *arguments)
-    step = functools.partial(of.model.step, mask=of.mask())
-    flops = AT_ONCE * compilation.flops(step, layers, state.cache, state.length_B, state.length_B)
+    flops = AT_ONCE * compilation.flops(of.step, layers, state.cache, state.length_B, state.length_B)
     yield topologies.Request(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state), flops)
 
 
@@ -231,15 +223,6 @@ def until(pieces: Iterator[str], stop: str) -> Iterator[str]:
         yield held[: len(held) - back]
         held = held[len(held) - back :]
     yield held
-
-
-def told_while_drawn(text: str, pieces: Iterator[str]) -> str:
-    """The text and its pieces, each said as it comes; the whole."""
-    parts = []
-    for part in itertools.chain([text], pieces, ["\n"]):
-        log.say(part)
-        parts.append(part)
-    return "".join(parts[:-1])
 
 
 if __name__ == "__main__":

@@ -41,25 +41,14 @@ def run(
     if look is None:
         score = f"model.score = {model.fields.score}"
         raise errors.UserError(f"the scores of {model.path}, {score}, have no matrix to look at")
-    check(model)
-    output = command.new_file(workdir, "symmetry.txt")
-    return command.tell(table(jax.device_get(jax.jit(look)(model.params))), output)
-
-
-def check(model: open_model.Trained) -> None:
-    """UserError where the parameters of the scores are not what the model's config says, or not finite."""
     sizes, score = models.sizes(model.fields), models.block_parts(model.fields).attention.score
     options = {letter: sizes[letter] for letter in "HKD"} | {"bias": model.fields.bias}
     keys_M = jax.random.split(jax.random.key(0), sizes["M"])
-    expected = open_model.flat(jax.eval_shape(jax.vmap(lambda key: score.init(key, **options)), keys_M))
+    expected = jax.eval_shape(jax.vmap(lambda key: score.init(key, **options)), keys_M)
     sides = [model.params[side] for side in ("encoder", "decoder") if side in model.params]
     for part in sides or [model.params]:
-        scores = open_model.flat(part.get("blocks", {}).get("score", {}))
-        faults = open_model.differences(scores, expected) if "blocks" in part else ["there are no blocks"]
-        if faults:
-            why = open_model.listed(faults)
-            raise errors.UserError(f"{model.path} does not hold the scores that its config.json describes: {why}")
-        open_model.finite(model.path, scores)
+        open_model.check(model.path, part.get("blocks", {}).get("score", {}), expected, "scores")
+    return command.tell(table(jax.device_get(jax.jit(look)(model.params))), workdir, "symmetry.txt")
 
 
 def table(layers: dict[str, symmetry.Layer]) -> str:

@@ -244,7 +244,7 @@ def test_generation_is_compiled_reading_the_prompt_and_going_on():
     model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=16, tied_output=False)
     prompt_BN, how = np.ones((1, 4), np.int32), {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": []}
     params = jax.eval_shape(model.init, jax.random.key(0))
-    generator = sample.generator(model, params, prompt_BN, steps=9, mask=lambda length_B=None: mask.causal, **how)
+    generator = sample.Generator(model, params, prompt_BN, steps=9, mask=lambda length_B=None: mask.causal, **how)
     with topology.of("v5e-1") as of:
         wanted = list(sample.described(generator))
         programs = topology.compiled(wanted)

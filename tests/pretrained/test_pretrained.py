@@ -60,7 +60,7 @@ def test_every_number_of_gpt2_stands_where_its_name_says(tmp_path):
     unscaled = published.save(tmp_path, "gpt2", scale_attn_weights=False, activation_function="gelu")
     assert {"scale": "1", "mlp": "gelu"}.items() <= hub.read(unscaled).model.items()
     assert read.params["head"] == {} and read.extras == {"W": W, "N": N, "tied_output": True, "headless": False}
-    table = hub.show(read)
+
     assert "h.*.attn.c_attn.weight  blocks/score/Uq_HKD, blocks/score/Uk_HKD, blocks/value/Uv_HKD  split in 3" in table
     assert {row.theirs: row.how for row in read.table}["wte.weight"] == "matched"
 
@@ -224,8 +224,8 @@ def test_stored_layers_may_be_used_twice(tmp_path):
     assert read.model["M"] == 2 * M and read.family == "llama"
     for ours, once in zip(*(jax.tree.leaves(one.params["blocks"]) for one in (read, apart)), strict=True):
         np.testing.assert_array_equal(ours, once[[0, 0, 1, 1]])
-    assert "each of 2 layers repeated 2 times" in hub.show(read)
-    assert "each of 2 heads repeated 3 times" in hub.show(read)
+    assert "each of 2 layers repeated 2 times" in read.table
+    assert "each of 2 heads repeated 3 times" in read.table
     again(tmp_path / "c", read)
     assert json.loads((tmp_path / "c" / "config.json").read_text())["num_hidden_layers"] == 4
 

@@ -134,4 +134,4 @@ def test_a_model_is_opened_in_a_notebook_by_two_lines(tmp_path):
 
 def test_what_published_files_do_not_say_is_as_in_the_config():
     fields = base.get_config("language").model.to_dict()
-    assert families.DEFAULTS == {name: fields[name] for name in families.DEFAULTS}
+    assert families.FREE == {name: fields[name] for name in families.FREE}

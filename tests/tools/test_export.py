@@ -150,7 +150,7 @@ def test_every_setting_has_its_row():
     config = {"model": config.model, "image": config.image, "text": base.get_config("language").text}
     named = {f"{section}.{field}" for section in config for field in config[section].keys()}
     assert named == OTHERS.keys() and table.ROWS.keys() == set(config["model"].keys())
-    assert {len(row) for row in table.ROWS.values()} == {len(table.COLUMNS)} == {len(open_model.KINDS)}
+    assert {len(row) for row in table.ROWS.values()} == {len(hub.FAMILIES)} == {len(open_model.KINDS)}
 
 
 FREE = "score_std output_std dropout attention compute_dtype remat unroll"
