@@ -1,13 +1,21 @@
-"""Small published models made here: every name and shape a file of each family has, and its config.json.
+"""Small models made here: published ones, with every name and shape a file of each family has, and what a run leaves.
 
-Written from the state dicts of the transformers library, one layer's names in a string; numbers are random.
+Those of the files are from the state dicts of the transformers library, one layer's names in a string; numbers are
+random.
 """
 
+import contextlib
+import io
 import json
 import math
+import pathlib
+import shutil
 
 import numpy as np
+import tiny
 
+from experiments.engine import by_name, checkpoint
+from experiments.engine import run as runs
 from experiments.pretrained import safetensors
 
 M, D, H, K, F, W, N = 2, 21, 3, 7, 19, 23, 13
@@ -81,3 +89,35 @@ def save(folder, family: str, arrays: dict[str, np.ndarray] | None = None, **cha
     safetensors.write(folder / "model.safetensors", arrays)
     (folder / "config.json").write_text(json.dumps({"model_type": family} | CONFIGS[family] | changed))
     return folder
+
+
+def keep(folder: pathlib.Path, step: int, params) -> None:
+    """A checkpoint of these parameters in the folder of a run."""
+    saves = checkpoint.Checkpoints(folder / "checkpoints", keep=2)
+    saves.save(step, {"params": params})
+    saves.close()
+
+
+def run(folder: pathlib.Path, experiment: str, params=None, **changes) -> pathlib.Path:
+    """The folder, with what a run of this config leaves there: its parameters are given, or normal numbers."""
+    settings = tiny.settings(experiment, **changes)
+    with contextlib.redirect_stdout(io.StringIO()):
+        work = by_name.experiment(experiment).prepare(settings, runs.devices(settings))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "checkpoints").mkdir()
+    keep(folder, 2, tiny.drawn(work.task) if params is None else params)
+    (folder / "config.json").write_text(json.dumps({"config": settings.to_dict()}))
+    for name, content in work.files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def changed(folder: pathlib.Path, copy: pathlib.Path, **values) -> pathlib.Path:
+    """A copy of a run whose config.json says something else."""
+    shutil.copytree(folder, copy)
+    saved = json.loads((copy / "config.json").read_text())
+    for key, value in values.items():
+        section, name = key.split("__")
+        saved["config"][section][name] = value
+    (copy / "config.json").write_text(json.dumps(saved))
+    return copy

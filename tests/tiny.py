@@ -56,6 +56,13 @@ def command(tool, **values) -> Outcome:
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
+def refusal(tool, **values) -> str:
+    """The one sentence that a tool's command ends with, which has printed nothing."""
+    code, out, err = command(tool, **values)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
 def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     """The path of a config file in `folder` with these changes (dots of keys may be written as __)."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}

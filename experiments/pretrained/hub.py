@@ -113,7 +113,7 @@ def write(
     facts |= {"tied_output": "untied" not in groups, "query_bias": "query_bias" in groups}
     config = families.config(spec, facts, groups)
     again = families.describe(spec, config)  # as they will read it: a size or a setting that they cannot say shows here
-    said = [(f"model.{name}", name, value) for name, value in model.items() if name in spec.model]
+    said = [(f"model.{name}", name, value) for name, value in model.items() if spec.model.get(name) == families.ANY]
     said += [(name, name, n) for name, n in sizes.items() if name in again]
     tensors.complain(what, [f"{a} is {x!r} and not {again[name]!r}" for a, name, x in said if x != again[name]])
     arrays = tensors.write(lines, flat, sizes=again)

@@ -141,13 +141,14 @@ class Generator:
         *,
         steps: int,
         mask: Callable[..., masks.Mask],
+        grows: int = GROWS,
         **how: Any,
     ):
         self.params, self.prompt_BN = params, prompt_BN
         B, N = prompt_BN.shape
         self.most = N + steps
         self.quarter = max(AT_ONCE, -(-self.most // 4))
-        capacity = self.most if B * self.most < GROWS else max(N + AT_ONCE, self.quarter)
+        capacity = self.most if B * self.most < grows else max(N + AT_ONCE, self.quarter)
 
         def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> generate.State:
             start = functools.partial(model.start, params, capacity=capacity, mask=mask(length_B))

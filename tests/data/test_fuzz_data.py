@@ -24,7 +24,6 @@ from experiments.engine import config as configs
 from experiments.engine import config_file, disk, errors, log, workdir
 from experiments.pretrained import llama2c, safetensors
 from experiments.pretrained import open_model as trained
-from tfm import shapes
 
 CASES = 40  # of each kind of file
 LIKE = {"image": [4, 4, 1], "values": [0.0, 255.0], "mean": [0.5], "std": [0.5], "classes": ["a", "b"]}
@@ -139,7 +138,7 @@ def resume_from_summary(file):
 
 def open_model(file):
     found = trained.open(str(file.parent))
-    trained.finite(found.path, shapes.flat(found.params))
+    trained.check(found.path, found.params, found.params)
 
 
 MODEL = ("config.json", "model.safetensors")

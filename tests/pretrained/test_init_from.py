@@ -1,7 +1,6 @@
 """Training from another model's parameters: they are there at step 0, a misfit is named, resuming needs none."""
 
 import contextlib
-import dataclasses
 import io
 import json
 import os
@@ -14,32 +13,29 @@ import published
 import pytest
 import tiny
 
-from experiments import language, vision
 from experiments import model as models
 from experiments.data import pretrained_tokenizer, tokenizer
-from experiments.engine import errors
+from experiments.engine import checkpoint, errors
 from experiments.pretrained import open_model, warm_start
-from tfm import head
+from tfm import head, shapes
 
 GPT2 = {"M": 2, "D": 21, "H": 3, "F": 19, "mlp": "gelu_tanh"}  # as tests/published.py
-STILL = {"optim__learning_rate": 0.0, "train__steps": 1, "train__batch_size": 8, "optim__warmup_steps": 0}
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Nothing is drawn, and the peak is not measured."""
-    monkeypatch.setattr(language, "figures", lambda *_: [])
-    monkeypatch.setattr(vision, "figures", lambda *_: [])
-    monkeypatch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
+def gpt2(N: int = 13, W: int = 23, experiment: str = "language", **changes):
+    """Settings and model of a run that fits GPT-2 of tests/published.py, but for the changes."""
+    fields = {f"model__{name}": value for name, value in GPT2.items()} | {"text__N": N, "text__tied_output": True}
+    settings = tiny.settings("language", model=False, **(fields | changes))
+    model = models.language(settings.model, answer=head.next_word, W=W, N=N, tied_output=True)
+    return (settings if experiment == "language" else tiny.settings(experiment, **changes)), model
 
 
-def words_model(settings, N: int = 13):
-    return models.language(settings.model, answer=head.next_word, W=23, N=N, tied_output=True)
-
-
-def gpt2(**changes):
-    fields = {f"model__{name}": value for name, value in GPT2.items()} | {"text__N": 13, "text__tied_output": True}
-    return tiny.settings("language", model=False, **(fields | changes))
+def images(Y=8, patch=4, P=16, **changes):
+    """Settings and model of a run on images of Y x Y pixels, as `source`."""
+    settings = tiny.settings("vision", **{"model__M": 1, "image__patch": patch} | changes)
+    sizes = {"Y": Y, "X": Y, "Z": P // patch**2, "patch": patch}
+    C = 3 if changes.pop("classes", None) else 10
+    return settings, models.vision(settings.model, answer=settings.to_dict()["image"]["head"], **sizes, C=C)
 
 
 def load(settings, model, resumed=False, kept=None):
@@ -53,95 +49,78 @@ def refusal(settings, model, kept=None) -> str:
     return str(error.value)
 
 
-def digits(folder, **changes):
-    """A run on digits from a command."""
-    small = {**tiny.MODEL, "image.patch": 4, "train.evaluate_batch": 512} | {"model.M": 1}
-    changes = small | {key.replace("__", "."): value for key, value in (STILL | changes).items()}
-    file = tiny.config_file(folder, "vision", **changes)
-    return tiny.run("--config", file, "--workdir", str(folder / "run"))
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """The folder of a run on digits."""
-    folder = tmp_path_factory.mktemp("source")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vision, "figures", lambda *_: [])
-        patch.setattr("experiments.engine.compilation.measured_peak", lambda *, devices: 1e9)
-        assert digits(folder, optim__learning_rate=0.1).code == 0
-    return folder / "run"
+    """The folder of a run on digits, with a summary of it."""
+    folder = published.run(tmp_path_factory.mktemp("source") / "run", "vision", **{"image.patch": 4, "model.M": 1})
+    digest = checkpoint.digest(checkpoint.parameters(folder / "checkpoints", 2))
+    (folder / "summary.json").write_text(json.dumps({"steps": 2, "params_sha256": digest}))
+    return folder
 
 
 def test_a_run_starts_from_another_ones_parameters_and_resumes_without_them(source, tmp_path):
     theirs = shutil.copytree(source, tmp_path / "theirs")
-    there = open_model.flat(open_model.open(str(theirs)).params)
-    changes = {"init_from": str(theirs), "seed": 3, "model__dropout": 0.25, "model__remat": True}
-    outcome = digits(tmp_path, **changes)
-    assert (outcome.code, outcome.err) == (0, "")
-    assert f"starting from {theirs}: {sum(x.size for x in there.values()):,} of its parameters\n" in outcome.out
-    ours = open_model.flat(open_model.open(str(tmp_path / "run")).params)  # after a step of learning rate 0
+    there = shapes.flat(open_model.open(str(theirs)).params)
+    changes = {"init_from": str(theirs), "seed": 3, "model.dropout": 0.25, "model.remat": True, "model.M": 1}
+    changes |= {"image.patch": 4, "optim.learning_rate": 0.0, "optim.warmup_steps": 0}
+    changes |= {"train.steps": 1, "train.batch_size": 8, "train.evaluate_batch": 512}
+    file = tiny.config_file(tmp_path, "vision", **tiny.MODEL | changes)
+
+    def started():
+        with tiny.without_figures():
+            outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
+        assert (outcome.code, outcome.err) == (0, "")
+        return outcome.out, shapes.flat(open_model.open(str(tmp_path / "run")).params)
+
+    out, ours = started()  # after a step of learning rate 0
+    assert f"starting from {theirs}: {sum(x.size for x in there.values()):,} of its parameters\n" in out
     assert ours.keys() == there.keys()
     for path, array in there.items():
         np.testing.assert_array_equal(ours[path], array, err_msg=path)
     shutil.rmtree(theirs)
     (tmp_path / "run" / "summary.json").unlink()
-    outcome = digits(tmp_path, **changes)
-    assert outcome.code == 0 and "resuming" in outcome.out and (tmp_path / "run" / "summary.json").exists()
-    again = open_model.flat(open_model.open(str(tmp_path / "run")).params)
+    out, again = started()
+    assert "resuming" in out and (tmp_path / "run" / "summary.json").exists()
     np.testing.assert_array_equal(again["embed/W_DP"], there["embed/W_DP"])
-
-
-def test_a_fresh_head_may_have_other_classes(source, tmp_path):
-    np.savez(tmp_path / "three.npz", x=np.arange(90 * 64).reshape(90, 8, 8) % 251, y=np.arange(90) % 3)
-    other = {"image__source": str(tmp_path / "three.npz"), "init_from": str(source)}
-    outcome = digits(tmp_path, **other)
-    assert outcome.code == 2 and "head/G_CD has shape (10, 8) and not (3, 8)" in outcome.err
-    assert "(3,); or init_fresh = head to begin with a new head" in outcome.err
-    assert not (tmp_path / "run").exists()
-    outcome = digits(tmp_path, **other, init_fresh="head")
-    assert outcome.code == 0 and "parameters, anew: head" in outcome.out
-    made, theirs = (open_model.open(str(folder)).params for folder in (tmp_path / "run", source))
-    assert made["head"]["G_CD"].shape == (3, 8)
-    np.testing.assert_array_equal(made["embed"]["W_DP"], theirs["embed"]["W_DP"])
-    assert json.loads((tmp_path / "run" / "data.json").read_text())["classes"] == ["0", "1", "2"]
 
 
 def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
     folder = published.save(tmp_path, "gpt2")
     for path in (folder, folder / "model.safetensors"):
-        settings = gpt2(init_from=str(path))
-        found, out = load(settings, words_model(settings))
+        settings, model = gpt2(init_from=str(path))
+        found, out = load(settings, model)
         assert "wte.weight" in out and "split in 3" in out and "starting from" in out
-    expected = open_model.flat(jax.eval_shape(words_model(settings).init, jax.random.key(0)))
+    expected = shapes.flat(jax.eval_shape(model.init, jax.random.key(0)))
     assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
     np.testing.assert_array_equal(found["embed/E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
-    assert load(settings, words_model(settings), resumed=True) == ({}, "")
+    assert load(settings, model, resumed=True) == ({}, "")
 
 
-def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path):
+def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path, source):
     folder = published.save(tmp_path, "gpt2")
     wrong = {"model__D": 24, "model__norm": "rms", "text__tied_output": False, "model__dropout": 0.5}
-    settings = gpt2(init_from=str(folder), **wrong)
-    told = refusal(settings, words_model(settings))
-    assert "init_fresh" not in told
+    told = refusal(*gpt2(init_from=str(folder), **wrong))
+    assert not any(words in told for words in ("init_fresh", "model.H", "dropout"))
     for words in ("model.D = 21 (it is 24)", "model.norm = 'token' (it is 'rms')", "text.tied_output = True (it is "):
         assert words in told
-    assert "model.K = 7 (it is 8)" in told and "model.H" not in told and "dropout" not in told
-    assert "norm1/shift_D (2, 21) is left over" in told
-    settings = gpt2(init_from=str(folder))
-    bytes_model = models.language(settings.model, answer=head.next_word, W=256, N=13, tied_output=True)
-    told = refusal(settings, bytes_model)
+    assert "model.K = 7 (it is 8)" in told and "norm1/shift_D (2, 21) is left over" in told
+    told = refusal(*gpt2(init_from=str(folder), W=256))
     assert "text.tokenizer to that of its 23 words (this one has 256)" in told
     assert "embed/E_WD has shape (23, 21) and not (256, 21)" in told
-    settings = gpt2(init_from=str(tmp_path / "absent"))
-    assert "there is no" in refusal(settings, words_model(settings))
+    assert "there is no" in refusal(*gpt2(init_from=str(tmp_path / "absent")))
+    settings, _ = images(init_from=str(source))
+    three = models.vision(settings.model, answer="pooled", Y=8, X=8, Z=1, patch=4, C=3)
+    told = refusal(settings, three)
+    assert "head/G_CD has shape (10, 8) and not (3, 8)" in told
+    assert told.endswith("; or init_fresh = head to begin with a new head")
+    settings, _ = images(init_from=str(source), init_fresh="head")
+    found, out = load(settings, three)
+    assert "parameters, anew: head\n" in out and "embed/W_DP" in found and "head/G_CD" not in found
 
 
 @pytest.mark.parametrize(("N", "rule"), [(5, "cut"), (17, "linear")])
 def test_positions_are_resized_and_it_is_said(tmp_path, N, rule):
-    folder = published.save(tmp_path, "gpt2")
-    settings = gpt2(init_from=str(folder), text__N=N)
-    found, out = load(settings, words_model(settings, N))
+    found, out = load(*gpt2(N, init_from=str(published.save(tmp_path, "gpt2"))))
     assert f"the 13 learned positions are made {N} by the rule {rule}" in out
     theirs = published.tensors("gpt2", prefix="")["wpe.weight"]
     np.testing.assert_allclose(found["position/P_ND"][[0, -1]], theirs[[0, 4 if rule == "cut" else -1]], rtol=1e-6)
@@ -149,22 +128,11 @@ def test_positions_are_resized_and_it_is_said(tmp_path, N, rule):
 
 
 def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
-    settings = gpt2(init_fresh="head")
-    assert "no meaning without init_from" in refusal(settings, words_model(settings))
-    settings = gpt2(init_from=str(published.save(tmp_path, "gpt2")), init_fresh="embed, positoin")
-    told = refusal(settings, words_model(settings))
+    assert "no meaning without init_from" in refusal(*gpt2(init_fresh="head"))
+    told = refusal(*gpt2(init_from=str(published.save(tmp_path, "gpt2")), init_fresh="embed, positoin"))
     assert 'no part "positoin" (did you mean "position"?); its parts are: blocks, embed, norm, position' in told
-    settings = gpt2(init_from=str(tmp_path), init_fresh="blocks/mlp,position", text__N=5)
-    found, _ = load(settings, words_model(settings, 5))
+    found, _ = load(*gpt2(5, init_from=str(tmp_path), init_fresh="blocks/mlp,position"))
     assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
-
-
-def images(Y=8, patch=4, P=16, **changes):
-    """Settings and model of a run on images of Y x Y pixels, as `digits`."""
-    fields = {"model__M": 1, "image__patch": patch} | changes
-    settings = tiny.settings("vision", **fields)
-    sizes = {"Y": Y, "X": Y, "Z": P // patch**2, "patch": patch, "C": 10}
-    return settings, models.vision(settings.model, answer=settings.to_dict()["image"]["head"], **sizes)
 
 
 def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
@@ -173,26 +141,21 @@ def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
     assert found["position/P_ND"].shape == (16, 8)
     found, out = load(*images(init_fresh="position", **start))
     assert "anew: position" in out and not any("position" in path for path in found)
-    told = refusal(*images(patch=2, P=4, **start))
-    assert "set image.patch = 4 (it is 2); it is for images of 8 x 8 pixels and 1 channel;" in told
-    unlike = images(Y=16, P=48, **start), images(image__head="class_token", **start), images(patch=2, **start)
-    for case in unlike:
-        told = refusal(*case)
-        assert "it is for images of 8 x 8 pixels and 1 channel;" in told
+    other = "it is for images of 8 x 8 pixels and 1 channel;"
+    assert f"set image.patch = 4 (it is 2); {other}" in refusal(*images(patch=2, P=4, **start))
+    for changes in ({"Y": 16, "P": 48}, {"image__head": "class_token"}, {"patch": 2}):
+        assert other in refusal(*images(**changes, **start))
 
 
-def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path, source, monkeypatch):
-    made = open_model.open(str(source))
-    params = {**made.params, "embed": {**made.params["embed"], "h_D": np.ones(8, np.float32)}}
-    params["head"] = {"G_PD": np.ones((16, 8), np.float32), "b_P": np.ones(16, np.float32)}
-    other = dataclasses.replace(made, params=params, kind="masked_image", facts={"patch": 4, "Z": 1})
-    monkeypatch.setattr(open_model, "open", lambda path: other)
-    told = refusal(*images(init_from="there", init_fresh="head"))
+def test_a_run_on_hidden_patches_is_the_start_of_one_on_classes(tmp_path):
+    changes = {"image.patch": 4, "model.M": 1}
+    folder = published.run(tmp_path / "run", "masked_image", **changes)
+    told = refusal(*images(init_from=str(folder), init_fresh="head"))
     assert "embed/h_D (8,) is left over; init_fresh may name parts to begin anew, or to leave behind" in told
     assert "set " not in told and "new head" not in told
-    found, out = load(*images(init_from="there", init_fresh="head,embed/h_D"))
+    found, out = load(*images(init_from=str(folder), init_fresh="head,embed/h_D"))
     assert "anew: head, left behind: embed/h_D\n" in out and "embed/h_D" not in found and "embed/W_DP" in found
-    assert 'no part "embed/x"' in refusal(*images(init_from="there", init_fresh="head,embed/x"))
+    assert 'no part "embed/x"' in refusal(*images(init_from=str(folder), init_fresh="head,embed/x"))
 
 
 # What a path means, and whether it is whole.
@@ -202,35 +165,29 @@ def test_numbers_that_are_not_finite_are_not_used(tmp_path):
     arrays = published.tensors("gpt2")
     arrays["transformer.h.1.mlp.c_proj.bias"][3] = np.inf
     folder = published.save(tmp_path, "gpt2", arrays)
-    settings = gpt2(init_from=str(folder))
     wanted = f"{folder} is damaged: blocks/mlp/b2_D holds values that are not finite numbers"
-    assert refusal(settings, words_model(settings)) == wanted
-    with pytest.raises(errors.UserError) as error:
-        open_model.checked(open_model.open(str(folder)), words_model(settings).init)
-    assert str(error.value) == wanted
-    settings = gpt2(init_from=str(folder), init_fresh="blocks/mlp")
-    assert "embed/E_WD" in load(settings, words_model(settings))[0]  # what is not taken may be anything
+    assert refusal(*gpt2(init_from=str(folder))) == wanted
+    found, _ = load(*gpt2(init_from=str(folder), init_fresh="blocks/mlp"))
+    assert "embed/E_WD" in found  # what is not taken may be anything
 
 
 def test_a_run_must_hold_what_its_summary_says(source, tmp_path, capsys):
     copy = shutil.copytree(source, tmp_path / "copy")
     open_model.open(str(copy))
-    summary = json.loads((copy / "summary.json").read_text())
-    (copy / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64}))
-    with pytest.raises(errors.UserError, match="is damaged: the parameters of step 1 are not those of params_sha256"):
+    (copy / "summary.json").write_text(json.dumps({"steps": 2, "params_sha256": "0" * 64}))
+    with pytest.raises(errors.UserError, match="is damaged: the parameters of step 2 are not those of params_sha256"):
         open_model.open(str(copy))
-    (copy / "summary.json").write_text(json.dumps(summary | {"params_sha256": "0" * 64, "steps": 2}))
+    (copy / "summary.json").write_text(json.dumps({"steps": 3, "params_sha256": "0" * 64}))
     capsys.readouterr()
     open_model.open(str(copy))  # of another step, whose checkpoint is not there
-    assert f"{copy} was trained for 2 steps, and its newest checkpoint is of step 1\n" == capsys.readouterr().out
+    assert f"{copy} was trained for 3 steps, and its newest checkpoint is of step 2\n" == capsys.readouterr().out
 
 
 def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp_path, monkeypatch):
     assert open_model.open(str(source / "config.json")).path == source
     folder = published.save(tmp_path / "gpt2", "gpt2")
     assert open_model.open(str(folder / "config.json")).kind == "causal"
-    own = tokenizer.make("characters", [b"abc"], specials=())
-    (folder / "tokenizer.json").write_text(own.files["tokenizer.json"].decode())
+    (folder / "tokenizer.json").write_bytes(saved_words("abc"))
     monkeypatch.chdir(source)
     assert open_model.open(".").kind == open_model.open("config.json").kind == "image"
     monkeypatch.chdir(folder)
@@ -241,7 +198,7 @@ def test_a_path_may_be_the_folder_one_is_in_or_the_config_of_a_model(source, tmp
         open_model.open(str(tmp_path / "alone.pt"))
 
 
-def test_the_only_llama2c_model_of_a_folder_is_opened(tmp_path, monkeypatch):
+def test_the_only_llama2c_model_of_a_folder_is_opened(tmp_path):
     sizes = [8, 5, 1, 2, 2, 11, 7]  # D, F, M, H, G, W, N
     numbers = 11 * 8 + 8 + 4 * 64 + 8 + 3 * 40 + 8 + 2 * 7 * 2
     content = np.int32(sizes).tobytes() + np.zeros(numbers, np.float32).tobytes()
@@ -260,16 +217,19 @@ def test_the_only_llama2c_model_of_a_folder_is_opened(tmp_path, monkeypatch):
 # The words of a trained model.
 
 
+def saved_words(text: str, **more) -> bytes:
+    made = tokenizer.make("characters", [text.encode()], specials=())
+    return json.dumps(json.loads(made.files["tokenizer.json"]) | more).encode()
+
+
 def test_the_words_of_another_run_are_used_and_kept(tmp_path):
     theirs = tokenizer.make("characters", [b"abc d"], specials=("[MASK]",))
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "tokenizer.json").write_text(theirs.files["tokenizer.json"].decode())
-    for path in (tmp_path / "theirs", tmp_path / "theirs" / "tokenizer.json"):
+    (tmp_path / "tokenizer.json").write_bytes(theirs.files["tokenizer.json"])
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
         made = pretrained_tokenizer.make(str(path), [b"other text"], specials=(), evaluation=[])
         assert (made.size, made.ordinary, made.special("[MASK]")) == (6, 6, 5)
         np.testing.assert_array_equal(made.encode("bad"), theirs.encode("bad"))
-        assert made.decode(made.encode("bad")) == "bad"
-        assert made.files == {"tokenizer.json": (tmp_path / "theirs" / "tokenizer.json").read_bytes()}
+        assert made.decode(made.encode("bad")) == "bad" and made.files == theirs.files
     with pytest.raises(errors.UserError, match="UTF-8"):
         made.join([b"\xff"])
     with pytest.raises(errors.UserError, match="no special"):
@@ -281,32 +241,22 @@ def test_the_words_of_another_run_are_used_and_kept(tmp_path):
         pretrained_tokenizer.make("byts", [b"text"], specials=(), evaluation=[])
 
 
-def saved_words(text: str, **more) -> bytes:
-    made = tokenizer.make("characters", [text.encode()], specials=())
-    return json.dumps(json.loads(made.files["tokenizer.json"]) | more).encode()
-
-
 def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
     folder = published.save(tmp_path, "gpt2")
-    settings = gpt2(init_from=str(folder))
-    model, ours = words_model(settings), {"tokenizer.json": saved_words("abcdefghij")}
+    (settings, model), ours = gpt2(init_from=str(folder)), {"tokenizer.json": saved_words("abcdefghij")}
     load(settings, model, kept=ours)  # nobody knows what they mean there
+    (folder / "tokenizer.json").write_bytes(b"\n" + saved_words("abcdefghij", padding={"length": 7}))
+    load(settings, model, kept=ours)
     (folder / "tokenizer.json").write_bytes(saved_words("klmnopqrst"))
     told = refusal(settings, model, kept=ours)
     assert told.endswith(f"its words are not those of this run: set text.tokenizer = {folder}")
     assert told == refusal(settings, model, kept={"tok23.bin": b"words"})
-    (folder / "tokenizer.json").write_bytes(b"\n" + saved_words("abcdefghij", padding={"length": 7}))
-    load(settings, model, kept=ours)
-    (folder / "tokenizer.json").write_bytes(saved_words("klmnopqrst"))
-    settings = gpt2(init_from=str(folder), init_fresh="embed")
-    load(settings, model, kept=ours)  # no row of a word is taken from it
-    settings = gpt2(init_from=str(folder))
     load(settings, model, kept={"data.json": b"{}"})
-    larger = models.language(settings.model, answer=head.next_word, W=256, N=13, tied_output=True)
-    told = refusal(settings, larger, kept=ours)
+    load(*gpt2(init_from=str(folder), init_fresh="embed"), kept=ours)  # no row of a word is taken from it
+    told = refusal(*gpt2(init_from=str(folder), W=256), kept=ours)
     assert f"set text.tokenizer = {folder}, for its 23 words (this one has 256); embed/E_WD" in told
-    settings = tiny.settings("translation", init_from=str(folder))
-    assert "its subwords are not those of this run" in refusal(settings, model, kept=ours)
+    told = refusal(*gpt2(init_from=str(folder), experiment="translation"), kept=ours)
+    assert "its subwords are not those of this run" in told
 
 
 def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
@@ -315,10 +265,11 @@ def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
     (folder / "tokenizer.json").write_bytes(saved_words("ABCDEFGHIJKLMNOPQRSTUVW"))
     fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.tied_output": True}
     fields |= {"text.source": str(tmp_path / "text.txt"), "text.tokenizer": "characters", "train.batch_size": 8}
-    fields |= {"sample.prompt": "abc", "sample.max_new_tokens": 1}
-    file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields, **{"train.evaluate_batch": 8})
+    fields |= {"sample.prompt": "abc", "sample.max_new_tokens": 1, "train.evaluate_batch": 8}
+    file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields)
     outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
     assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err
+    assert not (tmp_path / "run").exists()
 
 
 def test_stories260k_goes_on_learning(tmp_path):
@@ -330,10 +281,10 @@ def test_stories260k_goes_on_learning(tmp_path):
     changes = {"text.source": tmp_path / "text.txt", "text.N": 61, "model.unroll": 1, "sample.max_new_tokens": 1}
     changes |= {"train.steps": 1, "train.batch_size": 8, "train.evaluate_batch": 8, "optim.learning_rate": 0.0}
     changes |= {"init_from": folder / "stories260K.bin", "text.tokenizer": folder / "tok512.bin"}
-    changes |= {"optim.warmup_steps": 0}
     config = str(pathlib.Path(__file__).parents[2] / "configs" / "finetune.py")
-    settings = [f"--config.{key}={value}" for key, value in changes.items()]
-    outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"), *settings)
+    settings = [f"--config.{key}={value}" for key, value in (changes | {"optim.warmup_steps": 0}).items()]
+    with tiny.without_figures():
+        outcome = tiny.run("--config", config, "--workdir", str(tmp_path / "run"), *settings)
     assert (outcome.code, outcome.err) == (0, "")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["eval/loss"] < 2  # 1.36, of its own words; at random it would be log 512 = 6.2

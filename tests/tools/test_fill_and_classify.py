@@ -1,0 +1,204 @@
+"""Trained models in use, from the command: hidden words, and classes of images."""
+
+import json
+import shutil
+import struct
+import zlib
+
+import numpy as np
+import published
+import pytest
+import tiny
+from PIL import Image
+from scipy.special import softmax
+
+from experiments.data import image_file, images, pretrained_tokenizer, tokenizer
+from experiments.pretrained import open_model
+from experiments.tools import classify, export, fill, sample
+
+N = 17
+RUNS = {
+    "causal": ("language", {"text.N": N}),
+    "masked": ("language", {"text.N": N, "text.objective": "masked"}),
+    "image": ("vision", {"image.patch": 4, "image.head": "class_token"}),
+}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    """The folders of runs, by what they do."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: published.run(folder / name, kind, **changes) for name, (kind, changes) in RUNS.items()}
+
+
+def test_a_run_keeps_what_its_use_needs(run_of):
+    kept = json.loads((run_of["causal"] / "tokenizer.json").read_text())
+    assert kept == {"kind": "bytes", "characters": "", "specials": []}
+    assert pretrained_tokenizer.read(run_of["masked"]).mask == 256
+    described = json.loads((run_of["image"] / "data.json").read_text())
+    assert described["image"] == [8, 8, 1] and described["values"] == [0, 16]
+    assert described["classes"] == [str(digit) for digit in range(10)]
+    digits = images.load("digits")
+    np.testing.assert_allclose(described["mean"], digits.train_image_BYXZ.mean(), rtol=1e-5)
+
+
+def test_what_does_something_else_is_refused(run_of):
+    for tool, kind, sentence in (
+        (sample, "masked", "a model that predicts the next word is needed here, and the one in"),
+        (sample, "image", "tells the classes of images"),
+        (fill, "causal", "fills hidden words in is needed"),
+        (classify, "causal", "tells the classes of images is needed"),
+    ):
+        assert sentence in tiny.refusal(tool, checkpoint=run_of[kind])
+
+
+# Hidden words.
+
+
+def test_hidden_words_are_filled_in_with_their_probabilities(run_of, tmp_path):
+    run = run_of["masked"]
+    outcome = tiny.command(fill, workdir=tmp_path / "out", checkpoint=run, prompt="A k[MASK]ng [MASK]")
+    assert (outcome.code, outcome.err) == (0, "")
+    p_NW = softmax(np.asarray(open_model.open(run)(np.array([[*b"A k", 256, *b"ng ", 256]]))[0]), axis=-1)[:, :257]
+    text, first, second = outcome.out.splitlines()
+    words = pretrained_tokenizer.read(run)
+    last = words.decode([p_NW[7].argmax()])
+    assert text == "A k" + words.decode([p_NW[3].argmax()]) + "ng " + (last.lstrip() or last)
+    for line, n, p_W in ((first, 1, p_NW[3]), (second, 2, p_NW[7])):
+        shown = ", ".join(f"{words.decode([w]) or words.name(w)!r} {p_W[w]:.3f}" for w in np.argsort(-p_W)[:5])
+        assert line == f"  [MASK] {n}: {shown}"
+    assert (tmp_path / "out" / "filled.txt").read_text(encoding="utf-8") == outcome.out
+    assert "must have a [MASK]" in tiny.refusal(fill, checkpoint=run, prompt="A king")
+    assert "has 18 tokens" in tiny.refusal(fill, checkpoint=run, prompt="[MASK]" + "A" * N)
+    assert "\x1b" not in tiny.command(fill, checkpoint=run, prompt="\x1b[2J[MASK]").out
+
+
+def test_a_published_bert_fills_words_in(tmp_path):
+    library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    vocab = {word: i for i, word in enumerate([*specials, *(f"word{i}" for i in range(published.W - 5))])}
+    made = library.Tokenizer(library.models.WordLevel(vocab, unk_token="[UNK]"))
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.add_special_tokens(specials)
+    made.post_processor = library.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    published.save(tmp_path, "bert")
+    made.save(str(tmp_path / "tokenizer.json"))
+    outcome = tiny.command(fill, checkpoint=tmp_path, prompt="word3   [MASK] word0")
+    assert (outcome.code, outcome.err) == (0, "")
+    text, line = outcome.out.splitlines()
+    assert text.startswith("word3   ") and text.endswith(" word0")
+    p_W = softmax(np.asarray(open_model.open(tmp_path)(np.array([[2, 8, 4, 5, 3]]))[0, 2]))
+    assert f"{made.decode([int(p_W.argmax())], skip_special_tokens=True)!r}" in line and f"{p_W.max():.3f}" in line
+    bare = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
+    published.save(tmp_path / "bare", "bert", bare)
+    assert "ends before its head" in tiny.refusal(fill, checkpoint=tmp_path / "bare", prompt="[MASK]")
+
+
+def test_the_words_of_a_text_stay_and_a_special_has_its_name():
+    library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
+    names = ["[UNK]", "[MASK]", "the", "king", "##dom"]
+    made = library.Tokenizer(library.models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    made.normalizer = library.normalizers.Lowercase()
+    made.pre_tokenizer = library.pre_tokenizers.Whitespace()
+    made.decoder = library.decoders.WordPiece()
+    made.add_special_tokens(names[:2])
+    words = pretrained_tokenizer.Published(made, {"mask": "[MASK]"})
+    p_NW = np.array([[0.1, 0.0, 0.2, 0.6, 0.1], [0.1, 0.0, 0.2, 0.1, 0.6]])
+    text, first, _ = fill.table(words, "THE  (Old-[MASK][MASK])!", p_NW).splitlines()
+    assert text == "THE  (Old-kingdom)!" and "'[UNK]' 0.100" in first and "''" not in first
+    assert fill.table(words, "My [MASK] -[MASK]", p_NW).startswith("My king -dom\n")
+    assert fill.table(words, "[MASK]", p_NW[:1, :1]).startswith("[UNK]\n")
+    assert fill.table(words, "a [MASK][MASK]", np.eye(5)[[3, 0]]).startswith("a king[UNK]\n")
+    np.testing.assert_array_equal(fill.hidden(words, "The [MASK]"), [2, 1])
+    umlaut = tokenizer.Plain("bytes", "", ("[MASK]",))
+    p_NW = np.eye(257)[[*"\xf6".encode(), ord(" ")]]
+    assert fill.table(umlaut, "k[MASK][MASK]nig [MASK]", p_NW).startswith("k\xf6nig  \n")
+
+
+# Classes of images.
+
+
+def saved(folder, pixels, name="a.png"):
+    Image.fromarray(pixels).save(folder / name)
+    return folder / name
+
+
+def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
+    run, digits = run_of["image"], images.load("digits")
+    image_YX = digits.evaluation_image_BYXZ[0, ..., 0]
+    file = saved(tmp_path, (image_YX.astype(int) * 255 // 16).astype(np.uint8))
+    outcome = tiny.command(classify, workdir=tmp_path / "out", checkpoint=run, file=file)
+    assert (outcome.code, outcome.err) == (0, "")
+    mean_Z, std_Z = images.statistics(digits.train_image_BYXZ)
+    p_C = softmax(np.asarray(open_model.open(run)((image_YX[None, ..., None] - mean_Z) / std_Z)[0]))
+    line, *told = outcome.out.splitlines()
+    assert line == f"{file}: 8 x 8 pixels, grey, made 8 x 8, grey, black 0 and white 16 as the model's own images"
+    assert [text.split()[1] for text in told] == [str(c) for c in np.argsort(-p_C)[:5]]
+    np.testing.assert_allclose([float(text.split()[0]) for text in told], np.sort(p_C)[:-6:-1], atol=6e-3)
+    assert (tmp_path / "out" / "classes.txt").read_text(encoding="utf-8") == outcome.out
+    assert "--file" in tiny.refusal(classify, checkpoint=run)
+
+
+def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
+    def told(name, run=run_of["image"]):
+        return tiny.refusal(classify, checkpoint=run, file=tmp_path / name)
+
+    (tmp_path / "text.png").write_text("no image")
+    assert "is no image that can be read" in told("text.png")
+    whole = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (31, 17), np.uint8)).read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[:150])
+    assert "is no image that can be read" in told("cut.png")
+    assert "there is no image file" in told("absent.png")
+    saved(tmp_path, np.zeros((3, 3), np.uint16), "deep.png")
+    assert "more than 8 bits" in told("deep.png")
+    for side in (2**13 + 1, 2**15):  # announced, not there
+        chunk = b"IHDR" + struct.pack(">II", side, side) + bytes([8, 0, 0, 0, 0])
+        start = whole[:8] + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+        (tmp_path / "bomb.png").write_bytes(start + whole[33:])
+        assert "pixels" in told("bomb.png")
+    file = saved(tmp_path, np.zeros((3, 3), np.uint8), "\x1b[2J.png")
+    assert "\x1b" not in tiny.command(classify, checkpoint=run_of["image"], file=file).out
+    code = published.changed(run_of["image"], tmp_path / "code", image__head="payload:s")
+    assert "a program that would be run" in told("a.png", code)
+    copy = shutil.copytree(run_of["image"], tmp_path / "copy")
+    (copy / "data.json").write_text("{}")
+    assert "does not describe images" in told("a.png", copy)
+    (copy / "data.json").unlink()
+    assert "there is no" in told("a.png", copy)
+
+
+@pytest.mark.parametrize("query_bias", [True, False])
+def test_a_published_vit_classifies(tmp_path, query_bias):
+    sides = ("query.bias", "key.bias", "value.bias")
+    arrays = {name: x for name, x in published.tensors("vit").items() if query_bias or not name.endswith(sides)}
+    published.save(tmp_path, "vit", arrays, qkv_bias=query_bias)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
+    like = image_file.expected(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
+    assert like["image"] == [15, 10, 2] and like["mean"] == [0.1, 0.2] and like["values"] == [0, pytest.approx(1)]
+    file = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (15, 10, 2), np.uint8))
+    outcome = tiny.command(classify, checkpoint=tmp_path, file=file)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert {line.split()[1] for line in outcome.out.splitlines()[1:]} == {"cat", "dog", "owl"}
+
+
+def test_an_export_says_how_an_image_is_made_whatever_its_black_was(run_of, tmp_path):
+    run = shutil.copytree(run_of["image"], tmp_path / "run")
+    says = json.loads((run / "data.json").read_text()) | {"values": [-1.5, 3.0]}
+    (run / "data.json").write_text(json.dumps(says))
+    outcome = tiny.command(export, workdir=tmp_path / "out", checkpoint=run, family="vit")
+    assert (outcome.code, outcome.err) == (0, "") and "preprocessor_config.json" in outcome.out
+    file = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (11, 9), np.uint8))
+    of_both = [open_model.open(str(folder)) for folder in (run, tmp_path / "out")]
+    mine, theirs = (image_file.expected(made.path, made.extras, Z=1, C=10) for made in of_both)
+    assert mine["classes"] == theirs["classes"]
+    np.testing.assert_allclose(image_file.read(file, theirs)[0], image_file.read(file, mine)[0], atol=1e-5)
+
+
+def test_what_nobody_says_of_making_images_is_assumed_aloud_and_not_written(tmp_path):
+    published.save(tmp_path / "vit", "vit")
+    file = saved(tmp_path, np.zeros((15, 10, 2), np.uint8))
+    outcome = tiny.command(classify, checkpoint=tmp_path / "vit", file=file)
+    assert outcome.code == 0 and "(assumed: there is no preprocessor_config.json)" in outcome.out.splitlines()[0]
+    outcome = tiny.command(export, workdir=tmp_path / "out", checkpoint=tmp_path / "vit", family="vit")
+    assert (outcome.code, outcome.err) == (0, "") and "preprocessor" not in outcome.out
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["config.json", "model.safetensors"]
