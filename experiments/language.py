@@ -150,7 +150,7 @@ def token_counts(token_T: np.ndarray, *, W: int) -> np.ndarray:
 
 def causal_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     N = settings.text.N
-    return windows.causal(corpus.train_T, N=N), windows.causal_evaluation(corpus.evaluation_T, N=N)
+    return windows.causal(corpus.train_T, N=N), windows.causal(corpus.evaluation_T, N=N, evaluation=True)
 
 
 def half(settings: configs.Settings) -> int:
@@ -178,7 +178,7 @@ def masked_windows(settings: configs.Settings, corpus: Corpus) -> Any:
     made = corpus.tokenizer
     rule = {"W": made.size, "ordinary": made.ordinary, "mask_id": made.special(MASK), "rate": MASK_RATE}
     N = settings.text.N
-    return masking.words(corpus.train_T, N=N, **rule), masking.words_evaluation(corpus.evaluation_T, N=N, **rule)
+    return masking.words(corpus.train_T, N=N, **rule), masking.words(corpus.evaluation_T, N=N, evaluation=True, **rule)
 
 
 def prompt(settings: configs.Settings, corpus: Corpus) -> jax.Array:

@@ -77,7 +77,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         probe=models.probe(settings.model),
     )
     translate = translator(settings, corpus, model)
-    kept = {"tokenizer.json": disk.as_json(corpus.subwords.to_json())}
+    kept = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
     show = functools.partial(figures, settings, corpus, model, translate)
     return run.Work(task, show, lambda params, batch: logits(params, batch)[0], kept, lines=corpus.lines)
 

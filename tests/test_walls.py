@@ -91,7 +91,6 @@ FILES = {
 LINES = {path: len(text.splitlines()) for path, text in FILES.items()}
 LONGEST = 350  # lines of a file
 STILL_LONGER = {
-    "tests/data/test_fuzz_data.py": 448,
     "tests/engine/test_bad_input.py": 415,
     "tests/engine/test_checkpoint.py": 446,
     "tests/engine/test_checkpoint_log_workdir.py": 399,

@@ -18,23 +18,17 @@ TIMEOUT = 30.0  # seconds without a byte
 LARGEST = 2**28  # bytes of a download; what never ends does not fill the disk
 
 
-def fetch(name: str, *, data_dir: str = "") -> pathlib.Path:
-    """The path of the named file, checked: in the first of `places(data_dir)` that has it, else downloaded to the last.
-
-    Raises:
-      UserError: an unknown name; a file whose checksum is wrong; a download that fails.
-    """
-    if name not in NAMED:
-        raise errors.UserError(f"there is no named file {name!r}: the names are {', '.join(sorted(NAMED))}")
-    file_name, url, sha256 = NAMED[name]
-    return here(file_name, sha256, data_dir=data_dir) or _download(url, disk.cache_folder() / file_name, sha256)
+def places() -> list[pathlib.Path]:
+    """The folders where data is looked for, in order: $TFM_DATA, where given, and the cache folder."""
+    given = os.environ.get("TFM_DATA")
+    return ([pathlib.Path(given).expanduser()] if given else []) + [disk.cache_folder()]
 
 
-def here(file_name: str, sha256: str, *, data_dir: str = "") -> pathlib.Path | None:
-    """The file in the first of `places(data_dir)` that has it, None where none has. UserError for a wrong checksum."""
+def here(file_name: str, sha256: str) -> pathlib.Path | None:
+    """The file in the first of `places()` that has it, None where none has. UserError for a wrong checksum."""
     import pooch  # takes a third of a second, and most runs need no file of a name
 
-    path = next((folder / file_name for folder in places(data_dir) if os.path.isfile(folder / file_name)), None)
+    path = next((folder / file_name for folder in places() if os.path.isfile(folder / file_name)), None)
     if path is None:
         return None
     try:
@@ -46,38 +40,38 @@ def here(file_name: str, sha256: str, *, data_dir: str = "") -> pathlib.Path | N
     return path
 
 
-def places(data_dir: str = "") -> list[pathlib.Path]:
-    """The folders where data is looked for, in order: $TFM_DATA and `data_dir`, where given, and the cache folder."""
-    given = [os.environ.get("TFM_DATA", ""), data_dir]
-    return [pathlib.Path(os.path.expanduser(folder)) for folder in given if folder] + [disk.cache_folder()]
+def fetch(name: str) -> pathlib.Path:
+    """The path of the file of this name in NAMED: found `here`, else downloaded, and there only once it is right.
 
-
-class _Capped(io.FileIO):
-    """A file that refuses to become larger than a download may be."""
-
-    def write(self, chunk: bytes) -> int:
-        if self.tell() + len(chunk) > LARGEST:
-            raise OSError(f"it sends more than {LARGEST:,} bytes")
-        return super().write(chunk)
-
-
-def _download(url: str, path: pathlib.Path, sha256: str) -> pathlib.Path:
-    """The file of this address under this path, which is there only once the checksum is right."""
+    UserError for a file whose checksum is wrong, and a download that fails.
+    """
+    file_name, url, sha256 = NAMED[name]
+    if path := here(file_name, sha256):
+        return path
     import pooch
     import requests
 
+    class Capped(io.FileIO):
+        """A file that refuses to become larger than a download may be."""
+
+        def write(self, chunk: bytes) -> int:
+            if self.tell() + len(chunk) > LARGEST:
+                raise OSError(f"it sends more than {LARGEST:,} bytes")
+            return super().write(chunk)
+
     def load(url: str, file: str, pool: pooch.Pooch) -> None:
-        with _Capped(file, "wb") as capped:
+        with Capped(file, "wb") as capped:
             pooch.HTTPDownloader(timeout=TIMEOUT)(url, capped, pool)
 
+    path = disk.cache_folder() / file_name
     pooch.get_logger().setLevel("ERROR")  # what goes wrong is said here
     try:
-        pooch.retrieve(url, f"sha256:{sha256}", fname=path.name, path=path.parent, downloader=load)
+        pooch.retrieve(url, f"sha256:{sha256}", fname=file_name, path=path.parent, downloader=load)
     except ValueError as error:  # another checksum
         raise errors.UserError(f"{url} sent another file for {path}: {error}") from error
     except (OSError, requests.RequestException) as error:
         raise errors.UserError(
-            f"{path.name} could not be downloaded from {url} ({error}): put the file by hand at {path}, or into the "
+            f"{file_name} could not be downloaded from {url} ({error}): put the file by hand at {path}, or into the "
             "folder that $TFM_DATA names"
         ) from error
     return path

@@ -31,8 +31,9 @@ VIT = {
     "image_std": 0.5,
     "do_convert_rgb": False,
 }
+NAME = "ViTImageProcessor"  # where nothing is said
 PROCESSORS = {
-    "ViTImageProcessor": VIT,
+    NAME: VIT,
     "DeiTImageProcessor": VIT | {"resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
     "BeitImageProcessor": VIT | {"resample": 3, "crop_size": 224},
 }
@@ -41,6 +42,7 @@ HARMLESS = {  # what else stands in their files: nothing of it changes a pixel o
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "pad_size"),
     *("do_reduce_labels", "reduce_labels", "_valid_processor_keys"),
 }
+PLAIN = {"mean": 0, "std": 1}  # of images that are not normalised
 COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
 
 
@@ -66,37 +68,47 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
     asks for what is not done here.
     """
     if "image" not in extras:
-        file = path / "data.json"
-        saved = disk.read_json(file, says="what the model's images are like")
-        if saved.keys() != {"image", "values", "mean", "std", "classes"}:
+        file, prefix, assumed = path / "data.json", "", False
+        facts, fields = (
+            disk.read_json(file, says="what the model's images are like"),
+            VIT | {"image_processor_type": NAME},
+        )
+        if facts.keys() != {"image", "values", "mean", "std", "classes"}:
             raise errors.UserError(f"{file} is damaged: it does not describe images")
-        facts = _whole(file, saved, Z, C)
-        return facts | {"processor": _processor(file, _fields(file, {}), *facts["image"]), "assumed": False}
-    folder = path if path.is_dir() else path.parent
-    places = [folder / "preprocessor_config.json", folder / "processor_config.json"]  # the latter in their newest form
-    file = next((file for file in places if file.exists()), places[0])
-    saved = disk.read_json(file, says="how images are normalised") if file.exists() else {}
-    if file == places[1]:
-        saved = saved.get("image_processor", {})
-        _check(file, "image_processor", isinstance(saved, dict), "an object", saved)
-    fields = _fields(file, saved)
-    factor = fields["rescale_factor"] if fields["do_rescale"] else 1
-    _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
-    mean, std = (fields["image_mean"], fields["image_std"]) if fields["do_normalize"] else (0, 1)
-    facts = {
-        "image": [*extras["image"], Z],
-        "values": [0, 255 * factor],
-        "mean": [mean] * Z if _number(mean) else mean,
-        "std": [std] * Z if _number(std) else std,
-        "classes": extras["class_names"],
-    }
-    facts = _whole(file, facts, Z, C, prefix="image_")
-    return facts | {"processor": _processor(file, fields, *facts["image"]), "assumed": not file.exists()}
+    else:
+        folder, prefix = path if path.is_dir() else path.parent, "image_"
+        places = [
+            folder / "preprocessor_config.json",
+            folder / "processor_config.json",
+        ]  # the latter: their newest form
+        file = next((file for file in places if file.exists()), places[0])
+        assumed = not file.exists()
+        saved = {} if assumed else disk.read_json(file, says="how images are normalised")
+        if file == places[1]:
+            saved = saved.get("image_processor", {})
+            _check(file, "image_processor", isinstance(saved, dict), "an object", saved)
+        fields = _fields(file, saved)
+        factor = fields["rescale_factor"] if fields["do_rescale"] else 1
+        _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
+        usual = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN
+        facts = {name: [value] * Z if _number(value) else value for name, value in usual.items()}
+        facts |= {"image": [*extras["image"], Z], "values": [0, 255 * factor], "classes": extras["class_names"]}
+    image, classes = facts["image"], facts["classes"]
+    sides = isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
+    _check(file, "image", sides and image[2] == Z, f"rows, columns and the model's {Z} channels", image)
+    _check(file, "values", _numbers(facts["values"], (2,)), "two finite numbers", facts["values"])
+    for name in ("mean", "std"):
+        right = _numbers(facts[name], (1, Z)) and (name == "mean" or min(facts[name]) > 0)
+        _check(file, prefix + name, right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", facts[name])
+        facts[name] = facts[name] * (Z // len(facts[name]))
+    named = isinstance(classes, list) and len(classes) == C and all(isinstance(one, str) for one in classes)
+    _check(file, "classes", named, f"the names of the model's {C} classes", classes)
+    return facts | {"processor": _processor(file, fields, *image), "assumed": assumed}
 
 
 def _fields(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
     """What the file says, and what its image processor does beyond that."""
-    kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or "ViTImageProcessor")
+    kind = str(saved.get("image_processor_type") or saved.get("feature_extractor_type") or NAME)
     kind = kind.removesuffix("Fast").replace("FeatureExtractor", "ImageProcessor")  # as it was called before
     _check(file, "image_processor_type", kind in PROCESSORS, f"one of {', '.join(PROCESSORS)}", kind)
     for name in sorted(saved.keys() - VIT.keys() - HARMLESS):
@@ -118,9 +130,7 @@ def _processor(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int, Z: in
     _check(file, "do_convert_rgb", Z == 3 or not rules["do_convert_rgb"], f"false for {Z} channels", True)
     last = None
     if rules["do_resize"]:
-        size = fields["size"]
-        if size is None:
-            size = 224 if rules["do_center_crop"] else model
+        size = (224 if rules["do_center_crop"] else model) if fields["size"] is None else fields["size"]
         last, rules["size"] = "size", _sides(file, "size", size, square=fields["default_to_square"])
         rules["resample"] = resample = fields["resample"]
         right = type(resample) is int and resample in [*Image.Resampling]
@@ -145,25 +155,8 @@ def _sides(file: pathlib.Path, name: str, value: Any, *, square: bool) -> dict[s
     return sides
 
 
-def _whole(file: pathlib.Path, facts: dict[str, Any], Z: int, C: int, prefix: str = "") -> dict[str, Any]:
-    """What was found, if each of its entries can be used; a number for all channels is made one for each.
-
-    prefix: of mean and std in the file.
-    """
-    image, values, classes = facts["image"], facts["values"], facts["classes"]
-    sides = isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
-    _check(file, "image", sides and image[2] == Z, f"rows, columns and the model's {Z} channels", image)
-    _check(file, "values", _numbers(values, (2,)), "two finite numbers", values)
-    for name in ("mean", "std"):
-        right = _numbers(facts[name], (1, Z)) and (name == "mean" or min(facts[name]) > 0)
-        _check(file, prefix + name, right, f"1 or {Z} finite numbers{' above 0' * (name == 'std')}", facts[name])
-    named = isinstance(classes, list) and len(classes) == C and all(isinstance(one, str) for one in classes)
-    _check(file, "classes", named, f"the names of the model's {C} classes", classes)
-    return facts | {name: facts[name] * (Z // len(facts[name])) for name in ("mean", "std")}
-
-
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_VALUE
+    return type(value) in (int, float) and abs(value) < LARGEST_VALUE
 
 
 def _numbers(value: Any, lengths: tuple[int, ...]) -> bool:
@@ -198,7 +191,9 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
             warnings.simplefilter("ignore", UserWarning)  # what it says of damaged metadata is of no use here
             with disk.opened(path) as content, Image.open(content, formats=FORMATS) as file:
                 was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
-                _refuse(path, file.size, file.mode)
+                _check_pixels(path, *file.size)
+                if file.mode.startswith(("I", "F")):
+                    raise errors.UserError(f"{path} has more than 8 bits a value (mode {file.mode}): save it with 8")
                 image = ImageOps.exif_transpose(file)
                 if like["processor"]["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
                     image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
@@ -221,8 +216,12 @@ def _formed(path: pathlib.Path, image: Any, processor: Mapping[str, Any]) -> tup
     """The Pillow image resized and cropped, and what was done."""
     steps = "as it is"
     if processor["do_resize"]:
-        rows, columns = _resized(image.height, image.width, **processor["size"])
-        _refuse(path, (columns, rows), image.mode)
+        size, shorter = processor["size"], min(image.size)
+        if "shortest_edge" in size:  # of the same form
+            columns, rows = (int(size["shortest_edge"] * side / shorter) for side in image.size)
+        else:
+            columns, rows = size["width"], size["height"]
+        _check_pixels(path, columns, rows)
         image, steps = image.resize((columns, rows), processor["resample"]), f"made {rows} x {columns}"
     if processor["do_center_crop"]:
         rows, columns = processor["crop_size"]["height"], processor["crop_size"]["width"]
@@ -232,17 +231,6 @@ def _formed(path: pathlib.Path, image: Any, processor: Mapping[str, Any]) -> tup
     return image, steps
 
 
-def _resized(rows: int, columns: int, *, height: int = 0, width: int = 0, shortest_edge: int = 0) -> tuple[int, int]:
-    """Rows and columns after resizing: as said, or of the same form with this shorter side."""
-    if not shortest_edge:
-        return height, width
-    if rows < columns:
-        return shortest_edge, int(shortest_edge * columns / rows)
-    return int(shortest_edge * rows / columns), shortest_edge
-
-
-def _refuse(path: pathlib.Path, size: tuple[int, int], mode: str) -> None:
-    if size[0] * size[1] > LARGEST:
-        raise errors.UserError(f"{path} has {size[0] * size[1]:,} pixels, and at most {LARGEST:,} are read")
-    if mode.startswith(("I", "F")):
-        raise errors.UserError(f"{path} has more than 8 bits a value (mode {mode}): save it with 8")
+def _check_pixels(path: pathlib.Path, columns: int, rows: int) -> None:
+    if columns * rows > LARGEST:
+        raise errors.UserError(f"{path} has {columns * rows:,} pixels, and at most {LARGEST:,} are read")

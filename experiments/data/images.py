@@ -1,14 +1,23 @@
-"""Labelled images in a training and an evaluation part, and how they become examples."""
+"""Labelled images in a training and an evaluation part, and how they become examples.
 
+The files are .npz, or IDX files as those of the MNIST sets (http://yann.lecun.com/exdb/mnist), gzipped or not: two zero
+bytes, a type code, the number of axes, the size of each as a big-endian uint32, then the values, big-endian.
+"""
+
+import math
 import os
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, image_files, parts
-from experiments.engine import batches, config, errors
+from experiments.data import download, files, parts
+from experiments.engine import batches, config, disk, errors
 
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
+ARRAYS = (*(("x_train", "y_train", f"x_{part}", f"y_{part}") for part in HELD_OUT), ("x", "y"))
+DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}  # of IDX, by type code
 GARMENTS = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
 )  # fmt: skip
@@ -18,6 +27,8 @@ EVALUATION_SHARE = 0.2
 SHOWN = 10  # classes of which there is no image
 CHANNELS = 4  # grey, colour, either with opacity: more are hardly channels
 CHUNK = 4096  # images at a time: statistics need float64, and all images at once would not fit
+
+Found = tuple[list, str]  # images and labels of one or two parts, as they are in the files; which became what
 
 
 class Images(NamedTuple):
@@ -34,10 +45,7 @@ class Images(NamedTuple):
 
 
 def configured(section: config.Settings) -> Images:
-    """The images of a config's image.source; says what they are.
-
-    Raises UserError as `load` does.
-    """
+    """The images of a config's image.source; says what they are. UserError as `load`."""
     data = load(section.source)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
@@ -49,30 +57,164 @@ def configured(section: config.Settings) -> Images:
     return data._replace(said="\n".join(f"{data.name}: {line}" for line in lines))
 
 
-def load(source: str, *, data_dir: str = "") -> Images:
+def load(source: str) -> Images:
     """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
 
-    A path leads to an .npz file or a folder of files, whose names tell the parts (`image_files`). What does not come
-    in parts is split by content, about 20 % for evaluation.
+    A path leads to an .npz file with arrays x and y, or x_train, y_train, x_valid, and so on (ARRAYS), or to a folder
+    of MNIST's four IDX files or of .npz files that are called as parts usually are. Evaluated is a validation part,
+    where there is one, else the test part, which is else left alone; of one part about 20 %, chosen by content.
 
     Raises:
       UserError: neither a name nor a path that exists; missing, damaged or contradictory files; labels out of range.
     """
+    path, known = pathlib.Path(os.path.expanduser(source)), ()
     if source == "digits":
-        return _digits()
+        from sklearn import datasets  # takes a second that no other set should cost
+
+        digits = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
+        return _images(source, ([(digits.images.astype(np.uint8), digits.target)], ""), known=DIGITS)
     if source in FOLDERS:
-        return _named(source, data_dir=data_dir)
-    path = pathlib.Path(os.path.expanduser(source))
-    if source and os.path.isdir(path):
-        return _whole(source, image_files.folder(path), known=())
-    if source and os.path.isfile(path) and path.suffix == ".npz":
-        return _whole(source, image_files.archived(path), known=())
-    if source and os.path.exists(path):
+        name, known = FOLDERS[source]
+        places = [place / name for place in download.places()]
+        if not any(map(os.path.isdir, places)):
+            where = f"put the files {', '.join(FILES)} (gzipped or not) into {' or '.join(map(str, places))}"
+            raise errors.UserError(f"{source} is not here: {where}")
+        path = next(place for place in places if os.path.isdir(place))
+    elif not source or not os.path.exists(path):
+        names = ", ".join(sorted(["digits", *FOLDERS]))
+        wrong = f"{source!r} is neither a named set of images ({names}) nor an existing path ({path.absolute()})"
+        raise errors.UserError(wrong)
+    if os.path.isdir(path):
+        return _images(source, _folder(path), known=known)
+    if path.suffix != ".npz" or not os.path.isfile(path):
         raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
-    names = ", ".join(sorted(["digits", *FOLDERS]))
-    raise errors.UserError(
-        f"{source!r} is neither a named set of images ({names}) nor an existing path ({path.absolute()})"
-    )
+    content = disk.read_npz(path, ARRAYS)
+    arrays = [*content.values()]
+    return _images(source, ([arrays[at : at + 2] for at in range(0, len(arrays), 2)], _said([*content][::2])))
+
+
+def _folder(path: pathlib.Path) -> Found:
+    """The parts in a folder. UserError where a file is missing or damaged, or two are called as the same part."""
+    places = {file: [path / file, path / f"{file}.gz"] for file in FILES}
+    idx = {file: place for file, some in places.items() for place in reversed(some) if os.path.isfile(place)}
+    named: dict[str, pathlib.Path] = {}
+    for file in (path / f"{word}.npz" for word in parts.WORDS if not idx):
+        if os.path.isfile(file):
+            part = parts.WORDS[file.stem]
+            if part in named:
+                both = f"{named[part].name} and {file.name}"
+                raise errors.UserError(f"{path} has {both}: let one of them have another name")
+            named[part] = file
+    if not named:
+        if missing := [file for file in FILES if file not in idx]:
+            raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
+        arrays = [read_idx(idx[file], axes=axes) for file, axes in zip(FILES, (3, 1, 3, 1), strict=True)]
+        return [arrays[:2], arrays[2:]], _said(FILES[::2])
+    if parts.TRAIN not in named:
+        raise errors.UserError(
+            f"there is nothing to train on beside {parts.listed([*named.values()])}: call it train.npz"
+        )
+    used = [named[part] for part in (parts.TRAIN, parts.evaluated(named)) if part in named]
+    return [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in used], _said(used)
+
+
+def _said(names: list | tuple) -> str:
+    if len(names) == 1:
+        return "split by content"
+    return f"by their names, {names[0]} to train on; {names[1]} to evaluate; all else left alone"
+
+
+def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
+    """The array in an IDX file, of the file's type in native byte order.
+
+    Raises:
+      UserError: cannot be read, no IDX file, another number of axes, too few or too many bytes, damaged gzip.
+    """
+    begin, file = 4 + 4 * axes, files.on_disk(path)
+    header = files.read(file, copies=1, text=False, most=begin)[:begin]
+    if len(header) < 4 or header[:2] != b"\0\0" or header[2] not in DTYPES:
+        raise errors.UserError(f"{path} is not an IDX file: it begins with the bytes {header[:4].hex(' ') or '(none)'}")
+    if header[3] != axes:
+        raise errors.UserError(f"{path} holds an array of {header[3]} axes where {axes} are expected")
+    shape, dtype = tuple(np.frombuffer(header.ljust(begin, b"\0"), ">u4")[1:].tolist()), np.dtype(DTYPES[header[2]])
+    expected = math.prod(shape) * dtype.itemsize
+    disk.check_memory(f"what {path} announces", 2 * expected)
+    # Packing makes nothing longer by more than this; zeros behind the end would be read through to the last.
+    longer = file.size > expected + expected // 64 + files.CHUNK
+    content = b"" if longer else files.read(file, copies=2, text=False, most=begin + expected)
+    if len(content) != begin + expected or not expected:
+        wrong = "too long" if longer or len(content) > begin + expected else "cut off"
+        wrong = wrong if expected else "empty"
+        raise errors.UserError(f"{path} is {wrong}: it announces values of shape {shape}, and has others")
+    return np.frombuffer(content, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+
+
+def _images(name: str, found: Found, *, known: tuple[str, ...] = ()) -> Images:
+    """The images of two parts, or of one in two, chosen by their bytes; classes are those known, or 0 .. max(label).
+
+    UserError where the parts differ in shape, or labels are out of range: below 0, none from 0 on, beyond the classes,
+    or as many classes as images, which only a wrong label can cause.
+    """
+    arrays, said = found
+    names = [f"{name}, training part", f"{name}, evaluation part"] if len(arrays) == 2 else [name]
+    checked = [_labelled(part, *some) for part, some in zip(names, arrays, strict=True)]
+    shapes = [image_BYXZ.shape[1:] for image_BYXZ, _ in checked]
+    if shapes[0] != shapes[-1]:
+        raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes[0]} and {shapes[1]}")
+    train_label_B = checked[0][1]
+    least, most = min(int(label_B.min()) for _, label_B in checked), int(train_label_B.max())
+    why = ""
+    if most < 0:
+        why = f"the label {most} is out of range: classes are counted from 0"
+    elif least > 0:
+        why = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
+    elif most >= len(train_label_B):
+        why = f"the label {most} is out of range: {len(train_label_B)} images show fewer classes"
+    if why and not known:
+        raise errors.UserError(f"{names[0]}: {why}")
+    classes = known or tuple(map(str, range(most + 1)))
+    for part, (_, label_B) in zip(names, checked, strict=True):
+        for label in (int(label_B.min()), int(label_B.max())):
+            if not 0 <= label < len(classes):
+                wrong = f"the label {label} is out of range: it must lie in 0 .. {len(classes) - 1}"
+                raise errors.UserError(f"{part}: {wrong}")
+    if len(checked) == 1:
+        ((image_BYXZ, label_B),) = checked
+        out_B = parts.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
+        checked = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
+    both = [array for image_BYXZ, label_B in checked for array in (image_BYXZ, label_B.astype(np.int32))]
+    return Images(name, *both, classes, "" if known else said)
+
+
+def _labelled(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`image_BYXZ` of (B, Y, X) or (B, Y, X, Z) numbers: uint8 if they are whole and lie in 0 .. 255, else float32; and
+    one integer label for each, of shape (B,) or (B, 1). `part` says in messages which arrays are meant.
+
+    Raises:
+      UserError: no numbers, another number of axes, no image or no pixel, channels that come first (Y up to 4 and Z
+      above 4), a pixel that is not finite; labels that are no integers, or not as many.
+    """
+    why = ""
+    if image.dtype.kind not in "buif":
+        why = f"images must be real numbers, and these are of type {image.dtype}"
+    elif image.ndim not in (3, 4) or 0 in image.shape:
+        why = f"images must have axes (B, Y, X) or (B, Y, X, Z), none of them empty, and these are {image.shape}"
+    elif image.ndim == 4 and image.shape[1] <= CHANNELS < image.shape[3]:
+        why = f"images must have axes (B, Y, X, Z), and these seem to have their channels Z first, {image.shape}:"
+        why += " move that axis with np.moveaxis(x, 1, -1)"
+    elif label.dtype.kind not in "ui":
+        why = f"labels must be integers, and these are of type {label.dtype}"
+    elif label.shape not in ((len(image),), (len(image), 1)):
+        why = f"{len(image)} images need labels of shape ({len(image)},), and these are {label.shape}"
+    if why:
+        raise errors.UserError(f"{part}: {why}")
+    image_BYXZ = image if image.ndim == 4 else image[..., None]
+    small = image.dtype.kind in "bui" and image.min() >= 0 and image.max() <= 255
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
+        image_BYXZ = np.ascontiguousarray(image_BYXZ, np.uint8 if small else np.float32)
+    if not np.isfinite(image_BYXZ).all():
+        raise errors.UserError(f"{part}: a pixel is not a finite number")
+    return image_BYXZ, label.reshape(-1)
 
 
 def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,128 +273,3 @@ def _moved_along_first(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
         return np.where(inside_LB.reshape(L, B, *[1] * (x_LB.ndim - 2)), x, np.zeros((), x.dtype))
 
     return (1 - part_B) * taken(from_LB) + part_B * taken(from_LB - 1)
-
-
-def _digits() -> Images:
-    # Imported where it is needed: scikit-learn takes a second that no other set should cost.
-    from sklearn import datasets
-
-    digits = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
-    return _split("digits", digits.images.astype(np.uint8), digits.target, known=DIGITS, said="")
-
-
-def _named(name: str, *, data_dir: str) -> Images:
-    folder_name, known = FOLDERS[name]
-    places = [place / folder_name for place in download.places(data_dir)]
-    for folder in places:
-        if os.path.isdir(folder):
-            return _whole(name, image_files.idx_folder(folder)._replace(said=""), known=known)
-    where = " or ".join(map(str, places))
-    raise errors.UserError(
-        f"{name} is not here: put the files {', '.join(image_files.FILES)} (gzipped or not) into {where}"
-    )
-
-
-def _whole(name: str, source: image_files.Parts, *, known: tuple[str, ...]) -> Images:
-    """The images of two parts, or of one in two."""
-    if source.evaluation is None:
-        return _split(name, *source.train, known=known, said="split by content")
-    first, second = f"{name}, training part", f"{name}, evaluation part"
-    train_image_BYXZ, train_label_B = _checked(first, *source.train)
-    evaluation_image_BYXZ, evaluation_label_B = _checked(second, *source.evaluation)
-    if train_image_BYXZ.shape[1:] != evaluation_image_BYXZ.shape[1:]:
-        shapes = f"{train_image_BYXZ.shape[1:]} and {evaluation_image_BYXZ.shape[1:]}"
-        raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes}")
-    least = min(int(train_label_B.min()), int(evaluation_label_B.min()))
-    classes = _class_names(first, train_label_B, known=known, least=least)
-    train_label_B = _in_range(first, train_label_B, C=len(classes))
-    evaluation_label_B = _in_range(second, evaluation_label_B, C=len(classes))
-    held_out = evaluation_image_BYXZ, evaluation_label_B
-    return Images(name, train_image_BYXZ, train_label_B, *held_out, classes, source.said)
-
-
-def _checked(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    image_BYXZ = _pixels(part, image)
-    return image_BYXZ, _labels(part, label, n=len(image_BYXZ))
-
-
-def _split(name: str, image: np.ndarray, label: np.ndarray, *, known: tuple[str, ...], said: str) -> Images:
-    """One set in two: about 20 % of the different images are held out, chosen by their bytes."""
-    image_BYXZ, label_B = _checked(name, image, label)
-    classes = _class_names(name, label_B, known=known, least=int(label_B.min()))
-    label_B = _in_range(name, label_B, C=len(classes))
-    out_B = parts.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
-    held_out = image_BYXZ[out_B], label_B[out_B]
-    return Images(name, image_BYXZ[~out_B], label_B[~out_B], *held_out, classes, said)
-
-
-# What raw arrays must satisfy to be labelled images; `part` says in messages which arrays are meant.
-
-
-def _pixels(part: str, array: np.ndarray) -> np.ndarray:
-    """(B, Y, X) or (B, Y, X, Z) numbers as `image_BYXZ`: uint8 if they are whole and lie in 0 .. 255, else float32.
-
-    Raises:
-      UserError: not numbers, another number of axes, no image or no pixel, channels that come first (Y up to 4 and Z
-      above 4), a pixel that is not finite.
-    """
-    if array.dtype.kind not in "buif":
-        raise errors.UserError(f"{part}: images must be real numbers, and these are of type {array.dtype}")
-    if array.ndim not in (3, 4) or 0 in array.shape:
-        raise errors.UserError(
-            f"{part}: images must have axes (B, Y, X) or (B, Y, X, Z), none of them empty, and these are {array.shape}"
-        )
-    if array.ndim == 4 and array.shape[1] <= CHANNELS < array.shape[3]:
-        raise errors.UserError(
-            f"{part}: images must have axes (B, Y, X, Z), and these seem to have their channels Z first, {array.shape}:"
-            " move that axis with np.moveaxis(x, 1, -1)"
-        )
-    image_BYXZ = array if array.ndim == 4 else array[..., None]
-    if image_BYXZ.dtype.kind in "bui":
-        whole = image_BYXZ.min() >= 0 and image_BYXZ.max() <= 255
-        return np.ascontiguousarray(image_BYXZ, np.uint8 if whole else np.float32)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
-        image_BYXZ = np.ascontiguousarray(image_BYXZ, np.float32)
-    if not np.isfinite(image_BYXZ).all():
-        raise errors.UserError(f"{part}: a pixel is not a finite number")
-    return image_BYXZ
-
-
-def _labels(part: str, array: np.ndarray, *, n: int) -> np.ndarray:
-    """One integer label for each of n images, as they are; of shape (n,) or (n, 1).
-
-    Raises:
-      UserError: not integers, another number of axes, not as many as images.
-    """
-    if array.dtype.kind not in "ui":
-        raise errors.UserError(f"{part}: labels must be integers, and these are of type {array.dtype}")
-    if array.shape not in ((n,), (n, 1)):
-        raise errors.UserError(f"{part}: {n} images need labels of shape ({n},), and these are {array.shape}")
-    return array.reshape(n)
-
-
-def _class_names(part: str, label_B: np.ndarray, *, known: tuple[str, ...], least: int) -> tuple[str, ...]:
-    """The names of the C classes: those known, or the numbers 0 .. max(label). least: the smallest label of all parts.
-
-    Raises:
-      UserError: no label 0, or none from 0 on; more classes than images, which only a wrong label can cause.
-    """
-    if known:
-        return known
-    most = int(label_B.max())
-    if most < 0:
-        raise errors.UserError(f"{part}: the label {most} is out of range: classes are counted from 0")
-    if least > 0:
-        why = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
-        raise errors.UserError(f"{part}: {why}")
-    if most >= len(label_B):
-        raise errors.UserError(f"{part}: the label {most} is out of range: {len(label_B)} images show fewer classes")
-    return tuple(map(str, range(most + 1)))
-
-
-def _in_range(part: str, label_B: np.ndarray, *, C: int) -> np.ndarray:
-    """The labels as int32. Raises UserError unless all lie in 0 .. C-1."""
-    for label in (int(label_B.min()), int(label_B.max())):
-        if not 0 <= label < C:
-            raise errors.UserError(f"{part}: the label {label} is out of range: it must lie in 0 .. {C - 1}")
-    return label_B.astype(np.int32)

@@ -5,7 +5,6 @@ Ids 0, 1, 2 are <unk>, <s>, </s>; a piece <0x41> is the byte 0x41, for character
 `tokenizers` library ranks pairs of pieces, and not what they become: where these overlap, it joins others.
 """
 
-import functools
 import heapq
 import math
 import re
@@ -30,6 +29,12 @@ class Pieces(tokenizer.Tokenizer):
     def __init__(self, table: Sequence[bytes], scores: Sequence[float], files: dict[str, bytes] | None = None):
         self.table, self.scores, self.files = tuple(table), tuple(scores), files or {}
         self.size = self.ordinary = len(table)
+        matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.table)}
+        self._byte_of = {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
+        self._id_of_byte = {content[0]: i for i, content in self._byte_of.items()}
+        apart = {UNKNOWN, BOS, EOS} | self._byte_of.keys()
+        # The pieces that text can fall into; of two equal ones the first.
+        self._id_of = {self.table[i]: i for i in reversed(range(len(self.table))) if i not in apart}
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         ids: list[int] = []
@@ -54,12 +59,12 @@ class Pieces(tokenizer.Tokenizer):
 
     def _joined(self, ids: list[int]) -> list[int]:
         """Neighbours joined as long as any can be, the best score first, of equals the leftmost."""
-        ids, right, pairs = list(ids), list(range(1, len(ids) + 1)), []
-        left = list(range(-1, len(ids) - 1))
+        left, right = list(range(-1, len(ids) - 1)), list(range(1, len(ids) + 1))
+        pairs: list[tuple] = []
 
         def propose(i: int) -> None:
             j = right[i]
-            both = self._id_of.get(self.table[ids[i]] + self.table[ids[j]]) if j < len(ids) else None
+            both = self._id_of.get(self.table[ids[i]] + self.table[ids[j]]) if 0 <= i and j < len(ids) else None
             if both is not None:
                 heapq.heappush(pairs, (-self.scores[both], i, j, ids[i], ids[j], both))
 
@@ -73,42 +78,25 @@ class Pieces(tokenizer.Tokenizer):
             if right[j] < len(ids):
                 left[right[j]] = i
             propose(i)
-            if left[i] >= 0:
-                propose(left[i])
+            propose(left[i])
         return [i for i in ids if i >= 0]
-
-    @functools.cached_property
-    def _id_of(self) -> dict[bytes, int]:
-        """The pieces that text can fall into; of two equal ones the first."""
-        apart = {UNKNOWN, BOS, EOS} | self._byte_of.keys()
-        return {self.table[i]: i for i in reversed(range(len(self.table))) if i not in apart}
-
-    @functools.cached_property
-    def _byte_of(self) -> dict[int, bytes]:
-        matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.table)}
-        return {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
-
-    @functools.cached_property
-    def _id_of_byte(self) -> dict[int, int]:
-        return {content[0]: i for i, content in self._byte_of.items()}
 
 
 def read(path: str, content: bytes) -> Pieces:
     """The pieces in the content of a file. Raises UserError, naming `path`, where it does not hold together."""
     if len(content) < 4:
         raise errors.UserError(f"{path} is cut off or no tokenizer of llama2.c: it has {len(content)} bytes")
-    (longest,) = struct.unpack_from("<i", content)
-    pieces, scores, at = [], [], 4
+    (longest,), pieces, scores, at = struct.unpack_from("<i", content), [], [], 4
     while at < len(content):
         where = f"{path}, piece {len(pieces)}"
         if at + 8 > len(content):
             raise errors.UserError(f"{where}: the file is cut off")
         score, length = struct.unpack_from("<fi", content, at)
+        at += 8 + length
         if not math.isfinite(score):
             raise errors.UserError(f"{where}: its score {score} is not a finite number")
         if not 1 <= length <= longest:
             raise errors.UserError(f"{where}: its length {length} is not between 1 and {longest}, that of the longest")
-        at += 8 + length
         if at > len(content):
             raise errors.UserError(f"{where}: the file is cut off")
         scores.append(score)

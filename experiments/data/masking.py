@@ -1,7 +1,4 @@
-"""What is hidden from a model and asked of it: words of a window of text, or patches of an image.
-
-Each function gives `fetch(index_B, rng)` for `batches`, those of words with the number of windows.
-"""
+"""What is hidden from a model and asked of it: words of a window of text, or patches of an image."""
 
 import numpy as np
 
@@ -13,41 +10,20 @@ HIDE, REPLACE = 0.8, 0.1
 
 
 def words(
-    token_T: np.ndarray, *, N: int, W: int, ordinary: int, mask_id: int, rate: float = 0.15, seed: int = 0
+    token_T: np.ndarray, *, N: int, W: int, ordinary: int, mask_id: int, rate: float = 0.15, evaluation: bool = False
 ) -> tuple[batches.Fetch, int]:
-    """T - N + 1 windows with hidden words, by BERT's rule (Devlin et al. 2019, section 3.1).
+    """`(fetch, n)` for `batches`: n windows with hidden words, by BERT's rule (Devlin et al. 2019, section 3.1).
 
     Each position is hidden with probability `rate`; of the hidden ones 80 % become `mask_id`, 10 % any of the first
     `ordinary` ids, 10 % stay. `w_BN` is what the model sees, `target_BN` what stood there (int32), `weight_BN` 1 at
-    hidden positions and 0 elsewhere (float32), `valid_BS` True (bool). `seed` serves where `fetch` gets
-    no `rng`.
+    hidden positions and 0 elsewhere (float32), `valid_BS` False for padding (bool).
+    n = T - N + 1: a window may start anywhere. For evaluation they follow one another, n = ceil(T / N), every token
+    lies in one, and what is hidden depends on the window's number only, so that every run is asked the same.
 
     Raises:
       UserError: fewer than N tokens; a rate outside (0, 1]; ids beyond the vocabulary of W.
     """
-    windows.check("training", token_T, N)
-    fetch = _words(token_T, stride=1, N=N, W=W, ordinary=ordinary, mask_id=mask_id, rate=rate, seed=seed)
-    return fetch, len(token_T) - N + 1
-
-
-def words_evaluation(
-    token_T: np.ndarray, *, N: int, W: int, ordinary: int, mask_id: int, rate: float = 0.15, seed: int = 0
-) -> tuple[batches.Fetch, int]:
-    """ceil(T / N) windows, as `words`, in which every token lies once; padding has `valid_BS` False, `weight_BN` 0.
-
-    What is hidden depends on `seed` and the window's number only. Leave `seed` alone, and every run is asked the same.
-
-    Raises:
-      UserError: fewer than N tokens; a rate outside (0, 1]; ids beyond the vocabulary of W.
-    """
-    windows.check("evaluation", token_T, N)
-    fetch = _words(token_T, stride=N, N=N, W=W, ordinary=ordinary, mask_id=mask_id, rate=rate, seed=seed)
-    return fetch, -(-len(token_T) // N)
-
-
-def _words(
-    token_T: np.ndarray, *, stride: int, N: int, W: int, ordinary: int, mask_id: int, rate: float, seed: int
-) -> batches.Fetch:
+    stride, n = windows.places(token_T, N=N, more=0, evaluation=evaluation)
     if not 0 < rate <= 1:
         raise errors.UserError(f"the rate of hidden words must be above 0 and at most 1, and {rate} is not")
     if not (0 < ordinary <= W and 0 <= mask_id < W):
@@ -57,7 +33,7 @@ def _words(
         position_BN = index_B[:, None] * stride + np.arange(N)
         valid_BS = position_BN < len(token_T)
         target_BN = windows.at(token_T, np.minimum(position_BN, len(token_T) - 1))
-        hidden_BN, kind_BN, other_BN = _uniforms(index_B, rng, rows=3, N=N, seed=seed)
+        hidden_BN, kind_BN, other_BN = _uniforms(index_B, rng, rows=3, N=N)
         hidden_BN = (hidden_BN < rate) & valid_BS
         w_BN = np.where(hidden_BN & (kind_BN < HIDE), np.int32(mask_id), target_BN)
         replaced_BN = hidden_BN & (kind_BN >= HIDE) & (kind_BN < HIDE + REPLACE)
@@ -65,18 +41,15 @@ def _words(
         weight_BN = hidden_BN.astype(np.float32)
         return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN, "valid_BS": valid_BS}
 
-    return fetch
+    return fetch, n
 
 
-def patches(fetch: batches.Fetch, *, N: int, share: float, seed: int = 0) -> batches.Fetch:
+def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     """The images of `fetch`, each with a random set of round(share * N) of its N patches hidden.
 
     Gives `image_BYXZ` as it is, `hidden_BN` (bool), and `weight_BN`, 1 where a patch is hidden and 0 elsewhere
-    (float32). With an `rng` (training) the set is new each time; without one (evaluation) it depends on `seed` and the
-    example's number only. Leave `seed` alone, and every run is asked the same.
-
-    Raises:
-      UserError: a share that hides no patch or all of them.
+    (float32). With an `rng` (training) the set is new each time; without one (evaluation) it depends on the example's
+    number only, so that every run is asked the same. UserError for a share that hides no patch or all of them.
     """
     count = round(share * N) if 0 <= share <= 1 else 0
     if not 0 < count < N:
@@ -86,15 +59,15 @@ def patches(fetch: batches.Fetch, *, N: int, share: float, seed: int = 0) -> bat
 
     def fetch_hidden(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         image_BYXZ = fetch(index_B, rng)["image_BYXZ"]
-        hidden_BN = _uniforms(index_B, rng, rows=1, N=N, seed=seed)[0].argsort(axis=-1).argsort(axis=-1) < count
+        hidden_BN = _uniforms(index_B, rng, rows=1, N=N)[0].argsort(axis=-1).argsort(axis=-1) < count
         return {"image_BYXZ": image_BYXZ, "hidden_BN": hidden_BN, "weight_BN": hidden_BN.astype(np.float32)}
 
     return fetch_hidden
 
 
-def _uniforms(index_B: np.ndarray, rng: np.random.Generator | None, *, rows: int, N: int, seed: int) -> np.ndarray:
-    """Numbers in [0, 1), rows x B x N of them: without `rng`, a function of (seed, number of the example) alone."""
+def _uniforms(index_B: np.ndarray, rng: np.random.Generator | None, *, rows: int, N: int) -> np.ndarray:
+    """Numbers in [0, 1), rows x B x N of them: without `rng`, a function of the number of the example alone."""
     if rng is not None:
         return rng.random((rows, len(index_B), N))
-    own = [np.random.Generator(np.random.Philox(key=[seed, index])) for index in index_B.tolist()]
+    own = [np.random.Generator(np.random.Philox(key=[0, index])) for index in index_B.tolist()]
     return np.stack([each.random((rows, N)) for each in own], axis=1)

@@ -3,15 +3,18 @@ arrays: what an encoder reads, and what a decoder is to predict from what it has
 """
 
 import contextlib
+import glob
 import os
 import pathlib
+import re
 import unicodedata
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, pair_files, parts, subwords
+from experiments.data import download, files, parts, subwords
 from experiments.engine import batches, disk, errors
 
 # name -> (file name, where a person finds it, sha256)
@@ -23,7 +26,10 @@ NAMED = {
     ),
 }
 EVALUATION_SHARE = 0.05
-BOM = "\ufeff"
+ENDINGS = (".tsv", ".txt")  # of the files of a folder or zip that hold pairs
+HIDDEN = (".", "_")  # begin the names of files and folders that do not
+LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
+COPIES = 8  # bytes in memory for each of text: strings have some 50 bytes beside their letters (measured: 6.5)
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
 FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, say"
 
@@ -39,20 +45,13 @@ class Pairs(NamedTuple):
     said: str
 
 
-def load(
-    source: str,
-    *,
-    data_dir: str = "",
-    reverse: bool = False,
-    share: float = 1.0,
-) -> Pairs:
+def load(source: str, *, share: float = 1.0) -> Pairs:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
-    The first column is the source and the second the target (`reverse`: the other way round); further columns are
-    ignored, so are empty lines, and files and folders whose names begin with a dot or an underscore. A folder or zip
-    without such files may hold parallel ones, as said.en and said.es, whose lines are pairs, or a path be what the
-    names of two share (said); the source is the language that comes first in the alphabet. What is gzipped is unpacked.
-    Sentences are in Unicode's form NFC.
+    The first column is the source and the second the target; further columns are ignored, so are empty lines, and files
+    and folders whose names begin with a dot or an underscore. A folder or zip without such files may hold parallel
+    ones, as said.en and said.es, whose lines are pairs, or a path be what the names of two share (said); the source is
+    the language that comes first in the alphabet. What is gzipped is unpacked. Sentences are in Unicode's form NFC.
 
     The names of files tell what is held out, as train.tsv and valid.tsv do (`parts.by_names`). Where they do not, about
     5 % of the source sentences are held out, with all their translations; sources that differ only in case,
@@ -66,19 +65,16 @@ def load(
     if not 0 < share <= 1:
         raise errors.UserError(f"the share of the pairs must be above 0 and at most 1, and {share} is not")
     with contextlib.ExitStack() as zips:
-        every = pair_files.texts(_path(source, data_dir), zips)
-        texts = {parts.TRAIN: every} if source in NAMED else _by_names(every)
-        names = [part for part in (parts.TRAIN, parts.evaluated(texts)) if part in texts]
-        pair_files.check_size(source, sum(file.size for part in names for one in texts[part] for file in one))
-        sides = [[pair for one in texts[part] for pair in _pairs(one)] for part in names]
-    for part, some in zip(names, sides, strict=True):
-        if not some:
-            where = f"{source}: the part {part}" if len(names) > 1 else source
+        found = _found(source, zips)
+        named = {} if source in NAMED else parts.by_names("pairs", found)
+        used = [named[part] for part in (parts.TRAIN, parts.evaluated(named))] if named else [found]
+        disk.check_memory(f"the text in {source}", COPIES * sum(file.size for some in used for file in some))
+        sides = [[pair for file in some for pair in _pairs(file)] for some in used]
+    for some, pairs in zip(used, sides, strict=True):
+        if not pairs:
+            where = f"{source} ({parts.listed(some)})" if named else source
             raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
-    if reverse:
-        sides = [[(target, source) for source, target in some] for some in sides]
-    named = {part: [pair_files.called(one, reverse=reverse) for one in of] for part, of in texts.items()}
-    if len(sides) == 2:
+    if named:
         train, evaluation = sides
         keys = {sentence_key(source) for source, _ in train}
         both = sum(sentence_key(source) in keys for source, _ in evaluation)
@@ -86,18 +82,11 @@ def load(
         said += f" ({both:,} of {len(evaluation):,} sources to evaluate are trained on, too)" if both else ""
     else:
         train, evaluation = _apart(sides[0], share=EVALUATION_SHARE)
-        couples = any(len(one) > 1 for one in texts[parts.TRAIN])
-        said = f"{source}: the lines of {parts.listed(named[parts.TRAIN])} are pairs" if couples else ""
+        couples = any(file.beside for file in found)
+        said = f"{source}: the lines of {parts.listed(found)} are pairs" if couples else ""
     if share < 1:  # by other digests: by the same ones, those held out would be missing from the smallest
         _, train = _apart(train, share=share, salt="share")
     return Pairs(source, train, evaluation, said)
-
-
-def _by_names(texts: Sequence[pair_files.Text]) -> dict[str, list[pair_files.Text]]:
-    """The texts of each part; all are to train on where names tell nothing."""
-    sizes = [sum(file.size for file in one) for one in texts]
-    numbers = parts.by_names("pairs", [one[0].inside for one in texts], sizes)
-    return {part: [texts[i] for i in of] for part, of in numbers.items()} or {parts.TRAIN: [*texts]}
 
 
 def sentence_key(sentence: str) -> str:
@@ -113,64 +102,93 @@ def sentence_key(sentence: str) -> str:
 def _apart(pairs: list[Pair], *, share: float, salt: str = "") -> tuple[list[Pair], list[Pair]]:
     """The pairs but those of about `share` of the sources, and these; another salt makes another choice."""
     out_B = parts.held_out([f"{salt}{sentence_key(source)}".encode() for source, _ in pairs], share=share)
-    sides = (np.flatnonzero(out_B == side).tolist() for side in (False, True))
-    kept, held = ([pairs[b] for b in side] for side in sides)
+    kept, held = ([pairs[b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True))
     return kept, held
 
 
-def _path(source: str, data_dir: str) -> pathlib.Path:
-    """The file of the named set, checked, or the user's own path."""
-    if source not in NAMED:
-        path = pathlib.Path(os.path.expanduser(source))
-        if not source or not (os.path.exists(path) or pair_files.beginning(path)):
-            names = ", ".join(NAMED)
-            raise errors.UserError(f"{source!r} is neither a named set of pairs ({names}) nor a path that exists")
-        return path
-    file_name, url, sha256 = NAMED[source]
-    path = download.here(file_name, sha256, data_dir=data_dir)
-    if path is None:
-        where = ", ".join(map(str, download.places(data_dir)))
-        raise errors.UserError(f"{source} was not found in {where}: download {url} into one of these folders")
-    return path
+def _found(source: str, zips: contextlib.ExitStack) -> list[files.File]:
+    """The files that a name or a path stands for, of parallel ones the first with the other beside it."""
+    path = pathlib.Path(os.path.expanduser(source))
+    if source in NAMED:
+        file_name, url, sha256 = NAMED[source]
+        path = download.here(file_name, sha256)
+        if path is None:
+            where = ", ".join(map(str, download.places()))
+            raise errors.UserError(f"{source} was not found in {where}: download {url} into one of these folders")
+    if source and os.path.isdir(path):
+        return _by_twos(files.folder(path, HIDDEN))
+    if os.path.isfile(path):  # to look into a pipe could take forever
+        return _by_twos(files.members(path, zips, HIDDEN)) if zipfile.is_zipfile(path) else [files.on_disk(path)]
+    if source and os.path.exists(path):
+        raise errors.UserError(f"{path} is neither a file nor a folder")
+    # The two files whose names are this one's and a language: said.en and said.es.gz for said.
+    pattern = f"{glob.escape(path.name)}.*"
+    alike = sorted(path.parent.glob(pattern)) if path.name and "\0" not in source else []
+    two = [file for file in alike if file.is_file() and "." not in _bare(file).name[len(path.name) + 1 :]]
+    if len(two) != 2:
+        wrong = f"{source!r} is neither a named set of pairs ({', '.join(NAMED)}) nor a path that exists"
+        raise errors.UserError(wrong)
+    first, second = map(files.on_disk, two)
+    return [first._replace(size=first.size + second.size, beside=second)]
 
 
-def _pairs(text: pair_files.Text) -> Iterator[Pair]:
-    """The pairs of a file's lines, or of those of two files. Raises UserError that names file and line."""
-    if len(text) == 1:
-        yield from _tab_separated(text[0].name, text[0].read())
-        return
-    sides = [[line.strip() for line in _lines(file.name, file.read())] for file in text]
-    counts = [len(side) - (side[-1] == "") for side in sides]  # without what stands behind the last line's end
-    if counts[0] != counts[1]:
-        what = " and ".join(f"{file.name} has {count:,} lines" for file, count in zip(text, counts, strict=True))
+def _by_twos(found: Sequence[files.File]) -> list[files.File]:
+    """The files with tab-separated pairs; where there are none, those that are parallel, each with the other beside it.
+
+    UserError where it is not clear which two.
+    """
+    alone = [file for file in found if _bare(file.inside).suffix.lower() in ENDINGS]
+    couples: dict[pathlib.PurePath, list[files.File]] = {}
+    for file in found:
+        if re.fullmatch(LANGUAGE, _bare(file.inside).suffix):
+            couples.setdefault(_bare(file.inside).with_suffix(""), []).append(file)
+    groups = [group for group in couples.values() if len(group) > 1 and not alone]
+    languages = [[_bare(file.inside).suffix for file in group] for group in groups]
+    if any(len(some) > 2 or some != languages[0] for some in languages):
+        every = sorted({language for some in languages for language in some})
         raise errors.UserError(
-            f"{what}: a line of one must be the translation of the other's (pairs.source = PATH names other files)"
+            f"{groups[0][0].name} and others are parallel in more than two languages ({', '.join(every)}): "
+            "put those of two into a folder of their own"
         )
-    yield from ((source, target) for source, target in zip(*sides, strict=False) if source and target)
+    return alone or [first._replace(size=first.size + second.size, beside=second) for first, second in groups]
 
 
-def _lines(name: str, content: bytes) -> Iterator[str]:
-    """The lines, in NFC. Raises UserError that names file and line."""
-    for number, line in enumerate(content.split(b"\n"), 1):
-        try:
-            text = line.decode("utf-8").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise errors.UserError(f"{name}, line {number}: not UTF-8 text: {line[:40]!r}") from error
-        yield unicodedata.normalize("NFC", text.removeprefix(BOM) if number == 1 else text)
+def _bare(path: pathlib.PurePath) -> pathlib.PurePath:
+    """The path without the .gz behind it."""
+    return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
-def _tab_separated(name: str, content: bytes) -> Iterator[Pair]:
-    for number, line in enumerate(_lines(name, content), 1):
+def _pairs(file: files.File) -> Iterator[Pair]:
+    """The pairs of a file's lines, or of those of two files. Raises UserError that names file and line."""
+    if file.beside:
+        sides = [[line.strip() for line in _lines(one)] for one in (file, file.beside)]
+        counts = [len(side) - (side[-1] == "") for side in sides]  # without what stands behind the last line's end
+        if counts[0] != counts[1]:
+            raise errors.UserError(
+                f"{file.name} has {counts[0]:,} lines and {file.beside.name} has {counts[1]:,} lines: a line of one "
+                "must be the translation of the other's (pairs.source = PATH names other files)"
+            )
+        yield from ((source, target) for source, target in zip(*sides, strict=False) if source and target)
+        return
+    for number, line in enumerate(_lines(file), 1):
         columns = line.split("\t")
-        if columns == [""]:
-            continue
-        if len(columns) < 2:
-            raise errors.UserError(f"{name}, line {number}: no second column after a tab ({FORM}): {line[:40]!r}")
-        source, target = (column.strip() for column in columns[:2])
-        if not source or not target:
-            side = "second" if source else "first"
-            raise errors.UserError(f"{name}, line {number}: the {side} column is empty")
-        yield source, target
+        if len(columns) > 1 and all(sides := [column.strip() for column in columns[:2]]):
+            yield tuple(sides)
+        elif line:
+            wrong = f"no second column after a tab ({FORM}): {line[:40]!r}"
+            if len(columns) > 1:
+                wrong = f"the {'second' if sides[0] else 'first'} column is empty"
+            raise errors.UserError(f"{file.name}, line {number}: {wrong}")
+
+
+def _lines(file: files.File) -> Iterator[str]:
+    """The lines, in NFC. Raises UserError that names file and line."""
+    for number, line in enumerate(files.read(file, copies=COPIES).split(b"\n"), 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
+        except UnicodeDecodeError as error:
+            raise errors.UserError(f"{file.name}, line {number}: not UTF-8 text: {line[:40]!r}") from error
+        yield unicodedata.normalize("NFC", text)
 
 
 class Rows(NamedTuple):

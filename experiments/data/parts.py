@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from experiments.data import files
 from experiments.engine import errors
 
 TRAIN, VALID, TEST = "train", "valid", "test"
@@ -38,8 +39,8 @@ def of_name(path: pathlib.PurePath) -> str:
     return OTHER
 
 
-def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[int]) -> dict[str, list[int]]:
-    """Part -> numbers of its files (paths inside their folder), where names tell; else {}, and contents decide.
+def by_names(section: str, found: Sequence[files.File]) -> dict[str, list[files.File]]:
+    """Part -> its files, where names tell; else {}, and contents decide.
 
     Names tell where files are named valid or test, and the larger part of the rest train; or where one is valid or test
     and nothing else (test.txt, val/), and what is evaluated is not too small (LEAST). Files named neither are trained
@@ -48,24 +49,26 @@ def by_names(section: str, paths: Sequence[pathlib.PurePath], sizes: Sequence[in
     Raises:
       UserError: no file is left to train on. section: of the settings, as text, that can name the parts.
     """
-    kinds = [of_name(path) for path in paths]
-    held_out = [path for path, part in zip(paths, kinds, strict=True) if part in (VALID, TEST)]
-    bare = {name.lower().split(".")[0].rstrip(DIGITS) for path in held_out for name in path.parts}
-    size = {part: sum(size for one, size in zip(kinds, sizes, strict=True) if one == part) for part in kinds}
+    kinds = [of_name(file.inside) for file in found]
+    size, bare = dict.fromkeys(kinds, 0), set()
+    for file, kind in zip(found, kinds, strict=True):
+        size[kind] += file.size
+        if kind in (VALID, TEST):
+            bare |= {name.lower().split(".")[0].rstrip(DIGITS) for name in file.inside.parts}
     mostly = size.get(TRAIN, 0) > size.get(OTHER, 0)
-    whole = bare & WORDS.keys() and size[evaluated(size)] >= LEAST * sum(sizes)
-    if not held_out or not (mostly or whole):
+    whole = bare & WORDS.keys() and size[evaluated(size)] >= LEAST * sum(size.values())
+    if not bare or not (mostly or whole):
         return {}
     if not mostly:
         kinds = [part or TRAIN for part in kinds]
     if TRAIN not in kinds:
         raise errors.UserError(
-            f"every file is named as one to evaluate ({listed(paths)}): {section}.source must have some to train on"
+            f"every file is named as one to evaluate ({listed(found)}): {section}.source must have some to train on"
         )
-    return {part: [i for i, one in enumerate(kinds) if one == part] for part in kinds}
+    return {part: [file for file, kind in zip(found, kinds, strict=True) if kind == part] for part in kinds}
 
 
-def evaluated(parts: Mapping[str, Sequence]) -> str:
+def evaluated(parts: Mapping[str, object]) -> str:
     """The part that is evaluated: valid, where there is one."""
     return VALID if VALID in parts else TEST
 
@@ -85,17 +88,12 @@ def listed(names: Sequence) -> str:
 def held_out(contents: Sequence[bytes], *, share: float) -> np.ndarray:
     """A boolean per content: True for about `share` of the different contents, those with the smallest sha256.
 
-    Equal contents fall on the same side. Neither side is ever empty: where `share` would leave one so, the content with
-    the smallest digest is held out, or the one with the largest is kept.
-
-    Raises:
-      UserError: fewer than two different contents.
+    Equal contents fall on the same side. Neither side is empty: at least the smallest digest is held out, and never
+    the largest. UserError for fewer than two different contents.
     """
     digest_B = [hashlib.sha256(content).digest()[:8] for content in contents]
     different = sorted(set(digest_B))
     if len(different) < 2:
         raise errors.UserError("there are not two examples that differ, so none can be held out for evaluation")
-    bound = int(share * 2**64).to_bytes(8, "big")
-    # Held out are the digests below the bound: at least the smallest of all, never the largest.
-    bound = min(max(bound, different[1]), different[-1])
+    bound = min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
     return np.array([digest < bound for digest in digest_B])

@@ -7,14 +7,13 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tokenizers
 
 from experiments.data import llama2c_tokenizer, tokenizer
-from experiments.engine import errors
+from experiments.engine import disk, errors
 
 LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
 FILES = ("tokenizer.json", "tok*.bin")  # what is looked for in a folder
@@ -44,8 +43,6 @@ class Published(tokenizer.Tokenizer):
     def __init__(
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
     ):
-        library.no_padding()  # a file keeps the settings that its model was trained with: they are for batches
-        library.no_truncation()
         self.library, self.files = library, files or {}
         self.size = self.ordinary = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         for role, name in roles.items():
@@ -87,17 +84,27 @@ class Published(tokenizer.Tokenizer):
 def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     """The tokenizer in a file, or in a folder with tokenizer.json or else one tok*.bin.
 
-    Raises:
-      UserError: nothing there; a damaged file.
+    UserError where nothing is there, and for a damaged file.
     """
-    path = _file(pathlib.Path(path))
-    content = _content(path)
+    path = pathlib.Path(path)
+    if path.is_dir():
+        found = next((some for pattern in FILES if (some := sorted(path.glob(pattern)))), [])
+        if len(found) != 1:
+            wrong = f"{len(found)} tokenizers: give one, as {found[0]}" if found else f"neither {' nor '.join(FILES)}"
+            raise errors.UserError(f"the folder {path} has {wrong}")
+        path = found[0]
+    try:
+        content = disk.read(path, LARGEST)
+        saved = {} if path.suffix == ".bin" else json.loads(content.decode())
+    except OSError as error:
+        raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise errors.UserError(f"{path} is damaged, or no tokenizer: {error}") from error
     if path.suffix == ".bin":
         return llama2c_tokenizer.read(str(path), content)
-    saved = _json_object(path, content)
-    if "model" in saved:
+    if isinstance(saved, dict) and "model" in saved:
         return _read_library(path, content)
-    if "kind" in saved:
+    if isinstance(saved, dict) and "kind" in saved:
         return tokenizer.from_json(saved, OfRun)
     raise errors.UserError(f"{path} is no tokenizer: it has neither a model, as tokenizer.json, nor a kind, as ours")
 
@@ -118,16 +125,26 @@ def make(
 
 
 def _read_library(path: pathlib.Path, content: bytes) -> Published:
-    files = {"tokenizer.json": content} | {name: _content(path.with_name(name)) for name in _beside(path)}
+    beside = {name: path.with_name(name) for name in ROLE_FILES if path.with_name(name).is_file()}
     with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
         library = tokenizers.Tokenizer.from_str(content.decode())
         known = library.get_vocab(with_added_tokens=True)
-        words = Published(library, _roles(path, known), files)
+        library.no_padding()  # a file keeps the settings that its model was trained with: they are for batches
+        library.no_truncation()
         library.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
         library.decode([*known.values()])
     if max(known.values(), default=0) >= 2**31:
         raise errors.UserError(f"{path} is damaged: it has the id {max(known.values())}")
-    return words
+    # As the files beside say it, the first having the last word; else by the names in use.
+    roles = {role: next((name for name in usual if name in known), None) for role, usual in USUAL.items()}
+    for file in reversed(beside.values()):
+        saved = disk.read_json(file, says="which special has which role")
+        for role in (role for role in roles if f"{role}_token" in saved):
+            name = saved[f"{role}_token"]
+            name = name.get("content") if isinstance(name, dict) else name
+            roles[role] = name if isinstance(name, str) else None
+    files = {"tokenizer.json": content} | {name: file.read_bytes() for name, file in beside.items()}
+    return Published(library, roles, files)
 
 
 @contextlib.contextmanager
@@ -157,53 +174,3 @@ def _muted() -> Iterator[None]:
     finally:
         os.dup2(copy, 2)
         os.close(copy)
-
-
-def _beside(path: pathlib.Path) -> list[str]:
-    return [name for name in ROLE_FILES if path.with_name(name).is_file()]
-
-
-def _roles(path: pathlib.Path, known: Collection[str]) -> dict[str, str | None]:
-    """Which special is bos, eos, mask, pad: as the files beside `path` say, else by the names in use."""
-    roles = {role: next((name for name in USUAL[role] if name in known), None) for role in USUAL}
-    for file in (path.with_name(name) for name in reversed(_beside(path))):  # the first has the last word
-        saved = _json_object(file, _content(file))
-        for role in roles.keys() & {key.removesuffix("_token") for key in saved if key.endswith("_token")}:
-            name = saved[f"{role}_token"]
-            name = name.get("content") if isinstance(name, dict) else name
-            roles[role] = name if isinstance(name, str) else None
-    return roles
-
-
-def _file(path: pathlib.Path) -> pathlib.Path:
-    """The file that a path given by the user means."""
-    if not path.is_dir():
-        return path
-    for pattern in FILES:
-        files = sorted(path.glob(pattern))
-        if len(files) > 1:
-            raise errors.UserError(f"{path} has {len(files)} tokenizers: give one, as {files[0]}")
-        if files:
-            return files[0]
-    raise errors.UserError(f"the folder {path} has neither {' nor '.join(FILES)}")
-
-
-def _content(path: pathlib.Path) -> bytes:
-    try:
-        if not path.is_file():
-            raise errors.UserError(f"{path} is not there, or not a file")
-        if path.stat().st_size > LARGEST:
-            raise errors.UserError(f"{path} is too large for a tokenizer: {LARGEST} bytes are allowed")
-        return path.read_bytes()
-    except OSError as error:
-        raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def _json_object(path: pathlib.Path, content: bytes) -> dict[str, Any]:
-    try:
-        saved = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise errors.UserError(f"{path} is damaged: it is not JSON") from error
-    if not isinstance(saved, dict):
-        raise errors.UserError(f"{path} is damaged: its JSON is not an object")
-    return saved

@@ -6,7 +6,6 @@ Every task gives `w_BN` (N words out of W), `target_BN` (the answer, a word or a
 program serves them all.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 from experiments.engine import batches, by_name, errors
 
 EPOCH = 2**16  # numbers that examples of the training part have; what they hold is new each time
-MOST = 1024  # tokens, and words
+MOST = 1024  # tokens
 ROWS = 4  # of uniform numbers, each as long as N and W, from which one example is made
 HELD_OUT = 0x5EED  # begins the random keys of held-out examples, which follow from their numbers alone
 
@@ -26,49 +25,40 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray]  # w_BN, target_BN, weight_BN
 class Rule(NamedTuple):
     """How an example of a task is made from uniform numbers in [0, 1)."""
 
-    make: Callable[..., Answer]  # (u_BRX, *, N, W, steps): X is the larger of N and W
+    make: Callable[..., Answer]  # (u_BRX, *, N, W): X is the larger of N and W
     tokens: int  # the fewest there can be
-    words: Callable[[int], int]  # N -> the fewest there can be
-    spell: Callable[[int, int, int, int], str]  # (word, n, N, W) -> what a person reads for the word at place n
+    spell: Callable[[int, int, int, int], str] = lambda w, n, N, W: str(w)  # what a person reads for word w at place n
 
 
-def examples(task: str, *, N: int, W: int, steps: int = 1) -> batches.Fetch:
-    """`fetch(index_B, rng)` of the task of this name: with an `rng` (training) examples are new each time; without one
-    (held out) each is a function of its number alone, the same in every run.
+def examples(task: str, *, N: int, W: int) -> batches.Fetch:
+    """`fetch(index_B, rng)` of the task of this name, of W >= 2 N words: with an `rng` (training) examples are new each
+    time; without one (held out) each is a function of its number alone, the same in every run.
 
-    steps: of `reachability`.
-
-    Raises:
-      UserError: an unknown task, or too few or too many tokens, words or steps.
+    UserError for an unknown task, and too few or too many tokens.
     """
     if task not in RULES:
         listed = ", ".join(RULES)
         raise errors.UserError(f'unknown task "{task}"{by_name.nearest(task, RULES)}; the right ones are: {listed}')
     rule = RULES[task]
-    least = {"synthetic.N": (rule.tokens, N), "synthetic.W": (rule.words(N), W), "synthetic.steps": (1, steps)}
-    for key, (fewest, value) in least.items():
-        if not fewest <= value <= MOST:
-            raise errors.UserError(
-                f"the task {task} with {N} tokens needs {key} from {fewest} to {MOST}, and {value} is not"
-            )
+    if not rule.tokens <= N <= MOST:
+        needs = f"needs synthetic.N from {rule.tokens} to {MOST}"
+        raise errors.UserError(f"the task {task} with {N} tokens {needs}, and {N} is not")
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        sizes = ROWS, max(N, W)
         if rng is not None:
-            return _batch(*rule.make(rng.random((len(index_B), ROWS, max(N, W))), N=N, W=W, steps=steps))
-        number_B, at_B = np.unique(index_B, return_inverse=True)  # the last batch is filled up with one example
-        own = [np.random.Generator(np.random.Philox(key=[HELD_OUT, number])) for number in number_B.tolist()]
-        u_BRX = np.stack([each.random((ROWS, max(N, W))) for each in own])
-        return _batch(*(array[at_B] for array in rule.make(u_BRX, N=N, W=W, steps=steps)))
+            u_BRX = rng.random((len(index_B), *sizes))
+        else:
+            own = (np.random.Generator(np.random.Philox(key=[HELD_OUT, number])) for number in index_B.tolist())
+            u_BRX = np.stack([each.random(sizes) for each in own])
+        w_BN, target_BN, weight_BN = rule.make(u_BRX, N=N, W=W)
+        return {
+            "w_BN": w_BN.astype(np.int32),
+            "target_BN": target_BN.astype(np.int32),
+            "weight_BN": weight_BN.astype(np.float32),
+        }
 
     return fetch
-
-
-def _batch(w_BN: np.ndarray, target_BN: np.ndarray, weight_BN: np.ndarray) -> batches.Batch:
-    return {
-        "w_BN": w_BN.astype(np.int32),
-        "target_BN": target_BN.astype(np.int32),
-        "weight_BN": weight_BN.astype(np.float32),
-    }
 
 
 def spelled(task: str, w_N: np.ndarray, *, N: int, W: int) -> list[str]:
@@ -93,39 +83,19 @@ def _previous(u_BRX: np.ndarray, *, N: int, W: int, **_: Any) -> Answer:
     return w_BN, target_BN, weight_BN * (np.arange(N) > 0)
 
 
-def _reachability(u_BRX: np.ndarray, *, N: int, steps: int, **_: Any) -> Answer:
+def _reachability(u_BRX: np.ndarray, *, N: int, **_: Any) -> Answer:
     """A graph with one edge from every node: word p of node n is an edge from n to p, and word N + p the same of a
-    source. Answers 1 where 1 to `steps` edges lead from some source to the node, else 0; sources are not asked."""
+    source. Answers 1 where an edge leads from some source to the node, else 0; sources are not asked."""
     other_BN = _whole(u_BRX[:, 0, :N], N - 1)
     pointer_BN = other_BN + (other_BN >= np.arange(N))  # never to itself
-    source_BN = u_BRX[:, 1, :N] < source_share(N, steps)
-    reached_BN = source_BN
-    for _step in range(min(steps, N)):
-        b, n = np.nonzero(reached_BN)
-        reached_BN = reached_BN.copy()
-        reached_BN[b, pointer_BN[b, n]] = True
+    # Of the N - 1 others each points to a node with probability 1 / (N - 1): with this share of sources, about half of
+    # the nodes are missed by all of them.
+    share = (N - 1) * (1 - 0.5 ** (1 / (N - 1)))
+    source_BN = u_BRX[:, 1, :N] < share
+    reached_BN = source_BN.copy()
+    b, n = np.nonzero(source_BN)
+    reached_BN[b, pointer_BN[b, n]] = True
     return pointer_BN + N * source_BN, reached_BN & ~source_BN, ~source_BN
-
-
-@functools.cache
-def source_share(N: int, steps: int) -> float:
-    """The share of sources that lets about half of the other nodes be reached, found by bisection.
-
-    A node is missed within k steps if it is no source, and every of the N - 1 others that points to it (each does with
-    probability 1 / (N - 1)) is missed within k - 1.
-    """
-
-    def missed(share: float) -> float:
-        part = 1.0
-        for _ in range(steps):
-            part = (1 - (1 - (1 - share) * part) / (N - 1)) ** (N - 1)
-        return part  # of the nodes that are no source
-
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        share = (low + high) / 2
-        low, high = (low, share) if missed(share) < 0.5 else (share, high)
-    return low
 
 
 def _beats(u_BRX: np.ndarray, *, N: int, W: int, **_: Any) -> Answer:
@@ -172,17 +142,11 @@ def _nearest(u_BRX: np.ndarray, *, N: int, W: int, **_: Any) -> Answer:
     return w_BN, target_BN, weight_BN
 
 
-def _number(word: int, n: int, N: int, W: int) -> str:
-    return str(word)
-
-
 RULES = {
-    "ring": Rule(_ring, 3, lambda N: 2, _number),
-    "previous": Rule(_previous, 2, lambda N: 2, _number),
-    "reachability": Rule(
-        _reachability, 3, lambda N: 2 * N, lambda w, n, N, W: f"{n}→{w % N}{' source' if w >= N else ''}"
-    ),
-    "beats": Rule(_beats, 3, lambda N: 6, lambda w, n, N, W: f"{'rsp'[w // (W // 3)]}{w % (W // 3)}"),
-    "membership": Rule(_membership, 2, lambda N: N // 2 + 1, lambda w, n, N, W: f"{w}{'?' if n >= N // 2 else ''}"),
-    "nearest": Rule(_nearest, 2, lambda N: 4, lambda w, n, N, W: f"{w // math.isqrt(W)}:{w % math.isqrt(W)}"),
+    "ring": Rule(_ring, 3),
+    "previous": Rule(_previous, 2),
+    "reachability": Rule(_reachability, 3, lambda w, n, N, W: f"{n}→{w % N}{' source' if w >= N else ''}"),
+    "beats": Rule(_beats, 3, lambda w, n, N, W: f"{'rsp'[w // (W // 3)]}{w % (W // 3)}"),
+    "membership": Rule(_membership, 2, lambda w, n, N, W: f"{w}{'?' if n >= N // 2 else ''}"),
+    "nearest": Rule(_nearest, 2, lambda w, n, N, W: f"{w // math.isqrt(W)}:{w % math.isqrt(W)}"),
 }

@@ -2,7 +2,6 @@
 
 import codecs
 import dataclasses
-import difflib
 import functools
 import itertools
 import json
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from experiments.engine import disk, errors
+from experiments.engine import by_name, disk, errors
 
 KINDS = ("bytes", "characters")
 UNKNOWN, MASK = "[UNK]", "[MASK]"
@@ -24,7 +23,12 @@ class Tokenizer:
 
     bos, eos, mask, pad: the ids of these specials. ordinary: ids below it may take the place of a hidden word (all, as
     for BERT, but where specials come last). files: the contents, by name, of which `pretrained_tokenizer.read` makes
-    this tokenizer again.
+    this tokenizer again. Every kind has
+
+        encode(text, *, specials=True): int32 ids, with the specials that belong around it (<s>, or [CLS] and [SEP]).
+            UserError for what is not Unicode, and for a character that nothing stands for.
+        name(id): what the id is called, the name of a special too.
+        pieces(ids): the bytes that each id adds to the text; or decode and stream of its own.
     """
 
     size: int
@@ -35,21 +39,6 @@ class Tokenizer:
     mask: int | None = None
     pad: int | None = None
 
-    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
-        """int32 ids of a text, with the specials that belong around it (<s>, or [CLS] and [SEP]).
-
-        UserError for what is not Unicode, and for a character that nothing stands for.
-        """
-        raise NotImplementedError
-
-    def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
-        """The bytes that each id adds to the text."""
-        raise NotImplementedError
-
-    def name(self, id: int) -> str:
-        """What the id is called, the name of a special too."""
-        raise NotImplementedError
-
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text; what is not UTF-8 is U+FFFD."""
         return b"".join(self.pieces(listed(ids))).decode("utf-8", "replace")
@@ -59,8 +48,8 @@ class Tokenizer:
         "".join(stream(ids)) == decode(ids)."""
         before, decoder = listed(after), codecs.getincrementaldecoder("utf-8")("replace")
         contents = self.pieces(itertools.chain(before, map(int, ids)))
-        for _ in before:
-            decoder.decode(next(contents))
+        for content in itertools.islice(contents, len(before)):
+            decoder.decode(content)
         yield from filter(None, map(decoder.decode, contents))
         yield from filter(None, [decoder.decode(b"", final=True)])
 
@@ -91,15 +80,15 @@ class Plain(Tokenizer):
 
     @property
     def ordinary(self) -> int:
-        return self.size - len(self.specials)
+        return 256 if self.kind == "bytes" else len(self.characters)
 
     @property
     def size(self) -> int:
-        return (256 if self.kind == "bytes" else len(self.characters)) + len(self.specials)
+        return len(self._contents)
 
     @property
     def mask(self) -> int | None:
-        return self._id(MASK) if MASK in self.specials else None
+        return self._id(MASK)
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -129,8 +118,8 @@ class Plain(Tokenizer):
     def name(self, id: int) -> str:
         return self.decode([id])
 
-    def _id(self, special: str) -> int:
-        return self.size - len(self.specials) + self.specials.index(special)
+    def _id(self, special: str) -> int | None:
+        return self.size - len(self.specials) + self.specials.index(special) if special in self.specials else None
 
     def _ids(self, text: str) -> np.ndarray:
         point_T = np.frombuffer(text.encode("utf-32-le"), "<u4")
@@ -143,17 +132,15 @@ class Plain(Tokenizer):
     @functools.cached_property
     def _id_of_point(self) -> np.ndarray:
         """Code point -> id. The last entry stands for all points beyond the largest known one."""
-        unknown = self._id(UNKNOWN) if UNKNOWN in self.specials else -1
-        points = [ord(character) for character in self.characters]
-        table = np.full(max(points, default=0) + 2, unknown, np.int32)
+        points, unknown = [*map(ord, self.characters)], self._id(UNKNOWN)
+        table = np.full(max(points, default=0) + 2, -1 if unknown is None else unknown, np.int32)
         table[points] = np.arange(len(points), dtype=np.int32)
         return table
 
     @functools.cached_property
     def _contents(self) -> list[bytes]:
-        ordinary = [bytes([byte]) for byte in range(256)] if self.kind == "bytes" else self.characters
-        names = [*ordinary, *self.specials]
-        return [name if isinstance(name, bytes) else name.encode("utf-8", "surrogatepass") for name in names]
+        names = [name.encode("utf-8", "surrogatepass") for name in (*self.characters, *self.specials)]
+        return ([bytes([byte]) for byte in range(256)] if self.kind == "bytes" else []) + names
 
 
 def make(
@@ -162,20 +149,18 @@ def make(
     """The tokenizer of these training documents.
 
     Characters are those of the training documents, and the separator where several documents are to be joined. If an
-    evaluation document holds others, '[UNK]' joins the specials.
-
-    Raises:
-      UserError: an unknown kind; a document that is not UTF-8 where characters are asked for.
+    evaluation document holds others, '[UNK]' joins the specials. UserError for an unknown kind, and where characters
+    are asked for, a document that is not UTF-8.
     """
     _check_kind(kind)
     if kind == "bytes":
-        return Plain(kind, "", tuple(specials))
+        return Plain(kind, "", specials)
     known = _characters(documents)
     if max(len(documents), len(evaluation)) > 1:
         known.add(SEPARATOR)
     if not _characters(evaluation) <= known and UNKNOWN not in specials:
         specials = (*specials, UNKNOWN)
-    return Plain(kind, "".join(sorted(known)), tuple(specials))
+    return Plain(kind, "".join(sorted(known)), specials)
 
 
 def from_json(saved: dict, kind_of: type[Plain] = Plain) -> Plain:
@@ -209,13 +194,12 @@ def listed(ids: Sequence[int] | np.ndarray) -> list[int]:
 
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
-        near = difflib.get_close_matches(str(kind), KINDS, n=1, cutoff=0.3)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise errors.UserError(f"there is no tokenizer {kind!r}{hint}: the tokenizers are {', '.join(KINDS)}")
+        near = by_name.nearest(str(kind), KINDS)
+        raise errors.UserError(f"there is no tokenizer {kind!r}{near}: the tokenizers are {', '.join(KINDS)}")
 
 
 def _characters(documents: Sequence[bytes]) -> set[str]:
-    known = set()
+    known: set[str] = set()
     for text in itertools.chain.from_iterable(map(_texts, documents)):
         known.update(text)
     return known

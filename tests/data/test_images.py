@@ -1,29 +1,30 @@
-"""Labelled images of named sets and of files: in two parts, normalised and moved."""
+"""Labelled images of named sets and of files: in two parts by their names or contents, normalised and moved."""
 
+import gzip
 import math
 import os
+import pathlib
 
 import hypothesis
 import numpy as np
 import pytest
 import tiny
 from hypothesis import strategies as st
-from image_sets import EVALUATION, TRAIN, C, X, Y, arrays, elsewhere, idx_folder, npz  # noqa: F401  a fixture too
 from scipy import ndimage
+from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, elsewhere, idx_folder, npz  # noqa: F401  a fixture
 
-from experiments.data import download, image_files, images
+from experiments.data import download, images
 from experiments.engine import batches, errors
 
 # Sets.
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_folder_and_an_archive_give_the_same_images(tmp_path, pack):
-    given = arrays()
-    for source in (idx_folder(tmp_path / "idx", pack=pack), npz(tmp_path / "a.npz")):
+@pytest.mark.parametrize(("pack", "end"), [(bytes, ""), (gzip.compress, ".gz")])
+def test_a_folder_and_an_archive_give_the_same_images(tmp_path, pack, end):
+    for source in (idx_folder(tmp_path / "idx", pack=pack, end=end), archive(tmp_path / "a.npz")):
         found = images.load(source)
         assert found.name == source and found.classes == ("0", "1", "2", "3")
-        for array, expected in zip(found[1:5], given.values(), strict=True):
+        for array, expected in zip(found[1:5], arrays().values(), strict=True):
             assert np.array_equal(array, expected if expected.ndim == 1 else expected[..., None])
         assert [array.dtype for array in found[1:5]] == [np.uint8, np.int32] * 2
 
@@ -31,49 +32,51 @@ def test_a_folder_and_an_archive_give_the_same_images(tmp_path, pack):
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "mnist"), ("fashion_mnist", "fashion-mnist")])
 def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, folder):
     monkeypatch.setenv("TFM_DATA", str(tmp_path / "env"))
-    with pytest.raises(
-        errors.UserError, match=f"t10k-labels-idx1-ubyte .*{tmp_path}/env/{folder} or .*data/{folder} or"
-    ):
-        images.load(name, data_dir=str(tmp_path / "data"))
-    for number, place in enumerate(("cache/tfm", "data", "env")):
-        x_train = np.full((TRAIN, Y, X), number, np.uint8)
-        idx_folder(tmp_path / place / folder, x_train=x_train)
-        found = images.load(name, data_dir=str(tmp_path / "data"))
-        assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10
-    assert (images.load("fashion_mnist").classes[9] == "Ankle boot") if name == "fashion_mnist" else True
-    (tmp_path / "env" / folder / image_files.FILES[1]).unlink()
+    with pytest.raises(errors.UserError, match=f"t10k-labels-idx1-ubyte .*{tmp_path}/env/{folder} or .*cache/tfm/"):
+        images.load(name)
+    for number, place in enumerate(("cache/tfm", "env")):
+        idx_folder(tmp_path / place / folder, x_train=np.full((TRAIN, Y, X), number, np.uint8))
+        found = images.load(name)
+        assert (found.train_image_BYXZ == number).all() and len(found.classes) == 10 and found.said == ""
+    assert found.classes[9] == {"mnist": "9", "fashion_mnist": "Ankle boot"}[name]
+    (tmp_path / "env" / folder / images.FILES[1]).unlink()
     with pytest.raises(errors.UserError, match="lacks train-labels-idx1-ubyte"):
         images.load(name)
 
 
+def test_the_cache_is_the_last_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFM_DATA", "~")
+    assert download.places() == [pathlib.Path.home(), tmp_path / "cache" / "tfm"]
+    monkeypatch.delenv("TFM_DATA")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert download.places() == [pathlib.Path.home() / ".cache" / "tfm"]
+
+
 def test_colours_and_other_numbers(tmp_path):
     colour = np.random.default_rng(0).normal(size=(TRAIN, Y, X, 3))
-    found = images.load(npz(tmp_path / "a.npz", x_train=colour, x_test=colour[:EVALUATION].astype(">f4")))
+    found = images.load(archive(tmp_path / "a.npz", x_train=colour, x_test=colour[:EVALUATION].astype(">f4")))
     assert found.train_image_BYXZ.shape == (TRAIN, Y, X, 3)
     assert np.array_equal(found.train_image_BYXZ, colour.astype(np.float32))
     assert found.evaluation_image_BYXZ.dtype == found.train_image_BYXZ.dtype == np.float32
     grey = arrays()["x_train"].astype(np.int64)
-    assert images.load(npz(tmp_path / "b.npz", x_train=grey)).train_image_BYXZ.dtype == np.uint8
-    assert images.load(npz(tmp_path / "b.npz", x_train=grey - 1)).train_image_BYXZ.min() == grey.min() - 1
+    assert images.load(archive(tmp_path / "b.npz", x_train=grey)).train_image_BYXZ.dtype == np.uint8
+    for moved in (grey - grey.min() - 1, grey - grey.max() + 256):  # beyond what a byte holds
+        found = images.load(archive(tmp_path / "b.npz", x_train=moved))
+        assert found.train_image_BYXZ.dtype == np.float32 and np.array_equal(found.train_image_BYXZ[..., 0], moved)
 
 
 @pytest.mark.parametrize("shape", [(5, 3, 5), (1, 6, 3), (3, 3, 4), (28, 28, 1), (5, 5, 7)])
 def test_channels_that_come_last_are_read(tmp_path, shape):
-    x = np.zeros((2, *shape), np.uint8)
-    assert images._pixels("x", x).shape == x.shape
-
-
-def test_labels_may_be_a_column(tmp_path):
-    given = arrays()
-    found = images.load(npz(tmp_path / "a.npz", y_train=given["y_train"][:, None], y_test=given["y_test"][:, None]))
-    assert np.array_equal(found.train_label_B, given["y_train"])
-    assert np.array_equal(found.evaluation_label_B, given["y_test"])
+    x = np.arange(2 * math.prod(shape), dtype=np.uint16).reshape(2, *shape)
+    found = images.load(whole(tmp_path / "a.npz", x=x, y=np.array([[0], [0]])))  # labels may be a column
+    assert found.train_image_BYXZ.shape == found.evaluation_image_BYXZ.shape == (1, *shape)
+    assert found.train_label_B.tolist() == found.evaluation_label_B.tolist() == [0]
 
 
 def whole(path, **changed):
     """One part, or a set that is to be split."""
     given = arrays()
-    np.savez(path, **({"x": given["x_train"], "y": given["y_train"]} | changed))
+    path.write_bytes(npz(**({"x": given["x_train"], "y": given["y_train"]} | changed)))
     return str(path)
 
 
@@ -81,45 +84,99 @@ def test_labels_from_1_on_are_refused(tmp_path):
     """Not taken for one class more. But one of the parts may lack the class 0."""
     given = arrays()
     one = {name: given[name] + 1 for name in ("y_train", "y_test")}
-    for source in (npz(tmp_path / "a.npz", **one), whole(tmp_path / "b.npz", y=one["y_train"])):
+    for source in (archive(tmp_path / "a.npz", **one), whole(tmp_path / "b.npz", y=one["y_train"])):
         with pytest.raises(errors.UserError, match="the smallest label is 1, .* subtract 1 from all labels"):
             images.load(source)
-    found = images.load(npz(tmp_path / "a.npz", y_train=np.maximum(given["y_train"], 1)))
+    found = images.load(archive(tmp_path / "a.npz", y_train=np.maximum(given["y_train"], 1)))
     assert len(found.classes) == C and 0 not in found.train_label_B and 0 in found.evaluation_label_B
 
 
-def test_labels_below_0_only_are_refused(tmp_path):
-    with pytest.raises(errors.UserError, match=r"the label -1 is out of range: classes are counted from 0$"):
-        images.load(whole(tmp_path / "a.npz", y=-1 - np.arange(TRAIN)))
+def told(source="digits"):
+    return images.configured(tiny.settings("vision", image__source=source).image).said.splitlines()
 
 
-def image_section(**values):
-    return tiny.settings("vision", **{f"image__{key}": str(value) for key, value in values.items()}).image
-
-
-def test_classes_without_a_training_image_are_told(tmp_path):
+def test_the_parts_and_the_classes_without_a_training_image_are_told(tmp_path):
     y = arrays()["y_train"]
-    source = npz(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
-    data = images.configured(image_section(source=source))
-    assert data.classes == ("0", "1", "2", "3")
-    assert data.said.splitlines() == [
+    source = archive(tmp_path / "a.npz", y_train=np.where(y == 1, 0, y), y_test=np.ones(EVALUATION, int))
+    assert told(source) == [
         f"{source}: by their names, x_train to train on; x_test to evaluate; all else left alone",
         f"{source}: 11 images to train on, 7 to evaluate, 4 classes; no image to train on is of 1 of them: 1",
     ]
-    source = whole(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19)
-    lines = images.configured(image_section(source=source)).said.splitlines()
-    assert lines[0] == f"{source}: split by content"
+    lines = told(whole(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19))
+    assert lines[0].endswith("b.npz: split by content")
     assert lines[1].endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
-    said = images.configured(image_section()).said
-    assert said == "digits: 1,463 images to train on, 334 to evaluate, 10 classes"
+    assert told() == ["digits: 1,463 images to train on, 334 to evaluate, 10 classes"]
+    digits = images.load("digits")
+    assert digits.train_image_BYXZ.shape[1:] == (8, 8, 1) and digits.train_image_BYXZ.max() == 16
+    assert digits.classes == tuple("0123456789") and set(digits.evaluation_label_B) == set(range(10))
+
+
+# Parts.
+
+
+@pytest.mark.parametrize("valid", ["valid", "val", "dev", "validation"])
+def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
+    """Not split by content; evaluated is the validation part, where there is one; the test part is never used."""
+    pixels = {name: np.full((TRAIN, Y, X), number) for number, name in enumerate(["train", "test", valid])}
+    pixels["train"][:, 0, 0] = -np.arange(TRAIN)
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "more.npz").write_bytes(b"left alone")
+    for number, name in enumerate(pixels):
+        whole(folder / f"{name}.npz", x=pixels[name])
+        data = images.load(str(folder))
+        assert data.train_image_BYXZ.max() == 0 and (number or data.said == "split by content")
+        assert not number or (data.evaluation_image_BYXZ == number).all() and len(data.evaluation_label_B) == TRAIN
+    how = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else left alone"
+    assert data.name == str(folder) and data.said == how.format(f"{folder}/", ".npz")
+    three = {f"x_{name}": image for name, image in pixels.items()} | {
+        f"y_{name}": arrays()["y_train"] for name in pixels
+    }
+    data = images.load(archive(tmp_path / "a.npz", **three))
+    assert (data.evaluation_image_BYXZ == 2).all() and data.said == how.format("x_", "")
+    source = idx_folder(tmp_path / "idx")
+    before = images.load(source)
+    whole(tmp_path / "idx" / f"{valid}.npz")  # beside IDX files nothing is read
+    for found, expected in zip(images.load(source)[1:5], before[1:5], strict=True):
+        np.testing.assert_array_equal(found, expected)
+    (folder / "train.npz").unlink()
+    with pytest.raises(errors.UserError, match=rf"nothing to train on beside .*{valid}.npz, .*test.npz: call it train"):
+        images.load(str(folder))
+    whole(folder / f"{'eval' if valid == 'dev' else 'dev'}.npz")
+    with pytest.raises(errors.UserError, match=r"has \w+.npz and \w+.npz: let one of them have another name"):
+        images.load(str(folder))
+
+
+def test_one_set_is_split_by_content(tmp_path):
+    x = np.random.default_rng(0).integers(0, 256, (1009, Y, X), np.uint8)
+    x[500:600] = x[:100]  # copies
+    y = np.arange(1009) % 7
+    found = images.load(whole(tmp_path / "a.npz", x=x, y=y))
+    label_of = {(image.tobytes(), label) for image, label in zip(x, y, strict=True)}
+    train = [image.tobytes() for image in found.train_image_BYXZ]
+    held = [image.tobytes() for image in found.evaluation_image_BYXZ]
+    assert sorted(train + held) == sorted(image.tobytes() for image in x) and not set(train) & set(held)
+    assert set(zip(train + held, [*found.train_label_B, *found.evaluation_label_B], strict=True)) == label_of
+    assert abs(len(set(held)) / 909 - 0.2) < 5 * math.sqrt(0.16 / 909)
+    back = images.load(whole(tmp_path / "b.npz", x=x[::-1], y=y[::-1]))
+    assert np.array_equal(back.evaluation_label_B, found.evaluation_label_B[::-1])
+
+
+def test_an_unknown_source_or_another_file_is_refused(tmp_path):
+    for source in ("", "nothing/here", "digit", "a\0b"):
+        with pytest.raises(errors.UserError, match="digits, fashion_mnist, mnist"):
+            images.load(source)
+    (tmp_path / "a.txt").write_bytes(b"text")
+    for source, complaint in ((tmp_path / "a.txt", "a.txt is neither"), (tmp_path, "lacks train-images")):
+        with pytest.raises(errors.UserError, match=complaint):
+            images.load(str(source))
 
 
 # Examples.
 
 
-def test_statistics_are_those_of_each_channel(monkeypatch):
-    monkeypatch.setattr(images, "CHUNK", 4)  # 11 images in three parts
-    image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
+def test_statistics_are_those_of_each_channel():
+    image = np.random.default_rng(0).integers(0, 256, (images.CHUNK + 5, 2, 2, 2), np.uint8)  # in two parts
     image[..., 1] = 7
     mean, std = images.statistics(image)
     assert mean.dtype == std.dtype == np.float32
@@ -127,9 +184,9 @@ def test_statistics_are_those_of_each_channel(monkeypatch):
     np.testing.assert_allclose(std, [image[..., 0].std(), 1], rtol=1e-6)
 
 
-def plain(image, **settings):
+def plain(image, mean=0, std=1, **settings):
     label = np.arange(len(image), dtype=np.int32)
-    return images.examples(image, label, mean_Z=np.float32([0]), std_Z=np.float32([1]), **settings)
+    return images.examples(image, label, mean_Z=np.float32([mean]), std_Z=np.float32([std]), **settings)
 
 
 def test_examples_are_normalised():
@@ -144,7 +201,7 @@ def test_examples_are_normalised():
 
 
 @hypothesis.given(st.floats(0, 2.9), st.integers(0, 2**32))
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=15)
 def test_a_moved_image_is_the_image_moved(shift, seed):
     image = np.random.default_rng(0).integers(1, 256, (TRAIN, Y, X, 2), np.uint8)
     fetch, _ = plain(image, shift=shift)
@@ -172,17 +229,11 @@ def test_offsets_are_uniform_and_none_is_shared():
 
 def test_images_stay_in_place_without_a_generator_and_the_border_is_background():
     image = np.full((TRAIN, Y, X, 1), 9, np.uint8)
-    fetch, n = plain(image, shift=2)
-    assert (batches.evaluation(fetch, n=n, batch=4)[0]["image_BYXZ"] == 9).all()
-    label = np.zeros(TRAIN, np.int32)
-    fetch, _ = images.examples(image, label, mean_Z=np.float32([4]), std_Z=np.float32([2]), shift=2)
+    fetch, n = plain(image, mean=4, std=2, shift=2)
+    assert (batches.evaluation(fetch, n=n, batch=4)[0]["image_BYXZ"] == 2.5).all()  # (9 - 4) / 2
     moved = fetch(np.arange(TRAIN), np.random.default_rng(0))["image_BYXZ"]
-    assert moved.min() >= -2.0 and moved.min() < -1.0 and np.isclose(moved.max(), 2.5)  # (0 - 4) / 2, (9 - 4) / 2
-
-
-def test_a_shift_leaves_something_to_see():
-    image = np.ones((TRAIN, Y, X, 1), np.uint8)
-    for shift in (-1, X):
+    assert moved.min() >= -2.0 and moved.min() < -1.0 and np.isclose(moved.max(), 2.5)  # (0 - 4) / 2
+    for shift in (-1, X):  # a shift leaves something to see
         with pytest.raises(errors.UserError, match=f"5 x 3 pixels.*{shift}"):
             plain(image, shift=shift)
     assert plain(image, shift=X - 1)[1] == TRAIN
@@ -192,16 +243,11 @@ DATA = os.environ.get("TFM_DATA", "")  # read before a test hides it
 
 
 @pytest.mark.skipif(not os.path.isdir(os.path.join(DATA, "fashion-mnist")), reason="$TFM_DATA has no fashion-mnist")
-def test_fashion_mnist_has_its_known_numbers():
-    found = images.load("fashion_mnist", data_dir=DATA)
+def test_fashion_mnist_has_its_known_numbers(monkeypatch):
+    monkeypatch.setenv("TFM_DATA", DATA)
+    found = images.load("fashion_mnist")
     assert found.train_image_BYXZ.shape == (60_000, 28, 28, 1)
     assert found.evaluation_image_BYXZ.shape == (10_000, 28, 28, 1)
     mean, std = images.statistics(found.train_image_BYXZ)
     assert (round(float(mean[0]) / 255, 4), round(float(std[0]) / 255, 4)) == (0.2860, 0.3530)
     assert np.bincount(found.evaluation_label_B).tolist() == [1000] * 10
-
-
-def test_the_cache_is_the_last_place(tmp_path, monkeypatch):
-    assert download.places("~") == [download.pathlib.Path.home(), tmp_path / "cache" / "tfm"]
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert download.places() == [download.pathlib.Path.home() / ".cache" / "tfm"]

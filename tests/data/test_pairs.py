@@ -1,15 +1,19 @@
-"""Sentence pairs are read, split by their sources, and made arrays."""
+"""Sentence pairs are read, split by their sources, cut into subwords, and made arrays."""
 
 import gzip
 import os
+import random
 import struct
 import unicodedata
 import zipfile
 
+import hypothesis
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from small_files import write, zipped
 
-from experiments.data import download, pair_files, pairs, subwords
+from experiments.data import download, pairs, pretrained_tokenizer, subwords
 from experiments.engine import batches, disk, errors
 
 WORDS = "a king who reads is worth two kings who fight".split()
@@ -26,39 +30,25 @@ def both(loaded):
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "said.tsv"
-    path.write_bytes(text(SAID))
-    return path
+    return write(tmp_path, **{"said.tsv": text(SAID)}) / "said.tsv"
 
 
 # Reading.
 
 
 def test_lines_become_pairs_in_unicode_nfc_and_further_columns_are_ignored(tmp_path):
-    (tmp_path / "a.txt").write_bytes("\ufeffGo.\tVe\u0301te.\r\n\nStop!  \t Para. \tby a person\nA\u2028b\tc".encode())
-    assert both(pairs.load(str(tmp_path / "a.txt"))) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")]
-    reverse = pairs.load(str(tmp_path / "a.txt"), reverse=True)
-    assert both(reverse) == [("Para.", "Stop!"), ("V\u00e9te.", "Go."), ("c", "A\u2028b")]
+    content = "\ufeffGo.\tVe\u0301te.\r\n\nStop!  \t Para. \tby a person\nA\u2028b\tc"
+    loaded = pairs.load(str(write(tmp_path, **{"a.txt": content.encode()}) / "a.txt"))
+    assert both(loaded) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")] and loaded.said == ""
 
 
 def test_a_folder_and_a_zip_are_read_without_what_is_hidden_or_no_pairs(tmp_path):
-    folder = tmp_path / "set"
-    (folder / "sub").mkdir(parents=True)
-    (folder / ".git").mkdir()
-    contents = {
-        "a.tsv": "a\tb",
-        "sub/c.TXT": "c\td",
-        "_about.txt": "no pair",
-        ".x.tsv": "no",
-        ".git/x.tsv": "no",
-        "r": "no",
-    }
-    for name, content in contents.items():
-        (folder / name).write_text(content)
-    with zipfile.ZipFile(tmp_path / "set.zip", "w") as made:
-        for name, content in contents.items():
-            made.writestr(f"set/{name}", content)
-    assert both(pairs.load(str(folder))) == both(pairs.load(str(tmp_path / "set.zip"))) == [("a", "b"), ("c", "d")]
+    contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
+    contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
+    write(tmp_path / "set", **contents)
+    write(tmp_path, **{"set.zip": zipped([("set/", b""), *((f"set/{name}", one) for name, one in contents.items())])})
+    for source in ("set", "set.zip"):
+        assert both(pairs.load(str(tmp_path / source))) == [("a", "b"), ("c", "d"), ("e", "f")]
 
 
 @pytest.mark.parametrize(
@@ -70,49 +60,42 @@ def test_a_folder_and_a_zip_are_read_without_what_is_hidden_or_no_pairs(tmp_path
         (b"a\tb\n \tc", "line 2: the first column is empty"),
         (b"a\t\xc2\xa0\n", "line 1: the second column is empty"),
         (b"a\tb\n\xff\tc", "line 2: not UTF-8"),
-        (b"\n\n", "no sentence pairs"),
+        (b"\n\n", "said.tsv holds no sentence pairs"),
         (b"a\tb\na.\tc", "not two examples that differ"),
+        (b"PAR1\x15\x04" + text(SAID), "said.tsv is a Parquet table"),
+        (text(SAID) + b"a\0\tb\n", f"said.tsv holds a NUL at byte {len(text(SAID)) + 1}"),
+        (text(SAID).decode().encode("utf-16"), "said.tsv is text in UTF-16.*convert it to UTF-8"),
+        (gzip.compress(text(SAID))[:-1], "said.tsv is a damaged gzip file"),
+        (zipped([("b.tsv", b"a\0\tb\n")]), "said.tsv:b.tsv holds a NUL"),
     ],
 )
-def test_a_wrong_line_is_refused_by_file_and_number(tmp_path, content, words):
-    (tmp_path / "said.tsv").write_bytes(content)
+def test_a_wrong_line_or_what_is_no_text_is_refused_by_file_and_number(tmp_path, content, words):
+    write(tmp_path, **{"said.tsv": content})
     with pytest.raises(errors.UserError, match=words):
         pairs.load(str(tmp_path / "said.tsv"))
 
 
-@pytest.mark.parametrize(
-    "name", ["../a.tsv", "/a.tsv", "x/../../a.tsv", "..\\a.tsv", "\\a.tsv", "c:/a.tsv", "../a.png"]
-)
-def test_a_zip_with_a_path_that_leads_out_is_refused(tmp_path, name):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
-        made.writestr("good.tsv", text(SAID))
-        made.writestr(name, "a\tb\nc\td")
-    with pytest.raises(errors.UserError, match="leads out of it"):
-        pairs.load(str(tmp_path / "a.zip"))
-
-
-def test_what_unpacks_into_too_much_is_refused(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(pair_files, "LARGEST", 10**6)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("a.tsv", b"a\tb\n" * 300_000)
+def test_what_unpacks_into_more_than_there_is_room_for_is_refused(tmp_path, file, monkeypatch):
+    write(tmp_path, **{"a.zip": zipped([("a.tsv", b"a\tb\n" * 300_000)], compression=zipfile.ZIP_DEFLATED)})
     assert os.path.getsize(tmp_path / "a.zip") < 10**4
-    with pytest.raises(errors.UserError, match="1200000 bytes of text, and 1000000 are allowed"):
+    monkeypatch.setattr(disk, "host_memory", lambda: pairs.COPIES * 1_200_000 - 1)
+    with pytest.raises(errors.UserError, match=r"the text in .*a.zip needs 9.16 MiB of memory"):
         pairs.load(str(tmp_path / "a.zip"))
-    monkeypatch.setattr(pair_files, "LARGEST", 100)
-    for source in (file, file.parent):
-        with pytest.raises(errors.UserError, match="100 are allowed"):
+    write(tmp_path, **{"a.gz": gzip.compress(b"a\tb\n" * 300_001)})
+    with pytest.raises(errors.UserError, match=r"the text in .*a.gz needs .* of memory"):
+        pairs.load(str(tmp_path / "a.gz"))
+    for room, source in ((pairs.COPIES * os.path.getsize(file) - 1, file), (99, file.parent)):
+        monkeypatch.setattr(disk, "host_memory", lambda room=room: room)
+        with pytest.raises(errors.UserError, match=f"{source} needs .* of memory"):
             pairs.load(str(source))
 
 
 def test_a_zip_whose_header_lies_about_the_size_or_that_is_cut_is_refused(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as made:
-        made.writestr("a.tsv", b"a\tb\nc\td\n" * 1000)
-    whole = (tmp_path / "a.zip").read_bytes()
+    whole = zipped([("a.tsv", b"a\tb\nc\td\n" * 1000)], compression=zipfile.ZIP_DEFLATED)
     lies = whole.replace(struct.pack("<L", 8000), struct.pack("<L", 8))
     assert lies != whole
-    damaged = whole[:40] + bytes(b ^ 255 for b in whole[40:50]) + whole[50:]
-    for content in (lies, damaged, whole[:-10], whole[:30]):
-        (tmp_path / "b.zip").write_bytes(content)
+    for content in (lies, whole[:40] + bytes(b ^ 255 for b in whole[40:50]) + whole[50:], whole[:-10], whole[:30]):
+        write(tmp_path, **{"b.zip": content})
         with pytest.raises(errors.UserError, match="b.zip"):
             pairs.load(str(tmp_path / "b.zip"))
 
@@ -120,13 +103,14 @@ def test_a_zip_whose_header_lies_about_the_size_or_that_is_cut_is_refused(tmp_pa
 def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TFM_DATA", raising=False)
-    with pytest.raises(errors.UserError, match=r"neither a named set of pairs \(spa-eng\) nor a path"):
-        pairs.load("spa_eng")
+    for source in ("spa_eng", "", "a\0b", str(tmp_path / "nothing" / "here")):
+        with pytest.raises(errors.UserError, match=r"neither a named set of pairs \(spa-eng\) nor a path"):
+            pairs.load(source)
     with pytest.raises(errors.UserError, match="was not found in .*download http"):
         pairs.load("spa-eng")
-    (tmp_path / "spa-eng.zip").write_bytes(b"another")
+    monkeypatch.setenv("TFM_DATA", str(write(tmp_path, **{"spa-eng.zip": b"another"})))
     with pytest.raises(errors.UserError, match="spa-eng.zip has sha256 .*: replace or remove it"):
-        pairs.load("spa-eng", data_dir=str(tmp_path))
+        pairs.load("spa-eng")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(errors.UserError, match="neither a file nor a folder"):
         pairs.load(str(tmp_path / "pipe"))
@@ -135,114 +119,79 @@ def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
             pairs.load(str(file), share=share)
 
 
-def test_what_is_no_text_is_refused_and_gzip_is_read(tmp_path, file):
-    (tmp_path / "said.tsv.gz").write_bytes(gzip.compress(text(SAID)))
-    assert pairs.load(str(tmp_path / "said.tsv.gz"))[1:] == pairs.load(str(file))[1:]
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "said.tsv.gz").write_bytes(gzip.compress(text(SAID)))
-    assert pairs.load(str(tmp_path / "set"))[1:] == pairs.load(str(file))[1:]
-    for name, content, words in (
-        ("a.tsv", b"PAR1\x15\x04" + text(SAID), "a.tsv is a Parquet table"),
-        ("b.tsv", text(SAID) + b"a\0\tb\n", f"b.tsv holds a NUL at byte {len(text(SAID)) + 1}"),
-        ("c.tsv", text(SAID).decode().encode("utf-16"), "c.tsv is text in UTF-16.*convert it to UTF-8"),
-        ("d.tsv.gz", gzip.compress(text(SAID))[:-1], "d.tsv.gz is a damaged gzip file"),
-    ):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(errors.UserError, match=words):
-            pairs.load(str(tmp_path / name))
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as made:
-        made.write(tmp_path / "b.tsv", "b.tsv")
-    with pytest.raises(errors.UserError, match="a.zip:b.tsv holds a NUL"):
-        pairs.load(str(tmp_path / "a.zip"))
-
-
 # Two files side by side.
 
 
 def side_by_side(folder, stem, some, *, ends=(".en", ".es"), between="\n"):
-    folder.mkdir(exist_ok=True)
     for end, side in zip(ends, zip(*some, strict=True), strict=True):
         content = "".join(line + between for line in side).encode()
-        (folder / f"{stem}{end}").write_bytes(gzip.compress(content) if end.endswith(".gz") else content)
+        write(folder, **{f"{stem}{end}": gzip.compress(content) if end.endswith(".gz") else content})
     return folder
 
 
 def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
+    """The same pairs on the same sides as in one file."""
     one = side_by_side(tmp_path / "one", "europarl-v7.es-en", SAID)
-    whole = pairs.load(str(file))
-    assert pairs.load(str(one))[1:3] == whole[1:3]  # the same pairs on the same sides
-    assert pairs.load(str(one)).said.endswith("the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs")
-    reverse = pairs.load(str(one), reverse=True)
-    assert reverse[1:3] == pairs.load(str(file), reverse=True)[1:3] and "es-en.es -> europarl" in reverse.said
-    assert pairs.load(str(one / "europarl-v7.es-en"))[1:3] == whole[1:3]  # what their names share
     packed = side_by_side(tmp_path / "packed", "said", SAID, ends=(".pt_BR.gz", ".zh-CN"), between="\r\n")
-    assert pairs.load(str(packed))[1:3] == whole[1:3]
     named = side_by_side(tmp_path / "named", "said", SAID, ends=(".eng", ".spa.gz"))
-    assert pairs.load(str(named / "said"))[1:3] == whole[1:3]
-    with zipfile.ZipFile(tmp_path / "moses.zip", "w") as made:
-        made.writestr("README", "about")
-        made.writestr("LICENSE", "free")
-        for found in one.iterdir():
-            made.write(found, found.name)
-    assert pairs.load(str(tmp_path / "moses.zip"))[1:3] == whole[1:3]
-    (one / "more.tsv").write_bytes(text(SAID[:100]))
+    members = [
+        ("README", b"about"),
+        ("LICENSE", b"free"),
+        *((found.name, found.read_bytes()) for found in one.iterdir()),
+    ]
+    moses = write(tmp_path, **{"moses.zip": zipped(members)}) / "moses.zip"
+    for source in (file, one, one / "europarl-v7.es-en", packed, named / "said", moses):
+        assert pairs.load(str(source))[1:3] == pairs.load(str(file))[1:3]
+    assert pairs.load(str(one)).said.endswith("the lines of europarl-v7.es-en.en -> europarl-v7.es-en.es are pairs")
+    write(one, **{"more.tsv": text(SAID[:100])})
     assert len(both(pairs.load(str(one)))) == 100  # where there are tab-separated files, nothing else is read, as ever
 
 
 def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_refused(tmp_path):
     some = side_by_side(tmp_path / "some", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
     assert both(pairs.load(str(some))) == [("a", "x"), ("d", "z")]
-    (some / "a.es").write_text("x\ny\nz")
+    write(some, **{"a.es": b"x\ny\nz"})
     with pytest.raises(errors.UserError, match=r"a.en has 4 lines and .*a.es has 3 lines: a line of one must"):
         pairs.load(str(some))
-    (some / "a.de").write_text("x")
+    write(some, **{"a.de": b"x"})
     with pytest.raises(errors.UserError, match=r"more than two languages \(.de, .en, .es\): put those of two into"):
         pairs.load(str(some))
 
 
-# Parts that names tell.
+# Parts that names tell, and splitting.
 
 
 def test_names_tell_train_valid_and_test(tmp_path):
-    folder = tmp_path / "set"
     sides = {"train": SAID[:900], "valid": SAID[900:950], "test": SAID[950:]}
     for part, some in sides.items():
-        side_by_side(folder, part, some)
-    found = pairs.load(str(folder))
+        side_by_side(tmp_path / "set", part, some)
+    found = pairs.load(str(tmp_path / "set"))
     assert (found.train, found.evaluation) == (sides["train"], sides["valid"])
     assert "by their names, train.en -> train.es to train on; valid.en -> valid.es to evaluate; " in found.said
     assert "test.en -> test.es left alone" in found.said and "trained on, too" not in found.said
-    part = pairs.load(str(folder), share=0.5, reverse=True)
-    assert part.evaluation == [(b, a) for a, b in sides["valid"]] and 350 < len(part.train) < 550
-    (tmp_path / "tsv").mkdir()
-    for name, some in (("said.train.tsv", SAID[:900]), ("said.dev.tsv", SAID[890:920])):
-        (tmp_path / "tsv" / name).write_bytes(text(some))
+    part = pairs.load(str(tmp_path / "set"), share=0.5)
+    assert part.evaluation == sides["valid"] and 350 < len(part.train) < 550
+    write(tmp_path / "tsv", **{"said.train.tsv": text(SAID[:900]), "said.dev.tsv": text(SAID[890:920])})
     found = pairs.load(str(tmp_path / "tsv"))
     assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 sources" in found.said
-
-
-# Splitting.
+    write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
+    with pytest.raises(errors.UserError, match=r"tsv \(said.dev.tsv\) holds no sentence pairs"):
+        pairs.load(str(tmp_path / "tsv"))
 
 
 def test_no_source_sentence_stands_on_both_sides(tmp_path, file):
     alike = [(source.upper().replace(".", "?!").replace(" ", " , "), target) for source, target in SAID]
-    (tmp_path / "more.tsv").write_bytes(text(SAID + alike))
-    one, two = pairs.load(str(file)), pairs.load(str(tmp_path / "more.tsv"))
+    one = pairs.load(str(file))
+    two = pairs.load(str(write(tmp_path, **{"more.tsv": text(SAID + alike)}) / "more.tsv"))
     keys = [{pairs.sentence_key(source) for source, _ in side} for side in (two.train, two.evaluation)]
     assert not keys[0] & keys[1] and len(keys[0] | keys[1]) == len({source for source, _ in SAID})
     assert set(one.train) < set(two.train) and set(one.evaluation) < set(two.evaluation)  # an addition moves nothing
     assert len(two.evaluation) == 2 * len(one.evaluation) and 10 < len(one.evaluation) < 100  # of 1,000
-    reverse = pairs.load(str(file), reverse=True)
-    held, kept = ({source for source, _ in side} for side in (reverse.evaluation, reverse.train))
-    assert not held & kept and both(reverse) == sorted((target, source) for source, target in SAID)
-
-
-def test_a_share_leaves_the_held_out_pairs_alone(file):
-    whole, half, tenth = (pairs.load(str(file), share=share) for share in (1.0, 0.5, 0.1))
-    assert whole.evaluation == half.evaluation == tenth.evaluation
-    assert set(tenth.train) < set(half.train) < set(whole.train)
+    half, tenth = (pairs.load(str(file), share=share) for share in (0.5, 0.1))
+    assert one.evaluation == half.evaluation == tenth.evaluation
+    assert set(tenth.train) < set(half.train) < set(one.train)
     for some, share in ((half, 0.5), (tenth, 0.1)):  # of those that are left, though the held-out ones are chosen alike
-        assert abs(len(some.train) / len(whole.train) - share) < 0.035
+        assert abs(len(some.train) / len(one.train) - share) < 0.035
 
 
 def test_keys_tell_words_apart_in_any_script():
@@ -251,9 +200,48 @@ def test_keys_tell_words_apart_in_any_script():
     assert pairs.sentence_key("?!") != pairs.sentence_key("...")
 
 
+# Subwords.
+
+
 @pytest.fixture(scope="module")
 def made():
     return subwords.train([side for pair in SAID for side in pair], W=277)
+
+
+@hypothesis.given(st.lists(st.text(), max_size=5))
+@hypothesis.example(["[BOS]a king[EOS][PAD]"])  # letters only
+@hypothesis.settings(deadline=None, max_examples=40)
+def test_any_text_comes_back(made, sentences):
+    for text, id_T in zip(sentences, made.encode(sentences), strict=True):
+        assert made.decode(id_T) == text and id_T.dtype == np.int32
+        assert not id_T.size or (subwords.EOS < id_T.min() and id_T.max() < made.size)
+
+
+def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
+    king = made.encode(["a king"])[0]
+    assert made.decode([subwords.BOS, *king, subwords.EOS, *king, subwords.PAD]) == "a king"
+    assert (subwords.PAD, subwords.BOS, subwords.EOS) == (0, 1, 2)
+    assert made.names([1, *king, 2]) == ["[BOS]", *(made.decode([i]) for i in king), "[EOS]"]
+    assert subwords.train([], W=259).size == 259
+    with pytest.raises(errors.UserError, match="at least 259 ids"):
+        subwords.train(["a"], W=258)
+    for call in (lambda: made.encode(["\ud800"]), lambda: subwords.train(["\ud800"], W=300)):
+        with pytest.raises(errors.UserError, match="not Unicode"):
+            call()
+
+
+def test_training_depends_on_the_sentences_alone_and_merges_what_is_frequent(made, tmp_path):
+    sentences = [side for pair in SAID for side in pair]
+    random.Random(0).shuffle(sentences)
+    content = made.library.to_str().encode()
+    assert subwords.train(sentences, W=277).library.to_str().encode() == content and made.size == 277
+    assert len(made.encode([" king"])[0]) < 5 == len(made.encode([" gnik"])[0])
+    few = subwords.train(["aa"], W=277)
+    assert few.size == 3 + 256 + 1 and few.encode(["aa"])[0].tolist() == [259]
+    saved = pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": content}))
+    sentence = "¿Un rey? two kings\n"
+    assert saved.decode(saved.encode(sentence)) == sentence and saved.pad == subwords.PAD and saved.size == 277
+    assert np.array_equal(saved.encode(sentence), made.encode([sentence])[0])
 
 
 # Rows.
@@ -266,7 +254,7 @@ def test_rows_hold_whole_sentences_behind_each_other(made):
     assert [made.decode(row) for row in rows.target_BN] == ["two kings", "d"]
     fetch, n = pairs.examples(rows)
     batch = batches.evaluation(fetch, n=n, batch=3)[0]
-    (two, kings) = batch["target_BN"][0], made.encode(["two kings"])[0]
+    two, kings = batch["target_BN"][0], made.encode(["two kings"])[0]
     length = len(kings)
     assert np.array_equal(two, [*kings, subwords.EOS, *[subwords.PAD] * (6 - length)])
     assert np.array_equal(batch["w_BN"][0], [subwords.BOS, *two[:-1]])
@@ -276,17 +264,10 @@ def test_rows_hold_whole_sentences_behind_each_other(made):
     assert batch["valid_BS"].sum(1).tolist() == [2, 2, 2] and batch["weight_BN"].dtype == np.float32
 
 
-def test_rows_are_made_piece_by_piece_and_never_more_than_fit(made, monkeypatch):
-    whole = pairs.rows(made, SAID, N=20)
-    monkeypatch.setattr(pairs, "PIECE", 13)
-    pieces = pairs.rows(made, SAID, N=20)
-    assert np.array_equal(whole.source_BS, pieces.source_BS) and np.array_equal(whole.target_BN, pieces.target_BN)
-    monkeypatch.setattr(disk, "host_memory", lambda: 16 * 20 * len(SAID) - 1)
-    with pytest.raises(errors.UserError, match="1,000 pairs of 2 x 20 tokens needs 312 KiB"):
-        pairs.rows(made, SAID, N=20)
-
-
-def test_a_row_is_full_to_its_last_place_and_never_cut(made):
+def test_rows_are_made_piece_by_piece_never_cut_and_never_more_than_fit(made, monkeypatch):
+    many = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
+    found = pairs.rows(made, many, N=2)
+    assert found.longer == 0 and [*map(made.decode, found.source_BS[-6:])] == [source for source, _ in many[-6:]]
     (id_T,) = made.encode(["a king who reads is worth"])
     full, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T) + 1)
     assert fits.all() and np.array_equal(full[0], [*id_T, subwords.EOS])
@@ -294,9 +275,9 @@ def test_a_row_is_full_to_its_last_place_and_never_cut(made):
     assert not fits.any() and not short.any()
     with pytest.raises(errors.UserError, match="not one of 1000 pairs has at most N = 2"):
         pairs.rows(made, SAID, N=2)
-
-
-# The real set.
+    monkeypatch.setattr(disk, "host_memory", lambda: 16 * 20 * len(SAID) - 1)
+    with pytest.raises(errors.UserError, match="1,000 pairs of 2 x 20 tokens needs 312 KiB"):
+        pairs.rows(made, SAID, N=20)
 
 
 def test_the_real_pairs():
@@ -305,5 +286,5 @@ def test_the_real_pairs():
     loaded = pairs.load("spa-eng")
     assert len(loaded.train) + len(loaded.evaluation) == 118_964
     assert 0.04 < len(loaded.evaluation) / 118_964 < 0.06
-    assert ("Ask Tom.", "Pregúntale a Tom.") in both(loaded)
+    assert ("Ask Tom.", "Pregúntale a Tom.") in loaded.train + loaded.evaluation
     assert all(unicodedata.is_normalized("NFC", side) for pair in loaded.evaluation for side in pair)

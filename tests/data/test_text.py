@@ -1,158 +1,154 @@
-"""Text is found whole or not at all, and split by its content."""
+"""What is no text is refused, gzip is read, and a text fits into memory."""
 
-import argparse
-import hashlib
-import inspect
-import os
-import sysconfig
-import textwrap
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import tracemalloc
 
-import hypothesis
 import numpy as np
 import pytest
-from hypothesis import strategies as st
+import tiny
+from small_files import KING, npy, npz, write, zipped
 
-from experiments.data import parts, text, tokenizer
-from experiments.engine import errors
-
-# Split.
-
-CONTENTS = st.lists(st.binary(max_size=3), min_size=2, max_size=31).filter(lambda contents: len(set(contents)) > 1)
+from experiments import language
+from experiments.data import files, text, tokenizer
+from experiments.engine import disk, errors
 
 
-@hypothesis.given(CONTENTS, st.sampled_from([0.001, 0.1, 0.5, 0.999]))
-@hypothesis.settings(deadline=None)
-def test_held_out_follows_content_and_leaves_neither_side_empty(contents, share):
-    out = parts.held_out(contents, share=share)
-    held, kept = ({c for c, o in zip(contents, out, strict=True) if o == side} for side in (True, False))
-    assert held and kept and not held & kept
-    assert np.array_equal(parts.held_out(contents[::-1], share=share), out[::-1])
+def tarred():
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as made:
+        made.addfile(tarfile.TarInfo("a" * 99), io.BytesIO())
+    return file.getvalue()
 
 
-def test_held_out_is_the_share_and_the_smallest_digests():
-    contents = [str(number).encode() for number in range(10_007)]
-    out = parts.held_out(contents, share=0.1)
-    assert abs(out.mean() - 0.1) < 5 * np.sqrt(0.09 / len(contents))
-    more = parts.held_out(contents + [b"another"], share=0.1)
-    assert np.array_equal(more[:-1], out)  # what is added moves nothing else
-    few = contents[:3]
-    smallest = min(few, key=lambda content: hashlib.sha256(content).digest())
-    assert [content for content, o in zip(few, parts.held_out(few, share=1e-9), strict=True) if o] == [smallest]
-    with pytest.raises(errors.UserError, match="differ"):
-        parts.held_out([b"a", b"a"], share=0.1)
+STRANGE = {
+    "a.parquet": (b"PAR1\x15\x04\x15" + KING, "a Parquet table"),
+    "a.png": (b"\x89PNG\r\n\x1a\n" + KING, "a PNG image"),
+    "a.jpg": (b"\xff\xd8\xff\xe0" + KING, "a JPEG image"),
+    "a.pdf": (b"%PDF-1.7\n" + KING, "a PDF document"),
+    "a.npz": (npz(x=np.arange(99)), "a zip archive"),
+    "a.npy": (npy(np.arange(99)), "a NumPy array"),
+    "a.zip": (zipped([("a.txt", KING)]), "a zip archive .*unpack it"),
+    "a.pkl": (b"\x80\x04\x95" + KING, "a pickle"),
+    "a.tar": (tarred(), "a tar archive"),
+    "a.tgz": (gzip.compress(tarred()), "a tar archive"),
+    "a.xz": (lzma.compress(KING), "packed with xz.*unpack it"),
+    "a.bz2": (bz2.compress(KING), "packed with bzip2"),
+    "twice.gz": (gzip.compress(gzip.compress(KING)), "packed with gzip twice"),
+    "utf16.txt": (KING.decode().encode("utf-16"), "text in UTF-16, not text in UTF-8: convert it"),
+    "utf32.txt": (KING.decode().encode("utf-32"), "text in UTF-32, not text in UTF-8: convert it"),
+    "utf16-without-mark.txt": (KING.decode().encode("utf-16-le"), "holds a NUL at byte 1,"),
+    "late.txt": (KING + b"\0" + KING, f"holds a NUL at byte {len(KING)},"),
+    "late.txt.gz": (gzip.compress(KING + b"\0"), f"holds a NUL at byte {len(KING)},"),
+    "very_late.txt": (b"a" * (2 * files.CHUNK + 5) + b"\0", f"holds a NUL at byte {2 * files.CHUNK + 5},"),
+}
 
 
-# Text.
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_is_no_text_is_refused(tmp_path, name):
+    content, kind = STRANGE[name]
+    with pytest.raises(errors.UserError, match=rf"{name} .*({kind}).*; leave it out"):
+        text.load(str(write(tmp_path, **{name: content}) / name))
 
 
-def write(folder, **contents):
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
-
-
-def test_one_file_is_cut_after_nine_tenths(tmp_path):
-    write(tmp_path, a=bytes(range(1, 98)))
-    found = text.load(str(tmp_path / "a"))
-    assert found.train == [bytes(range(1, 88))] and found.evaluation == [bytes(range(88, 98))]
-    assert found.name == str(tmp_path / "a")
-
-
-@hypothesis.given(st.text(st.sampled_from("aé€😀"), min_size=11, max_size=61))
-@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-def test_one_file_is_never_cut_inside_a_character(tmp_path, characters):
-    content = characters.encode()
-    write(tmp_path, a=content)
-    found = text.load(str(tmp_path / "a"))
-    train, evaluation = map(bytes, found.train + found.evaluation)
-    assert train.decode() + evaluation.decode() == characters
-    assert 0 <= len(content) * 9 // 10 - len(train) < 4
-
-
-def test_a_folder_is_read_in_order_without_what_is_hidden_or_empty(tmp_path):
-    (tmp_path / "sub").mkdir()
-    (tmp_path / ".git").mkdir()
-    names = [f"f{number:02}" for number in range(37)]
-    write(tmp_path, **{name: name.encode() for name in names})
-    write(tmp_path, empty=b"", **{".hidden": b"hidden"})
-    write(tmp_path / ".git", config=b"config")
-    write(tmp_path / "sub", copy=b"f07", twin=b"f30")
-    os.mkfifo(tmp_path / "pipe")
-    found = text.load(str(tmp_path))
-    expected = [*sorted(names), "f07", "f30"]
-    assert sorted(found.train + found.evaluation) == sorted(name.encode() for name in expected)
-    assert found.train == [name.encode() for name in expected if name.encode() in found.train]
-    assert not set(found.train) & set(found.evaluation) and found.evaluation
-
-
-def test_a_folder_with_a_single_text_is_cut_like_a_file(tmp_path):
-    write(tmp_path, a=b"0123456789", b=b"0123456789")
-    found = text.load(str(tmp_path))
-    assert (found.train, found.evaluation, found.said) == ([b"012345678"], [b"9"], "")
-
-
-def test_the_standard_library_is_text():
-    found = text.load("stdlib")
-    with open(os.path.join(sysconfig.get_path("stdlib"), "argparse.py"), "rb") as file:
-        assert file.read() in found.train + found.evaluation
-    sizes = [sum(map(len, part)) for part in (found.train, found.evaluation)]
-    assert len(found.train) + len(found.evaluation) > 100
-    assert 0.02 < sizes[1] / sum(sizes) < 0.3
-    assert text.load("stdlib") == found
-
-
-def test_docstrings_are_the_english_of_the_standard_library():
-    found = text.load("docstrings")
-    everything = b"".join(found.train + found.evaluation)
-    assert inspect.getdoc(argparse).encode() in everything and inspect.getdoc(textwrap.dedent).encode() in everything
-    code = b"".join(text.load("stdlib").train + text.load("stdlib").evaluation)
-    assert 0.1 * len(code) < len(everything) < 0.5 * len(code)
-    share = [content.count(b"self.") / len(content) for content in (everything, code)]
-    assert share[0] < 0.1 * share[1]  # words about code, not the code
-
-
-@pytest.mark.parametrize("source", ["", "nothing/here", "a\0b", "tinyshakespear"])
-def test_an_unknown_source_lists_the_named_ones(source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(errors.UserError, match=r"stdlib, docstrings, tinyshakespeare.*" + str(tmp_path)):
-        text.load(source)
-
-
-def test_text_that_cannot_be_used_is_refused(tmp_path, monkeypatch):
-    write(tmp_path, empty=b"", short=b"x", accent="é".encode())
-    (tmp_path / "folder").mkdir()
-    write(tmp_path / "folder", empty=b"")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "link").symlink_to(tmp_path / "nowhere")
-    for source, complaint in (
-        ("empty", "holds no text"),
-        ("folder", "holds no text"),
-        ("short", "too little text"),
-        ("accent", "too little text"),
-        ("loop", "cannot be read"),
-        ("broken", "link cannot be read"),
-        ("x" * 5000, "cannot be read"),
-    ):
-        with pytest.raises(errors.UserError, match=complaint):
-            text.load(str(tmp_path / source))
-
-
-def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
-    def scandir(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "scandir", scandir)  # the suite may run as one who may read everything
-    with pytest.raises(errors.UserError, match="Permission denied"):
+def test_a_folder_with_some_files_that_are_no_text_tells_the_first_and_how_many(tmp_path):
+    write(tmp_path, **{"a.md": KING, "z.md": KING[1:], "b/b.png": b"\x89PNG\r\n"})
+    with pytest.raises(errors.UserError, match="b/b.png is a PNG image, not text in UTF-8; leave it out"):
+        text.load(str(tmp_path))
+    write(tmp_path, **{"c.npy": npy(np.arange(9)), "d.png": b"\x89PNG\r\n"})
+    with pytest.raises(errors.UserError, match=r"b.png is a PNG .* \(it is one of 3 such files among 5\); leave"):
         text.load(str(tmp_path))
 
 
-HERE = os.path.isfile(os.path.join(os.environ.get("TFM_DATA", ""), "tinyshakespeare.txt"))
+def test_text_in_utf8_and_its_relatives_is_text(tmp_path):
+    """No byte but NUL is strange: latin-1, a form feed, an escape, a mark at the beginning."""
+    write(tmp_path, a="\ufeffnaïve\f\x1b[1m漢".encode() + bytes(range(1, 256)), b="naïve".encode("latin-1") * 9)
+    found = text.load(str(tmp_path))
+    assert len(found.train + found.evaluation) == 2
 
 
-@pytest.mark.skipif(not HERE, reason="$TFM_DATA names no folder with tinyshakespeare.txt")
-def test_tinyshakespeare_is_the_usual_one():
-    found = text.load("tinyshakespeare")
-    made = tokenizer.make("characters", found.train, evaluation=found.evaluation)
-    assert made.size == 65 and made.specials == ()
-    assert len(made.join(found.train)) == 1_003_854
-    assert len(made.join(found.evaluation)) == 111_540
+def test_gzip_is_read_and_what_is_damaged_is_refused(tmp_path):
+    write(tmp_path, **{"a.txt": KING, "a.txt.gz": gzip.compress(KING), "gzip": gzip.compress(KING[:99]) * 2})
+    assert text.load(str(tmp_path / "a.txt.gz"))[1:] == text.load(str(tmp_path / "a.txt"))[1:]
+    assert b"".join(sum(text.load(str(tmp_path / "gzip"))[1:3], [])) == KING[:99] * 2
+    whole = gzip.compress(KING)
+    wrong = whole[:-8] + bytes(b ^ 1 for b in whole[-8:-4]) + whole[-4:]
+    for content in (whole[:-1], whole[:-9], whole[:5], wrong, whole + b"more", b"\x1f\x8b\x08\0" + KING):
+        write(tmp_path, **{"b.gz": content})
+        with pytest.raises(errors.UserError, match=r"b.gz is a damaged gzip file"):
+            text.load(str(tmp_path / "b.gz"))
+
+
+# Memory.
+
+
+def refused_in_memory(file, words):
+    tracemalloc.start()
+    with pytest.raises(errors.UserError, match=words):
+        text.load(str(file))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * 2**20
+
+
+def test_what_is_small_on_the_disk_is_not_unpacked_into_more_than_there_is(tmp_path, monkeypatch):
+    """2 GB of holes took 10 GB and half a minute."""
+    write(
+        tmp_path, **{"a.gz": gzip.compress(b"a" * 2**23, 1), "zeros.gz": gzip.compress(bytes(2**23), 1), "sparse": KING}
+    )
+    with (tmp_path / "sparse").open("r+b") as file:
+        file.truncate(2**31)
+    refused_in_memory(tmp_path / "sparse", f"sparse holds a NUL at byte {len(KING)}|needs 6 GiB of memory")
+    monkeypatch.setattr(disk, "host_memory", lambda: 10 * 2**20)
+    refused_in_memory(tmp_path / "a.gz", r"the text in .*a.gz needs 12 MiB of memory, and there are 10 MiB")
+    refused_in_memory(tmp_path / "zeros.gz", "zeros.gz holds a NUL at byte 0")
+
+
+def test_a_folder_is_measured_as_a_whole_before_it_is_read(tmp_path, monkeypatch):
+    write(tmp_path, **{name: name.encode() * 50 for name in "abc"})
+    monkeypatch.setattr(disk, "host_memory", lambda: 3 * 150)
+    assert text.load(str(tmp_path)).train
+    monkeypatch.setattr(disk, "host_memory", lambda: 3 * 150 - 1)
+    with pytest.raises(errors.UserError, match="the text .* needs 450 bytes of memory, and there are 449"):
+        text.load(str(tmp_path))
+
+
+@pytest.mark.parametrize(("kind", "copies"), [("bytes", 1), ("characters", text.COPIES)])
+@pytest.mark.parametrize("names", [["a.txt"], ["train.txt", "train2.txt", "valid.txt"]])
+def test_a_text_takes_its_own_size_and_that_of_its_ids(tmp_path, monkeypatch, kind, copies, names):
+    """Not 4 bytes an id, and not 8 where they are counted; as large a part as a run may take is what is asked for."""
+    rng, whole = np.random.default_rng(0), 2**22
+    letters = "".join(map(chr, range(97, 97 + 26))) * 40 + "".join(map(chr, range(0x100, 0x200)))  # ids of two bytes
+    for name in names:
+        content = "".join(letters[i] for i in rng.integers(0, len(letters), 2**12)) + "😀"  # 4 bytes a letter as str
+        content = content.encode()
+        (tmp_path / name).write_bytes(content * (whole // len(names) // len(content)) + name[:1].encode())
+    settings = tiny.settings("language", text__source=str(tmp_path), text__tokenizer=kind)
+    monkeypatch.setattr(language, "PIECE", 2**16)
+    monkeypatch.setattr(tokenizer, "CHUNK", 2**16)
+    tracemalloc.start()
+    found = language.read(settings, language.OBJECTIVES["causal"])
+    language.token_counts(found.train_T, W=found.tokenizer.size)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    joined = len(names) > 2 and kind == "bytes"  # once more where texts are joined
+    assert found.train_T.dtype == (np.uint8 if kind == "bytes" else np.uint16)
+    assert peak < (copies + joined) * whole + 3 * 2**20
+    said = f"{tmp_path}: by their names, train.txt, train2.txt to train on; valid.txt to evaluate"
+    assert len(names) == 1 or found.lines[0] == said
+
+
+def test_characters_are_made_piece_by_piece_and_none_is_cut(monkeypatch):
+    document = "aé漢😀 b".encode() * 7
+    whole = tokenizer.make("characters", [document])
+    ids = whole.encode(document.decode())
+    for chunk in (1, 2, 3, 4, 5, 7, 12):
+        monkeypatch.setattr(tokenizer, "CHUNK", chunk)
+        assert tokenizer.make("characters", [document]) == whole
+        assert np.array_equal(whole.encode(document.decode()), ids) and np.array_equal(whole.join([document]), ids)
+        for before in (b"", b"a" * 7, b"a" * 11, "a\N{GRINNING FACE}".encode()):
+            with pytest.raises(errors.UserError, match=rf"not UTF-8 text .byte {len(before)}, near"):
+                tokenizer.make("characters", [before + b"\xb6" + document])

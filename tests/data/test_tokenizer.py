@@ -1,22 +1,24 @@
-"""Text is turned into ids and back."""
+"""Text is turned into ids and back, by bytes, by characters, and by the pieces of llama2.c; bad files are refused."""
 
 import json
+import os
+import pathlib
+import struct
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from small_files import BYTES, SPECIALS, TABLE, WORDS, pieces
 
-from experiments.data import tokenizer
+from experiments.data import llama2c_tokenizer, pretrained_tokenizer, tokenizer
 from experiments.engine import errors
-
-# Tokenizer.
 
 DOCUMENTS = st.lists(st.text(max_size=11).map(str.encode), min_size=1, max_size=5)
 
 
 @hypothesis.given(DOCUMENTS, st.sampled_from(tokenizer.KINDS))
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=40)
 def test_what_is_encoded_decodes_to_itself(documents, kind):
     made = tokenizer.make(kind, documents, specials=("[MASK]",))
     ids = made.join(documents)
@@ -26,10 +28,26 @@ def test_what_is_encoded_decodes_to_itself(documents, kind):
     assert tokenizer.from_json(json.loads(made.files["tokenizer.json"])) == made
 
 
-@hypothesis.given(st.binary(max_size=31))
-def test_bytes_are_their_own_ids(document):
-    made = tokenizer.make("bytes", [])
-    assert made.size == made.ordinary == 256
+@pytest.mark.parametrize("kind", tokenizer.KINDS)
+def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
+    """Used as a published one is: any id may be drawn, and nothing stands between documents."""
+    ours = tokenizer.make(kind, ["ab cé€".encode()], specials=("[MASK]",))
+    (tmp_path / "tokenizer.json").write_bytes(ours.files["tokenizer.json"])
+    made = pretrained_tokenizer.read(tmp_path)
+    assert made.ordinary == made.size == ours.size and made.mask == ours.special("[MASK]") == made.size - 1
+    assert (made.bos, made.eos, made.pad) == (None, None, None)
+    ids = made.encode("cab€é")
+    np.testing.assert_array_equal(ids, ours.encode("cab€é"))
+    np.testing.assert_array_equal(made.join([b"cab", "€é".encode()]), ids)
+    assert made.decode(ids) == "cab€é" and made.decode([made.mask]) == "[MASK]"
+    assert "".join(made.stream([*ids, made.mask, *ids[:2], -1, made.size])) == "cab€é[MASK]ca"
+    assert list(made.stream(made.encode("a€")[1:], after=ids))[0] == "€"
+    assert tokenizer.make(kind, [b"a"]).mask is None
+
+
+def test_bytes_are_their_own_ids():
+    made, document = tokenizer.make("bytes", []), bytes(range(256))
+    assert made.size == made.ordinary == 256 and made.join([b"a", b"b"]).tolist() == [97, 0, 98]
     assert made.join([document]).tolist() == list(document)
     assert made.decode(list(document)) == document.decode("utf-8", "replace")
 
@@ -53,8 +71,6 @@ def test_the_separator_is_known_only_where_documents_are_joined():
     assert two.join([b"ab"]).tolist() == [1, 2]
     one = tokenizer.make("characters", [b"ab"], evaluation=[b"a", b"b"])
     assert one.join([b"a", b"b"]).tolist() == [1, 0, 2] and one.specials == ()
-    plain = tokenizer.make("bytes", [])
-    assert plain.join([b"a", b"b"]).tolist() == [97, 0, 98]
 
 
 @pytest.mark.parametrize("unseen", ["c", " ", "é", "😀"])  # between, below and above the known code points
@@ -71,21 +87,9 @@ def test_unseen_characters_are_unknown(unseen):
         without.join(strange)
 
 
-def test_an_unknown_kind_lists_the_known_ones():
-    with pytest.raises(errors.UserError, match="'charcters'.*did you mean 'characters'.*bytes, characters"):
+def test_an_unknown_kind_lists_the_known_ones_and_characters_need_utf8():
+    with pytest.raises(errors.UserError, match="'charcters'.*did you mean .characters.*bytes, characters"):
         tokenizer.make("charcters", [])
-    with pytest.raises(errors.UserError, match="'words'.*bytes, characters"):
-        tokenizer.make("words", [])
-
-
-@pytest.mark.parametrize("chunk", range(1, 9))
-def test_the_first_byte_that_is_no_utf8_is_named_wherever_a_piece_ends(monkeypatch, chunk):
-    monkeypatch.setattr(tokenizer, "CHUNK", chunk)
-    with pytest.raises(errors.UserError, match="byte 5, near"):
-        tokenizer.make("characters", ["a\N{GRINNING FACE}".encode() + b"\xb6b"])
-
-
-def test_characters_need_utf8():
     latin = "naïve".encode("latin-1")
     for documents, evaluation in (([b"a", latin], []), ([b"a"], [latin])):
         with pytest.raises(errors.UserError, match="not UTF-8 text .byte 2.*'bytes'"):
@@ -95,21 +99,142 @@ def test_characters_need_utf8():
     assert tokenizer.make("bytes", [latin]).join([latin]).tolist() == list(latin)
 
 
+SAVED = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
+
+
 @pytest.mark.parametrize(
-    "wrong",
+    ("content", "sentence"),
     [
-        {"kind": "words"},
-        {"kind": "bytes"},
-        {"characters": "ba"},
-        {"characters": "aa"},
-        {"characters": 3},
-        {"specials": "[UNK]"},
-        {"specials": [1]},
-        {"more": 1},
+        (b"", "is damaged, or no tokenizer"),
+        (b"\xff", "is damaged, or no tokenizer"),
+        (b"[" * 100_000, "is damaged, or no tokenizer"),
+        (b"[]", "is no tokenizer"),
+        (b"{}", "is no tokenizer"),
+        (SAVED | {"kind": "byte"}, "did you mean .bytes.*bytes, characters"),
+        (SAVED | {"kind": "bytes"}, "of bytes has no characters"),
+        *((SAVED | {"characters": wrong}, "one string, sorted and without repetition") for wrong in ("ba", "aa", 3)),
+        *((SAVED | {"specials": wrong}, "a list of names") for wrong in ("[UNK]", [1])),
+        (SAVED | {"more": 1}, "a saved tokenizer has the entries kind, characters and specials"),
     ],
 )
-def test_a_saved_tokenizer_must_hold_together(wrong):
-    saved = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
-    assert tokenizer.from_json(saved).size == 3
-    with pytest.raises(errors.UserError):
-        tokenizer.from_json({**saved, **wrong})
+def test_a_damaged_json_is_refused(tmp_path, content, sentence):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(SAVED))
+    assert pretrained_tokenizer.read(tmp_path).size == 3
+    (tmp_path / "tokenizer.json").write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with pytest.raises(errors.UserError, match=sentence):
+        pretrained_tokenizer.read(tmp_path)
+
+
+# The pieces of llama2.c.
+
+TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
+MADE = llama2c_tokenizer.read("tok.bin", pieces(TABLE))
+
+
+def joined_slowly(text: str) -> list[bytes]:
+    """As the definition says: look at all neighbours, join the best pair, begin anew."""
+    contents = []
+    for character in " " + text if text else "":
+        content = character.encode()
+        contents += [content] if content in WORDS else [BYTES[byte] for byte in content]
+    while True:
+        scores = [WORDS.get(contents[i] + contents[i + 1], -np.inf) for i in range(len(contents) - 1)]
+        if not scores or max(scores) == -np.inf:
+            return contents
+        best = scores.index(max(scores))
+        contents[best : best + 2] = [contents[best] + contents[best + 1]]
+
+
+@hypothesis.given(text=TEXT | st.text("abc ", max_size=31), more=st.lists(st.integers(-1, len(TABLE)), max_size=23))
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_the_best_neighbours_join_first_and_pieces_stream_as_they_decode(text, more):
+    ids = MADE.encode(text)
+    assert ids.dtype == np.int32 and ids[0] == MADE.bos == 1
+    assert [TABLE[id][0] for id in ids[1:]] == joined_slowly(text)
+    np.testing.assert_array_equal(MADE.encode(text, specials=False), ids[1:])
+    assert MADE.decode(ids) == MADE.decode(ids[1:]) == MADE.decode([*ids, MADE.eos]) == text
+    assert "".join(MADE.stream(iter(more))) == MADE.decode(more)
+    assert text + "".join(MADE.stream(np.array(more, int), after=ids)) == MADE.decode([*ids, *more])
+
+
+def test_specials_and_bytes_are_never_made_of_letters_nor_text_of_what_is_no_piece():
+    letters = [(letter.encode(), 0.0) for letter in "<0x41>su"] + [(b"<0", 1.0), (b"x41>", 1.0), (b"x4", 2), (b"1>", 1)]
+    table = [(b"<unk>", 0.0), (b"<s>", 9.0), (b"</s>", 0.0), (b"<0x41>", 9.0), (b"<s", 3), *letters, (b"<", 5.0)]
+    made = llama2c_tokenizer.Pieces(*zip(*table, strict=True))
+    ids = made.encode("<0x41>", specials=False)
+    assert [table[id][0] for id in ids] == [b"<unk>", b"<0", b"x41>"]
+    assert made.encode("<", specials=False)[1] == table.index((b"<", 0.0))  # of two equal pieces the first
+    assert [table[id][0] for id in made.encode("<s>", specials=False)] == [b"<unk>", b"<s", b">"]
+    assert made.encode("A").tolist() == [1, 0, 3]  # through its byte; the space before it has neither piece nor byte
+    assert made.decode([1, 0, 3]) == "<unk>A"
+    assert MADE.decode([-1, MADE.size, 10**9, MADE.bos, MADE.eos]) == ""
+    assert MADE.decode(np.array([], np.int32)) == MADE.decode(MADE.encode("")) == ""
+    assert (MADE.size, MADE.bos, MADE.eos, MADE.mask, MADE.pad) == (len(TABLE), 1, 2, None, None)
+
+
+LAST = f"piece {len(TABLE)}: "
+DAMAGED = [
+    (b"", "it has 0 bytes"),
+    (bytes(3), "it has 3 bytes"),
+    (pieces(TABLE)[:-1], f"piece {len(TABLE) - 1}: the file is cut off"),
+    (pieces(TABLE) + b"\0", LAST + "the file is cut off"),
+    (pieces(TABLE, longest=5), "piece 2: its length 6 is not between 1 and 5, that of the longest"),
+    (pieces([*TABLE, (b"", 0.0)]), LAST + "its length 0 is not between"),
+    (pieces(TABLE) + struct.pack("<fi", 0, -5), LAST + "its length -5 is not between"),
+    (pieces(TABLE, longest=2**31 - 1) + struct.pack("<fi", 0, 2**31 - 1), LAST + "the file is cut off"),
+    (pieces([*TABLE, (b"z", np.nan)]), LAST + "its score nan is not"),
+    (pieces([*TABLE, (b"z", np.inf)]), LAST + "its score inf is not"),
+    (pieces(TABLE[:2]), "its first pieces are not"),
+    (pieces(TABLE[1:]), "its first pieces are not"),
+    (struct.pack("<i", 7), "its first pieces are not"),
+    (b"\x80\x04\x95" + bytes(50), "piece 0: its length 0"),
+]
+
+
+def test_damaged_pieces_are_refused():
+    for content, sentence in DAMAGED:
+        with pytest.raises(errors.UserError, match=f"tok.bin.*{sentence}"):
+            llama2c_tokenizer.read("tok.bin", content)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=40, deadline=None, database=None)
+def test_a_damaged_file_is_refused_or_still_a_vocabulary(data):
+    content = bytearray(pieces([*SPECIALS, *TABLE[-10:]]))
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3)):
+        content[at] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
+    try:
+        made = llama2c_tokenizer.read("tok.bin", bytes(content[:cut]))
+    except errors.UserError as error:
+        assert "tok.bin" in str(error)
+        return
+    ids = made.encode("abc é")
+    assert 0 <= ids.min() <= ids.max() < made.size
+    assert isinstance(made.decode(range(made.size)), str)
+
+
+def test_the_published_pieces_give_every_text_back():
+    file = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K" / "tok512.bin"
+    if not os.environ.get("TFM_DATA") or not file.is_file():
+        pytest.skip("TFM_DATA names no folder with stories260K/tok512.bin")
+    made = pretrained_tokenizer.read(file)
+    for text in ("Once upon a time,\n\tthere was  a tïny 😀.", " two spaces before", "", " "):
+        assert made.decode(made.encode(text)) == text
+    assert made.decode(made.encode("Lily's ball")[:3]) == "Lily'"
+
+
+def test_a_character_is_streamed_when_its_last_byte_is_there_and_the_space_before_a_word_in_a_continuation():
+    ids = MADE.encode("€a", specials=False)[1:]
+    asked = []
+    stream = MADE.stream(asked.append(id) or id for id in ids)
+    assert next(stream) == "€" and len(asked) == 3
+    assert list(stream) == ["a"] and len(asked) == 4
+    assert list(MADE.stream(ids[:2])) == ["\N{REPLACEMENT CHARACTER}"]  # it ends inside a character
+    assert list(MADE.stream(ids[2:], after=ids[:2])) == ["€", "a"]
+    assert list(MADE.stream([], after=ids)) == []
+    prompt, ids = MADE.encode("ab"), MADE.encode("c ab")
+    assert "".join(MADE.stream(ids[2:], after=prompt)) == "c ab" == MADE.decode(ids)
+    more = MADE.encode("ab ab")[len(prompt) :]
+    assert "".join(MADE.stream(more, after=prompt)) == " ab" and "".join(MADE.stream(more)) == "ab"
+    assert "".join(MADE.stream(more, after=[MADE.bos])) == "ab"

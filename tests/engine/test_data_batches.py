@@ -223,7 +223,7 @@ def test_causal_training_windows_start_anywhere(sizes):
 def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
-    fetch, n = windows.causal_evaluation(token_T, N=N)
+    fetch, n = windows.causal(token_T, N=N, evaluation=True)
     dataset = batches.evaluation(fetch, n=n, batch=batch)
     arrays = [dataset[step] for step in range(len(dataset))]
     asked = [part["target_BN"][part["weight_BN"] == 1] for part in arrays]
@@ -264,7 +264,7 @@ def test_masking_follows_the_rule():
 def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_size(sizes, first, second):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
-    fetch, n = masking.words_evaluation(token_T, N=N, W=T + 2, ordinary=T, mask_id=T + 1, rate=0.5)
+    fetch, n = masking.words(token_T, N=N, W=T + 2, ordinary=T, mask_id=T + 1, rate=0.5, evaluation=True)
 
     def everything(batch):
         dataset = batches.evaluation(fetch, n=n, batch=batch)
@@ -285,9 +285,9 @@ def test_a_row_of_small_integers_gives_the_same_batches(kind):
     rule = {"W": W, "ordinary": 256, "mask_id": 256, "rate": 0.5}
     for made in (
         lambda token_T: windows.causal(token_T, N=N),
-        lambda token_T: windows.causal_evaluation(token_T, N=N),
+        lambda token_T: windows.causal(token_T, N=N, evaluation=True),
         lambda token_T: masking.words(token_T, N=N, **rule),
-        lambda token_T: masking.words_evaluation(token_T, N=N, **rule),
+        lambda token_T: masking.words(token_T, N=N, evaluation=True, **rule),
     ):
         (fetch, n), (small, m) = made(token_T.astype(np.int32)), made(token_T.astype(kind))
         index_B = np.arange(n) % n
@@ -301,11 +301,9 @@ def test_a_row_of_small_integers_gives_the_same_batches(kind):
 
 def test_masked_evaluation_hides_different_places_in_different_windows():
     token_T = np.zeros(7 * 31, np.int32)
-    fetch, n = masking.words_evaluation(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5)
+    fetch, n = masking.words(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5, evaluation=True)
     batch = fetch(np.arange(n), None)
     assert len({row.tobytes() for row in batch["weight_BN"]}) == n == 7
-    reseeded, _ = masking.words_evaluation(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5, seed=1)
-    assert not same(batch, reseeded(np.arange(n), None))
 
 
 def test_windows_refuse_too_few_tokens_and_wrong_rates():
@@ -313,9 +311,9 @@ def test_windows_refuse_too_few_tokens_and_wrong_rates():
     short = np.zeros(5, np.int32)
     for cut, extra, N, needed in (
         (windows.causal, {}, 5, 6),
-        (windows.causal_evaluation, {}, 5, 6),
+        (windows.causal, {"evaluation": True}, 5, 6),
         (masking.words, settings, 6, 6),
-        (masking.words_evaluation, settings, 6, 6),
+        (masking.words, settings | {"evaluation": True}, 6, 6),
     ):
         with pytest.raises(errors.UserError, match=f"5 tokens.*{needed}"):
             cut(short, N=N, **extra)

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.data import pairs, subwords, translation_score
+from experiments.data import pairs, pretrained_tokenizer, subwords, translation_score
 from experiments.engine import compilation, errors, log
 from experiments.figures import translation as translation_figures
 
@@ -82,8 +82,8 @@ def test_a_run_from_its_command_to_its_figures(finished):
     for found in (*drawn.values(), folder / "sample.txt"):
         assert str(found) in outcome.out
     assert (folder / "sample.txt").read_text(encoding="utf-8") in outcome.out
-    saved = subwords.from_json(json.loads((folder / "tokenizer.json").read_text()))
-    assert saved.size == 300 and saved.decode(saved.encode(["one two"])[0]) == "one two"
+    saved = pretrained_tokenizer.read(folder)
+    assert saved.size == 300 and saved.decode(saved.encode("one two")) == "one two"
     assert "pairs to train on: 5" in outcome.out and "11 held-out sentences, 0" in outcome.out
 
 

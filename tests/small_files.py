@@ -1,0 +1,90 @@
+"""Small files of the kinds that hold data: text, pairs, images, pieces of llama2.c."""
+
+import io
+import pathlib
+import struct
+import zipfile
+
+import numpy as np
+import pytest
+
+from experiments.data import images
+
+KING = b"A king who reads is worth two kings who fight. " * 20
+CODES = {"u1": 0x08, "i1": 0x09, "i2": 0x0B, "i4": 0x0C, "f4": 0x0D, "f8": 0x0E}  # of IDX
+TRAIN, EVALUATION, Y, X, C = 11, 7, 5, 3, 4
+BYTES = [f"<0x{byte:02X}>".encode() for byte in range(256)]
+WORDS = {b" ": -1, b"a": -2, b"b": -3, b"c": -4, "é".encode(): -5, b"ab": 3, b"bc": 4, b"abc": 1, b" a": 2, b"aa": 2}
+WORDS |= {b"bb": 2, b"aab": 5, b" ab": 3, b" <": 6, b"<": -6, b"cab": 2.5, "éé".encode(): 1}
+SPECIALS = [(piece, 0.0) for piece in (b"<unk>", b"\n<s>\n", b"\n</s>\n")]
+TABLE = [*SPECIALS, *((piece, 0.0) for piece in BYTES), *WORDS.items()]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """No data of the machine's own is found."""
+    monkeypatch.delenv("TFM_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def write(folder: pathlib.Path, **contents: bytes) -> pathlib.Path:
+    """Files of these contents; a / in a name stands for a folder."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def npy(array) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(**arrays) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def zipped(members, **options) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", **options) as out:
+        for name, content in members:
+            out.writestr(name, content)
+    return file.getvalue()
+
+
+def idx(array: np.ndarray) -> bytes:
+    big = array.astype(array.dtype.newbyteorder(">"))
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, CODES[array.dtype.str[1:]], array.ndim, *array.shape) + big.tobytes()
+    )
+
+
+def pieces(table, longest: int | None = None) -> bytes:
+    """A tokenizer of llama2.c."""
+    longest = max(len(piece) for piece, _ in table) if longest is None else longest
+    return struct.pack("<i", longest) + b"".join(struct.pack("<fi", score, len(one)) + one for one, score in table)
+
+
+def arrays(**changed) -> dict[str, np.ndarray]:
+    """A small set of images: x_train, y_train, x_test, y_test."""
+    draw = np.random.default_rng(0)
+    return {
+        "x_train": draw.integers(0, 256, (TRAIN, Y, X), np.uint8),
+        "y_train": (np.arange(TRAIN) % C).astype(np.uint8),
+        "x_test": draw.integers(0, 256, (EVALUATION, Y, X), np.uint8),
+        "y_test": (np.arange(EVALUATION) % C).astype(np.uint8),
+    } | changed
+
+
+def idx_folder(folder, *, pack=bytes, end: str = "", **changed) -> str:
+    contents = map(pack, map(idx, arrays(**changed).values()))
+    return str(write(folder, **{f"{name}{end}": one for name, one in zip(images.FILES, contents, strict=True)}))
+
+
+def archive(path, **changed) -> str:
+    """An .npz of a training and a test part."""
+    path.write_bytes(npz(**arrays(**changed)))
+    return str(path)
