@@ -1,7 +1,5 @@
 """The peer in Flax: GPT-2 and ViT of linen's own layers (its attention layer with its own cache), trained with optax.
 
-python -m benchmarks.participant flax_peer SIZE, as the harness starts it (participant.py).
-
 The step is one compiled program, to which the old state is given away. Linen, because nnx takes modules apart and puts
 them together again around every call.
 """
@@ -17,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks import inputs, participant, sizes
+from benchmarks import participant, sizes
 
 WORDS_START = 0.02  # deviation of GPT-2's initial embeddings
 
@@ -75,20 +73,17 @@ class ViT(nn.Module):
         return nn.Dense(s.C)(nn.LayerNorm(epsilon=1e-5)(x_BND)[:, 0])
 
 
-def optimiser() -> optax.GradientTransformation:
-    """AdamW with decay on all but biases and gains, after clipping."""
-    o = sizes.OPTIMISER
+def training(model: nn.Module, batches: list[tuple[Any, Any]]) -> tuple[Callable[[int], float], Any]:
+    """steps(n): n steps of mean cross-entropy, clipping and AdamW, with decay on all but biases and gains, each on the
+    next batch; and the first parameters."""
 
     def decays(params: Any) -> Any:
         return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
 
+    o = sizes.OPTIMISER
     numbers = {"b1": o["beta1"], "b2": o["beta2"], "eps": o["eps"], "weight_decay": o["weight_decay"]}
-    return optax.chain(optax.clip_by_global_norm(o["clip"]), optax.adamw(o["learning_rate"], **numbers, mask=decays))
-
-
-def training(model: nn.Module, batches: list[tuple[Any, Any]]) -> tuple[Callable[[int], float], Any]:
-    """steps(n): n steps of mean cross-entropy, clipping and AdamW, each on the next batch; and the first parameters."""
-    adamw, waiting = optimiser(), itertools.cycle(batches)
+    adamw = optax.adamw(o["learning_rate"], **numbers, mask=decays)
+    adamw, waiting = optax.chain(optax.clip_by_global_norm(o["clip"]), adamw), itertools.cycle(batches)
     params = jax.jit(model.init)(jax.random.key(0), batches[0][0])["params"]
     shapes = jax.eval_shape(lambda: params)
     state = params, jax.jit(adamw.init)(params)
@@ -131,7 +126,7 @@ def generation(size: sizes.Workload) -> tuple[Callable[[int], float], Any]:
 
         return jax.lax.scan(one, (cache, prompt_B1[:, 0]), jnp.arange(size.new))[1]
 
-    prompt_B1 = jnp.asarray(inputs.prompt(size), jnp.int32)
+    prompt_B1 = jnp.asarray(sizes.prompt(size), jnp.int32)
     compiled = generate.lower(variables["params"], empty, prompt_B1, jax.random.key(0)).compile()
 
     def steps(n: int) -> float:
@@ -149,9 +144,9 @@ def build(size: sizes.Workload) -> participant.Built:
     if size.kind == "generation":
         steps, params = generation(size)
     elif size.kind == "images":
-        steps, params = training(ViT(size), inputs.images(size))
+        steps, params = training(ViT(size), sizes.images(size))
     else:
-        batches = [(w_BN.astype("int32"), target_BN.astype("int32")) for w_BN, target_BN in inputs.words(size)]
+        batches = [(w_BN.astype("int32"), target_BN.astype("int32")) for w_BN, target_BN in sizes.words(size)]
         steps, params = training(GPT2(size), batches)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
     return participant.Built(steps, parameters, {"versions": {"flax": flax.__version__, "optax": optax.__version__}})

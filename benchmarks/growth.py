@@ -1,7 +1,6 @@
 """How our training step grows with its layers and tokens, and how long a process takes to its first step."""
 
 import contextlib
-import pathlib
 import tempfile
 import time
 from typing import Any
@@ -11,7 +10,13 @@ from benchmarks import participant, session, sizes
 DEPTHS, LENGTHS = (1, 2, 4, 8, 16, 48), (256, 512, 1024, 2048, 4096, 8192, 16384)
 MOST = 8 * 2**30  # bytes of intermediate values with which a step is still taken
 UNCACHED = {"JAX_ENABLE_COMPILATION_CACHE": "0"}
-COLUMNS = ("trace_seconds", "compile_seconds", "temporary_bytes", "seconds", "peak_bytes")
+COLUMNS = {  # name in a row -> the factor and form in which it is shown
+    "trace_seconds": (1, "{:,.4g}"),
+    "compile_seconds": (1, "{:,.4g}"),
+    "temporary_bytes": (2**-20, "{:,.0f} MiB"),
+    "seconds": (1e3, "{:,.4g} ms"),
+    "peak_bytes": (2**-20, "{:,.0f} MiB"),
+}
 
 
 def grown(toy: bool) -> list[sizes.Workload]:
@@ -28,10 +33,10 @@ def measure(*, toy: bool = False) -> list[dict[str, Any]]:
     one would take too much memory. Each is a process of its own."""
     rows = []
     for size in grown(toy):
-        environment = session.AS_LAUNCHED | UNCACHED
-        with contextlib.closing(_ours(size.changed(warm_up=0), environment)) as one:
+        ours = (session.OURS, ("benchmarks.ours",), size.changed(warm_up=0), session.AS_LAUNCHED | UNCACHED)
+        with contextlib.closing(participant.Participant(*ours)) as one:
             row = {name: getattr(size, name) for name in ("M", "N", "attention", "unroll")}
-            row |= {name: one.facts[name] for name in COLUMNS[:3]} | {"seconds": None, "peak_bytes": None}
+            row |= {name: one.facts.get(name) for name in COLUMNS}
             if row["temporary_bytes"] <= MOST:
                 answers = [one.take(1, lead=2 * (i == 0)) for i in range(5)]
                 row["seconds"] = sorted(answer["seconds"] for answer in answers)[2]
@@ -40,20 +45,13 @@ def measure(*, toy: bool = False) -> list[dict[str, Any]]:
     return rows
 
 
-def _ours(size: sizes.Workload, environment: dict[str, str]) -> participant.Participant:
-    return participant.Participant(session.OURS, ("benchmarks.ours",), size, environment)
-
-
 def show(rows: list[dict[str, Any]]) -> str:
     """A table."""
     lines = [f"{'M':>4}{'N':>8}  {'attention':10}{'unroll':>6}" + "".join(f"{name:>18}" for name in COLUMNS)]
     for row in rows:
-        cells = ["-" if row[name] is None else f"{row[name]:,.4g}" for name in COLUMNS[:2]]
-        cells += [f"{row['temporary_bytes'] / 2**20:,.0f} MiB"]
-        cells += ["-" if row["seconds"] is None else f"{1e3 * row['seconds']:,.4g} ms"]
-        cells += ["-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:,.0f} MiB"]
+        shown = {name: "-" if row[name] is None else form.format(x * row[name]) for name, (x, form) in COLUMNS.items()}
         head = f"{row['M']:4}{row['N']:8,}  {row['attention']:10}{row['unroll']:6}"
-        lines.append(head + "".join(f"{cell:>18}" for cell in cells))
+        lines.append(head + "".join(f"{cell:>18}" for cell in shown.values()))
     return "\n".join(lines)
 
 
@@ -66,24 +64,19 @@ def start(*, toy: bool = False) -> dict[str, Any]:
     size, result = (size.toy() if toy else size).changed(warm_up=1), {"missing": {}}
     for who, command in {session.OURS: ("benchmarks.ours",), **session.PEERS}.items():
         with tempfile.TemporaryDirectory() as folder:
-            environment = session.AS_LAUNCHED if who == session.OURS else {}
-            environment = environment | _caches(pathlib.Path(folder))
+            environment = dict(session.AS_LAUNCHED if who == session.OURS else {})
+            environment |= {"JAX_COMPILATION_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+            environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
             try:
-                result[who] = {cache: _seconds(who, command, size, environment) for cache in ("cold", "warm")}
+                seconds = {}
+                for cache in ("cold", "warm"):
+                    began = time.perf_counter()
+                    with contextlib.closing(participant.Participant(who, command, size, environment)):
+                        seconds[cache] = time.perf_counter() - began
+                result[who] = seconds
             except participant.Unavailable as reason:
                 result["missing"][who] = str(reason)
     return result
-
-
-def _caches(folder: pathlib.Path) -> dict[str, str]:
-    more = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    return {"JAX_COMPILATION_CACHE_DIR": str(folder), **more}
-
-
-def _seconds(who: str, command: tuple[str, ...], size: sizes.Workload, environment: dict[str, str]) -> float:
-    began = time.perf_counter()
-    with contextlib.closing(participant.Participant(who, command, size, environment)):
-        return time.perf_counter() - began
 
 
 def show_start(result: dict[str, Any]) -> str:

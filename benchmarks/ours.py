@@ -1,23 +1,20 @@
-"""Our side: the very step that a run of a config takes, and the words that experiments/tools/sample.py draws.
-
-python -m benchmarks.participant ours SIZE, as the harness starts it (participant.py).
-"""
+"""Our side: the very step that a run of a config takes, and the words that experiments/tools/sample.py draws."""
 
 import collections
 import itertools
 import os
 import pathlib
 import runpy
+import string
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import inputs, participant, sizes
+from benchmarks import participant, sizes
 from experiments import model as models
 from experiments.engine import by_name, compilation, config, distributed, hardware, loop, mesh, run
 from experiments.engine import step as training_step
@@ -26,47 +23,53 @@ from tfm import head, shapes
 from tfm.attention import mask as masks
 
 LONG = 1_000_000  # steps of the learning-rate schedule: no measurement comes to its end
+WINDOWS = 200  # windows of text; a tenth of it is held out
+IMAGES = 2048  # of each part
 
 
-def settings(experiment: str, changes: dict[str, Any]) -> config.Settings:
-    """The config of configs/base.py, which is executed by its path, as launch.py executes the file of --config."""
+def settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> config.Settings:
+    """The config of configs/base.py, which is executed by its path, as launch.py executes the file of --config, with
+    the fields of `model` that the workload has otherwise, and these changes."""
     get_config = runpy.run_path(str(participant.ROOT / "configs" / "base.py"))["get_config"]
-    return config.Settings(get_config(experiment), get_config(experiment)).changed(changes)
-
-
-def of_model(size: sizes.Workload) -> dict[str, Any]:
-    """The fields of `model` that the workload has otherwise than base.py."""
     same = {f"model.{name}": getattr(size, name) for name in ("M", "H", "D", "attention", "unroll")}
-    return same | {"model.compute_dtype": size.dtype}
+    made = config.Settings(get_config(experiment), get_config(experiment))
+    return made.changed(same | {"model.compute_dtype": size.dtype} | changes)
 
 
-def of_training(size: sizes.Workload, folder: pathlib.Path) -> config.Settings:
-    """The config of a training step, whose data are written into the folder."""
-    changes = {
-        **of_model(size),
-        "device": size.platform,
-        "mesh.data": min(size.devices, os.cpu_count() or 1),
-        "train.batch_size": size.B,
-        "train.evaluate_batch": size.B,
-        "train.steps": LONG,
-        **{f"optim.{field}": value for field, value in sizes.OPTIMISER.items() if field != "eps"},
-    }
-    if size.kind == "images":
-        data, more = inputs.write_images(folder / "data.npz", size), {"patch": size.patch, "head": "class_token"}
-        return settings("vision", changes | {f"image.{key}": value for key, value in {"source": data, **more}.items()})
-    data, more = inputs.write_text(folder / "data.txt", size), {"N": size.N, "tied_output": True}
-    more |= {"source": data, "tokenizer": "characters"}
-    return settings("language", changes | {f"text.{key}": value for key, value in more.items()})
+def write_text(file: pathlib.Path, size: sizes.Workload) -> None:
+    """A text of as many different characters as the vocabulary has words; each comes often enough to be trained on."""
+    alphabet = "\n" + string.printable
+    if size.W > len(alphabet):
+        alphabet = "".join(map(chr, range(0x10000, 0x10000 + size.W)))  # behind the last surrogate
+    words = np.random.default_rng(0).integers(0, size.W, max(WINDOWS * size.N, 20 * size.W))
+    words[: size.W] = np.arange(size.W)  # none is missing
+    file.write_bytes("".join(np.array(list(alphabet[: size.W]))[words]).encode())
 
 
 def planned(size: sizes.Workload) -> training_step.Plan:
-    """Everything that a run of this workload needs, made as the launcher makes it."""
+    """Everything that a run of this workload needs, made as the launcher makes it, of data that are written for it."""
+    rng, changes = np.random.default_rng(0), {f"optim.{field}": value for field, value in sizes.OPTIMISER.items()}
+    del changes["optim.eps"]  # both have the same
+    changes |= {"train.steps": LONG}
+    changes |= {"device": size.platform, "mesh.data": min(size.devices, os.cpu_count() or 1)}
+    changes |= {"train.batch_size": size.B, "train.evaluate_batch": size.B}
     with tempfile.TemporaryDirectory() as folder:
-        made = of_training(size, pathlib.Path(folder))
+        if size.kind == "images":
+            experiment, file, arrays = "vision", pathlib.Path(folder) / "data.npz", {}
+            for part in ("train", "test"):
+                arrays[f"x_{part}"] = rng.integers(0, 256, (IMAGES, size.Y, size.Y), np.uint8)
+                arrays[f"y_{part}"] = (np.arange(IMAGES) % size.C).astype(np.int64)
+            np.savez(file, **arrays)
+            changes |= {"image.source": str(file), "image.patch": size.patch, "image.head": "class_token"}
+        else:
+            experiment, file = "language", pathlib.Path(folder) / "data.txt"
+            write_text(file, size)
+            changes |= {"text.source": str(file), "text.tokenizer": "characters"}
+            changes |= {"text.N": size.N, "text.tied_output": True}
+        made = settings(experiment, size, changes)
         hardware.of_cores(made.mesh.to_dict())
         devices = run.devices(made)
-        work = by_name.experiment(made.experiment).prepare(made, devices)
-        return run.plan(made, work.task, devices)
+        return run.plan(made, by_name.experiment(experiment).prepare(made, devices).task, devices)
 
 
 def training(size: sizes.Workload) -> participant.Built:
@@ -101,9 +104,8 @@ def step_flops(size: sizes.Workload) -> int:
     Pairs of tokens that the causal mask hides are not counted, whether a program leaves them out or not.
     """
     task = planned(size.changed(attention="explicit", devices=1)).task
-    forward = compilation.flops(
-        task.loss_and_metrics, jax.eval_shape(task.init, jax.random.key(0)), task.train[0], None
-    )
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    forward = compilation.flops(task.loss_and_metrics, params, task.train[0], None)
     if size.kind == "words":  # of each hidden pair a product of q and k, and of A and v
         forward -= size.B * size.M * size.H * 4 * (size.D // size.H) * (size.N * (size.N - 1) // 2)
     return 3 * forward
@@ -111,24 +113,18 @@ def step_flops(size: sizes.Workload) -> int:
 
 def generation(size: sizes.Workload) -> participant.Built:
     """Words drawn as experiments/tools/sample.py does, told every few words, by a model with random parameters."""
-    model = models.language(
-        settings("language", of_model(size)).model, answer=head.next_word, W=size.W, N=size.N, tied_output=True
-    )
+    m = settings("language", size, {}).model
+    model = models.language(m, answer=head.next_word, W=size.W, N=size.N, tied_output=True)
     params = jax.jit(model.init)(jax.random.key(0))
-    ids = inputs.prompt(size).tolist()
+    ids = sizes.prompt(size).tolist()
     how = sample.checked({"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0})
     how |= {"steps": size.new, "stop": [], "mask": lambda *_: masks.causal}
     generator = sample.Generator(model, params, np.array(ids, np.int32), **how)
-
-    def rounds() -> Iterator[list[list[int]]]:
-        return sample.rounds(generator, ids, 0, set())
-
-    for _ in rounds():  # to the end, since programs for larger caches are compiled on the way
-        pass
+    collections.deque(sample.rounds(generator, ids, 0, set()), maxlen=0)  # larger caches are compiled on the way
 
     def steps(n: int) -> float:
         for _ in range(n):
-            gained = sum(len(row) for some in rounds() for row in some)
+            gained = sum(len(row) for some in sample.rounds(generator, ids, 0, set()) for row in some)
             if gained != size.counted:
                 raise RuntimeError(f"{gained} words instead of {size.counted}")
         return 0.0
@@ -156,15 +152,6 @@ def facts() -> dict[str, Any]:
     return {"versions": mesh.versions(), "device": device.device_kind}
 
 
-KINDS: dict[str, Callable[[sizes.Workload], participant.Built]] = {
-    "words": training,
-    "images": training,
-    "generation": generation,
-    "product": large,
-    "read": large,
-}
-
-
 def build(size: sizes.Workload) -> participant.Built:
     """What is done of this size."""
-    return KINDS[size.kind](size)
+    return {"generation": generation, "product": large, "read": large}.get(size.kind, training)(size)

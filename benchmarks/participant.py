@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import dataclasses
 import importlib
 import json
 import os
@@ -56,7 +57,7 @@ def serve(module: str, text: str, *way: str) -> None:
         answers.write(json.dumps(what) + "\n")
 
     try:
-        size = sizes.read(text)
+        size = sizes.Workload(**json.loads(text))
         built = importlib.import_module(module).build(size, *way)
         if size.warm_up and size.kind != "generation":  # generation warms up where it is built
             built.steps(size.warm_up)
@@ -87,7 +88,7 @@ class Participant:
         self._log = tempfile.TemporaryFile("w+")
         module, *way = command
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.participant", module, size.text(), *way],
+            [sys.executable, "-m", "benchmarks.participant", module, json.dumps(dataclasses.asdict(size)), *way],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -107,15 +108,12 @@ class Participant:
     def take(self, steps: int, *, lead: int = 0) -> dict[str, float]:
         """Take so many steps, after some that do not count: {"seconds", "loss", "peak_bytes"}."""
         self._process.stdin.write(json.dumps({"lead": lead, "steps": steps}) + "\n")
-        self._process.stdin.flush()
         return self._read()
 
     def cpu_seconds(self) -> float:
         """The processor time that the process has used so far (0 where the system does not tell)."""
-        try:
-            fields = pathlib.Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
+        stat = pathlib.Path(f"/proc/{self._process.pid}/stat")
+        fields = stat.read_text().rpartition(")")[2].split() if stat.exists() else [0] * 13
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def _read(self) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""The sizes of every workload, once for all participants, which are given one as a word of their command line."""
+"""The sizes of every workload, once for all participants, and what the models are given: random words and pixels.
+
+No step's time depends on their values, and nothing is learned. Batches of NumPy arrays are ready before the clock
+starts; each participant puts them where it computes.
+"""
 
 import dataclasses
-import json
+
+import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +39,9 @@ class Workload:
 
     @property
     def counted(self) -> float:
-        """What a step gets through: words generated, images, tokens; operations of a product; bytes."""
+        """What a step gets through, in units of `UNITS`."""
         one = {"generation": self.new, "images": 1, "words": self.N, "product": 2 * self.N**3, "read": 4 * self.N}
         return self.B * one[self.kind]
-
-    @property
-    def unit(self) -> str:
-        units = {"generation": "words", "images": "images", "words": "tokens", "product": "FLOP", "read": "bytes"}
-        return units[self.kind]
 
     def changed(self, **fields: object) -> "Workload":
         return dataclasses.replace(self, **fields)
@@ -52,16 +52,8 @@ class Workload:
         small = {name: min(getattr(self, name), n) for name, n in most.items()}
         return self.changed(**small, rounds=1, platform="cpu")
 
-    def text(self) -> str:
-        """As one word of a command line."""
-        return json.dumps(dataclasses.asdict(self))
 
-
-def read(text: str) -> Workload:
-    """What `text` wrote."""
-    return Workload(**json.loads(text))
-
-
+UNITS = {"generation": "words", "images": "images", "words": "tokens", "product": "FLOP", "read": "bytes"}  # by kind
 WORKLOADS = {
     "step_a": Workload("4 layers x 128, N 64, B 12", "words", M=4, H=4, D=128, N=64, B=12, steps=30, lead=3),
     "step_b": Workload("6 layers x 384, N 256, B 8", "words", M=6, H=6, D=384, N=256, B=8, steps=2, lead=2),
@@ -92,3 +84,21 @@ GPU = {
 OPTIMISER = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
 TEMPERATURE = 0.8  # of generated words
 KEPT = 32  # different batches, taken in turn
+
+
+def words(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches (w_BN, target_BN), int64 as PyTorch wants them: the target is the next word."""
+    text = np.random.default_rng(0).integers(0, size.W, (KEPT, size.B, size.N + 1))
+    return [(batch[:, :-1].copy(), batch[:, 1:].copy()) for batch in text]
+
+
+def images(size: Workload) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches (image_BYXZ, label_B), float32 with mean 0 and deviation 1, and int64."""
+    rng = np.random.default_rng(0)
+    shape = (size.B, size.Y, size.Y, 1)
+    return [(rng.standard_normal(shape, np.float32), rng.integers(0, size.C, size.B)) for _ in range(KEPT)]
+
+
+def prompt(size: Workload) -> np.ndarray:
+    """Prompts of one word each, (B, 1)."""
+    return np.zeros((size.B, 1), np.int64)

@@ -1,7 +1,5 @@
 """The peers on PyTorch: GPT-2 and ViT of `transformers`, each in what was the fastest of its own ways.
 
-python -m benchmarks.participant torch_peer SIZE eager|compile, as the harness starts it (participant.py).
-
 Attention is scaled_dot_product_attention, whose kernel is fused (flash); AdamW is the fused one; gradients are set to
 None; all cores compute. Generation keeps keys and values: eager in the cache that grows, compiled in the static one.
 bfloat16 is autocast's, with parameters in float32.
@@ -16,7 +14,13 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks import inputs, participant, sizes
+from benchmarks import participant, sizes
+
+FACTS = {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())  # a tied matrix once
 
 
 def gpt2(size: sizes.Workload) -> torch.nn.Module:
@@ -37,29 +41,25 @@ def vit(size: sizes.Workload) -> torch.nn.Module:
     return transformers.ViTForImageClassification(transformers.ViTConfig(**shape, **off, **how))
 
 
-def optimiser(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """AdamW with decay on matrices only, in PyTorch's fused form."""
-    o = sizes.OPTIMISER
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": o["weight_decay"]},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=o["learning_rate"], betas=(o["beta1"], o["beta2"]), eps=o["eps"], fused=True)
-
-
 def training(size: sizes.Workload, way: str) -> participant.Built:
-    """Steps of mean cross-entropy, clipping and AdamW, each on the next batch."""
+    """Steps of mean cross-entropy, clipping and AdamW (fused, with decay on matrices only), each on the next batch."""
     where = torch.device("cuda" if size.platform == "gpu" else "cpu")
     torch.set_float32_matmul_precision("high" if where.type == "cuda" else "highest")
     model = (vit if size.kind == "images" else gpt2)(size).to(where).train()
     compiled = torch.compile(model) if way == "compile" else model
     if size.kind == "images":
-        batches = [(image.transpose(0, 3, 1, 2).copy(), label) for image, label in inputs.images(size)]
+        batches = [(image.transpose(0, 3, 1, 2).copy(), label) for image, label in sizes.images(size)]
         names: dict[str, Any] = {"pixel_values": None}
     else:
-        batches, names = inputs.words(size), {"input_ids": None, "use_cache": False}
-    first, update, waiting = next(iter(names)), optimiser(model), itertools.cycle(batches)
+        batches, names = sizes.words(size), {"input_ids": None, "use_cache": False}
+    o = sizes.OPTIMISER
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": o["weight_decay"]},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    betas = (o["beta1"], o["beta2"])
+    update = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=betas, eps=o["eps"], fused=True)
+    first, waiting = next(iter(names)), itertools.cycle(batches)
     narrow = torch.autocast(where.type, torch.bfloat16) if size.dtype == "bfloat16" else contextlib.nullcontext()
 
     def steps(n: int) -> float:
@@ -69,17 +69,17 @@ def training(size: sizes.Workload, way: str) -> participant.Built:
                 logits = compiled(**names | {first: example}).logits
                 loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2).float(), target.flatten())
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), sizes.OPTIMISER["clip"])
+            torch.nn.utils.clip_grad_norm_(model.parameters(), o["clip"])
             update.step()
             update.zero_grad(set_to_none=True)
         return loss.item()  # waits for the GPU
 
-    return participant.Built(steps, parameters(model), facts())
+    return participant.Built(steps, parameters(model), FACTS)
 
 
 def generation(size: sizes.Workload, way: str) -> participant.Built:
     """The prompts and their new words, by `generate`, after a few words to warm up."""
-    model, prompt = gpt2(size).eval(), torch.from_numpy(inputs.prompt(size))
+    model, prompt = gpt2(size).eval(), torch.from_numpy(sizes.prompt(size))
     how: dict[str, Any] = {"max_new_tokens": size.new, "do_sample": True, "temperature": sizes.TEMPERATURE}
     how |= {"top_k": 0, "top_p": 1.0, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
     if way == "compile":
@@ -101,7 +101,7 @@ def generation(size: sizes.Workload, way: str) -> participant.Built:
                 raise RuntimeError(f"{words.numel() - prompt.numel()} words instead of {size.counted}")
         return 0.0
 
-    return participant.Built(steps, parameters(model), facts())
+    return participant.Built(steps, parameters(model), FACTS)
 
 
 def large(size: sizes.Workload, way: str) -> participant.Built:
@@ -114,15 +114,7 @@ def large(size: sizes.Workload, way: str) -> participant.Built:
             y = torch.mm(x, x) if product else torch.sum(x)
         return 0.0 * y.flatten()[0].item()  # waits for the GPU
 
-    return participant.Built(steps, 0, facts())
-
-
-def parameters(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())  # a tied matrix once
-
-
-def facts() -> dict[str, Any]:
-    return {"versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    return participant.Built(steps, 0, FACTS)
 
 
 def build(size: sizes.Workload, way: str) -> participant.Built:
