@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from experiments import variants
 from experiments.engine import by_name, config, errors, mesh
 from experiments.engine import step as steps
-from tfm import attention, block, embed, head, loss, shapes, symmetry, transformer, variant
+from tfm import attention, block, embed, head, loss, symmetry, transformer, variant
 from tfm import encoder_decoder as seq2seq
+from tfm import initial as initials
 from tfm import layout as layouts
 from tfm.attention import explicit, flash, heads, mask, relative_position, score
 from tfm.decode import kv_cache
@@ -44,15 +45,21 @@ class Model(NamedTuple):
 
 
 def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: bool = False) -> Model:
-    """A model of words: `answer` is the head. transform: one more layer before the output matrix, as BERT has."""
-    if transform and m.norm == "batch":
-        raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
+    """A model of words: `answer` is the head. transform: one more layer before the output matrix, as BERT has, and a
+    bias for each word."""
     config.at_least(0, {"model.segments": m.segments})
-    size = {"W": W} | ({"J": m.segments} if m.segments else {})
     output = sized(answer, W=W)
     if transform:
-        output = output._replace(init=functools.partial(with_transform, output.init, variants.choose(m, "norm")))
-    return build(m, embed=sized(embed.words, **size), head=output, N=N, tied_output=tied_output)
+        if m.norm == "batch":
+            raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
+        norm = variants.choose(m, "norm")
+
+        def init(key: jax.Array, *, D: int) -> dict:
+            own = {"b_W": jnp.zeros(W), "transform": head.transform_init(key, D=D, norm=norm)}
+            return sized(answer, W=W).init(key, D=D) | own
+
+        output = answer._replace(init=init)
+    return build(m, embed=sized(embed.words, W=W, J=m.segments), head=output, N=N, tied_output=tied_output)
 
 
 def sized(choice: variant.Variant, **sizes: int) -> variant.Variant:
@@ -60,19 +67,12 @@ def sized(choice: variant.Variant, **sizes: int) -> variant.Variant:
     return choice._replace(init=functools.partial(choice.init, **sizes))
 
 
-def with_transform(head_init: Callable, norm: Any, key: Any, *, D: int) -> dict:
-    """The parameters of a head that begins with BERT's transform, and has a bias for each word."""
-    params = head_init(key, D=D)
-    W = params["G_WD"].shape[0]
-    return params | {"b_W": jnp.zeros(W), "transform": head.transform_init(key, D=D, norm=norm)}
-
-
 def vision(m: config.Settings, *, answer: str, Y: int, X: int, Z: int, patch: int, C: int) -> Model:
     """A model of images of Y x X pixels and Z channels. Raises UserError for a patch that does not divide them."""
-    _, P = patches(Y, X, Z, patch=patch)
+    N, P = patches(Y, X, Z, patch=patch)
     output = sized(by_name.choose("head", answer, CLASS_HEADS), C=C)
-    N = image_tokens(Y, X, patch=patch, answer=answer)
-    return build(m, embed=sized(embed.patches, P=P), head=output, N=N, class_token=answer == "class_token")
+    first = answer == "class_token"
+    return build(m, embed=sized(embed.patches, P=P), head=output, N=N + first, class_token=first)
 
 
 def patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
@@ -84,39 +84,39 @@ def patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
     return (Y // patch) * (X // patch), patch * patch * Z
 
 
-def image_tokens(Y: int, X: int, *, patch: int, answer: str) -> int:
-    """Tokens of one image, the class token included."""
-    return (Y // patch) * (X // patch) + (answer == "class_token")
-
-
-def build(m: config.Settings, *, embed: variant.Variant, head: variant.Variant, N: int, **tree: bool) -> Model:
-    """The model that the section `m` describes, for up to N tokens. tree: class_token, tied_output (transformer.init).
-
-    Raises UserError for a wrong name or size.
-    """
-    config.at_least(0, {"model.window": m.window})
-    parts = transformer.Parts(embed, positions(m), block_parts(m), head)
-    tree |= {"embed_norm": m.embed_norm}
-    return _built(m, parts, (transformer.init, transformer.apply, kv_cache.start, kv_cache.step), N=N, **tree)
-
-
 def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) -> Model:
     """The encoder-decoder that the section `m` describes, M layers each, for up to N tokens on either side."""
     if m.norm == "instance":
         raise errors.UserError("model.norm = instance looks at later tokens: a decoder needs another norm")
-    words = sized(embed.words, W=W), positions(m), block_parts(m, cross=True), sized(head.next_word, W=W)
-    functions = seq2seq.init, seq2seq.apply, seq2seq.start, seq2seq.step
-    return _built(m, transformer.Parts(*words), functions, N=N, tied_output=tied_output)
+    words, output = sized(embed.words, W=W), sized(head.next_word, W=W)
+    return build(m, embed=words, head=output, N=N, cross=True, tied_output=tied_output)
 
 
-def _built(m: config.Settings, parts: transformer.Parts, functions: tuple[Callable, ...], **tree: Any) -> Model:
-    tree |= sizes(m) | {"final_norm": m.final_norm, "bias": m.bias}
-    call = {"parts": parts} | computing(m)
-    init, apply, start, step = functions
+def build(
+    m: config.Settings, *, embed: variant.Variant, head: variant.Variant, N: int, cross: bool = False, **tree: bool
+) -> Model:
+    """The model that the section `m` describes, for up to N tokens. tree: class_token, tied_output (transformer.init).
+
+    cross: an encoder-decoder. Raises UserError for a wrong name or size, or more layers than can be written out.
+    """
+    config.at_least(0, {"model.window": m.window, "model.unroll": m.unroll})
+    if min(m.unroll or m.M, m.M) > MOST_UNROLLED:
+        raise errors.UserError(
+            f"model.unroll = {m.unroll} would write out {min(m.unroll or m.M, m.M)} layers, and compiling would not end"
+            f" soon: at most {MOST_UNROLLED} are possible, and model.unroll = 1 makes a loop of any number"
+        )
+    dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
+    parts = transformer.Parts(embed, variants.choose(m, "position"), block_parts(m, cross=cross), head)
+    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.unroll or (1 if m.remat else True)}
+    tree |= sizes(m) | {"N": N, "final_norm": m.final_norm, "bias": m.bias}
+    tree |= {} if cross else {"embed_norm": m.embed_norm}
+    functions = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
+    start, step = (functools.partial(function, **call) for function in (functions[1].start, functions[1].step))
 
     def initial(key: jax.Array, **numbers: Any) -> dict:
         own = parts._replace(block=parts.block._replace(**numbers))
-        return scaled_outputs(init(key, parts=own, **tree), m.output_std)
+        params = functions[0].init(key, parts=own, **tree)
+        return params if m.output_std == 1 else initials.scaled(params, m.output_std, OUTPUTS)
 
     def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         """over: the devices that share the model (inside shard_map). Maps are made by the way that forms them."""
@@ -126,18 +126,49 @@ def _built(m: config.Settings, parts: transformer.Parts, functions: tuple[Callab
         # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long on a TPU.
         if call["unroll"] is True and (over.fsdp or (over.platform == "tpu" and m.M > WRITTEN_OUT)):
             changed["unroll"] = 1
-        return apply(*arrays, **call | changed, maps=maps, **options)
+        return functions[0].apply(*arrays, **call | changed, maps=maps, **options)
 
-    return Model(initial, applied, functools.partial(start, **call), functools.partial(step, **call))
+    return Model(initial, applied, start, step)
 
 
-def scaled_outputs(params: dict, factor: float) -> dict:
-    """The parameters with a factor on the matrices whose products are added to the tokens."""
+def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
+    """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
+    config.at_least(0, {f"model.{name}": getattr(m, name) for name in ("eps", "dropout", "score_std", "output_std")})
+    if m.dropout >= 1:
+        raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
+    if m.diagonal not in ("keep", "exclude"):
+        raise errors.UserError(f'unknown diagonal "{m.diagonal}"; the right ones are: keep, exclude')
+    if m.score == "identity_query" and m.D != m.H * m.K:
+        raise errors.UserError(
+            f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
+            f"{m.H} x {m.K}"
+        )
+    chosen = variants.checked(m, sizes(m), cross=cross)
+    if m.relative_position in variants.ROTARY:
+        halves = m.relative_position == "rotary_halves"
+        chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, halves=halves)
+    own = heads.Parts(
+        score=chosen["score"],
+        value=chosen["value"],
+        relative_position=chosen["relative_position"],
+        compute=by_name.choose("attention", m.attention, attention.IMPLEMENTATIONS),
+        scale=by_name.choose("scale", m.scale, score.SCALES),
+        H=m.H,
+        itself=m.diagonal == "keep" and getattr(chosen["score"], "itself", True),
+    )
+    order = by_name.choose("block", m.block, block.ORDERS)
+    return block.Parts(own, chosen["norm"], chosen["mlp"], order, m.eps, m.dropout, m.score_std)
 
-    def times(path: Any, leaf: jax.Array) -> jax.Array:
-        return factor * leaf if shapes.names(path)[-1] in OUTPUTS else leaf
 
-    return params if factor == 1 else jax.tree_util.tree_map_with_path(times, params)
+def sizes(m: config.Settings) -> dict[str, int]:
+    """The sizes M, D, H, K, F, checked."""
+    numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
+    config.at_least(1, {f"model.{letter}": n for letter, n in numbers.items()})
+    if m.D % m.H and m.K == m.D // m.H:
+        raise errors.UserError(
+            f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
+        )
+    return numbers
 
 
 def word_measures(logits_BNW: jax.Array, batch: dict, over: layouts.Layout) -> steps.Ratios:
@@ -155,112 +186,41 @@ def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
     return near if who is None else mask.both(who, near)
 
 
-# ------------------------------------------------------------------------------------------------ names -> functions
-
-
-def positions(m: config.Settings) -> Any:
-    """The code that says in a token where it stands."""
-    chosen = variants.choose(m, "position")
-    variants.check(m, {"position": chosen}, sizes(m))
-    return chosen
-
-
-def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
-    """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
-    config.at_least(0, {f"model.{name}": getattr(m, name) for name in ("eps", "dropout", "score_std", "output_std")})
-    if m.dropout >= 1:
-        raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
-    if m.diagonal not in ("keep", "exclude"):
-        raise errors.UserError(f'unknown diagonal "{m.diagonal}"; the right ones are: keep, exclude')
-    chosen = {name: variants.choose(m, name) for name in ("score", "value", "relative_position", "norm", "mlp")}
-    if m.score == "identity_query" and m.D != m.H * m.K:
-        raise errors.UserError(
-            f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
-            f"{m.H} x {m.K}"
-        )
-    variants.check(m, chosen, sizes(m), cross=cross)
-    if m.relative_position in variants.ROTARY:
-        halves = m.relative_position == "rotary_halves"
-        chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, halves=halves)
-    own = heads.Parts(
-        score=chosen["score"],
-        value=chosen["value"],
-        relative_position=chosen["relative_position"],
-        compute=by_name.choose("attention", m.attention, attention.IMPLEMENTATIONS),
-        scale=by_name.choose("scale", m.scale, score.SCALES),
-        H=m.H,
-        itself=m.diagonal == "keep" and getattr(chosen["score"], "itself", True),
-    )
-    order = by_name.choose("block", m.block, block.ORDERS)
-    numbers = {"eps": m.eps, "dropout": m.dropout, "score_std": m.score_std}
-    return block.Parts(own, chosen["norm"], chosen["mlp"], order, **numbers)
-
-
-def sizes(m: config.Settings) -> dict[str, int]:
-    """The sizes M, D, H, K, F, checked."""
-    numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
-    config.at_least(1, {f"model.{letter}": n for letter, n in numbers.items()})
-    if m.D % m.H and m.K == m.D // m.H:
-        raise errors.UserError(
-            f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
-        )
-    return numbers
-
-
-def computing(m: config.Settings) -> dict[str, Any]:
-    """How it is computed: dtype, rematerialisation, unrolled layers."""
-    config.at_least(0, {"model.unroll": m.unroll})
-    if min(m.unroll or m.M, m.M) > MOST_UNROLLED:
-        raise errors.UserError(
-            f"model.unroll = {m.unroll} would write out {min(m.unroll or m.M, m.M)} layers, and compiling would not end"
-            f" soon: at most {MOST_UNROLLED} are possible, and model.unroll = 1 makes a loop of any number"
-        )
-    dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
-    unroll = m.unroll or (1 if m.remat else True)
-    return {"dtype": None if dtype is jnp.float32 else dtype, "remat": m.remat, "unroll": unroll}
-
-
 def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
     """How the model that `m` describes is shared over a mesh. W: its words; N, head: its patches and class head.
 
     Raises UserError for what cannot be shared so, with the reason.
     """
-    over, size = mesh.layout(devices, W=W), devices.shape
-    parts = block_parts(m)
-    whole = [
-        name
-        for name, part in (("mlp", parts.mlp), ("value", parts.attention.value))
-        if not getattr(part, "shared", False)
-    ]
-    whole_sequences = "model.attention = fused needs whole sequences: choose flash, or mesh.sequence = 1"
-    class_token = (
-        "the class token is no part of the image that devices could share: choose image.head = pooled, or "
-        "mesh.sequence = 1"
-    )
-    patches = f"{N} patches do not divide evenly over mesh.sequence = {size.get(over.sequence)}"
-    heads = f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {size.get(over.tensor)}"
-    queries = (
-        "model.score = identity_query cuts whole tokens into heads, and devices would have to share those: "
-        "mesh.tensor must be 1"
-    )
-    own = (
-        "".join(f'model.{name} = "{getattr(m, name)}" ' for name in whole[:1]) + "does not say `shared`, that it takes "
-        "the layout of the devices over which it would have to be added up: mesh.tensor must be 1"
-    )
+    over, size, parts = mesh.layout(devices, W=W), devices.shape, block_parts(m)
+    sequence, tensor = size.get(over.sequence, 1), size.get(over.tensor, 1)
+    rooms = {"mlp": parts.mlp, "value": parts.attention.value}
+    whole = [f'model.{name} = "{getattr(m, name)}"' for name, own in rooms.items() if not getattr(own, "shared", False)]
     for holds, reason in (
-        (over.sequence and m.attention == "fused", whole_sequences),
-        (over.sequence and head == "class_token", class_token),
-        (over.sequence and N % size[over.sequence], patches),
-        (over.tensor and m.H % size[over.tensor], heads),
-        (over.tensor and m.score == "identity_query", queries),
-        (over.tensor and whole, own),
+        (
+            over.sequence and m.attention == "fused",
+            "model.attention = fused needs whole sequences: choose flash, or mesh.sequence = 1",
+        ),
+        (
+            over.sequence and head == "class_token",
+            "the class token is no part of the image that devices could share: choose image.head = pooled, or "
+            "mesh.sequence = 1",
+        ),
+        (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),
+        (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
+        (
+            over.tensor and m.score == "identity_query",
+            "model.score = identity_query cuts whole tokens into heads, and devices would have to share those: "
+            "mesh.tensor must be 1",
+        ),
+        (
+            over.tensor and whole,
+            f"{(*whole, '')[0]} does not say `shared`, that it takes the layout of the devices over which it would "
+            "have to be added up: mesh.tensor must be 1",
+        ),
     ):
         if holds:
             raise errors.UserError(reason)
     return over
-
-
-# ------------------------------------------------------------------------------------------------ what scores are like
 
 
 def probe(m: config.Settings) -> Callable | None:
@@ -270,8 +230,6 @@ def probe(m: config.Settings) -> Callable | None:
     the names are symmetry/encoder/1, ... None where scores have no bilinear form.
     """
     look = symmetries(m)
-    if look is None:
-        return None
 
     def numbers(params: Any) -> dict[str, jax.Array]:
         measures = {}
@@ -281,7 +239,7 @@ def probe(m: config.Settings) -> Callable | None:
             measures |= {f"{name}/{part}{i + 1}": x_M[i] for name, x_M in named.items() for i in range(len(x_M))}
         return measures
 
-    return numbers
+    return look and numbers
 
 
 def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]] | None:
@@ -290,12 +248,10 @@ def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]]
     The parts are 'encoder/' and 'decoder/', or ''. None where scores have no bilinear form, or do not tell it.
     """
     factors = getattr(variants.choose(m, "score"), "factors", None)
-    if factors is None:
-        return None
 
     def look(params: Any) -> dict[str, symmetry.Layer]:
-        sides = {f"{side}/": params[side] for side in ("encoder", "decoder") if side in params}
-        parts = {part: trunk["blocks"]["score"] for part, trunk in (sides or {"": params}).items()}
-        return {part: symmetry.layers(of, factors, M=m.M, D=m.D) for part, of in parts.items()}
+        sides = {f"{side}/": params[side] for side in ("encoder", "decoder") if side in params} or {"": params}
+        scores = {part: trunk["blocks"]["score"] for part, trunk in sides.items()}
+        return {part: symmetry.layers(of, factors, M=m.M, D=m.D) for part, of in scores.items()}
 
-    return look
+    return factors and look

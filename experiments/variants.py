@@ -5,7 +5,7 @@ of tfm says. What it raises is told with its line.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -43,10 +43,10 @@ class Trial(NamedTuple):
         """The error that says this of the variant."""
         return errors.UserError(f"{self.called}: {says}")
 
-    def ask(self, function: Callable, *arrays: Any) -> Any:
+    def ask(self, function: Callable, *arrays: Any, **how: Any) -> Any:
         """The shapes of what the function gives for such arrays. UserError where it raises."""
         try:
-            return jax.eval_shape(function, *arrays)
+            return jax.eval_shape(functools.partial(function, **how), *arrays)
         except errors.UserError:
             raise
         except Exception as error:  # somebody's own code may raise anything
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     def init(self, letters: str, **settings: Any) -> Any:
         """The parameters for these sizes. UserError where one has not the shape that its name says."""
         sizes = {letter: self.size[letter] for letter in letters}
-        params = self.ask(functools.partial(self.variant.init, **sizes, **settings), jax.random.key(0))
+        params = self.ask(self.variant.init, jax.random.key(0), **sizes, **settings)
         try:
             answer = shapes.check(params)
         except shapes.ShapeError as error:
@@ -66,9 +66,9 @@ class Trial(NamedTuple):
                 raise self.refusal(f"model.{letter} is {n}, and {letter} in its parameters {answer[letter]}")
         return params
 
-    def array(self, axes: str) -> jax.ShapeDtypeStruct:
+    def array(self, axes: str, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         """An abstract array with these axes."""
-        return jax.ShapeDtypeStruct(tuple(self.size[letter] for letter in axes), jnp.float32)
+        return jax.ShapeDtypeStruct(tuple(self.size[letter] for letter in axes), dtype)
 
     def check(self, what: str, axes: str, answer: Any, *, free: str = "") -> None:
         """UserError where the answer has other axes: H may be 1, which all heads share, and `free` any number."""
@@ -89,21 +89,26 @@ class Trial(NamedTuple):
         return answer[0], answer[1]
 
 
-def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int], *, cross: bool = False) -> None:
-    """UserError where a user's own variant among those chosen, by their rooms, does not do what its room says.
+def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -> dict[str, Any]:
+    """The variants that the section `m` names, by their rooms. UserError where a user's own does not do what its room
+    says.
 
     cross: tokens are also compared with those of another sequence. sizes: M, D, H, K, F. Of any score that rotary
     positions are to turn, UserError too where it does not declare that they may, or has no pairs of features.
     """
-    own = {name for name in chosen if ":" in getattr(m, name)}
-    turned = "relative_position" in chosen and m.relative_position in ROTARY
-    if not own and not turned:
-        return
-    free = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]
-    size = {**sizes, "B": free[0], "N": free[1], "S": free[2]}
+    chosen = {name: choose(m, name) for name in ROOMS}
+    own, turned = {name for name in ROOMS if ":" in getattr(m, name)}, m.relative_position in ROTARY
+    B, N, S, *_ = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]
+    size = {**sizes, "B": B, "N": N, "S": S}
     trials = {name: Trial(f"model.{name} = {getattr(m, name)}", choice, size) for name, choice in chosen.items()}
     if turned:
-        _declared(m, chosen["score"])
+        config.at_least(1, {"model.rotary_base": m.rotary_base})
+        if not getattr(chosen["score"], "rotatable", False):
+            raise errors.UserError(
+                f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} "
+                "does not declare that they may be turned: one that asks for nothing but products of their features "
+                "does, as score.Score(init, apply, rotatable=True) (tfm/attention/score.py)"
+            )
     if turned or own & {"score", "relative_position", "value"}:
         q, k = _score(trials["score"], bias=m.bias, cross=cross)
         if turned and q.shape[-1] % 2:
@@ -113,24 +118,14 @@ def check(m: config.Settings, chosen: Mapping[str, Any], sizes: Mapping[str, int
                 "matrix"
             )
         if "relative_position" in own:
-            _relation(trials["relative_position"], q, k)
+            _relative_position(trials["relative_position"], q, k)
         if "value" in own:
             _value(trials["value"], bias=m.bias, heads=q.shape[1])
     rooms = {"norm": ("D", {}, {"eps": m.eps}), "mlp": ("DFM", {"bias": m.bias}, {}), "position": ("ND", {}, {})}
     for name in sorted(rooms.keys() & own):
         of, (letters, more, settings) = trials[name], rooms[name]
-        apply = functools.partial(of.variant.apply, **settings)
-        of.check("tokens", "BND", of.ask(apply, of.init(letters, **more), of.array("BND")))
-
-
-def _declared(m: config.Settings, chosen: Any) -> None:
-    config.at_least(1, {"model.rotary_base": m.rotary_base})
-    if not getattr(chosen, "rotatable", False):
-        raise errors.UserError(
-            f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} does "
-            "not declare that they may be turned: one that asks for nothing but products of their features does, as "
-            "score.Score(init, apply, rotatable=True) (tfm/attention/score.py)"
-        )
+        of.check("tokens", "BND", of.ask(of.variant.apply, of.init(letters, **more), of.array("BND"), **settings))
+    return chosen
 
 
 def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
@@ -146,21 +141,20 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
         if not queries.shape[-1]:
             raise of.refusal("its queries and keys have no features")
     if factors := getattr(of.variant, "factors", None):
-        both = of.ask(functools.partial(factors, D=of.size["D"]), params)
-        for matrix in of.pair("its factors", both):
+        for matrix in of.pair("its factors", of.ask(factors, params, D=of.size["D"])):
             of.check("factors", "HKD", matrix, free="K")
     return q, k
 
 
-def _relation(of: Trial, q: Any, k: Any) -> None:
-    params, n = of.init("HKN"), jax.ShapeDtypeStruct((of.size["N"],), jnp.int32)
+def _relative_position(of: Trial, q: Any, k: Any) -> None:
+    params, n_N = of.init("HKN"), of.array("N", jnp.int32)
     rotate, bias = (getattr(of.variant, name, None) for name in ("rotate", "bias"))
-    answer = (q, k) if rotate is None else of.pair("queries and keys", of.ask(rotate, params, q, k, n))
+    answer = (q, k) if rotate is None else of.pair("queries and keys", of.ask(rotate, params, q, k, n_N))
     for what, one, given in zip(("queries", "keys"), answer, (q, k), strict=True):
         if getattr(one, "shape", None) != given.shape:
             raise of.refusal(f"it makes {what} of the shape {given.shape} into {getattr(one, 'shape', 'no array')}")
     if bias is not None:
-        of.check("bias", "HNN", of.ask(functools.partial(bias, H=of.size["H"]), params, n, n))
+        of.check("bias", "HNN", of.ask(bias, params, n_N, n_N, H=of.size["H"]))
 
 
 def _value(of: Trial, *, bias: bool, heads: int) -> None:

@@ -48,7 +48,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         answer = logits_BC, batch["label_B"], batch["weight_B"]
         return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)} | step.running(seen)
 
-    tokens = models.image_tokens(*data.train_image_BYXZ.shape[1:3], patch=size, answer=settings.image.head)
+    N, _ = models.patches(*data.train_image_BYXZ.shape[1:], patch=size)
+    tokens = N + (settings.image.head == "class_token")
     task = step.Task(
         init=model.init,
         loss_and_metrics=loss_and_metrics,

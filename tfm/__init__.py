@@ -53,7 +53,7 @@ own kernels; nan_guard.py keeps NaN behind the mask; loss.py has sums and counts
 share, and ring.py passes keys and values around those that share a sequence.
 """
 
-from tfm import attention, block, decode, dropout, embed, encoder_decoder, head, initial, layout  # noqa: F401
+from tfm import attention, block, decode, embed, encoder_decoder, head, initial, layout  # noqa: F401
 
 # isort: split
 from tfm import linear, loss, mlp, norm, position, shapes, symmetry, transformer  # noqa: F401

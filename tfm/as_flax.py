@@ -12,7 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen, nnx
+
+
+def _is_param(node: Any) -> bool:
+    return isinstance(node, nnx.Param)
 
 
 class NNX(nnx.Module):
@@ -31,14 +36,10 @@ class NNX(nnx.Module):
 
     def load(self, params: Mapping) -> None:
         """Take these parameters. ValueError where names or shapes are not those of the module, which keeps its own."""
-        own = jax.tree.map(lambda leaf: leaf.shape, self.params())
-        if own != (given := jax.tree.map(lambda leaf: leaf.shape, params)):
+        own, given = (jax.tree.map(jnp.shape, tree) for tree in (self.params(), params))
+        if own != given:
             raise ValueError(f"the module has parameters of shapes {own}, which {given} are not")
         jax.tree.map(lambda param, leaf: param.__setitem__(..., leaf), self.tree, params, is_leaf=_is_param)
-
-
-def _is_param(node: Any) -> bool:
-    return isinstance(node, nnx.Param)
 
 
 class Linen(linen.Module):

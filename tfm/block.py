@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from tfm import dropout, initial, norm, shapes, variant
+from tfm import initial, norm, variant
 from tfm import layout as layouts
 from tfm.attention import heads
 from tfm.attention import mask as masks
@@ -38,29 +39,20 @@ def init(
     key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, parts: Parts, bias: bool, cross: bool = False
 ) -> dict:
     """Parameters of one block; M, the depth of the stack, sets the initial scale of the output projections."""
+    attention, params = parts.attention, {}
 
-    def made(name: str, variant: Any, **sizes: Any) -> dict:
-        return {name: variant.init(initial.key(key, name), **sizes)}
+    def add(name: str, part: Any, **sizes: Any) -> None:
+        params[name] = part.init(initial.key(key, name), **sizes)
 
-    def attend(suffix: str) -> dict:
-        score = made(f"score{suffix}", heads.score, H=H, K=K, D=D, bias=bias)
-        return scaled(score, parts.score_std) | made(f"value{suffix}", heads.value, H=H, K=K, D=D, M=M, bias=bias)
-
-    heads = parts.attention
-    params = made("norm1", parts.norm, D=D) | attend("")
-    params |= made("relative_position", heads.relative_position, H=H, K=K, N=N)
-    if cross:
-        params |= made("norm_cross", parts.norm, D=D) | attend("_cross")
-    return params | made("norm2", parts.norm, D=D) | made("mlp", parts.mlp, D=D, F=F, M=M, bias=bias)
-
-
-def scaled(score: dict, std: float | jax.Array) -> dict:
-    """The score's parameters with a factor on the matrices U that make queries and keys."""
-
-    def times(path: Any, leaf: jax.Array) -> jax.Array:
-        return std * leaf if shapes.names(path)[-1].startswith("U") else leaf
-
-    return jax.tree_util.tree_map_with_path(times, score)
+    for suffix in ("", "_cross") if cross else ("",):
+        add(f"norm{suffix or 1}", parts.norm, D=D)
+        add(f"score{suffix}", attention.score, H=H, K=K, D=D, bias=bias)
+        add(f"value{suffix}", attention.value, H=H, K=K, D=D, M=M, bias=bias)
+        params[f"score{suffix}"] = initial.scaled(params[f"score{suffix}"], parts.score_std, "U")
+    add("relative_position", attention.relative_position, H=H, K=K, N=N)
+    add("norm2", parts.norm, D=D)
+    add("mlp", parts.mlp, D=D, F=F, M=M, bias=bias)
+    return params
 
 
 # order(x, residual, norm) -> (x, aux, statistics): residual also returns what is to be seen of it, and norm the
@@ -107,49 +99,46 @@ def apply(
     statistics of norms that keep running averages, in training.
     """
     params = layouts.gathered(params, layout)
-    past = {"self": None, "cross": None} if cache is None else cache
+    past = {} if cache is None else cache
     call = {"parts": parts.attention, "layout": layout}
 
     def attend(x: jax.Array) -> tuple[jax.Array, tuple]:
-        y, *aux = heads.self_attention(params, x, mask=mask, n=n, cache=past["self"], **call)
+        y, *aux = heads.self_attention(params, x, mask=mask, n=n, cache=past.get("self"), **call)
         return y, aux
 
     def cross(x: jax.Array) -> tuple[jax.Array, tuple]:
         own = {name: params[f"{name}_cross"] for name in ("score", "value")}
-        y, *aux = heads.cross_attention(own, x, memory=memory, cache=past["cross"], **call)
+        y, *aux = heads.cross_attention(own, x, memory=memory, cache=past.get("cross"), **call)
         return y, aux
 
     def feed(x: jax.Array) -> tuple[jax.Array, tuple]:
         return layouts.on(layout, parts.mlp)(params["mlp"], x), ()
 
-    stages = {"attention": (attend, "norm1"), "cross": (cross, "norm_cross"), "mlp": (feed, "norm2")}
-    if "score_cross" not in params:
-        del stages["cross"]
     aux, running = {}, {}
-    for name, (residual, norm_name) in stages.items():
-        x_BND, aux[name], running[norm_name] = parts.order(
-            x_BND,
-            _dropped(name, residual, parts=parts, key_B=key_B, layout=layout),
-            lambda x, name=norm_name: statistical_norm(params[name], x, parts=parts, key_B=key_B, layout=layout),
-        )
+    for name, stage, norm_name in (
+        ("attention", attend, "norm1"),
+        ("cross", cross, "norm_cross"),
+        ("mlp", feed, "norm2"),
+    ):
+        if norm_name not in params:
+            continue
+
+        def residual(x: jax.Array, name: str = name, stage: Callable = stage) -> tuple[jax.Array, Any]:
+            with jax.named_scope(name):
+                y_BND, seen = stage(x)
+                return dropped(name, y_BND, parts=parts, key_B=key_B, layout=layout), seen
+
+        def normed(x: jax.Array, own: dict = params[norm_name]) -> tuple[jax.Array, dict]:
+            return statistical_norm(own, x, parts=parts, key_B=key_B, layout=layout)
+
+        x_BND, aux[name], running[norm_name] = parts.order(x_BND, residual, normed)
+    seen = {"self": aux["attention"]} | ({"cross": aux["cross"]} if "cross" in aux else {})
     result: dict = {"running": {name: statistics for name, statistics in running.items() if statistics}}
     if maps:
-        result |= {name: aux[stage][0] for name, stage in (("A", "attention"), ("A_cross", "cross")) if stage in aux}
+        result |= {{"self": "A", "cross": "A_cross"}[name]: A_BHNS for name, (A_BHNS, _) in seen.items()}
     if keep or cache is not None:
-        both = (("self", "attention"), ("cross", "cross"))
-        result["cache"] = {name: aux[stage][1] for name, stage in both if stage in aux}
+        result["cache"] = {name: kept for name, (_, kept) in seen.items()}
     return x_BND, result
-
-
-def _dropped(name: str, residual: Callable, *, parts: Parts, key_B, layout: layouts.Layout) -> Callable:
-    """The stage `name`, with dropout of what it adds to the tokens."""
-
-    def run(x_BND: jax.Array) -> tuple[jax.Array, Any]:
-        with jax.named_scope(name):
-            y_BND, aux = residual(x_BND)
-            return dropout.drop(keys(key_B, name), y_BND, parts.dropout, layout=layout), aux
-
-    return run
 
 
 def statistical_norm(
@@ -159,6 +148,26 @@ def statistical_norm(
     observe = getattr(parts.norm, "observe", None)
     statistics = observe(x_BND, layout=layout) if key_B is not None and observe is not None else {}
     return layouts.on(layout, parts.norm)(params | statistics, x_BND, eps=parts.eps), statistics
+
+
+def dropped(
+    name: str, x_BND: jax.Array, *, parts: Parts, key_B: jax.Array | None, layout: layouts.Layout = layouts.ONE
+) -> jax.Array:
+    """Dropout of the stage `name` (Srivastava et al. 2014): each number is 0 with probability parts.dropout, p, else
+    x / (1 - p), so that the mean stays what it was.
+
+    The zeros of a sequence depend on its own random key and the stage alone, not on its neighbours, the number of
+    devices or the parts of an accumulation. Of a sequence whose tokens devices share, each draws the zeros of all and
+    takes its own. Without keys (evaluation) or at rate 0 the result is x. ValueError for a rate outside [0, 1).
+    """
+    if not 0 <= parts.dropout < 1:
+        raise ValueError(f"a dropout rate of {parts.dropout}; it must be at least 0 and less than 1")
+    if key_B is None or parts.dropout == 0:
+        return x_BND
+    _, N, D = x_BND.shape
+    N = N * jax.lax.axis_size(layout.sequence) if layout.sequence else N
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - parts.dropout, (N, D)))(keys(key_B, name))
+    return jnp.where(layouts.own(keep, layout), x_BND / (1 - parts.dropout), 0)
 
 
 def keys(key_B: jax.Array | None, name: str) -> jax.Array | None:

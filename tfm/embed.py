@@ -1,5 +1,7 @@
 """From words and images, whole or partly hidden, to tokens (E1, E2, E26)."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -23,19 +25,14 @@ def _words(
     2019, figure 2); words alone belong to segment 0. Devices that share the vocabulary each have some rows of E.
     """
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
-    x_BND = _rows(params["E_WD"], inputs["w_BN"], layout.vocab)
-    if "S_JD" not in params:
-        return x_BND
-    return x_BND + params["S_JD"][inputs["segment_BN"] if "segment_BN" in inputs else 0]
-
-
-def _rows(E_WD: jax.Array, w_BN: jax.Array, vocab: str | None) -> jax.Array:
-    """Row w of the embedding; where devices have some rows each, one has it and the others add 0."""
-    if vocab is None:
-        return E_WD[w_BN]
-    here_BN = w_BN - jax.lax.axis_index(vocab) * len(E_WD)
-    mine_BN = (here_BN >= 0) & (here_BN < len(E_WD))
-    return jax.lax.psum(jnp.where(mine_BN[..., None], E_WD[jnp.where(mine_BN, here_BN, 0)], 0), vocab)
+    E_WD, w_BN = params["E_WD"], inputs["w_BN"]
+    if layout.vocab is None:
+        x_BND = E_WD[w_BN]
+    else:  # one device has the row, and the others add 0
+        here_BN = w_BN - jax.lax.axis_index(layout.vocab) * len(E_WD)
+        mine_BN = (here_BN >= 0) & (here_BN < len(E_WD))
+        x_BND = jax.lax.psum(jnp.where(mine_BN[..., None], E_WD[jnp.where(mine_BN, here_BN, 0)], 0), layout.vocab)
+    return x_BND + params["S_JD"][inputs.get("segment_BN", 0)] if "S_JD" in params else x_BND
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
@@ -62,17 +59,14 @@ def join(v_BNP: jax.Array, *, Y: int, X: int, size: int) -> jax.Array:
     return rows.swapaxes(2, 3).reshape(B, Y, X, P // size**2)
 
 
-def _patches_init(key: jax.Array, *, P: int, D: int) -> dict:
-    return initial.normal(key, "W_DP", (P * D) ** -0.5, D=D, P=P) | initial.zeros("b_D", D=D)
+def _patches_init(key: jax.Array, *, P: int, D: int, hidden: bool = False) -> dict:
+    params = initial.normal(key, "W_DP", (P * D) ** -0.5, D=D, P=P) | initial.zeros("b_D", D=D)
+    return params | (initial.normal(key, "h_D", D**-0.5, D=D) if hidden else {})
 
 
 def _patches(params: dict, v_BNP: jax.Array) -> jax.Array:
     """x_n = W vec(patch_n) + b (E2, seed 003)."""
     return linear.rows(v_BNP.astype(params["W_DP"].dtype), params["W_DP"], params["b_D"])
-
-
-def _masked_patches_init(key: jax.Array, *, P: int, D: int) -> dict:
-    return _patches_init(key, P=P, D=D) | initial.normal(key, "h_D", D**-0.5, D=D)
 
 
 def _masked_patches(params: dict, inputs: dict[str, jax.Array]) -> jax.Array:
@@ -99,4 +93,4 @@ def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
 
 words = Variant(_words_init, _words, shared=True)
 patches = Variant(_patches_init, _patches)
-masked_patches = Variant(_masked_patches_init, _masked_patches)
+masked_patches = Variant(functools.partial(_patches_init, hidden=True), _masked_patches)

@@ -44,15 +44,9 @@ def encode(
 
     Devices that share a target's tokens all read the whole source.
     """
-    mask = masks.padding(valid_BS)
-    x_BSD, aux = transformer.hidden_states(
-        transformer.cast(side(params, "encoder"), dtype),
-        source_BS,
-        mask=mask,
-        key_B=blocks.keys(key_B, "encoder"),
-        layout=layout.whole,
-        **model,
-    )
+    own, mask = transformer.cast(side(params, "encoder"), dtype), masks.padding(valid_BS)
+    call = {"mask": mask, "key_B": blocks.keys(key_B, "encoder"), "layout": layout.whole}
+    x_BSD, aux = transformer.hidden_states(own, source_BS, **call, **model)
     return blocks.Memory(x_BSD, mask), aux
 
 
@@ -71,53 +65,25 @@ def apply(
     The arguments are those of transformer.apply; aux has A_MBHNS and A_cross_MBHNS of the decoder with maps.
     """
     memory, at_encoder = encode(params, source_BS, valid_BS, key_B=key_B, **model)
-    logits_BNW, aux = transformer.apply(
-        side(params, "decoder"),
-        w_BN,
-        mask=masks.causal,
-        memory=memory,
-        key_B=blocks.keys(key_B, "decoder"),
-        maps=maps,
-        **model,
-    )
+    call = {"mask": masks.causal, "memory": memory, "key_B": blocks.keys(key_B, "decoder"), "maps": maps}
+    logits_BNW, aux = transformer.apply(side(params, "decoder"), w_BN, **call, **model)
     running = {name: s["running"] for name, s in (("encoder", at_encoder), ("decoder", aux)) if "running" in s}
     return logits_BNW, aux | ({"running": running} if running else {})
 
 
 def start(
-    params: dict,
-    source_BS: jax.Array,
-    valid_BS: jax.Array,
-    prompt_BN: jax.Array,
-    length_B: jax.Array,
-    *,
-    capacity: int,
-    **model: Any,
+    params: dict, source_BS: jax.Array, valid_BS: jax.Array, *prompts: jax.Array, capacity: int, **model: Any
 ) -> tuple[jax.Array, dict]:
-    """The logits_BW after each prompt (the word that begins a target), and the cache: the source is read once."""
+    """The logits_BW after each of the prompts, prompt_BN and length_B (the word that begins a target), and the cache:
+    the source is read once."""
     memory, _ = encode(params, source_BS, valid_BS, **model)
-    logits_BW, layers = kv_cache.start(
-        side(params, "decoder"),
-        prompt_BN,
-        length_B,
-        capacity=capacity,
-        mask=masks.causal,
-        memory=memory,
-        **model,
-    )
+    call = {"mask": masks.causal, "memory": memory, "capacity": capacity}
+    logits_BW, layers = kv_cache.start(side(params, "decoder"), *prompts, **call, **model)
     return logits_BW, {"layers": layers, "valid_BS": valid_BS}
 
 
 def step(params: dict, cache: dict, w_B: jax.Array, n_B: jax.Array, **model: Any) -> tuple[jax.Array, dict]:
     """Word w_B at position n_B of each target: the logits_BW of the next one, and the cache with this one in it."""
-    memory = blocks.Memory(x_BSD=None, mask=masks.padding(cache["valid_BS"]))
-    logits_BW, layers = kv_cache.step(
-        side(params, "decoder"),
-        cache["layers"],
-        w_B,
-        n_B,
-        mask=masks.causal,
-        memory=memory,
-        **model,
-    )
+    call = {"mask": masks.causal, "memory": blocks.Memory(None, masks.padding(cache["valid_BS"]))}
+    logits_BW, layers = kv_cache.step(side(params, "decoder"), cache["layers"], w_B, n_B, **call, **model)
     return logits_BW, cache | {"layers": layers}

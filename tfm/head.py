@@ -1,5 +1,7 @@
 """What the tokens are asked: the next or the hidden word, the class of an image, hidden pixels. Answers are float32."""
 
+import functools
+
 import jax
 
 from tfm import initial, linear, mlp
@@ -7,9 +9,10 @@ from tfm import layout as layouts
 from tfm.variant import Variant
 
 
-def _word_init(key: jax.Array, *, W: int, D: int) -> dict:
-    """g_w starts small (0.02), so that the first predictions are close to uniform: a loss of log W."""
-    return initial.normal(key, "G_WD", 0.02, W=W, D=D)
+def _init(key: jax.Array, *, matrix: str, bias: str = "", **sizes: int) -> dict:
+    """The matrix starts small (0.02), so that the first predictions are close to uniform: a loss of log W."""
+    params = initial.normal(key, matrix, 0.02, **sizes)
+    return params | (initial.zeros(bias, **sizes) if bias else {})
 
 
 def _word(params: dict, x_BND: jax.Array) -> jax.Array:
@@ -30,10 +33,6 @@ def transform(params: dict, x_BND: jax.Array, *, norm, eps: float, layout: layou
     return layouts.on(layout, norm)(params["norm"], y_BND, eps=eps)
 
 
-def _class_init(key: jax.Array, *, C: int, D: int) -> dict:
-    return initial.normal(key, "G_CD", 0.02, C=C, D=D) | initial.zeros("b_C", C=C)
-
-
 def _pooled(params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """l_c = g_c^T mean_n x_n + b_c: the whole sequence is pooled (E25), also where devices have some tokens each."""
     mean_BD = linear.wide(x_BND).mean(axis=1)
@@ -46,17 +45,15 @@ def _class_token(params: dict, x_BND: jax.Array) -> jax.Array:
     return linear.answers(x_BND[:, 0], params["G_CD"], params["b_C"])
 
 
-def _pixels_init(key: jax.Array, *, P: int, D: int) -> dict:
-    return initial.normal(key, "W_PD", 0.02, P=P, D=D) | initial.zeros("b_P", P=P)
-
-
 def _pixels(params: dict, x_BND: jax.Array) -> jax.Array:
     """v_n = W x_n + b, the predicted vec(patch_n), back from a token to pixels: E2 turned around (E26)."""
     return linear.answers(x_BND, params["W_PD"], params["b_P"])
 
 
+_word_init = functools.partial(_init, matrix="G_WD")
+_class_init = functools.partial(_init, matrix="G_CD", bias="b_C")
 next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)
 pooled = Variant(_class_init, _pooled, shared=True)
 class_token = Variant(_class_init, _class_token)
-pixels = Variant(_pixels_init, _pixels)
+pixels = Variant(functools.partial(_init, matrix="W_PD", bias="b_P"), _pixels)

@@ -5,6 +5,7 @@ models with a weight of the same name and shape start from the same values. Shap
 """
 
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,10 @@ def zeros(name: str, **sizes: int) -> dict[str, jax.Array]:
     return {name: jnp.zeros(shapes.size(name, sizes))}
 
 
-def ones(name: str, **sizes: int) -> dict[str, jax.Array]:
-    """{name: 1}, for gains."""
-    return {name: jnp.ones(shapes.size(name, sizes))}
+def scaled(params: Any, factor: float | jax.Array, names: str | tuple[str, ...]) -> Any:
+    """The parameters with a factor on those leaves whose name begins with one of these."""
+
+    def times(path: Any, leaf: jax.Array) -> jax.Array:
+        return factor * leaf if shapes.names(path)[-1].startswith(names) else leaf
+
+    return jax.tree_util.tree_map_with_path(times, params)

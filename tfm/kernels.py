@@ -64,14 +64,15 @@ def write(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax.Array
         return cache_BHSK.at[jnp.arange(B)[:, None], :, n_BN].set(new_BHNK.swapaxes(1, 2))
 
     def one_by_one(cache_BHSK: jax.Array) -> jax.Array:
-        inside_B = jnp.nonzero(n_BN[:, 0] < cache_BHSK.shape[2], size=B)[0]
+        fits_B = n_BN[:, 0] < cache_BHSK.shape[2]
+        inside_B = jnp.nonzero(fits_B, size=B)[0]
 
         def put(i: jax.Array, cache_BHSK: jax.Array) -> jax.Array:
             b = inside_B[i]
             new_1HNK = jax.lax.dynamic_slice_in_dim(new_BHNK, b, 1)
             return jax.lax.dynamic_update_slice(cache_BHSK, new_1HNK, (b, 0, n_BN[b, 0], 0))
 
-        return jax.lax.fori_loop(0, jnp.sum(n_BN[:, 0] < cache_BHSK.shape[2]), put, cache_BHSK)
+        return jax.lax.fori_loop(0, jnp.sum(fits_B), put, cache_BHSK)
 
     if N > 1:
         return at_once(cache_BHSK)

@@ -34,8 +34,7 @@ class Layout(NamedTuple):
     def rules(self) -> dict[str, tuple[str, ...]]:
         """The mesh axes that may share a letter of a weight (shapes.specs)."""
         rules = {"H": (self.tensor,), "F": (self.tensor, self.fsdp), "W": (self.vocab,), "D": (self.fsdp,)}
-        present = {letter: tuple(axis for axis in axes if axis) for letter, axes in rules.items()}
-        return {letter: axes for letter, axes in present.items() if axes}
+        return {letter: tuple(filter(None, axes)) for letter, axes in rules.items() if any(axes)}
 
     @property
     def tokens(self) -> tuple[str, ...]:
@@ -77,23 +76,10 @@ def gathered(params: Any, layout: Layout) -> Any:
         return jax.tree.map(gather, params, shapes.specs(params, layout.rules))
 
 
-# What the backward pass of a block keeps where weights are gathered: products and sums over devices, but no gathered
-# weight and nothing made from one.
 def products(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of jax.checkpoint."""
+    """A policy of jax.checkpoint: where weights are gathered, the backward pass of a block keeps products and sums over
+    devices, but no gathered weight and nothing made from one."""
     return primitive.name in ("dot_general", "psum", "psum_invariant")
-
-
-def part(x: jax.Array, axis: str | None, *, dimension: int, size: int) -> jax.Array:
-    """This device's `size` of the equal parts of a dimension; x as it is without an axis."""
-    if axis is None:
-        return x
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axis) * size, size, dimension)
-
-
-def total(x: jax.Array, axis: str | None) -> jax.Array:
-    """The sum of x over the devices of an axis."""
-    return x if axis is None else jax.lax.psum(x, axis)
 
 
 def positions(layout: Layout, N: int) -> jax.Array | None:
@@ -111,5 +97,4 @@ def own(x_BN: jax.Array, layout: Layout) -> jax.Array:
     """This device's tokens of whole sequences, (B, N, ...)."""
     if layout.sequence is None:
         return x_BN
-    N = x_BN.shape[1] // jax.lax.axis_size(layout.sequence)
-    return jnp.take(x_BN, positions(layout, N), axis=1)
+    return jnp.take(x_BN, positions(layout, x_BN.shape[1] // jax.lax.axis_size(layout.sequence)), axis=1)

@@ -14,26 +14,19 @@ Ratio = tuple[jax.Array, jax.Array]
 
 def cross_entropy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:
     """sum of -log softmax(l)_target over what is asked for, in nats, and how many were asked."""
-    logits = linear.wide(logits)
+    logits, W = linear.wide(logits), logits.shape[-1]
     if vocab is None:
         chosen = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
         surprise = jax.nn.logsumexp(logits, axis=-1) - chosen
-    else:
-        surprise = _shared_surprise(logits, target, vocab)
+    else:  # log sum_w exp(l_w) - l_target with sums over the devices, the largest logit taken off first, as always
+        highest = jax.lax.pmax(jax.lax.stop_gradient(logits).max(-1), vocab)
+        highest = jnp.where(jnp.isfinite(highest), highest, 0)[..., None]  # -inf - -inf would be NaN
+        sums = jax.lax.psum(jnp.exp(logits - highest).sum(-1), vocab)
+        here = target - jax.lax.axis_index(vocab) * W
+        mine = (here >= 0) & (here < W)
+        chosen = jnp.take_along_axis(logits - highest, jnp.where(mine, here, 0)[..., None], axis=-1)[..., 0]
+        surprise = jnp.log(sums) - jax.lax.psum(jnp.where(mine, chosen, 0), vocab)
     return jnp.sum(jnp.where(weight > 0, surprise * weight, 0)), jnp.sum(weight)
-
-
-def _shared_surprise(logits: jax.Array, target: jax.Array, vocab: str) -> jax.Array:
-    """log sum_w exp(l_w) - l_target with sums over the devices; the largest logit is taken off first, as always."""
-    highest = jax.lax.pmax(jax.lax.stop_gradient(logits).max(-1), vocab)
-    # -inf - -inf would be NaN
-    highest = jnp.where(jnp.isfinite(highest), highest, 0)[..., None]
-    sums = jax.lax.psum(jnp.exp(logits - highest).sum(-1), vocab)
-    W = logits.shape[-1]
-    here = target - jax.lax.axis_index(vocab) * W
-    mine = (here >= 0) & (here < W)
-    chosen = jnp.take_along_axis(logits - highest, jnp.where(mine, here, 0)[..., None], axis=-1)[..., 0]
-    return jnp.log(sums) - jax.lax.psum(jnp.where(mine, chosen, 0), vocab)
 
 
 def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: str | None = None) -> Ratio:

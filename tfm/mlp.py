@@ -15,53 +15,36 @@ from tfm import initial, linear
 from tfm import layout as layouts
 from tfm.variant import Variant
 
-Activation = Callable[[jax.Array], jax.Array]
+
+def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str, ...] = ()) -> dict:
+    """W2 starts at 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance.
+
+    more: Wh_FF, a second hidden layer as wide as the first, or Wg_FD, a gate for each hidden unit: with its 3 D F
+    weights F = 8/3 D has as many as the MLP without a gate at F = 4 D.
+    """
+    stds = {"W1_FD": D**-0.5, "W2_DF": (2 * M * F) ** -0.5, "Wh_FF": F**-0.5, "Wg_FD": D**-0.5}
+    params = {}
+    for name in ("W1_FD", "W2_DF", *more):
+        params |= initial.normal(key, name, stds[name], D=D, F=F)
+        params |= initial.zeros(f"b{name[1]}_{name[3]}", D=D, F=F) if bias else {}
+    return params
 
 
-def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
-    """W2 starts at 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance."""
-    params = initial.normal(key, "W1_FD", D**-0.5, F=F, D=D)
-    params |= initial.normal(key, "W2_DF", (2 * M * F) ** -0.5, D=D, F=F)
-    return params | (initial.zeros("b1_F", F=F) | initial.zeros("b2_D", D=D) if bias else {})
+def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+    """W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12; in seed 004 with row vectors, x W_1).
 
-
-def _two_hidden_init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
-    """A second hidden layer between the two matrices, as wide as the first."""
-    params = _init(key, D=D, F=F, M=M, bias=bias) | initial.normal(key, "Wh_FF", F**-0.5, F=F)
-    return params | (initial.zeros("bh_F", F=F) if bias else {})
-
-
-def _gated_init(key: jax.Array, *, D: int, F: int, M: int, bias: bool) -> dict:
-    """A gate for each hidden unit, so 3 D F weights: F = 8/3 D has as many as the MLP without a gate at F = 4 D."""
-    params = _init(key, D=D, F=F, M=M, bias=bias) | initial.normal(key, "Wg_FD", D**-0.5, F=F, D=D)
-    return params | (initial.zeros("bg_F", F=F) if bias else {})
-
-
-def _apply(
-    activation: Activation, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
-) -> jax.Array:
-    """W_2 activation(W_1 x_n + b_1) + b_2 for every token (E12; in seed 004 with row vectors, x W_1)."""
-    h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
-
-
-def _two_hidden(
-    activation: Activation, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
-) -> jax.Array:
-    """W_2 activation(W_h activation(W_1 x_n + b_1) + b_h) + b_2 for every token (E12 with two hidden layers)."""
-    h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
-    if layout.tensor:
-        h_BNF = jax.lax.all_gather(h_BNF, layout.tensor, axis=2, tiled=True)
-    h_BNF = activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F")))
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
-
-
-def _gated(
-    activation: Activation, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE
-) -> jax.Array:
-    """W_2 (activation(W_g x_n + b_g) * (W_1 x_n + b_1)) + b_2 for every token (Shazeer 2020, eq. 6, without biases)."""
-    gate_BNF = activation(linear.rows(x_BND, params["Wg_FD"], params.get("bg_F")))
-    h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
+    With a second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), and with a gate
+    activation(W_g x_n + b_g) * (W_1 x_n + b_1) (Shazeer 2020, eq. 6, without biases).
+    """
+    if "Wg_FD" in params:
+        gate_BNF = activation(linear.rows(x_BND, params["Wg_FD"], params.get("bg_F")))
+        h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
+    else:
+        h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
+    if "Wh_FF" in params:
+        if layout.tensor:
+            h_BNF = jax.lax.all_gather(h_BNF, layout.tensor, axis=2, tiled=True)
+        h_BNF = activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F")))
     return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
 
 
@@ -93,14 +76,13 @@ def tanh_gelu(x: jax.Array) -> jax.Array:
     return x / 2 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def silu(x: jax.Array) -> jax.Array:
-    """x / (1 + exp(-x)), also called swish."""
-    return x * jax.lax.logistic(x)
+def _variant(activation: Callable, *more: str) -> Variant:
+    return Variant(functools.partial(_init, more=more), functools.partial(_apply, activation), shared=True)
 
 
-relu = Variant(_init, functools.partial(_apply, jax.nn.relu), shared=True)
-gelu = Variant(_init, functools.partial(_apply, exact_gelu), shared=True)
-gelu_tanh = Variant(_init, functools.partial(_apply, tanh_gelu), shared=True)
-two_hidden_relu = Variant(_two_hidden_init, functools.partial(_two_hidden, jax.nn.relu), shared=True)
-two_hidden_gelu = Variant(_two_hidden_init, functools.partial(_two_hidden, exact_gelu), shared=True)
-swiglu = Variant(_gated_init, functools.partial(_gated, silu), shared=True)
+relu = _variant(jax.nn.relu)
+gelu = _variant(exact_gelu)
+gelu_tanh = _variant(tanh_gelu)
+two_hidden_relu = _variant(jax.nn.relu, "Wh_FF")
+two_hidden_gelu = _variant(exact_gelu, "Wh_FF")
+swiglu = _variant(jax.nn.silu, "Wg_FD")

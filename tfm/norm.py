@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear
 from tfm import layout as layouts
+from tfm import linear
 
 
 class Norm(NamedTuple):
@@ -35,11 +35,26 @@ class Norm(NamedTuple):
     shared: bool = False
 
 
-def _standardise(x: jax.Array, *, axis: int, eps: float) -> jax.Array:
+def _init(*names: str) -> Callable[..., dict[str, jax.Array]]:
+    """init of these leaves: gains and variances of 1, shifts and means of 0."""
+
+    def init(key: jax.Array, *, D: int) -> dict[str, jax.Array]:
+        return {name: (jnp.ones if name in ("gain_D", "var_D") else jnp.zeros)(D) for name in names}
+
+    return init
+
+
+def _mean(x: jax.Array, axes: str | tuple[str, ...] | None, **over: Any) -> jax.Array:
+    """The mean, also over the devices of these mesh axes, which have as many numbers each."""
+    own = jnp.mean(x, **over)
+    return jax.lax.pmean(own, axes) if axes else own
+
+
+def _standardise(x: jax.Array, *, axis: int, eps: float, axes: str | None = None) -> jax.Array:
     """(x - mean) / sqrt(var + eps) along one axis, var dividing by its length; in float32 or wider."""
     x = linear.wide(x)
-    centred = x - jnp.mean(x, axis=axis, keepdims=True)
-    variance = jnp.mean(jnp.square(centred), axis=axis, keepdims=True)
+    centred = x - _mean(x, axes, axis=axis, keepdims=True)
+    variance = _mean(jnp.square(centred), axes, axis=axis, keepdims=True)
     return centred * jax.lax.rsqrt(variance + eps)
 
 
@@ -72,12 +87,7 @@ def _rms(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
 
 def _instance(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """(x_{d,n} - mean_n x_{d,n}) / sqrt(var_n x_{d,n} + eps) * gain_d + shift_d: E17, over the sequence."""
-    if layout.sequence is None:
-        return _scale(params, _standardise(x_BND, axis=-2, eps=eps), x_BND.dtype)
-    x = linear.wide(x_BND)
-    centred = x - jax.lax.pmean(x.mean(-2, keepdims=True), layout.sequence)
-    variance = jax.lax.pmean(jnp.square(centred).mean(-2, keepdims=True), layout.sequence)
-    return _scale(params, centred * jax.lax.rsqrt(variance + eps), x_BND.dtype)
+    return _scale(params, _standardise(x_BND, axis=-2, eps=eps, axes=layout.sequence), x_BND.dtype)
 
 
 def _batch(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
@@ -94,37 +104,15 @@ def _observe(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[
     """Mean and variance of each feature over all tokens of all sequences (E17), also those of the other devices.
 
     In float32 or wider; var divides by the number of tokens. The variance is taken around the mean over all devices, in
-    a second pass: the mean of squares less the square of the mean loses every digit where the mean is large. Every
-    device has as many tokens as another, so a mean of means is the mean.
+    a second pass: the mean of squares less the square of the mean loses every digit where the mean is large.
     """
-
-    def average(x_BND: jax.Array) -> jax.Array:
-        mean_D = jnp.mean(x_BND, axis=(0, 1))
-        return jax.lax.pmean(mean_D, layout.tokens) if layout.tokens else mean_D
-
     x_BND = linear.wide(x_BND)
-    mean_D = average(x_BND)
-    return {"mean_D": mean_D, "var_D": average(jnp.square(x_BND - mean_D))}
+    mean_D = _mean(x_BND, layout.tokens, axis=(0, 1))
+    return {"mean_D": mean_D, "var_D": _mean(jnp.square(x_BND - mean_D), layout.tokens, axis=(0, 1))}
 
 
-def _gain_and_shift(key: jax.Array, *, D: int) -> dict:
-    return initial.ones("gain_D", D=D) | initial.zeros("shift_D", D=D)
-
-
-def _gain(key: jax.Array, *, D: int) -> dict:
-    return initial.ones("gain_D", D=D)
-
-
-def _nothing(key: jax.Array, *, D: int) -> dict:
-    return {}
-
-
-def _with_statistics(key: jax.Array, *, D: int) -> dict:
-    return _gain_and_shift(key, D=D) | initial.zeros("mean_D", D=D) | initial.ones("var_D", D=D)
-
-
-token = Norm(_gain_and_shift, apply)  # TokenNorm with gain and shift: E14, E16
-token_plain = Norm(_nothing, apply)  # without: E15
-rms = Norm(_gain, _rms)
-batch = Norm(_with_statistics, _batch, _observe)
-instance = Norm(_gain_and_shift, _instance, shared=True)
+token = Norm(_init("gain_D", "shift_D"), apply)  # TokenNorm with gain and shift: E14, E16
+token_plain = Norm(_init(), apply)  # without: E15
+rms = Norm(_init("gain_D"), _rms)
+batch = Norm(_init("gain_D", "shift_D", "mean_D", "var_D"), _batch, _observe)
+instance = Norm(_init("gain_D", "shift_D"), _instance, shared=True)

@@ -5,7 +5,7 @@ A position code is `(init, apply)`: `init(key, *, N, D) -> params` for up to N t
 batch stands at its own positions, or None for 0, 1, 2, ... Positions inside the attention are in relative_position.py.
 """
 
-from collections.abc import Callable
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -32,25 +32,24 @@ def sinusoids(n: jax.Array, D: int) -> jax.Array:
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*angle.shape[:-1], -1)[..., :D]
 
 
-def _sinusoidal_codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
-    n = jnp.arange(x_BND.shape[1]) if n is None else n
-    return sinusoids(n, x_BND.shape[2]).astype(x_BND.dtype)
+def _codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
+    """p_n: sinusoids, or from the table where there is one.
 
-
-def _learned_codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
-    """p_n from the table. ValueError for more tokens than it has; NaN for a single position beyond its end."""
-    N, longest = x_BND.shape[1], params["P_ND"].shape[0]
-    if N > longest:
+    ValueError for more tokens than it has; NaN for a single position beyond its end.
+    """
+    _, N, D = x_BND.shape
+    if "P_ND" not in params:
+        return sinusoids(jnp.arange(N) if n is None else n, D).astype(x_BND.dtype)
+    if N > (longest := len(params["P_ND"])):
         raise ValueError(f"{N} tokens, but the position table holds {longest}")
     return params["P_ND"][:N] if n is None else jnp.take(params["P_ND"], n, axis=0, mode="fill", fill_value=jnp.nan)
 
 
-def _no_init(key: jax.Array, *, N: int, D: int) -> dict:
-    return {}
-
-
-def _learned_init(key: jax.Array, *, N: int, D: int) -> dict:
-    return initial.normal(key, "P_ND", D**-0.5, N=N, D=D)
+def _init(key: jax.Array, *, N: int, D: int, names: tuple[str, ...] = ()) -> dict:
+    params = {}
+    for name in names:
+        params |= initial.normal(key, name, D**-0.5, N=N, D=D)
+    return params
 
 
 def _none(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
@@ -58,29 +57,21 @@ def _none(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Arr
     return x_BND
 
 
-def _added(init: Callable[..., dict], codes: Callable[..., jax.Array]) -> Variant:
+def _added(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
     """x_n + p_n (E21)."""
-    return Variant(init, lambda params, x_BND, n=None: x_BND + codes(params, x_BND, n))
+    return x_BND + _codes(params, x_BND, n)
 
 
-def _concatenated(init: Callable[..., dict], codes: Callable[..., jax.Array]) -> Variant:
+def _concatenated(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
     """[W_x W_p] [x_n; p_n] = W_x x_n + W_p p_n: 2D features are mapped back to D by one matrix (E21).
 
     Adding is the case W_x = W_p = 1. Both halves start at 1/sqrt(D), so that the output has the variance of x plus p.
     """
-
-    def both_init(key: jax.Array, *, N: int, D: int) -> dict:
-        params = init(key, N=N, D=D) | initial.normal(key, "Wx_DD", D**-0.5, D=D)
-        return params | initial.normal(key, "Wp_DD", D**-0.5, D=D)
-
-    def apply(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
-        return linear.rows(x_BND, params["Wx_DD"]) + linear.rows(codes(params, x_BND, n), params["Wp_DD"])
-
-    return Variant(both_init, apply)
+    return linear.rows(x_BND, params["Wx_DD"]) + linear.rows(_codes(params, x_BND, n), params["Wp_DD"])
 
 
-learned = _added(_learned_init, _learned_codes)
-sinusoidal = _added(_no_init, _sinusoidal_codes)
-none = Variant(_no_init, _none)
-learned_concatenated = _concatenated(_learned_init, _learned_codes)
-sinusoidal_concatenated = _concatenated(_no_init, _sinusoidal_codes)
+none = Variant(_init, _none)
+sinusoidal = Variant(_init, _added)
+sinusoidal_concatenated = Variant(functools.partial(_init, names=("Wx_DD", "Wp_DD")), _concatenated)
+learned = Variant(functools.partial(_init, names=("P_ND",)), _added)
+learned_concatenated = Variant(functools.partial(_init, names=("P_ND", "Wx_DD", "Wp_DD")), _concatenated)

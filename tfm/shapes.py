@@ -35,11 +35,9 @@ def flat(tree: Any) -> dict[str, Any]:
 
 def letters(path: Any) -> str:
     """The dimension letters of a leaf: letters('blocks/score/Uq_HKD') == 'MHKD'; '' where the name carries none."""
-    parts = names(path)
-    suffix = _SUFFIX.search(parts[-1]) if parts else None
-    if suffix is None:
-        return ""
-    return ("M" if STACKED in parts[:-1] else "") + suffix.group(1)
+    *rooms, name = names(path) or ("",)
+    suffix = _SUFFIX.search(name)
+    return ("M" if STACKED in rooms else "") + suffix.group(1) if suffix else ""
 
 
 def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -50,11 +48,10 @@ def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
 def check(params: Any) -> dict[str, int]:
     """The size of every letter in the tree. Raises ShapeError naming the leaves where name and shape disagree."""
     sizes: dict[str, tuple[int, str]] = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        where = "/".join(names(path))
-        if len(letters(path)) != len(leaf.shape):
-            raise ShapeError(f"{where} has shape {leaf.shape}, but its name asks for the axes '{letters(path)}'")
-        for letter, n in zip(letters(path), leaf.shape, strict=True):
+    for where, leaf in flat(params).items():
+        if len(letters(where)) != len(leaf.shape):
+            raise ShapeError(f"{where} has shape {leaf.shape}, but its name asks for the axes '{letters(where)}'")
+        for letter, n in zip(letters(where), leaf.shape, strict=True):
             known, source = sizes.setdefault(letter, (n, where))
             if known != n:
                 raise ShapeError(f"{letter} is {n} in {where} but {known} in {source}")

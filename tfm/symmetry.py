@@ -43,7 +43,7 @@ def symmetry_of(M_HDD: jax.Array) -> jax.Array:
 
     NaN for M = 0, which is both. (Saponati et al. 2025: (|S|^2 - |N|^2) / |M|^2 for the parts M = S + N.)
     """
-    M_HDD = _unit(linear.wide(M_HDD))
+    M_HDD = _unit(M_HDD)
     return _ratio(jnp.sum(M_HDD * M_HDD.mT, axis=(-2, -1)), jnp.sum(jnp.square(M_HDD), axis=(-2, -1)))
 
 
@@ -52,7 +52,7 @@ def symmetry(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
 
     NaN where M is 0, or too small beside its factors to be told from 0.
     """
-    Uq_HKD, Uk_HKD = map(_unit, (linear.wide(Uq_HKD), linear.wide(Uk_HKD)))
+    Uq_HKD, Uk_HKD = _unit(Uq_HKD), _unit(Uk_HKD)
     C_HKK, Gq_HKK, Gk_HKK = _gram(Uk_HKD, Uq_HKD), _gram(Uq_HKD, Uq_HKD), _gram(Uk_HKD, Uk_HKD)
     size_H = jnp.sum(Gq_HKK * Gk_HKK, axis=(-2, -1))
     largest_H = jnp.sqrt(jnp.sum(jnp.square(Gq_HKK), (-2, -1)) * jnp.sum(jnp.square(Gk_HKK), (-2, -1)))
@@ -66,19 +66,16 @@ def directionality_of(M_HDD: jax.Array) -> jax.Array:
     the line), C that of columns. Less than 0: the key's side dominates. M^T has -d. The sign is that of the published
     tables (Saponati et al. 2025).
     """
-    M_HDD = _unit(linear.wide(M_HDD))
-    return _dominance(jnp.sqrt(jnp.sum(jnp.square(M_HDD), axis=-1)), jnp.sqrt(jnp.sum(jnp.square(M_HDD), axis=-2)))
+    square_HDD = jnp.square(_unit(M_HDD))
+    return _dominance(jnp.sum(square_HDD, axis=-1), jnp.sum(square_HDD, axis=-2))
 
 
 def directionality(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
     """d_H as in `directionality_of`: row i of M has the squared norm u_i^T G_k u_i, where u_i is column i of U_q."""
-    Uq_HKD, Uk_HKD = map(_unit, (linear.wide(Uq_HKD), linear.wide(Uk_HKD)))
-
-    def norms(U_HKD: jax.Array, G_HKK: jax.Array) -> jax.Array:
-        square_HD = jnp.sum(U_HKD * _einsum("...kj,...jd->...kd", G_HKK, U_HKD), axis=-2)
-        return jnp.sqrt(jnp.maximum(square_HD, 0))
-
-    return _dominance(norms(Uq_HKD, _gram(Uk_HKD, Uk_HKD)), norms(Uk_HKD, _gram(Uq_HKD, Uq_HKD)))
+    Uq_HKD, Uk_HKD = _unit(Uq_HKD), _unit(Uk_HKD)
+    both = ((Uq_HKD, _gram(Uk_HKD, Uk_HKD)), (Uk_HKD, _gram(Uq_HKD, Uq_HKD)))
+    squares = (jnp.sum(U_HKD * _einsum("...kj,...jd->...kd", G_HKK, U_HKD), axis=-2) for U_HKD, G_HKK in both)
+    return _dominance(*(jnp.maximum(square_HD, 0) for square_HD in squares))
 
 
 def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
@@ -88,82 +85,29 @@ def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
     the closed form takes several times longer.
     """
 
-    def cheaper(closed: Callable, by_definition: Callable, *of: jax.Array) -> jax.Array:
+    def cheaper(closed: Callable, by_definition: Callable, of: tuple) -> jax.Array:
         K = max(U_HKD.shape[-2] for U_HKD in of)
-        return closed(*of) if K < D else by_definition(form(*(_unit(linear.wide(U_HKD)) for U_HKD in of)))
+        return closed(*of) if K < D else by_definition(form(*map(_unit, of)))
 
     def one(layer: Any) -> Layer:
         of_heads = factors(layer, D=D)
         of_sum = summed(*of_heads)
-        (s,), (d,) = (cheaper(*way, *of_sum) for way in (of_symmetry, of_direction))
-        return Layer(cheaper(*of_symmetry, *of_heads), s, d)
+        (s,), (d,) = (cheaper(*way, of_sum) for way in (of_symmetry, (directionality, directionality_of)))
+        return Layer(cheaper(*of_symmetry, of_heads), s, d)
 
-    of_symmetry, of_direction = (symmetry, symmetry_of), (directionality, directionality_of)
+    of_symmetry = symmetry, symmetry_of
     return jax.vmap(one, axis_size=M)(params)
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
-# A_..NS: weights with any leading axes. counts_..N, broadcast to them: which tokens are real. A query that sees nothing
-# (a row of zeros), or that is not real, is left out; NaN where none is left.
+def _dominance(square_r_HD: jax.Array, square_c_HD: jax.Array) -> jax.Array:
+    """(R - C) / (R + C) from the squares of both norms."""
 
-
-def entropy(A_BHNS: jax.Array, counts_BHN: jax.Array | None = None) -> jax.Array:
-    """The mean over queries of - sum_s A_{n,s} ln A_{n,s}, in nats: 0 for one key, ln S for all alike."""
-    A_BHNS = linear.wide(A_BHNS)
-    return _mean(jnp.sum(special.entr(A_BHNS), axis=-1), _counted(A_BHNS, counts_BHN))
-
-
-def diagonal(A_BHNN: jax.Array, counts_BHN: jax.Array | None = None) -> jax.Array:
-    """The mean over tokens of A_{n,n}, their attention to themselves. Behind a causal mask, it is 1 for the first."""
-    A_BHNN = linear.wide(A_BHNN)
-    return _mean(jnp.diagonal(A_BHNN, axis1=-2, axis2=-1), _counted(A_BHNN, counts_BHN))
-
-
-def asymmetry(A_BHNN: jax.Array, counts_BHN: jax.Array | None = None) -> jax.Array:
-    """|A - A^T| / |A| (Frobenius), 0 to sqrt(2). A token that is left out is so as query and as key."""
-    A_BHNN = linear.wide(A_BHNN)
-    counted_BHN = _counted(A_BHNN, counts_BHN)
-    A_BHNN = jnp.where(counted_BHN[..., None] & counted_BHN[..., None, :], A_BHNN, 0)
-    square = jnp.sum(jnp.square(A_BHNN - A_BHNN.mT), (-2, -1)), jnp.sum(jnp.square(A_BHNN), (-2, -1))
-    return jnp.sqrt(_ratio(*square))
-
-
-def weights(A_MBHNN: jax.Array, real_BN: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Entropy, diagonal and asymmetry of every layer, (M,): the means over all its matrices; NaN where none has any.
-
-    real_BN: tokens that are no padding; None: all.
-    """
-    counts_BHN = None if real_BN is None else jnp.asarray(real_BN, bool)[:, None]
-    measures = {"entropy": entropy, "diagonal": diagonal, "asymmetry": asymmetry}
-    found_MBH = {name: measure(A_MBHNN, counts_BHN) for name, measure in measures.items()}
-    return {name: mean(x_MBH, axis=(1, 2)) for name, x_MBH in found_MBH.items()}
-
-
-def mean(x: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
-    """The mean over these axes of what is not NaN; NaN where all is."""
-    return _mean(x, ~jnp.isnan(x), axis)
-
-
-def _counted(A_BHNS: jax.Array, counts_BHN: jax.Array | None) -> jax.Array:
-    seeing_BHN = jnp.sum(A_BHNS, axis=-1) > 0
-    return seeing_BHN if counts_BHN is None else seeing_BHN & counts_BHN
-
-
-def _mean(x: jax.Array, counted: jax.Array, axis: int | tuple[int, ...] = -1) -> jax.Array:
-    return _ratio(jnp.sum(jnp.where(counted, x, 0), axis), jnp.sum(counted, axis))
-
-
-def _ratio(above: jax.Array, below: jax.Array) -> jax.Array:
-    """NaN where nothing is below the line."""
-    return jnp.where(below > 0, above / jnp.where(below > 0, below, 1), jnp.nan)
-
-
-def _dominance(r_HD: jax.Array, c_HD: jax.Array) -> jax.Array:
-    def excess(x_HD: jax.Array) -> jax.Array:
+    def excess(square_HD: jax.Array) -> jax.Array:
+        x_HD = jnp.sqrt(square_HD)
         usual_H1 = jnp.mean(x_HD, -1, keepdims=True) + OUTLIER * jnp.std(x_HD, -1, keepdims=True, ddof=1)
         return jnp.sum(_rounded(x_HD - usual_H1, usual_H1), axis=-1)
 
-    R_H, C_H = excess(r_HD), excess(c_HD)
+    R_H, C_H = excess(square_r_HD), excess(square_c_HD)
     both_H = R_H + C_H
     return (R_H - C_H) / jnp.where(both_H == 0, 1, both_H)
 
@@ -175,6 +119,7 @@ def _rounded(x: jax.Array, terms: jax.Array) -> jax.Array:
 
 def _unit(U_HKD: jax.Array) -> jax.Array:
     """Every matrix with a largest entry of 1, so that no fourth power of a small or large one leaves float32."""
+    U_HKD = linear.wide(U_HKD)
     largest_H11 = jnp.max(jnp.abs(U_HKD), axis=(-2, -1), keepdims=True)
     return U_HKD / jnp.where(largest_H11 > 0, largest_H11, 1)
 
@@ -187,3 +132,38 @@ def _gram(U_HKD: jax.Array, V_HKD: jax.Array) -> jax.Array:
 def _einsum(letters: str, *arrays: jax.Array) -> jax.Array:
     """In full precision also where a device would multiply in less."""
     return jnp.einsum(letters, *arrays, precision=jax.lax.Precision.HIGHEST)
+
+
+def weights(A_MBHNN: jax.Array, real_BN: jax.Array | None = None) -> dict[str, jax.Array]:
+    """What the attention weights of every layer are like, (M,): the mean over all its matrices; NaN where none has any.
+
+    entropy: the mean over queries of - sum_s A_{n,s} ln A_{n,s}, in nats: 0 for one key, ln S for all alike. diagonal:
+    the mean over tokens of A_{n,n}, their attention to themselves; behind a causal mask it is 1 for the first.
+    asymmetry: |A - A^T| / |A| (Frobenius), 0 to sqrt(2). real_BN: tokens that are no padding; None: all. A token that
+    sees nothing (a row of zeros), or that is not real, is left out, for the asymmetry also as a key.
+    """
+    A_MBHNN = linear.wide(A_MBHNN)
+    counted_MBHN = jnp.sum(A_MBHNN, axis=-1) > 0
+    counted_MBHN &= True if real_BN is None else jnp.asarray(real_BN, bool)[:, None]
+    square_MBHNN = jnp.where(counted_MBHN[..., None] & counted_MBHN[..., None, :], A_MBHNN, 0)
+    difference, size = (jnp.sum(jnp.square(A), (-2, -1)) for A in (square_MBHNN - square_MBHNN.mT, square_MBHNN))
+    of_matrices = {
+        "entropy": _mean(jnp.sum(special.entr(A_MBHNN), axis=-1), counted_MBHN, -1),
+        "diagonal": _mean(jnp.diagonal(A_MBHNN, axis1=-2, axis2=-1), counted_MBHN, -1),
+        "asymmetry": jnp.sqrt(_ratio(difference, size)),
+    }
+    return {name: mean(x_MBH, axis=(1, 2)) for name, x_MBH in of_matrices.items()}
+
+
+def mean(x: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+    """The mean over these axes of what is not NaN; NaN where all is."""
+    return _mean(x, ~jnp.isnan(x), axis)
+
+
+def _mean(x: jax.Array, counted: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+    return _ratio(jnp.sum(jnp.where(counted, x, 0), axis), jnp.sum(counted, axis))
+
+
+def _ratio(above: jax.Array, below: jax.Array) -> jax.Array:
+    """NaN where nothing is below the line."""
+    return jnp.where(below > 0, above / jnp.where(below > 0, below, 1), jnp.nan)

@@ -4,16 +4,15 @@ params = {embed, position, blocks, head} and, where the model has them, {class, 
 optional is read off the tree. `Parts` has the function for each of them.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tfm import block as blocks
-from tfm import dropout, initial, variant
 from tfm import embed as embeds
 from tfm import head as heads
+from tfm import initial, variant
 from tfm import layout as layouts
 
 KEPT_WIDE = ("mean_D", "var_D", "b_HR")  # running averages, and what is added to logits, keep their precision
@@ -42,12 +41,10 @@ def init(
 
     With tied_output the head has no matrix of its own: g_w is row w of the embedding.
     """
-    head = parts.head.init(initial.key(key, "head"), D=D)
-    params = {
-        "embed": parts.embed.init(initial.key(key, "embed"), D=D),
-        "head": {name: leaf for name, leaf in head.items() if name != "G_WD"} if tied_output else head,
-        **trunk_init(key, D=D, parts=parts, **trunk),
-    }
+    params = {name: getattr(parts, name).init(initial.key(key, name), D=D) for name in ("embed", "head")}
+    params |= trunk_init(key, D=D, parts=parts, **trunk)
+    if tied_output:
+        params["head"].pop("G_WD", None)
     if embed_norm:
         params["embed"]["norm"] = parts.block.norm.init(initial.key(key, "embed_norm"), D=D)
     if class_token:
@@ -79,9 +76,10 @@ def stack(
 ) -> tuple[jax.Array, dict]:
     """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and what the blocks saw, stacked over layers.
 
-    remat: a block's intermediates are computed again in the backward pass instead of kept. unroll: how many layers of
-    the scan are written out (True: all); on CPU writing out is 1.15-1.25 times faster at depths up to 6. call: mask,
-    n, memory, maps, keep (block.apply). With caches, one for each layer, the new ones are in a list.
+    remat: a block's intermediates are computed again in the backward pass instead of kept; where a layer's weights are
+    gathered from several devices (FSDP) all but the products always are: weights are gathered a second time. unroll:
+    how many layers of the scan are written out (True: all); on CPU writing out is 1.15-1.25 times faster at depths up
+    to 6. call: mask, n, memory, maps, keep (block.apply). With caches, one for each layer, the new ones are in a list.
     """
 
     def layer(x_BND: jax.Array, numbered: tuple, cache: dict | None = None) -> tuple[jax.Array, dict]:
@@ -89,55 +87,24 @@ def stack(
         own_B = None if key_B is None else jax.vmap(lambda key: jax.random.fold_in(key, m))(key_B)
         return blocks.apply(params, x_BND, parts=parts, key_B=own_B, cache=cache, layout=layout, **call)
 
-    M = jax.tree.leaves(layers)[0].shape[0]
     with jax.named_scope("blocks"):
         if caches is None:
-            layer = maybe_remat(layer, remat=remat, layout=layout)
-            return jax.lax.scan(layer, x_BND, (jnp.arange(M), layers), unroll=unroll)
+            if remat or layout.fsdp:
+                layer = jax.checkpoint(layer, policy=None if remat else layouts.products)
+            numbers = jnp.arange(jax.tree.leaves(layers)[0].shape[0])
+            return jax.lax.scan(layer, x_BND, (numbers, layers), unroll=unroll)
         new = []
-        for m, cache in enumerate(caches):  # a loop written out: each layer's cache is updated in place
-            x_BND, aux = layer(x_BND, (m, layer_of(layers, m)), cache)
+        for *numbered, cache in zip(range(len(caches)), layers_of(layers), caches, strict=True):
+            x_BND, aux = layer(x_BND, numbered, cache)  # a loop written out: each layer's cache is updated in place
             new.append(aux["cache"])
         return x_BND, {"cache": new}
 
 
-def maybe_remat(layer: Callable, *, remat: bool, layout: layouts.Layout) -> Callable:
-    """The layer, of which the backward pass computes all again (remat), or, where a layer's weights are gathered from
-    several devices (FSDP), all but the products: weights are gathered a second time instead of being kept."""
-    if remat:
-        return jax.checkpoint(layer)
-    return jax.checkpoint(layer, policy=layouts.products) if layout.fsdp else layer
-
-
-def layer_of(stacked: Any, m: int) -> Any:
-    """The part of layer m of a tree whose leaves are stacked over layers, or of a list of such parts."""
+def layers_of(stacked: Any) -> list:
+    """The part of each layer of a tree whose leaves are stacked over layers; of a list of such parts, these."""
     if isinstance(stacked, list):
-        return stacked[m]
-    return jax.tree.map(lambda leaf: leaf[m], stacked)
-
-
-def tokens(
-    params: dict, inputs: Any, *, parts: Parts, n: jax.Array | None, key_B: jax.Array | None, layout: layouts.Layout
-) -> tuple[jax.Array, dict]:
-    """X^(0): what the input is, and where it stands (E1, E2, E21, E25); and the statistics of its norm."""
-    here = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
-    params, statistics = layouts.gathered(here, layout), {}
-    with jax.named_scope("embed"):
-        rows = {name: leaf for name, leaf in params["embed"].items() if name != "norm"}
-        x_BND = layouts.on(layout, parts.embed)(rows, inputs)
-        if "class" in params:
-            x_BND = embeds.class_token(params["class"], x_BND)
-        x_BND = parts.position.apply(params["position"], x_BND, standing(x_BND, n, layout))
-        if "norm" in params["embed"]:
-            own = params["embed"]["norm"]
-            x_BND, statistics = blocks.statistical_norm(own, x_BND, parts=parts.block, key_B=key_B, layout=layout)
-        x_BND = dropout.drop(blocks.keys(key_B, "embed"), x_BND, parts.block.dropout, layout=layout)
-    return x_BND, statistics
-
-
-def standing(x_BND: jax.Array, n: jax.Array | None, layout: layouts.Layout) -> jax.Array | None:
-    """The positions of the tokens, where they are given or devices share the sequences; None: 0 ... N-1."""
-    return layouts.positions(layout, x_BND.shape[1]) if n is None else n
+        return stacked
+    return [jax.tree.map(lambda leaf, m=m: leaf[m], stacked) for m in range(len(jax.tree.leaves(stacked)[0]))]
 
 
 def hidden_states(
@@ -150,17 +117,28 @@ def hidden_states(
     layout: layouts.Layout = layouts.ONE,
     **call: Any,
 ) -> tuple[jax.Array, dict]:
-    """X^(M) after the last norm, and what was seen on the way (`apply`)."""
-    training = {"key_B": key_B, "layout": layout}
-    x_BND, at_start = tokens(params, inputs, parts=parts, n=n, **training)
-    n, at_end = standing(x_BND, n, layout), {}
+    """X^(M) after the last norm, and what was seen on the way (`apply`), from X^(0): what the input is, and where it
+    stands (E1, E2, E21, E25)."""
+    training, running = {"key_B": key_B, "layout": layout}, {}
+    own = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
+    own = layouts.gathered(own, layout)
+    with jax.named_scope("embed"):
+        rows = {name: leaf for name, leaf in own["embed"].items() if name != "norm"}
+        x_BND = layouts.on(layout, parts.embed)(rows, inputs)
+        if "class" in own:
+            x_BND = embeds.class_token(own["class"], x_BND)
+        n = layouts.positions(layout, x_BND.shape[1]) if n is None else n
+        x_BND = parts.position.apply(own["position"], x_BND, n)
+        if "norm" in own["embed"]:
+            x_BND, seen = blocks.statistical_norm(own["embed"]["norm"], x_BND, parts=parts.block, **training)
+            running |= {"embed": {"norm": seen}} if seen else {}
+        x_BND = blocks.dropped("embed", x_BND, parts=parts.block, **training)
     x_BND, aux = stack(params["blocks"], x_BND, parts=parts.block, n=n, **training, **call)
+    running |= {"blocks": aux["running"]} if aux.get("running") else {}
     if "norm" in params:
         final = layouts.gathered(params["norm"], layout)
-        x_BND, at_end = blocks.statistical_norm(final, x_BND, parts=parts.block, **training)
-    running = {"blocks": aux["running"]} if aux.get("running") else {}
-    running |= {"embed": {"norm": at_start}} if at_start else {}
-    running |= {"norm": at_end} if at_end else {}
+        x_BND, seen = blocks.statistical_norm(final, x_BND, parts=parts.block, **training)
+        running |= {"norm": seen} if seen else {}
     named = {"A": "A_MBHNS", "A_cross": "A_cross_MBHNS", "cache": "cache"}
     result = {name: aux[key] for key, name in named.items() if key in aux}
     return x_BND, result | ({"running": running} if running else {})
@@ -171,8 +149,8 @@ def logits(params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layo
     head = layouts.gathered(params["head"], layout)
     with jax.named_scope("head"):
         if "transform" in head:
-            own = {"norm": parts.block.norm, "eps": parts.block.eps, "layout": layout}
-            x_BND = heads.transform(head["transform"], x_BND, **own)
+            norm, eps = parts.block.norm, parts.block.eps
+            x_BND = heads.transform(head["transform"], x_BND, norm=norm, eps=eps, layout=layout)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():
             head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, layout)["E_WD"]}
         return layouts.on(layout, parts.head)(head, x_BND)
@@ -183,25 +161,17 @@ def cast(params: dict, dtype: Any) -> dict:
 
     Those of numpy become JAX's, for numpy's cannot be asked for the rows of words that are only traced.
     """
-    params = jax.tree.map(jnp.asarray, params)
-    if dtype is None:
-        return params
 
-    def narrow(path: Any, leaf: jax.Array) -> jax.Array:
-        wide = path[-1].key in KEPT_WIDE or not jnp.issubdtype(leaf.dtype, jnp.floating)
+    def narrow(path: Any, leaf: Any) -> jax.Array:
+        leaf = jnp.asarray(leaf)
+        wide = dtype is None or path[-1].key in KEPT_WIDE or not jnp.issubdtype(leaf.dtype, jnp.floating)
         return leaf if wide else leaf.astype(dtype)
 
     return jax.tree_util.tree_map_with_path(narrow, params)
 
 
 def apply(
-    params: dict,
-    inputs: Any,
-    *,
-    parts: Parts,
-    layout: layouts.Layout = layouts.ONE,
-    dtype: Any = None,
-    **call: Any,
+    params: dict, inputs: Any, *, parts: Parts, layout: layouts.Layout = layouts.ONE, dtype: Any = None, **call: Any
 ) -> tuple[jax.Array, dict]:
     """(logits, aux) of words w_BN or patches v_BNP.
 

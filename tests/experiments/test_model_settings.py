@@ -18,9 +18,7 @@ MODELS = {
     "are 9 with model.score = none: .*, or model.D": dict(relative_position="rotary_halves", score="none", D=9, H=3),
     "model.rotary_base must be at least 1": dict(relative_position="rotary", rotary_base=0.0),
     "model.score = constant does not declare": dict(relative_position="rotary", score="constant"),
-    "rotary_halves turns .* model.score = l2_tied does not declare": dict(
-        relative_position="rotary_halves", score="l2_tied"
-    ),
+    "turns .* model.score = l2_tied does not declare": dict(relative_position="rotary_halves", score="l2_tied"),
     "model.D = 8 must be model.H x model.K = 2 x 3": dict(score="identity_query", K=3),
     "unknown relative_position .*alibi": dict(relative_position="alibbi"),
     "unknown compute_dtype .*bfloat16": dict(compute_dtype="bf16"),

@@ -26,7 +26,6 @@ def settings(**changes):
 
 def refused(*, cross=False, **changes) -> str:
     with pytest.raises(errors.UserError) as caught:
-        models.positions(settings(**changes))
         models.block_parts(settings(**changes), cross=cross)
     return str(caught.value)
 
@@ -52,16 +51,12 @@ odd = score.Score(lambda key, *, H, K, D, bias: {}, lambda params, x, y: (x[:, N
 
 def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
     said = refused(model__score="test_variants:pair", model__relative_position="rotary")
-    assert (
-        "model.relative_position = rotary turns queries and keys, and model.score = test_variants:pair does not" in said
-    )
+    assert "model.relative_position = rotary turns queries and keys, and model.score = test_variants:pair does" in said
     assert "score.Score(init, apply, rotatable=True) (tfm/attention/score.py)" in said
     assert models.block_parts(settings(model__score="test_variants:pair")).attention.score.apply is gaussian
     for relation_name in variants.ROTARY:
-        made = models.block_parts(
-            settings(model__score="test_variants:declared", model__relative_position=relation_name)
-        )
-        assert made.attention.score is declared
+        m = settings(model__score="test_variants:declared", model__relative_position=relation_name)
+        assert models.block_parts(m).attention.score is declared
     assert "are 11 with" in refused(model__score="test_variants:odd", model__relative_position="rotary")
 
 
@@ -93,17 +88,14 @@ score_three = (score.tied.init, score.tied.apply, score.tied.factors)
     ],
 )
 def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
-    m = settings(**{f"model__{room}": f"test_variants:{name}"})
-    parts = models.block_parts(m)
-    made = models.positions(m) if room == "position" else getattr(parts, room, None) or getattr(parts.attention, room)
-    plain = globals()[name]
+    m, plain = settings(**{f"model__{room}": f"test_variants:{name}"}), globals()[name]
+    made = variants.checked(m, models.sizes(m))[room]
     assert type(made) is type(next(iter(by_name.candidates(variants.ROOMS[room]).values())))
     assert tuple(made[: len(plain)]) == plain
 
 
-@pytest.mark.parametrize("room", ["value"])
-def test_a_tuple_with_too_few_parts_is_refused(room):
-    words = refused(**{f"model__{room}": "test_variants:mlp_pair"})
+def test_a_tuple_with_too_few_parts_is_refused():
+    words = refused(model__value="test_variants:mlp_pair")
     assert "must be a tuple (init, " in words and words.endswith(", and it is not")
 
 
@@ -146,33 +138,29 @@ biased = relative_position.relative._replace(bias=lambda params, n, s, *, H: jnp
 HERE = str(pathlib.Path(__file__))
 
 
+TOKENS = "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives"
+FOUR = "here (3, 2, 5, any), and it gives"
+
+
 @pytest.mark.parametrize(
     ("room", "name", "says"),
     [
-        ("score", "swapped", "(B, H, N, K) is expected of its queries, here (3, 2, 5, any), and it gives (3, 5, 2, 6)"),
-        (
-            "score",
-            "swapped_keys",
-            "(B, H, N, K) is expected of its keys, here (3, 2, 5, any), and it gives (3, 2, 6, 5)",
-        ),
+        ("score", "swapped", f"(B, H, N, K) is expected of its queries, {FOUR} (3, 5, 2, 6)"),
+        ("score", "swapped_keys", f"(B, H, N, K) is expected of its keys, {FOUR} (3, 2, 6, 5)"),
         ("score", "narrow", "its queries have 6 features, and its keys 5"),
         ("score", "single", "a pair is expected, queries and keys, and it gives none"),
-        ("score", "nothing", "keys, here (3, 2, 5, any), and it gives ()"),
+        ("score", "nothing", f"keys, {FOUR} ()"),
         ("score", "named", "model.H is 2, and H in its parameters 6"),
         ("score", "unnamed", "of its parameters, "),
         ("score", "empty", "its queries and keys have no features"),
         ("score", "factored", "(H, K, D) is expected of its factors, here (2, any, 12), and it gives (2, 6, 6)"),
         ("score", "raising", f"{HERE}, line {raises.__code__.co_firstlineno + 1}: RuntimeError: I know nothing"),
         ("score", "numpyish", f"{HERE}, line {of_numpy.__code__.co_firstlineno + 1}: TracerArrayConversionError: "),
-        (
-            "value",
-            "value_swapped",
-            "(B, H, N, V) is expected of its values, here (3, 2, 5, any), and it gives (3, 5, 2, 6)",
-        ),
-        ("value", "value_kept", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 2, 5, 6)"),
-        ("norm", "norm_flat", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 5)"),
-        ("mlp", "mlp_wide", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 5, 24)"),
-        ("position", "position_long", "(B, N, D) is expected of its tokens, here (3, 5, 12), and it gives (3, 10, 12)"),
+        ("value", "value_swapped", f"(B, H, N, V) is expected of its values, {FOUR} (3, 5, 2, 6)"),
+        ("value", "value_kept", f"{TOKENS} (3, 2, 5, 6)"),
+        ("norm", "norm_flat", f"{TOKENS} (3, 5)"),
+        ("mlp", "mlp_wide", f"{TOKENS} (3, 5, 24)"),
+        ("position", "position_long", f"{TOKENS} (3, 10, 12)"),
         ("relative_position", "turned_off", "it makes queries of the shape (3, 2, 5, 6) into (3, 2, 5, 2)"),
         ("relative_position", "biased", "(H, N, N) is expected of its bias, here (2, 5, 5), and it gives (5, 2, 5)"),
     ],
@@ -182,13 +170,13 @@ def test_what_does_not_fit_is_told_in_a_sentence(room, name, says):
     assert words.startswith(f"model.{room} = test_variants:{name}: ") and says in words and "\n" not in words
 
 
-def test_heads_may_share_a_map():
-    assert models.block_parts(settings(model__score="test_variants:one_head")).attention.score is one_head
+@pytest.mark.parametrize(("name", "cross"), [("one_head", False), ("itself", False), ("declared", True)])
+def test_heads_may_share_a_map_and_in_self_attention_tokens_are_compared_with_themselves(name, cross):
+    made = models.block_parts(settings(model__score=f"test_variants:{name}"), cross=cross)
+    assert made.attention.score is globals()[name]
 
 
-def test_what_compares_tokens_with_themselves_only_is_for_self_attention():
-    assert models.block_parts(settings(model__score="test_variants:itself")).attention.score is itself
-    assert models.block_parts(settings(model__score="test_variants:declared"), cross=True).attention.score is declared
+def test_what_compares_tokens_with_themselves_only_is_not_for_cross_attention():
     words = refused(model__score="test_variants:itself", cross=True)
     assert "(B, H, S, K) is expected of its keys, here (3, 2, 7, any), and it gives (3, 2, 5, 6)" in words
 
@@ -202,7 +190,6 @@ def test_sizes_that_are_those_tried_with_are_told_apart():
 def test_our_own_are_not_tried(monkeypatch):
     monkeypatch.setattr(jax, "eval_shape", None)
     models.block_parts(settings())
-    models.positions(settings())
 
 
 # Where it is found

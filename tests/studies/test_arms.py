@@ -12,6 +12,7 @@ from cases import B, N, S
 
 from experiments.engine import by_name, optim
 from tfm import block, shapes
+from tfm import initial as initials
 from tfm.attention import explicit, relative_position, score
 
 SCORES = by_name.candidates(score)
@@ -276,7 +277,7 @@ def test_what_weight_decay_calls_a_matrix():
 @pytest.mark.parametrize("name", SCORES)
 def test_the_initial_scale_is_a_factor_on_the_matrices_of_queries_and_keys(name):
     params = drawn(name)
-    for leaf, found in block.scaled(params, 0.25).items():
+    for leaf, found in initials.scaled(params, 0.25, "U").items():
         np.testing.assert_array_equal(found, params[leaf] * (0.25 if leaf.startswith("U") else 1))
 
 

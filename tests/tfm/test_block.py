@@ -1,4 +1,4 @@
-"""Blocks (E13, E18, E19) against the slow reference, their residual connections and the scale they begin with."""
+"""Blocks (E13, E18, E19) against the slow reference, their residual connections, and dropout."""
 
 import itertools
 
@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import reference
 import translate
-from cases import B, D, F, H, K, M, N
+from cases import B, D, F, H, K, N
+from jax.sharding import PartitionSpec as P
 
-from tfm import block, norm, transformer
-from tfm.attention import mask, score
+from experiments.engine import mesh
+from tfm import block, layout, norm
+from tfm.attention import mask
 
 SIZES = dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
 
 
-@pytest.mark.parametrize(("norm_name", "mlp_name"), [*itertools.product(cases.NORMS, cases.MLPS)])
+@pytest.mark.parametrize(("norm_name", "mlp_name"), [("token", "gelu"), ("token_plain", "relu")])
 @cases.float64()
 def test_blocks_equal_the_reference(norm_name, mlp_name):
     own, x_BND = dict(norm=cases.NORMS[norm_name], mlp=cases.MLPS[mlp_name]), cases.normal(1, 1, N, D)
@@ -36,7 +38,7 @@ def test_blocks_equal_the_reference(norm_name, mlp_name):
         settings = dict(order=order, score="asymmetric", mlp=mlp_name, scale="1/sqrt(K)", eps=eps)
         allowed = reference.upper_triangular(N, N)
         cases.close(y_BND[0], translate.block(params, translate.columns(x_BND[0]), allowed=allowed, **settings).T)
-        assert seen["A"].shape == (1, H, N, N) and seen["running"] == {}
+        assert seen["A"].shape == (1, H, N, N) and seen["running"] == {} and "cache" not in seen
 
 
 def test_in_training_a_block_returns_the_statistics_of_its_norms():
@@ -46,38 +48,94 @@ def test_in_training_a_block_returns_the_statistics_of_its_norms():
         parts = cases.parts(norm=norm.batch, order=order)
         params = cases.drawn(lambda key, parts=parts: block.init(key, parts=parts, **SIZES))
         params = {name: part | ({"var_D": jnp.ones(D)} if "norm" in name else {}) for name, part in params.items()}
-        run = jax.jit(
-            lambda key_B, parts=parts, params=params: block.apply(
-                params, x_BND, parts=parts, mask=mask.causal, key_B=key_B
-            )
-        )
-        (_, trained), (_, evaluated) = run(key_B), run(None)
-        assert evaluated["running"] == {} and set(trained["running"]) == {"norm1", "norm2"}
+        call = dict(parts=parts, mask=mask.causal)
+        trained, evaluated = (block.apply(params, x_BND, key_B=keys, **call)[1]["running"] for keys in (key_B, None))
+        assert evaluated == {} and set(trained) == {"norm1", "norm2"}
         if order is block.pre_norm:
-            cases.agree(trained["running"]["norm1"], norm.batch.observe(x_BND), 1e-5)
+            cases.agree(trained["norm1"], norm.batch.observe(x_BND), 1e-5)
 
 
-def layers(depth: int = M, chosen=score.asymmetric) -> dict:
-    return cases.drawn(cases.model(score=chosen, sizes=dict(M=depth)).init)["blocks"]
+@pytest.mark.parametrize("part", ["value", "mlp"])
+def test_each_half_of_a_block_has_its_own_residual_connection(part):
+    """With one output projection at zero the other half still adds something to the tokens; with both, nothing."""
+    parts, x_BND = cases.parts(), cases.normal(1, B, N, D)
+    params = cases.drawn(lambda key: block.init(key, parts=parts, **SIZES))
+    zero = {"value": ("Uo_HDK", "bo_D"), "mlp": ("W2_DF", "b2_D")}
+
+    def added(*names):
+        own = params | {name: params[name] | {leaf: 0 * params[name][leaf] for leaf in zero[name]} for name in names}
+        return np.asarray(block.apply(own, x_BND, parts=parts, mask=mask.causal)[0] - x_BND)
+
+    assert not added("value", "mlp").any()
+    half = added(part)
+    assert np.abs(half).mean() > 0.1 and abs(np.corrcoef(half.ravel(), np.asarray(x_BND).ravel())[0, 1]) < 0.9
 
 
-def stack_of(params, x_BND, **parts):
-    return transformer.stack(params, x_BND, mask=mask.causal, parts=cases.parts(**parts), unroll=1)
+# ------------------------------------------------------------------------------------------------------------- dropout
 
 
-@pytest.mark.parametrize("name", cases.SCORES)
-def test_zero_output_projections_make_pre_norm_blocks_the_identity(name):
-    params, x_BND = layers(M, cases.SCORES[name]), cases.normal(1, B, N, D)
-    for part, output in (("value", ("Uo_HDK", "bo_D")), ("mlp", ("W2_DF", "b2_D"))):
-        params[part] |= {key: jnp.zeros_like(params[part][key]) for key in output}
-    np.testing.assert_array_equal(stack_of(params, x_BND, score=cases.SCORES[name])[0], x_BND)
+def drop(key_B, x_BND, rate, **how):
+    return block.dropped("mlp", x_BND, parts=cases.parts(dropout=rate), key_B=key_B, **how)
 
 
-def test_each_half_of_a_block_has_its_own_residual_connection():
-    """With either output projection at zero, the other half still adds something to the tokens."""
+def keys(n: int) -> jax.Array:
+    return jax.random.split(jax.random.key(0), n)
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.9])
+def test_dropout_makes_its_share_of_zeros_and_keeps_the_mean(rate):
+    """What is left is x / (1 - rate), in every example and at every place. Bounds are five standard deviations."""
+    x_BND = jnp.full((7, 101, 61), 3.0)
+    y_BND = np.asarray(drop(keys(7), x_BND, rate))
+    left = y_BND != 0
+    np.testing.assert_allclose(y_BND[left], 3 / (1 - rate), rtol=1e-6)
+    for axes in ((0, 1, 2), (1, 2), (0, 2), (0, 1)):
+        count = np.prod([x_BND.shape[axis] for axis in axes])
+        deviation = np.sqrt(rate * (1 - rate) / count)
+        assert np.abs(left.mean(axes) - (1 - rate)).max() < 5 * deviation
+        assert np.abs(y_BND.mean(axes) - 3).max() < 5 * 3 * deviation / (1 - rate)
+    narrow = drop(keys(7), x_BND.astype(jnp.bfloat16), rate)
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(narrow != 0, left)
+
+
+def test_no_dropout_at_rate_zero_or_without_keys():
     x_BND = cases.normal(1, B, N, D)
-    for part, output in (("value", ("Uo_HDK", "bo_D")), ("mlp", ("W2_DF", "b2_D"))):
-        params = layers(1)
-        params[part] |= {key: jnp.zeros_like(params[part][key]) for key in output}
-        added = np.asarray(stack_of(params, x_BND)[0] - x_BND)
-        assert np.abs(added).mean() > 0.1 and abs(np.corrcoef(added.ravel(), np.asarray(x_BND).ravel())[0, 1]) < 0.9
+    assert drop(keys(B), x_BND, 0.0) is x_BND and drop(None, x_BND, 0.5) is x_BND
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, float("nan")])
+def test_a_wrong_rate_is_refused(rate):
+    for keys_or_none in (keys(B), None):
+        with pytest.raises(ValueError, match=f"a dropout rate of {rate}; it must be at least 0 and less than 1"):
+            drop(keys_or_none, cases.normal(1, B, N, D), rate)
+
+
+def test_the_zeros_of_an_example_depend_on_its_key_alone():
+    """Not on its place in the batch, its neighbours or the numbers it has; another key has others."""
+    x_BND, key_B = jnp.ones((5, N, D)), keys(5)
+    y_BND = np.asarray(drop(key_B, x_BND, 0.5))
+    order = np.array([3, 1, 4, 0])
+    np.testing.assert_array_equal(drop(key_B[order], -x_BND[order], 0.5), -y_BND[order])
+    for one, other in itertools.combinations(range(5), 2):
+        assert 0.3 < (y_BND[one] == y_BND[other]).mean() < 0.7
+
+
+def test_dropout_on_eight_devices_is_dropout_on_one():
+    """Whether they share the sequences or the tokens of each; and the gradient passes where the number did."""
+    x_BND, key_B, w_D = cases.normal(1, 8, 16, D), keys(8), cases.normal(2, D)
+
+    def loss(w_D, x_BND, key_B, over=layout.ONE):
+        return jnp.sum(jnp.sin(drop(key_B, x_BND * w_D, 0.3, layout=over)))
+
+    striped_BND = x_BND.reshape(8, 2, 8, D).swapaxes(1, 2).reshape(8, 16, D)  # device i has the tokens i and 8 + i
+    for over, given, specs in (
+        (layout.ONE, x_BND, (P(), P("data"), P("data"))),
+        (layout.Layout(sequence="data"), striped_BND, (P(), P(None, "data"), P())),
+    ):
+
+        def local(w_D, x_BND, key_B, over=over):
+            return jax.grad(lambda w_D: jax.lax.psum(loss(w_D, x_BND, key_B, over), mesh.DATA))(w_D)
+
+        spread = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=specs))
+        cases.close(spread(w_D, given, key_B), jax.grad(loss)(w_D, x_BND, key_B), 1e-5)

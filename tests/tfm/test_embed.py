@@ -1,4 +1,4 @@
-"""Tokens from words and images (E1, E2), and how embeddings and heads begin."""
+"""Tokens from words and images (E1, E2), what heads say of them (E24, E25, E27), and how both begin."""
 
 import cases
 import jax
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import reference
 import translate
-from cases import B, D, N, W
+from cases import B, C, D, N, W
 
 from tfm import embed, head, shapes
 
@@ -34,11 +34,8 @@ def test_patches_equal_the_reference():
     for b in range(2):
         slow = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 3)
         cases.close(x_BND[b], slow.T + np.asarray(params["b_D"]))
-
-
-def test_patches_are_in_reading_order():
-    image_BYXZ = jnp.arange(2 * 4 * 1).reshape(1, 2, 4, 1)
-    np.testing.assert_array_equal(embed.cut(image_BYXZ, size=2), [[[0, 1, 4, 5], [2, 3, 6, 7]]])
+    in_reading_order = [[[0, 1, 4, 5], [2, 3, 6, 7]]]
+    np.testing.assert_array_equal(embed.cut(jnp.arange(8).reshape(1, 2, 4, 1), size=2), in_reading_order)
 
 
 @pytest.mark.parametrize(("Y", "X"), [(6, 8), (7, 9)])
@@ -54,14 +51,10 @@ def test_class_token_stands_first():
     for b in range(B):
         slow = reference.with_class_token(translate.columns(x_BND[b]), np.asarray(params["c_D"]))
         cases.close(y_BND[b], slow.T, 0)
+    assert embed.class_token(params, x_BND.astype(jnp.bfloat16)).dtype == jnp.bfloat16
 
 
-def test_class_token_takes_the_dtype_of_the_tokens():
-    params = embed.class_token_init(jax.random.key(0), D=D)
-    assert embed.class_token(params, cases.normal(1, B, N, D).astype(jnp.bfloat16)).dtype == jnp.bfloat16
-
-
-def test_initial_embeddings():
+def test_initial_embeddings_and_heads():
     key, sizes = jax.random.key(0), dict(D=97)
     for params, letters, std in [
         (embed.words.init(key, W=101, **sizes), {"W": 101, "D": 97}, 97**-0.5),
@@ -76,3 +69,32 @@ def test_initial_embeddings():
         matrix, *bias = params.values()
         assert float(matrix.std()) == pytest.approx(std, rel=0.06)
         assert not any(b.any() for b in bias)
+
+
+def masked_words(X, G):
+    """The reference's answers for three words; NaN for those that are not asked for."""
+    found = reference.masked_word(X, G, hidden=[1, 4, 6])
+    return np.array([found.get(n, np.full(len(G), np.nan)) for n in range(X.shape[1])])
+
+
+HEADS = {
+    "next_word": reference.next_word,
+    "masked_word": masked_words,
+    "pooled": reference.pooled_class,
+    "class_token": reference.class_token_class,
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_equal_the_reference_and_their_logits_are_float32(name):
+    variant, sizes = getattr(head, name), {"W": W} if "word" in name else {"C": C}
+    with cases.float64():
+        params, x_BND = cases.drawn(lambda key: variant.init(key, D=D, **sizes)), cases.normal(1, B, N, D)
+        logits = variant.apply(params, x_BND)
+        for b in range(B):
+            slow = np.asarray(HEADS[name](translate.columns(x_BND[b]), *map(np.asarray, params.values())))
+            asked = ~np.isnan(slow)
+            cases.close(translate.log_probabilities(logits)[b][asked], np.log(slow[asked]))
+    narrow = variant.apply(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x_BND)))
+    assert narrow.dtype == jnp.float32
+    cases.close(narrow, logits, 2e-2)

@@ -8,12 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import reference
 import translate
-from cases import M, N, W
+from cases import N, W
 
 from tfm import embed, encoder_decoder, head, position, transformer
 from tfm.decode import beam
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
+REAL = 6  # words of the first source, of 11
+VALID_BS = np.arange(11) < np.array([[REAL], [11]])
 
 
 @functools.cache
@@ -29,9 +31,6 @@ def pair() -> tuple[dict, dict]:
 @functools.cache
 def apply():
     return jax.jit(functools.partial(encoder_decoder.apply, maps=True, **pair()[1]))
-
-
-# ------------------------------------------------------------------------------------------------ against the reference
 
 
 def decoder_block(params: dict, X, memory, *, scale="1/sqrt(K)", eps=1e-5):
@@ -52,11 +51,10 @@ def decoder_block(params: dict, X, memory, *, scale="1/sqrt(K)", eps=1e-5):
 def test_translation_equals_the_reference():
     """One source of 11 words, of which 6 are real, and one target of 7: p(next word) after each of them (E24)."""
     params, _ = pair()
-    source_BS, w_BN, real = cases.words(1, n=11), cases.words(2), 6
-    valid_BS = jnp.broadcast_to(jnp.arange(11) < real, (2, 11))
-    logits_BNW, _ = apply()(params, source_BS, valid_BS, w_BN)
+    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
+    logits_BNW, _ = apply()(params, source_BS, VALID_BS, w_BN)
     trees = {name: {"embed": params["embed"]} | params[name] for name in ("encoder", "decoder")}
-    memory = translate.representation(trees["encoder"], np.asarray(source_BS[0, :real]))
+    memory = translate.representation(trees["encoder"], np.asarray(source_BS[0, :REAL]))
     X = translate.tokens(trees["decoder"], np.asarray(w_BN[0]), position="learned")
     for m in range(SMALL["M"]):
         X = decoder_block(translate.layer(trees["decoder"]["blocks"], m), X, memory)
@@ -65,47 +63,26 @@ def test_translation_equals_the_reference():
     cases.close(translate.log_probabilities(logits_BNW[0]), slow, 1e-9)
 
 
-# ----------------------------------------------------------------------------------------------------- kept, and loops
-
-
 @cases.float64()
-def test_a_decoder_with_a_cache_equals_the_full_pass():
+def test_the_source_matters_and_its_padding_does_not_and_a_cache_changes_nothing():
     params, call = pair()
     source_BS, w_BN = cases.words(1, n=11), cases.words(2)
-    valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
-    full_BNW, seen = apply()(params, source_BS, valid_BS, w_BN)
+    full_BNW, seen = apply()(params, source_BS, VALID_BS, w_BN)
     assert seen["A_cross_MBHNS"].shape == (2, 2, 2, N, 11)
-    np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, 6:], 0)
+    np.testing.assert_array_equal(seen["A_cross_MBHNS"][:, 0, :, :, REAL:], 0)
+    changed = (source_BS.at[0, s].add(1) % W for s in (REAL, REAL - 1))
+    padding, real = (apply()(params, source, VALID_BS, w_BN)[0] for source in changed)
+    np.testing.assert_array_equal(padding, full_BNW)
+    assert np.abs(real[0] - full_BNW[0]).max() > 1e-3
+    np.testing.assert_array_equal(real[1], full_BNW[1])
+
     start = jax.jit(functools.partial(encoder_decoder.start, capacity=N, **call))
-    logits_BW, cache = start(params, source_BS, valid_BS, w_BN[:, :1], jnp.ones(2, int))
-    cases.close(logits_BW, full_BNW[:, 0], 1e-9)
-    step = jax.jit(functools.partial(encoder_decoder.step, params, **call))
+    logits_BW, cache = start(params, source_BS, VALID_BS, w_BN[:, :1], jnp.ones(2, int))
+    step = jax.jit(functools.partial(encoder_decoder.step, **call))
     for n in range(1, N):
-        logits_BW, cache = step(cache, w_BN[:, n], jnp.full(2, n))
-        cases.close(logits_BW, full_BNW[:, n], 1e-9)
-
-
-@cases.float64()
-def test_the_source_matters_and_its_padding_does_not():
-    params, _ = pair()
-    source_BS, w_BN = cases.words(1, n=11), cases.words(2)
-    valid_BS = jnp.arange(11) < jnp.array([[6], [11]])
-    logits_BNW, _ = apply()(params, source_BS, valid_BS, w_BN)
-    padding, real = (apply()(params, source_BS.at[0, s].add(1) % W, valid_BS, w_BN)[0] for s in (6, 5))
-    np.testing.assert_array_equal(padding, logits_BNW)
-    assert np.abs(real[0] - logits_BNW[0]).max() > 1e-3
-    np.testing.assert_array_equal(real[1], logits_BNW[1])
-
-
-@cases.float64()
-def test_the_loops_over_layers_agree():
-    params, call = pair()
-    given = cases.words(1, n=11), jnp.ones((2, 11), bool), cases.words(2)
-    looped, unrolled = (
-        jax.jit(functools.partial(encoder_decoder.apply, **call | {"unroll": u}))(params, *given)[0] for u in (1, True)
-    )
-    assert M > 1
-    cases.close(looped, unrolled, 1e-5)
+        cases.close(logits_BW, full_BNW[:, n - 1], 1e-9)
+        logits_BW, cache = step(params, cache, w_BN[:, n], jnp.full(2, n))
+    cases.close(logits_BW, full_BNW[:, N - 1], 1e-9)
 
 
 @cases.float64()

@@ -1,4 +1,6 @@
-"""The one contraction of the last axis, of few rows and of many."""
+"""The one contraction of the last axis, of few rows and of many, and what of it is for CPUs alone."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +8,7 @@ import numpy as np
 import pytest
 
 from tfm import kernels, linear
+from tfm.attention import explicit
 
 
 @pytest.mark.parametrize("rows", [1, 2, kernels.FEW, kernels.FEW + 1])
@@ -15,7 +18,7 @@ def test_few_rows_are_multiplied_as_many_are(rows):
     )
     expected = np.einsum("td,hkd->thk", x_TD, W_HKD) + np.asarray(b_HK)
     np.testing.assert_allclose(jax.jit(linear.rows)(x_TD, W_HKD, b_HK), expected, rtol=1e-5, atol=1e-5)
-    slope = jax.grad(lambda x: jnp.sum(jnp.sin(linear.rows(x, W_HKD, b_HK))))(x_TD)
+    slope = jax.jit(jax.grad(lambda x: jnp.sum(jnp.sin(linear.rows(x, W_HKD, b_HK)))))(x_TD)
     np.testing.assert_allclose(slope, np.einsum("thk,hkd->td", np.cos(expected), W_HKD), rtol=1e-4, atol=1e-5)
 
 
@@ -24,3 +27,28 @@ def test_answers_of_bfloat16_are_added_up_in_float32():
     y_BNO = linear.answers(x_BND, W_OD, jnp.ones(5))
     assert y_BNO.dtype == jnp.float32
     np.testing.assert_array_equal(y_BNO, np.full((2, 3, 5), 258))  # 257 in bfloat16 is 256
+
+
+QUERIES = (functools.partial(function, mask=None, scale=1.0) for function in (explicit.attention, explicit.by_keys))
+FOR_CPUS = {  # name -> (function, the shapes of its arguments, what stands in the program of a CPU only)
+    "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
+    "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
+    "few rows of heads": (kernels.heads_product, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
+    "one new token": (kernels.write, [(1, 2, 7, 5), (1, 2, 1, 5), (1, 1)], "stablehlo.while"),
+    "few queries": (
+        functools.partial(kernels.few_queries, *QUERIES),
+        [(1, 2, 1, 5), (1, 2, 7, 5), (1, 2, 7, 5)],
+        "stablehlo.is_finite",
+    ),
+    "one after the other": (kernels.after, [(3,), (5,)], "stablehlo.maximum"),
+}
+
+
+@pytest.mark.parametrize("name", FOR_CPUS)
+def test_what_is_for_cpus_alone_is_in_no_tpus_program(name):
+    function, shapes, mark = FOR_CPUS[name]
+    whole = {"one new token": 2, "one after the other": 0}.get(name)  # which argument is of whole numbers
+    arguments = [jax.ShapeDtypeStruct(s, jnp.int32 if i == whole else jnp.float32) for i, s in enumerate(shapes)]
+    traced = jax.jit(function).trace(*arguments)
+    cpu, tpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu"))
+    assert mark in cpu and mark not in tpu

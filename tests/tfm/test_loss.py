@@ -17,20 +17,16 @@ def test_cross_entropy_equals_the_reference():
     logits, target_BN = cases.normal(0, B, N, W, std=3.0), cases.words(1)
     weight_BN = jnp.asarray(np.random.default_rng(2).integers(0, 3, (B, N)) / 2.0)
     assert (weight_BN == 0).any() and (weight_BN == 0.5).any()
-    total, count = loss.cross_entropy(logits, target_BN, weight_BN)
     slow = 0.0
     for b in range(B):
         p = [reference.softmax(np.asarray(row)) for row in logits[b]]
         slow += reference.cross_entropy(p, np.asarray(target_BN[b]), np.asarray(weight_BN[b]))
-    cases.close(total, slow)
-    cases.close(count, float(weight_BN.sum()))
-    dirty = jnp.where(weight_BN[..., None] == 0, jnp.nan, logits)
-    cases.close(loss.cross_entropy(dirty, jnp.where(weight_BN == 0, W + 5, target_BN), weight_BN)[0], slow)
-
-
-def test_cross_entropy_of_nothing_is_zero_of_zero():
-    total, count = loss.cross_entropy(cases.normal(0, B, N, W), cases.words(1), jnp.zeros((B, N)))
-    assert total == 0 and count == 0
+    dirty, anything = jnp.where(weight_BN[..., None] == 0, jnp.nan, logits), jnp.where(weight_BN == 0, W + 5, target_BN)
+    for given in ((logits, target_BN), (dirty, anything)):
+        total, count = loss.cross_entropy(*given, weight_BN)
+        cases.close(total, slow)
+        cases.close(count, float(weight_BN.sum()))
+    assert loss.cross_entropy(logits, target_BN, jnp.zeros((B, N))) == (0, 0)
 
 
 def test_cross_entropy_has_no_gradient_where_nothing_is_asked():
@@ -40,12 +36,10 @@ def test_cross_entropy_has_no_gradient_where_nothing_is_asked():
     np.testing.assert_allclose(gradient.sum(-1), 0, atol=1e-6)
 
 
-def test_cross_entropy_of_equal_logits_is_the_logarithm_of_their_number():
+def test_losses_of_large_and_of_bfloat16_logits_are_float32():
+    """Of equal logits it is the logarithm of their number, however large they are."""
     total, count = loss.cross_entropy(jnp.full((3, 5), 1000.0), jnp.arange(3), jnp.ones(3))
     assert float(total / count) == pytest.approx(np.log(5), abs=1e-4)
-
-
-def test_losses_of_bfloat16_logits_are_float32():
     logits, target_BN, weight_BN = cases.normal(0, B, N, W).astype(jnp.bfloat16), cases.words(1), jnp.ones((B, N))
     total, _ = loss.cross_entropy(logits, target_BN, weight_BN)
     assert total.dtype == jnp.float32
@@ -54,7 +48,5 @@ def test_losses_of_bfloat16_logits_are_float32():
 
 def test_accuracy_by_hand():
     logits = jnp.array([[1.0, 2.0, 0.0], [5.0, 1.0, 1.0], [0.0, 0.0, 1.0], [1.0, 0.0, 0.0]])
-    hits, asked = loss.accuracy(logits, jnp.array([1, 0, 0, 0]), jnp.array([1.0, 1.0, 1.0, 0.0]))
-    assert (hits, asked) == (2, 3)
-    hits, asked = loss.accuracy(logits, jnp.array([0, 2, 2, 0]), jnp.array([1.0, 1.0, 0.0, 0.0]))
-    assert (hits, asked) == (0, 2)
+    assert loss.accuracy(logits, jnp.array([1, 0, 0, 0]), jnp.array([1.0, 1.0, 1.0, 0.0])) == (2, 3)
+    assert loss.accuracy(logits, jnp.array([0, 2, 2, 0]), jnp.array([1.0, 1.0, 0.0, 0.0])) == (0, 2)

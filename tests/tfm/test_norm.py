@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 from experiments.engine import by_name, mesh
 from tfm import layout, norm
 
-NORMS = {"token": norm.token, "token_plain": norm.token_plain, "rms": norm.rms}
-NORMS |= {"batch": norm.batch, "instance": norm.instance}
+NORMS = by_name.candidates(norm)
 LEAVES = {"token": {"gain_D", "shift_D"}, "token_plain": set(), "rms": {"gain_D"}, "instance": {"gain_D", "shift_D"}}
 LEAVES |= {"batch": {"gain_D", "shift_D", "mean_D", "var_D"}}
 
@@ -42,13 +41,14 @@ def slow_norm(name: str, params: dict, X, *, eps: float):
 
 @cases.float64()
 def test_norms_equal_the_reference():
-    all_params, x_BND = {name: norm_params(name) for name in NORMS}, cases.normal(1, B, N, D) * 3 + 2
-    chosen = [*itertools.product(NORMS, [0.0, 1e-5, 0.7])]
+    all_params, x_BND = {name: norm_params(name) for name in LEAVES}, cases.normal(1, B, N, D) * 3 + 2
+    chosen = [*itertools.product(LEAVES, [0.0, 1e-5, 0.7])]
     every = jax.jit(lambda all_params: [NORMS[name].apply(all_params[name], x_BND, eps=eps) for name, eps in chosen])
     for (name, eps), y_BND in zip(chosen, every(all_params), strict=True):
         assert set(all_params[name]) == LEAVES[name]
         for b in range(B):
             cases.close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
+    assert {name for name, chosen in NORMS.items() if chosen.observe} == {"batch"} and NORMS.keys() == LEAVES.keys()
 
 
 @cases.float64()
@@ -58,10 +58,6 @@ def test_three_papers_one_norm():
     gamma, beta = np.asarray(cases.normal(2, D)), np.asarray(cases.normal(3, D))
     cases.close(reference.token_norm(X, one, zero), reference.standardised(X))
     cases.close(reference.layer_norm(X, gamma, beta, 0), reference.token_norm(X, gamma, beta))
-
-
-def test_a_constant_token_is_zero_with_eps():
-    np.testing.assert_array_equal(norm.token_plain.apply({}, jnp.full((1, 1, D), 3.0), eps=1e-5), jnp.zeros((1, 1, D)))
 
 
 def test_norms_start_as_standardisation():
@@ -78,47 +74,29 @@ def test_norms_start_as_standardisation():
 
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_of_bfloat16_tokens_are_rounded_once(name):
-    """Gain and shift have more bits than the tokens; the batch norm takes the statistics of these very tokens."""
+    """Gain and shift have more bits than the tokens; the batch norm takes the statistics of these very tokens, in
+    float32, since a mean of 9 hides the last bits of what bfloat16 would add up."""
     x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
     params = norm_params(name)
     if name == "batch":
-        params |= norm.batch.observe(x_BND)
+        params |= (observed := norm.batch.observe(x_BND))
+        means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
+        assert observed["mean_D"].dtype == observed["var_D"].dtype == np.float32
+        cases.close(observed["mean_D"], means, 1e-5)
+        cases.close(observed["var_D"], variances, 1e-5)
     y_BND = NORMS[name].apply(params, x_BND, eps=1e-6)
     assert y_BND.dtype == jnp.bfloat16
     exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
     assert (np.abs(np.asarray(y_BND[0], np.float64) - exact) <= np.abs(exact) * 2.0**-8 + 1e-5).all()
 
 
-@pytest.mark.parametrize("name", NORMS)
-def test_float32_norm_is_close_to_float64(name):
-    params, x_BND = norm_params(name), cases.normal(1, B, N, D)
-    narrow = NORMS[name].apply(params, x_BND, eps=1e-5)
-    with cases.float64():
-        wide = NORMS[name].apply(*cases.wide((params, x_BND)), eps=1e-5)
-    assert narrow.dtype == np.float32 and wide.dtype == np.float64
-    cases.close(narrow, wide, 1e-5)
+# --------------------------------------------------------------------------------------------------------------- batch
 
-
-@pytest.mark.parametrize("name", NORMS)
-def test_which_tokens_a_norm_lets_meet(name):
-    """Changing the last token changes it alone, except where the norm is over the sequence (and in that one only)."""
-    x_BND, params = cases.normal(1, B, N, D), norm_params(name)
-    y_BND = NORMS[name].apply(params, x_BND, eps=1e-5)
-    other = NORMS[name].apply(params, x_BND.at[0, -1].add(1.0), eps=1e-5)
-    changed_BN = (np.asarray(other) != np.asarray(y_BND)).any(-1)
-    np.testing.assert_array_equal(changed_BN[0], np.ones(N) if name == "instance" else np.arange(N) == N - 1)
-    assert not changed_BN[1:].any()
-
-
-# ------------------------------------------------------------------------------------------------------------ batch
-
-KEPT = {"mean_D", "var_D"}
 DATA = layout.Layout(batch=(mesh.DATA,))
 
 
-def eight_devices(function, *, batched: tuple[bool, ...]):
-    """The compiled function on eight devices, each with an eighth of what is batched."""
-    return jax.jit(mesh.sharded(function, mesh.make(data=8), in_specs=tuple(P("data") if b else P() for b in batched)))
+def eight_devices(function, *in_specs: P):
+    return jax.jit(mesh.sharded(function, mesh.make(data=8), in_specs=in_specs))
 
 
 def gathered(x_BND: jax.Array) -> jax.Array:
@@ -133,7 +111,7 @@ def test_the_statistics_of_a_batch_equal_the_reference():
     params, x_BND = norm_params("batch"), cases.normal(1, B, N, D) * 3 + 2
     observed = norm.batch.observe(x_BND)
     means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
-    assert set(observed) == KEPT < set(params)
+    assert set(observed) == {"mean_D", "var_D"}
     cases.close(observed["mean_D"], means)
     cases.close(observed["var_D"], variances)
     y_BND = np.asarray(norm.batch.apply(params | observed, x_BND, eps=0.0))
@@ -141,27 +119,13 @@ def test_the_statistics_of_a_batch_equal_the_reference():
     cases.close(y_BND.var((0, 1)), np.square(params["gain_D"]))
 
 
-def test_only_the_batch_norm_keeps_statistics():
-    assert {name for name, chosen in by_name.candidates(norm).items() if chosen.observe} == {"batch"}
-
-
 def test_a_large_mean_leaves_the_variance_its_digits():
     """float32 holds 10000^2 to the nearest 8 only, so E[x^2] - E[x]^2 would be noise; the means themselves to 0.001."""
     x_BND = cases.normal(1, 8, 61, D) + 1e4
     exact = np.var(np.asarray(x_BND, np.float64), axis=(0, 1))
     cases.close(norm.batch.observe(x_BND)["var_D"], exact, 1e-3)
-    spread = eight_devices(lambda x_BND: norm.batch.observe(x_BND, layout=DATA), batched=(True,))
+    spread = eight_devices(lambda x_BND: norm.batch.observe(x_BND, layout=DATA), P("data"))
     cases.close(spread(x_BND)["var_D"], exact, 1e-3)
-
-
-def test_bfloat16_tokens_have_float32_statistics():
-    """A mean of 9 hides the last bits of what bfloat16 would add up."""
-    x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
-    observed = norm.batch.observe(x_BND)
-    means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
-    assert observed["mean_D"].dtype == observed["var_D"].dtype == np.float32
-    cases.close(observed["mean_D"], means, 1e-5)
-    cases.close(observed["var_D"], variances, 1e-5)
 
 
 def whole_loss(params: dict, x_BND: jax.Array, over: layout.Layout = layout.ONE):
@@ -174,7 +138,8 @@ def whole_loss(params: dict, x_BND: jax.Array, over: layout.Layout = layout.ONE)
 
 
 def test_eight_devices_equal_one_in_statistics_output_and_gradients():
-    """The devices' shares differ in their means, so a device could not do with its own."""
+    """The devices' shares differ in their means, so a device could not do with its own. Of the running averages
+    nothing is asked in training: their gradient is exactly zero, so no optimiser moves them."""
     params, x_BND = norm_params("batch"), cases.normal(1, 16, N, D) + 10 * cases.normal(2, 16, 1, D)
     differentiated = jax.value_and_grad(whole_loss, argnums=(0, 1), has_aux=True)
 
@@ -183,9 +148,10 @@ def test_eight_devices_equal_one_in_statistics_output_and_gradients():
         return (loss, (observed, gathered(y_BND))), (of_params, gathered(of_x))
 
     one = jax.jit(lambda params, x_BND: differentiated(params, x_BND))(params, x_BND)
-    eight = eight_devices(local, batched=(False, True))(params, x_BND)
-    jax.tree.map(lambda spread, single: cases.close(spread, single, 1e-5), eight, one)
-    assert min(np.abs(leaf).max() for leaf in (one[1][0]["gain_D"], one[1][0]["shift_D"], one[1][1])) > 1
+    cases.agree(eight_devices(local, P(), P("data"))(params, x_BND), one, 1e-5)
+    of_params, of_x = one[1]
+    assert min(np.abs(leaf).max() for leaf in (of_params["gain_D"], of_params["shift_D"], of_x)) > 1
+    assert not of_params["mean_D"].any() and not of_params["var_D"].any()
 
 
 @cases.float64()
@@ -199,22 +165,7 @@ def test_gradients_pass_through_the_statistics():
     def observed(x_BND):
         return jnp.sum(w_BND * norm.batch.apply(params | norm.batch.observe(x_BND), x_BND, eps=0.1))
 
-    cases.close(jax.grad(observed)(x_BND), jax.grad(by_hand)(x_BND))
-
-
-def test_training_asks_nothing_of_the_running_averages():
-    """Their gradient is exactly zero while the batch's own statistics are used, so no optimiser moves them."""
-    params, x_BND = norm_params("batch"), cases.normal(1, B, N, D)
-    of_params = jax.grad(lambda params: whole_loss(params, x_BND)[0])(params)
-    assert not of_params["mean_D"].any() and not of_params["var_D"].any()
-    assert of_params["gain_D"].all() and of_params["shift_D"].all()
-
-
-def test_a_token_in_evaluation_does_not_depend_on_its_batch():
-    """Nor on the length of its sequence: only the averages of past batches stand between it and the result."""
-    params, x_BND = norm_params("batch"), cases.normal(1, B, N, D)
-    y_BND = norm.batch.apply(params, x_BND, eps=1e-5)
-    np.testing.assert_array_equal(norm.batch.apply(params, x_BND[1:, 2:3], eps=1e-5), y_BND[1:, 2:3])
+    cases.close(*(jax.jit(jax.grad(loss))(x_BND) for loss in (observed, by_hand)))
 
 
 @cases.float64()
@@ -226,6 +177,6 @@ def test_instance_norm_of_tokens_that_devices_share_is_that_of_all():
         y_BND = norm.instance.apply(params, x_BND, eps=0.1, layout=over)
         return jax.lax.psum(jnp.sin(y_BND).sum((1, 2)), "data"), jax.lax.pmax(jnp.abs(y_BND).max(), "data")
 
-    spread = jax.jit(mesh.sharded(local, mesh.make(data=8), in_specs=P(None, "data")))
     whole_BND = norm.instance.apply(params, x_BND, eps=0.1)
-    cases.agree(spread(x_BND), (jnp.sin(whole_BND).sum((1, 2)), jnp.abs(whole_BND).max()))
+    right = jnp.sin(whole_BND).sum((1, 2)), jnp.abs(whole_BND).max()
+    cases.agree(eight_devices(local, P(None, "data"))(x_BND), right)

@@ -10,10 +10,10 @@ import reference_positions as slow
 import translate
 from cases import B, D, N
 
+from experiments.engine import by_name
 from tfm import position, shapes
 
-NAMES = ("learned", "sinusoidal", "none", "learned_concatenated", "sinusoidal_concatenated")
-POSITIONS = {name: getattr(position, name) for name in NAMES}
+POSITIONS = by_name.candidates(position)
 ANY_N = np.array([9, 2, 5, 2, 0, 31, 7])  # N positions in no order, one of them twice
 ANY_BN = np.stack([ANY_N, (3 * ANY_N + 1) % 37])
 
@@ -45,39 +45,22 @@ def test_added_and_concatenated_positions_equal_the_reference(name):
     x_BND, places = cases.normal(1, B, N, D), (None, ANY_N, ANY_BN)
     every = jax.jit(lambda params: [POSITIONS[name].apply(params, x_BND, n) for n in places])
     for n, y_BND in zip(places, every(params), strict=True):
-        compare(name, params, x_BND, n, y_BND)
-
-
-def compare(name: str, params: dict, x_BND: jax.Array, n, y_BND: jax.Array) -> None:
-    for b, positions in enumerate(np.broadcast_to(np.arange(N) if n is None else n, (B, N))):
-        X, P = translate.columns(x_BND[b]), table(name, params, positions)
-        if name.endswith("concatenated"):
-            W = np.concatenate([params["Wx_DD"], params["Wp_DD"]], axis=1)
-            cases.close(y_BND[b], slow.concatenated_positions(X, P, W).T)
-        else:
-            cases.close(y_BND[b], reference.added_positions(X, P).T)
-
-
-@cases.float64()
-def test_adding_is_concatenating_with_two_identities():
-    x_BND = cases.normal(1, B, N, D)
-    params = {"Wx_DD": jnp.eye(D), "Wp_DD": jnp.eye(D)} | position.learned.init(jax.random.key(0), N=N, D=D)
-    for kind in ("learned", "sinusoidal"):
-        added = POSITIONS[kind].apply(params, x_BND)
-        cases.close(POSITIONS[f"{kind}_concatenated"].apply(params, x_BND), added)
+        for b, positions in enumerate(np.broadcast_to(np.arange(N) if n is None else n, (B, N))):
+            X, P = translate.columns(x_BND[b]), table(name, params, positions)
+            if name.endswith("concatenated"):
+                W = np.concatenate([params["Wx_DD"], params["Wp_DD"]], axis=1)
+                cases.close(y_BND[b], slow.concatenated_positions(X, P, W).T)
+            else:
+                cases.close(y_BND[b], reference.added_positions(X, P).T)
 
 
 @pytest.mark.parametrize("name", ["learned", "learned_concatenated"])
-def test_more_tokens_than_learned_positions_are_refused(name):
+def test_more_tokens_than_learned_positions_are_refused_and_one_beyond_is_nan(name):
     params = POSITIONS[name].init(jax.random.key(0), N=N, D=D)
     for n in (None, jnp.arange(N + 1)):
         with pytest.raises(ValueError, match=f"^{N + 1} tokens, but the position table holds {N}$"):
             POSITIONS[name].apply(params, cases.normal(1, B, N + 1, D), n)
-
-
-def test_a_token_beyond_the_table_is_nan_and_the_others_are_not():
-    params = position.learned.init(jax.random.key(0), N=N, D=D)
-    y_BND = position.learned.apply(params, cases.normal(1, B, 2, D), jnp.array([[0, N], [N - 1, 1]]))
+    y_BND = POSITIONS[name].apply(params, cases.normal(1, B, 2, D), jnp.array([[0, N], [N - 1, 1]]))
     np.testing.assert_array_equal(jnp.isnan(y_BND).all(-1), [[False, True], [False, False]])
     assert np.isnan(y_BND).sum() == D
 
@@ -87,27 +70,22 @@ def test_positions_keep_the_dtype_and_do_not_round_the_angle(name):
     """In bfloat16, 1001 would be 1000, and its sine off by 0.3; only the code itself is rounded, to 2^-8."""
     params = POSITIONS[name].init(jax.random.key(0), N=1002, D=D)
     n, x_BND = jnp.array([1001]), jnp.zeros((1, 1, D))
-    narrow = POSITIONS[name].apply(
-        jax.tree.map(lambda p: p.astype(jnp.bfloat16), params), x_BND.astype(jnp.bfloat16), n
-    )
+    narrow = POSITIONS[name].apply(*jax.tree.map(lambda p: p.astype(jnp.bfloat16), (params, x_BND)), n)
     assert narrow.dtype == jnp.bfloat16
     cases.close(narrow.astype(jnp.float32), POSITIONS[name].apply(params, x_BND, n), 0.02)
 
 
 def test_initial_positions():
     """Each matrix at 1/sqrt(D): with x and p of unit variance the output has variance 2."""
-    params = position.learned_concatenated.init(jax.random.key(0), N=101, D=97)
+    starts = {name: one.init(jax.random.key(0), N=101, D=97) for name, one in POSITIONS.items()}
+    params = starts["learned_concatenated"]
     assert shapes.check(params) == {"N": 101, "D": 97}
     assert set(params) == {"P_ND", "Wx_DD", "Wp_DD"}
     for leaf in params.values():
         assert float(leaf.std()) == pytest.approx(97**-0.5, rel=0.03)
-    assert abs(np.corrcoef(params["Wx_DD"].ravel(), params["Wp_DD"].ravel())[0, 1]) < 0.05
-    alone = position.learned.init(jax.random.key(0), N=101, D=97)
-    np.testing.assert_array_equal(alone["P_ND"], params["P_ND"])
+    np.testing.assert_array_equal(starts["learned"].pop("P_ND"), params["P_ND"])
     unit = params | {"P_ND": cases.normal(1, 101, 97)}
     y_BND = position.learned_concatenated.apply(unit, cases.normal(2, 3, 101, 97))
     assert float(y_BND.var()) == pytest.approx(2, rel=0.1)
-    assert set(position.sinusoidal_concatenated.init(jax.random.key(0), N=N, D=D)) == {"Wx_DD", "Wp_DD"}
-    assert (
-        position.sinusoidal.init(jax.random.key(0), N=N, D=D) == {} == position.none.init(jax.random.key(0), N=N, D=D)
-    )
+    assert set(starts["sinusoidal_concatenated"]) == {"Wx_DD", "Wp_DD"}
+    assert starts["sinusoidal"] == starts["none"] == starts["learned"] == {}

@@ -36,7 +36,7 @@ def slow(Uq_HKD, Uk_HKD, measure) -> np.ndarray:
     return np.array([measure(reference.form(*pair)) for pair in heads])
 
 
-@pytest.mark.parametrize(("k", "d"), [(K, D), (3, 31), (19, 7)])
+@pytest.mark.parametrize(("k", "d"), [(K, D), (19, 7)])
 @cases.float64()
 def test_closed_form_is_definition_is_reference(k, d):
     U = factors(k, k=k, d=d)
@@ -54,8 +54,8 @@ def test_the_sum_over_heads():
     M_DD = reference.form(*([np.asarray(U_KD).T for U_KD in U_HKD] for U_HKD in (Uq_HKD, Uk_HKD)))
     of_sum = summed(Uq_HKD, Uk_HKD)
     assert of_sum[0].shape == of_sum[1].shape == (1, H * K, D)
-    cases.close(symmetry_closed(*of_sum), [reference.symmetry(M_DD)])
-    cases.close(directionality_closed(*of_sum), [reference.directionality(M_DD)])
+    for measure, _, right in BOTH:
+        cases.close(measure(*of_sum), [right(M_DD)])
     shared = summed(Uq_HKD[:1], Uk_HKD)  # one query for all heads
     cases.close(form(*shared), form(jnp.broadcast_to(Uq_HKD[:1], (H, K, D)), Uk_HKD).sum(0)[None])
 
@@ -75,42 +75,27 @@ def test_bfloat16_is_computed_in_float32():
     for measure, _, right in BOTH:
         assert measure(*U).dtype == np.float32
         cases.close(measure(*U), slow(*(np.asarray(U_HKD, np.float64) for U_HKD in U), right), 1e-5)
+    assert weights(jnp.ones((M, B, H, N, N), jnp.bfloat16))["entropy"].dtype == np.float32
 
 
-def test_tied_is_symmetric_and_has_no_direction():
-    U_HKD, _ = factors(4)
+def test_what_tied_and_skew_and_transposed_forms_have():
+    """A tied form is symmetric and has no direction; a skew one has symmetry -1; transposed, the symmetry stays and the
+    direction turns."""
+    U_HKD, V_HKD = factors(4)
     for one in (symmetry_closed(U_HKD, U_HKD), symmetry_closed(*summed(U_HKD, U_HKD))):
         cases.close(one, np.ones_like(one), 1e-6)
     assert not directionality_closed(U_HKD, U_HKD).any()
-
-
-def test_a_skew_form_has_symmetry_minus_one():
-    A_HKD, B_HKD = factors(5)
-    both = jnp.concatenate([A_HKD, B_HKD], axis=1), jnp.concatenate([B_HKD, -A_HKD], axis=1)
-    M_HDD = form(*both)
-    np.testing.assert_allclose(M_HDD, -M_HDD.mT, atol=1e-4)
-    cases.close(symmetry_closed(*both), -np.ones(H), 1e-5)
-    cases.close(symmetry_of(M_HDD), -np.ones(H), 1e-5)
-
-
-def test_a_random_form_has_symmetry_about_zero():
-    """Numerator K D, denominator K D^2 in the mean: 1 / D."""
-    rng = np.random.default_rng(0)
-    s_H = symmetry_closed(*jnp.asarray(rng.standard_normal((2, 512, 5, 101))))
-    assert abs(float(s_H.mean()) - 1 / 101) < 4 * float(s_H.std()) / 512**0.5 < 0.02
-
-
-def test_transposed_the_symmetry_stays_and_the_direction_turns():
-    Uq_HKD, Uk_HKD = factors(6)
-    cases.close(symmetry_closed(Uk_HKD, Uq_HKD), symmetry_closed(Uq_HKD, Uk_HKD), 1e-6)
-    d_H = directionality_closed(Uq_HKD, Uk_HKD)
-    np.testing.assert_array_equal(directionality_closed(Uk_HKD, Uq_HKD), -d_H)
+    both = jnp.concatenate([U_HKD, V_HKD], axis=1), jnp.concatenate([V_HKD, -U_HKD], axis=1)
+    for skew in (symmetry_closed(*both), symmetry_of(form(*both))):
+        cases.close(skew, -np.ones(H), 1e-5)
+    cases.close(symmetry_closed(V_HKD, U_HKD), symmetry_closed(U_HKD, V_HKD), 1e-6)
+    d_H = directionality_closed(U_HKD, V_HKD)
+    np.testing.assert_array_equal(directionality_closed(V_HKD, U_HKD), -d_H)
     assert float(jnp.abs(d_H).max()) > 0.5
 
 
 def test_large_features_of_keys_give_a_negative_direction():
-    rng = np.random.default_rng(0)
-    U = jnp.asarray(rng.standard_normal((2, 1, K, D)))
+    U = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, K, D)))
     large_D = jnp.ones(D).at[3].set(20.0)
     assert float(directionality_closed(U[0], U[1] * large_D)[0]) < -0.5
     assert float(directionality_closed(U[0] * large_D, U[1])[0]) > 0.5
@@ -118,11 +103,10 @@ def test_large_features_of_keys_give_a_negative_direction():
 
 def test_where_no_norm_stands_out_there_is_no_direction():
     three = factors(7, k=2, d=3)  # of three numbers, none lies two standard deviations above the mean
-    assert not directionality_closed(*three).any() and not directionality_of(form(*three)).any()
     Q_DD, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((4, 101, 101)))
     Q_DD = jnp.asarray(Q_DD, jnp.float32)  # all norms are 1, but for rounding
-    turned = directionality_closed(Q_DD, jnp.broadcast_to(jnp.eye(101), Q_DD.shape))
-    assert not turned.any() and not directionality_of(Q_DD).any()
+    for of in (three, (Q_DD, jnp.broadcast_to(jnp.eye(101), Q_DD.shape))):
+        assert not directionality_closed(*of).any() and not directionality_of(form(*of)).any()
 
 
 def test_of_nothing_the_symmetry_is_nan_and_the_direction_zero():
@@ -134,9 +118,8 @@ def test_of_nothing_the_symmetry_is_nan_and_the_direction_zero():
     broken = Uq_HKD.at[1, 2, 3].set(jnp.nan), Uk_HKD
     for measure, *_ in BOTH:
         assert jnp.isnan(measure(*broken)).tolist() == [False, True, False, False, False]
-    assert float(symmetry.mean(symmetry_closed(*broken), -1)) == pytest.approx(
-        float(np.nanmean(symmetry_closed(*broken)))
-    )
+    s_H = symmetry_closed(*broken)
+    assert float(symmetry.mean(s_H, -1)) == pytest.approx(float(np.nanmean(s_H)))
 
 
 @pytest.mark.parametrize(("k", "scale"), [(2, 1.0), (K, 1e20)])  # all heads have fewer features than D, and more
@@ -152,7 +135,7 @@ def test_all_layers_at_once(k, scale):
 
 
 def test_without_parameters_the_form_is_the_identity():
-    plain = symmetry.layers({}, score.none.factors, M=M, D=D)
+    plain = jax.jit(lambda: symmetry.layers({}, score.none.factors, M=M, D=D))()
     assert plain.symmetry_H.tolist() == [[1.0]] * M and plain.symmetry.tolist() == [1.0] * M
     assert plain.directionality.tolist() == [0.0] * M
 
@@ -161,7 +144,7 @@ def test_without_parameters_the_form_is_the_identity():
 
 
 def attention_weights(kind: str) -> tuple[jax.Array, np.ndarray]:
-    """(A_MBHNN, real_BN): of all tokens; behind a causal mask; with padding; where some see nothing."""
+    """(A_MBHNN, real_BN): behind a causal mask; with padding; where some see nothing."""
     allowed_BNN, real_BN = np.ones((B, N, N), bool), np.ones((B, N), bool)
     if kind == "causal":
         allowed_BNN &= np.tri(N, dtype=bool)
@@ -175,7 +158,7 @@ def attention_weights(kind: str) -> tuple[jax.Array, np.ndarray]:
     return jnp.where(allowed, jax.nn.softmax(jnp.where(allowed, l_MBHNN, -1e9)), 0), real_BN
 
 
-@pytest.mark.parametrize("kind", ["all", "causal", "padding", "blind"])
+@pytest.mark.parametrize("kind", ["causal", "padding", "blind"])
 @cases.float64()
 def test_weights_are_measured_as_by_the_reference(kind):
     A_MBHNN, real_BN = attention_weights(kind)
@@ -184,22 +167,20 @@ def test_weights_are_measured_as_by_the_reference(kind):
         measure = getattr(reference, name)
         slow_MBH = [[[measure(A.T, real_BN[b]) for A in A_HNN] for b, A_HNN in enumerate(A_BHNN)] for A_BHNN in A]
         cases.close(found[name], np.nanmean(np.array(slow_MBH), axis=(1, 2)))
-    if kind in ("all", "causal"):
-        every = weights(A_MBHNN)
-        assert all(np.array_equal(every[name], found[name]) for name in found)
+    if kind == "causal":
+        cases.agree(weights(A_MBHNN), found, 0)
 
 
-def test_weights_that_are_known():
-    alike, own = jnp.full((N, N), 1 / N), jnp.eye(N)
-    assert float(symmetry.entropy(alike)) == pytest.approx(math.log(N)) and float(symmetry.entropy(own)) == 0
-    assert float(symmetry.diagonal(alike)) == pytest.approx(1 / N) and float(symmetry.diagonal(own)) == 1
-    before = jnp.roll(own, 1, axis=0)  # to the predecessor on a ring: nobody looks back
-    assert float(symmetry.asymmetry(own)) == 0 and float(symmetry.asymmetry(before)) == pytest.approx(2**0.5)
-    assert symmetry.entropy(alike.astype(jnp.bfloat16)).dtype == np.float32
-
-
-def test_queries_that_see_nothing_are_left_out_and_of_none_there_is_no_number():
-    seen, nothing = jnp.full((1, N), 1 / N), jnp.zeros((N - 1, N))
-    assert float(symmetry.entropy(jnp.concatenate([seen, nothing]))) == pytest.approx(math.log(N))
-    none = weights(jnp.zeros((M, B, H, N, N)))
-    assert all(x_M.shape == (M,) and np.isnan(x_M).all() for x_M in none.values())
+@pytest.mark.parametrize(
+    ("A_NN", "entropy", "diagonal", "asymmetry"),
+    [
+        (np.full((N, N), 1 / N), math.log(N), 1 / N, 0),
+        (np.eye(N), 0, 1, 0),
+        (np.roll(np.eye(N), 1, axis=0), 0, 0, 2**0.5),  # to the predecessor on a ring: nobody looks back
+        (np.zeros((N, N)), math.nan, math.nan, math.nan),  # who sees nothing is left out; of none there is no number
+    ],
+)
+def test_weights_that_are_known(A_NN, entropy, diagonal, asymmetry):
+    found = weights(jnp.broadcast_to(jnp.asarray(A_NN), (M, B, H, N, N)))
+    right = dict(entropy=entropy, diagonal=diagonal, asymmetry=asymmetry)
+    cases.agree(found, {name: np.full(M, number) for name, number in right.items()}, 1e-5)

@@ -67,7 +67,8 @@ def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None, 
     """
     if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
-    y_TD = layouts.total(kernels.heads_product(y_BHNV, U_HDV), layout.tensor)
+    y_TD = kernels.heads_product(y_BHNV, U_HDV)
+    y_TD = y_TD if layout.tensor is None else jax.lax.psum(y_TD, layout.tensor)
     y_TD = y_TD if b_D is None else y_TD + b_D
     return y_TD.reshape(y_BHNV.shape[0], y_BHNV.shape[2], -1)
 

@@ -4,14 +4,15 @@ Q are the hypotheses of a beam; R = B * Q the rows that a model sees, those of a
 `start` and `step` are as in generate.py.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from tfm import linear
-from tfm.decode import generate, sampling
+from tfm.decode import generate
+
+Number = float | jax.Array
 
 
 class State(NamedTuple):
@@ -25,7 +26,7 @@ class State(NamedTuple):
     cache: Any
 
 
-def penalty(length: sampling.Number, alpha: sampling.Number) -> jax.Array:
+def penalty(length: Number, alpha: Number) -> jax.Array:
     """((5 + L) / 6)^alpha (Wu et al. 2016, eq. 14) of L words: what log p is divided by; alpha = 0 prefers short."""
     return ((5 + jnp.asarray(length, jnp.float32)) / 6) ** alpha
 
@@ -38,8 +39,8 @@ def search(
     *,
     beam: int,
     steps: int,
-    stop: Sequence[int] | jax.Array | None = None,
-    length_penalty: sampling.Number = 0.0,
+    stop: generate.Stop = None,
+    length_penalty: Number = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """The `beam` best continuations of each prompt, best first: words w_BQ(N+steps) and score_BQ.
 
@@ -52,7 +53,9 @@ def search(
     or above W, prompts without a word, and negative steps.
     """
     w_BN, length_B, logits_BW, cache = generate.read(start, prompt_BN, length_B, steps=steps)
-    refuse(beam, logits_BW.shape[-1])
+    W = logits_BW.shape[-1]
+    if not 1 <= beam <= W:
+        raise ValueError(f"a beam holds between 1 and {W} hypotheses, the size of the vocabulary, not {beam}")
 
     def extended(state: State, logits_RW: jax.Array) -> State:
         return _extended(state, logits_RW, n_B=length_B + state.count, stop=stop, alpha=length_penalty)
@@ -68,7 +71,11 @@ def search(
         logits_RW, cache = step(state.cache, w_BQ.reshape(-1), jnp.repeat(n_B, beam))
         return extended(state._replace(cache=cache), logits_RW)
 
-    state = _alone(w_BN, cache, beam=beam, dtype=linear.wide(logits_BW).dtype)
+    # At first the prompt is the only hypothesis: the other places of the beam have probability 0.
+    w_BQN = jnp.repeat(w_BN[:, None], beam, axis=1)
+    none_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, linear.wide(logits_BW).dtype)
+    cache = jax.tree.map(lambda x: jnp.repeat(x, beam, axis=0), cache)
+    state = State(jnp.int32(0), w_BQN, none_BQ.at[:, 0].set(0), w_BQN, none_BQ, cache)
     if steps:
         state = jax.lax.while_loop(unfinished, advance, extended(state, jnp.repeat(logits_BW, beam, axis=0)))
     cut_BQ = state.log_p_BQ / penalty(state.count, length_penalty)
@@ -76,51 +83,28 @@ def search(
     return jnp.where(score_BQ[..., None] > -jnp.inf, w_BQN, w_BN[:, None]), score_BQ
 
 
-def refuse(beam: int, W: int) -> None:
-    """ValueError unless 1 <= beam <= W."""
-    if not 1 <= beam <= W:
-        raise ValueError(f"a beam holds between 1 and {W} hypotheses, the size of the vocabulary, not {beam}")
-
-
-def _alone(w_BN: jax.Array, cache: Any, *, beam: int, dtype: jax.typing.DTypeLike) -> State:
-    """The prompt as the only hypothesis: the other places of the beam have probability 0."""
-    w_BQN = jnp.repeat(w_BN[:, None], beam, axis=1)
-    none_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, dtype)
-    cache = jax.tree.map(lambda x: jnp.repeat(x, beam, axis=0), cache)
-    return State(jnp.int32(0), w_BQN, none_BQ.at[:, 0].set(0), w_BQN, none_BQ, cache)
-
-
-def _extended(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, alpha: sampling.Number) -> State:
+def _extended(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, alpha: Number) -> State:
     """Every live hypothesis with every word at n_B: the best of those that end are kept, of the others followed."""
-    B, Q, _ = state.live_BQN.shape
+    B, Q, N = state.live_BQN.shape
     W = logits_RW.shape[-1]
     log_p_BQW = state.log_p_BQ[..., None] + jax.nn.log_softmax(linear.wide(logits_RW), axis=-1).reshape(B, Q, W)
     ends_W = generate.is_stop(jnp.arange(W), stop)
 
-    log_p_BQ, parent_BQ, w_BQ = _top(log_p_BQW)
-    score_BQ = jnp.where(ends_W[w_BQ], log_p_BQ / penalty(state.count + 1, alpha), -jnp.inf)
-    words_BQN = _appended(state.live_BQN, parent_BQ, w_BQ, n_B)
-    ended_BQN, score_BQ = _best(state.ended_BQN, state.score_BQ, words_BQN, score_BQ)
+    def top(log_p_BQW: jax.Array) -> tuple[jax.Array, ...]:
+        """The Q most likely extensions, best first: log p, hypothesis and last word of each, and all its words."""
+        log_p_BQ, choice_BQ = jax.lax.top_k(log_p_BQW.reshape(B, Q * W), Q)
+        parent_BQ, w_BQ = choice_BQ // W, choice_BQ % W
+        parents_BQN = jnp.take_along_axis(state.live_BQN, parent_BQ[..., None], axis=1)
+        here_BQN = jnp.arange(N) == n_B[:, None, None]
+        return log_p_BQ, parent_BQ, w_BQ, jnp.where(here_BQN, w_BQ[..., None].astype(parents_BQN.dtype), parents_BQN)
 
-    log_p_BQ, parent_BQ, w_BQ = _top(jnp.where(ends_W, -jnp.inf, log_p_BQW))
-    live_BQN = _appended(state.live_BQN, parent_BQ, w_BQ, n_B)
+    log_p_BQ, _, w_BQ, words_BQN = top(log_p_BQW)
+    score_BQ = jnp.where(ends_W[w_BQ], log_p_BQ / penalty(state.count + 1, alpha), -jnp.inf)
+    ended_BQN, score_BQ = _best(state.ended_BQN, state.score_BQ, words_BQN, score_BQ)
+    log_p_BQ, parent_BQ, _, live_BQN = top(jnp.where(ends_W, -jnp.inf, log_p_BQW))
     parent_R = (parent_BQ + Q * jnp.arange(B)[:, None]).reshape(-1)
     cache = jax.tree.map(lambda x: x[parent_R], state.cache)
     return State(state.count + 1, live_BQN, log_p_BQ, ended_BQN, score_BQ, cache)
-
-
-def _top(log_p_BQW: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The Q most likely extensions, best first: log p, hypothesis and word of each."""
-    B, Q, W = log_p_BQW.shape
-    log_p_BQ, choice_BQ = jax.lax.top_k(log_p_BQW.reshape(B, Q * W), Q)
-    return log_p_BQ, choice_BQ // W, choice_BQ % W
-
-
-def _appended(words_BQN: jax.Array, parent_BQ: jax.Array, w_BQ: jax.Array, n_B: jax.Array) -> jax.Array:
-    """The words of each parent with word w at position n."""
-    here_BQN = jnp.arange(words_BQN.shape[-1]) == n_B[:, None, None]
-    parents_BQN = jnp.take_along_axis(words_BQN, parent_BQ[..., None], axis=1)
-    return jnp.where(here_BQN, w_BQ[..., None].astype(words_BQN.dtype), parents_BQN)
 
 
 def _best(*pools: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -21,21 +21,11 @@ from tfm.decode import sampling
 
 Start = Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]]
 Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
-
-
-def _at(key_B: jax.Array, n_B: jax.Array) -> jax.Array:
-    """The keys of the positions n_B."""
-    return jax.vmap(jax.random.fold_in)(key_B, n_B)
+Stop = Sequence[int] | jax.Array | None
 
 
 def sample(
-    next_word: Callable[[jax.Array], jax.Array],
-    prompt_BN: jax.Array,
-    key: jax.Array,
-    *,
-    steps: int,
-    context: int,
-    **chance: sampling.Number,
+    next_word: Callable, prompt_BN: jax.Array, key: jax.Array, *, steps: int, context: int, **chance: float
 ) -> jax.Array:
     """The prompts with `steps` words appended: w_B(N+steps). `chance`: temperature, top_k and top_p of `sampling.draw`.
 
@@ -46,15 +36,14 @@ def sample(
     B, N = prompt_BN.shape
     if N == 0:
         raise ValueError("a prompt must hold at least one word")
-    capacity = max(N + steps, context)
-    words = jnp.zeros((B, capacity), prompt_BN.dtype).at[:, :N].set(prompt_BN)
+    words = jnp.zeros((B, max(N + steps, context)), prompt_BN.dtype).at[:, :N].set(prompt_BN)
     key_B = sampling.one_per_sequence(key, B)
 
     def step(n: jax.Array, words: jax.Array) -> jax.Array:
         start = jnp.maximum(n - context, 0)
         window_BC = jax.lax.dynamic_slice_in_dim(words, start, context, axis=1)
         logits_BW = jax.lax.dynamic_index_in_dim(next_word(window_BC), n - 1 - start, axis=1, keepdims=False)
-        word_B = sampling.draw(_at(key_B, jnp.full(B, n)), logits_BW, **chance)
+        word_B = sampling.draw(jax.vmap(jax.random.fold_in)(key_B, jnp.full(B, n)), logits_BW, **chance)
         return words.at[:, n].set(word_B.astype(words.dtype))
 
     return jax.lax.fori_loop(N, N + steps, step, words)[:, : N + steps]
@@ -91,23 +80,16 @@ def begin(
     key: jax.Array,
     *,
     steps: int,
-    stop: Sequence[int] | jax.Array | None = None,
-    **chance: sampling.Number,
+    stop: Stop = None,
+    **chance: float,
 ) -> State:
     """The prompts and the first of at most `steps` words after each; go on with `more` until state.done_B.all().
 
     prompt_BN is right-padded, of length_B words each. ValueError for prompts without a word and negative steps.
     """
     w_BN, length_B, logits_BW, cache = read(start, prompt_BN, length_B, steps=steps)
-    B = len(length_B)
-    state = State(
-        w_BN=w_BN,
-        length_B=length_B,
-        limit_B=length_B + steps,
-        done_B=jnp.full(B, steps == 0),
-        key_B=sampling.one_per_sequence(key, B),
-        cache=cache,
-    )
+    key_B, done_B = sampling.one_per_sequence(key, len(length_B)), jnp.full(len(length_B), steps == 0)
+    state = State(w_BN, length_B, length_B + steps, done_B, key_B, cache)
     return _appended(state, logits_BW, stop=stop, **chance)
 
 
@@ -133,14 +115,7 @@ def read(
     return jnp.pad(w_BN, ((0, 0), (0, steps))), length_B, *start(w_BN, length_B)
 
 
-def more(
-    step: Step,
-    state: State,
-    *,
-    steps: int | jax.Array,
-    stop: Sequence[int] | jax.Array | None = None,
-    **chance: sampling.Number,
-) -> State:
+def more(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = None, **chance: float) -> State:
     """Up to `steps` more words for every text that is not done; texts cut into pieces are those made at once."""
 
     def unfinished(loop: tuple[jax.Array, State]) -> jax.Array:
@@ -156,11 +131,10 @@ def more(
     return jax.lax.while_loop(unfinished, advance, (jnp.int32(0), state))[1]
 
 
-def _appended(
-    state: State, logits_BW: jax.Array, *, stop: Sequence[int] | jax.Array | None, **chance: sampling.Number
-) -> State:
+def _appended(state: State, logits_BW: jax.Array, *, stop: Stop, **chance: float) -> State:
     """Every text that is not done with one word more."""
-    drawn_B = sampling.draw(_at(state.key_B, state.length_B), logits_BW, **chance).astype(state.w_BN.dtype)
+    key_B = jax.vmap(jax.random.fold_in)(state.key_B, state.length_B)
+    drawn_B = sampling.draw(key_B, logits_BW, **chance).astype(state.w_BN.dtype)
     here_BN = (jnp.arange(state.w_BN.shape[1]) == state.length_B[:, None]) & ~state.done_B[:, None]
     length_B = state.length_B + ~state.done_B
     return state._replace(
@@ -170,7 +144,7 @@ def _appended(
     )
 
 
-def is_stop(w: jax.Array, stop: Sequence[int] | jax.Array | None) -> jax.Array:
+def is_stop(w: jax.Array, stop: Stop) -> jax.Array:
     """Which of the words end a text."""
     return jnp.isin(w, jnp.asarray(() if stop is None else stop, w.dtype))
 
@@ -183,8 +157,8 @@ def generate(
     key: jax.Array,
     *,
     steps: int,
-    stop: Sequence[int] | jax.Array | None = None,
-    **chance: sampling.Number,
+    stop: Stop = None,
+    **chance: float,
 ) -> tuple[jax.Array, jax.Array]:
     """Each prompt and, directly after its own length, up to `steps` words: w_B(N+steps), length_B.
 

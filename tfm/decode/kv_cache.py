@@ -12,29 +12,20 @@ import jax.numpy as jnp
 from tfm import norm, transformer
 
 
-def check(parts: transformer.Parts) -> None:
-    """ValueError where a token's representation depends on later tokens, whatever the mask: nothing can be kept."""
-    if parts.block.norm is norm.instance:
-        raise ValueError("instance norm looks at later tokens, so there is no incremental representation")
-
-
 def start(
     params: dict, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, parts: transformer.Parts, **model: Any
 ) -> tuple[jax.Array, list[dict]]:
     """The logits_BW of the word after each prompt, and the cache: for each layer keys and values of `capacity` places.
 
     Prompts stand at the left of prompt_BN; what is right of length_B words is ignored, since the mask must be causal
-    or let a token see at most the prompt. `model`: mask and the other arguments of transformer.apply.
+    or let a token see at most the prompt. `model`: mask and the other arguments of transformer.apply. ValueError where
+    a token's representation depends on later tokens, whatever the mask: nothing can be kept.
     """
-    check(parts)
+    if parts.block.norm is norm.instance:
+        raise ValueError("instance norm looks at later tokens, so there is no incremental representation")
     logits_BNW, aux = transformer.apply(params, prompt_BN, parts=parts, keep=True, **model)
-    M = jax.tree.leaves(aux["cache"])[0].shape[0]
-    return last(logits_BNW, length_B), grow([transformer.layer_of(aux["cache"], m) for m in range(M)], capacity)
-
-
-def last(logits_BNW: jax.Array, length_B: jax.Array) -> jax.Array:
-    """Of each sequence the logits at its last real word."""
-    return jnp.take_along_axis(logits_BNW, (length_B - 1)[:, None, None], axis=1)[:, 0]
+    last_BW = jnp.take_along_axis(logits_BNW, (length_B - 1)[:, None, None], axis=1)[:, 0]
+    return last_BW, grow(transformer.layers_of(aux["cache"]), capacity)
 
 
 def places(cache: list[dict]) -> int:
@@ -60,5 +51,4 @@ def step(params: dict, cache: list[dict], w_B: jax.Array, n_B: jax.Array, **mode
 
 def by_layer(params: dict) -> dict:
     """The parameters for many steps, made once: with a list of layers, so that no step cuts them out of the stack."""
-    M = jax.tree.leaves(params["blocks"])[0].shape[0]
-    return params | {"blocks": [transformer.layer_of(params["blocks"], m) for m in range(M)]}
+    return params | {"blocks": transformer.layers_of(params["blocks"])}

@@ -2,50 +2,35 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from tfm import linear
 
-Number = float | jax.Array
 
-
-def apply_temperature(logits_BW: jax.Array, temperature: Number) -> jax.Array:
-    """l / temperature, shifted so that the largest is 0 and no temperature is too low for it.
-
-    At temperature 0 all but the most likely word are -inf; of equally likely ones the lowest id stays.
-    """
+def apply_temperature(logits_BW: jax.Array, temperature: float) -> jax.Array:
+    """l / temperature (above 0), shifted so that the largest is 0 and no temperature is too low for it."""
     l_BW = logits_BW - logits_BW.max(axis=-1, keepdims=True)
-    coldest_BW = jnp.where(jnp.arange(l_BW.shape[-1]) == l_BW.argmax(axis=-1, keepdims=True), 0, -jnp.inf)
     tiny = jnp.finfo(l_BW.dtype).tiny  # what is smaller still counts as 0 on most devices
-    return jnp.where(temperature > 0, l_BW / jnp.maximum(temperature, tiny), coldest_BW)
+    return l_BW / jnp.maximum(temperature, tiny)
 
 
-def keep_top_k(logits_BW: jax.Array, k: int | jax.Array) -> jax.Array:
+def keep_top_k(logits_BW: jax.Array, k: int) -> jax.Array:
     """All but the k most likely words are -inf; of equally likely ones the lower ids stay; k = 0 keeps all."""
-    W = logits_BW.shape[-1]
-    if isinstance(k, int):  # on CPU, with W = 50257, the largest 40 take 0.07 ms and the whole order takes 11 ms
-        return _first(logits_BW, jax.lax.top_k(logits_BW, k)[1], k) if 0 < k < W else logits_BW
-    return jax.lax.cond((k > 0) & (k < W), lambda l_BW: _first(l_BW, _order(l_BW), k), lambda l_BW: l_BW, logits_BW)
+    if not 0 < k < logits_BW.shape[-1]:
+        return logits_BW  # else on CPU, with W = 50257, the largest 40 take 0.07 ms and the whole order takes 11 ms
+    return _first(logits_BW, jax.lax.top_k(logits_BW, k)[1], k)
 
 
-def keep_top_p(logits_BW: jax.Array, p: Number) -> jax.Array:
+def keep_top_p(logits_BW: jax.Array, p: float) -> jax.Array:
     """The nucleus (Holtzman et al. 2020): the smallest set of words whose probability reaches p; the others are -inf.
 
     The most likely word always stays, of equally likely ones the lower ids stay, and p = 1 keeps all.
     """
-
-    def nucleus(l_BW: jax.Array) -> jax.Array:
-        order_BW = _order(l_BW)
-        p_BW = jnp.take_along_axis(jax.nn.softmax(l_BW, axis=-1), order_BW, axis=-1)
-        before_BW = jnp.cumsum(p_BW, axis=-1) - p_BW
-        return _first(l_BW, order_BW, jnp.maximum(jnp.sum(before_BW < p, axis=-1, keepdims=True), 1))
-
-    return jax.lax.cond(p < 1, nucleus, lambda l_BW: l_BW, logits_BW)
-
-
-def _order(logits_BW: jax.Array) -> jax.Array:
-    """Ids from the most to the least likely word; equally likely ones by id."""
-    return jnp.argsort(-logits_BW, axis=-1, stable=True)
+    if p == 1:
+        return logits_BW
+    order_BW = jnp.argsort(-logits_BW, axis=-1, stable=True)
+    p_BW = jnp.take_along_axis(jax.nn.softmax(logits_BW, axis=-1), order_BW, axis=-1)
+    before_BW = jnp.cumsum(p_BW, axis=-1) - p_BW
+    return _first(logits_BW, order_BW, jnp.maximum(jnp.sum(before_BW < p, axis=-1, keepdims=True), 1))
 
 
 def _first(logits_BW: jax.Array, order_BW: jax.Array, count: jax.Array | int) -> jax.Array:
@@ -57,38 +42,28 @@ def _first(logits_BW: jax.Array, order_BW: jax.Array, count: jax.Array | int) ->
 
 
 def draw(
-    key: jax.Array,
-    logits_BW: jax.Array,
-    *,
-    temperature: Number = 1.0,
-    top_k: int | jax.Array = 0,
-    top_p: Number = 1.0,
+    key: jax.Array, logits_BW: jax.Array, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> jax.Array:
     """Words w_B from softmax(l / temperature), cut to the `top_k` most likely and of these to the nucleus of `top_p`.
 
     Temperature 0 takes the most likely word, and of equally likely ones the lowest id. `key` is one key for all, or
-    key_B. Settings that are arrays may change without a compilation. ValueError for numbers out of range.
+    key_B. ValueError for numbers out of range.
     """
     refuse(temperature=temperature, top_k=top_k, top_p=top_p)
-
-    def by_chance(l_BW: jax.Array) -> jax.Array:
-        kept_BW = keep_top_p(keep_top_k(apply_temperature(l_BW, temperature), top_k), top_p)
-        w_B = jax.vmap(jax.random.categorical)(one_per_sequence(key, len(l_BW)), kept_BW)
-        return w_B.astype(jnp.int32)
-
-    def most_likely(l_BW: jax.Array) -> jax.Array:
+    l_BW = linear.wide(jnp.asarray(logits_BW))
+    if temperature == 0:
         return l_BW.argmax(axis=-1).astype(jnp.int32)
+    kept_BW = keep_top_p(keep_top_k(apply_temperature(l_BW, temperature), top_k), top_p)
+    return jax.vmap(jax.random.categorical)(one_per_sequence(key, len(l_BW)), kept_BW).astype(jnp.int32)
 
-    return jax.lax.cond(temperature > 0, by_chance, most_likely, linear.wide(jnp.asarray(logits_BW)))
 
-
-def refuse(*, temperature: Number = 1.0, top_k: int | jax.Array = 0, top_p: Number = 1.0) -> None:
-    """ValueError unless temperature >= 0, top_k >= 0 and 0 <= top_p <= 1; what is an array is not looked at."""
-    if isinstance(temperature, int | float | np.number) and not 0 <= temperature < float("inf"):
+def refuse(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> None:
+    """ValueError unless temperature >= 0, top_k >= 0 is whole and 0 <= top_p <= 1."""
+    if not 0 <= temperature < float("inf"):
         raise ValueError(f"the temperature must be 0 or a positive number, not {temperature}")
-    if isinstance(top_k, float) or isinstance(top_k, int | np.number) and top_k < 0:
+    if isinstance(top_k, float) or top_k < 0:
         raise ValueError(f"top_k must be a number of words, or 0 for all, not {top_k}")
-    if isinstance(top_p, int | float | np.number) and not 0 <= top_p <= 1:
+    if not 0 <= top_p <= 1:
         raise ValueError(f"top_p must be a probability between 0 and 1, not {top_p}")
 
 

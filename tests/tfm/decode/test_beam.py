@@ -22,30 +22,16 @@ def log_p(words) -> np.ndarray:
     return logits - np.log(np.exp(logits).sum())
 
 
-def scored(total: float, length: int, alpha: float) -> float:
-    return total / ((5 + length) / 6) ** alpha
-
-
-def all_continuations(prompt, log_p, *, steps: int, stop, alpha: float) -> list[tuple[float, list[int]]]:
-    """(score, words) of every text of `steps` words and every shorter one that ends in a stop word, best first."""
-    found, live = [], [(0.0, list(prompt))]
-    for length in range(1, steps + 1):
-        longer = [(total + p, words + [w]) for total, words in live for w, p in enumerate(log_p(words)) if p > -np.inf]
-        ends = [length == steps or words[-1] in stop for _, words in longer]
-        found += [(scored(total, length, alpha), words) for total, words in itertools.compress(longer, ends)]
-        live = [hypothesis for hypothesis, end in zip(longer, ends, strict=True) if not end]
-    return sorted(found, reverse=True)
-
-
-def searched(prompt, *, size: int, steps: int, stop, alpha: float) -> list[tuple[float, list[int]]]:
+def searched(prompt, log_p, *, size: int, steps: int, stop, alpha: float) -> list[tuple[float, list[int]]]:
     """Beam search by its definition, to the last step: (score, words), best first."""
     ended, live = [], [(0.0, list(prompt))]
     for length in range(1, steps + 1):
-        longer = [(total + p, words + [w]) for total, words in live for w, p in enumerate(log_p(words))]
+        longer = [(total + p, words + [w]) for total, words in live for w, p in enumerate(log_p(words)) if p > -np.inf]
         longer.sort(reverse=True)
-        ended += [(scored(total, length, alpha), words) for total, words in longer[:size] if words[-1] in stop]
         live = [hypothesis for hypothesis in longer if hypothesis[1][-1] not in stop][:size]
-    ended += [(scored(total, steps, alpha), words) for total, words in live]
+        ends = live if length == steps else []
+        ends = ends + [hypothesis for hypothesis in longer[:size] if hypothesis[1][-1] in stop]
+        ended += [(total / ((5 + length) / 6) ** alpha, words) for total, words in ends]
     return sorted(ended, reverse=True)[:size]
 
 
@@ -56,10 +42,10 @@ def equal(words_QN, score_Q, expected: list[tuple[float, list[int]]]) -> None:
 
 
 @functools.cache
-def compiled(size: int, steps: int):
+def compiled(size: int):
     """One compiled search with stop words and penalty as data, and the names of what was traced for it."""
     model = recurrent.incremental()
-    search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=size, steps=steps))
+    search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=size, steps=6))
 
     def run(prompt_BN=PROMPTS_BN, length_B=LENGTH_B, *, stop, alpha: float):
         return search(prompt_BN, length_B, stop=jnp.array([*stop, -1, -1][:2]), length_penalty=jnp.asarray(alpha))
@@ -72,21 +58,27 @@ CASES = [(stop, alpha) for stop in [(), (3,), (2, 6)] for alpha in (0.0, 0.6, 2.
 
 @pytest.mark.parametrize("size", [2, 5])
 def test_it_is_the_search_of_the_definition(size):
-    """Unequal prompts at once; the definition goes on to the last step, so ending early changes nothing."""
-    run, _ = compiled(size, 6)
-    shorter = 0
+    """Unequal prompts at once; the definition goes on to the last step, so ending early changes nothing.
+
+    One compilation serves all prompts, stops and penalties.
+    """
+    run, traces = compiled(size)
+    first, shorter, before = True, 0, []
     for stop, alpha in CASES:
         words, score = run(stop=stop, alpha=alpha)
+        before, first = list(traces) if first else before, False
         assert words.shape == (3, size, 4 + 6) and score.shape == (3, size)
         for b, length in enumerate(LENGTH_B):
-            expected = searched(PROMPTS_BN[b, :length].tolist(), size=size, steps=6, stop=stop, alpha=alpha)
+            expected = searched(PROMPTS_BN[b, :length].tolist(), log_p, size=size, steps=6, stop=stop, alpha=alpha)
             equal(words[b], score[b], expected)
             shorter += len({len(text) for _, text in expected}) > 1
     assert shorter > 5  # hypotheses of several lengths did compete
+    run(*recurrent.prompts(4, 4, 4, columns=4, seed=1), stop=(1,), alpha=0.5)
+    assert traces == before and set(traces) == {"start", "step"}
 
 
 def test_a_beam_of_one_without_penalty_is_greedy():
-    run, _ = compiled(1, 6)
+    run, _ = compiled(1)
     model, key = recurrent.incremental(), jax.random.key(0)
     generate = functools.partial(decode.generate, model.start, model.step, steps=6, temperature=0)
     greedy = jax.jit(lambda stop: generate(PROMPTS_BN, LENGTH_B, key, stop=stop)[0])
@@ -127,11 +119,10 @@ def by_few():
 def test_a_beam_as_wide_as_all_continuations_finds_them_in_order():
     """27 = 3^3 hypotheses hold everything that three words can make in three steps; the rest of the beam is empty."""
     search = jax.jit(functools.partial(beam.search, *by_few(), beam=27, steps=3))
-    for stop, alpha in itertools.product([(-1, -1), (14, -1), (13, 15)], (0.0, 0.6, 2.0, -0.5)):
+    for stop, alpha in itertools.product([(-1, -1), (14, -1), (13, 15)], (0.0, 2.0, -0.5)):
         words, score = search(PROMPTS_BN, LENGTH_B, stop=jnp.array(stop), length_penalty=alpha)
         for b, length in enumerate(LENGTH_B):
-            prompt = PROMPTS_BN[b, :length].tolist()
-            expected = all_continuations(prompt, few, steps=3, stop=stop, alpha=alpha)
+            expected = searched(PROMPTS_BN[b, :length].tolist(), few, size=29**3, steps=3, stop=stop, alpha=alpha)
             assert len(expected) == {(-1, -1): 27, (14, -1): 1 + 2 + 12, (13, 15): 2 + 2 + 3}[stop]
             equal(words[b, : len(expected)], score[b, : len(expected)], expected)
             assert (score[b, len(expected) :] == -jnp.inf).all()
@@ -140,19 +131,10 @@ def test_a_beam_as_wide_as_all_continuations_finds_them_in_order():
 
 
 def test_the_penalty_prefers_long_texts():
-    run, _ = compiled(5, 6)
+    run, _ = compiled(5)
     lengths = [(run(stop=(1, 5), alpha=alpha)[0][:, 0] > 0).sum() for alpha in (-0.5, 2.0)]
     assert lengths[0] < lengths[1]
     np.testing.assert_allclose(beam.penalty(jnp.array([1, 7]), 0.6), [1, 2**0.6], rtol=1e-6)
-
-
-def test_one_compilation_serves_all_prompts_stops_and_penalties():
-    run, traces = compiled(2, 6)
-    run(stop=(), alpha=0.0)
-    before = list(traces)
-    for seed, lengths in enumerate([(1, 2, 3), (4, 4, 4)]):
-        run(*recurrent.prompts(*lengths, columns=4, seed=seed), stop=(seed,), alpha=0.5)
-    assert traces == before and set(traces) == {"start", "step"}
 
 
 def test_the_search_is_over_when_nothing_can_win():
@@ -166,30 +148,25 @@ def test_the_search_is_over_when_nothing_can_win():
         return jnp.log(jnp.tile(jnp.array([0.6, 0.0, 0.4]), (len(w_BN), 1))), {}
 
     search = jax.jit(functools.partial(beam.search, start, step, beam=2, steps=9, stop=[1]))
-    words, score = search(jnp.array([[2]]), jnp.array([1]))
+    words, score = search(jnp.array([[2]], jnp.int16), jnp.array([1]))
+    assert words.dtype == jnp.int16  # that of the prompt
     np.testing.assert_array_equal(words[0, :, :4], [[2, 0, 1, 0], [2, 2, 1, 0]])
     np.testing.assert_allclose(score, jnp.log(jnp.array([[0.6, 0.4]])), rtol=1e-6)
 
 
 def test_no_steps_return_the_prompt():
-    words, score = compiled(2, 0)[0](stop=(), alpha=0.6)
+    model = recurrent.incremental()
+    words, score = beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B, beam=2, steps=0, length_penalty=0.6)
     np.testing.assert_array_equal(words, np.repeat(PADDED_BN[:, None], 2, axis=1))
     np.testing.assert_array_equal(score, [[0, -np.inf]] * 3)
 
 
-def test_words_keep_the_dtype_of_the_prompt():
-    words, _ = compiled(2, 6)[0](PROMPTS_BN.astype(jnp.int16), stop=(2,), alpha=0.0)
-    assert words.dtype == jnp.int16
-
-
-@pytest.mark.parametrize("size", [0, -3, recurrent.W + 1])
-def test_a_beam_of_another_size_than_the_vocabulary_allows_is_refused(size):
+@pytest.mark.parametrize(
+    ("size", "length", "says"),
+    [(n, 1, f"between 1 and 7 hypotheses, the size of the vocabulary, not {n}$") for n in (0, -3, recurrent.W + 1)]
+    + [(2, 0, "at least one word")],
+)
+def test_what_cannot_be_searched_is_refused(size, length, says):
     model = recurrent.incremental()
-    with pytest.raises(ValueError, match=f"between 1 and 7 hypotheses, the size of the vocabulary, not {size}$"):
-        beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B, beam=size, steps=3)
-
-
-def test_prompts_that_cannot_go_on_are_refused():
-    model = recurrent.incremental()
-    with pytest.raises(ValueError, match="at least one word"):
-        beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B * 0, beam=2, steps=3)
+    with pytest.raises(ValueError, match=says):
+        beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B * length, beam=size, steps=3)
