@@ -80,7 +80,7 @@ def bias_of(params: dict, tokens: Any, parts: Parts, layout: layouts.Layout) -> 
 def _own_heads(axis: str, H: int, bias: masks.Bias, n: jax.Array, s_S: jax.Array) -> jax.Array:
     """This device's heads of a bias; one made from shared parameters has these alone already."""
     b_HNS, own = bias(n, s_S), H // jax.lax.axis_size(axis)
-    if b_HNS.shape[-3] == own:
+    if b_HNS.shape[-3] <= own:
         return b_HNS
     return jax.lax.dynamic_slice_in_dim(b_HNS, jax.lax.axis_index(axis) * own, own, b_HNS.ndim - 3)
 
