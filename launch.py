@@ -34,7 +34,6 @@ from experiments.engine import (
     config_file,
     distributed,
     errors,
-    hardware,
     replay,
     signals,
     workdir,
@@ -181,7 +180,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     experiment = by_name.experiment(settings.experiment)
     compilation.keep()
     if command.dry_run and not command.topology:
-        hardware.simulate(settings.mesh.to_dict())
+        compilation.simulate(settings.mesh.to_dict())
     if command.replay is not None:
         if not hasattr(experiment, "prepare"):
             raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
@@ -189,13 +188,13 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     trains = getattr(experiment, "WRITES", True)
     work = functools.partial(trained, experiment) if hasattr(experiment, "prepare") else experiment.run
     if command.topology and getattr(experiment, "COMPILES", trains):
-        return functools.partial(topologies.instead_of_training, *command.topology, work, settings, None), None
+        return functools.partial(topologies.of(*command.topology)(work), settings, None), None
     if command.dry_run and not trains:
         raise errors.UserError(f"--dry_run is for training: {settings.experiment} has nothing to try dry")
     if not trains and command.several:
         raise errors.UserError(f"several processes are for training: {settings.experiment} takes one")
     if not command.several:
-        hardware.of_cores(settings.mesh.to_dict())
+        compilation.of_cores(settings.mesh.to_dict())
     folder = folder_of(command, trains)
     writes = folder if trains else None
     return functools.partial(workdir.outlive, functools.partial(work, settings, folder), writes), writes

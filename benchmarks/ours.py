@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import participant, sizes
 from experiments import model as models
-from experiments.engine import by_name, compilation, config, distributed, hardware, loop, mesh, run
+from experiments.engine import by_name, compilation, config, distributed, loop, mesh, run
 from experiments.engine import step as training_step
 from experiments.tools import sample
 from tfm import head, shapes
@@ -67,7 +67,7 @@ def planned(size: sizes.Workload) -> training_step.Plan:
             changes |= {"text.source": str(file), "text.tokenizer": "characters"}
             changes |= {"text.N": size.N, "text.tied_output": True}
         made = settings(experiment, size, changes)
-        hardware.of_cores(made.mesh.to_dict())
+        compilation.of_cores(made.mesh.to_dict())
         devices = run.devices(made)
         return run.plan(made, by_name.experiment(experiment).prepare(made, devices).task, devices)
 

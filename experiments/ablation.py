@@ -14,9 +14,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments.compiler import report as compiler_report
-from experiments.compiler import topology
+from experiments.engine import compilation, disk, errors, mesh, signals, workdir
 from experiments.engine import config as configs
-from experiments.engine import disk, errors, mesh, signals, workdir
 from experiments.engine import run as single
 from experiments.studies import programs, progress, study
 from experiments.studies import report as reports
@@ -56,7 +55,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         waiting = checked(every, asked, devices)
         for one in waiting:
             print(one, flush=True)
-        if topology.current():
+        if compilation.described.get():
             dearest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
             print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
             compiler_report.show(programs.described(dearest, devices))

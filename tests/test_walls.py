@@ -16,7 +16,7 @@ DEVICES = {"shard_map", "distributed", "devices", "local_devices", "__version__"
 MESH = "experiments/engine/mesh.py"
 SEVERAL = {  # what several processes need, and what starts JAX
     "experiments/engine/distributed.py": {"distributed", "devices"},
-    "experiments/engine/hardware.py": {"devices", "__version__"},
+    "experiments/engine/compilation.py": {"devices", "__version__"},
 }
 
 

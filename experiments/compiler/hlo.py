@@ -1,15 +1,30 @@
-"""What a compiled program says of a step: what passes between devices, and the TPU compiler's estimate of its time."""
+"""What a compiled program says of a step: what passes between devices, and the TPU compiler's estimate of its time.
+
+All of it is read off the program's text (`compiled.as_text()`).
+"""
 
 import collections
+import functools
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
-from experiments.compiler import program as programs
-
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
+NO_SCOPE = "(none)"  # what the compiler added, or what stands in no named scope
+_NAME = r"%?([\w.\-]+)"
+_INSTRUCTION = re.compile(rf"^\s*(ROOT )?{_NAME} = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
+_COMPUTATION = re.compile(rf"^(ENTRY )?{_NAME} \(.*\{{$")
+_CALLED = re.compile(rf"(condition|body|calls|to_apply|(?:true|false)_computation)={_NAME}")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_INDEX = re.compile(r"\bindex=(\d+)")
+_TIMES = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_COMPARED = re.compile(r"direction=([LG])([TE])")
+_LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
+_WHOLE = re.compile(r"[su]\d+\[\]")  # one whole number
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}  # else 4
-_ARRAY = re.compile(r"(\w+)(\[[\d,]*\])")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
 _WORK = ("fusion", "sort", "reduce-window", "custom-call")
@@ -17,6 +32,12 @@ _NO_WORK = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast)"')
 _CHAIN = re.compile(r'chain_id="\d+"|$')  # the same for all parts of a collective that several fusions do
 _ALONE = re.compile(r"replica_groups=(?:\{(?:\{\d+\},?)*\}|\[\d+,1\])")  # every device a group of its own
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\].*? \{([^}]*)\}")  # the groups as mesh['x'=4,'y'=2] {'x'}
+# What JAX puts into the path beside the scopes: transformations around a scope, and calls of functions.
+_AROUND = re.compile(r"((jvp|transpose|vmap|linearize)\()*")
+_BESIDE = set(
+    "shard_map while body cond checkpoint rematted_computation closed_call core_call custom_jvp_call custom_vjp_call "
+    "custom_vjp_call_jaxpr remat remat2 pjit custom_lin eval_jaxpr".split()
+)
 
 
 class Traffic(NamedTuple):
@@ -49,17 +70,18 @@ class Estimate(NamedTuple):
 
 
 def estimate(text: str, *, clock: float) -> Estimate:
-    """The estimate of a compiled TPU program (`compiled.as_text()`): its `estimated_cycles`, loops multiplied out.
+    """The estimate of a compiled TPU program: its `estimated_cycles`, loops multiplied out.
 
     clock: cycles in a second. Of branches the dearest counts.
     """
-    program = programs.parse(text)
+    program = _parse(text)
     total = _of_computation(program.entry, program)
     seconds = {scope: n / clock for scope, n in collections.Counter(_part(total, "cycles")).most_common()}
+    flops = {name: _FLOPS.search(program.lines[name].rest) for name in _part(total, "kernel")}
     return Estimate(
         seconds=sum(seconds.values()),
         by_scope=seconds,
-        kernels=[_kernel(program.lines[name], n) for name, n in _part(total, "kernel").items()],
+        kernels=[Kernel(total["kernel", name], int(match[1]) if match else None) for name, match in flops.items()],
         collectives=_traffic(total),
         unknown_loops=len(_part(total, "unknown")),
         unestimated=_part(total, "unestimated"),
@@ -67,42 +89,106 @@ def estimate(text: str, *, clock: float) -> Estimate:
 
 
 def traffic(text: str) -> dict[str, Traffic]:
-    """The collectives of a compiled program (`compiled.as_text()`) by their kinds, loops multiplied out.
+    """The collectives of a compiled program by their kinds, loops multiplied out.
 
     A loop whose number of turns does not follow from the text counts once; of branches the dearest counts. Sums that
     share one message count as one; what a device does with itself alone is none.
     """
-    program = programs.parse(text)
+    program = _parse(text)
     return _traffic(_of_computation(program.entry, program))
 
 
 def largest(text: str, kind: str) -> int:
     """Bytes of the largest array that a collective of this kind brings."""
-    lines = programs.parse(text).lines.values()
+    lines = _parse(text).lines.values()
     return max((max(_arrays(line.shape)) for line in lines if line.opcode in (kind, f"{kind}-start")), default=0)
 
 
+class _Line(NamedTuple):
+    """name = shape opcode(rest, the shape without layout. called: computations, by what they are to it."""
+
+    name: str
+    shape: str
+    opcode: str
+    rest: str
+    called: dict[str, str]
+
+
+class _Program(NamedTuple):
+    """Computations by their names, each in the order in which it is written: on a TPU that is its schedule."""
+
+    entry: str
+    bodies: dict[str, list[_Line]]
+    roots: dict[str, _Line]
+    lines: dict[str, _Line]
+
+    def inputs(self, line: _Line) -> list[_Line]:
+        """What an instruction takes."""
+        return [self.lines[name] for name in re.findall(_NAME, line.rest.partition(")")[0]) if name in self.lines]
+
+    def inside(self, line: _Line) -> list[_Line]:
+        """What a fusion computes."""
+        return self.bodies.get(line.called["calls"], []) if line.opcode == "fusion" else []
+
+    def scope(self, line: _Line) -> str:
+        """The named scopes in which an instruction stands, outermost first, joined by '/'.
+
+        A fusion without a path of its own has that of its root. Of operations that the compiler has made one, whose
+        paths stand behind each other with ';', those of the first.
+        """
+        match = _OP_NAME.search(line.rest)
+        if not match:
+            root = self.roots.get(line.called["calls"]) if line.opcode == "fusion" else None
+            return self.scope(root) if root else NO_SCOPE
+        path = [_AROUND.sub("", part, count=1) for part in match[1].partition(";")[0].split("/")[:-1]]  # no primitive
+        calls = ("jit(", "pjit(", "branch_")
+        names = [part.rstrip(")") for part in path if not (part.startswith(calls) or "->" in part)]  # an einsum's name
+        return "/".join(name for name in names if name and name not in _BESIDE) or NO_SCOPE
+
+
+def _parse(text: str) -> _Program:
+    entry, body, texts = "", [], {}
+    for line in text.splitlines():
+        if match := _COMPUTATION.match(line):
+            body = texts.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
+        elif line == "}":
+            body = []
+        elif _INSTRUCTION.match(line):
+            body.append(line)
+        elif body:  # what is said of a kernel may go on over several lines
+            body[-1] += line
+    program = _Program(entry, {}, {}, {})
+    for computation, body in texts.items():
+        matches = [_INSTRUCTION.match(line) for line in body]
+        lines = [_Line(m[2], _LAYOUT.sub("", m[3]), m[4], m[5], dict(_CALLED.findall(m[5]))) for m in matches]
+        program.bodies[computation] = lines
+        program.roots.update((computation, line) for line, match in zip(lines, matches, strict=True) if match[1])
+        program.lines.update((line.name, line) for line in lines)
+    return program
+
+
 # Amounts by what they are of: ("cycles", scope), ("kernel", its name), ("times" or "size" or "beside", kind), ...
-Total = collections.Counter[tuple[str, str]]
+_Total = collections.Counter[tuple[str, str]]
 
 
-def _part(total: Total, what: str) -> dict[str, int]:
+def _part(total: _Total, what: str) -> dict[str, int]:
     return {of: n for (kind, of), n in total.items() if kind == what and n}
 
 
-def _traffic(total: Total) -> dict[str, Traffic]:
+def _traffic(total: _Total) -> dict[str, Traffic]:
     return {kind: Traffic(*(total[what, kind] for what in Traffic._fields)) for kind in KINDS if total["times", kind]}
 
 
-def _work(total: Total) -> int:
+def _work(total: _Total) -> int:
     """Cycles, and kernels, which have some."""
     return sum(n for (what, _), n in total.items() if what in ("cycles", "kernel"))
 
 
-def _of_computation(name: str, program: programs.Program) -> Total:
+def _of_computation(name: str, program: _Program) -> _Total:
     """What is done in a computation."""
-    total: Total = collections.Counter()
-    under_way: dict[str, tuple[Total, int]] = {}  # collectives, and the work before them
+    total: _Total = collections.Counter()
+    under_way: dict[str, tuple[_Total, int]] = {}  # collectives, and the work before them
     for line in program.bodies[name]:
         done = _of_line(line, program)
         began, before = under_way.pop(_end(line, program), (None, 0))
@@ -114,40 +200,41 @@ def _of_computation(name: str, program: programs.Program) -> Total:
     return total
 
 
-def _of_line(line: programs.Line, program: programs.Program) -> Total:
+def _of_line(line: _Line, program: _Program) -> _Total:
     """What one instruction does, with all that it calls."""
-    called = programs.called(line)
     if line.opcode == "while":
-        n, turn = programs.turns(line, program), _of_computation(called["body"], program)
+        n, turn = _turns(line, program), _of_computation(line.called["body"], program)
         if n is None:
             return turn + collections.Counter({("unknown", line.name): 1})
         return collections.Counter({what: n * amount for what, amount in turn.items()})
     if line.opcode == "conditional":
-        of_branches = [_of_computation(name, program) for name in programs.branches(line)]
+        match = _BRANCHES.search(line.rest)
+        branches = re.findall(_NAME, match[1]) if match else line.called.values()
+        of_branches = [_of_computation(name, program) for name in branches]
         return max(of_branches, key=lambda total: (_work(total), sum(_part(total, "size").values())))
     if line.opcode in ("call", "async-start", "call-start"):
-        return _of_computation(called.get("to_apply") or called["calls"], program)
-    total: Total = collections.Counter()
+        return _of_computation(line.called.get("to_apply") or line.called["calls"], program)
+    total: _Total = collections.Counter()
     for one in (line, *program.inside(line)):
         kind = one.opcode.removesuffix("-start")
-        if kind in KINDS and not _alone(one.rest) and not _goes_on(one, line, program):
-            total.update({("times", kind): 1, ("size", kind): _arrived(one.shape, kind, started=kind != one.opcode)})
+        goes_on = '"async_collective_fusion_config"' in one.rest and not _start(line, program)  # another began it
+        if kind in KINDS and not _alone(one.rest) and not goes_on:
+            total.update({("times", kind): 1, ("size", kind): _arrived(one)})
         elif one.opcode == "custom-call" and '"tpu_custom_call"' in one.rest:
             total["kernel", one.name] += 1
-    scope = programs.scope(program.op_name(line))
     if cycles := _CYCLES.search(line.rest):
-        total["cycles", scope] += int(cycles[1])
+        total["cycles", program.scope(line)] += int(cycles[1])
     elif line.opcode in _WORK and not total and not _end(line, program) and not _NO_WORK.search(line.rest):
-        total["unestimated", scope] += 1
+        total["unestimated", program.scope(line)] += 1
     return total
 
 
-def _start(line: programs.Line, program: programs.Program) -> str:
+def _start(line: _Line, program: _Program) -> str:
     """The key of a collective that this starts, and that goes on beside what follows; '' where it starts none."""
     return line.name if line.opcode.endswith("-start") else _marked("AsyncCollectiveStart", line, program)
 
 
-def _end(line: programs.Line, program: programs.Program) -> str:
+def _end(line: _Line, program: _Program) -> str:
     """The key of the collective that this waits for; '' where it waits for none."""
     if line.opcode.endswith("-done"):
         begun = program.inputs(line)[0]
@@ -155,17 +242,12 @@ def _end(line: programs.Line, program: programs.Program) -> str:
     return _marked("AsyncCollectiveDone", line, program)
 
 
-def _marked(mark: str, fusion: programs.Line, program: programs.Program) -> str:
+def _marked(mark: str, fusion: _Line, program: _Program) -> str:
     """The key of the collective in a fusion that starts or ends it, as libtpu writes them; '' in another one."""
     inside = program.inside(fusion)
     if not any(mark in line.rest for line in inside if line.opcode == "custom-call"):
         return ""
     return next(line.opcode + _CHAIN.search(line.rest)[0] for line in inside if line.opcode in KINDS)
-
-
-def _goes_on(collective: programs.Line, fusion: programs.Line, program: programs.Program) -> bool:
-    """Whether this is only a later part of a collective that another fusion has started."""
-    return '"async_collective_fusion_config"' in collective.rest and not _start(fusion, program)
 
 
 def _alone(rest: str) -> bool:
@@ -176,21 +258,61 @@ def _alone(rest: str) -> bool:
     return bool(_ALONE.search(rest))
 
 
-def _arrived(result: str, kind: str, *, started: bool) -> int:
+def _arrived(line: _Line) -> int:
     """Bytes of the arrays that a collective brings; one that is only started may name more than its results."""
-    arrays = _arrays(result)
-    if started and kind == "collective-permute":  # (input, output, two contexts)
+    arrays = _arrays(line.shape)
+    if line.opcode == "collective-permute-start":  # (input, output, two contexts)
         arrays = arrays[1:2]
-    elif started and kind == "all-gather":  # (inputs, outputs)
+    elif line.opcode == "all-gather-start":  # (inputs, outputs)
         arrays = arrays[len(arrays) // 2 :]
     return sum(arrays)
 
 
-def _arrays(result: str) -> list[int]:
+def _arrays(shape: str) -> list[int]:
     """Bytes of each array of a type such as (f32[2,3], f32[4])."""
-    return [_BYTES.get(kind, 4) * math.prod(programs.sizes(shape)) for kind, shape in _ARRAY.findall(result)]
+    arrays = _ARRAY.findall(shape)
+    return [_BYTES.get(kind, 4) * math.prod(int(n) for n in sizes.split(",") if n) for kind, sizes in arrays]
 
 
-def _kernel(line: programs.Line, times: int) -> Kernel:
-    flops = _FLOPS.search(line.rest)
-    return Kernel(times, int(flops[1]) if flops else None)
+_Numbers = Callable[[int], int | None]  # the whole number at a place of the tuple that a computation is given
+
+
+def _turns(loop: _Line, program: _Program) -> int | None:
+    """How often the body of a loop is computed, where its condition compares whole numbers that change evenly.
+
+    On a TPU the text does not say it: it follows from the tuple before the first turn, and from body and condition.
+    """
+    if match := _TIMES.search(loop.rest):
+        return int(match[1])
+    test, following = (program.roots[loop.called[part]] for part in ("condition", "body"))
+    compared = _COMPARED.search(test.rest) if test.opcode == "compare" else None
+    left, numbers = [], None  # left: of x < n, n - x, before the first three turns
+    for source in (program.inputs(loop)[0], following, following):
+        numbers = functools.partial(_at, source, program, numbers)
+        both = [_number(line, program, numbers) for line in program.inputs(test)] if compared else [None]
+        if None in both:
+            return None
+        left.append((both[1] - both[0]) * (1 if compared[1] == "L" else -1) + (compared[2] == "E"))
+    step = left[0] - left[1]
+    if left[1] - left[2] != step:
+        return None
+    return 0 if left[0] <= 0 else -(-left[0] // step) if step > 0 else None
+
+
+def _at(source: _Line, program: _Program, numbers: _Numbers | None, i: int) -> int | None:
+    """The whole number at a place of this tuple, where it follows from constants and what a computation is given."""
+    if source.opcode == "tuple":
+        return _number(program.inputs(source)[i], program, numbers)
+    return numbers(i) if numbers and source.opcode == "parameter" else None
+
+
+def _number(line: _Line, program: _Program, numbers: _Numbers | None) -> int | None:
+    """The whole number that an instruction gives, as `_at`."""
+    if not _WHOLE.fullmatch(line.shape):
+        return None
+    if line.opcode == "constant":
+        return int(line.rest.partition(")")[0])
+    if line.opcode == "get-tuple-element":
+        return _at(program.inputs(line)[0], program, numbers, int(_INDEX.search(line.rest)[1]))
+    parts = [_number(one, program, numbers) for one in program.inputs(line)] if line.opcode in ("add", "copy") else []
+    return None if None in parts or not parts else sum(parts)

@@ -8,45 +8,38 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
-from experiments.engine import compilation, config, disk, errors, hardware, mesh
+from experiments.engine import compilation, config, disk, errors, mesh
 from experiments.engine import log as numbers
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 
 KERNELS = 0.4  # share of the peak at which kernels are taken to compute, of which the compiler says no time
 LISTED = 8  # scopes shown; the file has all
+BYTES = ("argument", "output", "alias", "temp")  # of XLA's memory analysis
+PARTS = {"argument": "arguments", "temp": "temporaries", "code": "program"}
 
 
 def dry_run(settings: config.Settings, work: runs.Work, devices: Mesh) -> None:
-    """Show what a run would be, and what the compiler says of its step: for the machine's own devices, or for those of
-    a topology. Nothing is run: shapes are enough."""
+    """Show what a run would be, and what the compiler says of its step, for the machine's own devices or a topology's;
+    for these also of its evaluation. Nothing is run: shapes are enough."""
     plan, state = runs.prepared(settings, work, devices, described=True)
-    with steps.device_errors():
-        flops = runs.describe(plan, state)
-        if topology.current():
-            return training(plan, state, flops)
-        compiled, _ = runs.compile_step(plan, state)
-    print(memory(state, compiled.largest(), devices))
-
-
-def training(plan: steps.Plan, state: steps.State, flops: int) -> None:
-    """Compile and show the step of a run for each size of its batches, and its evaluation.
-
-    state: abstract. flops: of a step with the first batch.
-    """
-    held_out, forward = jax.jit(steps.held_out(plan.task, plan.mesh)), flops / 3 / plan.growth.sizes[0]
 
     def requests() -> Iterable[topology.Request]:
         for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
-            batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
-            arguments = state, batch, steps.abstract_alive(plan.mesh)
+            batch = mesh.abstract_batch(devices, plan.task.train[first])
+            arguments = state, batch, steps.abstract_alive(devices)
             yield topology.Request(f"step of {size:,} examples", plan.step, arguments, 3 * forward * size)
         batch = plan.task.evaluation[0]
-        arguments = state.params, mesh.abstract_batch(plan.mesh, batch)
-        size = len(jax.tree.leaves(batch)[0])
+        arguments, size = (state.params, mesh.abstract_batch(devices, batch)), len(jax.tree.leaves(batch)[0])
+        held_out = jax.jit(steps.held_out(plan.task, devices))
         yield topology.Request(f"evaluation of {size:,} examples", held_out, arguments, forward * size, beside=True)
 
-    show(requests(), parameters=state.params, optimiser=state.opt_state)
+    with steps.device_errors():
+        forward = runs.describe(plan, state) / 3 / plan.growth.sizes[0]  # FLOPs, of an example
+        if compilation.described.get():
+            return show(requests(), parameters=state.params, optimiser=state.opt_state)
+        compiled, _ = runs.compile_step(plan, state)
+    print(memory(state, compiled.largest(), devices))
 
 
 def show(requests: Iterable[topology.Request], **parts: Any) -> None:
@@ -54,47 +47,40 @@ def show(requests: Iterable[topology.Request], **parts: Any) -> None:
 
     parts: of the arguments, abstract trees whose bytes on a chip are told.
     """
-    chips = topology.current()
-    programs = topology.compiled(requests)
-    records = [record(program, chips) for program in programs]
+    chips = compilation.described.get()
+    records = [record(program, chips) for program in topology.compiled(requests)]
     parts_bytes = {f"{name}_bytes": compilation.device_bytes(tree) for name, tree in parts.items()}
-    refused = [f"{one['name']} {one['reason']}" for one in records if not one["compiled"]]
-    print(text(records, parts_bytes, chips), flush=True)
+    refused = "; ".join(f"{one['name']} {one['reason']}" for one in records if not one["compiled"])
+    print("\n".join(_lines(records, parts_bytes, chips)), flush=True)
     if chips.file:
         largest = max((one for one in records if not one["beside"]), key=lambda one: one.get("needed_bytes", 0))
         facts = {"topology": chips.name, "chips": len(chips.devices), "hbm_bytes": int(chips.chip.hbm), **parts_bytes}
-        facts |= largest | {"compiled": not refused, "reason": "; ".join(refused), "programs": records}
-        facts |= {"versions": mesh.versions() | {"libtpu": hardware.libtpu()}}
+        facts |= largest | {"compiled": not refused, "reason": refused, "programs": records}
+        facts |= {"versions": mesh.versions() | {"libtpu": compilation.libtpu()}}
         try:
-            disk.write(pathlib.Path(chips.file), disk.as_json(facts))
+            disk.write_json(pathlib.Path(chips.file), facts)
         except OSError as error:
             raise errors.RunError(f"--json={chips.file} cannot be written: {error.strerror}") from error
     if refused:
-        raise errors.RunError(f"not compiled for {chips.name}: {'; '.join(refused)}")
+        raise errors.RunError(f"not compiled for {chips.name}: {refused}")
 
 
 def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any]:
     """All that is known of a program. Its seconds are the compiler's estimate; ideal: those of chips at their peak."""
     request, chip = program.request, chips.chip
     used = len(jax.tree.leaves(request.arguments)[0].sharding.device_set)  # a mesh may leave chips out
-    facts = {
-        "name": request.name,
-        "beside": request.beside,
-        "compiled": program.compiled is not None,
-        "reason": program.reason,
-        "compile_seconds": program.seconds,
-        "ideal_seconds": request.flops / (chip.peak * used),
-    }
+    facts = {"name": request.name, "beside": request.beside, "compiled": program.compiled is not None}
+    facts |= {"reason": program.reason, "compile_seconds": program.seconds}
+    facts |= {"ideal_seconds": request.flops / (chip.peak * used)}
     if program.compiled is None:
         return facts
     memory, of = program.compiled.memory_analysis(), hlo.estimate(program.compiled.as_text(), clock=chip.clock)
-    bytes_of = {name: getattr(memory, f"{name}_size_in_bytes") for name in ("argument", "output", "alias", "temp")}
+    bytes_of = {name: getattr(memory, f"{name}_size_in_bytes") for name in BYTES}
     bytes_of["code"] = memory.generated_code_size_in_bytes
-    needed = sum(bytes_of.values()) - 2 * bytes_of["alias"]  # results in place of arguments are counted once
     kernels = sum(one.times * (one.flops or 0) for one in of.kernels) / (KERNELS * chip.peak)
     return facts | {
         **{f"{name}_bytes": n for name, n in bytes_of.items()},
-        "needed_bytes": needed,
+        "needed_bytes": sum(bytes_of.values()) - 2 * bytes_of["alias"],  # results in place of arguments count once
         "estimated_seconds": of.seconds + kernels,
         "kernel_seconds": kernels,
         "kernels_without_flops": sum(one.flops is None for one in of.kernels),
@@ -108,84 +94,71 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
     }
 
 
-def text(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topology.Topology) -> str:
+def _lines(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topology.Topology) -> Iterable[str]:
     """What a person reads."""
     chips, kind = len(of.devices), of.devices[0].device_kind
-    each = ", ".join(f"{name.removesuffix('_bytes')} {disk.size(n)}" for name, n in parts_bytes.items())
-    lines = [f"  compiled for {of.name}, {chips} x {kind}, by libtpu {hardware.libtpu()}; nothing is run"]
-    lines += [f"  on each chip: {each}"] if each else []
+    yield f"  compiled for {of.name}, {chips} x {kind}, by libtpu {compilation.libtpu()}; nothing is run"
+    if parts_bytes:
+        each = (f"{name.removesuffix('_bytes')} {disk.size(n)}" for name, n in parts_bytes.items())
+        yield f"  on each chip: {', '.join(each)}"
     for one in records:
         if not one["compiled"]:
-            lines.append(f"  {one['name']}: not compiled, it {one['reason']}")
+            yield f"  {one['name']}: not compiled, it {one['reason']}"
             continue
-        lines += [f"  {one['name']}: compiled in {one['compile_seconds']:.1f} s", f"    {_memory(one, of.chip)}"]
-        lines += [f"    {line}" for line in [*_collectives(one, chips), *(() if one["beside"] else _time(one, of))]]
-    return "\n".join(lines)
+        parts = ", ".join(f"{label} {disk.size(one[f'{name}_bytes'])}" for name, label in PARTS.items())
+        yield f"  {one['name']}: compiled in {one['compile_seconds']:.1f} s"
+        needed = disk.size(one["needed_bytes"])
+        yield f"    memory of a chip: {needed} of {of.chip.hbm / 2**30:.2f} GiB ({parts})"
+        if chips > 1:
+            passed = (
+                f"{kind} {n['times']} x, {disk.size(n['bytes'])}"
+                f" ({n['beside']} beside computation, {n['waited']} waited for)"
+                for kind, n in one["collectives"].items()
+            )
+            yield f"    between chips: {', '.join(passed) or 'nothing'}"
+        if not one["beside"]:
+            yield from _time(one, of.chip)
 
 
-def _memory(one: dict[str, Any], chip: topology.Chip) -> str:
-    of = ", ".join(f"{label} {disk.size(one[f'{name}_bytes'])}" for name, label in PARTS.items())
-    return f"memory of a chip: {disk.size(one['needed_bytes'])} of {chip.hbm / 2**30:.2f} GiB ({of})"
-
-
-PARTS = {"argument": "arguments", "temp": "temporaries", "code": "program"}
-
-
-def _collectives(one: dict[str, Any], chips: int) -> list[str]:
-    of = [
-        f"{kind} {n['times']} x, {disk.size(n['bytes'])} ({n['beside']} beside computation, {n['waited']} waited for)"
-        for kind, n in one["collectives"].items()
-    ]
-    return [f"between chips: {', '.join(of) or 'nothing'}"] if chips > 1 else []
-
-
-def _time(one: dict[str, Any], of: topology.Topology) -> list[str]:
+def _time(one: dict[str, Any], chip: topology.Chip) -> Iterable[str]:
     """The estimate, its share of the peak, and where it would go."""
-    seconds, peak = one["estimated_seconds"], numbers.si(of.chip.peak, "FLOP/s")
+    seconds, ideal = one["estimated_seconds"], one["ideal_seconds"]
     if not seconds:
-        return ["compiler's estimate: none"]
-    lines = [
-        f"compiler's estimate: {1e3 * seconds:.3g} ms; {1e3 * one['ideal_seconds']:.3g} ms would be its products at the"
-        f" peak of {peak} (of bfloat16, as float32 ones are computed too): {one['ideal_seconds'] / seconds:.1%} of it"
-    ]
+        yield "    compiler's estimate: none"
+        return
+    peak = f"{numbers.si(chip.peak, 'FLOP/s')} (of bfloat16, as float32 ones are computed too)"
+    times = f"{1e3 * seconds:.3g} ms; {1e3 * ideal:.3g} ms would be its products"
+    yield f"    compiler's estimate: {times} at the peak of {peak}: {ideal / seconds:.1%} of it"
     if one["kernel_seconds"] or one["kernels_without_flops"]:
-        lines.append(
-            f"{1e3 * one['kernel_seconds']:.3g} ms of it are kernels without an estimate, at {KERNELS:.0%} of the peak"
-            + f"; {one['kernels_without_flops']} more do not say their FLOPs" * bool(one["kernels_without_flops"])
-        )
+        more = f"; {one['kernels_without_flops']} more do not say their FLOPs" * bool(one["kernels_without_flops"])
+        kernels = f"{1e3 * one['kernel_seconds']:.3g} ms"
+        yield f"    {kernels} of it are kernels without an estimate, at {KERNELS:.0%} of the peak{more}"
     if one["loops_counted_once"]:
-        lines.append(f"of {one['loops_counted_once']} loops the number of turns is not known: they count once")
+        yield f"    of {one['loops_counted_once']} loops the number of turns is not known: they count once"
     parts = list(one["by_scope"].items())[:LISTED]
-    lines.append("where it would go: " + ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts))
-    return lines
+    yield "    where it would go: " + ", ".join(f"{name} {part / seconds:.0%}" for name, part in parts)
 
 
 def memory(state: Any, compiled: Any, devices: Mesh) -> str:
     """Bytes per device: of the state's parts, and as XLA's own analysis of the compiled step has them; and what passes
     between devices, read off the compiled step."""
-    parameters, moments = compilation.device_bytes(state.params), compilation.device_bytes(state.opt_state)
-    lines = [
-        "  bytes per device" + (f", mesh {mesh.shape(devices)}" if devices.size > 1 else ""),
-        f"    parameters  {numbers.si(parameters, 'B'):>10}" + _share(parameters, state.params, devices),
-        f"    gradients   {numbers.si(parameters, 'B'):>10}",
-        f"    optimiser   {numbers.si(moments, 'B'):>10}" + _share(moments, state.opt_state, devices),
-    ]
+    lines = ["  bytes per device" + (f", mesh {mesh.shape(devices)}" if devices.size > 1 else "")]
+    for name, tree in {"parameters": state.params, "gradients": None, "optimiser": state.opt_state}.items():
+        size = compilation.device_bytes(state.params if tree is None else tree)
+        shared = devices.size > 1 and size and tree is not None
+        share = f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if shared else ""
+        lines.append(f"    {name:<11} {numbers.si(size, 'B'):>10}{share}")
     analysis = compiled.memory_analysis()
     if analysis is not None:
+        sizes = {name: numbers.si(getattr(analysis, f"{name}_size_in_bytes"), "B") for name in BYTES}
         lines += [
             "  XLA's memory analysis of the compiled step, per device",
-            f"    arguments   {numbers.si(analysis.argument_size_in_bytes, 'B'):>10}",
-            f"    results     {numbers.si(analysis.output_size_in_bytes, 'B'):>10}  "
-            f"({numbers.si(analysis.alias_size_in_bytes, 'B')} of them in place of arguments)",
-            f"    temporary   {numbers.si(analysis.temp_size_in_bytes, 'B'):>10}",
+            f"    arguments   {sizes['argument']:>10}",
         ]
+        lines += [f"    results     {sizes['output']:>10}  ({sizes['alias']} of them in place of arguments)"]
+        lines += [f"    temporary   {sizes['temp']:>10}"]
     traffic = hlo.traffic(compiled.as_text())
     if traffic:
         lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
         lines += [f"    {kind:<18} {one.times:>5} x  {numbers.si(one.size, 'B'):>10}" for kind, one in traffic.items()]
     return "\n".join(lines)
-
-
-def _share(size: int, tree: Any, devices: Mesh) -> str:
-    """What part of the whole that is, where devices share it."""
-    return f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if devices.size > 1 and size else ""

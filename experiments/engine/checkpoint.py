@@ -12,7 +12,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,6 +23,7 @@ from experiments.engine import disk, distributed, errors, manifest, mesh
 from tfm import shapes
 
 BETTER = {"loss": min, "accuracy": max, "explained": max}  # by the last part of a metric's name
+ELSEWHERE = "--config.resume=latest_valid goes on from the newest valid one before it"
 
 
 class Checkpoints:
@@ -44,15 +45,16 @@ class Checkpoints:
             self._opened = os.open(self._folder, os.O_RDONLY) if self._main else -1
         except OSError as error:
             raise errors.UserError(f"{folder} cannot be used for checkpoints: {disk.reason(error)}") from error
-        self._measured = {step: _measured(self._folder / str(step), step) for step in steps}
+        self._measured: dict[int, dict[str, float]] = {}
+        for step in steps:
+            # A RunError where it cannot be read now: the best checkpoint could be taken for one too many.
+            with contextlib.suppress(errors.UserError):  # it is said when the checkpoint is used
+                self._measured[step] = {}
+                self._measured[step] = manifest.read(self._folder / str(step), step=step)["metrics"]
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._under_way: tuple[int, concurrent.futures.Future] | None = None
         disk.quiet()
-
-    def latest(self) -> int | None:
-        """The newest step on disk."""
-        return newest(self._folder)
 
     def measured(self) -> dict[int, dict[str, float]]:
         """What was measured at the steps that are kept, as their manifests say."""
@@ -68,12 +70,11 @@ class Checkpoints:
         self.wait()
         if step in self._measured:
             return
-        writing = self._writing(step)
         try:
             if self._main:
                 self._check_folder()
-                writing.mkdir()
-            self._orbax.save(writing / manifest.STATE, args=ocp.args.StandardSave(state))
+                self._writing(step).mkdir()
+            self._orbax.save(self._writing(step) / manifest.STATE, args=ocp.args.StandardSave(state))
         except disk.NOT_WRITTEN as error:
             raise self._failed(step, error) from error
         self._measured[step] = _finite(metrics or {})
@@ -82,32 +83,31 @@ class Checkpoints:
     def _finish(self, step: int) -> None:
         """In the background: wait for Orbax (in all processes), and make what it wrote a checkpoint."""
         self._orbax.wait_until_finished()
-        if not self._main:
-            return
-        writing = self._writing(step)
-        self._check_folder()
-        manifest.write(writing, step=step, metrics=self._measured[step], versions=mesh.versions())
-        os.rename(writing, self._folder / str(step))
-        disk.flush(self._folder)
-        self._remove_superfluous()
+        if self._main:
+            self._check_folder()
+            manifest.write(self._writing(step), step=step, metrics=self._measured[step], versions=mesh.versions())
+            self._writing(step).rename(self._folder / str(step))
+            disk.flush(self._folder)
+            self._remove_superfluous()
 
     def note(self, step: int, metrics: dict[str, float]) -> None:
         """Keep with the checkpoint of `step`, if there is one, what was measured behind its save; in the background.
 
         Where that fails, the next call that waits raises RunError.
         """
-        if step in self._measured:
-            _, before = self._under_way or (step, None)
-            self._under_way = step, self._thread.submit(self._note, step, _finite(metrics), before)
+        _, before = self._under_way or (step, None)
 
-    def _note(self, step: int, metrics: dict[str, float], before: concurrent.futures.Future | None) -> None:
-        if before is not None:
-            before.result()
-        self._measured[step] = metrics
-        if self._main:
-            with contextlib.suppress(errors.UserError):  # it is said when the checkpoint is used
-                manifest.measured(self._folder / str(step), step=step, metrics=metrics)
-            self._remove_superfluous()
+        def note() -> None:
+            if before is not None:
+                before.result()
+            self._measured[step] = _finite(metrics)
+            if self._main:
+                with contextlib.suppress(errors.UserError):  # it is said when the checkpoint is used
+                    manifest.measured(self._folder / str(step), step=step, metrics=self._measured[step])
+                self._remove_superfluous()
+
+        if step in self._measured:
+            self._under_way = step, self._thread.submit(note)
 
     def _remove_superfluous(self) -> None:
         for old in superfluous(self._measured, keep=self._keep, best=self._best):
@@ -176,38 +176,40 @@ class Checkpoints:
         """
         self.wait()
         unshared = f"not every process sees the same checkpoints in {self._folder}: it must be one disk"
-        if not distributed.same(self.latest() or 0):
+        if not distributed.same(newest(self._folder) or 0):
             raise errors.UserError(unshared)
         failures: dict[int, manifest.Damaged] = {}
         step = distributed.agree(self._newest_whole(failures, fall_back) if self._main else -1)
         if step >= 0:
-            try:
-                if not self._main:
-                    manifest.verify(self._folder / str(step), step=step)
-            except manifest.Damaged as error:
-                raise errors.UserError(f"{unshared} ({error})") from error
-            state = manifest.restored(self._folder / str(step), like)
+            if not self._main and (damage := manifest.damage(self._folder / str(step), step=step)):
+                raise errors.UserError(f"{unshared} ({damage})")
+            state = _restored(self._folder / str(step), like)
         instead = f"step {step:,} is taken instead" if step >= 0 else "without another one the run begins anew"
-        for bad in sorted(self._measured, reverse=True):
-            if bad > step:
-                self._put_aside(bad, f"{failures.get(bad)}; it is put aside, and {instead}")
-        if step < 0:
-            return None
-        self._leave_out()
-        return step, state
+        newer = sorted((bad for bad in self._measured if bad > step), reverse=True)
+        for bad in newer:
+            del self._measured[bad]
+        if self._main:
+            try:
+                for bad in newer:
+                    print(f"{failures.get(bad)}; it is put aside, and {instead}", flush=True)
+                    manifest.put_aside(self._folder / str(bad))
+                if step >= 0:
+                    self._remove_superfluous()  # what a run that was killed behind its last save still had to
+            except OSError as error:
+                raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
+        return (step, state) if step >= 0 else None
 
     def _newest_whole(self, failures: dict[int, manifest.Damaged], fall_back: bool) -> int:
         """The newest step that is what was saved, -1 where the run may begin anew; `failures` gets the newer ones."""
         for step in sorted(self._measured, reverse=True):
-            try:
-                manifest.verify(self._folder / str(step), step=step)
+            damage = manifest.damage(self._folder / str(step), step=step)
+            if damage is None:
                 return step
-            except manifest.Damaged as error:
-                if not (fall_back or isinstance(error, manifest.Incomplete)):
-                    raise errors.UserError(f"{error}; {_advice(len(self._measured))}") from error
-                failures[step] = error
+            if not (fall_back or isinstance(damage, manifest.Incomplete)):
+                raise _refusal(damage, len(self._measured))
+            failures[step] = damage
         first = next(iter(failures.values()), None)
-        if not all(isinstance(error, manifest.Incomplete) for error in failures.values()):
+        if not all(isinstance(damage, manifest.Incomplete) for damage in failures.values()):
             raise manifest.Damaged(f"no checkpoint is valid, choose another --workdir; the newest: {first}")
         if len(failures) > 1 and not fall_back:  # one alone is a first save that was cut off; more is work to be lost
             raise errors.UserError(
@@ -215,22 +217,10 @@ class Checkpoints:
             )
         return -1
 
-    def _leave_out(self) -> None:
-        """Remove what a run that was killed behind its last save still had to, or what is no longer kept."""
-        try:
-            if self._main:
-                self._remove_superfluous()
-        except OSError as error:
-            raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
 
-    def _put_aside(self, step: int, sentence: str) -> None:
-        self._measured.pop(step, None)
-        if self._main:
-            print(sentence, flush=True)
-            try:
-                manifest.put_aside(self._folder / str(step))
-            except OSError as error:
-                raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
+def _refusal(damage: manifest.Damaged, many: int) -> errors.UserError:
+    """Of the newest of so many checkpoints, with what to do."""
+    return errors.UserError(f"{damage}; {ELSEWHERE if many > 1 else 'there is no other one: choose another --workdir'}")
 
 
 def check_best(best: str, *, key: str = "train.keep_best") -> None:
@@ -238,7 +228,7 @@ def check_best(best: str, *, key: str = "train.keep_best") -> None:
 
     key: the setting that it is the value of.
     """
-    if best and _kind(best) not in BETTER:
+    if best and best.rpartition("/")[2] not in BETTER:
         raise errors.UserError(f'{key} = "{best}" must be a metric that ends in {", ".join(BETTER)}')
 
 
@@ -250,13 +240,9 @@ def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best:
     keepers = set(sorted(measured)[-keep:])
     scores = {step: values[best] for step, values in measured.items() if math.isfinite(values.get(best, math.nan))}
     if scores:
-        right = BETTER[_kind(best)](scores.values())
+        right = BETTER[best.rpartition("/")[2]](scores.values())
         keepers.add(max(step for step, score in scores.items() if score == right))
     return sorted(measured.keys() - keepers)
-
-
-def _kind(metric: str) -> str:
-    return metric.rpartition("/")[2]
 
 
 def newest(folder: pathlib.Path) -> int | None:
@@ -287,14 +273,10 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
                 f"--config.resume=latest_valid goes on from step {step:,}"
             )
         return False
-    try:
-        manifest.verify(folder / str(step), step=step)
-    except manifest.Damaged as error:
-        many = len(manifest.steps(folder))
-        if not (fall_back or (many > 1 and isinstance(error, manifest.Incomplete))):
-            raise errors.UserError(f"{error}; {_advice(many)}") from error
-        return False
-    return True
+    damage, many = manifest.damage(folder / str(step), step=step), len(manifest.steps(folder))
+    if damage and not (fall_back or (many > 1 and isinstance(damage, manifest.Incomplete))):
+        raise _refusal(damage, many)
+    return damage is None
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
@@ -302,10 +284,53 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
 
     Raises UserError where the checkpoint is damaged, RunError where it cannot be read now.
     """
+    saved, handler = folder.absolute() / str(step), ocp.PyTreeCheckpointHandler()
+    if damage := manifest.damage(saved, step=step):
+        raise errors.UserError(f"{damage}; take that folder away to use an earlier one")
+    with _reading(saved):
+        tree = handler.metadata(saved / manifest.STATE).tree["params"]
+        like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
+        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), like)
+        arguments = ocp.args.PyTreeRestore(item=like, restore_args=plain, partial_restore=True)
+        return handler.restore(saved / manifest.STATE, args=arguments)["params"]
+
+
+def _restored(saved: pathlib.Path, like: Any) -> Any:
+    """The state of a checkpoint that is verified, with the tree, types and layout of `like` (abstract).
+
+    UserError, naming the first array that differs, where it holds others than `like`.
+    """
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+    with _reading(saved):
+        there = _arrays(ocp.PyTreeCheckpointHandler().metadata(saved / manifest.STATE).tree)
+        here = _arrays(abstract)
+        for name in sorted(there.keys() | here.keys()):
+            if there.get(name) != here.get(name):
+                raise errors.UserError(
+                    f"the checkpoint {saved} is of another model or optimiser:"
+                    f" {name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here"
+                )
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
+            return reader.restore(saved / manifest.STATE, args=ocp.args.StandardRestore(abstract))
+
+
+def _arrays(tree: Any) -> dict[str, str]:
+    """{'params/head/G_CD': 'float32 (3, 25)'}; a random key by the numbers in it, as Orbax has it."""
+    leaves = shapes.flat(tree)
+    for name, leaf in leaves.items():
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaves[name] = jax.eval_shape(jax.random.key_data, leaf)
+    return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in leaves.items()}
+
+
+@contextlib.contextmanager
+def _reading(saved: pathlib.Path) -> Iterator[None]:
+    """Within this, a failure is a RunError."""
     try:
-        return manifest.parameters(folder.absolute() / str(step), step=step)
-    except manifest.Damaged as error:
-        raise errors.UserError(f"{error}; take that folder away to use an earlier one") from error
+        yield
+    except (*disk.NOT_WRITTEN, KeyError, TypeError, MemoryError) as error:  # also what they cannot make sense of
+        reason = disk.reason(error)
+        raise errors.RunError(f"the checkpoint {saved} is not damaged, but could not be read: {reason}") from error
 
 
 def digest(params: Any) -> str:
@@ -317,23 +342,5 @@ def digest(params: Any) -> str:
     return total.hexdigest()
 
 
-def _advice(many: int) -> str:
-    """What to do where the newest of so many checkpoints is damaged."""
-    if many == 1:
-        return "there is no other one: choose another --workdir"
-    return "--config.resume=latest_valid goes on from the newest valid one before it"
-
-
 def _finite(metrics: dict[str, float]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
-
-
-def _measured(saved: pathlib.Path, step: int) -> dict[str, float]:
-    """What the manifest says that was measured at this step; nothing where there is none to believe.
-
-    RunError where it cannot be read now: without it the best checkpoint could be taken for one too many.
-    """
-    try:
-        return manifest.read(saved, step=step)["metrics"]
-    except errors.UserError:  # it is said when the checkpoint is used
-        return {}

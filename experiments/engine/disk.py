@@ -34,7 +34,6 @@ LARGEST_NPZ = 2**34  # bytes unpacked; a small file can claim to unpack into far
 MEMINFO = pathlib.Path("/proc/meminfo")  # Linux
 GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # what a container or a batch system allows
 NOT_WRITTEN = (OSError, ValueError, RuntimeError)  # what Orbax, tensorstore and the system raise for a disk
-NOT_READ = (*NOT_WRITTEN, KeyError, TypeError)  # also for what they cannot make sense of
 # What a mounted drive (Colab's, NFS) says while it, or the way to it, is gone; it may be there again in a moment.
 GONE = (errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.ENODEV, errno.EHOSTDOWN)
 REMEDY = "mount that drive again (on Colab: drive.mount('/content/drive', force_remount=True))"
@@ -50,16 +49,16 @@ def cache_folder() -> pathlib.Path:
 
 def opened(file: str | os.PathLike) -> BinaryIO:
     """The file, open for reading. OSError where it is none: a pipe would be waited for, without end."""
-    return open(file, "rb", opener=_regular)
 
+    def opener(file: str, flags: int) -> int:
+        handle = os.open(file, flags | os.O_NONBLOCK)
+        mode = os.fstat(handle).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # `open` refuses a folder itself
+            os.close(handle)
+            raise OSError(errno.ENXIO, "it is neither a file nor a folder", file)
+        return handle
 
-def _regular(file: str, flags: int) -> int:
-    handle = os.open(file, flags | os.O_NONBLOCK)
-    mode = os.fstat(handle).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # `open` refuses a folder itself
-        os.close(handle)
-        raise OSError(errno.ENXIO, "it is neither a file nor a folder", file)
-    return handle
+    return open(file, "rb", opener=opener)
 
 
 def read(file: str | os.PathLike, largest: int) -> bytes:
@@ -278,16 +277,16 @@ def _check_header(path: pathlib.Path, name: str, members: zipfile.ZipFile) -> No
 
 def host_memory() -> int:
     """Bytes of the host's memory that can still be taken; more than any machine has where nothing tells it."""
+    left = [sys.maxsize]
+    with contextlib.suppress(OSError, ValueError):  # no such file, or no limit ("max")
+        left.append(int(GROUP.read_text()))
     try:
-        allowed = int(GROUP.read_text())
-    except (OSError, ValueError):  # no such file, or no limit ("max")
-        allowed = sys.maxsize
-    with contextlib.suppress(OSError, ValueError, LookupError):
         fields = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
-        return min(int(fields["MemAvailable"].split()[0]) * 1024, allowed)
-    with contextlib.suppress(AttributeError, OSError, ValueError):
-        return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), allowed)
-    return allowed
+        left.append(int(fields["MemAvailable"].split()[0]) * 1024)
+    except (OSError, ValueError, LookupError):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            left.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(left)
 
 
 def check_memory(what: str, needed: float, there: float | None = None, remedy: str = "") -> None:

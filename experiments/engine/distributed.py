@@ -50,18 +50,23 @@ class Group(NamedTuple):
 
 def given(coordinator: str | None, processes: int | None, process: int | None) -> Group | None:
     """The group that flags, or else the environment, name; None: this process is alone. UserError for half a group."""
-    values = {
-        "--coordinator (JAX_COORDINATOR_ADDRESS)": coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
-        "--processes (JAX_NUM_PROCESSES)": _number(processes, "JAX_NUM_PROCESSES"),
-        "--process (JAX_PROCESS_ID)": _number(process, "JAX_PROCESS_ID"),
-    }
+    flags = {"--coordinator": coordinator, "--processes": processes, "--process": process}
+    variables = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+    values = {}
+    for (flag, value), variable in zip(flags.items(), variables, strict=True):
+        value = (os.environ.get(variable) or None) if value is None else value
+        if isinstance(value, str) and flag != "--coordinator":
+            if not re.fullmatch(r"\d+", value):
+                raise errors.UserError(f'{variable} must be a number, and "{value}" is not')
+            value = int(value)
+        values[f"{flag} ({variable})"] = value
     missing = [name for name, value in values.items() if value is None]
     if len(missing) == len(values):
         return None
     if missing:
         raise errors.UserError(f"several processes need {', '.join(values)}; missing: {', '.join(missing)}")
     group = Group(*values.values())
-    if not re.fullmatch(r".+:\d{1,5}", group.coordinator) or not 0 < _port(group) < 2**16:
+    if not re.fullmatch(r".+:\d{1,5}", group.coordinator) or not 0 < _address(group)[1] < 2**16:
         raise errors.UserError(f'--coordinator must be host:port, as 10.0.0.1:8476, and "{group.coordinator}" is not')
     if group.processes < 1 or not 0 <= group.process < group.processes:
         raise errors.UserError(
@@ -70,17 +75,9 @@ def given(coordinator: str | None, processes: int | None, process: int | None) -
     return group
 
 
-def _number(flag: int | None, variable: str) -> int | None:
-    text = os.environ.get(variable)
-    if flag is not None or not text:
-        return flag
-    if not re.fullmatch(r"\d+", text):
-        raise errors.UserError(f'{variable} must be a number, and "{text}" is not')
-    return int(text)
-
-
-def _port(group: Group) -> int:
-    return int(group.coordinator.rpartition(":")[2])
+def _address(group: Group) -> tuple[str, int]:
+    host, _, port = group.coordinator.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 @contextlib.contextmanager
@@ -98,39 +95,26 @@ def joined(group: Group | None, *, detect: bool = False, how_to_go_on: str = "")
     with contextlib.ExitStack() as stack:
         if not main():
             stack.enter_context(contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w"))))
-        with together(how_to_go_on):
-            yield
+        stack.enter_context(_together(how_to_go_on))
+        yield
     jax.distributed.shutdown()
 
 
 def start(group: Group | None) -> None:
     """Meet the other processes. RunError where they cannot be met, UserError where no cluster can be detected.
 
-    Where some never come, JAX ends this process with a trace of its own.
+    Waits until the coordinator, which is in process 0, listens, as JAX would end this process with a stack trace. Where
+    some of the others never come, it still does.
     """
-    seconds = {"initialization_timeout": START_SECONDS, "heartbeat_timeout_seconds": HEARTBEAT_SECONDS}
-    where: dict[str, Any] = {}
+    options: dict[str, Any] = {"initialization_timeout": START_SECONDS, "heartbeat_timeout_seconds": HEARTBEAT_SECONDS}
     if group:
-        _reach(group)
-        where = dict(zip(("coordinator_address", "num_processes", "process_id"), group, strict=True))
-        where |= {"cluster_detection_method": "deactivate"}
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    try:
-        jax.distributed.initialize(**where, **seconds)
-    except (RuntimeError, ValueError, TypeError) as error:
-        if group is None:
-            raise errors.UserError(f"--distributed finds no cluster to join ({_first_line(error)})") from error
-        reason = _first_line(error)
-        raise errors.RunError(f"the processes cannot meet at {group.coordinator}: {reason}") from error
-
-
-def _reach(group: Group) -> None:
-    """Wait until the coordinator, which is in process 0, listens: JAX would end this process with a stack trace."""
-    host, until = group.coordinator.rpartition(":")[0].strip("[]"), time.monotonic() + START_SECONDS
-    while group.process:
+        options |= dict(zip(("coordinator_address", "num_processes", "process_id"), group, strict=True))
+        options |= {"cluster_detection_method": "deactivate"}
+    until = time.monotonic() + START_SECONDS
+    while group and group.process:
         try:
-            socket.create_connection((host, _port(group)), timeout=5).close()
-            return
+            socket.create_connection(_address(group), timeout=5).close()
+            break
         except OSError as error:
             if time.monotonic() > until:
                 raise errors.RunError(
@@ -138,10 +122,17 @@ def _reach(group: Group) -> None:
                     f" {error.strerror or error}; is process 0 running there?"
                 ) from error
         time.sleep(0.2)
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    try:
+        jax.distributed.initialize(**options)
+    except (RuntimeError, ValueError, TypeError) as error:
+        if group is None:
+            raise errors.UserError(f"--distributed finds no cluster to join ({_first_line(error)})") from error
+        raise errors.RunError(f"the processes cannot meet at {group.coordinator}: {_first_line(error)}") from error
 
 
 @contextlib.contextmanager
-def together(how_to_go_on: str = "") -> Iterator[None]:
+def _together(how_to_go_on: str) -> Iterator[None]:
     """Within this, the processes end together: what one of them fails with ends the others too, and so does a signal.
 
     RunError where another one is gone without a word.
@@ -163,7 +154,9 @@ def together(how_to_go_on: str = "") -> Iterator[None]:
             if isinstance(error, errors.RunError | ValueError | RuntimeError) and LOSS.search(str(error)):
                 time.sleep(LEAVE_SECONDS)  # in which the other one's own reason may be heard
                 error = errors.RunError(f"{LOST} ({_first_line(error)})")
-            _tell(client, _code(error), _first_line(error))
+            codes = {errors.UserError: 2, errors.Interrupted: getattr(error, "code", 0), KeyboardInterrupt: 130}
+            code = next((code for kind, code in codes.items() if isinstance(error, kind)), 1)  # as the launcher's
+            _tell(client, code, _first_line(error))
             raise error
 
 
@@ -187,13 +180,6 @@ def _tell(client: Any, code: int, sentence: str) -> None:
     with contextlib.suppress(RuntimeError):  # there may be no service any more, or another failure said already
         client.key_value_set(FAILED, json.dumps([jax.process_index(), code, sentence]))
     time.sleep(LEAVE_SECONDS if main() else 0)
-
-
-def _code(error: BaseException) -> int:
-    """With which the launcher ends for this error."""
-    if isinstance(error, errors.Interrupted):
-        return error.code
-    return 2 if isinstance(error, errors.UserError) else 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _first_line(error: BaseException) -> str:
@@ -250,21 +236,17 @@ def fetch(tree: Any) -> Any:
 
 def agree(value: int) -> int:
     """The largest of the processes' values (as int32): all call it."""
-    return value if jax.process_count() == 1 else int(_all(value).max())
+    return value if jax.process_count() == 1 else int(multihost_utils.process_allgather(np.int32(value)).max())
 
 
 def same(value: int) -> bool:
     """Whether the value (as int32) is the same in every process: all call it."""
-    return jax.process_count() == 1 or len(set(_all(value).tolist())) == 1
+    return agree(value) == -agree(-value)
 
 
 def barrier() -> None:
     """Wait until every process is here: all call it."""
     multihost_utils.sync_global_devices("tfm")
-
-
-def _all(value: int) -> np.ndarray:
-    return multihost_utils.process_allgather(np.int32(value))
 
 
 class Late:

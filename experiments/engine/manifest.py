@@ -14,15 +14,9 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
-
 from experiments.engine import disk, errors
-from tfm import shapes
 
 FILE, STATE = "manifest.json", "state"
 FORMAT = 1  # of what is in it
@@ -66,16 +60,14 @@ def tidy(folder: pathlib.Path) -> None:
 
 def remove(saved: pathlib.Path) -> None:
     """Delete a checkpoint, which is at no time there in part."""
-    going = saved.with_name(saved.name + DELETING)
-    os.rename(saved, going)
-    disk.remove(going)
+    disk.remove(saved.rename(saved.with_name(saved.name + DELETING)))
 
 
 def put_aside(saved: pathlib.Path) -> None:
     """Rename a checkpoint so that it is none, in place of what was put aside of this step before."""
     aside = saved.with_name(saved.name + DAMAGED)
     disk.remove(aside)
-    os.rename(saved, aside)
+    saved.rename(aside)
 
 
 def write(folder: pathlib.Path, *, step: int, metrics: dict[str, float], versions: dict[str, str]) -> None:
@@ -89,17 +81,17 @@ def write(folder: pathlib.Path, *, step: int, metrics: dict[str, float], version
 
 def measured(folder: pathlib.Path, *, step: int, metrics: dict[str, float]) -> None:
     """Put these metrics into the manifest, at no time half of them. Raises OSError, and as `read`."""
-    content = {name: value for name, value in read(folder, step=step).items() if name != "sha256"}
+    content = read(folder, step=step) | {"metrics": metrics}
     disk.tidy(folder)
     with disk.draft(folder / FILE) as draft:
-        draft.write(_signed(content | {"metrics": metrics}))
+        draft.write(_signed(content))
         draft.flush()
         disk.flush(pathlib.Path(draft.name))
     disk.flush(folder)
 
 
 def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
-    """The manifest of the checkpoint of `step` in this folder.
+    """What the manifest of the checkpoint of `step` in this folder says.
 
     Raises Damaged where it is not there or not the one that was written, UserError where a later version wrote it, and
     RunError where the system does not let it be read.
@@ -108,14 +100,14 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
         with disk.opened(folder / FILE) as file:
             raw = file.read()
         content = json.loads(raw)
-        signed = _signed({k: v for k, v in content.items() if k != "sha256"})
+        content.pop("sha256", None)
+        if raw != _signed(content):
+            raise Damaged(_sentence(folder, FILE, "is not what was saved"))
     except OSError as error:
         raise _not_read(folder, FILE, error) from error
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         kind = Damaged if raw.endswith(b"}\n") else Incomplete
         raise kind(_sentence(folder, FILE, "is not what was saved")) from error
-    if raw != signed:
-        raise Damaged(_sentence(folder, FILE, "is not what was saved"))
     if content["format"] != FORMAT:
         raise errors.UserError(f"{folder / FILE} has format {content['format']}, and this version knows only {FORMAT}")
     if content["step"] != step:
@@ -147,59 +139,13 @@ def verify(folder: pathlib.Path, *, step: int) -> None:
         raise _not_read(folder, name, error) from error
 
 
-def restored(folder: pathlib.Path, like: Any) -> Any:
-    """The state in the folder of a checkpoint that is verified, with the tree, types and layout of `like` (abstract).
-
-    Raises RunError where what is whole cannot be read now (out of memory, a disk that fails), and UserError where it
-    holds other arrays than `like`.
-    """
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
-    with _reading(folder):
-        there = ocp.PyTreeCheckpointHandler().metadata(folder / STATE).tree
-        _check_arrays(folder, _arrays(there), _arrays(abstract))
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-            return reader.restore(folder / STATE, args=ocp.args.StandardRestore(abstract))
-
-
-def parameters(folder: pathlib.Path, *, step: int) -> dict:
-    """The parameters in the folder of the checkpoint of `step`, as numpy arrays. Raises as `verify` and `restored`."""
-    verify(folder, step=step)
-    handler = ocp.PyTreeCheckpointHandler()
-    with _reading(folder):
-        tree = handler.metadata(folder / STATE).tree["params"]
-        like = {"params": jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)}
-        plain = jax.tree.map(lambda leaf: ocp.RestoreArgs(restore_type=np.ndarray), like)
-        arguments = ocp.args.PyTreeRestore(item=like, restore_args=plain, partial_restore=True)
-        return handler.restore(folder / STATE, args=arguments)["params"]
-
-
-@contextlib.contextmanager
-def _reading(folder: pathlib.Path) -> Iterator[None]:
-    """Within this, a failure is a RunError."""
+def damage(folder: pathlib.Path, *, step: int) -> Damaged | None:
+    """What `verify` raises where the checkpoint is not what was saved. RunError as there."""
     try:
-        yield
-    except (*disk.NOT_READ, MemoryError) as error:
-        reason = disk.reason(error)
-        raise errors.RunError(f"the checkpoint {folder} is not damaged, but could not be read: {reason}") from error
-
-
-def _arrays(tree: Any) -> dict[str, str]:
-    """{'params/head/G_CD': 'float32 (3, 25)'}; a random key by the numbers in it, as Orbax has it."""
-    leaves = shapes.flat(tree)
-    for name, leaf in leaves.items():
-        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaves[name] = jax.eval_shape(jax.random.key_data, leaf)
-    return {name: f"{leaf.dtype} {tuple(leaf.shape)}" for name, leaf in leaves.items()}
-
-
-def _check_arrays(folder: pathlib.Path, there: dict[str, str], here: dict[str, str]) -> None:
-    """UserError, naming the first that differs, where a checkpoint holds other arrays than are wanted."""
-    for name in sorted(there.keys() | here.keys()):
-        if there.get(name) != here.get(name):
-            raise errors.UserError(
-                f"the checkpoint {folder} is of another model or optimiser:"
-                f" {name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here"
-            )
+        verify(folder, step=step)
+    except Damaged as error:
+        return error
+    return None
 
 
 def _not_read(folder: pathlib.Path, name: str, error: OSError) -> Damaged | errors.RunError:
@@ -228,7 +174,7 @@ def _names(folder: pathlib.Path) -> set[str]:
     names = set()
     for where, folders, entries in os.walk(folder, onerror=stop):
         links = [name for name in folders if os.path.islink(os.path.join(where, name))]
-        names |= {(pathlib.Path(where) / name).relative_to(folder).as_posix() for name in (*entries, *links)}
+        names |= {os.path.relpath(os.path.join(where, name), folder) for name in (*entries, *links)}
     return {name for name in names if not (name == FILE or fnmatch.fnmatch(name, f"{FILE}.*{disk.DRAFT}"))}
 
 

@@ -11,23 +11,20 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import distributed, errors, hardware
+from experiments.engine import compilation, distributed, errors
 from tfm import layout as layouts
 from tfm import shapes
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
 SEED = "seed"  # an axis before these, where several runs are trained side by side (studies/vmapped_runs.py)
 BATCH = (DATA, FSDP)  # the axes over which the examples of a batch are spread
-
 WHOLE = PartitionSpec()  # every device holds all of it
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")  # those that can change a number
 
 
 def versions() -> dict[str, str]:
     """The versions that can change a number."""
-    return {
-        name: importlib.metadata.version(name)
-        for name in ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
-    }
+    return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def shape(mesh: Mesh) -> str:
@@ -37,12 +34,14 @@ def shape(mesh: Mesh) -> str:
 
 def describe(mesh: Mesh) -> str:
     """Versions, backend and mesh in one line: what a person should see before anything else."""
-    releases = versions()
-    software = ", ".join(f"{name} {releases[name]}" for name in ("jax", "flax", "optax"))
-    used = f"{mesh.size} of {len(hardware.present())} devices"
-    if hardware.described():
-        used += f" of {hardware.described()[0]}, which need not be there"
-    elif hardware.simulated and mesh.size > 1 and backend(mesh) == "cpu":
+    software, of = (
+        ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax")),
+        compilation.described.get(),
+    )
+    used = f"{mesh.size} of {len(of.devices if of else jax.devices())} devices"
+    if of:
+        used += f" of {of.name}, which need not be there"
+    elif compilation.simulated and mesh.size > 1 and backend(mesh) == "cpu":
         used = f"{mesh.size} simulated devices"
     kind = f"{backend(mesh)} ({mesh.devices.flat[0].device_kind})"
     return f"Python {platform.python_version()}, {software} on {kind}: {used}, mesh {shape(mesh)}"
@@ -59,8 +58,8 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
     Where `seed` is not 1 there is that axis too, before the others. Types are said explicitly, since the default
     changed between JAX releases. Raises UserError for sizes that do not fit the devices there are.
     """
-    sizes, devices = {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}, hardware.present()
-    sizes = sizes if seed == 1 else {SEED: seed} | sizes
+    devices = compilation.described.get().devices if compilation.described.get() else jax.devices()
+    sizes = ({} if seed == 1 else {SEED: seed}) | {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}
     there = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     for axis, n in sizes.items():
         if n < 1 and n != -1:
@@ -70,11 +69,10 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
         raise errors.UserError(f"mesh.{rest[0]} and mesh.{rest[1]} are both -1: only one axis can take what is left")
     named = math.prod(n for n in sizes.values() if n != -1)
     named_sizes = " x ".join(f"mesh.{axis} = {n}" for axis, n in sizes.items() if n not in (1, -1)) or "mesh.data = 1"
-    if hardware.simulated and len(devices) < named <= len(jax.devices("cpu")):
-        devices, rest = jax.devices("cpu")[:named], []
-        sizes |= dict.fromkeys([axis for axis, n in sizes.items() if n == -1], 1)
+    if compilation.simulated and len(devices) < named <= len(jax.devices("cpu")):
+        devices = jax.devices("cpu")[:named]
     if named > len(devices) or (rest and len(devices) % named):
-        late = devices[0].platform == "cpu" and named <= (os.cpu_count() or 1) and not hardware.cpus_given()
+        late = devices[0].platform == "cpu" and named <= (os.cpu_count() or 1) and not compilation.cpus_given()
         more = "; JAX has started with these in this process, and in a new one may have more" * late
         raise errors.UserError(f"{named_sizes} does not fit JAX's devices, {there}{more}")
     sizes |= {axis: len(devices) // named for axis in rest}
@@ -101,20 +99,18 @@ def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -
             raise errors.UserError(
                 f"this experiment is not shared over mesh.{axis}, which must be 1; mesh.data may be more"
             )
+    shared = []  # what, its size, and the axis over which it is shared
     specs = jax.tree.leaves(shapes.specs(params, layout.rules), is_leaf=is_spec)
     for (path, leaf), spec in zip(jax.tree_util.tree_leaves_with_path(params), specs, strict=True):
-        for letter, n, axis in zip(shapes.letters(path), leaf.shape, spec, strict=False):
-            if axis is not None:
-                _divides(f"{letter} = {n} ({'/'.join(shapes.names(path))})", n, mesh, axis)
+        sizes = zip(shapes.letters(path), leaf.shape, spec, strict=False)
+        shared += [(f"{letter} = {n} ({'/'.join(shapes.names(path))})", n, axis) for letter, n, axis in sizes if axis]
     for name, array in batch.items():
         if "N" in shapes.letters(name):
             n = array.shape[shapes.letters(name).index("N")]
-            _divides(f"a sequence of N = {n} tokens ({name})", n, mesh, SEQUENCE)
-
-
-def _divides(what: str, n: int, mesh: Mesh, axis: str) -> None:
-    if n % mesh.shape[axis]:
-        raise errors.UserError(f"{what} does not divide evenly over mesh.{axis} = {mesh.shape[axis]}")
+            shared.append((f"a sequence of N = {n} tokens ({name})", n, SEQUENCE))
+    for what, n, axis in shared:
+        if n % mesh.shape[axis]:
+            raise errors.UserError(f"{what} does not divide evenly over mesh.{axis} = {mesh.shape[axis]}")
 
 
 def check_batch(mesh: Mesh, name: str, *, batch: int, parts: int = 1) -> None:
@@ -144,9 +140,8 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = W
 def side_by_side(mesh: Mesh) -> bool:
     """Whether several runs are better computed in the same operations (vmap) than one after the other (lax.map).
 
-    Not on a CPU, where batched products of small matrices take longer than as many single ones. Five seeds on two
-    cores, JAX 0.10.2, time per seed against the step of one run: side by side 1.01, 1.87, 1.75, one after the other
-    0.71, 0.95, 0.91, for shakespeare_char, the same with 2 layers of 64 features, and vit.
+    Not on a CPU, where batched products of small matrices take longer than as many single ones: the step of five seeds
+    of configs/vit.py on two cores, 1.75 times as long for each seed as alone, and 0.91 times one after the other.
     """
     if SEED in mesh.axis_names and jax.__version_info__ < (0, 10):  # vmap inside shard_map takes types for wrong
         return False
@@ -171,25 +166,26 @@ def batch_specs(mesh: Mesh, batch: dict) -> dict:
 
 def place_batch(mesh: Mesh, batch: dict) -> dict:
     """The batch on the devices, its tokens dealt out like cards to those that share a sequence (tfm/layout.py)."""
-    placed = {name: NamedSharding(mesh, spec) for name, spec in batch_specs(mesh, batch).items()}
-    return distributed.put(striped(mesh, batch), placed)
+    return distributed.put(_striped(mesh, batch), _places(mesh, batch))
 
 
 def place_rows(mesh: Mesh, batches: Sequence[dict]) -> dict:
     """As `place_batch`, the batches of several runs, which become the rows of the same arrays."""
-    specs = batch_specs(mesh, batches[0])
-    placed = {name: NamedSharding(mesh, of_rows(mesh, spec)) for name, spec in specs.items()}
-    each = [striped(mesh, batch) for batch in batches]
-    return distributed.put({name: np.stack([batch[name] for batch in each]) for name in specs}, placed)
+    each = [_striped(mesh, batch) for batch in batches]
+    rows = {name: np.stack([batch[name] for batch in each]) for name in each[0]}
+    return distributed.put(rows, _places(mesh, each[0], rows=True))
 
 
 def abstract_batch(mesh: Mesh, batch: dict, *, rows: int = 0) -> dict:
     """Shapes, types and places of what `place_batch`, or `place_rows` of so many runs, makes of such a batch."""
-    specs = batch_specs(mesh, batch)
-    places = {name: NamedSharding(mesh, of_rows(mesh, spec) if rows else spec) for name, spec in specs.items()}
     shape = jax.eval_shape(lambda batch: batch, batch)  # types as JAX has them, which need not be numpy's
-    leading = (rows,) * bool(rows)
+    leading, places = (rows,) * bool(rows), _places(mesh, batch, rows=bool(rows))
     return {name: jax.ShapeDtypeStruct(leading + x.shape, x.dtype, sharding=places[name]) for name, x in shape.items()}
+
+
+def _places(mesh: Mesh, batch: dict, *, rows: bool = False) -> dict:
+    specs = batch_specs(mesh, batch)
+    return {name: NamedSharding(mesh, of_rows(mesh, spec) if rows else spec) for name, spec in specs.items()}
 
 
 def of_rows(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:
@@ -197,17 +193,15 @@ def of_rows(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(SEED if SEED in mesh.axis_names else None, *spec)
 
 
-def striped(mesh: Mesh, batch: dict) -> dict:
-    """The batch as its tokens are dealt out (`stripe`)."""
-    return {name: stripe(x, shapes.letters(name).find("N"), mesh.shape[SEQUENCE]) for name, x in batch.items()}
+def _striped(mesh: Mesh, batch: dict) -> dict:
+    """Of P devices that share a sequence, the tokens 0, P, 2 P, ..., then 1, P + 1, ...: the parts of one each."""
 
+    def stripe(x: np.ndarray, i: int) -> np.ndarray:
+        cut = x.reshape(*x.shape[:i], -1, mesh.shape[SEQUENCE], *x.shape[i + 1 :])
+        return cut.swapaxes(i, i + 1).reshape(x.shape)
 
-def stripe(x: np.ndarray, dimension: int, P: int) -> np.ndarray:
-    """The tokens 0, P, 2 P, ..., then 1, P + 1, ...: equal parts of it are the tokens of P devices."""
-    if P == 1 or dimension < 0:
-        return x
-    cut = x.reshape(*x.shape[:dimension], -1, P, *x.shape[dimension + 1 :])
-    return cut.swapaxes(dimension, dimension + 1).reshape(x.shape)
+    dimension = {name: shapes.letters(name).find("N") for name in batch if mesh.shape[SEQUENCE] > 1}
+    return {name: stripe(x, dimension[name]) if dimension.get(name, -1) >= 0 else x for name, x in batch.items()}
 
 
 def shardings(mesh: Mesh, tree: Any, layout: layouts.Layout) -> Any:
@@ -222,4 +216,4 @@ def is_spec(x: Any) -> bool:
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """The layout of what every device holds whole."""
-    return NamedSharding(mesh, PartitionSpec())
+    return NamedSharding(mesh, WHOLE)

@@ -1,5 +1,6 @@
 """The optimiser: AdamW or Muon on optax, with the decay, the clipping and the schedules a config can name."""
 
+import functools
 import math
 from typing import Any
 
@@ -83,25 +84,25 @@ def muon(
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
     )
     rest = adamw(rate, weight_decay=weight_decay, clip=0, **adam)
-    return _clipped(optax.partition({"muon": of_matrices, "adamw": rest}, _optimisers), clip)
 
-
-def _optimisers(params: Any) -> Any:
-    """Which of the two each leaf has (read off the names)."""
-
-    def one(path: Any, _: Any) -> str:
+    def label(path: Any, _: Any) -> str:
         return "muon" if shapes.STACKED in shapes.names(path)[:-1] and shapes.is_matrix(path) else "adamw"
 
-    return jax.tree_util.tree_map_with_path(one, params)
+    labels = functools.partial(jax.tree_util.tree_map_with_path, label)
+    return _clipped(optax.partition({"muon": of_matrices, "adamw": rest}, labels), clip)
 
 
-def orthogonal(*, ns_steps: int = 5) -> optax.GradientTransformation:
+def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
     """Updates become sqrt(max(1, outputs / inputs)) U V^T, matrix by matrix, near to it by steps of Newton-Schulz.
 
     With the factor, a step of a wide output moves each of its numbers as far as that of a square matrix. The momentum
     before it is by hand, as optax's own (`optax.contrib.muon`) corrects the bias of the first steps, and Jordan's does
     not: nothing is remembered here.
     """
+
+    def scaled(path: Any, step: jax.Array) -> jax.Array:
+        outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in dimensions(path))
+        return math.sqrt(max(1, outputs / inputs)) * step
 
     def update(updates: Any, params: Any = None) -> Any:
         numbers = jax.tree_util.tree_map_with_path(lambda path, _: dimensions(path), updates)
@@ -110,14 +111,9 @@ def orthogonal(*, ns_steps: int = 5) -> optax.GradientTransformation:
         )
         with jax.named_scope("muon"):
             steps, _ = newton_schulz.update(updates, newton_schulz.init(updates))
-            return jax.tree_util.tree_map_with_path(_scaled, steps)
+            return jax.tree_util.tree_map_with_path(scaled, steps)
 
     return optax.stateless(update)
-
-
-def _scaled(path: Any, step: jax.Array) -> jax.Array:
-    outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in dimensions(path))
-    return math.sqrt(max(1, outputs / inputs)) * step
 
 
 def dimensions(path: Any) -> optax.contrib.MuonDimensionNumbers:

@@ -22,7 +22,6 @@ from experiments.engine import (
     disk,
     distributed,
     errors,
-    hardware,
     log,
     loop,
     mesh,
@@ -74,7 +73,7 @@ class Result(NamedTuple):
 def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another. seeds: devices that share several runs."""
     config.check_seed(settings.seed)
-    hardware.start(settings.device)
+    compilation.start(settings.device)
     m = settings.mesh
     devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)

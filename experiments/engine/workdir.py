@@ -54,22 +54,18 @@ def commit() -> str:
     Where tracked files were edited it goes on with -dirty. and 16 digits of the SHA-256 of `git diff HEAD`, or with
     -unknown where git does not tell. Files that are not tracked have no part in it.
     """
+
+    def git(*command: str) -> bytes:
+        options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
+        return subprocess.run(("git", "--no-optional-locks", *command), **options).stdout
+
+    digest = ""
     try:
-        digest = _git("rev-parse", "HEAD").decode().strip()
+        digest = git("rev-parse", "HEAD").decode().strip()
+        changes = git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
     except (OSError, subprocess.SubprocessError):
-        return ""
-    try:
-        changes = _git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
-    except (OSError, subprocess.SubprocessError):
-        return f"{digest}-unknown"
+        return digest and f"{digest}-unknown"
     return f"{digest}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else digest
-
-
-def _git(*command: str) -> bytes:
-    """What git says of this checkout."""
-    folder = pathlib.Path(__file__).parent
-    command = ("git", "--no-optional-locks", *command)
-    return subprocess.run(command, cwd=folder, capture_output=True, timeout=10, check=True).stdout
 
 
 @contextlib.contextmanager
@@ -101,32 +97,30 @@ def _is_at(file: int, path: pathlib.Path) -> bool:
 def _locked(folder: pathlib.Path) -> tuple[int, bool]:
     """The open lock file of the folder, and whether this process has it alone: not on a drive without locks."""
     while True:
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        try:
-            status = os.fstat(lock)
+        with contextlib.ExitStack() as stack:
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            stack.callback(os.close, lock)
+            status, alone = os.fstat(lock), True
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
                 raise OSError(errno.ENXIO, "it is no file, or one that has another name too", str(folder / LOCK))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(lock, folder / LOCK):
-                alone = True
-                break
-            os.close(lock)  # the one who had it removed the file in between
-        except FileNotFoundError:
-            os.close(lock)
-        except BlockingIOError:
-            holder = os.read(lock, 1000).decode(errors="replace").strip() or "another process"
-            os.close(lock)
-            raise errors.UserError(f"{folder} is in use by a run that is under way ({holder})") from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                os.close(lock)
-                raise
-            print(f"{folder} cannot be locked: see to it that no other run uses it", flush=True)
-            alone = False
-            break
-    os.ftruncate(lock, 0)
-    os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-    return lock, alone
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _is_at(lock, folder / LOCK):
+                    continue  # the one who had it removed the file in between
+            except FileNotFoundError:
+                continue
+            except BlockingIOError:
+                holder = os.read(lock, 1000).decode(errors="replace").strip() or "another process"
+                raise errors.UserError(f"{folder} is in use by a run that is under way ({holder})") from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                print(f"{folder} cannot be locked: see to it that no other run uses it", flush=True)
+                alone = False
+            os.ftruncate(lock, 0)
+            os.write(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            stack.pop_all()
+            return lock, alone
 
 
 def enter(
@@ -144,7 +138,13 @@ def enter(
         disk.tidy(folder)
         if saved.exists():
             before = json.loads(disk.read_text(saved))["config"]
-            _same(dict(defaults or {}) | configs.flat(before), configs.flat(config), folder)
+            before, now = dict(defaults or {}) | configs.flat(before), configs.flat(config)
+            changed = sorted(k for k in before | now if before.get(k) != now.get(k) and not may_change(k))
+            if changed:
+                changes = ", ".join(f"{k} ({before.get(k)!r} -> {now.get(k)!r})" for k in changed)
+                right = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
+                what = f"{folder} holds a run with another config"
+                raise errors.UserError(f"{what}, and resuming may not change {changes}; what may: {right}")
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
         fall_back = config.get("resume") == "latest_valid"
@@ -172,33 +172,16 @@ def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:
 
 def finished(folder: pathlib.Path, steps: int) -> bool:
     """Whether the run has its result after so many steps. UserError where it has taken more already."""
-    result = _steps_of_result(folder / "summary.json")
-    newest = max(result, *manifest.steps(folder / "checkpoints"), 0)
+    try:
+        result = json.loads(disk.read_text(folder / "summary.json"))["steps"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+        result = None  # there is none, or one that is of no use and will be made again
+    newest = max(result if isinstance(result, int) else 0, *manifest.steps(folder / "checkpoints"), 0)
     if newest > steps:
         raise errors.UserError(
             f"{folder} holds a run that has taken {newest:,} steps: train.steps = {steps:,} must not be less"
         )
     return result == steps
-
-
-def _steps_of_result(summary: pathlib.Path) -> int:
-    """The steps of a finished run; -1 where there is no summary, or one that is of no use and will be made again."""
-    try:
-        steps = json.loads(disk.read_text(summary))["steps"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-        return -1
-    return steps if isinstance(steps, int) else -1
-
-
-def _same(before: dict[str, Any], now: dict[str, Any], folder: pathlib.Path) -> None:
-    """UserError, naming all of them, where settings changed that may not."""
-    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k) and not may_change(k))
-    if changed:
-        changes = ", ".join(f"{k} ({before.get(k)!r} -> {now.get(k)!r})" for k in changed)
-        right = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
-        raise errors.UserError(
-            f"{folder} holds a run with another config, and resuming may not change {changes}; what may: {right}"
-        )
 
 
 def may_change(key: str) -> bool:
@@ -216,19 +199,17 @@ def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str]) -> Non
     for file, name in files.items():
         content = _content(file)
         if content is None:
-            print(
-                f"{file} is not kept in {place}: it cannot be read, or is larger than {LARGEST_SOURCE:,} bytes",
-                flush=True,
-            )
+            fault = f"it cannot be read, or is larger than {LARGEST_SOURCE:,} bytes"
+            print(f"{file} is not kept in {place}: {fault}", flush=True)
             continue
         disk.folder(folder, SOURCES)
         numbered = (f"{name.removesuffix('.py')}.{n}.py" for n in itertools.count(2))
         copies = (place / one for one in itertools.chain([name], numbered))
-        copies = next(one for one in copies if not one.is_file() or _content(one) == content)
-        if not copies.is_file():
-            disk.write(copies, content)
-            if copies.name != name:
-                print(f"{file} is not what this began with, {place / name}: it is kept as {copies}", flush=True)
+        copy = next(one for one in copies if not one.is_file() or _content(one) == content)
+        if not copy.is_file():
+            disk.write(copy, content)
+            if copy.name != name:
+                print(f"{file} is not what this began with, {place / name}: it is kept as {copy}", flush=True)
 
 
 def _content(file: pathlib.Path) -> bytes | None:
@@ -276,15 +257,13 @@ def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
     reason (also where it cannot begin, or where another drive is gone), for a drive that is not back within PATIENCE,
     and with several processes, of which the others would wait. folder: None where nothing is written.
     """
-    outages = 0
-    while True:
+    for outages in itertools.count(1):
         try:
             return run()
         except (errors.UserError, errors.RunError) as error:
-            begun = outages > 0 or isinstance(error, errors.RunError)
+            begun = outages > 1 or isinstance(error, errors.RunError)
             if folder is None or not begun or not _lost(error, folder) or jax.process_count() > 1:
                 raise
-            outages += 1
             sentence = errors.line(error).replace(f": {disk.REMEDY}", "")  # no other cell can run by now
             print(f"{sentence}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
             if outages > OUTAGES or not _back(folder):
@@ -308,9 +287,7 @@ def _back(folder: pathlib.Path) -> bool:
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         time.sleep(PAUSE)
-        try:
+        with contextlib.suppress(OSError):
             os.listdir(folder)
-        except OSError:
-            continue
-        return True
+            return True
     return False

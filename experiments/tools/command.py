@@ -11,7 +11,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import by_name, compilation, config, disk, errors, hardware, log, signals
+from experiments.engine import by_name, compilation, config, disk, errors, log, signals
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -43,7 +43,7 @@ def tool(**help: str) -> Callable[[Callable], Callable]:
                 config.check_numbers(values.arguments)
                 compilation.keep()
                 if not values.arguments.get("topology"):  # whose chips need not be there
-                    hardware.start(values.arguments.get("device", "any"))
+                    compilation.start(values.arguments.get("device", "any"))
                 return function(*values.args, **values.kwargs)
 
         run.main = lambda argv: exit_code(lambda: run(**arguments(function, COMMON | help, argv)))

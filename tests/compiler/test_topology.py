@@ -11,12 +11,12 @@ import tiny
 
 from experiments import model as models
 from experiments.compiler import report, topology
-from experiments.engine import compilation, hardware, mesh, step
+from experiments.engine import compilation, mesh, step
 from experiments.tools import sample
 from tfm import head, kernels, linear
 from tfm.attention import explicit, fused, mask
 
-libtpu = pytest.mark.skipif(hardware.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
+libtpu = pytest.mark.skipif(compilation.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch_size": 16, "train.evaluate_batch": 16}
 
 
@@ -46,7 +46,7 @@ def test_bad_input_is_a_sentence(tmp_path, monkeypatch):
     assert unknown.code == 2 and 'unknown --topology "v5e-3"; the right ones are: v5e-1, v5e-4' in unknown.err
     nowhere = dry(tmp_path, "--topology=v5e-1", f"--json={tmp_path}/none/x.json")
     assert nowhere.code == 2 and f"there is no folder {tmp_path}/none" in nowhere.err
-    monkeypatch.setattr(hardware, "libtpu", lambda: None)
+    monkeypatch.setattr(compilation, "libtpu", lambda: None)
     without = dry(tmp_path, "--topology=v5e-1")
     assert without.code == 2 and 'not installed: pip install -e ".[aot]"' in without.err
 
@@ -56,13 +56,13 @@ def test_a_libtpu_that_is_not_jaxs_is_named(monkeypatch, capsys):
         raise RuntimeError("INVALID_ARGUMENT: no such thing\nmore")
 
     monkeypatch.setattr(topology.topologies, "get_topology_desc", refuse)
-    monkeypatch.setattr(hardware, "libtpu", lambda: "0.0.1")
+    monkeypatch.setattr(compilation, "libtpu", lambda: "0.0.1")
     with pytest.raises(topology.errors.UserError, match="libtpu 0.0.1 does not belong to JAX .*, which needs"):
         topology.described("v5e-1")
-    monkeypatch.setattr(hardware, "foreign", lambda: "")
+    monkeypatch.setattr(compilation, "foreign", lambda: "")
     with pytest.raises(topology.errors.UserError, match="cannot describe v5e-1: INVALID_ARGUMENT: no such thing$"):
         topology.described("v5e-1")
-    monkeypatch.setattr(hardware, "foreign", lambda: "libtpu 7 does not belong")
+    monkeypatch.setattr(compilation, "foreign", lambda: "libtpu 7 does not belong")
     monkeypatch.setattr(topology.topologies, "get_topology_desc", lambda *_, **__: type("T", (), {"devices": [1]}))
     assert topology.described("v5e-1") == [1]
     assert "libtpu 7 does not belong" in capsys.readouterr().out

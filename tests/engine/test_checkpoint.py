@@ -140,10 +140,10 @@ def test_killed_at_any_point_of_a_save_the_run_has_a_whole_checkpoint(tmp_path, 
         raise Killed
 
     where, name = {
-        "begins": (manifest.ocp.AsyncCheckpointer, "save"),
-        "arrays": (manifest.ocp.AsyncCheckpointer, "wait_until_finished"),
+        "begins": (checkpoint.ocp.AsyncCheckpointer, "save"),
+        "arrays": (checkpoint.ocp.AsyncCheckpointer, "wait_until_finished"),
         "manifest": (disk, "flush"),
-        "renamed": (checkpoint.os, "rename"),
+        "renamed": (pathlib.Path, "rename"),
         "deleted": (manifest.shutil, "rmtree"),
     }[at]
     saves = checkpoint.Checkpoints(tmp_path, keep=2)
@@ -191,7 +191,7 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path):
 @pytest.mark.parametrize("held", ["arrays", "manifest"])
 def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch, held):
     """Neither Orbax's writing nor hashing and syncing hold anything up; the one that is held ends behind the return."""
-    handler, returned = manifest.ocp.StandardCheckpointHandler, threading.Event()
+    handler, returned = checkpoint.ocp.StandardCheckpointHandler, threading.Event()
     begun, listed = handler.async_save, manifest.write
 
     class Held:
@@ -211,10 +211,10 @@ def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch, held):
     monkeypatch.setattr(where, name, slow)
     saves = checkpoint.Checkpoints(tmp_path, keep=9)
     saves.save(3, state())
-    assert saves.latest() is None and there(tmp_path) == {"3.writing"}
+    assert checkpoint.newest(tmp_path) is None and there(tmp_path) == {"3.writing"}
     returned.set()
     saves.wait()
-    assert saves.latest() == 3
+    assert checkpoint.newest(tmp_path) == 3
     saves.close()
 
 

@@ -87,7 +87,7 @@ def damaged(good: pathlib.Path, folder: pathlib.Path, case: int) -> tuple[str, s
 def test_no_corruption_is_accepted_and_each_falls_back(good, tmp_path, monkeypatch, capsys):
     """180 of them, without Orbax: what is verified is not read, and `like` is given back in its place."""
 
-    monkeypatch.setattr(manifest, "restored", lambda where, like: like)
+    monkeypatch.setattr(checkpoint, "_restored", lambda where, like: like)
     folder, seen = tmp_path / "checkpoints", set()
     for case in sorted(set(CASES) - set(WHOLE)):
         kind, names = damaged(good, folder, case)
@@ -256,8 +256,8 @@ def test_no_memory_or_no_disk_while_it_is_read_is_not_damage(good, tmp_path, mon
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(manifest.ocp.PyTreeCheckpointHandler, "restore", fails)
-        patch.setattr(manifest.ocp.StandardCheckpointHandler, "restore", fails)
+        patch.setattr(checkpoint.ocp.PyTreeCheckpointHandler, "restore", fails)
+        patch.setattr(checkpoint.ocp.StandardCheckpointHandler, "restore", fails)
         for fall_back in (False, True):
             with pytest.raises(errors.RunError, match=told):
                 saves.resume(state(), fall_back=fall_back)
@@ -282,7 +282,7 @@ def test_a_checkpoint_under_the_name_of_another_step_or_of_a_later_version_is_no
     with pytest.raises(manifest.Damaged, match="9 is damaged: manifest.json is that of step 6"):
         manifest.verify(folder / "9", step=9)
     content = manifest.read(folder / "9", step=6) | {"format": 2}
-    (folder / "9" / manifest.FILE).write_bytes(manifest._signed({k: v for k, v in content.items() if k != "sha256"}))
+    (folder / "9" / manifest.FILE).write_bytes(manifest._signed(content))
     with pytest.raises(errors.UserError, match="has format 2, and this version knows only 1"):
         manifest.verify(folder / "9", step=6)
 

@@ -376,8 +376,8 @@ def test_a_cpu_is_no_more_devices_than_it_has_cores():
 import os
 from experiments.engine import errors, hardware, mesh
 os.cpu_count = lambda: 2
-hardware.of_cores(dict(data=4, fsdp=1))
-hardware.start("cpu")
+compilation.of_cores(dict(data=4, fsdp=1))
+compilation.start("cpu")
 try:
     mesh.make(data=4)
 except errors.UserError as error:
