@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments import language
-from experiments.engine import checkpoint, compilation, distributed, errors, log, mesh
+from experiments.engine import checkpoint, distributed, errors, log, mesh
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 150  # in which everything here must end, also on a busy machine
@@ -55,14 +54,10 @@ AGREED = "[8, False, True, 0, 0, 4, 0] [0, 1, 2, 3, 4, 5]\n"
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
-    """The launcher's arguments for a small causal language model, without --workdir."""
-    folder = tmp_path_factory.mktemp("config")
-    (folder / "text.txt").write_bytes(tiny.TEXT)
-    changes = tiny.MODEL | tiny.TRAIN | {"text.source": str(folder / "text.txt"), "text.N": 7, "device": "cpu"}
-    changes |= {"train.log_every": 1, "train.evaluate_batch": 8, "sample.max_new_tokens": 4}
-    changes |= {"optim.schedule": "constant"}
-    changes |= {"train.evaluate_every": 0, "train.save_every": 0, "mesh.fsdp": 2}
-    return "--config", tiny.config_file(folder, "language", **changes)
+    """The launcher's arguments for a run of halves.py, without --workdir."""
+    changes = tiny.TRAIN | {"device": "cpu", "optim.schedule": "constant", "mesh.fsdp": 2, "train.evaluate_batch": 8}
+    changes |= {"train.log_every": 1, "train.evaluate_every": 0, "train.save_every": 0}
+    return "--config", tiny.config_file(tmp_path_factory.mktemp("config"), "halves", **changes)
 
 
 def free_port() -> int:
@@ -72,16 +67,17 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def pair(*command: str):
+def pair(*command: str, cache: pathlib.Path | None = None):
     """Two processes of a command, with one device each; they do not outlive this."""
-    flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
-    group = dict(zip(VARIABLES, (f"127.0.0.1:{free_port()}", "2"), strict=False))
-    environment = os.environ | group | {"XLA_FLAGS": flags, "JAX_ENABLE_COMPILATION_CACHE": "true"}
+    environment = os.environ | {VARIABLES[0]: f"127.0.0.1:{free_port()}", VARIABLES[1]: "2"}
+    environment |= {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")}
+    environment |= {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_COMPILATION_CACHE_DIR": str(cache or "")}
+    environment |= {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests/engine")))}
     with contextlib.ExitStack() as stack:
         started = []
         for i in range(2):
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            own = environment | {VARIABLES[2]: str(i), "PYTHONPATH": str(ROOT)}
+            own = environment | {VARIABLES[2]: str(i)}
             started.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, env=own, **pipes))
             stack.callback(started[-1].communicate)
             stack.callback(started[-1].kill)
@@ -106,14 +102,6 @@ def wait_for(what, started: list[subprocess.Popen]) -> None:
         time.sleep(0.05)
 
 
-def run(*arguments: str) -> tiny.Outcome:
-    """The launcher in this process, without what these tests do not look at."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-        patch.setattr(language, "figures", lambda *arguments: [])
-        return tiny.run(*arguments)
-
-
 def losses(folder: pathlib.Path) -> dict[int, float]:
     return {row["step"]: row["train/loss"] for row in log.read(folder) if "train/loss" in row}
 
@@ -122,7 +110,7 @@ def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_
     """A signal to one stops and saves both; both go on to the end, as one process with two devices does in one go."""
     folder, alone = tmp_path / "run", tmp_path / "alone"
     launcher = "launch.py", *arguments, "--workdir", str(folder)
-    with pair(*launcher, "--config.train.steps=1000000") as started:
+    with pair(*launcher, "--config.train.steps=1000000", cache=tmp_path / "cache") as started:
         wait_for(lambda: len(losses(folder)) > 2, started)
         started[1].send_signal(signal.SIGTERM)
         stopped = [ended(process) for process in started]
@@ -130,14 +118,15 @@ def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_
     for one in stopped:
         assert one.code == 143 and f"stopped after step {saved:,}" in one.err and "Traceback" not in one.err
     assert max(losses(folder)) == saved
-    with pair(*launcher, f"--config.train.steps={saved + STEPS}") as started:
+    with pair(*launcher, f"--config.train.steps={saved + STEPS}", cache=tmp_path / "cache") as started:
         first, second = [ended(process) for process in started]
     assert (first.code, second.code) == (0, 0) and (first.err, second.err) == ("", "")
     assert f"resuming {folder} at step {saved}" in first.out and "eval/loss" in first.out and "mesh" in first.out
     assert [line for line in second.out.splitlines() if "[Gloo]" not in line] == []
-    assert list((pathlib.Path(arguments[1]).parent / "cache").rglob("*step*")) == []  # what comes from there would wait
+    assert not list(tmp_path.glob("cache/*step*"))  # what comes from there would wait
     one = "--config.mesh.data=1", f"--config.train.steps={saved + STEPS}"
-    assert run(*arguments, "--workdir", str(alone), *one).code == 0
+    with tiny.without_figures():
+        assert tiny.run(*arguments, "--workdir", str(alone), *one).code == 0
     assert log.read(folder) == log.read(alone)  # to the last bit
     assert json.loads((folder / "summary.json").read_text())["devices"] == 2
     digests = [json.loads((one / "summary.json").read_text())["params_sha256"] for one in (folder, alone)]

@@ -1,0 +1,42 @@
+"""An experiment of which each of two devices holds a half: classification of points by one matrix, over mesh.fsdp."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.engine import batches, mesh, run, step
+from tfm import layout as layouts
+from tfm import loss
+
+D, C, ALL = 6, 3, 90  # features, classes, examples
+
+
+def config():
+    return {}
+
+
+def prepare(settings, devices):
+    rng, t = np.random.default_rng(0), settings.train
+    x_BD, label_B = rng.standard_normal((ALL, D)).astype(np.float32), rng.integers(0, C, ALL).astype(np.int32)
+
+    def fetch(index_B, rng):
+        return {"x_BD": x_BD[index_B], "label_B": label_B[index_B]}
+
+    def init(key):
+        return {"G_CD": jax.random.normal(key, (C, D)), "b_C": jnp.zeros(C)}
+
+    def loss_and_metrics(params, batch, key_B, over=layouts.ONE):
+        params = layouts.gathered(params, over)
+        logits_BC, label_B = batch["x_BD"] @ params["G_CD"].T + params["b_C"], batch["label_B"]
+        return {"loss": loss.cross_entropy(logits_BC, label_B, jnp.ones(len(label_B)))}
+
+    task = step.Task(
+        init=init,
+        loss_and_metrics=loss_and_metrics,
+        train=batches.train(fetch, n=ALL, batch=t.batch_size, seed=settings.seed),
+        evaluation=batches.evaluation(fetch, n=ALL, batch=t.evaluate_batch),
+        tokens_per_example=1,
+        baseline={},
+        layout=mesh.layout(devices),
+    )
+    return run.Work(task, lambda params, folder, rows: [])
