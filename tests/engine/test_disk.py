@@ -4,7 +4,6 @@ import contextlib
 import errno
 import functools
 import io
-import json
 import os
 import pathlib
 import socket
@@ -14,8 +13,8 @@ import threading
 import numpy as np
 import pytest
 import tiny
+from checkpoints import resumed, saved, state
 from matplotlib import figure
-from test_checkpoint import resumed, saved, state
 from test_fuzz_data import LIKE
 
 from experiments import ablation
@@ -95,62 +94,43 @@ def test_links_under_any_name_that_a_run_gave_its_drafts_lead_nowhere(tmp_path, 
     assert not any(file.is_symlink() for file in written) and not (tmp_path / "nowhere").exists()
 
 
-def lock_link(folder, outside):
-    (folder / "lock").symlink_to(outside / "thesis.txt")
-    return functools.partial(entered, folder), "lock cannot be used: it is a link"
+def bundle(folder):
+    replay.write(folder, replay.Failure(5, 1.0, 1.0, {"x_B": np.zeros(3)}), state())
 
 
-def lock_to_nothing(folder, outside):
-    (folder / "lock").symlink_to(outside / "new")
-    return functools.partial(entered, folder), "lock cannot be used: it is a link"
-
-
-def lock_of_two_names(folder, outside):
-    (folder / "lock").hardlink_to(outside / "thesis.txt")
-    return functools.partial(entered, folder), "lock cannot be used: it is no file, or one that has another name too"
-
-
-def checkpoints_elsewhere(folder, outside):
-    (folder / "checkpoints").symlink_to(outside)
-    use = functools.partial(checkpoint.Checkpoints, folder / "checkpoints", keep=1)
-    return use, "checkpoints cannot be used for checkpoints: it is a link, and a run writes into its own folder only"
-
-
-def events_elsewhere(folder, outside):
-    (folder / "events").symlink_to(outside)
-    return functools.partial(log.Log, folder, start=0), "events: it is a link"
-
-
-def bundles_elsewhere(folder, outside):
-    (folder / "replay").symlink_to(outside)
-    seen = replay.Failure(5, 1.0, 1.0, {"x_B": np.zeros(3)})
-    return functools.partial(replay.write, folder, seen, state()), "step_5 cannot be written: it is a link"
-
-
-def figures_elsewhere(folder, outside):
-    (folder / "figures").symlink_to(outside)
-    return functools.partial(drawings.draw, folder, None, [], []), "figures: it is a link"
-
-
-def run_of_a_study_elsewhere(folder, outside):
+def study_entered(folder):
     settings = tiny.settings("vision")
-    workdir.enter(folder, settings.to_dict())
-    (folder / "all").symlink_to(outside)
-    row = ablation.study.Run("all", "tied", 3, settings)
-    return functools.partial(ablation.enter, folder, settings, [row]), "all: it is a link"
+    disk.write_json(folder / "config.json", {"config": settings.to_dict()})
+    ablation.enter(folder, settings, [ablation.study.Run("all", "tied", 3, settings)])
 
 
-LINKS = [lock_link, lock_to_nothing, lock_of_two_names, checkpoints_elsewhere, events_elsewhere, bundles_elsewhere]
-LINKS += [figures_elsewhere, run_of_a_study_elsewhere]
+LINKS = {  # what is a link, where to, who writes there, what is said
+    "lock": ("lock", "thesis.txt", entered, "lock cannot be used: it is a link"),
+    "lock to nothing": ("lock", "new", entered, "lock cannot be used: it is a link"),
+    "lock of two names": ("lock", None, entered, "lock cannot be used: it is no file, or one that has another name"),
+    "checkpoints": (
+        "checkpoints",
+        "",
+        lambda folder: checkpoint.Checkpoints(folder / "checkpoints", keep=1),
+        "checkpoints cannot be used for checkpoints: it is a link, and a run writes into its own folder only",
+    ),
+    "events": ("events", "", functools.partial(log.Log, start=0), "events: it is a link"),
+    "bundles": ("replay", "", bundle, "step_5 cannot be written: it is a link"),
+    "figures": ("figures", "", lambda folder: drawings.draw(folder, None, [], []), "figures: it is a link"),
+    "run of a study": ("all", "", study_entered, "all: it is a link"),
+}
 
 
-@pytest.mark.parametrize("linked", LINKS, ids=lambda linked: linked.__name__)
-def test_a_link_in_place_of_what_a_run_writes_into_is_a_sentence(tmp_path, outside, linked):
+@pytest.mark.parametrize(("name", "target", "use", "told"), LINKS.values(), ids=LINKS)
+def test_a_link_in_place_of_what_a_run_writes_into_is_a_sentence(tmp_path, outside, name, target, use, told):
     folder = tmp_path / "run"
     folder.mkdir()
-    use, told = linked(folder, outside)
+    if target is None:
+        (folder / name).hardlink_to(outside / "thesis.txt")
+    else:
+        (folder / name).symlink_to(outside / target)
     with pytest.raises((errors.UserError, errors.RunError), match=told) as caught, run.file_errors(folder):
-        use()
+        use(folder)
     assert str(folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -240,48 +220,35 @@ def test_others_may_read_what_is_written_as_the_umask_says(tmp_path, mask, mode)
 # Nothing is waited for
 
 
-def read_log(file):
-    assert file.name == "metrics.jsonl"
-    log.read(file.parent)
-
-
 def read_summary(file):
     disk.write_json(file.parent / "config.json", {"config": CONFIG})
     entered(file.parent)
 
 
-def read_manifest(file):
-    manifest.read(file.parent, step=3)
-
-
 def read_array(file):
     """An empty file of a checkpoint, of which size tells nothing."""
-    folder = file.parent / "3"
-    (folder / "state").mkdir(parents=True)
-    (folder / "state" / "x").write_bytes(b"")
-    manifest.write(folder, step=3, metrics={}, versions={})
-    (folder / "state" / "x").unlink()
-    os.rename(file, folder / "state" / "x")
-    manifest.verify(folder, step=3)
-
-
-def read_maps(file):
-    attention.read(file)
+    array = file.parent / "3" / "state" / "x"
+    array.parent.mkdir(parents=True)
+    array.write_bytes(b"")
+    manifest.write(file.parent / "3", step=3, metrics={}, versions={})
+    array.unlink()
+    os.rename(file, array)
+    manifest.verify(file.parent / "3", step=3)
 
 
 def read_published(file):
-    (file.parent / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    disk.write_json(file.parent / "config.json", {"model_type": "gpt2"})
     hub.read(file.parent)
 
 
 READERS = {
     "config.json": [lambda file: entered(file.parent), lambda file: open_model.open(str(file.parent))],
     "summary.json": [read_summary, lambda file: disk.read_json(file, says="all")],
-    "metrics.jsonl": [read_log],
-    "manifest.json": [read_manifest],
+    "metrics.jsonl": [lambda file: log.read(file.parent)],
+    "manifest.json": [lambda file: manifest.read(file.parent, step=3)],
     "array": [read_array],
     "state.npz": [disk.read_npz],
-    "maps.npz": [read_maps],
+    "maps.npz": [attention.read],
     "image.png": [lambda file: image_file.read(file, LIKE)],
     "model.safetensors": [safetensors.read, read_published],
     "model.safetensors.index.json": [safetensors.read, read_published],
