@@ -2,16 +2,15 @@
 
 import hashlib
 import json
-import math
 import shutil
-import struct
 
+import dots
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from tensorboardX.proto import event_pb2
+from test_log import scalars
 
 from experiments.data import images
 from experiments.engine import batches, checkpoint, compilation, disk, errors, log, workdir
@@ -52,80 +51,6 @@ def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     assert len({checkpoint.digest(other) for other in others} | {expected}) == 4
 
 
-# The log
-
-
-def test_rows_after_the_start_are_taken_back(tmp_path):
-    writer = log.Log(tmp_path, start=0)
-    for step in (1, 2, 3, 4):
-        writer.write(step, {"train/loss": step / 2})
-    writer.close()
-    writer = log.Log(tmp_path, start=2)
-    writer.write(3, {"train/loss": math.nan, "train/accuracy": math.inf})
-    writer.close()
-    assert (tmp_path / "metrics.jsonl").read_text() == (
-        '{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 1.0}\n'
-        '{"step": 3, "train/loss": null, "train/accuracy": null}\n'
-    )
-    assert log.read(tmp_path)[1:] == [
-        {"step": 2, "train/loss": 1.0},
-        {"step": 3, "train/loss": None, "train/accuracy": None},
-    ]
-    assert {file.name for file in tmp_path.iterdir()} == {"metrics.jsonl", "events"}
-
-
-def test_a_line_that_was_cut_off_is_survived(tmp_path):
-    assert log.read(tmp_path) == []
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "train/loss": 3.0}\n{"step": 2, "tra')
-    assert log.read(tmp_path) == [{"step": 1, "train/loss": 3.0}]
-    writer = log.Log(tmp_path, start=1)
-    writer.write(2, {"train/loss": 2.0})
-    writer.close()
-    assert [row["train/loss"] for row in log.read(tmp_path)] == [3.0, 2.0]
-
-
-def scalars(folder):
-    """{(tag, step): value} of the TensorBoard events, and the steps at which a session said that it starts."""
-    found, starts = {}, []
-    for file in sorted((folder / "events").iterdir()):
-        content, at = file.read_bytes(), 0
-        while at < len(content):
-            (size,) = struct.unpack_from("<Q", content, at)
-            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
-            at += 16 + size  # the size, its checksum, the event, its checksum
-            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-            starts += [event.step] if event.HasField("session_log") else []
-    return found, starts
-
-
-def test_tensorboard_gets_the_same_numbers(tmp_path):
-    for start, numbers in ((0, (1, 2)), (2, (3,))):
-        writer = log.Log(tmp_path, start=start)
-        for step in numbers:
-            writer.write(step, {"train/loss": step / 2, "eval/accuracy": 0.25})
-        writer.close()
-    found, starts = scalars(tmp_path)
-    assert found == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
-    assert starts == [3]  # from here on, what an earlier session wrote does not count
-
-
-def test_the_plain_progress_line(capsys, monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
-    progress = log.Progress(start=10, steps=100, tokens_per_step=1000, flops_per_step=60, peak=100.0)
-    for step, value in ((11, 3.0), (12, None), (13, 0.12345)):  # steps of 4 s; a line at most every 10 s
-        now += 4
-        progress.advance(step, value)
-        if step == 11:
-            with progress.pause():
-                now += 6  # an evaluation
-    progress.close()
-    # 1000 tokens in 4 s; 60 FLOP in 4 s are 15 % of 100 FLOP/s; 87 steps of 4 s are 5 min 48 s.
-    told = "step 13/100: 05:48 left, loss 0.1235, 250 tokens/s, 15 % of matrix-product speed\n"
-    assert capsys.readouterr().out == told
-    assert progress.tokens_per_second() == 250
-
-
 # A run and its folder
 
 
@@ -162,15 +87,11 @@ def run(folder, *, figures=lambda params, folder, rows: [], **changes):
 
 def stop_before(monkeypatch, step):
     """The run dies when it asks for the batch of this step."""
-    whole = batches.iterate
 
-    def iterate(dataset, *, start):
-        for n, batch in enumerate(whole(dataset, start=start), start + 1):
-            if n == step:
-                raise Stopped
-            yield batch
+    def stop():
+        raise Stopped
 
-    monkeypatch.setattr(batches, "iterate", iterate)
+    dots.at_batch(monkeypatch, step, stop)
 
 
 def summary(folder):

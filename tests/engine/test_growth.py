@@ -1,27 +1,19 @@
 """A run whose batches grow (E30): what it logs and says, what it compiles, and that resuming changes nothing."""
 
+import dots
 import jax
 import pytest
-import tiny
 from test_checkpoint_log_workdir import Stopped, quick_peak, run, stop_before, summary  # noqa: F401  a fixture
 
 from configs import base
-from experiments.engine import compilation, errors, log
+from experiments.engine import compilation, log
 from experiments.engine import config as configs
-from experiments.engine import step as steps
 
 GROWTH = [[3, 16], [6, 8]]
 SIZES = [8] * 3 + [16] * 3 + [8] * 4
 CHANGES = {"train__growth": GROWTH, "train__steps": 10, "train__save_every": 2, "train__evaluate_every": 0}
 CHANGES |= {"optim__schedule": "constant", "optim__learning_rate": 0.01}
 CHANGES |= {"optim__warmup_steps": 1}
-
-
-def launched(folder, name, *more):
-    changes = {"image.patch": 4, "model.M": 1, "model.D": 8, "model.H": 2, "train.batch_size": 16}
-    changes |= {"train.growth": [[3, 32]], "train.steps": 10, "train.evaluate_batch": 64, "optim.warmup_steps": 1}
-    file = tiny.config_file(folder, "vision", **changes)
-    return tiny.run("--config", file, "--workdir", str(folder / name), *more)
 
 
 def test_a_run_whose_batches_grow_and_that_is_resumed_across_a_change_of_size(tmp_path, monkeypatch, capsys):
@@ -43,20 +35,6 @@ def test_a_run_whose_batches_grow_and_that_is_resumed_across_a_change_of_size(tm
     assert f"resuming {tmp_path / 'parts'} at step 4" in capsys.readouterr().out
     assert summary(tmp_path / "whole")["params_sha256"] == summary(tmp_path / "parts")["params_sha256"]
     assert log.read(tmp_path / "whole") == log.read(tmp_path / "parts")
-
-
-def test_throughput_counts_the_tokens_of_every_step(monkeypatch, capsys):
-    now, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
-    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
-    progress = log.Progress(
-        start=2, steps=10, tokens_per_step=64, flops_per_step=32, peak=64.0, work=lambda n: sum(sizes[:n]) / 16
-    )
-    for step in (3, 4, 5, 6, 7):  # 32 + 32 + 32 + 48 examples of 4 tokens in 16 s, behind 16 that do not count
-        now += 4
-        progress.advance(step, 1.5)
-    assert progress.tokens_per_second() == 4 * 144 / 16
-    said = capsys.readouterr().out.splitlines()[-1]  # after 12 s: 64 examples in 8 s; 192 to come
-    assert said == "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed"
 
 
 def test_the_step_of_a_batch_is_that_of_its_size_and_the_memory_is_that_of_the_largest():
@@ -82,14 +60,10 @@ def test_the_step_of_a_batch_is_that_of_its_size_and_the_memory_is_that_of_the_l
         ('{"500": 128}', '"train.growth" must be of type list'),
     ],
 )
-def test_growth_from_the_command_line(tmp_path, monkeypatch, text, said):
-    monkeypatch.setattr(steps, "initial_state", stop)
-    outcome = launched(tmp_path, "run", f"--config.train.growth={text}")
-    assert outcome.code == 2 and (said or "so far, so good") in outcome.err
-
-
-def stop(*arguments, **options):
-    raise errors.UserError("so far, so good")
+def test_growth_from_the_command_line(tmp_path, text, said):
+    more = f"--config.train.growth={text}", "--config.mesh.data=8", "--config.train.evaluate_batch=64", "--dry_run"
+    outcome = dots.launched(tmp_path, *more)
+    assert outcome.code == (2 if said else 0) and said in outcome.err
 
 
 def test_pairs_may_be_tuples_in_a_config_file_and_are_lists_in_what_is_saved():

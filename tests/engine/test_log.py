@@ -1,13 +1,16 @@
-"""The log of a run where something is wrong with the disk: a full one is told, a damaged line costs no other."""
+"""What a run writes down and shows: rows, TensorBoard events, the plain line; a full disk, and damaged lines."""
 
 import json
+import math
 import os
 import pathlib
+import struct
 import subprocess
 import sys
 
 import pytest
 import tiny
+from tensorboardX.proto import event_pb2
 
 from experiments.engine import log
 
@@ -72,3 +75,66 @@ def test_a_damaged_line_is_left_out_and_said_once(tmp_path, capsys, bad, said):
         log.Log(tmp_path, start=8).close()
         assert capsys.readouterr().out == told
         assert log.read(tmp_path) == rows(*kept[:-1])
+
+
+def test_rows_after_the_start_are_taken_back(tmp_path):
+    writer = log.Log(tmp_path, start=0)
+    for step in (1, 2, 3, 4):
+        writer.write(step, {"train/loss": step / 2})
+    writer.close()
+    writer = log.Log(tmp_path, start=2)
+    writer.write(3, {"train/loss": math.nan, "train/accuracy": math.inf})
+    writer.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "train/loss": 0.5}\n{"step": 2, "train/loss": 1.0}\n'
+        '{"step": 3, "train/loss": null, "train/accuracy": null}\n'
+    )
+    assert log.read(tmp_path)[1:] == [
+        {"step": 2, "train/loss": 1.0},
+        {"step": 3, "train/loss": None, "train/accuracy": None},
+    ]
+    assert {file.name for file in tmp_path.iterdir()} == {"metrics.jsonl", "events"}
+
+
+def scalars(folder):
+    """{(tag, step): value} of the TensorBoard events, and the steps at which a session said that it starts."""
+    found, starts = {}, []
+    for file in sorted((folder / "events").iterdir()):
+        content, at = file.read_bytes(), 0
+        while at < len(content):
+            (size,) = struct.unpack_from("<Q", content, at)
+            event = event_pb2.Event.FromString(content[at + 12 : at + 12 + size])
+            at += 16 + size  # the size, its checksum, the event, its checksum
+            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
+            starts += [event.step] if event.HasField("session_log") else []
+    return found, starts
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path):
+    for start, numbers in ((0, (1, 2)), (2, (3,))):
+        writer = log.Log(tmp_path, start=start)
+        for step in numbers:
+            writer.write(step, {"train/loss": step / 2, "eval/accuracy": 0.25})
+        writer.close()
+    found, starts = scalars(tmp_path)
+    assert found == {("train/loss", n): n / 2 for n in (1, 2, 3)} | {("eval/accuracy", n): 0.25 for n in (1, 2, 3)}
+    assert starts == [3]  # from here on, what an earlier session wrote does not count
+
+
+def test_the_plain_line_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
+    now, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
+    monkeypatch.setattr(log.time, "perf_counter", lambda: now)
+    line = log.Progress(
+        start=2, steps=10, tokens_per_step=64, flops_per_step=32, peak=64.0, work=lambda n: sum(sizes[:n]) / 16
+    )
+    for step in (3, 4, 5, 6, 7):  # 32 + 32 + 32 + 48 examples of 4 tokens in 16 s, behind 16 that do not count
+        now += 4
+        line.advance(step, None if step == 4 else 1.5)
+        if step == 3:
+            with line.pause():
+                now += 6
+        assert line.tokens_per_second() == (16 if step == 3 else 32 if step < 7 else 36)
+    line.close()
+    # A line at most every 10 s, where the loss is known. After 12 s: 64 examples in 8 s; 192 to come.
+    said = "step 5/10: 00:24 left, loss 1.5000, 32 tokens/s, 25 % of matrix-product speed\n"
+    assert capsys.readouterr().out == said
