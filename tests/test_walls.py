@@ -92,12 +92,9 @@ LINES = {path: len(text.splitlines()) for path, text in FILES.items()}
 LONGEST = 350  # lines of a file
 STILL_LONGER = {
     "tests/engine/test_bad_input.py": 415,
-    "tests/engine/test_checkpoint_log_workdir.py": 399,
     "tests/engine/test_config.py": 387,
     "tests/engine/test_disk.py": 388,
     "tests/engine/test_fuzz_config.py": 394,
-    "tests/engine/test_in_process.py": 425,
-    "tests/engine/test_signals.py": 449,
     "tests/pretrained/test_parity.py": 382,
     "tests/reference.py": 391,
 }  # to be divided

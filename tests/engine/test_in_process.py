@@ -217,35 +217,6 @@ def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeyp
     assert len(heard) == 1 and tmp_path / "run" / "checkpoints" in heard[0]
 
 
-TIMED = """
-import os, pathlib, signal, sys, threading, time
-sys.path[:0] = sys.argv[1:3]
-import launch
-log = pathlib.Path(sys.argv[4]) / "metrics.jsonl"
-def stop():
-    while not log.exists() or not log.stat().st_size:
-        time.sleep(0.02)
-    os.kill(os.getpid(), signal.SIGINT)
-threading.Thread(target=stop, daemon=True).start()
-try:
-    launch.run(sys.argv[3], sys.argv[4], **{"train.steps": 1_000_000})
-except KeyboardInterrupt as error:
-    print("caught", error)
-time.sleep(1.5)  # what watched for signals would end the process by now
-print("alive", flush=True)
-"""
-
-
-def test_a_process_that_is_stopped_in_the_middle_lives_on(tmp_path):
-    file, folder = tiny.config_file(tmp_path, "dots", **dots.CHANGES), str(tmp_path / "run")
-    command = [sys.executable, "-c", TIMED, str(ROOT), str(ROOT / "tests"), file, folder]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
-    *_, caught, alive = ended.stdout.splitlines()
-    assert alive == "alive" and re.match(r"caught stopped after step \d+, which is saved in ", caught)
-    assert any((tmp_path / "run" / "checkpoints").iterdir())
-
-
 # What the caller's process is
 
 

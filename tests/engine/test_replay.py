@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import sys
 import zipfile
 
@@ -11,45 +12,40 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import compilation, disk, errors, replay
+from experiments.engine import disk, errors, replay
 from experiments.engine import step as steps
 
-ARM = """
-import collections
+OWN = """
+import dots
 import jax.numpy as jnp
-from tfm import mlp
 
-def apply(params, x, **options):
-    "As relu's, until its parameters have left the neighbourhood of their start."
-    out = mlp.relu.apply(params, x, **options)
-    return out * jnp.where(jnp.max(jnp.abs(params["b2_D"])) > 0.02, jnp.nan, 1)
+config = dots.config
 
-arm = collections.namedtuple("Arm", "init apply")(mlp.relu.init, apply)
+def prepare(settings, devices):
+    "As that of dots, until the bias has left the neighbourhood of its start."
+    work = dots.prepare(settings, devices)
+
+    def loss_and_metrics(params, batch, key_B, over=None):
+        ratios = work.task.loss_and_metrics(params, batch, key_B, over)
+        total, count = ratios["loss"]
+        return ratios | {"loss": (total * jnp.where(jnp.max(jnp.abs(params["b_C"])) > 0.02, jnp.nan, 1), count)}
+
+    return work._replace(task=work.task._replace(loss_and_metrics=loss_and_metrics))
 """
 
 
 @pytest.fixture(scope="module")
 def aborted(tmp_path_factory):
-    """(folder, arguments, outcome) of a run on eight devices with the user's own arm, which goes wrong at some step."""
+    """(folder, outcome) of a run on eight devices of the user's own experiment, which goes wrong at some step."""
     folder = tmp_path_factory.mktemp("replay")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
+    with tiny.without_figures(), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(str(folder))
-        (folder / "my_arm.py").write_text(ARM)
-        changes = {
-            "model.M": 1,
-            "model.D": 8,
-            "model.H": 2,
-            "image.patch": 4,
-            "train.batch_size": 16,
-            "train.steps": 20,
-        }
-        changes |= {"model.mlp": "my_arm:arm", "optim.learning_rate": 0.01, "optim.warmup_steps": 1}
+        (folder / "my_dots.py").write_text(OWN)
+        changes = {"train.batch_size": 16, "train.steps": 20, "optim.learning_rate": 0.01, "optim.warmup_steps": 1}
         changes |= {"train.accumulation": 2, "train.log_every": 1, "train.spike": 6.0, "train.save_every": 1}
-        file = tiny.config_file(folder, "vision", **changes)
-        yield folder, tiny.run("--config", file, "--workdir", "run")
-    sys.modules.pop("my_arm", None)
+        yield folder, tiny.run("--config", tiny.config_file(folder, "my_dots", **changes), "--workdir", "run")
+    sys.modules.pop("my_dots", None)
 
 
 def bundle_of(folder):
@@ -57,8 +53,12 @@ def bundle_of(folder):
     return bundle
 
 
+def copied(folder, to):
+    return shutil.copytree(bundle_of(folder), to / "step")
+
+
 def replayed(folder, *more, bundle=None):
-    return tiny.run("--replay", str(bundle or bundle_of(folder)), "--config.model.mlp=my_arm:arm", *more)
+    return tiny.run("--replay", str(bundle or bundle_of(folder)), "--config.experiment=my_dots", *more)
 
 
 def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
@@ -67,15 +67,15 @@ def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
     bundle = bundle_of(folder)
     assert f"--replay run/replay/{bundle.name} " in outcome.err
     assert {file.name for file in bundle.iterdir()} == {"config.json", "state.npz", "batch.npz", "info.json"}
-    assert (folder / "run" / "source" / "my_arm.py").read_text() == ARM
-    assert {file.name for file in (folder / "run" / "source").iterdir()} == {"my_arm.py", "vision_config.py"}
+    assert (folder / "run" / "source" / "my_dots.py").read_text() == OWN
+    assert {file.name for file in (folder / "run" / "source").iterdir()} == {"my_dots.py", "my_dots_config.py"}
     told = json.loads((bundle / "info.json").read_text())
     step = told["step"]
     assert bundle.name == f"step_{step}" and told["loss"] == "nan" and len(told["examples"]) == 16
     assert f"error: step {step}: the loss (nan) and the gradient norm (nan) are not finite" in outcome.err
     assert json.loads((bundle / "config.json").read_text()).keys() == {"config", "versions", "commit", "devices"}
     with np.load(bundle / "state.npz", allow_pickle=False) as state, np.load(bundle / "batch.npz") as batch:
-        assert state["step"] == step - 1 and np.isfinite(state["params/blocks/mlp/b2_D"]).all()
+        assert state["step"] == step - 1 and np.isfinite(state["params/b_C"]).all()
         assert batch["example_B"].tolist() == told["examples"]
         assert any("mu" in name for name in state) and any("loss_T" in name for name in state)
     assert sorted(int(file.name) for file in (folder / "run" / "checkpoints").iterdir())[-1] == step - 1
@@ -89,21 +89,18 @@ def test_the_bundle_shows_it_again_on_one_device_and_writes_nothing(aborted):
     words = outcome.err.partition("; python launch.py")[0]
     assert again.err == words + "\n"  # the same step, numbers, place and examples
     assert "  loss           nan\n" in again.out and "  gradient norm  nan\n" in again.out
-    assert "  gradient/blocks/mlp/W1_FD: 256 not finite\n" in again.out
-    assert "parameters/blocks/mlp/W1_FD" in again.out and "\n  parameters/" not in again.out
+    assert "  gradient/G_CD: 15 not finite\n" in again.out
+    assert "parameters/G_CD" in again.out and "\n  parameters/" not in again.out
     assert sorted(str(file) for file in folder.rglob("*")) == before
 
 
 def test_what_is_finite_here_is_said_to_be(aborted, tmp_path):
     """The batch and the state of a step that went well."""
     folder, _ = aborted
-    bundle = tmp_path / "step"
-    bundle.mkdir()
-    for file in bundle_of(folder).iterdir():
-        (bundle / file.name).write_bytes(file.read_bytes())
+    bundle = copied(folder, tmp_path)
     with np.load(bundle / "state.npz", allow_pickle=False) as file:
         state = dict(file)
-    np.savez(bundle / "state.npz", **(state | {"params/blocks/mlp/b2_D": 0 * state["params/blocks/mlp/b2_D"]}))
+    np.savez(bundle / "state.npz", **(state | {"params/b_C": 0 * state["params/b_C"]}))
     again = replayed(folder, bundle=bundle)
     assert again.code == 0 and again.err == "" and "all of it is finite here" in again.out
     assert "not finite" not in again.out and "loss           nan" not in again.out
@@ -112,17 +109,14 @@ def test_what_is_finite_here_is_said_to_be(aborted, tmp_path):
 def test_code_in_a_bundle_is_not_run_unless_it_is_named(aborted):
     folder, _ = aborted
     told = tiny.run("--replay", str(bundle_of(folder)))
-    assert told.code == 2 and 'has model.mlp = "my_arm:arm", a program that would be run' in told.err
+    assert told.code == 2 and 'has experiment = "my_dots", a program that would be run' in told.err
 
 
 @pytest.mark.parametrize("name", ["config.json", "info.json", "batch.npz", "state.npz"])
 @pytest.mark.parametrize("damage", ["absent", "cut", "other"])
 def test_a_damaged_bundle_is_told_in_a_sentence(aborted, tmp_path, name, damage):
     folder, _ = aborted
-    bundle = tmp_path / "step"
-    bundle.mkdir()
-    for file in bundle_of(folder).iterdir():
-        (bundle / file.name).write_bytes(file.read_bytes())
+    bundle = copied(folder, tmp_path)
     content = (bundle / name).read_bytes()
     if damage == "absent":
         (bundle / name).unlink()
@@ -199,7 +193,7 @@ def test_numbers_of_a_bundle_that_are_none_are_a_sentence(tmp_path, monkeypatch,
 
 def test_a_state_of_another_model_is_refused(aborted):
     folder, _ = aborted
-    told = replayed(folder, "--config.model.D=4")
+    told = replayed(folder, "--config.dots.bias=False")
     assert told.code == 2 and "is not that of the config beside it" in told.err
 
 
