@@ -43,20 +43,15 @@ def constraints(listing: str, date: str) -> str:
     return header + "\n".join(versions) + "\n"
 
 
-def main(source: str, date: str) -> None:
-    datetime.date.fromisoformat(date)
-    if "://" in source:
-        with urllib.request.urlopen(source, timeout=60) as answer:
-            listing = answer.read().decode()
-    else:
-        listing = pathlib.Path(source).read_text(encoding="utf-8")
-    pathlib.Path(__file__).with_name(f"colab-{date}.txt").write_text(constraints(listing, date), encoding="utf-8")
-
-
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit("usage: python .ci/colab.py LIST DATE (a file or an address; such as 2026-08-19)")
+    source, date = sys.argv[1:]
+    address = source if "://" in source else pathlib.Path(source).absolute().as_uri()
     try:
-        main(*sys.argv[1:])
+        datetime.date.fromisoformat(date)
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            content = constraints(answer.read().decode(), date)
+        pathlib.Path(__file__).with_name(f"colab-{date}.txt").write_text(content, encoding="utf-8")
     except (OSError, ValueError) as error:  # InvalidRequirement, InvalidWheelFilename and a wrong date are ValueErrors
         sys.exit(f".ci/colab.py: {error}")

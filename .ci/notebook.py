@@ -49,12 +49,7 @@ def run(executed: str | None = None) -> None:
         finally:
             if executed:
                 nbformat.write(notebook, executed)
-    if missing := absent([output for cell in notebook.cells for output in cell.get("outputs", [])]):
-        sys.exit(f"colab.ipynb ran to its end, but this is not as it should be: {', '.join(missing)}")
-
-
-def absent(outputs: list) -> list[str]:
-    """What these outputs of all cells should show and do not, or should not and do."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
     shown = [output.data for output in outputs if "data" in output]
     there = {
@@ -65,7 +60,8 @@ def absent(outputs: list) -> list[str]:
         "a run that goes on": "resuming " in printed,
         "warnings": not any(output.get("name") == "stderr" for output in outputs),
     }
-    return [what for what, good in there.items() if not good]
+    if missing := [what for what, good in there.items() if not good]:
+        sys.exit(f"colab.ipynb ran to its end, but this is not as it should be: {', '.join(missing)}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ format is made, and the table says so. What is compiled does not depend on what 
 import argparse
 import contextlib
 import functools
-import gzip
 import io
 import itertools
 import json
@@ -20,7 +19,6 @@ import multiprocessing
 import os
 import pathlib
 import string
-import struct
 import sys
 import tempfile
 import time
@@ -102,49 +100,32 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
 
 def stand_ins(given, folder: pathlib.Path) -> dict[str, str]:
-    """Settings that name a stand-in for data that is not there, which is made unless another config has made it."""
+    """Settings that name a stand-in, made here, for data that are not there: a text of 65 characters, as many as
+    tinyshakespeare's; pairs of short sentences, of thousands of words; images of 28 x 28 pixels in ten classes."""
+    import numpy as np
+
+    letters = itertools.product("bcdfgklmnprst", "aeiou", "bcdfgklmnprst", "aeiou")
+    words = ["".join(some) for some in itertools.islice(letters, 4000)]
+    alphabet = (string.ascii_letters + string.digits + " \n.")[:65]
     changes, there = {}, pathlib.Path(os.environ.get("TFM_DATA") or folder / "none")
     for (key, value), file in DATA.items():
         section, field = key.split(".")
-        if section in given and given[section][field] == value and not (there / file).exists():
-            path = folder / f"{os.getpid()}_{file.removesuffix('.zip')}"
-            if not path.exists():
-                {"text": text, "pairs": pairs, "image": images}[section](path)
-            changes[key] = str(path)
+        if section not in given or given[section][field] != value or (there / file).exists():
+            continue
+        path = folder / f"{os.getpid()}_{section}.{'npz' if section == 'image' else 'txt'}"
+        changes[key] = str(path)
+        if section == "text":
+            path.write_text((alphabet + " ".join(words[:3000]) + "\n") * 20, encoding="utf-8")
+        elif section == "pairs":
+            lines = (f"{one} {words[-i]}.\t{one[::-1]} {words[i // 2][::-1]}.\n" for i, one in enumerate(words))
+            path.write_text("".join(lines), encoding="utf-8")
+        else:
+            arrays = {}
+            for part, n in (("train", 640), ("test", 320)):
+                arrays[f"x_{part}"] = (np.arange(n * 28 * 28) % 251).astype(np.uint8).reshape(n, 28, 28)
+                arrays[f"y_{part}"] = np.arange(n) % 10
+            np.savez(path, **arrays)
     return changes
-
-
-def words(n: int) -> list[str]:
-    """n different words."""
-    letters = itertools.product("bcdfgklmnprst", "aeiou", "bcdfgklmnprst", "aeiou")
-    return ["".join(some) for some in itertools.islice(letters, n)]
-
-
-def text(path: pathlib.Path) -> None:
-    """Text of 65 different characters, as many as tinyshakespeare's."""
-    alphabet = (string.ascii_letters + string.digits + " \n.")[:65]
-    path.write_text((alphabet + " ".join(words(3000)) + "\n") * 20, encoding="utf-8")
-
-
-def pairs(path: pathlib.Path) -> None:
-    """Pairs of short sentences, one a line, of enough words for a vocabulary of thousands."""
-    every = words(4000)
-    lines = (f"{every[i]} {every[-i]}.\t{every[i][::-1]} {every[i // 2][::-1]}." for i in range(len(every)))
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def images(path: pathlib.Path) -> None:
-    """IDX files of 28 x 28 pixels in ten classes, as MNIST's, but fewer."""
-    path.mkdir()
-    for part, n in (("train", 640), ("t10k", 320)):
-        pixels = bytes(i % 251 for i in range(n * 28 * 28))
-        labels = bytes(i % 10 for i in range(n))
-        for file, head, body in (
-            ("images-idx3", struct.pack(">iiii", 0x803, n, 28, 28), pixels),
-            ("labels-idx1", struct.pack(">ii", 0x801, n), labels),
-        ):
-            with gzip.open(path / f"{part}-{file}-ubyte.gz", "wb", compresslevel=1) as out:
-                out.write(head + body)
 
 
 if __name__ == "__main__":

@@ -110,12 +110,6 @@ class Participant:
         self._process.stdin.write(json.dumps({"lead": lead, "steps": steps}) + "\n")
         return self._read()
 
-    def cpu_seconds(self) -> float:
-        """The processor time that the process has used so far (0 where the system does not tell)."""
-        stat = pathlib.Path(f"/proc/{self._process.pid}/stat")
-        fields = stat.read_text().rpartition(")")[2].split() if stat.exists() else [0] * 13
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         if not line:

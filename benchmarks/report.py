@@ -65,9 +65,6 @@ def workload(name: str, result: dict[str, Any], *, dtype: str = "float32") -> st
         else:
             lines.append(f"{line}  ({one['threads']} threads)")
     lines += [f"  {peer} is missing: {reason}" for peer, reason in result["missing"].items()]
-    if result["awake_share"] > 0.05:
-        awake = f"participants that were to sleep took {result['awake_share']:.0%} of a core"
-        lines.append(f"  {awake}: not a quiet measurement")
     return "\n".join(lines)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,10 +37,9 @@ def measure(
     """The workload's times: {"title", "ours", "peers", "missing", "fastest_peer", "ratio", "ratio_spread", ...}.
 
     A ratio is a peer's time divided by ours of the same turn, A B C A B C ...: the median of all turns, and the
-    smallest and largest. awake_share: the processor time that those used whose turn it was not, for each second.
-    RuntimeError where the participants' models have not equally many parameters.
+    smallest and largest. RuntimeError where the participants' models have not equally many parameters.
     """
-    participants, missing, awake = [], {}, 0.0
+    participants, missing = [], {}
     with contextlib.ExitStack() as stack:
         for who, command in {OURS: ("benchmarks.ours",), **others}.items():
             say(f"{name}: {who} is built and warmed up")
@@ -56,14 +54,10 @@ def measure(
         if len(set(counts.values())) > 1:
             each = ", ".join(f"{who} {count:,}" for who, count in counts.items())
             raise RuntimeError(f"the models are not of one size: {each} parameters")
-        answers, begin = {one.name: [] for one in participants}, time.perf_counter()
+        answers = {one.name: [] for one in participants}
         for _ in range(size.rounds):
             for one in participants:
-                others = [other for other in participants if other is not one]
-                before = sum(other.cpu_seconds() for other in others)
                 answers[one.name].append(one.take(size.steps, lead=size.lead))
-                awake += sum(other.cpu_seconds() for other in others) - before
-        awake /= time.perf_counter() - begin
     reports = {}
     for one in participants:
         mine = answers[one.name]
@@ -76,7 +70,7 @@ def measure(
         ratios = [a / b for a, b in zip(peer["seconds"], ours["seconds"], strict=True)]
         peer |= {"ratio": statistics.median(ratios), "ratio_spread": [min(ratios), max(ratios)]}
     what = {"title": size.title, "unit": sizes.UNITS[size.kind], "steps_of_a_turn": size.steps}
-    result = {**what, "ours": ours, "peers": reports, "missing": missing, "awake_share": awake}
+    result = {**what, "ours": ours, "peers": reports, "missing": missing}
     if reports:
         fastest = min(reports, key=lambda who: reports[who]["ratio"])
         result |= {"fastest_peer": fastest} | {key: reports[fastest][key] for key in ("ratio", "ratio_spread")}

@@ -33,9 +33,6 @@ class Sleeper:
         self._turns.append((self.name, lead, steps))
         return {"seconds": next(self._seconds) * steps, "loss": 4.0, "peak_bytes": 11}
 
-    def cpu_seconds(self) -> float:
-        return 0.5 * len(self._turns) if self.name == "flax" else 0.0
-
     def close(self) -> None:
         self.closed = True
 
@@ -65,8 +62,6 @@ def test_participants_take_turns_and_ratios_are_those_of_each_turn():
     assert result["peers"]["transformers"]["ratio_spread"] == [2.0, 5.0]
     assert (result["fastest_peer"], result["ratio"], result["ratio_spread"]) == ("flax", 2.0, [1.0, 3.0])
     assert result["missing"] == {"transformers compiled": "there is no C++ compiler"}
-    assert result["awake_share"] > 0.05  # flax uses time where others have their turn
-    assert "not a quiet measurement" in report.workload("step_a", result)
     with pytest.raises(RuntimeError, match="not of one size: ours 7, transformers 7, flax 8 parameters"):
         measured(flax=8)
 
@@ -85,7 +80,6 @@ def test_a_process_answers_only_when_asked_and_what_it_prints_is_no_answer(monke
         assert (one.facts["parameters"], one.facts["title"], one.facts["GIVEN"]) == (7, SIZE.title, "now")
         answer = one.take(3, lead=100)
         assert answer["loss"] == 3.0 and 0.03 <= answer["seconds"] < 1 and answer["peak_bytes"] > 2**20
-        assert one.cpu_seconds() > 0
     finally:
         one.close()
 
