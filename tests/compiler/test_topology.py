@@ -178,7 +178,7 @@ def lowered(function, *shapes):
     return jax.jit(function).lower(*(jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place) for s in shapes)).as_text()
 
 
-QUERIES = explicit.attention, explicit.by_keys
+QUERIES = explicit.attention, functools.partial(explicit.attention, by_keys=True)
 TRICKS = {  # name -> (function, its arguments, what stands in the program of a CPU only)
     "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),

@@ -34,23 +34,17 @@ def attention(
     scale: float,
     bias: masks.Bias | None = None,
     n: jax.Array | None = None,
+    by_keys: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """y_n = sum_s A_{n,s} v_s (E3) and A: the definition, and the weights to look at.
 
     mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled logits. n: the
-    positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at 0 .. S-1.
+    positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at 0 .. S-1. by_keys: with
+    logits from k q^T instead of q k^T (kernels.few_queries).
     """
-    return _average(logits(q_BHNK, k_BHSK, scale=scale), v_BHSV, mask=mask, bias=bias, n=n)
-
-
-def by_keys(
-    q_BHNK: jax.Array, k_BHSK: jax.Array, v_BHSV: jax.Array, *, scale: float, mask, bias=None, n=None
-) -> tuple[jax.Array, jax.Array]:
-    """The same with logits from k q^T instead of q k^T (kernels.few_queries)."""
-    return _average(logits(k_BHSK, q_BHNK, scale=scale).swapaxes(-1, -2), v_BHSV, mask=mask, bias=bias, n=n)
-
-
-def _average(l_BHNS: jax.Array, v_BHSV: jax.Array, *, mask, bias, n) -> tuple[jax.Array, jax.Array]:
+    first, second = (k_BHSK, q_BHNK) if by_keys else (q_BHNK, k_BHSK)
+    l_BHNS = logits(first, second, scale=scale)
+    l_BHNS = l_BHNS.swapaxes(-1, -2) if by_keys else l_BHNS
     N, S = l_BHNS.shape[-2:]
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
     allowed = None if mask is None else mask(n, s_S)

@@ -4,6 +4,7 @@ They never form the N x S weights on a GPU, for numbers of 16 bits (cuDNN); else
 mask and a bias, though, are N x S arrays here.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -26,40 +27,43 @@ def attention(
     N, S, V = q_BHNK.shape[2], k_BHSK.shape[2], v_BHSV.shape[-1]
     triangle = mask is masks.causal and n is None and N == S  # kernels know this one, and need no N x S array for it
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
-    allowed, seeing, b_BHNS = None, None, None
+    allowed = mask_BHNS = b_BHNS = None
     if mask is not None:
         allowed = mask(n, s_S)
         seeing = allowed.any(-1, keepdims=True)
     if bias is not None:
         b_BHNS = bias(n, s_S).astype(jnp.promote_types(q_BHNK.dtype, jnp.float32))
         b_BHNS = b_BHNS if b_BHNS.ndim == 4 else b_BHNS[None]
-    rows = _alike(q_BHNK, k_BHSK, v_BHSV, heads=1 if b_BHNS is None else b_BHNS.shape[1])
-    mask_BHNS = None if allowed is None or triangle else _heads(allowed | ~seeing)  # a row without a key may be NaN
-    how = {"bias": b_BHNS, "mask": mask_BHNS, "is_causal": triangle, "scale": scale}
-    y_BNHV = _averages(*rows, dense=b_BHNS is not None or mask_BHNS is not None, **how)
+    # As many heads and features as the largest: shared heads repeated, features filled up with zeros, which change no
+    # product q . k and are cut off the averages, to a multiple of eight, which is what cuDNN asks for.
+    qkv = q_BHNK, k_BHSK, v_BHSV
+    heads = max(1 if b_BHNS is None else b_BHNS.shape[1], *(x.shape[1] for x in qkv))
+    features = -(-max(x.shape[-1] for x in qkv) // 8) * 8
+    padded = [jnp.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])]) for x in qkv]
+    rows = [jnp.broadcast_to(x, (x.shape[0], heads, *x.shape[2:])).swapaxes(1, 2) for x in padded]
+    if allowed is not None and not triangle:
+        mask_BHNS = _heads(allowed | ~seeing)  # a row without a key may be NaN
+    y_BNHV = _averages(*rows, bias=b_BHNS, mask=mask_BHNS, is_causal=triangle, scale=scale)
     y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V].astype(v_BHSV.dtype)
     return (y_BHNV if allowed is None else jnp.where(_heads(seeing), y_BHNV, 0)), None
 
 
-def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, *, dense: bool, **how: Any) -> jax.Array:
-    """The averages by what the platform has for numbers of this type; dense: beside a mask or bias that is an array.
+def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, **how: Any) -> jax.Array:
+    """The averages by what the platform has for numbers of this type.
 
-    cuDNN averages numbers of 16 bits, up to 128 features and, beside a dense array, even lengths only.
+    cuDNN averages numbers of 16 bits, up to 128 features and, beside an array of a mask or a bias, even lengths only.
     """
-
-    def xla(*qkv: jax.Array) -> jax.Array:
-        return jax.nn.dot_product_attention(*qkv, implementation="xla", **how)
-
-    def cudnn(*qkv: jax.Array) -> jax.Array:
-        return jax.nn.dot_product_attention(*qkv, implementation="cudnn", **how)
+    xla, cudnn = (
+        functools.partial(jax.nn.dot_product_attention, implementation=name, **how) for name in ("xla", "cudnn")
+    )
 
     def wide(*qkv: jax.Array) -> jax.Array:  # XLA:CPU has no product of 16-bit numbers in 32 bits (jaxlib 0.8.0)
         return xla(*(x.astype(jnp.float32) for x in qkv)).astype(v_BSHV.dtype)
 
     if q_BNHK.dtype not in (jnp.bfloat16, jnp.float16):
         return xla(q_BNHK, k_BSHK, v_BSHV)
-    (_, N, _, K), S = q_BNHK.shape, k_BSHK.shape[1]
-    fits = K <= 128 and not (dense and (N % 2 or S % 2))
+    odd = q_BNHK.shape[1] % 2 or k_BSHK.shape[1] % 2
+    fits = q_BNHK.shape[-1] <= 128 and not (odd and (how["bias"] is not None or how["mask"] is not None))
     there = jax.default_backend() == "gpu"  # where cuDNN is not, its call cannot even be traced
     own = {"cpu": wide, "cuda": cudnn} if fits and there else {"cpu": wide}
     return jax.lax.platform_dependent(q_BNHK, k_BSHK, v_BSHV, **own, default=xla)
@@ -68,14 +72,3 @@ def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, *, dense:
 def _heads(allowed: jax.Array) -> jax.Array:
     """With an axis for the sequences, if there is none, and one for the heads."""
     return allowed[None, None] if allowed.ndim == 2 else allowed[:, None]
-
-
-def _alike(*qkv: jax.Array, heads: int) -> list[jax.Array]:
-    """x_BNHK with as many heads and features as the largest: shared heads repeated, features filled up with zeros.
-
-    Zeros change no product q . k, and are cut off the averages. A multiple of eight is what cuDNN asks for.
-    """
-    heads = max(heads, *(x.shape[1] for x in qkv))
-    features = -(-max(x.shape[-1] for x in qkv) // 8) * 8
-    padded = [jnp.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])]) for x in qkv]
-    return [jnp.broadcast_to(x, (x.shape[0], heads, *x.shape[2:])).swapaxes(1, 2) for x in padded]

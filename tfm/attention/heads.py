@@ -57,24 +57,19 @@ def self_attention(
         attended = {"k_BHSK": k_BHSK, "v_BHSV": parts.value.apply(params["value"], x_BND)}
     if cache is not None:
         attended = {name: kernels.write(cache[name], attended[name], n) for name in attended}
-    call = {"mask": mask, "n": n, "bias": bias_of(params["relative_position"], (x_BND, n), parts, layout)}
-    call |= {"D": x_BND.shape[-1], "cached": cache is not None, "layout": layout}
-    y_BHNV, A_BHNS = average(q_BHNK, attended, parts, **call)
-    return combine(params["value"], y_BHNV, parts, layout), A_BHNS, attended
-
-
-def bias_of(params: dict, tokens: Any, parts: Parts, layout: layouts.Layout) -> masks.Bias | None:
-    """The bias of the positions, with what keeps tokens from themselves; of this device's heads where devices share
-    them."""
-    bias, positions = None, parts.relative_position
+    bias, positions, offsets = None, parts.relative_position, params["relative_position"]
     if getattr(positions, "bias", None) is not None:
         if layout.batch:  # the gradients of all blocks are added up here first, and then once over the devices
-            params = jax.tree.map(lambda leaf: leaf + block_mask.zero(tokens), params)
-        bias = Partial(functools.partial(positions.bias, H=parts.H), params)
-    bias = bias if parts.itself else relative_position.apart(bias)
-    if bias is None or layout.tensor is None:
-        return bias
-    return Partial(functools.partial(_own_heads, layout.tensor, parts.H), bias)
+            offsets = jax.tree.map(lambda leaf: leaf + block_mask.zero((x_BND, n)), offsets)
+        bias = Partial(functools.partial(positions.bias, H=parts.H), offsets)
+    if not parts.itself:
+        bias = Partial(relative_position.apart, bias)
+    if bias is not None and layout.tensor is not None:
+        bias = Partial(functools.partial(_own_heads, layout.tensor, parts.H), bias)
+    call = {"mask": mask, "n": n, "bias": bias, "cached": cache is not None}
+    if layout.sequence and cache is None:
+        call["axis"] = layout.sequence
+    return _attention(params, x_BND, q_BHNK, attended, parts, layout, **call)
 
 
 def _own_heads(axis: str, H: int, bias: masks.Bias, n: jax.Array, s_S: jax.Array) -> jax.Array:
@@ -98,37 +93,31 @@ def cross_attention(
 
     A cache holds the memory's keys and values from an earlier call. Returns (Y, A_BHNS or None, those).
     """
-    cached = cache is not None
-    with jax.named_scope("score"):
-        source = x_BND if cached else memory.x_BSD  # with a cache only the queries are used
+    with jax.named_scope("score"):  # with a cache only the queries are used
+        source = memory.x_BSD if cache is None else x_BND
         q_BHNK, k_BHSK = parts.score.apply(params["score"], x_BND, source)
+    attended = cache
     if cache is None:
         with jax.named_scope("value"):
-            cache = {"k_BHSK": k_BHSK, "v_BHSV": parts.value.apply(params["value"], source)}
-    whole = layout.whole  # every device has the whole memory
-    y_BHNV, A_BHNS = average(q_BHNK, cache, parts, D=x_BND.shape[-1], cached=cached, layout=whole, mask=memory.mask)
-    return combine(params["value"], y_BHNV, parts, layout), A_BHNS, cache
+            attended = {"k_BHSK": k_BHSK, "v_BHSV": parts.value.apply(params["value"], source)}
+    return _attention(params, x_BND, q_BHNK, attended, parts, layout, mask=memory.mask, cached=cache is not None)
 
 
-def average(
-    q_BHNK: jax.Array, attended: KVCache, parts: Parts, *, D: int, cached: bool, layout: layouts.Layout, **call: Any
-) -> tuple[jax.Array, jax.Array | None]:
-    """The averages of the values y_BHNV, and the weights where they are formed. call: mask, n, bias.
+def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, **call: Any) -> tuple:
+    """The averages of the values, mapped back to D features and summed (tensor parallelism: over devices too).
 
-    Newest words alone have so few weights that these are formed; tokens that devices share go around (ring attention).
+    Newest words alone have so few weights that these are formed; tokens that devices share, those of the `axis`, go
+    around (ring attention). call: mask, n, bias and axis.
     """
     with jax.named_scope("average"):
-        call |= {"scale": parts.scale(q_BHNK.shape[-1], D)}
+        call |= {"scale": parts.scale(q_BHNK.shape[-1], x_BND.shape[-1])}
         qkv = q_BHNK, attended["k_BHSK"], attended["v_BHSV"]
         if cached:
             plain = functools.partial(nan_guard.guarded(explicit.attention), **call)
-            return kernels.few_queries(plain, functools.partial(explicit.by_keys, **call), *qkv)
-        if layout.sequence:
-            return nan_guard.guarded(flash.attention)(*qkv, axis=layout.sequence, **call)
-        return nan_guard.guarded(parts.compute)(*qkv, **call)
-
-
-def combine(params: dict, y_BHNV: jax.Array, parts: Parts, layout: layouts.Layout) -> jax.Array:
-    """The heads' averages mapped back to D features and summed (tensor parallelism: over devices too)."""
+            by_keys = functools.partial(explicit.attention, by_keys=True, **call)
+            y_BHNV, A_BHNS = kernels.few_queries(plain, by_keys, *qkv)
+        else:
+            compute = flash.attention if "axis" in call else parts.compute
+            y_BHNV, A_BHNS = nan_guard.guarded(compute)(*qkv, **call)
     with jax.named_scope("combine"):
-        return layouts.on(layout, parts.value, "combine")(params, y_BHNV)
+        return layouts.on(layout, parts.value, "combine")(params["value"], y_BHNV), A_BHNS, attended

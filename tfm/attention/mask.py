@@ -3,10 +3,11 @@
 `n` is (N,), or (B, N) where every sequence of a batch stands at its own positions. The result is (N, S), or (B, N, S)
 where n is (B, N) or the mask depends on the sequence. A mask that depends on arrays has them as arguments of a
 jax.tree_util.Partial, so that gradients and compiled loops find them. Because a mask is a function of positions, a way
-of computing attention may ask for any block of it and need never hold all of it (`dense` does).
+of computing attention may ask for any block of it and need never hold all of it.
 """
 
 import functools
+import operator
 from collections.abc import Callable
 
 import jax
@@ -17,11 +18,6 @@ from tfm.attention import block_mask
 
 Bias = Callable[[jax.Array, jax.Array], jax.Array]  # the same of numbers, (H, N, S) or (B, H, N, S)
 Mask = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-def everything(n: jax.Array, s_S: jax.Array) -> jax.Array:
-    """No restriction."""
-    return jnp.ones((*n.shape, s_S.size), bool)
 
 
 def causal(n: jax.Array, s_S: jax.Array) -> jax.Array:
@@ -67,22 +63,13 @@ def _padding(valid_BS: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 def both(first: Mask, second: Mask) -> Mask:
     """The product of two masks: what both allow."""
-    return Partial(_both, *map(block_mask.arrays_of, (first, second)))
-
-
-def _both(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    return first(n, s_S) & second(n, s_S)
+    return Partial(functools.partial(_joined, operator.and_), *map(block_mask.arrays_of, (first, second)))
 
 
 def either(first: Mask, second: Mask) -> Mask:
     """The sum of two masks: what one of them allows."""
-    return Partial(_either, *map(block_mask.arrays_of, (first, second)))
+    return Partial(functools.partial(_joined, operator.or_), *map(block_mask.arrays_of, (first, second)))
 
 
-def _either(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    return first(n, s_S) | second(n, s_S)
-
-
-def dense(mask: Mask, *, N: int, S: int) -> jax.Array:
-    """The whole mask as 0/1 for N queries and S keys; the last query stands at the last key, so that a cache works."""
-    return mask(jnp.arange(S - N, S), jnp.arange(S))
+def _joined(how: Callable, first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return how(first(n, s_S), second(n, s_S))

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
 
 from tfm import initial, linear, position
 from tfm.attention import mask
@@ -25,8 +24,6 @@ BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, a
 
 
 class RelativePosition(NamedTuple):
-    """See the module's first lines."""
-
     init: Callable[..., dict]
     rotate: Callable[[dict, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]] | None = None
     bias: Callable[..., jax.Array] | None = None
@@ -46,21 +43,13 @@ def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
     return jnp.moveaxis(linear.wide(b_HR)[:, index], 0, -3)
 
 
-def apart(bias: mask.Bias | None) -> mask.Bias:
+def apart(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
     """The bias, and ALONE where query and key are one token: it attends to itself only where nothing else is allowed.
 
     Finite, unlike the -inf of a mask: a token that may see no other has weight one on itself.
     """
-
-    return Partial(_apart, bias)
-
-
-def _apart(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
     own_NS = jnp.where(offsets(n, s_S) == 0, ALONE, 0.0)[..., None, :, :]
     return own_NS if bias is None else bias(n, s_S) + own_NS
-
-
-# ---------------------------------------------------------------------------------------------------- turned: rotary
 
 
 def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> jax.Array:
@@ -77,15 +66,12 @@ def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> ja
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     cos_NK, sin_NK = (jnp.stack(pair, axis=axis).reshape(*angle.shape[:-1], K) for pair in ((cos, cos), (-sin, sin)))
     x = linear.wide(x_BHNK)  # as a whole: cutting pairs apart and stacking them again is slow on CPU
-    return (x * cos_NK + _partners(x, halves=halves) * sin_NK).astype(x_BHNK.dtype)
-
-
-def _partners(x: jax.Array, *, halves: bool) -> jax.Array:
-    """In each feature's place the other one of its pair."""
+    turned = x * cos_NK
     if halves:
-        return jnp.roll(x, x.shape[-1] // 2, axis=-1)
-    first = jnp.arange(x.shape[-1]) % 2 == 0
-    return jnp.where(first, jnp.roll(x, -1, axis=-1), jnp.roll(x, 1, axis=-1))
+        partner = jnp.roll(x, K // 2, axis=-1)
+    else:
+        partner = jnp.where(jnp.arange(K) % 2 == 0, jnp.roll(x, -1, axis=-1), jnp.roll(x, 1, axis=-1))
+    return (turned + partner * sin_NK).astype(x_BHNK.dtype)
 
 
 def rotary_of(base: float, *, halves: bool = False) -> RelativePosition:
@@ -101,18 +87,14 @@ def rotary_of(base: float, *, halves: bool = False) -> RelativePosition:
     return RelativePosition(_no_init, rotate=rotate)
 
 
-# -------------------------------------------------------------------------------------------------- added: the biases
-
-
 def _relative_init(key: jax.Array, *, H: int, K: int, N: int) -> dict:
     return initial.zeros("b_HR", H=H, R=2 * N - 1)
 
 
 def _relative(params: dict, n: jax.Array, s_S: jax.Array, *, H: int) -> jax.Array:
     """b_h(s - n), a free parameter for each of the offsets -(N-1) ... N-1; offsets beyond share the last one."""
-    b_HR = params["b_HR"]
-    farthest = b_HR.shape[1] // 2
-    return _gathered(b_HR, jnp.clip(offsets(n, s_S), -farthest, farthest) + farthest)
+    farthest = params["b_HR"].shape[1] // 2
+    return _gathered(params["b_HR"], jnp.clip(offsets(n, s_S), -farthest, farthest) + farthest)
 
 
 def _bucket(offset: int) -> int:
@@ -121,9 +103,7 @@ def _bucket(offset: int) -> int:
     Of one direction's 16, the first 8 hold one distance each; the j-th of the others begins at 8 * (128 / 8)^(j / 8),
     and the last has no end (Raffel et al. 2020, section 2.1, and the code published with it).
     """
-    one_way, distance = BUCKETS // 2, abs(offset)
-    near = one_way // 2
-    wide = one_way - near
+    one_way, near, wide, distance = BUCKETS // 2, BUCKETS // 4, BUCKETS // 4, abs(offset)
     begun = sum(distance**wide >= near ** (wide - j) * FARTHEST**j for j in range(1, wide))
     return (one_way if offset > 0 else 0) + (distance if distance < near else near + begun)
 

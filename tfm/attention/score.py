@@ -18,6 +18,10 @@ is shared by all heads. In self-attention both arguments are the same array. Wha
 | asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; with the next one's std    |
 | symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
 | constant                    | 0                                 | 0                 | E28                            |
+
+Initial values make the logits of a query with the keys of other tokens vary alike, with variance 1, where tokens are
+independent, of mean 0 and of D features of variance 1, as a token norm makes them, and where the scale is
+1/sqrt(the features of a query).
 """
 
 import functools
@@ -29,7 +33,9 @@ import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear
-from tfm.attention import score_symmetric
+from tfm.attention import score_symmetric as one
+
+Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of a bilinear form
 
 
 class Score(NamedTuple):
@@ -43,100 +49,127 @@ class Score(NamedTuple):
     """
 
     init: Callable[..., dict[str, Any]]
-    apply: Callable[..., tuple[jax.Array, jax.Array]]
-    factors: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+    apply: Callable[..., Pair]
+    factors: Callable[..., Pair] | None = None
     itself: bool = True
     rotatable: bool = False
 
 
-# ---------------------------------------------------------------------------------------------------------- no matrix
-
-
-def _none_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    return {}
-
-
-def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """A proportional to exp(x_s^T x_n): queries and keys are the tokens, K = D, one map for all heads (E4)."""
     return x_BND[:, None], x_BSD[:, None]
 
 
-def _none_factors(params: dict, *, D: int) -> tuple[jax.Array, jax.Array]:
-    return jnp.eye(D)[None], jnp.eye(D)[None]
-
-
-def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """All logits 0: the weights follow from positions alone, from a mask or a relative position's bias (E28)."""
     return jnp.zeros_like(x_BND[:, None, :, :1]), jnp.zeros_like(x_BSD[:, None, :, :1])
 
 
-# ------------------------------------------------------------------------------------------------------- two matrices
-
-# In the published code of Saponati et al. 2025, matrices that begin with U_k = U_q are drawn as PyTorch draws any, with
-# the standard deviation 1/sqrt(3 D), and the others as BERT's, with 0.02: at D = 256 the first are 1.8 times larger.
-# Here the first scale is theirs too; the other scores have 1/sqrt(D), at which logits have variance 1.
-NARROW = 3**-0.5
+def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
+    """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11)."""
+    q_BHNK = linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK"))
+    return q_BHNK, linear.heads(x_BSD, params["Uk_HKD"], params.get("bk_HK"))
 
 
-def _asymmetric_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, factor: float = 1.0) -> dict:
-    params = {}
-    for side in "qk":
-        params |= initial.normal(key, f"U{side}_HKD", factor * D**-0.5, H=H, K=K, D=D)
-        params |= initial.zeros(f"b{side}_HK", H=H, K=K) if bias else {}
-    return params
+# ------------------------------------------------------------------------------------------- parameters and their forms
 
 
-def _asymmetric_std_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    """As `asymmetric`, but NARROW: what the scale of `symmetric_init` does without the symmetry."""
-    return _asymmetric_init(key, H=H, K=K, D=D, bias=bias, factor=NARROW)
+def _init(*biases: str, **std: Callable[[int, int], float]) -> Callable[..., dict]:
+    """The `init` of matrices of normal numbers, whose standard deviations follow from (K, D), and of biases."""
+
+    def init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+        sizes, params = {"H": H, "K": K, "D": D, "Q": 2 * K}, {}
+        for name, of in std.items():
+            params |= initial.normal(key, name, of(K, D), **sizes)
+        for name in biases if bias else ():
+            params |= initial.zeros(name, **sizes)
+        return params
+
+    return init
 
 
-def _symmetric_init_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    """As `asymmetric`, but NARROW and U_k = U_q, each of which then learns on its own (Saponati et al. 2025)."""
-    params = _asymmetric_std_init(key, H=H, K=K, D=D, bias=bias)
+def _unit(K: int, D: int) -> float:
+    """Of either of two matrices that are independent."""
+    return D**-0.5
+
+
+def _narrow(K: int, D: int) -> float:
+    """In the published code of Saponati et al. 2025, matrices that begin with U_k = U_q are drawn as PyTorch draws any,
+    with this, and the others as BERT's, with 0.02: at D = 256 the first are 1.8 times larger. Here the first is theirs.
+    """
+    return 3**-0.5 * D**-0.5
+
+
+def _tied(K: int, D: int) -> float:
+    """Entries of N(0, 1/D) would give logits of the variance E tr((U^T U)^2)/K = (D + K + 1)/D, not 1."""
+    return (D * (D + K + 1)) ** -0.25
+
+
+def _l2(K: int, D: int) -> float:
+    """With entries of N(0, s^2) the variance over the keys of one query is 4 tr(C^2) from u_n . u_s, C = U U^T, and
+    2 s^4 K D (D - 1) from |u_s|^2, together s^4 K D (6 D + 4 K + 2); and the scale is 1/sqrt(K + 4).
+    """
+    return ((K + 4) / (K * D * (6 * D + 4 * K + 2))) ** 0.25
+
+
+def _signed_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+    sign_K = jnp.where(jnp.arange(K) < (K + 1) // 2, 1.0, -1.0)  # indefinite from the start; variance 1 + 1/D
+    return _init("b_HK", U_HKD=_unit)(key, H=H, K=K, D=D, bias=bias) | {"sigma_HK": jnp.tile(sign_K, (H, 1))}
+
+
+def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+    if D != H * K:
+        raise ValueError(f"queries that are the token cut into heads need D = H K, and {D} is not {H} x {K}")
+    return _init("bk_HK", Uk_HKD=_unit)(key, H=H, K=K, D=D, bias=bias)
+
+
+def _symmetric_init(key: jax.Array, **sizes: Any) -> dict:
+    params = asymmetric_std.init(key, **sizes)
     return params | {"Uk_HKD": params["Uq_HKD"].copy()}  # a training step may give away an array only once
 
 
-def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11).
+def _factors(params: dict, *, D: int) -> Pair:
+    """U_q and U_k, by the names of the leaves; where there is none of queries it is the identity, cut into heads."""
+    U = params.get("U_HKD", params.get("U_HQD"))
+    Uq_HKD, Uk_HKD = params.get("Uq_HKD", U), params.get("Uk_HKD", U)
+    if Uq_HKD is None:
+        Uq_HKD = jnp.eye(D).reshape((1, D, D) if Uk_HKD is None else Uk_HKD.shape)
+    if "sigma_HK" in params:
+        Uq_HKD = params["sigma_HK"][..., None] * Uq_HKD
+    if "P_HKK" in params:
+        Uk_HKD = jnp.matmul(params["P_HKK"], Uk_HKD)
+    return Uq_HKD, Uq_HKD if Uk_HKD is None else Uk_HKD
 
-    2 D K parameters a head.
-    """
-    q_BHNK = linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK"))
-    k_BHSK = linear.heads(x_BSD, params["Uk_HKD"], params.get("bk_HK"))
-    return q_BHNK, k_BHSK
+
+def _pairwise_sym_factors(params: dict, *, D: int) -> Pair:
+    return _factors(one.symmetric(params), D=D)
 
 
-def _asymmetric_factors(params: dict, *, D: int) -> tuple[jax.Array, jax.Array]:
-    return params["Uq_HKD"], params["Uk_HKD"]
+def _l2_factors(params: dict, *, D: int) -> Pair:
+    """2 U^T U, beside what depends on one of the two tokens only."""
+    return _factors({"U_HKD": math.sqrt(2) * params["U_HKD"]}, D=D)
 
 
 # ----------------------------------------------------------------------------------------------- what a config can name
 
-_product = functools.partial(Score, rotatable=True)
+_product = functools.partial(Score, factors=_factors, rotatable=True)
 
-none = _product(_none_init, _none, _none_factors)
-tied = _product(score_symmetric.tied_init, score_symmetric.tied, score_symmetric.tied_factors)
+none = _product(_init(), _none)
+tied = _product(_init("b_HK", U_HKD=_tied), one.tied)
 tied_noself = tied._replace(itself=False)
-tied_keynorm = _product(
-    score_symmetric.tied_keynorm_init, score_symmetric.tied_keynorm, score_symmetric.tied_factors, itself=False
-)
-tied_wide = _product(score_symmetric.tied_wide_init, score_symmetric.tied_wide, score_symmetric.tied_wide_factors)
-tied_signed = _product(
-    score_symmetric.tied_signed_init, score_symmetric.tied_signed, score_symmetric.tied_signed_factors
-)
-l2_tied = Score(score_symmetric.l2_tied_init, score_symmetric.l2_tied, score_symmetric.l2_tied_factors)
-pairwise = _product(score_symmetric.pairwise_init, score_symmetric.pairwise, score_symmetric.pairwise_factors)
-pairwise_sym = _product(
-    score_symmetric.pairwise_sym_init, score_symmetric.pairwise_sym, score_symmetric.pairwise_sym_factors
-)
-identity_query = _product(
-    score_symmetric.identity_query_init, score_symmetric.identity_query, score_symmetric.identity_query_factors
-)
-symmetric_init = _product(_symmetric_init_init, _asymmetric, _asymmetric_factors)
-asymmetric = _product(_asymmetric_init, _asymmetric, _asymmetric_factors)
-asymmetric_std = _product(_asymmetric_std_init, _asymmetric, _asymmetric_factors)
-constant = Score(_none_init, _constant)
+# Queries have a length in tied_keynorm, keys have not; the mean of two spreads less in pairwise_sym.
+tied_keynorm = _product(_init("b_HK", U_HKD=lambda K, D: (D + K - 1) ** -0.5), one.tied_keynorm, itself=False)
+tied_wide = _product(_init("b_HQ", U_HQD=lambda K, D: _tied(2 * K, D)), one.tied_wide)
+tied_signed = _product(_signed_init, one.tied_signed)
+l2_tied = Score(_init(U_HKD=_l2), one.l2_tied, _l2_factors)  # a bias would cancel
+pairwise = _product(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), one.pairwise)
+_wider = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
+pairwise_sym = _product(_wider, one.pairwise_sym, factors=_pairwise_sym_factors)
+identity_query = _product(_identity_query_init, one.identity_query)
+symmetric_init = _product(_symmetric_init, _asymmetric)
+asymmetric = _product(_init("bq_HK", "bk_HK", Uq_HKD=_unit, Uk_HKD=_unit), _asymmetric)
+asymmetric_std = _product(_init("bq_HK", "bk_HK", Uq_HKD=_narrow, Uk_HKD=_narrow), _asymmetric)
+constant = Score(_init(), _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.
 SCALES = {

@@ -1,37 +1,14 @@
 """One matrix U for queries and keys: the tied score and what lies between it and two matrices, or beside both. They ask
-whether a transformer needs two. score.py gives them their names.
-
-u_n = U_h x_n + b_h; l_{n,s} is said before the scale. Initial values make the logits of a query with the keys of other
-tokens vary alike, with variance 1, where tokens are independent, of mean 0 and of D features of variance 1, as a token
-norm makes them, and where the scale is 1/sqrt(the features of a query).
-"""
+whether a transformer needs two. score.py gives them their names and parameters; u_n = U_h x_n + b_h."""
 
 import math
 
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear
+from tfm import linear
 
-Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of score.Score
-
-
-# ------------------------------------------------------------------------------------------------ queries that are keys
-
-
-def drawn(key: jax.Array, std: float, *, H: int, K: int, D: int, bias: bool) -> dict:
-    """{U_HKD} and, with biases, {b_HK}: in all scores here the same draws, but for the scale."""
-    params = initial.normal(key, "U_HKD", std, H=H, K=K, D=D)
-    return params | (initial.zeros("b_HK", H=H, K=K) if bias else {})
-
-
-def tied_std(K: int, D: int) -> float:
-    """Entries of N(0, 1/D) would give logits of the variance E tr((U^T U)^2)/K = (D + K + 1)/D, not 1."""
-    return (D * (D + K + 1)) ** -0.25
-
-
-def tied_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    return drawn(key, tied_std(K, D), H=H, K=K, D=D, bias=bias)
+Pair = tuple[jax.Array, jax.Array]  # queries and keys
 
 
 def tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -41,15 +18,6 @@ def tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """
     q_BHNK = linear.heads(x_BND, params["U_HKD"], params.get("b_HK"))
     return q_BHNK, q_BHNK if x_BSD is x_BND else linear.heads(x_BSD, params["U_HKD"], params.get("b_HK"))
-
-
-def tied_factors(params: dict, *, D: int) -> Pair:
-    """U^T U."""
-    return params["U_HKD"], params["U_HKD"]
-
-
-def tied_keynorm_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    return drawn(key, (D + K - 1) ** -0.5, H=H, K=K, D=D, bias=bias)  # queries have a length here, keys have not
 
 
 def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -66,24 +34,9 @@ def tied_keynorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     return q_BHNK, k_BHSK.astype(u_BHSK.dtype)
 
 
-def tied_wide_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    params = initial.normal(key, "U_HQD", tied_std(2 * K, D), H=H, Q=2 * K, D=D)
-    return params | (initial.zeros("b_HQ", H=H, Q=2 * K) if bias else {})
-
-
 def tied_wide(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = u_n . u_s (E5) with Q = 2 K features: 2 D K parameters a head, as many as `asymmetric` has."""
     return tied({name.replace("Q", "K"): leaf for name, leaf in params.items()}, x_BND, x_BSD)
-
-
-def tied_wide_factors(params: dict, *, D: int) -> Pair:
-    """U^T U, of Q features."""
-    return params["U_HQD"], params["U_HQD"]
-
-
-def tied_signed_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    sign_K = jnp.where(jnp.arange(K) < (K + 1) // 2, 1.0, -1.0)  # indefinite from the start; variance 1 + 1/D
-    return drawn(key, D**-0.5, H=H, K=K, D=D, bias=bias) | {"sigma_HK": jnp.tile(sign_K, (H, 1))}
 
 
 def tied_signed(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -93,21 +46,6 @@ def tied_signed(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """
     q_BHNK, k_BHSK = tied(params, x_BND, x_BSD)
     return params["sigma_HK"][:, None] * q_BHNK, k_BHSK
-
-
-def tied_signed_factors(params: dict, *, D: int) -> Pair:
-    """U^T diag(sigma) U."""
-    return params["sigma_HK"][..., None] * params["U_HKD"], params["U_HKD"]
-
-
-def l2_tied_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    """A bias would cancel: there is none.
-
-    With entries of N(0, s^2) the variance over the keys of one query is 4 tr(C^2) from u_n . u_s and 2 s^4 K D (D - 1)
-    from |u_s|^2, C = U U^T, together s^4 K D (6 D + 4 K + 2); and the scale is 1/sqrt(K + 4).
-    """
-    std = ((K + 4) / (K * D * (6 * D + 4 * K + 2))) ** 0.25
-    return initial.normal(key, "U_HKD", std, H=H, K=K, D=D)
 
 
 def l2_tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -139,59 +77,20 @@ def _rounded(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jax.lax.reduce_precision(x, exponent_bits=kind.nexp, mantissa_bits=kind.nmant)
 
 
-def l2_tied_factors(params: dict, *, D: int) -> Pair:
-    """2 U^T U, beside what depends on one of the two tokens only."""
-    U_HKD = math.sqrt(2) * params["U_HKD"]
-    return U_HKD, U_HKD
-
-
-# -------------------------------------------------------------------------------------- one matrix, and what pairs do
-
-
-def pairwise_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    params = drawn(key, D**-0.5, H=H, K=K, D=D, bias=bias)
-    return params | initial.normal(key, "P_HKK", K**-0.5, H=H, K=K)
-
-
 def pairwise(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = u_n . P u_s, P free: D K + K^2 parameters a head, and not symmetric (Courtois et al. 2024)."""
     q_BHNK, u_BHSK = tied(params, x_BND, x_BSD)
     return q_BHNK, jnp.matmul(u_BHSK, params["P_HKK"].swapaxes(-1, -2))
 
 
-def pairwise_factors(params: dict, *, D: int) -> Pair:
-    """U^T P U."""
-    return params["U_HKD"], jnp.matmul(params["P_HKK"], params["U_HKD"])
-
-
-def pairwise_sym_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    params = drawn(key, D**-0.5, H=H, K=K, D=D, bias=bias)
-    return params | initial.normal(key, "P_HKK", (2 / (K + 1)) ** 0.5, H=H, K=K)  # the mean of two spreads less
-
-
 def pairwise_sym(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = u_n . (P + P^T)/2 u_s: D K + K^2 parameters a head, as `pairwise`, but symmetric and indefinite."""
-    return pairwise(_symmetric(params), x_BND, x_BSD)
+    return pairwise(symmetric(params), x_BND, x_BSD)
 
 
-def pairwise_sym_factors(params: dict, *, D: int) -> Pair:
-    """U^T (P + P^T)/2 U."""
-    return pairwise_factors(_symmetric(params), D=D)
-
-
-def _symmetric(params: dict) -> dict:
+def symmetric(params: dict) -> dict:
+    """The parameters of `pairwise` with (P + P^T)/2 for P."""
     return params | {"P_HKK": (params["P_HKK"] + params["P_HKK"].swapaxes(-1, -2)) / 2}
-
-
-# ------------------------------------------------------------------------------------------- a matrix for the keys only
-
-
-def identity_query_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-    """ValueError unless D = H K."""
-    if D != H * K:
-        raise ValueError(f"queries that are the token cut into heads need D = H K, and {D} is not {H} x {K}")
-    params = initial.normal(key, "Uk_HKD", D**-0.5, H=H, K=K, D=D)
-    return params | (initial.zeros("bk_HK", H=H, K=K) if bias else {})
 
 
 def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -199,8 +98,3 @@ def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     H, K, _ = params["Uk_HKD"].shape
     q_BHNK = x_BND.reshape(*x_BND.shape[:-1], H, K).swapaxes(-2, -3)
     return q_BHNK, linear.heads(x_BSD, params["Uk_HKD"], params.get("bk_HK"))
-
-
-def identity_query_factors(params: dict, *, D: int) -> Pair:
-    """U_q is the identity, cut into heads."""
-    return jnp.eye(D).reshape(params["Uk_HKD"].shape), params["Uk_HKD"]
