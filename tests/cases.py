@@ -104,3 +104,8 @@ def model(
 def words(seed: int = 0, *, n: int = N, b: int = B) -> jax.Array:
     """Random words w_BN."""
     return jax.numpy.asarray(np.random.default_rng(seed).integers(0, W, (b, n)))
+
+
+def dense(mask: Callable, *, N: int, S: int) -> jax.Array:
+    """The whole mask for N queries, the last of S keys."""
+    return mask(jax.numpy.arange(S - N, S), jax.numpy.arange(S))

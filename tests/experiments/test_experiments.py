@@ -297,7 +297,7 @@ def listed(call, *arguments):
 
 @pytest.mark.parametrize("name", by_name.candidates(score))
 def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
-    """Shapes and types of what a step computes, without compiling it; their numbers are in test_arms, test_diagonal."""
+    """Shapes and types of what a step computes, without compiling it; their numbers are in test_score, test_heads."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     changes = dict(text__source=str(tmp_path / "text.txt"), text__N=8, model__score=name)
     for more in ({}, {"model__compute_dtype": "bfloat16", "model__attention": "flash", "model__bias": False}):

@@ -24,32 +24,32 @@ WEIGHTS = 2**24  # of a chunk at most: 64 MiB in float32
 Chunk = tuple[slice, slice]  # the queries, and the keys that they see
 
 
-def cut(mask: masks.Mask | None, N: int, S: int, *, tables: int) -> list[Chunk] | None:
-    """The chunks for N queries, the last of S keys, with so many tables of weights (sequences x heads); None: loops."""
-    count = max(1, min(COUNT, N // SIDE))
-    side = -(-N // count)
-    if S > KEYS or tables * side * S > WEIGHTS:
+def cut(
+    mask: masks.Mask | None, N: int, S: int, *, tables: int, side: int = SIDE, count: int = COUNT
+) -> list[Chunk] | None:
+    """The chunks for N queries, the last of S keys, with so many tables of weights (sequences x heads); None: loops.
+
+    A mask of arrays that are traced, or a function around them, is not known yet, and every chunk sees all.
+    """
+    rows = -(-N // max(1, min(count, N // side)))
+    if S > KEYS or tables * rows * S > WEIGHTS:
         return None
-    seen_NS = _seen(mask, N, S)
-    chunks = [(slice(i, min(i + side, N)), _span(seen_NS[i : i + side].any(0))) for i in range(0, N, side)]
-    work = sum((rows.stop - rows.start) * (span.stop - span.start) for rows, span in chunks)
+    seen_NS = np.ones((N, S), bool)
+    arrays = jax.tree.leaves(block_mask.arrays_of(mask))
+    if mask is not None and not any(isinstance(array, jax.core.Tracer) for array in arrays):
+        with jax.ensure_compile_time_eval():
+            allowed = mask(np.arange(S - N, S), np.arange(S))
+        if not isinstance(allowed, jax.core.Tracer):
+            seen_NS = np.asarray(allowed).reshape(-1, N, S).any(0)
+    chunks, work = [], 0
+    for first in range(0, N, rows):
+        (s,) = np.nonzero(seen_NS[first : first + rows].any(0))
+        span = slice(int(s[0]), int(s[-1]) + 1) if s.size else slice(0, 1)  # one key where none is seen
+        chunks.append((slice(first, min(first + rows, N)), span))
+        work += (min(first + rows, N) - first) * (span.stop - span.start)
     if work <= WORTH * N * S:
         return chunks
     return [(slice(0, N), slice(0, S))] if max(N, S) <= ALONE else None
-
-
-def _seen(mask: masks.Mask | None, N: int, S: int) -> np.ndarray:
-    """Whether any sequence allows query n to see key s, as far as that is known now: (N, S)."""
-    if mask is None or any(isinstance(array, jax.core.Tracer) for array in jax.tree.leaves(block_mask.arrays_of(mask))):
-        return np.ones((N, S), bool)
-    with jax.ensure_compile_time_eval():
-        return np.asarray(mask(np.arange(S - N, S), np.arange(S))).reshape(-1, N, S).any(0)
-
-
-def _span(seen_S: np.ndarray) -> slice:
-    """From the first key that is seen to the last; one key where none is."""
-    (s,) = np.nonzero(seen_S)
-    return slice(int(s[0]), int(s[-1]) + 1) if s.size else slice(0, 1)
 
 
 def attention(

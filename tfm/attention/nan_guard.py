@@ -14,11 +14,12 @@ from tfm import kernels
 from tfm.attention import block_mask, fused, ring
 from tfm.attention import mask as masks
 
-KEYS = 512  # of more keys the mask is asked block by block, and only where one is not finite
 
+def guarded(compute: Callable, *, keys: int = 512) -> Callable:
+    """`compute`, one of attention.IMPLEMENTATIONS or the like, behind the guard. Without a mask nothing is hidden.
 
-def guarded(compute: Callable) -> Callable:
-    """`compute`, one of attention.IMPLEMENTATIONS or the like, behind the guard. Without a mask nothing is hidden."""
+    Of more keys than `keys` the mask is asked block by block, and only where one is not finite.
+    """
 
     def attention(
         q_BHNK: jax.Array,
@@ -37,7 +38,7 @@ def guarded(compute: Callable) -> Callable:
         if call.get("axis") is not None:
             sound_BS = kernels.after(sound_BS + block_mask.zero(y_BHNV), y_BHNV) > 0
         if A_BHNS is None and compute is not fused.attention:
-            hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], axis=call.get("axis"))
+            hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], keys=keys, axis=call.get("axis"))
         else:  # who forms all weights, or asks a kernel for them, has formed the whole mask too
             N, S = q_BHNK.shape[2], k_BHSK.shape[2]
             hit_BN = (mask(jnp.arange(S - N, S) if n is None else n, jnp.arange(S)) & ~sound_BS[:, None]).any(-1)
@@ -46,7 +47,9 @@ def guarded(compute: Callable) -> Callable:
     return attention
 
 
-def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, axis: str | None) -> jax.Array:
+def _hit(
+    mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, keys: int, axis: str | None
+) -> jax.Array:
     """The queries allowed to see a key that is not sound, (B, N); axis: the keys are those of all its devices."""
     if axis is not None:
         zero = block_mask.zero((n, sound_BS, jax.lax.axis_index(axis)))
@@ -61,9 +64,9 @@ def _hit(mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, 
     none_BN = jnp.broadcast_to(zero > 0, (len(sound_BS), N))
 
     def some() -> jax.Array:
-        if S <= KEYS:
+        if S <= keys:
             return none_BN | (ask(n, s_S) & ~sound_BS[:, None]).any(-1)
-        blocks = block_mask.cut(s_S + zero, -1, KEYS, mode="edge"), block_mask.cut(~sound_BS & (zero == 0), 1, KEYS)
+        blocks = block_mask.cut(s_S + zero, -1, keys, mode="edge"), block_mask.cut(~sound_BS & (zero == 0), 1, keys)
 
         def step(hit_BN: jax.Array, block: tuple) -> tuple[jax.Array, None]:
             s_S, hidden_BS = block

@@ -2,83 +2,84 @@
 
 import functools
 import itertools
-from unittest import mock
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cases import B, H, K, N, S
+from cases import B, D, H, K, N, S
+from jax.sharding import PartitionSpec as P
 
+from experiments.engine import mesh as meshes
 from tfm import attention, kernels
-from tfm.attention import explicit, flash, mask, nan_guard, relative_position
+from tfm import layout as layouts
+from tfm.attention import explicit, flash, heads, mask, nan_guard, relative_position, score, value
 
-WAYS = attention.IMPLEMENTATIONS | {"flash": functools.partial(flash.attention, queries=4, keys=3)}
+BLOCKS = functools.partial(flash.attention, queries=4, keys=3)
+WAYS = attention.IMPLEMENTATIONS | {"flash": BLOCKS, "chunked": flash.attention}
 BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 PLACES = {"key": (1,), "value": (2,), "both": (1, 2)}
-PADDING = mask.padding(jnp.ones((B, S), bool).at[1, 7].set(False))
-# They hide key 7 of sequence 1: from the first queries if causal, from all if it is padding.
-MASKS = {"causal": mask.causal, "padding": PADDING, "both": mask.both(mask.causal, PADDING)}
+# Key 7 of sequence 1 is hidden from the first queries, and what is padding from all.
+MASK = mask.both(mask.causal, mask.padding(jnp.ones((B, S), bool).at[0, 5].set(False)))
 
 
 def drawn_qkv() -> list[jax.Array]:
     return [cases.normal(i, B, H, length, K) for i, length in enumerate((N, S, S))]
 
 
-def sees(name: str) -> jax.Array:
-    """Which queries may see key 7 of sequence 1: (B, N)."""
-    return jnp.broadcast_to(mask.dense(MASKS[name], N=N, S=S), (B, N, S))[:, :, 7].at[0].set(False)
+def sees(allowed_BNS: jax.Array) -> np.ndarray:
+    """Which queries may see key 7 of sequence 1 or key 5 of sequence 0: (B, N)."""
+    return np.stack([allowed_BNS[0, :, 5], allowed_BNS[1, :, 7]])
 
 
 @jax.jit
 def averages_and_gradients(qkv: list) -> dict:
-    """By way and mask: the gradient of the outputs of those queries that do not see the bad key, and y and A."""
+    """By way: the gradient of the outputs of those queries that do not see a bad key, and y and A."""
+    seeing_BN = jnp.stack([x[:, s] for x, s in zip(cases.dense(MASK, N=N, S=S), (5, 7), strict=True)])
 
-    def loss(qkv: list, way: str, name: str) -> tuple:
-        y_BHNK, A_BHNS = nan_guard.guarded(WAYS[way])(*qkv, mask=MASKS[name], scale=0.5)
-        return jnp.where(sees(name)[:, None, :, None], 0.0, jnp.sin(y_BHNK)).sum(), (y_BHNK, A_BHNS)
+    def loss(qkv: list, way: str) -> tuple:
+        y_BHNK, A_BHNS = nan_guard.guarded(WAYS[way])(*qkv, mask=MASK, scale=0.5)
+        return jnp.where(seeing_BN[:, None, :, None], 0.0, jnp.sin(y_BHNK)).sum(), (y_BHNK, A_BHNS)
 
-    both = itertools.product(WAYS, MASKS)
-    return {(way, name): jax.grad(loss, has_aux=True)(qkv, way, name) for way, name in both}
+    return {way: jax.grad(loss, has_aux=True)(qkv, way) for way in WAYS}
 
 
 @pytest.mark.parametrize(("bad", "place"), [*itertools.product(BAD, PLACES)])
 def test_nan_and_infinity_stay_behind_the_mask(bad, place):
-    clean = drawn_qkv()
-    dirty = [x.at[1, :, 7, 5].set(BAD[bad]) if i in PLACES[place] else x for i, x in enumerate(clean)]
+    clean, seeing_BN = drawn_qkv(), sees(cases.dense(MASK, N=N, S=S))
+    dirty = [x.at[[0, 1], :, [5, 7], 5].set(BAD[bad]) if i in PLACES[place] else x for i, x in enumerate(clean)]
     expected = averages_and_gradients(clean)
-    for (way, name), (gradient, (y_BHNK, A_BHNS)) in averages_and_gradients(dirty).items():
-        assert sees(name).any() == (name == "causal")
-        clean_gradient, (clean_BHNK, clean_A_BHNS) = expected[way, name]
-        hidden = np.broadcast_to(~sees(name)[:, None, :, None], y_BHNK.shape)
-        np.testing.assert_array_equal(np.isfinite(y_BHNK), hidden, err_msg=f"{way}, {name}")
+    assert not seeing_BN[0].any() and seeing_BN[1].any() and not seeing_BN[1].all()
+    for way, (gradient, (y_BHNK, A_BHNS)) in averages_and_gradients(dirty).items():
+        clean_gradient, (clean_BHNK, clean_A_BHNS) = expected[way]
+        hidden = np.broadcast_to(~seeing_BN[:, None, :, None], y_BHNK.shape)
+        np.testing.assert_array_equal(np.isfinite(y_BHNK), hidden, err_msg=way)
         np.testing.assert_array_equal(np.asarray(y_BHNK)[hidden], np.asarray(clean_BHNK)[hidden])
         if way == "explicit":
             np.testing.assert_array_equal(np.asarray(A_BHNS)[hidden[..., 0]], np.asarray(clean_A_BHNS)[hidden[..., 0]])
-        jax.tree.map(np.testing.assert_array_equal, gradient, clean_gradient)
+        cases.agree(gradient, clean_gradient, 0)
 
 
-def test_of_many_keys_the_mask_is_asked_block_by_block():
+@pytest.mark.parametrize("n", [None, jnp.array([[9, 2, 5, 1, 0, 10, 7], [6, 7, 8, 3, 4, 10, 9]])])
+def test_of_many_keys_the_mask_is_asked_block_by_block(n):
     """Also where every sequence stands at its own positions; 11 keys are no multiple of 4."""
     q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
-    k_BHSK, v_BHSK = k_BHSK.at[1, 0, 7, 2].set(np.nan), v_BHSK.at[0, 1, 10, 3].set(np.inf).at[0, 0, 2, 0].set(np.nan)
-    for n in (None, jnp.array([[9, 2, 5, 1, 0, 10, 7], [6, 7, 8, 3, 4, 10, 9]])):
-        for name, the_mask in MASKS.items():
-            call = dict(mask=the_mask, scale=0.5, n=n)
-            expected, _ = nan_guard.guarded(explicit.attention)(q_BHNK, k_BHSK, v_BHSK, **call)
-            with mock.patch.object(nan_guard, "KEYS", 4):
-                found, _ = jax.jit(functools.partial(nan_guard.guarded(WAYS["flash"]), **call))(q_BHNK, k_BHSK, v_BHSK)
-                sound, _ = jax.jit(functools.partial(nan_guard.guarded(WAYS["flash"]), **call))(*drawn_qkv())
-            np.testing.assert_array_equal(np.isnan(found), np.isnan(expected), err_msg=name)
-            assert np.isnan(found).any() and np.isfinite(found).any() and np.isfinite(sound).all()
+    dirty = k_BHSK.at[1, 0, 7, 2].set(np.nan), v_BHSK.at[0, 1, 10, 3].set(np.inf).at[0, 0, 5, 0].set(np.nan)
+    call = dict(mask=MASK, scale=0.5, n=n)
+    expected, _ = nan_guard.guarded(explicit.attention)(q_BHNK, *dirty, **call)
+    run = jax.jit(functools.partial(nan_guard.guarded(BLOCKS, keys=4), **call))
+    found = run(q_BHNK, *dirty)[0]
+    np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+    assert np.isnan(found).any() and np.isfinite(found).any()
+    assert np.isfinite(run(q_BHNK, k_BHSK, v_BHSK)[0]).all()
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_nan_and_infinity_reach_those_who_may_see_them(bad):
     q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
     v_BHSK = v_BHSK.at[1, 2, 7, 5].set(BAD[bad])
-    for the_mask in (None, mask.everything):
+    for the_mask in (None, mask.prefix(S)):
         y_BHNK, _ = nan_guard.guarded(explicit.attention)(q_BHNK, k_BHSK, v_BHSK, mask=the_mask, scale=0.5)
         assert not np.isfinite(y_BHNK[1, 2, :, 5]).any() and np.isfinite(y_BHNK[0]).all()
 
@@ -92,13 +93,60 @@ def test_attention_of_one_query_is_the_explicit_one_whatever_is_hidden(shared):
     n, bias = jnp.array([[3], [5]]), jax.tree_util.Partial(functools.partial(relative_position.alibi.bias, H=3), {})
     call = dict(mask=mask.both(mask.causal, mask.window(3)), scale=0.3, bias=bias, n=n)
     plain = functools.partial(nan_guard.guarded(explicit.attention), **call)
-    newest = jax.jit(functools.partial(kernels.few_queries, plain, functools.partial(explicit.by_keys, **call)))
+    by_keys = functools.partial(explicit.attention, by_keys=True, **call)
+    newest = jax.jit(functools.partial(kernels.few_queries, plain, by_keys))
     expected_BHNV, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSV, **call)
     hidden = (k_BHSK.at[0, 0, 6].set(jnp.nan), v_BHSV.at[0, 0, 0].set(jnp.nan).at[1, 0, 6].set(jnp.inf))
     for kv in ((k_BHSK, v_BHSV), hidden):
-        y_BHNV, found_BHNS = newest(q_BHNK, *kv)
-        cases.close(y_BHNV, expected_BHNV, 1e-12)
-        cases.close(found_BHNS, A_BHNS, 1e-12)
+        cases.agree(newest(q_BHNK, *kv), (expected_BHNV, A_BHNS), 1e-12)
     y_BHNV, _ = newest(q_BHNK, k_BHSK, v_BHSV.at[0, 0, 2, 1].set(jnp.nan))
     assert np.isnan(y_BHNV[0]).all()
     cases.close(y_BHNV[1], expected_BHNV[1], 1e-12)
+
+
+# ------------------------------------------------------------------------------------------- through self-attention
+
+T, AT = 8, 5  # tokens, and the place of one of them in sequence 1 whose features are NaN
+NEAR = mask.both(mask.causal, mask.window(2))
+CALLS = {  # the way, the mask, relative positions, how many tokens come first (KV cache), devices of a ring
+    "explicit": (explicit.attention, NEAR, "relative", 0, 1),
+    "blocks": (BLOCKS, NEAR, "relative", 0, 1),
+    "chunked": (flash.attention, mask.window(2), "relative", 0, 1),
+    "padding": (flash.attention, mask.padding(jnp.ones((2, T), bool).at[1, AT].set(False)), "buckets", 0, 1),
+    "cached": (flash.attention, NEAR, "relative", 6, 1),
+    "ring": (BLOCKS, NEAR, "relative", 0, 2),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@cases.float64()
+def test_a_token_of_nan_reaches_only_those_who_may_see_it(name):
+    compute, the_mask, variant, first, devices = CALLS[name]
+    positions, sizes = getattr(relative_position, variant), dict(H=H, K=K, D=D)
+    parts = cases.parts(compute=compute, relative_position=positions).attention
+    params = {
+        "score": cases.drawn(lambda key: score.asymmetric.init(key, **sizes, bias=True)),
+        "value": cases.drawn(lambda key: value.low_rank.init(key, **sizes, M=1, bias=True)),
+        "relative_position": cases.drawn(lambda key: positions.init(key, H=H, K=K, N=T)),
+    }
+    over = layouts.Layout(sequence="sequence") if devices > 1 else layouts.ONE
+    attend = functools.partial(heads.self_attention, params, parts=parts, mask=the_mask, layout=over)
+
+    def run(x_BND):
+        if not first:
+            return attend(x_BND, n=layouts.positions(over, x_BND.shape[1]))[0]
+        empty = {name: jnp.full((2, H, T, K), jnp.nan) for name in ("k_BHSK", "v_BHSV")}  # what no token has filled yet
+        y_BND, _, cache = attend(x_BND[:, :first], n=jnp.arange(first), cache=empty)
+        return jnp.concatenate([y_BND, attend(x_BND[:, first:], n=jnp.arange(first, T), cache=cache)[0]], axis=1)
+
+    if devices > 1:
+        tokens, mesh = P(None, "sequence"), meshes.make(data=1, sequence=devices)
+        run = meshes.sharded(run, mesh, in_specs=tokens, out_specs=tokens)
+    run, order = jax.jit(run), np.argsort(np.arange(T) % devices, kind="stable")
+    clean = cases.normal(1, 2, T, D)
+    expected, found = (run(x_BND[:, order]) for x_BND in (clean, clean.at[1, AT].set(np.nan)))
+    seeing_BN = np.broadcast_to(cases.dense(the_mask, N=T, S=T), (2, T, T))[:, :, AT] & [[False], [True]]
+    assert seeing_BN.any() == (name != "padding") and np.isfinite(expected).all()
+    seeing_BN[1, AT] = True  # by its own query
+    np.testing.assert_array_equal(np.isnan(found), np.broadcast_to(seeing_BN[:, order, None], found.shape))
+    cases.close(np.where(np.isnan(found), expected, found), expected, 1e-12)

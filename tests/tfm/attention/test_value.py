@@ -84,65 +84,58 @@ def test_full_rank_low_rank_and_concatenated_heads_are_one():
         cases.close(y_BND[0], concatenated.T)
 
 
-@cases.float64()
-def test_full_rank_values_that_are_the_identity_over_heads():
-    """V_h = I / H, as D x D matrices and as no parameters at all."""
-    V_HDD = jnp.broadcast_to(jnp.eye(D) / H, (H, D, D))
-    y_BHND = cases.normal(1, B, H, N, D)
-    cases.close(value.full_rank.combine({"V_HDD": V_HDD}, y_BHND), value.identity.combine({}, y_BHND))
+def test_heads_that_average_alike_may_be_one_and_the_identity_is_a_matrix_too():
+    """A head axis of size one, as the score `none` has it, stands for H equal ones; V_h = I / H is no parameters."""
+    V_HDD, y_BHND = jnp.broadcast_to(jnp.eye(D) / H, (H, D, D)), cases.normal(1, B, H, N, D)
+    cases.close(value.full_rank.combine({"V_HDD": V_HDD}, y_BHND), value.identity.combine({}, y_BHND), 1e-5)
     cases.close(value.identity.combine({}, y_BHND[:, :1]), y_BHND[:, 0])
-
-
-@pytest.mark.parametrize("name", ["full_rank", "identity"])
-def test_heads_that_average_alike_may_be_one(name):
-    """A head axis of size one, as the score `none` has it, stands for H equal ones."""
-    params, y_BHND = value_params(name, True), cases.normal(1, B, 1, N, D)
-    combine = functools.partial(VALUES[name].combine, params)
-    cases.close(combine(y_BHND), combine(jnp.repeat(y_BHND, H, axis=1)), 1e-5)
+    for name in ("full_rank", "identity"):
+        combine = functools.partial(VALUES[name].combine, value_params(name, True))
+        cases.close(combine(y_BHND[:, :1]), combine(jnp.repeat(y_BHND[:, :1], H, axis=1)), 1e-5)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_values_keep_their_dtype(name):
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), value_params(name, True))
-    x_BND = cases.normal(1, B, N, D).astype(jnp.bfloat16)
-    v_BHNV = VALUES[name].apply(params, x_BND)
+    v_BHNV = VALUES[name].apply(params, cases.normal(1, B, N, D).astype(jnp.bfloat16))
     assert v_BHNV.dtype == VALUES[name].combine(params, v_BHNV).dtype == jnp.bfloat16
 
 
-def test_initial_full_rank_values():
-    """V_h starts at 1/sqrt(2 M H D), no two heads alike; the bias is zero and changes no matrix."""
-    sizes = dict(H=3, K=5, D=97, M=7)
-    params = value.full_rank.init(jax.random.key(0), bias=True, **sizes)
-    assert shapes.check(params) == {"H": 3, "D": 97}
-    assert float(params["V_HDD"].std()) == pytest.approx((2 * 7 * 3 * 97) ** -0.5, rel=0.03)
-    assert abs(np.corrcoef(params["V_HDD"][0].ravel(), params["V_HDD"][1].ravel())[0, 1]) < 0.05
-    assert not params["bo_D"].any()
-    without = value.full_rank.init(jax.random.key(0), bias=False, **sizes)
-    assert set(without) == {"V_HDD"}
-    np.testing.assert_array_equal(without["V_HDD"], params["V_HDD"])
-    assert value.identity.init(jax.random.key(0), bias=True, **sizes) == {}
+SIZES = dict(H=3, K=41, D=97, M=7)
+STD = {
+    "low_rank": {"Uv_HKD": 97**-0.5, "Uo_HDK": (2 * 7 * 3 * 41) ** -0.5},
+    "full_rank": {"V_HDD": (2 * 7 * 3 * 97) ** -0.5},
+    "identity": {},
+}
 
 
-@pytest.mark.parametrize("name", ["low_rank", "full_rank"])
-def test_a_residual_term_starts_at_one_over_2_M(name):
-    """Where each head attends to another token of variance one, the output has variance 1 / (2 M)."""
-    sizes, x_BND = dict(H=3, K=41, D=97, M=7, bias=True), cases.normal(1, 1, 499, 97)
-    params = VALUES[name].init(jax.random.key(0), **sizes)
-    v_BHNV = VALUES[name].apply(params, x_BND)
-    independent = v_BHNV if v_BHNV.shape[1] == 3 else cases.normal(2, 1, 3, 499, 97)
-    assert float(jnp.var(VALUES[name].combine(params, independent))) == pytest.approx(1 / 14, rel=0.1)
+@pytest.mark.parametrize("name", VALUES)
+def test_initial_values(name):
+    """A residual term has variance 1 / (2 M) where each head attends to another token of variance one.
 
-
-def test_initial_values_of_low_rank_and_output_projections():
-    """Uv has unit variance; U_h starts at 1/sqrt(2 M H K); no two alike; biases zero; each as without biases."""
-    sizes = dict(H=3, K=41, D=97, M=7)
-    params = value.low_rank.init(jax.random.key(0), bias=True, **sizes)
-    assert float(params["Uv_HKD"].std()) == pytest.approx(97**-0.5, rel=0.05)
-    assert float(params["Uo_HDK"].std()) == pytest.approx((2 * 7 * 3 * 41) ** -0.5, rel=0.05)
-    assert not params["bv_HK"].any() and not params["bo_D"].any()
-    assert abs(np.corrcoef(params["Uv_HKD"].ravel(), params["Uo_HDK"].swapaxes(1, 2).ravel())[0, 1]) < 0.05
-    for key, leaf in value.low_rank.init(jax.random.key(0), bias=False, **sizes).items():
-        np.testing.assert_array_equal(leaf, params[key])
+    No two matrices are alike, biases are zero, and matrices as they are without them.
+    """
+    params = VALUES[name].init(jax.random.key(0), **SIZES, bias=True)
+    without = VALUES[name].init(jax.random.key(0), **SIZES, bias=False)
+    assert (
+        without.keys() == STD[name].keys()
+        and {"bo_D": 97, "bv_HK": 3}.items()
+        >= {leaf: len(params[leaf]) for leaf in params.keys() - without.keys()}.items()
+    )
+    assert ("bo_D" in params) == (name != "identity") and ("bv_HK" in params) == (name == "low_rank")
+    shapes.check(params)
+    for leaf, numbers in params.items():
+        np.testing.assert_array_equal(numbers, without.get(leaf, np.zeros_like(numbers)))
+        assert float(numbers.std()) == pytest.approx(STD[name].get(leaf, 0), rel=0.03)
+    matrices = [
+        np.ravel(U) for leaf in STD[name] for U in (params[leaf] if leaf[1] != "o" else params[leaf].swapaxes(1, 2))
+    ]
+    for one, other in itertools.combinations(matrices, 2):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.05
+    if name != "identity":
+        v_BHNV = VALUES[name].apply(params, cases.normal(1, 1, 499, 97))
+        independent = v_BHNV if v_BHNV.shape[1] == 3 else cases.normal(2, 1, 3, 499, 97)
+        assert float(jnp.var(VALUES[name].combine(params, independent))) == pytest.approx(1 / 14, rel=0.1)
 
 
 @pytest.mark.parametrize("tokens", [1, kernels.FEW, kernels.FEW + 1])
