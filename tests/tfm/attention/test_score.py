@@ -13,7 +13,7 @@ import reference_scores
 from cases import B, N, S
 
 from experiments.engine import by_name, optim
-from tfm import block, shapes
+from tfm import block, initial, shapes
 from tfm.attention import explicit, relative_position, score
 
 SCORES = by_name.candidates(score)
@@ -49,7 +49,7 @@ def drawn(name: str, bias: bool = True, **sizes: int) -> dict:
     return cases.drawn(lambda key: SCORES[name].init(key, **dict(H=H, K=K, D=D) | sizes, bias=bias))
 
 
-def initial(name: str, bias: bool = False) -> dict:
+def begun_with(name: str, bias: bool = False) -> dict:
     return SCORES[name].init(jax.random.key(7), H=H, K=K, D=D, bias=bias)
 
 
@@ -106,7 +106,7 @@ def test_who_is_symmetric_and_who_is_so_behind_rotary_positions(name):
         own = l_BHNN.diagonal(axis1=2, axis2=3)
         cases.close(own, (qk[0] * qk[1]).sum(-1))  # a token is turned against nothing
     if name == "symmetric_init":
-        at_first = logits(name, initial(name, bias=True), *[cases.normal(1, B, N, D)] * 2)
+        at_first = logits(name, begun_with(name, bias=True), *[cases.normal(1, B, N, D)] * 2)
         cases.close(at_first, at_first.swapaxes(2, 3), 1e-14)
 
 
@@ -249,12 +249,12 @@ def test_the_initial_scales_are_exact_and_no_two_matrices_alike(name):
 @every
 def test_parameters_are_as_many_as_said_and_matrices_are_the_same_without_biases(name):
     count, more = COUNTS[name]
-    with_biases, without = initial(name, True), initial(name, False)
+    with_biases, without = begun_with(name, True), begun_with(name, False)
     assert [shapes.total(without), shapes.total(with_biases)] == [H * count, H * (count + more)]
     shapes.check(with_biases)
     for leaf, value in with_biases.items():
         assert (leaf[0] == "b") == (leaf not in without) and (leaf in without or not value.any())
-    for leaf, found in block.scaled(drawn(name), 0.25).items():
+    for leaf, found in initial.scaled(drawn(name), 0.25, "U").items():
         np.testing.assert_array_equal(found, drawn(name)[leaf] * (0.25 if leaf.startswith("U") else 1))
     jax.tree.map(np.testing.assert_array_equal, {leaf: with_biases[leaf] for leaf in without}, without)
 
@@ -265,7 +265,7 @@ def unit(x) -> np.ndarray:
 
 def test_parameters_of_one_name_begin_alike():
     """The same draws, and where scores ask for another variance those times a number."""
-    begun = {name: initial(name, bias=True) for name in SCORES}
+    begun = {name: begun_with(name, bias=True) for name in SCORES}
     common = {leaf: [name for name in SCORES if leaf in begun[name]] for leaf in ("U_HKD", "Uq_HKD", "Uk_HKD", "P_HKK")}
     assert [len(names) for names in common.values()] == [7, 3, 4, 2]
     for leaf, names in common.items():
@@ -293,7 +293,7 @@ def test_the_rest_of_a_block_begins_alike_and_the_score_with_the_scale_of_its_de
 
 
 def test_what_weight_decay_calls_a_matrix():
-    decayed = {leaf: here for name in SCORES for leaf, here in optim.matrices(initial(name, bias=True)).items()}
+    decayed = {leaf: here for name in SCORES for leaf, here in optim.matrices(begun_with(name, bias=True)).items()}
     assert {leaf for leaf, here in decayed.items() if here} == {"U_HKD", "U_HQD", "Uq_HKD", "Uk_HKD", "P_HKK"}
     assert {leaf for leaf, here in decayed.items() if not here} == {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK"}
 
