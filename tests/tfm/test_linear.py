@@ -29,7 +29,7 @@ def test_answers_of_bfloat16_are_added_up_in_float32():
     np.testing.assert_array_equal(y_BNO, np.full((2, 3, 5), 258))  # 257 in bfloat16 is 256
 
 
-QUERIES = (functools.partial(function, mask=None, scale=1.0) for function in (explicit.attention, explicit.by_keys))
+QUERIES = (functools.partial(explicit.attention, mask=None, scale=1.0, by_keys=by_keys) for by_keys in (False, True))
 FOR_CPUS = {  # name -> (function, the shapes of its arguments, what stands in the program of a CPU only)
     "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
