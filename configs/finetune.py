@@ -5,10 +5,7 @@ python launch.py --config configs/finetune.py --config.init_from=DIR/stories260K
 
 DIR has these two files of https://github.com/karpathy/llama2.c, TEXT is a file or a folder. For another model (a folder
 with config.json, model.safetensors and tokenizer.json, or a run's folder) set the fields that the refusal names.
-Without init_from the same model begins with random numbers.
-
-Two CPU cores: 49 s with start and compilation. Shakespeare (TEXT a file of tinyshakespeare's), its last tenth, seed 0:
-2.83 nats per token and 30.5 % of the tokens, where 200 steps from random numbers reach 4.15 and 17.3 %.
+49 s on two cores: 2.83 nats per token of Shakespeare's last tenth, 30.5 % right; without init_from 4.15 and 17.3 %.
 """
 
 from configs import base
@@ -16,18 +13,9 @@ from configs import base
 
 def get_config():
     config = base.get_config("language")
-    config.model.M = 5
-    config.model.D = 64
-    config.model.H = 8
-    config.model.F = 172
-    config.model.norm = "rms"
-    config.model.mlp = "swiglu"
-    config.model.position = "none"
-    config.model.relative_position = "rotary"
-    config.model.bias = False
-    config.text.N = 128
-    config.text.tied_output = True
+    config.model.update(M=5, D=64, H=8, F=172, norm="rms", mlp="swiglu", position="none")
+    config.model.update(relative_position="rotary", bias=False)
+    config.text.update(N=128, tied_output=True)
     config.optim.learning_rate = 3e-4
-    config.train.steps = 200
-    config.train.batch_size = 16
+    config.train.update(steps=200, batch_size=16)
     return config

@@ -1,7 +1,6 @@
 """All thirteen scores x 5 seeds, for the next and for hidden characters of Shakespeare. Hours: for a GPU or a TPU.
 
 python launch.py --config configs/qk_ablation_full.py --workdir runs/qk_full
-
 Not run yet. Other models cross with the arms on the command line: --config.model.relative_position=rotary (all but
 l2_tied), --config.model.value=full_rank, --config.model.diagonal=exclude, --config.model.scale='1/sqrt(D)'.
 """
@@ -19,15 +18,7 @@ def get_config():
         ("causal", {"text.objective": "causal", "study.threshold": 1.7}),
         ("masked", {"text.objective": "masked", "study.threshold": 2.0}),
     ]
-    config.text.source = "tinyshakespeare"
-    config.text.tokenizer = "characters"
-    config.text.N = 256
-    config.model.M = 6
-    config.model.D = 256
-    config.model.H = 4
-    config.model.dropout = 0.2
-    config.train.steps = 5000
-    config.train.batch_size = 64
-    config.train.log_every = 50
-    config.train.evaluate_every = 250
+    config.text.update(source="tinyshakespeare", tokenizer="characters", N=256)
+    config.model.update(M=6, D=256, H=4, dropout=0.2)
+    config.train.update(steps=5000, batch_size=64, log_every=50, evaluate_every=250)
     return config

@@ -1,7 +1,6 @@
 """What each choice of `shakespeare_speedrun` buys: all but one of them, one after the other, x 3 seeds.
 
 python launch.py --config configs/speedrun_study.py --workdir runs/speedrun_study
-
 Loss on the whole validation part after the same 360 steps; the choices themselves were made on other text.
 """
 
@@ -33,6 +32,5 @@ def get_config():
     ]
     config.study.seeds = [0, 1, 2]
     config.study.threshold = 1.898
-    config.train.steps = 360
-    config.train.evaluate_every = 90
+    config.train.update(steps=360, evaluate_every=90)
     return config

@@ -8,11 +8,8 @@ from configs import base
 
 def get_config():
     config = base.get_config("translation")
-    config.pairs.share = 0.1
-    config.pairs.vocabulary = 1024
-    config.pairs.score_sentences = 64
-    config.model.M = 1
-    config.model.D = 32
+    config.pairs.update(share=0.1, vocabulary=1024, score_sentences=64)
+    config.model.update(M=1, D=32)
     config.optim.warmup_steps = 10
     config.train.steps = 100
     return config

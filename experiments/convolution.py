@@ -16,10 +16,11 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from experiments import task as tasks
 from experiments.data import images
 from experiments.engine import batches, errors, run, step
 from experiments.engine import config as configs
-from tfm import initial, loss
+from tfm import initial
 from tfm import layout as layouts
 from tfm.attention import explicit, heads, relative_position, score, value
 
@@ -38,39 +39,34 @@ def config() -> dict[str, ConfigDict]:
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The layer, which is to learn a random kernel's output; a constructed one, which needs no training, is shown."""
-    t, H = settings.train, settings.model.H
+    H = settings.model.H
     data = images.configured(settings.image)
     _, Y, X, Z = data.train_image_BYXZ.shape
     configs.at_least(1, {"model.H": H})
     if H > X:
         raise errors.UserError(f"a kernel of {H} pixels (model.H) does not fit into rows of {X} pixels")
     kernel_HD = np.random.default_rng(settings.seed).standard_normal((H, Y * Z)) / np.sqrt(H)
-    mean_Z, std_Z = images.statistics(data.train_image_BYXZ)
-    normal = {"mean_Z": mean_Z, "std_Z": std_Z}
-    fetch, n = images.examples(data.train_image_BYXZ, data.train_label_B, **normal)
-    fetch_evaluation, n_evaluation = images.examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal)
-    average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - mean_Z) / std_Z
+    train, evaluation, normal = images.both(data)
+    parts = tasks.parts(settings, *((examples(fetch, kernel_HD), n) for fetch, n in (train, evaluation)))
+    average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - normal["mean_Z"]) / normal["std_Z"]
     average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
 
     def loss_and_metrics(
         params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
     ) -> step.Ratios:
-        error, count = loss.squared_error(apply(params, batch["x_BND"])[0], batch["target_BND"], batch["weight_BN"])
-        guess_BND = jnp.broadcast_to(average_ND, batch["target_BND"].shape)
-        distance, _ = loss.squared_error(guess_BND, batch["target_BND"], batch["weight_BN"])
-        return {"loss": (error, count), "explained": (distance - error, distance)}
+        y_BND, _ = apply(params, batch["x_BND"])
+        return tasks.explained(y_BND, batch["target_BND"], average_ND, batch["weight_BN"])
 
-    evaluation = batches.evaluation(examples(fetch_evaluation, kernel_HD), n=n_evaluation, batch=t.evaluate_batch)
+    average = tasks.always_average(parts["evaluation"], lambda batch: batch["target_BND"], average_ND)
     task = step.Task(
         init=functools.partial(init, H=H, K=settings.model.K, D=Y * Z, N=X),
         loss_and_metrics=loss_and_metrics,
-        train=batches.train(examples(fetch, kernel_HD), n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
-        evaluation=evaluation,
         tokens_per_example=X,
-        baseline={"loss": baseline(evaluation, average_ND)},
+        baseline={"loss": average},
         guess={"loss": "always the average training image, convolved"},
+        **parts,
     )
-    show = functools.partial(figures, settings, data, kernel_HD, evaluation)
+    show = functools.partial(figures, settings, data, kernel_HD, task)
     return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0], lines=data.said.splitlines())
 
 
@@ -163,60 +159,57 @@ def examples(fetch: batches.Fetch, kernel_HD: np.ndarray) -> batches.Fetch:
     return fetch_convolved
 
 
-def baseline(evaluation: Any, average_ND: np.ndarray) -> float:
-    """The loss of answering the convolved average training image, whatever is seen."""
-    error = count = 0.0
-    for i in range(len(evaluation)):
-        weight_BN1 = evaluation[i]["weight_BN"][..., None]
-        error += float(np.sum(weight_BN1 * (evaluation[i]["target_BND"] - average_ND) ** 2, dtype=np.float64))
-        count += float(weight_BN1.sum()) * average_ND.shape[-1]
-    return error / count
-
-
 # -------------------------------------------------------------------------------------------------------- what is shown
 
 
 def figures(
-    settings, data: images.Images, kernel_HD: np.ndarray, evaluation: Any, params: Any, folder: pathlib.Path, rows
+    settings, data: images.Images, kernel_HD: np.ndarray, task: step.Task, params: Any, folder: pathlib.Path, rows
 ) -> tuple[list[pathlib.Path], dict[str, float]]:
     """Loss curves; kernels and weights, learned and constructed; images, and what the layers and numpy make of them.
 
     Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the true.
     """
     from experiments.figures import convolution as draw  # matplotlib, only where something is drawn
+    from experiments.figures import images as pictures
     from experiments.figures import plots
 
-    files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "convolution", "images")}
-    plots.loss_figure(files["loss"], rows, unit="squared error", title=f"{settings.experiment}: {data.name}")
-    x_BND = evaluation[0]["x_BND"][:COMPARED]
+    x_BND = task.evaluation[0]["x_BND"][:COMPARED]
     true_BND = convolved_by_numpy(x_BND, kernel_HD)
     with jax.default_matmul_precision("highest"):  # some accelerators round the factors of a product otherwise
         built_BND, built_BHNS = jax.jit(apply)(constructed(kernel_HD, N=x_BND.shape[1]), x_BND)
     learned_BND, A_BHNS = jax.jit(apply)(params, x_BND)
     learned_HD = learned_kernel(params, np.asarray(A_BHNS[0]))
-    numbers = {
-        "constructed/largest_difference": float(np.abs(built_BND - true_BND).max()),
-        "constructed/largest_value": float(np.abs(true_BND).max()),
-        "learned/largest_kernel_error": float(np.abs(learned_HD - kernel_HD).max()),
-    }
+    difference, largest = float(np.abs(built_BND - true_BND).max()), float(np.abs(true_BND).max())
+    wrong = float(np.abs(learned_HD - kernel_HD).max())
     print(
-        "  constructed, not learned: attention differs from numpy.convolve by at most"
-        f" {numbers['constructed/largest_difference']:.1e} (values up to {numbers['constructed/largest_value']:.1f})\n"
-        f"  learned: the kernel is met to {numbers['learned/largest_kernel_error']:.1e} (its largest entry is"
+        f"  constructed, not learned: attention differs from numpy.convolve by at most {difference:.1e} (values up to"
+        f" {largest:.1f})\n  learned: the kernel is met to {wrong:.1e} (its largest entry is"
         f" {np.abs(kernel_HD).max():.1f})"
     )
-    draw.kernels_and_weights(
-        files["convolution"],
-        kernel_HD=kernel_HD,
-        learned_HD=learned_HD,
-        offsets=offsets(len(kernel_HD)),
-        learned_HNS=np.asarray(A_BHNS[0]),
-        constructed_HNS=np.asarray(built_BHNS[0]),
-        difference=numbers["constructed/largest_difference"],
-    )
-    Y, Z = data.evaluation_image_BYXZ.shape[1], data.evaluation_image_BYXZ.shape[3]
+    _, Y, X, Z = data.evaluation_image_BYXZ.shape
     shown = {"input": x_BND, "numpy.convolve": true_BND, "learned": learned_BND, "constructed": built_BND}
-    pictures = {name: np.asarray(x[:SHOWN]).swapaxes(1, 2) for name, x in shown.items()}
-    first = {name: x_BDN.reshape(len(x_BDN), Y, Z, -1).mean(2) for name, x_BDN in pictures.items()}
-    draw.rows_of_images(files["images"], first, title=f"{data.name}: held-out images, each pixel row convolved")
-    return list(files.values()), numbers
+    grey = {
+        name: np.asarray(x[:SHOWN]).swapaxes(1, 2).reshape(-1, Y, Z, X).mean(2)[..., None] for name, x in shown.items()
+    }
+    answers = np.concatenate([grey[name] for name in grey if name != "input"])
+    scales = {name: grey[name] if name == "input" else answers for name in grey}
+    title, folder = f"{settings.experiment}: {data.name}", folder / "figures"
+    files = [
+        plots.loss_curves(folder / "loss.png", rows, unit="squared error", title=title),
+        draw.kernels_and_weights(
+            folder / "convolution.png",
+            kernel_HD=kernel_HD,
+            learned_HD=learned_HD,
+            offsets=offsets(len(kernel_HD)),
+            learned_HNS=np.asarray(A_BHNS[0]),
+            constructed_HNS=np.asarray(built_BHNS[0]),
+            difference=difference,
+        ),
+        pictures.rows(
+            folder / "images.png",
+            {name: pictures.coloured(grey[name], scale=scales[name]) for name in grey},
+            title=f"{data.name}: held-out images, each pixel row convolved",
+        ),
+    ]
+    numbers = {"constructed/largest_difference": difference, "constructed/largest_value": largest}
+    return files, numbers | {"learned/largest_kernel_error": wrong}

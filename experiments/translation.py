@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments import model as models
+from experiments import task as tasks
 from experiments.data import pairs, subwords, translation_score
-from experiments.engine import batches, disk, run, step
 from experiments.engine import config as configs
-from tfm import layout as layouts
+from experiments.engine import disk, run
 from tfm.decode import beam, generate
 
 BEAM = 4  # translations kept by beam search
@@ -52,34 +52,30 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The sentence pairs, the model, what is measured."""
     translation_score.metrics()  # a missing library is said before the training, not after it
     corpus = read(settings)
-    p, t, W = settings.pairs, settings.train, corpus.subwords.size
+    p, W = settings.pairs, corpus.subwords.size
     model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=True)
+    parts = tasks.parts(settings, *map(pairs.examples, (corpus.train, corpus.evaluation)))
+    count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
+    count_W[subwords.PAD] = 0
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
 
-    def loss_and_metrics(
-        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
-    ) -> step.Ratios:
-        logits_BNW, seen = logits(params, batch, key_B=key_B, over=over)
-        return models.word_measures(logits_BNW, batch, over) | step.running(seen)
-
-    (fetch, n), (fetch_evaluation, n_evaluation) = map(pairs.examples, (corpus.train, corpus.evaluation))
-    task = step.Task(
-        init=model.init,
-        loss_and_metrics=loss_and_metrics,
-        train=batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
-        evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
+    task = tasks.of_model(
+        settings,
+        model,
+        logits,
+        models.word_measures,
         tokens_per_example=2 * p.N,
-        baseline={"accuracy": most_frequent(corpus)},
+        baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": ANOTHER, "bleu": ANOTHER},
         layout=models.layout(settings.model, devices, W=W),
-        probe=models.probe(settings.model),
+        maps=None,
+        **parts,
     )
-    translate = translator(settings, corpus, model)
-    kept = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
-    show = functools.partial(figures, settings, corpus, model, translate)
-    return run.Work(task, show, lambda params, batch: logits(params, batch)[0], kept, lines=corpus.lines)
+    files = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
+    show = functools.partial(figures, settings, corpus, model, translator(settings, corpus, model))
+    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=corpus.lines)
 
 
 def read(settings: configs.Settings) -> Corpus:
@@ -103,14 +99,6 @@ def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]
         found.setdefault(source, []).append(target)
     sources = sorted(found, key=lambda source: hashlib.sha256(source.encode()).digest())[:n]
     return sources, [found[source] for source in sources]
-
-
-def most_frequent(corpus: Corpus) -> float:
-    """The accuracy, on the held-out pairs, of always answering the most frequent token of the training targets."""
-    count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=corpus.subwords.size)
-    count_W[subwords.PAD] = 0
-    target_BN = corpus.evaluation.target_BN
-    return float(np.sum(target_BN == count_W.argmax()) / np.sum(target_BN != subwords.PAD))
 
 
 def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) -> Callable:
@@ -163,56 +151,41 @@ def table(corpus: Corpus, found: dict[str, list[str]]) -> str:
 
 
 def figures(
-    settings: configs.Settings,
-    corpus: Corpus,
-    model: models.Model,
-    translate: Callable,
-    params: Any,
-    folder: pathlib.Path,
-    rows: list[dict],
+    settings, corpus: Corpus, model: models.Model, translate: Callable, params, folder: pathlib.Path, rows: list[dict]
 ) -> tuple[list[pathlib.Path], dict[str, float]]:
-    """Loss curves, cross-attention of one sentence, a table of translations; and the scores."""
+    """Loss curves, cross-attention of one sentence where one fits, a table of translations; and the scores."""
     from experiments.figures import plots  # matplotlib, only where something is drawn
 
-    files = {name: folder / "figures" / f"{name}.png" for name in ("loss", "cross_attention")}
-    plots.loss_figure(files["loss"], rows, unit="nats per subword", title=f"{settings.experiment}: {corpus.name}")
+    N, words = settings.pairs.N, folder / "sample.txt"
+    title = f"{settings.experiment}: {corpus.name}"
+    files = [plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per subword", title=title)]
     found = translate(params, corpus.sources)
-    if not look(files["cross_attention"], settings, corpus, model, params, found["greedy"]):
-        del files["cross_attention"]
-    _, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=settings.pairs.N)
-    words = folder / "sample.txt"
+    _, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
+    if (seen := look(corpus, model, params, found["greedy"], N=N)) is not None:
+        title = "cross-attention: the token to be written (row)\nlooks at the source (column)"
+        file = folder / "figures" / "cross_attention.png"
+        files.append(plots.attention_matrices(file, **seen, title=title, mean=True))
     disk.write(words, f"{table(corpus, found)}\n".encode())
     long, scored = int(np.sum(~fits_B)), len(fits_B)
     print(f"\n{table(corpus, found)}\n\n  chrF and BLEU of {scored:,} held-out sentences, {long:,} of them longer than")
-    print(f"  {settings.pairs.N} tokens, which count as translated by nothing")
-    return [*files.values(), words], score(found, corpus.references)
+    print(f"  {N} tokens, which count as translated by nothing")
+    return [*files, words], score(found, corpus.references)
 
 
-def look(
-    file: pathlib.Path, settings: configs.Settings, corpus: Corpus, model: Any, params: Any, found: list[str]
-) -> bool:
-    """Draw the cross-attention while a sentence is translated: the first whose sides fit and that has enough words.
+def look(corpus: Corpus, model: models.Model, params: Any, found: list[str], *, N: int) -> dict[str, Any] | None:
+    """The cross-attention while a sentence is translated: the first whose sides fit and that has enough words.
 
-    False where no sentence fits on both sides, and nothing is drawn.
+    None where no sentence fits on both sides.
     """
-    from experiments.figures import translation  # matplotlib, only where something is drawn
-
-    N = settings.pairs.N
     source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
     target_BN, whole_B = pairs.padded(corpus.subwords, found, N=N)
     length_B = np.sum(source_BS != subwords.PAD, axis=1) * (fits_B & whole_B)
     if not length_B.any():
-        return False
+        return None
     b = int(np.argmax(length_B >= min(8, length_B.max())))
     batch = pairs.examples(pairs.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
     inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
     _, seen = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
-    source, target = (names(corpus, row) for row in (source_BS[b], target_BN[b]))
-    A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(target), : len(source)]
-    translation.cross_attention(file, A_MHNS=A_MHNS, source=source, target=target)
-    return True
-
-
-def names(corpus: Corpus, id_N: np.ndarray) -> list[str]:
-    """The tokens of a row, without its padding."""
-    return corpus.subwords.names(id_N[id_N != subwords.PAD])
+    keys, queries = (corpus.subwords.names(row[row != subwords.PAD]) for row in (source_BS[b], target_BN[b]))
+    A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(queries), : len(keys)]
+    return {"A_MHNS": A_MHNS, "queries": queries, "keys": keys}

@@ -88,10 +88,28 @@ def fields() -> dict[str, Any]:
     return {key: value for one in every for key, value in config.flat(one.to_dict()).items()}
 
 
+def work_of(settings: config.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
+    """What an experiment makes of a config."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return by_name.experiment(settings.experiment).prepare(settings, devices or runs.devices(settings))
+
+
 def task_of(settings: config.Settings) -> step.Task:
     """The task that an experiment hands to the loop."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        return by_name.experiment(settings.experiment).prepare(settings, runs.devices(settings)).task
+    return work_of(settings).task
+
+
+def shown(settings: config.Settings, folder: pathlib.Path, rows: list[dict]) -> tuple[runs.Work, Any, str]:
+    """What an experiment makes of a config, shows of a model that was drawn, not trained, and prints of it.
+
+    rows: those of metrics.jsonl. All files that it shows are whole.
+    """
+    work = work_of(settings)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        found = work.figures(drawn(work.task), folder, rows)
+    files = found[0] if isinstance(found, tuple) else found
+    assert all(file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") or file.suffix == ".txt" for file in files)
+    return work, found, out.getvalue()
 
 
 def drawn(task: step.Task) -> dict:

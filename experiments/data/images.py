@@ -253,6 +253,14 @@ def examples(
     return fetch, len(image_BYXZ)
 
 
+def both(data: Images, *, shift: float = 0.0) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
+    """`examples` of the training part, moved by up to `shift`, and of the other; and the pixels' statistics."""
+    mean_Z, std_Z = statistics(data.train_image_BYXZ)
+    normal = {"mean_Z": mean_Z, "std_Z": std_Z}
+    train = examples(data.train_image_BYXZ, data.train_label_B, shift=shift, **normal)
+    return train, examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal), normal
+
+
 def _moved(image_BYXZ: np.ndarray, offset_2B: np.ndarray) -> np.ndarray:
     """Each image moved (down, right) by its offset in pixels, interpolated linearly, 0 where nothing was."""
     moved_YBXZ = _moved_along_first(image_BYXZ.swapaxes(0, 1), offset_2B[0])

@@ -1,4 +1,4 @@
-"""What a config names: variants, and experiments. Those of the project, and those of the user's own files."""
+"""What a config names: variants and experiments, of the project and of the user's own files; and what is so no more."""
 
 import contextlib
 import difflib
@@ -18,10 +18,65 @@ from typing import Any
 
 import jax
 
-from experiments.engine import compilation, disk, errors, old_settings
+from experiments.engine import compilation, disk, errors
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:\w+")  # a program of the user's own: my_file:my_variant
+# Settings of earlier versions: what each is called now, or what one does instead. None of them is taken silently.
+RENAMED = {
+    "study.probe": "train.probe",
+    "train.batch": "train.batch_size",
+    "optim.matrix_rate": "optim.muon_lr_multiplier",
+    "image.hide": "image.mask_ratio",
+    "sample.length": "sample.max_new_tokens",
+    "model.relation": "model.relative_position",
+    "model.attention = blockwise": "model.attention = flash",
+}
+_DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
+_TOOL = "python -m experiments.tools."
+REMOVED = {
+    "checkpoint": f"{_TOOL}sample --checkpoint=DIR (or fill, classify, export, symmetry)",
+    "prompt": f"{_TOOL}sample --prompt=TEXT",
+    "prompts": f"{_TOOL}sample --prompt=ONE --prompt=TWO",
+    "file": f"{_TOOL}classify --file=PATH",
+    "family": f"{_TOOL}export --family=gpt2",
+    **{f"experiment = {name}": f"{_TOOL}{name}" for name in ("sample", "fill", "classify", "export", "symmetry")},
+    **{f"sample.{name}": f"{_TOOL}sample --{name}=..." for name in ("stop", "temperature", "top_k", "top_p")},
+    "resize_positions": "positions of another number are resized",
+    "synthetic.W": "there are 2 N words",
+    "data_dir": "set TFM_DATA to the folder",
+    "compilation_cache": "set JAX_COMPILATION_CACHE_DIR to the folder, or JAX_ENABLE_COMPILATION_CACHE=false",
+    **{f"debug.{name}": f"set {flag}" for name, flag in _DEBUG.items()},
+    "debug.check_shapes": "shapes are checked in every run",
+    "optim.eps": "it is 1e-8",
+    "optim.rounds": "five steps of Newton-Schulz are made",
+    "optim.batch_rule": "the rate stays as it is where train.growth makes batches larger",
+    "optim.decay_fraction": "wsd falls over the last fifth of all steps",
+    "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",
+    "train.save_minutes": "a checkpoint is saved every five minutes, and every train.save_every steps",
+    "study.reference": "arms are compared with the last one",
+    "study.batched": "seeds are side by side with mesh.seed, or on a GPU or TPU",
+    "text.mask_rate": "15 % of the words are hidden",
+    "text.prefix": "the first half of text.N is the prefix",
+    "pairs.beam": "four translations are kept",
+    "pairs.reverse": "exchange the columns of the file that pairs.source names",
+    "synthetic.steps": "one edge leads from a source to a node",
+    "text.binary": "convert what is no text in UTF-8 into .txt files",
+    "pairs.length_penalty": "it is 0.6",
+    "pairs.tied_output": "the output matrix is the embedding",
+    "synthetic.held_out": "512 examples are held out",
+}
+for _section in ("text", "pairs", "image"):
+    for _part in ("train", "valid", "test"):
+        REMOVED[f"{_section}.{_part}"] = f"{_section}.source = a folder with files named train and valid (or test)"
+
+
+def refuse_old(name: str) -> None:
+    """UserError for an old setting, or a value of one."""
+    if name in RENAMED:
+        raise errors.UserError(f"{name} is now {RENAMED[name]}")
+    if name in REMOVED:
+        raise errors.UserError(f"{name} is no setting any more: {REMOVED[name]}")
 
 
 def nearest(name: str, right: Iterable[str]) -> str:
@@ -42,8 +97,9 @@ def candidates(module: Any) -> dict[str, Any]:
 
 
 def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
-    """The variant called `name`; 'my_module:my_variant' is imported from the user's own file."""
-    if ":" not in name:
+    """The variant called `name`; a function, or some, may be of the user's own file: 'my_module:my_variant'."""
+    like = next(iter(right.values()))
+    if ":" not in name or not (callable(like) or hasattr(like, "_fields")):
         if name not in right:
             listed = ", ".join(right)
             raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
@@ -53,8 +109,7 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     module, _, attribute = name.partition(":")
     if module.startswith("."):
         raise errors.UserError(f'the {what} "{name}" cannot be imported: it begins with a dot')
-    found = _attribute(what, name, _own(what, name, module), attribute)
-    like = next(iter(right.values()))
+    found = getattr(_own(what, name, module, attribute), attribute)
     fields, defaults = getattr(like, "_fields", ()), getattr(like, "_field_defaults", {})
     if fields and type(found) is tuple and len(fields) - len(defaults) <= len(found) <= len(fields):
         found = type(like)(*found)
@@ -66,33 +121,21 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
     return found
 
 
-def _own(what: str, name: str, module: str) -> ModuleType:
-    """A module of the user's own: in the working directory, installed, or beside the config."""
-    _look_here()
-    known = module in sys.modules
-    try:
+def _own(what: str, name: str, module: str, *parts: str) -> ModuleType:
+    """A module of the user's own, which has these parts: in the working directory, installed, or beside the config."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the working directory, as for Python's own command
+    known, where = module in sys.modules, f'the {what} "{name}" cannot be imported'
+    with told(where):
         loaded = importlib.import_module(module)
-    except Exception as error:  # somebody's own code may raise anything
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: {fault(error)}') from error
     file = getattr(loaded, "__file__", None)
     alike = [pathlib.Path(folder, *module.split(".")).with_suffix(".py") for folder in sys.path if file and not known]
-    others = [other for other in alike if other.is_file() and not other.samefile(file)]
-    if others:
-        print(f'{what} "{name}" is from {file}, not from {others[0].absolute()}', flush=True)
+    for other in [other for other in alike if other.is_file() and not other.samefile(file)][:1]:
+        print(f'{what} "{name}" is from {file}, not from {other.absolute()}', flush=True)
+    for part in parts:
+        if not hasattr(loaded, part):
+            raise errors.UserError(f"{where}: {file or module} has no {part}")
     return loaded
-
-
-def _attribute(what: str, name: str, module: ModuleType, attribute: str) -> Any:
-    if not hasattr(module, attribute):
-        file = getattr(module, "__file__", None) or module.__name__
-        raise errors.UserError(f'the {what} "{name}" cannot be imported: {file} has no {attribute}')
-    return getattr(module, attribute)
-
-
-def _look_here() -> None:
-    """Modules are looked for in the working directory too, as Python does for its own command."""
-    if "" not in sys.path:
-        sys.path.insert(0, "")
 
 
 def experiment(name: str) -> ModuleType:
@@ -101,13 +144,9 @@ def experiment(name: str) -> ModuleType:
     It has config() -> {section: its fields} and prepare(settings, devices) -> run.Work, which is trained; or instead
     of that does all by itself, run(settings, folder) -> run.Result. One's own is looked for as 'my_file:my_score' is.
     """
-    if old := old_settings.instead(f"experiment = {name}"):
-        raise errors.UserError(old)
+    refuse_old(f"experiment = {name}")
     if own_experiment(name):
-        own = _own("experiment", name, name)
-        for part in ("config", "prepare"):
-            _attribute("experiment", name, own, part)
-        return own
+        return _own("experiment", name, name, "config", "prepare")
     if (module := _of_project(name)) is not None:
         return module
     names = [one.name for one in pkgutil.iter_modules([str(ROOT / "experiments")])]
@@ -122,7 +161,8 @@ def own_experiment(name: str) -> bool:
     """Whether it is none of the project's, but a module that can be found."""
     if _of_project(name) is not None or not all(part.isidentifier() for part in name.split(".")):
         return False
-    _look_here()
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     try:
         return importlib.util.find_spec(name.partition(".")[0]) is not None
     except (ImportError, ValueError):
@@ -134,6 +174,17 @@ def _of_project(name: str) -> ModuleType | None:
         return None
     module = importlib.import_module(f"experiments.{name}")
     return module if hasattr(module, "prepare") or hasattr(module, "run") else None
+
+
+@contextlib.contextmanager
+def told(called: str) -> Iterator[None]:
+    """Within this, what code of one's own raises, which may be anything, is told in a sentence."""
+    try:
+        yield
+    except errors.UserError:
+        raise
+    except Exception as error:
+        raise errors.UserError(f"{called}: {fault(error)}") from error
 
 
 def fault(error: Exception) -> str:
@@ -180,7 +231,12 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
         sys.modules.update(before)
         sys.path[:], sys.dont_write_bytecode, sys.unraisablehook = path, bytecode, unraisable
         os.chdir(place)
-        _set(flags)
+        changed = {name: value for name, value in flags.items() if jax.config.values[name] != value}
+        for name, value in changed.items():
+            with contextlib.suppress(RuntimeError):  # of a flag that counts only before JAX has started
+                jax.config.update(name, value)
+        if changed:
+            compilation.forget_folder()
 
 
 def _edited(folders: Iterable[str]) -> list[str]:
@@ -192,13 +248,3 @@ def _edited(folders: Iterable[str]) -> list[str]:
         if getattr(module, "__file__", None) in files and own(module.__file__):
             found.append(name)
     return found
-
-
-def _set(flags: dict) -> None:
-    """JAX's flags as they were."""
-    changed = {name: value for name, value in flags.items() if jax.config.values[name] != value}
-    for name, value in changed.items():
-        with contextlib.suppress(RuntimeError):  # of a flag that counts only before JAX has started
-            jax.config.update(name, value)
-    if changed:
-        compilation.forget_folder()

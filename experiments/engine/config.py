@@ -1,5 +1,6 @@
 """Settings: read and change them strictly, choose variants and experiments by name, notice what is unused."""
 
+import contextlib
 import copy
 import json
 import math
@@ -12,16 +13,16 @@ from typing import Any
 import ml_collections
 import numpy as np
 
-from experiments.engine import by_name, errors, old_settings
+from experiments.engine import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
-ROOT = pathlib.Path(__file__).parents[2]
 DEEPEST = 30  # levels of a config in JSON
 TEXTS = ("source", "prompt", "init_from", "init_fresh")  # ends of keys whose values name no code, also with a colon
 VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
 NAMED = ("experiment", "study.experiment")  # what may be a file of the user's own
 SEEDS = ("seed", "study.seeds")
 TYPES = (bool, int, float, str, list)  # of settings
+TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -29,9 +30,7 @@ def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
     try:
         return config.to_dict()
     except ZeroDivisionError as error:
-        raise errors.UserError(
-            "a size of the model that others are divided by is 0: model.H must be at least 1"
-        ) from error
+        raise errors.UserError("a size that others are divided by is 0: model.H must be at least 1") from error
 
 
 def flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,8 +55,7 @@ def _lists(value: Any) -> Any:
 def known(key: str, right: Mapping[str, Any]) -> str:
     """The key. UserError where it is none of the right ones."""
     if key not in right:
-        if old := old_settings.instead(key):
-            raise errors.UserError(old)
+        by_name.refuse_old(key)
         name = key if len(key) <= 100 else key[:97] + "..."
         sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in right if "." in one))
         hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in name else ""
@@ -67,15 +65,20 @@ def known(key: str, right: Mapping[str, Any]) -> str:
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     """config.<key> = value, strictly: an unknown key or a value of the wrong type is a UserError."""
-    keys = flat(values_of(config))
+    keys, value = flat(values_of(config)), plain(value)
     wanted = type(keys[known(key, keys)])
-    fits = isinstance(value, wanted) or (wanted is float and isinstance(value, int))
-    if not fits or (isinstance(value, bool) and wanted is not bool):
-        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
+    if not (wanted is float and type(value) is int):
+        check_type(key, value, wanted)
     try:
         config.update_from_flattened_dict({key: wanted(value)})
     except OverflowError as error:
         raise errors.UserError(f"{key} = {shown(value)} is too large a number") from error
+
+
+def check_type(key: str, value: Any, wanted: type) -> None:
+    """UserError for a value of another type than this setting has."""
+    if type(value) is not wanted:
+        raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {shown(value)} is not')
 
 
 def plain(value: Any) -> Any:
@@ -88,36 +91,26 @@ def override(config: ml_collections.ConfigDict, key: str, text: str) -> None:
     """config.<key> = the value that `text`, from the command line, stands for in the type of that field."""
     keys = flat(values_of(config))
     wanted = type(keys[known(key, keys)])
+    parse = {bool: lambda text: TRUTH.get(text.lower(), text), list: shallow}.get(wanted, wanted)
     example = """, as '["One", "Two"]'""" if wanted is list else ""
     try:
-        assign(config, key, _parse(text, wanted))
+        assign(config, key, parse(text))
     except ValueError as error:
         raise errors.UserError(f'"{key}" must be of type {wanted.__name__}{example}, and "{text}" is not') from error
 
 
-def _parse(text: str, wanted: type) -> Any:
-    if wanted is str:
-        return text
-    if wanted is bool:
-        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
-    if wanted is list:
-        return shallow(text)
-    return wanted(text)
-
-
 def shallow(text: str) -> Any:
     """What the JSON says. ValueError where it is none, or is nested more deeply than any setting is."""
-    try:
+
+    def depth(value: Any) -> int:
+        inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return 1 + max(map(depth, inside), default=0)
+
+    with contextlib.suppress(RecursionError):
         value = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep") from error
-    inside = [value]
-    for _ in range(DEEPEST):
-        parts = [one.values() if isinstance(one, dict) else one for one in inside if isinstance(one, dict | list)]
-        inside = [one for part in parts for one in part]
-    if inside:
-        raise ValueError(f"it is nested more than {DEEPEST} levels deep")
-    return value
+        if depth(value) <= DEEPEST:
+            return value
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
 def is_code(value: Any) -> bool:
@@ -130,29 +123,25 @@ def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
     pairs = [(key, value)]
     if key in VARIED and isinstance(value, list):
         parts = [part for one in value if isinstance(one, list) for part in one]
-        pairs = [pair for part in parts if isinstance(part, Mapping) for pair in flat(part).items()]
+        pairs = [pair for part in parts if isinstance(part, Mapping) for pair in leaves(part)]
     return (pair for pair in pairs if is_code(pair[1]) and not pair[0].endswith(TEXTS))
 
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:
     """The experiment's own sections of a config, by their names. UserError where those of one's own are none."""
-    module = by_name.experiment(name)
-    try:
+    module, called = by_name.experiment(name), f'config() of the experiment "{name}"'
+    with by_name.told(called):
         found = {key: ml_collections.ConfigDict(fields) for key, fields in getattr(module, "config", dict)().items()}
-    except errors.UserError:
-        raise
-    except Exception as error:  # somebody's own code may raise anything
-        raise errors.UserError(f'config() of the experiment "{name}": {by_name.fault(error)}') from error
     for key, value in flat({key: values_of(fields) for key, fields in found.items()}).items():
         if not isinstance(value, TYPES):
             types = ", ".join(one.__name__ for one in TYPES)
-            raise errors.UserError(f'config() of the experiment "{name}": {key} = {shown(value)} is none of {types}')
+            raise errors.UserError(f"{called}: {key} = {shown(value)} is none of {types}")
     return found
 
 
 def check_seed(seed: int) -> None:
     """UserError for a seed that is none."""
-    if not 0 <= seed < 2**32:
+    if not 0 <= seed <= LARGEST_SEED:
         raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")
 
 
@@ -165,19 +154,15 @@ def at_least(least: float, values: Mapping[str, float]) -> None:
 
 def check_numbers(values: Mapping[str, Any]) -> None:
     """UserError for the first number, by its key, that no array index or float32 can be: absurd, infinite or NaN."""
-    for key, value in flat(values).items():
-        for number in _numbers(value):
-            most = LARGEST_SEED if key in SEEDS else LARGEST
-            if isinstance(number, int) and abs(number) > most:
-                raise errors.UserError(f"{key} = {shown(number)} is too large a number: at most {most} is possible")
-            if isinstance(number, float) and not abs(number) <= LARGEST_FLOAT:
-                raise errors.UserError(f"{key} = {number} is no number that can be computed with")
-
-
-def _numbers(value: Any) -> list[int | float]:
-    if isinstance(value, list):
-        return [number for one in value for number in _numbers(one)]
-    return [value] if isinstance(value, int | float) else []
+    for key, value in leaves(values):
+        most = LARGEST_SEED if key in SEEDS else LARGEST
+        if isinstance(value, list):
+            for one in value:
+                check_numbers({} if isinstance(one, Mapping) else {key: one})
+        elif isinstance(value, int) and abs(value) > most:
+            raise errors.UserError(f"{key} = {shown(value)} is too large a number: at most {most} is possible")
+        elif isinstance(value, float) and not abs(value) <= LARGEST_FLOAT:
+            raise errors.UserError(f"{key} = {value} is no number that can be computed with")
 
 
 def shown(value: Any) -> str:
@@ -199,13 +184,14 @@ class Settings:
         self._config, self._base, self._file = config, defaults, file
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
-        for key, value in flat(self._values).items():
-            if isinstance(value, str) and (old := old_settings.instead(f"{key} = {value}")):
-                raise errors.UserError(old)
+        for key, value in leaves(self._values):
+            by_name.refuse_old(f"{key} = {value}" if isinstance(value, str) else "")
         self._prefix, self._read = "", set()
 
     def __getattr__(self, name: str) -> Any:
-        value = self._values[name] if name in self._values else _no_such(self._prefix + name)
+        if name not in self._values:
+            raise AttributeError(f"there is no setting {self._prefix}{name}")
+        value = self._values[name]
         if not isinstance(value, dict):
             self._read.add(self._prefix + name)
             return value
@@ -246,21 +232,15 @@ class Settings:
         values = flat(self._values)
         named = [value for setting in values.items() for _, value in codes(*setting)]
         named += [values[key] for key in NAMED if by_name.own_experiment(values.get(key, ""))]
-        modules = {name: sys.modules.get(name) for name in (value.partition(":")[0] for value in named)}
-        files = [(getattr(module, "__file__", None) or "", f"{name}.py") for name, module in modules.items()]
-        files = [(self._file or "", pathlib.Path(self._file or "").name), *files]
-        return {pathlib.Path(file).absolute(): name for file, name in files if file.endswith(".py")}
+        files = {self._file or "": pathlib.Path(self._file or "").name}
+        for name in (value.partition(":")[0] for value in named):
+            files[getattr(sys.modules.get(name), "__file__", None) or ""] = f"{name}.py"
+        return {pathlib.Path(file).absolute(): name for file, name in files.items() if file.endswith(".py")}
 
     def refuse_unused(self) -> None:
         """UserError for settings that were changed from their default but that this experiment never looked at."""
         values = flat(self._values)
         unused = [k for k in values if k not in self._read and values[k] != self._defaults.get(k)]
         if unused:
-            verb = "is" if len(unused) == 1 else "are"
-            raise errors.UserError(
-                f"{', '.join(unused)} {verb} set, but this experiment does not use {'it' if verb == 'is' else 'them'}"
-            )
-
-
-def _no_such(name: str) -> Any:
-    raise AttributeError(f"there is no setting {name}")
+            verb, them = ("is", "it") if len(unused) == 1 else ("are", "them")
+            raise errors.UserError(f"{', '.join(unused)} {verb} set, but this experiment does not use {them}")

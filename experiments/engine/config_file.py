@@ -13,22 +13,10 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import by_name, disk, errors, old_settings
+from experiments.engine import by_name, disk, errors
 from experiments.engine import config as configs
 
 Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> the defaults
-# What the code of a config file raises where it is wrong; it is told in a sentence, not traced.
-_FAULTS = (
-    ArithmeticError,
-    AttributeError,
-    ImportError,
-    LookupError,
-    NameError,
-    OSError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-)
 LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer
 
 
@@ -57,8 +45,7 @@ def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.Co
     """Those of the config's experiment. UserError where the config has not just their fields, each of its type."""
     found = configs.flat(configs.values_of(config))
     for key in configs.NAMED:
-        if not isinstance(found.get(key, ""), str):
-            raise errors.UserError(f'"{key}" must be of type str, and {configs.shown(found[key])} is not')
+        configs.check_type(key, found.get(key, ""), str)
     default = base(config.experiment, of=found.get("study.experiment", ""))
     right = configs.flat(configs.values_of(default))
     for key in sorted(found.keys() ^ right.keys()):  # of a config that was unlocked, or is that of another experiment
@@ -68,9 +55,7 @@ def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.Co
             f' {config.experiment} begins with base.get_config("{config.experiment}"{of})'
         )
     for key, value in found.items():  # a ConfigDict takes None for anything, and True for 1
-        wanted = type(right[key])
-        if type(value) is not wanted:
-            raise errors.UserError(f'"{key}" must be of type {wanted.__name__}, and {configs.shown(value)} is not')
+        configs.check_type(key, value, type(right[key]))
     return default
 
 
@@ -106,8 +91,7 @@ def _experiments(file: pathlib.Path, values: Mapping[str, Any], given: Mapping[s
     of = study.get("experiment", "") if isinstance(study, dict) else values.get("study.experiment", "")
     found = {"experiment": values.get("experiment", ""), "study.experiment": of}
     for key, name in (found | {key: given[key] for key in configs.NAMED if key in given}).items():
-        if not isinstance(name, str):
-            raise errors.UserError(f'"{key}" must be of type str, and {configs.shown(name)} is not')
+        configs.check_type(key, name, str)
         if key not in given and by_name.own_experiment(name):
             raise distrust(file, key, name, inside=key)
         found[key] = name
@@ -145,10 +129,10 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
         config = module.get_config()
     except errors.UserError:
         raise
-    except _FAULTS as error:
+    except Exception as error:  # somebody's own code may raise anything
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where = f"{file}, line {frames[-1].lineno}" if frames else str(file)
-        raise errors.UserError(f"{where}: {_sentence(error, frames[-1].line if frames else '')}") from error
+        where, line = (f"{file}, line {frames[-1].lineno}", frames[-1].line) if frames else (str(file), "")
+        raise errors.UserError(f"{where}: {_sentence(error, line)}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
     return config
@@ -156,13 +140,13 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
 
 def _sentence(error: Exception, line: str) -> str:
     """ml_collections' message without its print-out of the whole config; line: that of the file."""
-    if old := old_settings.of_line(line):
-        return old
+    try:
+        by_name.refuse_old(line.partition("=")[0].strip().partition(".")[2])  # config.train.batch = 3
+    except errors.UserError as old:
+        return str(old)
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'
-    unknown = re.search(r'Key "(.*?)" does not exist', str(error))
-    if unknown:
+    if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
         meant = re.search(r'Did you mean "(.*?)"', str(error))
-        hint = f' (did you mean "{meant.group(1)}"?)' if meant else ""
-        return f'unknown config key "{unknown.group(1)}"{hint}'
+        return f'unknown config key "{unknown.group(1)}"' + (f' (did you mean "{meant.group(1)}"?)' if meant else "")
     return by_name.sentence(error)

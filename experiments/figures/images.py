@@ -1,15 +1,49 @@
-"""What image-to-image prediction shows: what the model saw, what it made of it, and what stood there."""
+"""Images: what they were taken for, hidden parts that were predicted, and where the tokens of one attend."""
 
 import os
+import pathlib
 import textwrap
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib import colors, figure
+from matplotlib import cm, colors, figure
 
 from experiments.figures import plots
 
 HIDDEN = colors.to_rgb("#7f8fa6")  # a grey that leans to blue, which no grey image has
-MOST_IMAGES = 8
+MOST_IMAGES, MOST_PREDICTIONS = 8, 40
+
+
+def predictions(
+    path: str | os.PathLike,
+    *,
+    image_BYXZ: np.ndarray,
+    label_B: np.ndarray,
+    predicted_B: np.ndarray,
+    probability_B: np.ndarray,
+    classes: Sequence[str],
+    title: str,
+) -> pathlib.Path:
+    """The first 40 images (raw pixels, Z is 1 or 3) with predicted class and its probability; wrong ones in red.
+
+    `label_B` and `predicted_B` index `classes`; a wrong image also says its true class.
+    """
+    B = min(len(image_BYXZ), MOST_PREDICTIONS)
+    columns, rows = min(B, 8), -(-B // 8)
+    drawing = figure.Figure(figsize=(max(1.35 * columns, 5.4), 1.65 * rows + 0.6), layout="constrained")
+    for panel in drawing.subplots(rows, columns, squeeze=False).flat:
+        panel.axis("off")
+    for b, (panel, image_YX3) in enumerate(zip(drawing.axes, coloured(image_BYXZ[:B]), strict=False)):
+        panel.imshow(image_YX3)
+        said = f"{plots.name(classes[predicted_B[b]])}  {100 * probability_B[b]:.0f} %"
+        if label_B[b] == predicted_B[b]:
+            words, style = f"\n{said}", {"color": "black"}
+        else:
+            words = f"{said}\ntrue: {plots.name(classes[label_B[b]])}"
+            style = {"color": plots.RED, "fontweight": "bold"}
+        panel.set_title(words, fontsize=8, **style, **plots.LITERAL)
+    drawing.suptitle(title)
+    return plots.write(drawing, path)
 
 
 def hidden_patches(
@@ -20,51 +54,85 @@ def hidden_patches(
     hidden_BN: np.ndarray,
     size: int,
     title: str,
-) -> None:
+) -> pathlib.Path:
     """The first 8 images in three rows: input, prediction in the place of the hidden patches, truth.
 
     Both arrays hold pixels on the scale of the images, Z is 1 or 3; `hidden_BN` says which of the patches of size x
     size pixels, in reading order, are hidden. Predictions end at the darkest and the brightest pixel of the images.
     """
     image_BYXZ, prediction_BYXZ, hidden_BN = (x[:MOST_IMAGES] for x in (image_BYXZ, prediction_BYXZ, hidden_BN))
-    B, Y, X, _ = image_BYXZ.shape
-    hidden_BYX1 = _of_pixels(hidden_BN, Y=Y, X=X, size=size)
-    truth_BYX3, predicted_BYX3 = (_colours(x, scale=image_BYXZ) for x in (image_BYXZ, prediction_BYXZ))
-    shown = {
-        "input": seen(image_BYXZ, hidden_BN, size=size),
-        "prediction": np.where(hidden_BYX1, predicted_BYX3, truth_BYX3),
-        "truth": truth_BYX3,
-    }
+    input_BYX3, truth_BYX3 = seen(image_BYXZ, hidden_BN, size=size), coloured(image_BYXZ)
+    hidden_BYX1 = _of_pixels(hidden_BN, image_BYXZ, size=size)
+    predicted_BYX3 = np.where(hidden_BYX1, coloured(prediction_BYXZ, scale=image_BYXZ), truth_BYX3)
+    return rows(path, {"input": input_BYX3, "prediction": predicted_BYX3, "truth": truth_BYX3}, title=title)
+
+
+def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) -> pathlib.Path:
+    """A row of coloured images, (B, Y, X, 3), for each name; at most 8."""
+    B, Y, X = next(iter(images.values()))[:MOST_IMAGES].shape[:3]
     width = max(1.15 * B + 0.5, 5.4)
     words = textwrap.fill(title, int(11 * width))
-    height = 3 * 1.15 * Y / X + 0.25 + 0.2 * len(words.splitlines())
+    height = len(images) * 1.15 * Y / X + 0.25 + 0.2 * len(words.splitlines())
     drawing = figure.Figure(figsize=(width, height), layout="compressed")
-    panels = drawing.subplots(3, B, squeeze=False)
-    for row, (name, image_BYX3) in zip(panels, shown.items(), strict=True):
-        row[0].set_ylabel(name, fontsize=10)
-        for panel, image_YX3 in zip(row, image_BYX3, strict=True):
+    panels = drawing.subplots(len(images), B, squeeze=False)
+    for row, (name, image_BYX3) in zip(panels, images.items(), strict=True):
+        row[0].set_ylabel(name, fontsize=9)
+        for panel, image_YX3 in zip(row, image_BYX3, strict=False):
             panel.imshow(image_YX3, interpolation="nearest")
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set(color="#cccccc", linewidth=0.8)
     drawing.suptitle(words, fontsize=11, **plots.LITERAL)
-    plots.write(drawing, path)
+    return plots.write(drawing, path)
 
 
 def seen(image_BYXZ: np.ndarray, hidden_BN: np.ndarray, *, size: int) -> np.ndarray:
-    """The images in colours from 0 to 1, image_BYX3, with the hidden patches grey."""
-    hidden_BYX1 = _of_pixels(hidden_BN, Y=image_BYXZ.shape[1], X=image_BYXZ.shape[2], size=size)
-    return np.where(hidden_BYX1, HIDDEN, _colours(image_BYXZ, scale=image_BYXZ))
+    """The coloured images, image_BYX3, with the hidden patches grey."""
+    return np.where(_of_pixels(hidden_BN, image_BYXZ, size=size), HIDDEN, coloured(image_BYXZ))
 
 
-def _of_pixels(hidden_BN: np.ndarray, *, Y: int, X: int, size: int) -> np.ndarray:
+def _of_pixels(hidden_BN: np.ndarray, image_BYXZ: np.ndarray, *, size: int) -> np.ndarray:
     """What is said of patches, said of each of their pixels."""
-    hidden_BYX = hidden_BN.reshape(len(hidden_BN), Y // size, X // size).repeat(size, axis=1).repeat(size, axis=2)
-    return hidden_BYX[..., None]
+    B, Y, X, _ = image_BYXZ.shape
+    return hidden_BN.reshape(B, Y // size, X // size, 1).repeat(size, axis=1).repeat(size, axis=2)
 
 
-def _colours(image_BYXZ: np.ndarray, *, scale: np.ndarray) -> np.ndarray:
-    """Red, green and blue from 0, the darkest pixel of `scale`, to 1, its brightest; one channel becomes grey."""
+def coloured(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.ndarray:
+    """Red, green and blue from 0, the darkest pixel of `scale` or of the images, to 1, its brightest; one channel, or
+    more than three, becomes grey."""
+    scale = image_BYXZ if scale is None else scale
     low, high = float(scale.min()), float(scale.max())
     scaled_BYXZ = np.clip((image_BYXZ.astype(np.float64) - low) / max(high - low, 1e-12), 0, 1)
     colour_BYXZ = scaled_BYXZ if image_BYXZ.shape[-1] == 3 else scaled_BYXZ.mean(-1, keepdims=True)
     return np.broadcast_to(colour_BYXZ, (*image_BYXZ.shape[:-1], 3))
+
+
+def attention_maps(
+    path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: bool
+) -> pathlib.Path:
+    """One image beside where each head looks: the class token's weights, or their mean over the queries without one.
+
+    `grid` is patches down and across; a class token is token 0. At most 12 layers and 8 heads, said in the title.
+    ValueError where the keys are not the patches of the grid (and the class token).
+    """
+    if A_MHNS.shape[-1] != grid[0] * grid[1] + class_token:
+        raise ValueError(f"attention over {A_MHNS.shape[-1]} keys does not fit {grid[0]} x {grid[1]} patches")
+    A_MHS = A_MHNS[:, :, 0, 1:] if class_token else A_MHNS.mean(2)
+    Y, X = image_YXZ.shape[:2]
+    drawing = figure.Figure(layout="constrained")
+    axes, cut = plots.heads(drawing, A_MHNS, height=1.35 * Y / X, width=1.35, before="")
+    image_YX3, extent = coloured(image_YXZ[None])[0], (-0.5, X - 0.5, Y - 0.5, -0.5)
+    whole = drawing.add_subplot(axes[0, 0].get_gridspec()[:, 0])
+    whole.imshow(image_YX3)
+    whole.set_title("image", fontsize=9)
+    whole.set_anchor("N")
+    whole.axis("off")
+    scale = colors.Normalize(0, max(float(A_MHS.max()), 1e-12))
+    ends = [colors.to_rgba(plots.ORANGE, alpha) for alpha in (0, 1)]
+    tint = colors.LinearSegmentedColormap.from_list("tint", ends)
+    for (m, h), panel in axes.items():
+        panel.imshow((1.5 + image_YX3) / 2.5)  # paler, so that the tint shows everywhere
+        panel.imshow(A_MHS[m, h].reshape(grid), cmap=tint, norm=scale, extent=extent)
+    plots.bar(drawing, cm.ScalarMappable(scale, tint), list(axes.values()), "attention weight")
+    who = "the class token attends" if class_token else "tokens attend, on average"
+    drawing.suptitle(f"where {who}{cut}", fontsize=11)
+    return plots.write(drawing, path)

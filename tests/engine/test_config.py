@@ -4,21 +4,20 @@ import json
 import math
 import pathlib
 import re
+import sys
 
-import ml_collections
+import numpy as np
 import pytest
 import tiny
 
 from configs import base
 from experiments import model as models
-from experiments import vision
 from experiments.engine import by_name, config_file, errors
 from experiments.engine import config as configs
 from tfm import attention, block, mlp, norm, position
 from tfm.attention import relative_position, score, value
 
 ROOT = pathlib.Path(__file__).parents[2]
-FILES = sorted(path for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "base"))
 
 
 def values(config):
@@ -32,59 +31,42 @@ def overridden(*pairs, config=None):
     return values(config)
 
 
-# Loading and saving
+def saved_in(folder, content):
+    """The config in JSON that holds this."""
+    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder / "config.json")
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda path: path.stem)
-def test_a_config_of_the_project_is_a_small_diff_that_says_how_to_run_it(file):
-    config = config_file.load(str(file), base=base.get_config)
-    defaults, found = values(config_file.defaults(config, base.get_config)), values(config)
-    assert found.keys() == defaults.keys()
-    derived = {"model.K", "model.F"} if found["model.K"] == found["model.D"] // found["model.H"] else set()
-    changed = {key for key in found if found[key] != defaults[key]} - derived
-    most = 30 if "speedrun" in file.stem else 14  # that one differs in all that makes it quick
-    assert len(changed) <= most
-    assert by_name.experiment(found["experiment"])
-    docstring = file.read_text(encoding="utf-8").split('"""')[1]
-    assert f"python launch.py --config configs/{file.name}" in docstring
-
-
-def test_the_project_has_its_configs():
-    expected = {"vit", "vit_fashion", "causal_lm", "shakespeare_char", "masked_lm", "smoke"}
-    assert expected <= {file.stem for file in FILES}
+def loaded(file, **more):
+    return config_file.load(file, base=base.get_config, **more)
 
 
 def test_every_field_of_base_has_a_comment():
-    fields = [
-        line for line in (ROOT / "configs" / "base.py").read_text().splitlines() if line.startswith("    config.")
-    ]
+    lines = (ROOT / "configs" / "base.py").read_text().splitlines()
+    fields = [line for line in lines if line.startswith("    config.")]
     plain = [line for line in fields if not re.search(r"= \w+\(\)$", line)]  # not: config.mesh = mesh()
     bare = [line for line in plain if "#" not in line and not line.startswith(("    config.steps", "    config.lock"))]
     assert len(plain) > 40 and bare == []
 
 
-def test_a_saved_config_gives_the_same_config(tmp_path):
-    file = tiny.config_file(
-        tmp_path, "language", model__D=96, optim__learning_rate=3e-4, train__accumulation=2, sample__prompt="a = 'é'\n"
-    )
-    written = config_file.load(file, base=base.get_config)
-    saved = tmp_path / "config.json"
+def test_a_saved_config_gives_the_same_config_and_leaves_base_as_it_was(tmp_path):
+    before = values(base.get_config())
+    changes = {"model.D": 96, "optim.learning_rate": 3e-4, "train.accumulation": 2, "sample.prompt": "a = 'é'\n"}
+    written = loaded(tiny.config_file(tmp_path, "language", **changes))
     for content in (written.to_dict(), {"config": written.to_dict(), "versions": {"jax": "1"}, "commit": "f"}):
-        saved.write_text(json.dumps(content))
-        again = config_file.load(str(saved), base=base.get_config)
-        assert values(again) == values(written)
-        assert [type(value) for value in values(again).values()] == [type(value) for value in values(written).values()]
-    assert values(again)["model.K"] == 24 and values(again)["model.F"] == 384
+        again = values(loaded(saved_in(tmp_path, content)))
+        assert again == values(written)
+        assert [type(value) for value in again.values()] == [type(value) for value in values(written).values()]
+        assert again["model.K"] == 24 and again["model.F"] == 384
+    assert values(base.get_config()) == before
 
 
 def test_a_json_config_may_be_a_part_and_is_not_executed(tmp_path):
-    saved = tmp_path / "config.json"
-    saved.write_text('{"train": {"steps": 3}, "optim": {"clip": 2}}')
-    found, defaults = values(config_file.load(str(saved), base=base.get_config)), values(base.get_config())
-    assert found == defaults | {"train.steps": 3, "optim.clip": 2.0} and isinstance(found["optim.clip"], float)
+    found = values(loaded(saved_in(tmp_path, {"train": {"steps": 3}, "optim": {"clip": 2}})))
+    assert found == values(base.get_config()) | {"train.steps": 3, "optim.clip": 2.0}
+    assert isinstance(found["optim.clip"], float)
 
 
-NESTED = [["a", {"model": {"score": "evil:x"}}]]
 EVIL = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
 
 
@@ -94,121 +76,109 @@ EVIL = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
         ({"model": {"score": "evil:x"}}, ""),
         ({"study": {"arms": EVIL, "experiment": "vision"}}, " in study.arms"),
         ({"study.conditions": [["a", {}], ["b", {"text.objective": "evil:x"}]]}, " in study.conditions"),
-        (
-            {"config": {"study": {"experiment": "vision", "conditions": [["a", {"model": {"score": "evil:x"}}]]}}},
-            " in study.conditions",
-        ),
-        ({"study": {"experiment": "vision", "arms": [[{"image.head": "evil:x"}, "swapped"]]}}, " in study.arms"),
+        ({"study": {"conditions": [["a", {"model": {"score": "evil:x"}}]]}}, " in study.conditions"),
+        ({"study": {"arms": [[{"image.head": "evil:x"}, "swapped"]]}}, " in study.arms"),
     ],
 )
 def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
     """What is trusted is given on the command line; that has the last word, so the file's is left out."""
-    file = tmp_path / "config.json"
     name, of = ("ablation", "vision") if where else ("vision", "")
-    more = {"experiment": name} | ({"study.experiment": of} if of else {})
-    file.write_text(json.dumps({"config": more | saved["config"]} if "config" in saved else more | saved))
+    more = {"experiment": name} | ({"study.experiment": of} if "study" not in saved and of else {})
+    if "study" in saved:
+        saved = {"study": {"experiment": of} | saved["study"]}
+    file = saved_in(tmp_path, {"config": more | saved})
     with pytest.raises(errors.UserError, match=f' = "evil:x"{where}, a program that would be run: give it on the comm'):
-        config_file.load(str(file), base=base.get_config, given={"model.score": ""} if where else {"study.arms": []})
-    given = where.removeprefix(" in ") or "model.score"
-    assert values(config_file.load(str(file), base=base.get_config, given={given: None})) == values(
-        base.get_config(name, of=of)
-    )
+        loaded(file, given={"model.score": ""} if where else {"study.arms": []})
+    given = {where.removeprefix(" in ") or "model.score": None}
+    assert values(loaded(file, given=given)) == values(base.get_config(name, of=of))
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):
     arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "sample.prompt": "a: b"}]]
-    (tmp_path / "config.json").write_text(
-        json.dumps({"experiment": "ablation", "study": {"experiment": "language", "arms": arms}})
-    )
-    assert values(config_file.load(str(tmp_path / "config.json"), base=base.get_config))["study.arms"] == arms
+    saved = {"experiment": "ablation", "study": {"experiment": "language", "arms": arms}}
+    assert values(loaded(saved_in(tmp_path, saved)))["study.arms"] == arms
 
 
 @pytest.mark.parametrize("content", ['{"k%d": 1', '{"k%d": {}', '{"train.steps": 3, "study": {"arms": [1]}, "k%d": 1'])
 def test_millions_of_settings_are_no_config(tmp_path, content):
-    (tmp_path / "config.json").write_text(content % 0 + "".join(f', "k{i}": 1' for i in range(1, 100_000)) + "}")
+    file = saved_in(tmp_path, content % 0 + "".join(f', "k{i}": 1' for i in range(1, 100_000)) + "}")
     with pytest.raises(errors.UserError, match=r"it has 1,\d{3},\d{3} characters, and 1,048,576 are allowed"):
-        config_file.load(str(tmp_path / "config.json"), base=base.get_config)
+        loaded(file)
 
 
-def test_an_unknown_setting_is_refused_before_the_others_are_taken(tmp_path, monkeypatch):
+def test_an_unknown_setting_is_refused_before_the_others_are_taken(tmp_path):
     """Nor is a long name told whole, or put before each of thousands of names below it."""
-    monkeypatch.setattr(configs, "assign", None)
     long = "x" * 300_000
-    saved = {"seed": 7, "train": {"steps": 3}, long: {f"k{i}": 1 for i in range(50_000)}}
-    (tmp_path / "config.json").write_text(json.dumps(saved))
+    saved = {"seed": "wrong too", "train": {"steps": 3}, long: {f"k{i}": 1 for i in range(50_000)}}
     with pytest.raises(errors.UserError) as caught:
-        config_file.load(str(tmp_path / "config.json"), base=base.get_config)
+        loaded(saved_in(tmp_path, saved))
     assert str(caught.value).startswith(f'unknown config key "{long[:97]}..."') and len(str(caught.value)) < 250
 
 
 @pytest.mark.parametrize("text", ["[" * 600 + "]" * 600, "[" * 99999 + "]" * 99999, '{"a":' * 31 + "1" + "}" * 31])
 def test_what_is_nested_absurdly_is_refused(tmp_path, text):
     """Python's own limit is reached somewhere else in every version."""
-    (tmp_path / "config.json").write_text(f'{{"experiment": "ablation", "study": {{"seeds": {text}}}}}')
     with pytest.raises(errors.UserError, match="it is nested more than 30 levels deep"):
-        config_file.load(str(tmp_path / "config.json"), base=base.get_config)
+        loaded(saved_in(tmp_path, f'{{"experiment": "ablation", "study": {{"seeds": {text}}}}}'))
     with pytest.raises(errors.UserError, match='"study.seeds" must be of type list'):
         overridden(("study.seeds", text), config=base.get_config("ablation"))
+    assert configs.shallow("[" * 29 + "1" + "]" * 29)
+    with pytest.raises(ValueError, match="30 levels"):
+        configs.shallow("[" * 30 + "1" + "]" * 30)
 
 
 def test_what_a_saved_config_derived_stays_derived(tmp_path):
-    saved = tmp_path / "config.json"
-    saved.write_text(json.dumps({"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
-    found = config_file.load(str(saved), base=base.get_config)
+    found = loaded(saved_in(tmp_path, {"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
     configs.override(found, "model.D", "64")
     assert values(found)["model.K"] == 32 and values(found)["model.F"] == 7
-
-
-def test_loading_a_config_leaves_base_as_it_was(tmp_path):
-    before = values(base.get_config())
-    config_file.load(tiny.config_file(tmp_path, "vision", model__D=96), base=base.get_config)
-    overridden(("model.D", "8"))
-    assert values(base.get_config()) == before
 
 
 def test_an_error_in_a_config_file_is_told_with_its_last_line_there(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("import json\n\ndef text():\n    return json.loads('{')\n\ndef get_config():\n    return text()\n")
     with pytest.raises(errors.UserError) as caught:
-        config_file.load(str(file), base=base.get_config)
-    assert str(caught.value).startswith(f"{file}, line 4: JSONDecodeError: ")
-    assert "\n" not in str(caught.value)
-
-
-# Overrides
+        loaded(str(file))
+    assert str(caught.value).startswith(f"{file}, line 4: JSONDecodeError: ") and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "expected"),
+    ("change", "said"),
     [
-        ("train.steps", "7", 7),
-        ("mesh.data", "-1", -1),
-        ("optim.learning_rate", "1e-3", 0.001),
-        ("optim.learning_rate", "1", 1.0),
-        ("optim.learning_rate", ".5", 0.5),
-        ("model.bias", "false", False),
-        ("model.bias", "False", False),
-        ("model.bias", "0", False),
-        ("model.remat", "true", True),
-        ("model.remat", "1", True),
-        ("sample.prompt", "x = 1 # a=b", "x = 1 # a=b"),
-        ("sample.prompt", "", ""),
-        ("sample.prompt", "7", "7"),
-        ("model.scale", "1", "1"),
-        ("init_from", "/a folder/é", "/a folder/é"),
+        ("model.M = None", '"model.M" must be of type int'),  # a ConfigDict takes None for anything, and True for 1
+        ("train.steps = True", '"train.steps" must be of type int'),
+        ("optim.clip = None", '"optim.clip" must be of type float'),
+        ("experiment = None", '"experiment" must be of type str'),
+        ("more = 1", 'has the key "more"'),
+        ("__delattr__('seed')", 'lacks the key "seed": one of the experiment vision begins with base.get_config("vis'),
     ],
 )
-def test_an_override_has_the_type_of_its_field(key, text, expected):
-    found = overridden((key, text))
-    assert found[key] == expected and type(found[key]) is type(expected)
-    assert {k for k, v in found.items() if v != values(base.get_config("language"))[k]} <= {key}
+def test_a_config_with_other_keys_or_types_is_refused(tmp_path, change, said):
+    begin = "from configs import base\ndef get_config():\n    c = base.get_config('vision').unlock()\n"
+    (tmp_path / "config.py").write_text(f"{begin}    c.{change}\n    return c\n")
+    with pytest.raises(errors.UserError, match=re.escape(said)):
+        loaded(str(tmp_path / "config.py"))
 
 
-def test_a_list_is_given_as_json():
-    config = ml_collections.ConfigDict({"sizes": [1]})
-    assert overridden(("sizes", "[2, 3]"), config=config) == {"sizes": [2, 3]}
-    with pytest.raises(errors.UserError, match='"sizes" must be of type list'):
-        overridden(("sizes", "2, 3"), config=config)
+# What a command line says, and what the setting is then.
+TAKEN = {
+    "train.steps": {"7": 7},
+    "mesh.data": {"-1": -1},
+    "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
+    "model.bias": {"false": False, "False": False, "0": False},
+    "model.remat": {"true": True, "1": True},
+    "sample.prompt": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
+    "model.scale": {"1": "1"},
+    "train.growth": {"[[2, 3]]": [[2, 3]]},
+}
+
+
+@pytest.mark.parametrize("key", TAKEN)
+def test_an_override_has_the_type_of_its_field(key):
+    before = overridden()
+    for text, expected in TAKEN[key].items():
+        found = overridden((key, text))
+        assert found[key] == expected and type(found[key]) is type(expected)
+        assert {other for other in found if found[other] != before[other]} <= {key}
 
 
 @pytest.mark.parametrize(
@@ -219,40 +189,16 @@ def test_a_list_is_given_as_json():
         ("model.d", "3", 'unknown config key "model.d" (did you mean "model.D"?)'),
         ("zzz", "3", 'unknown config key "zzz"'),
         ("train.steps", "1e3", '"train.steps" must be of type int, and "1e3" is not'),
-        ("train.steps", "2.0", '"train.steps" must be of type int, and "2.0" is not'),
-        ("model.bias", "no", "\"model.bias\" must be of type bool, and 'no' is not"),
+        ("train.steps", "", '"train.steps" must be of type int, and "" is not'),
         ("model.bias", "2", "\"model.bias\" must be of type bool, and '2' is not"),
         ("optim.clip", "one", '"optim.clip" must be of type float, and "one" is not'),
+        ("train.growth", "2, 3", """"train.growth" must be of type list, as '["One", "Two"]', and "2, 3" is not"""),
     ],
 )
 def test_an_override_that_is_wrong(key, text, said):
     with pytest.raises(errors.UserError) as caught:
         overridden((key, text))
     assert str(caught.value) == said
-
-
-def test_the_command_line_gives_values_behind_an_equals_sign_or_a_space(tmp_path, monkeypatch):
-    seen = {}
-
-    class Spy:
-        config = vision.config
-
-        @staticmethod
-        def run(settings, folder):
-            seen.update(configs.flat(settings.to_dict()), folder=folder)
-
-    monkeypatch.setattr(by_name, "experiment", lambda name: Spy)
-    file = tiny.config_file(tmp_path, "vision", model__H=8)
-    words = ["--config.train.steps", "7", "--config.image.source=a = b", "--config.model.D=64", "-config.seed=3"]
-    assert tiny.run("--config", file, *words).code == 0
-    assert (seen["train.steps"], seen["image.source"], seen["seed"]) == (7, "a = b", 3)
-    assert (seen["model.D"], seen["model.K"], seen["model.F"]) == (64, 8, 256)
-    assert re.fullmatch(r"runs/vision_config/\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d", str(seen["folder"]))
-    assert tiny.run("--config", file, "--workdir", "a/b").code == 0 and seen["folder"] == pathlib.Path("a/b")
-    assert tiny.run("--config", file, "--workdir", "a/b", "--dry_run").code == 0 and seen["folder"] is None
-
-
-# What follows from other fields
 
 
 def test_sizes_follow_from_others_unless_they_are_set():
@@ -269,35 +215,26 @@ def test_sizes_follow_from_others_unless_they_are_set():
     assert (config.model.K, config.model.F) == (10, 9)
 
 
-# Names
-
-
-ROOMS = {
-    "score": (
-        score,
-        "none tied tied_noself tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query "
-        "symmetric_init asymmetric asymmetric_std constant",
-    ),
-    "value": (value, "low_rank full_rank identity"),
-    "norm": (norm, "token token_plain rms batch instance"),
-    "mlp": (mlp, "relu gelu gelu_tanh two_hidden_relu two_hidden_gelu swiglu"),
-    "position": (position, "learned sinusoidal learned_concatenated sinusoidal_concatenated none"),
-    "relative_position": (relative_position, "none rotary rotary_halves relative buckets alibi"),
+SCORES = """none tied tied_noself tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query
+symmetric_init asymmetric asymmetric_std constant"""
+LISTED = {
+    "score": (by_name.candidates(score), SCORES),
+    "value": (by_name.candidates(value), "low_rank full_rank identity"),
+    "norm": (by_name.candidates(norm), "token token_plain rms batch instance"),
+    "mlp": (by_name.candidates(mlp), "relu gelu gelu_tanh two_hidden_relu two_hidden_gelu swiglu"),
+    "position": (by_name.candidates(position), "learned sinusoidal learned_concatenated sinusoidal_concatenated none"),
+    "relative_position": (by_name.candidates(relative_position), "none rotary rotary_halves relative buckets alibi"),
+    "scale": (score.SCALES, "1/sqrt(K) 1/sqrt(D) 1"),
+    "block": (block.ORDERS, "pre_norm post_norm"),
+    "attention": (attention.IMPLEMENTATIONS, "explicit flash fused"),
+    "compute_dtype": (models.DTYPES, "float32 bfloat16"),
 }
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_offers_its_variants_and_base_lists_them(room):
-    module, names = ROOMS[room]
-    assert set(by_name.candidates(module)) >= set(names.split())
-    assert listed(room) == set(by_name.candidates(module))
-
-
-def test_base_lists_the_names_of_tables():
-    assert listed("scale") == set(score.SCALES)
-    assert listed("block") == set(block.ORDERS)
-    assert listed("attention") == set(attention.IMPLEMENTATIONS)
-    assert listed("compute_dtype") == set(models.DTYPES)
+@pytest.mark.parametrize("field", LISTED)
+def test_a_room_offers_its_variants_and_base_lists_them(field):
+    offered, names = LISTED[field]
+    assert listed(field) == set(offered) == set(names.split())
 
 
 def listed(field):
@@ -308,34 +245,33 @@ def listed(field):
     return set(re.sub(r" \(.*|of the logits: ", "", comment).split(", "))
 
 
-def test_choosing_by_name():
+@pytest.mark.parametrize(
+    ("name", "hint"), [("betta", ' (did you mean "beta"?)'), ("Alpha", ' (did you mean "alpha"?)'), ("x", "")]
+)
+def test_choosing_by_name(name, hint):
     right = {"alpha": 1, "beta": 2}
     assert by_name.choose("letter", "beta", right) == 2
     with pytest.raises(errors.UserError) as caught:
-        by_name.choose("letter", "betta", right)
-    assert str(caught.value) == 'unknown letter "betta" (did you mean "beta"?); the right ones are: alpha, beta'
-    with pytest.raises(errors.UserError) as caught:
-        by_name.choose("letter", "x", right)
-    assert str(caught.value) == 'unknown letter "x"; the right ones are: alpha, beta'
+        by_name.choose("letter", name, right)
+    assert str(caught.value) == f'unknown letter "{name}"{hint}; the right ones are: alpha, beta'
 
 
 def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
     own = "from tfm.attention import score\ncosine = score.tied._replace(init='mine')\n"
     (tmp_path / "arms_of_mine.py").write_text(own)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [path for path in __import__("sys").path if path != ""])
-    found = by_name.choose("score", "arms_of_mine:cosine", by_name.candidates(score))
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path != ""])
+    scores = by_name.candidates(score)
+    found = by_name.choose("score", "arms_of_mine:cosine", scores)
     assert (found.init, found.apply) == ("mine", score.tied.apply)
     for wrong, word in (("arms_of_mine:sine", "sine"), ("my_legs:cosine", "my_legs"), (".arms_of_mine:cosine", "dot")):
         with pytest.raises(errors.UserError, match=f'the score "{wrong}" cannot be imported: .*{word}'):
-            by_name.choose("score", wrong, {})
-    for wrong in (
-        "arms-of-mine:cosine",
-        "arms_of_mine:co sine",
-        "arms_of_mine:",
-    ):  # else a .json could name it unnoticed
+            by_name.choose("score", wrong, scores)
+    for wrong in ("arms-of-mine:cosine", "arms_of_mine:co sine", "arms_of_mine:"):  # a .json could name it unnoticed
         with pytest.raises(errors.UserError, match="is not of the form my_file:my_variant"):
-            by_name.choose("score", wrong, {})
+            by_name.choose("score", wrong, scores)
+    with pytest.raises(errors.UserError, match='unknown letter "arms_of_mine:cosine"; the right ones are: a'):
+        by_name.choose("letter", "arms_of_mine:cosine", {"a": 1})  # no place for a program
     assert configs.is_code("arms_of_mine:cosine") and not list(configs.codes("sample.prompt", "arms_of_mine:cosine"))
 
 
@@ -346,7 +282,27 @@ def test_experiments_are_found_by_their_files():
             by_name.experiment(wrong)
 
 
-# What is read
+def test_absurd_numbers_are_refused():
+    most = {"train.steps": 2**31 - 1, "seed": 2**32 - 1, "study.seeds": [2**32 - 1], "optim.clip": 3.4e38}
+    configs.check_numbers(most)
+    for key, number in (("train.steps", -(2**31)), ("study.seeds", [1, [2**32]]), ("seed", 2**32), ("seed", 10**5000)):
+        with pytest.raises(errors.UserError, match=f"{key} = .* is too large a number: at most {most['seed']}|214"):
+            configs.check_numbers({key: number})
+    for wrong in (math.nan, -math.inf, 3.5e38):
+        with pytest.raises(errors.UserError, match="is no number that can be computed with"):
+            configs.check_numbers({"a": [0.5, wrong]})
+
+
+def test_what_a_program_gives_is_taken_as_a_config_has_it():
+    config = base.get_config("ablation")
+    given = {"study.seeds": (1, 2), "init_from": pathlib.Path("a"), "train.steps": np.int64(3), "optim.clip": 2}
+    for key in given:
+        configs.assign(config, key, given[key])
+    found = [values(config)[key] for key in given]
+    assert found == [[1, 2], "a", 3, 2.0] and [type(one) for one in found] == [list, str, int, float]
+    for key, wrong in (("train.steps", 2.0), ("train.steps", True), ("model.bias", 1), ("optim.clip", "2")):
+        with pytest.raises(errors.UserError, match=f'"{key}" must be of type'):
+            configs.assign(config, key, wrong)
 
 
 def settings(**changes):
@@ -370,9 +326,8 @@ def test_a_changed_setting_that_is_never_read_is_refused():
         found.refuse_unused()
     assert str(caught.value) == "model.remat, seed, train.steps are set, but this experiment does not use them"
     assert (found.train.steps, found.seed) == (7, 1)
-    with pytest.raises(errors.UserError) as caught:
+    with pytest.raises(errors.UserError, match="^model.remat is set, but this experiment does not use it$"):
         found.refuse_unused()
-    assert str(caught.value) == "model.remat is set, but this experiment does not use it"
     inner = found.model
     assert inner.remat and inner.D == 128
     found.refuse_unused()

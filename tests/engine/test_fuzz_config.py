@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import pathlib
 
 import fuzz
 import hypothesis
@@ -13,47 +12,43 @@ import tiny
 from hypothesis import strategies as st
 
 from configs import base
-from experiments import vision
-from experiments.engine import compilation, config_file, disk, errors, run, step, workdir
 from experiments.engine import config as configs
+from experiments.engine import config_file, disk, errors, run, step, workdir
 from experiments.studies import study
 
 DEFAULTS = tiny.fields()
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1}
 SMALL |= {"train.evaluate_batch": 64, "train.log_every": 1}
-NAMES = {  # of what is chosen by name, all or some
-    "experiment": "language vision synthetic translation masked_image convolution sample classify fill export ablation",
-    "device": "any cpu gpu tpu",
-    "resume": "latest latest_valid",
-    "family": "gpt2 bert vit llama",
-    "model.score": "none tied tied_keynorm tied_wide pairwise identity_query l2_tied asymmetric constant",
-    "model.scale": "1/sqrt(K) 1/sqrt(D) 1",
-    "model.value": "low_rank full_rank identity",
-    "model.norm": "token token_plain rms batch instance",
-    "model.mlp": "relu gelu gelu_tanh two_hidden_relu swiglu",
-    "model.position": "learned sinusoidal learned_concatenated none",
-    "model.relative_position": "none rotary rotary_halves relative buckets alibi",
-    "model.block": "pre_norm post_norm",
-    "model.attention": "explicit flash fused",
-    "model.compute_dtype": "float32 bfloat16",
-    "text.objective": "causal prefix masked",
-    "text.tokenizer": "bytes characters",
-    "text.source": "docstrings",
-    "image.head": "pooled class_token",
-    "synthetic.task": "ring previous reachability beats membership nearest",
-    "optim.name": "adamw muon",
-    "optim.schedule": "cosine linear constant wsd",
-    "train.nan": "abort skip",
-    "train.keep_best": "eval/loss eval/accuracy",
-}
+CHOICES = """
+experiment language vision synthetic translation masked_image convolution sample classify fill export ablation
+device any cpu gpu tpu
+resume latest latest_valid
+family gpt2 bert vit llama
+model.score none tied tied_keynorm tied_wide pairwise identity_query l2_tied asymmetric constant
+model.scale 1/sqrt(K) 1/sqrt(D) 1
+model.value low_rank full_rank identity
+model.norm token token_plain rms batch instance
+model.mlp relu gelu gelu_tanh two_hidden_relu swiglu
+model.position learned sinusoidal learned_concatenated none
+model.relative_position none rotary rotary_halves relative buckets alibi
+model.block pre_norm post_norm
+model.attention explicit flash fused
+model.compute_dtype float32 bfloat16
+text.objective causal prefix masked
+text.tokenizer bytes characters
+text.source docstrings
+image.head pooled class_token
+synthetic.task ring previous reachability beats membership nearest
+optim.name adamw muon
+optim.schedule cosine linear constant wsd
+train.nan abort skip
+train.keep_best eval/loss eval/accuracy
+"""
+NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
 KEYS = st.sampled_from(sorted(DEFAULTS))
 TRAINED = KEYS.filter(lambda key: key.startswith(("model.", "train.", "optim.")))  # what every experiment looks at
-ABSURD = st.one_of(
-    st.sampled_from([10**9, 2**31 - 1, 2**31, 2**32, 10**12, 2**63, 10**30]).flatmap(
-        lambda n: st.sampled_from([n, -n])
-    ),
-    st.just(5000).map(lambda digits: 10**digits),
-)
+LARGE = [10**9, 2**31 - 1, 2**31, 2**32, 10**12, 2**63, 10**30]
+ABSURD = st.one_of(st.sampled_from(LARGE + [-n for n in LARGE]), st.just(5000).map(lambda digits: 10**digits))
 WHOLE = st.one_of(st.integers(-2, 20), st.sampled_from([24, 32, 48, 64, 100, 1000, 10**6]), ABSURD)
 BROKEN = st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, -0.0])
 REAL = st.one_of(st.floats(0, 1), st.floats(), BROKEN)
@@ -69,7 +64,7 @@ def typed(key):
 def sensible(key):
     """One that often means something."""
     if key in NAMES:
-        return st.sampled_from(NAMES[key].split())
+        return st.sampled_from(NAMES[key])
     if key == "train.growth":
         return st.lists(st.tuples(st.integers(1, 5), st.sampled_from([16, 24, 32, 33])), max_size=2)
     numbers = {int: st.sampled_from([0, 1, 2, 3, 4, 8, 16, 32, 48, 100]), float: st.sampled_from([0.0, 0.1, 0.5, 1.0])}
@@ -89,12 +84,18 @@ EDIT = st.one_of(
 )
 
 
+def plainly(write, value, otherwise):
+    """The value as text; otherwise for a number of thousands of digits, which Python does not write."""
+    try:
+        return write(value)
+    except ValueError:
+        return otherwise
+
+
 def as_text(value):
     """What stands on the command line for this value."""
-    try:
-        return value if isinstance(value, str) else str(value) if isinstance(value, float) else json.dumps(value)
-    except ValueError:  # a number of thousands of digits
-        return "9" * 5000
+    how = json.dumps if not isinstance(value, str | float) else str
+    return plainly(how, value, "9" * 5000)
 
 
 def nested(edits):
@@ -139,7 +140,6 @@ STUDY = {  # what makes sense, and what may not
     "arms": (st.sampled_from([[["a", {}], ["b", {"model.score": "tied"}]], [["b", {}], ("a", {"model.M": 2})]]), NAMED),
     "conditions": (pairs(st.sampled_from("abcde"), GOOD), NAMED),
     "seeds": (st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=1, max_size=3, unique=True), SEEDS),
-    "reference": (st.sampled_from(["a", "b"]), st.one_of(fuzz.TEXTS, ANYTHING)),
     "metric": (st.sampled_from(["eval/loss", "eval/accuracy"]), st.one_of(fuzz.TEXTS, ANYTHING)),
     "threshold": (st.sampled_from([0.5, -1.0]), st.one_of(REAL, ANYTHING)),
 }
@@ -209,12 +209,6 @@ def launched(test, *arguments):
     return fuzz.count(test, "refused")
 
 
-def written(folder, experiment, changes):
-    """A config file with these changes, one assignment a line."""
-    file = pathlib.Path(tiny.config_file(folder, experiment, **changes))
-    return file
-
-
 @pytest.fixture(scope="module", autouse=True)
 def told():
     yield
@@ -222,7 +216,7 @@ def told():
 
 
 @hypothesis.given(st.data())
-@fuzz.settings(600)
+@fuzz.settings(150)
 def test_values_are_taken_or_refused(data):
     """Loading and overriding alone, of which there can be thousands: what is taken has the type it had."""
     config = base.get_config(data.draw(st.sampled_from(tiny.EXPERIMENTS)))
@@ -236,9 +230,8 @@ def test_values_are_taken_or_refused(data):
     except errors.UserError as error:
         str(error).encode("utf-8", "backslashreplace")
         return fuzz.count("values", "refused")
-    assert {key: type(value) for key, value in found.items()} == {
-        key: type(x) for key, x in configs.flat(defaults.to_dict()).items()
-    }
+    before = configs.flat(defaults.to_dict())
+    assert {key: type(found[key]) for key in found} == {key: type(before[key]) for key in before}
     json.dumps(found, allow_nan=False)
     return fuzz.count("values", "accepted")
 
@@ -249,7 +242,7 @@ def test_values_are_taken_or_refused(data):
     st.sampled_from(["arguments", "json", "python"]),
     st.booleans(),
 )
-@fuzz.settings(80)
+@fuzz.settings(30)
 def test_a_config_is_accepted_or_refused_in_a_sentence(place, until_compiling, tmp_path_factory, name, edits, way, dry):
     folder, configs_of = place
     new = tmp_path_factory.mktemp("case")
@@ -262,40 +255,17 @@ def given(folder, way, name, own, edits):
     if way == "arguments":
         file = tiny.config_file(folder, name, **own)
         return ["--config", file, *(f"--config.{key}={as_text(value)}" for key, value in edits)]
+    every = [("experiment", name), *own.items(), *edits]
     if way == "json":
-        file = str(folder / "config.json")
-        with open(file, "w", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(dumped(nested([("experiment", name), *own.items(), *edits])))
+        content = plainly(json.dumps, nested(every), '{"seed": ' + "9" * 5000 + "}")
     else:
-        file = str(folder / "config.py")
-        lines = [f"    config.{key} = {value!r}" for key, value in [("experiment", name), *own.items()]]
-        lines += [f"    config.{key} = {spelled(value)}" for key, value in edits]
-        head = ["from math import inf, nan", "from configs import base", "def get_config():"]
-        code = "\n".join(
-            [
-                *head,
-                f"    config = base.get_config({name!r}, of={own.get('study.experiment', '')!r})",
-                *lines,
-                "    return config",
-                "",
-            ]
-        )
-        pathlib.Path(file).write_text(code, encoding="utf-8", errors="backslashreplace")
-    return ["--config", file]
-
-
-def dumped(values):
-    try:
-        return json.dumps(values)
-    except ValueError:
-        return '{"seed": ' + "9" * 5000 + "}"
-
-
-def spelled(value):
-    try:
-        return repr(value)
-    except ValueError:
-        return "10 ** 5000"
+        lines = [f"    config.{key} = {plainly(repr, value, '10 ** 5000')}" for key, value in every]
+        begin = f"    config = base.get_config({name!r}, of={own.get('study.experiment', '')!r})"
+        head = "from math import inf, nan\nfrom configs import base\ndef get_config():"
+        content = "\n".join([head, begin, *lines, "    return config\n"])
+    file = folder / f"config.{'json' if way == 'json' else 'py'}"
+    file.write_text(content, encoding="utf-8", errors="backslashreplace")
+    return ["--config", str(file)]
 
 
 JSON = st.recursive(
@@ -310,7 +280,7 @@ JSON = st.recursive(
 @hypothesis.given(
     st.one_of(JSON.map(json.dumps).map(str.encode), st.binary(max_size=60)), st.sampled_from(["json", "py"])
 )
-@fuzz.settings(150)
+@fuzz.settings(60)
 def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path_factory, content, ending):
     file = tmp_path_factory.mktemp("case") / f"config.{ending}"
     file.write_bytes(content if ending == "json" else b"# coding: utf-8\n'''" + content)
@@ -318,7 +288,7 @@ def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path
 
 
 @hypothesis.given(STUDIES)
-@fuzz.settings(120)
+@fuzz.settings(60)
 def test_any_study_has_its_runs_or_is_refused(changes):
     """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
     config = base.get_config("ablation", of="synthetic")
@@ -341,7 +311,7 @@ def test_any_study_has_its_runs_or_is_refused(changes):
 
 
 @hypothesis.given(STUDIES, st.sampled_from(["arguments", "json", "python"]))
-@fuzz.settings(40)
+@fuzz.settings(20)
 def test_a_study_is_accepted_or_refused_in_a_sentence(place, tmp_path_factory, changes, way):
     folder, configs_of = place
     new = tmp_path_factory.mktemp("case")
@@ -350,45 +320,3 @@ def test_a_study_is_accepted_or_refused_in_a_sentence(place, tmp_path_factory, c
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(study, "programs", reached)
         launched("studies on the path", *given(new, way, "ablation", own, changes), "--dry_run")
-
-
-@hypothesis.given(
-    st.lists(st.one_of(edits(TRAINED, sensible), edits(TRAINED, typed)), min_size=1, max_size=3), st.booleans()
-)
-@fuzz.settings(2)
-def test_what_is_accepted_trains(place, monkeypatch, tmp_path_factory, edits, words):
-    """To the end, or to a sentence that says why not."""
-    folder, configs_of = place
-    new, name = tmp_path_factory.mktemp("case"), "language" if words else "vision"
-    monkeypatch.chdir(new)
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-    monkeypatch.setattr(vision, "figures", lambda *arguments: [])
-    file = tiny.config_file(new, name, **configs_of[name])
-    more = [f"--config.{key}={as_text(value)}" for key, value in edits]
-    code, err = fuzz.launched("--config", file, "--workdir", str(new / "run"), "--config.train.steps=3", *more)
-    assert code in (0, 1, 2), (code, err)
-    fuzz.count("trainings", ["trained", "stopped", "refused"][code])
-    if code:
-        fuzz.check_sentence(err)
-
-
-@pytest.mark.parametrize("line", ["model.M = None", "train.steps = True", "optim.clip = None", "experiment = None"])
-def test_what_a_configdict_would_take_for_a_number_is_refused(tmp_path, line):
-    """It takes None for anything, and True for 1."""
-    code = (
-        f"from configs import base\ndef get_config():\n    c = base.get_config('vision')\n    c.{line}\n    return c\n"
-    )
-    (tmp_path / "config.py").write_text(code)
-    with pytest.raises(errors.UserError, match=f'"{line.split()[0]}" must be of type'):
-        config_file.load(str(tmp_path / "config.py"), base=base.get_config)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"), [("del c.seed", 'lacks the key "seed"'), ("c.more = 1", 'has the key "more"')]
-)
-def test_a_config_with_other_keys_is_refused(tmp_path, change, said):
-    head = "from configs import base\ndef get_config():\n    c = base.get_config('vision').unlock()\n"
-    code = f"{head}    {change}\n    return c\n"
-    (tmp_path / "config.py").write_text(code)
-    with pytest.raises(errors.UserError, match=said):
-        config_file.load(str(tmp_path / "config.py"), base=base.get_config)

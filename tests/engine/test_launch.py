@@ -1,90 +1,128 @@
-"""The launcher: a config that is data runs no program, and how a command ends where nobody reads or waits for it."""
+"""The launcher: what it takes from words and from data that run no program, and how a command ends."""
 
 import contextlib
 import json
 import os
-import pathlib
 import re
 import sys
-import types
 
 import pytest
 import tiny
 
 import launch
-from experiments import language
-from experiments.engine import by_name, disk, errors
+from experiments.engine import disk, errors
 
-CAUSAL = str(pathlib.Path(__file__).parents[2] / "configs" / "causal_lm.py")
+SPY = """
+import json
+import pathlib
+
+from ml_collections import ConfigDict
+
+
+def config():
+    spy = ConfigDict()
+    spy.text = ""
+    return {"spy": spy}
+
+
+def prepare(settings, devices):
+    pathlib.Path("seen.json").write_text(json.dumps(settings.to_dict()))
+    if settings.spy.text == "a fault":
+        raise ValueError("a fault")
+    raise KeyboardInterrupt
+"""
 
 
 @pytest.fixture
-def with_experiment(monkeypatch):
-    """A function that has the launcher run this function instead of an experiment."""
-
-    def with_run(run, *, writes=False):
-        monkeypatch.setattr(
-            by_name, "experiment", lambda name: types.SimpleNamespace(config=language.config, run=run, WRITES=writes)
-        )
-
-    return with_run
+def spy(tmp_path, monkeypatch):
+    """The config of an experiment that tells its settings in seen.json, and is stopped, in the working directory."""
+    monkeypatch.delitem(sys.modules, "spy", raising=False)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spy.py").write_text(SPY)
+    return tiny.config_file(tmp_path, "spy", model__H=8)
 
 
-def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch, with_experiment):
+def test_the_command_line_gives_values_behind_an_equals_sign_or_a_space(spy, tmp_path):
+    words = ["--config.train.steps", "7", "--config.spy.text=a = b", "--config.model.D=64", "-config.seed=3"]
+    outcome = tiny.run("--config", spy, *words)
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert (seen["train"]["steps"], seen["spy"]["text"], seen["seed"]) == (7, "a = b", 3)
+    assert (seen["model"]["D"], seen["model"]["K"], seen["model"]["F"]) == (64, 8, 256)
+    command = r"python launch.py --config \S+ .* '--config.spy.text=a = b' .*-config.seed=3"
+    folder = r"runs/spy_config/\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d"
+    assert outcome.code == 130 and re.fullmatch(f"stopped; go on with: {command} --workdir={folder}\n", outcome.err)
+
+
+def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):
+    words = ["--config", spy, "--workdir", "a/b", "--config.seed=3"]
+    told = tiny.run(*words)
+    assert (told.code, told.err) == (130, f"stopped; go on with: python launch.py {' '.join(words)}\n")
+    assert tiny.run("--config", spy, "--dry_run").err == "stopped\n"
+    assert not (tmp_path / "a").exists() and not (tmp_path / "runs").exists()
+
+
+def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
+    with pytest.raises(errors.Interrupted) as stopped:
+        launch.run(spy, tmp_path / "run", **{"train.steps": 7, "spy.text": tmp_path})
+    assert str(stopped.value).endswith(f"workdir='{tmp_path}/run', **{{'train.steps': 7, 'spy.text': '{tmp_path}'}})")
+    assert json.loads((tmp_path / "seen.json").read_text())["train"]["steps"] == 7
+    with pytest.raises(errors.UserError, match='"train.steps" must be of type int, and 7.0 is not'):
+        launch.run(spy, **{"train.steps": 7.0})
+
+
+def test_any_other_error_is_not_hidden(spy):
+    """Only what a user can mend is a sentence; a fault of the program keeps its traceback."""
+    with pytest.raises(ValueError, match="a fault"):
+        tiny.run("--config", spy, "--config.spy.text=a fault")
+
+
+def test_a_reader_who_leaves_is_no_error(spy, capfd):
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "w") as out, contextlib.redirect_stdout(out):
+        tiny.forget_flags()
+        assert launch.main(["launch.py", "--config", spy]) == 1
+        print("more")  # what is still to come goes nowhere
+    assert capfd.readouterr() == ("", "") and sys.stdout.fileno() != writes
+
+
+def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "payload.py").write_text("open('ran', 'w').close()\ns = 1\n")
-    (tmp_path / "a.json").write_text(
-        json.dumps({"config": {"experiment": "language", "model": {"score": "payload:s", "D": 6}}})
-    )
-    used = []
-    with_experiment(lambda settings, folder: used.append((settings.model.score, settings.model.D)))
-    told = tiny.run("--config", "a.json")
-    assert (
-        told.code == 2 and 'has model.score = "payload:s"' in told.err and "--config.model.score=payload:s" in told.err
-    )
-    assert not used and not (tmp_path / "ran").exists()
-    assert tiny.run("--config", "a.json", "--config.model.score=payload:s").code == 0
-    assert tiny.run("--config", "a.json", "--config.model.score=tied").code == 0
-    assert used == [("payload:s", 6), ("tied", 6)]
+    (tmp_path / "a.json").write_text(json.dumps({"config": {"experiment": "vision", "model": {"score": "payload:s"}}}))
+    told = tiny.run("--config", "a.json", "--dry_run")
+    assert told.code == 2 and 'has model.score = "payload:s"' in told.err
+    assert "--config.model.score=payload:s" in told.err and not (tmp_path / "ran").exists()
+    told = tiny.run("--config", "a.json", "--dry_run", "--config.model.score=tied", "--config.image.patch=3")
+    assert "do not divide into patches" in told.err and not (tmp_path / "ran").exists()
+    assert "must be a tuple" in tiny.run("--config", "a.json", "--dry_run", "--config.model.score=payload:s").err
+    assert (tmp_path / "ran").exists()
     for section, name in (("text", "objective"), ("optim", "schedule")):
         (tmp_path / "b.json").write_text(json.dumps({"experiment": "language", section: {name: "payload:s"}}))
         assert f'has {section}.{name} = "payload:s"' in tiny.run("--config", "b.json").err
-    (tmp_path / "b.json").write_text(
-        json.dumps({"experiment": "language", "text": {"source": "C:/text"}})
-    )  # no variant
-    assert tiny.run("--config", "b.json").code == 0
+    (tmp_path / "b.json").write_text(json.dumps({"experiment": "language", "text": {"source": "C:/text"}}))
+    assert "'C:/text' is neither" in tiny.run("--config", "b.json").err  # no variant
 
 
-def test_a_reader_who_leaves_is_no_error(with_experiment, capfd):
-    for run in (lambda settings, folder: print("much"), lambda settings, folder: print("much", flush=True)):
-        with_experiment(run)
-        reads, writes = os.pipe()
-        os.close(reads)
-        with open(writes, "w") as out, contextlib.redirect_stdout(out):
-            tiny.forget_flags()
-            assert launch.main(["launch.py", "--config", CAUSAL]) == 1
-            print("more")  # what is still to come goes nowhere
-        assert capfd.readouterr() == ("", "")
-    assert sys.stdout.fileno() != writes
-
-
-def test_a_person_who_stops_a_command_is_told_so(with_experiment, tmp_path):
-    def stop(settings, folder):
-        disk.new_file(folder, "sample.txt")
-        raise KeyboardInterrupt
-
-    where = str(tmp_path / "out")
-    with_experiment(stop)
-    assert tiny.run("--config", CAUSAL, "--workdir", where) == (130, "", "stopped\n")
-    assert not (tmp_path / "out").exists()
-    with_experiment(stop, writes=True)
-    told = tiny.run("--config", CAUSAL, "--workdir", where, "--config.seed=3")
-    command = f"python launch.py --config {CAUSAL} --workdir {where} --config.seed=3"
-    assert told == (130, "", f"stopped; go on with: {command}\n")
-    told = tiny.run("--config", CAUSAL, "--config.sample.prompt=a b")  # without --workdir, the one that was made
-    assert re.search(
-        r"go on with: python launch.py .* '--config.sample.prompt=a b' --workdir=runs/causal_lm/\S+\n$", told.err
-    )
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--config=a.json train.steps=3", 'what is "train.steps=3"? Settings are given as --config.key=value'),
+        ("--config=a.json --workdri=x", "Unknown command line flag 'workdri'"),
+        ("", "say which config to run: python launch.py --config configs/vit.py"),
+        ("--replay=a --dry_run", "--replay DIR takes its config from DIR and writes nothing"),
+        ("--replay=a", "a is no replay bundle: it has no config.json"),
+        ("--config=a.json --topology=v5e-1", "--topology and --json are for --dry_run"),
+        ("--config=a.json --dry_run --json=b", "--topology and --json are for --dry_run"),
+        ("--config=a.json --distributed", "several processes train one run: all need the same --workdir"),
+        ("--config=a.json --workdir=b --distributed --dry_run", "several processes train one run"),
+    ],
+)
+def test_words_that_do_not_fit_together(tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    told = tiny.run(*words.split())
+    assert told.code == 2 and sentence in told.err and told.err.startswith("error: ") and not list(tmp_path.iterdir())
 
 
 def test_a_new_file_is_made_where_it_is_written(tmp_path):

@@ -19,23 +19,18 @@ HIDDEN_BN = np.array([[1, 0, 0, 1, 1, 0, 1], [0, 1, 1, 0, 0, 0, 1]], bool)  # B 
 
 
 @cases.float64()
-def test_masked_patches_equal_the_reference():
+def test_masked_patches_and_pixels_equal_the_reference():
     image_BYXZ, hidden_BN = cases.normal(0, 2, 6, 9, 5), HIDDEN_BN[:, :6]
     params = cases.drawn(lambda key: embed.masked_patches.init(key, P=45, D=D))
+    out = cases.drawn(lambda key: head.pixels.init(key, P=P, D=D))
     x_BND = embed.masked_patches.apply(params, {"v_BNP": embed.cut(image_BYXZ, size=3), "hidden_BN": hidden_BN})
+    v_BNP = head.pixels.apply(out, x_BND)
     for b in range(2):
         X = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 3)
         X = X + np.asarray(params["b_D"])[:, None]
         cases.close(x_BND[b], reference_image.masked_tokens(X, hidden_BN[b], np.asarray(params["h_D"])).T)
-
-
-@cases.float64()
-def test_pixels_equal_the_reference():
-    params, x_BND = cases.drawn(lambda key: head.pixels.init(key, P=P, D=D)), cases.normal(1, B, N, D)
-    v_BNP = head.pixels.apply(params, x_BND)
-    for b in range(B):
-        X, W, bias = translate.columns(x_BND[b]), np.asarray(params["W_PD"]), np.asarray(params["b_P"])
-        cases.close(v_BNP[b], reference_image.predicted_patches(X, W, bias).T)
+        W, bias = np.asarray(out["W_PD"]), np.asarray(out["b_P"])
+        cases.close(v_BNP[b], reference_image.predicted_patches(translate.columns(x_BND[b]), W, bias).T)
 
 
 @cases.float64()
@@ -43,17 +38,13 @@ def test_squared_error_equals_the_reference_whatever_stands_where_nothing_is_ask
     prediction_BNP, target_BNP = cases.normal(0, B, N, P), cases.normal(1, B, N, P)
     shown_BN1 = ~HIDDEN_BN[..., None]
     prediction_BNP, target_BNP = (jnp.where(shown_BN1, jnp.nan, v) for v in (prediction_BNP, target_BNP))
-    slow = [
-        reference_image.mean_squared_error(np.asarray(guess).T, np.asarray(truth).T, hidden_N)
-        for guess, truth, hidden_N in zip(prediction_BNP, target_BNP, HIDDEN_BN, strict=True)
-    ]
     for b in range(B):
+        guess, truth = (np.asarray(v_BNP[b]).T for v_BNP in (prediction_BNP, target_BNP))
         total, count = loss.squared_error(prediction_BNP[b : b + 1], target_BNP[b : b + 1], HIDDEN_BN[b : b + 1] * 1.0)
         assert count == HIDDEN_BN[b].sum() * P
-        cases.close(total / count, slow[b])
+        cases.close(total / count, reference_image.mean_squared_error(guess, truth, HIDDEN_BN[b]))
     grads_BNP = jax.grad(lambda v: loss.squared_error(v, target_BNP, HIDDEN_BN * 1.0)[0])(prediction_BNP)
-    expected = np.where(shown_BN1, 0, 2 * (prediction_BNP - target_BNP))
-    cases.close(grads_BNP, expected)
+    cases.close(grads_BNP, np.where(shown_BN1, 0, 2 * (prediction_BNP - target_BNP)))
 
 
 def test_squared_error_weighs_and_counts():
@@ -63,21 +54,17 @@ def test_squared_error_weighs_and_counts():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_predicted_pixels_and_their_error_are_float32(dtype):
-    params = cases.drawn(lambda key: head.pixels.init(key, P=P, D=D))
-    x_BND = cases.normal(1, B, N, D).astype(dtype)
+def test_predicted_pixels_and_their_error_are_float32_and_tokens_are_of_the_parameters_type(dtype):
+    params, x_BND = cases.drawn(lambda key: head.pixels.init(key, P=P, D=D)), cases.normal(1, B, N, D).astype(dtype)
     v_BNP = head.pixels.apply(jax.tree.map(lambda leaf: leaf.astype(dtype), params), x_BND)
     narrow_BNP = v_BNP.astype(dtype)
     total, count = loss.squared_error(narrow_BNP, jnp.ones_like(v_BNP) / 3, jnp.ones((B, N), dtype))
     wide, _ = loss.squared_error(narrow_BNP.astype(jnp.float32), jnp.ones_like(v_BNP) / 3, jnp.ones((B, N)))
     assert v_BNP.dtype == total.dtype == jnp.float32 and count == B * N * P and total == wide
-
-
-def test_tokens_of_patches_have_the_dtype_of_the_parameters():
     params = cases.drawn(lambda key: embed.masked_patches.init(key, P=P, D=D))
-    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
     inputs = {"v_BNP": cases.normal(0, B, N, P), "hidden_BN": HIDDEN_BN}
-    assert embed.masked_patches.apply(params, inputs).dtype == jnp.bfloat16
+    assert embed.masked_patches.apply(params, inputs).dtype == dtype
 
 
 def test_initial_parameters():
@@ -93,8 +80,7 @@ def test_initial_parameters():
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():
     """Not even NaN; a visible one reaches the outputs of all patches, also of the hidden ones."""
-    settings = tiny.settings("masked_image")
-    model = masked_image.build(settings, N=N, P=P)
+    model = masked_image.build(tiny.settings("masked_image", model__M=1), N=N, P=P)
     params = cases.drawn(model.init)
 
     @jax.jit

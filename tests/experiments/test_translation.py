@@ -1,7 +1,6 @@
 """Translation from its command to its figures: what it learns, how it is decoded, scored and shown."""
 
 import builtins
-import functools
 import itertools
 import json
 import math
@@ -15,7 +14,6 @@ import tiny
 from experiments import model as models
 from experiments.data import pairs, pretrained_tokenizer, subwords, translation_score
 from experiments.engine import compilation, errors, log
-from experiments.figures import translation as translation_figures
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
 pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
@@ -24,13 +22,7 @@ from experiments import translation  # noqa: E402
 
 WORDS = dict(zip("one two three four five".split(), "uno dos tres cuatro cinco".split(), strict=True))
 SAID = [(" ".join(some), " ".join(map(WORDS.get, some))) for some in itertools.product(WORDS, repeat=4)]
-PNG = b"\x89PNG\r\n\x1a\n"
-SIZES = {
-    "pairs.N": 6,
-    "pairs.vocabulary": 300,
-    "pairs.score_sentences": 11,
-    "train.evaluate_batch": 16,
-}
+SIZES = {"model.M": 1, "pairs.N": 6, "pairs.vocabulary": 300, "pairs.score_sentences": 11, "train.evaluate_batch": 16}
 
 
 @pytest.fixture(scope="module")
@@ -49,61 +41,31 @@ def made(file):
     return settings, corpus, model, tiny.drawn(model)
 
 
-# A whole run.
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, file):
-    folder = tmp_path_factory.mktemp("run")
-    sizes = {
-        "model.M": 1,
-        "model.D": 32,
-        "model.H": 2,
-        "mesh.data": 2,
-        "train.batch_size": 64,
-        "train.steps": 160,
-        "train.evaluate_every": 80,
-    }
-    optim = {"optim.learning_rate": 0.01, "optim.warmup_steps": 20}
-    changes = {"pairs.source": file} | SIZES | sizes | optim
-    config = tiny.config_file(folder, "translation", **changes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-        outcome = tiny.run("--config", config, "--workdir", str(folder / "run"))
-    return outcome, folder / "run"
-
-
-def test_a_run_from_its_command_to_its_figures(finished):
-    outcome, folder = finished
+def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp_path, file, monkeypatch):
+    """Word by word, but no held-out sentence was seen: the decoder must have found the words in the source."""
+    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
+    changes = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 64, "train.steps": 160}
+    changes |= {"train.evaluate_every": 80, "optim.learning_rate": 0.01, "optim.warmup_steps": 20}
+    config = tiny.config_file(tmp_path, "translation", **{"pairs.source": file} | SIZES | changes)
+    outcome, folder = tiny.run("--config", config, "--workdir", str(tmp_path / "run")), tmp_path / "run"
     assert (outcome.code, outcome.err) == (0, "")
-    drawn = {found.stem: found for found in (folder / "figures").iterdir()}
-    assert drawn.keys() == {"loss", "cross_attention"}
-    assert all(found.read_bytes().startswith(PNG) for found in drawn.values())
-    for found in (*drawn.values(), folder / "sample.txt"):
-        assert str(found) in outcome.out
-    assert (folder / "sample.txt").read_text(encoding="utf-8") in outcome.out
+    drawn = [folder / "figures" / f"{name}.png" for name in ("cross_attention", "loss")]
+    assert sorted((folder / "figures").iterdir()) == drawn
+    assert all(str(found) in outcome.out for found in (*drawn, folder / "sample.txt"))
+    text = (folder / "sample.txt").read_text(encoding="utf-8")
     saved = pretrained_tokenizer.read(folder)
     assert saved.size == 300 and saved.decode(saved.encode("one two")) == "one two"
-    assert "pairs to train on: 5" in outcome.out and "11 held-out sentences, 0" in outcome.out
-
-
-def test_held_out_sentences_are_translated(finished):
-    """Word by word, but no held-out sentence was seen: the decoder must have found the words in the source."""
-    outcome, folder = finished
+    for words in (text, "pairs to train on: 5", "11 held-out sentences, 0"):
+        assert words in outcome.out
     summary = json.loads((folder / "summary.json").read_text())
     for way in ("greedy", "beam"):
         assert summary[f"eval/chrf_{way}"] > 70 > 60 > summary["baseline/chrf"]
         assert summary[f"eval/bleu_{way}"] > 50 > 40 > summary["baseline/bleu"]
     losses = [row["eval/loss"] for row in log.read(folder) if "eval/loss" in row]
     assert len(losses) == 2 and losses[1] < losses[0] < math.log(300)
-    blocks = (folder / "sample.txt").read_text(encoding="utf-8").strip().split("\n\n")
-    assert len(blocks) == 11
-    right = 0
-    for block in blocks:
-        source, truth, greedy, beam = (line.split(": ", 1)[1].strip() for line in block.split("\n"))
-        assert (source, truth) in SAID
-        right += (greedy == truth) + (beam == truth)
-    assert right > 11
+    blocks = [[line.split(": ", 1)[1].strip() for line in one.split("\n")] for one in text.strip().split("\n\n")]
+    assert len(blocks) == 11 and all((source, truth) in SAID for source, truth, _, _ in blocks)
+    assert sum((greedy == truth) + (beam == truth) for _, truth, greedy, beam in blocks) > 11
 
 
 # The task.
@@ -128,14 +90,20 @@ def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_tar
     assert loss("source_BS", real_B, **full) != loss("source_BS", -1, **full) != same
 
 
-def test_the_baseline_is_the_most_frequent_target_token(made):
-    _, corpus, _, _ = made
-    rows = pairs.Rows(np.zeros((2, 4), np.int32), np.array([[5, 5, 2, 0], [7, 2, 0, 0]], np.int32), 0)
-    asked = pairs.Rows(np.zeros((1, 4), np.int32), np.array([[2, 5, 5, 2], [5, 2, 0, 0]], np.int32), 0)
-    corpus = corpus._replace(train=rows, evaluation=asked)  # 5 and 2 are equally frequent: the smaller id answers
-    assert translation.most_frequent(corpus) == pytest.approx(3 / 6)
-    rows = rows._replace(target_BN=np.array([[5, 5, 5, 2], [7, 2, 0, 0]], np.int32))
-    assert translation.most_frequent(corpus._replace(train=rows, evaluation=rows)) == pytest.approx(3 / 6)
+def test_the_baseline_is_the_most_frequent_target_token(tmp_path):
+    """Of the padding it knows nothing, and where the training part does not tell, the evaluation does not either."""
+    (tmp_path / "p.tsv").write_text("".join(f"{'abc'[i % 3]} {i}\t{'x' * (i % 7 + 1)}\n" for i in range(60)))
+    task = tiny.task_of(
+        tiny.settings("translation", **{"pairs.source": str(tmp_path / "p.tsv")} | SIZES | {"pairs.N": 9})
+    )
+    train, asked = (
+        [part[i] for i in range(n)] for part, n in ((task.train, 9), (task.evaluation, len(task.evaluation)))
+    )
+    words = np.concatenate([batch["target_BN"][batch["weight_BN"] > 0] for batch in train])
+    most = np.bincount(words).argmax()
+    right = sum(((batch["target_BN"] == most) * batch["weight_BN"]).sum() for batch in asked)
+    assert task.baseline == {"accuracy": pytest.approx(right / sum(batch["weight_BN"].sum() for batch in asked))}
+    assert 0 < task.baseline["accuracy"] < 1
 
 
 def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_references():
@@ -164,12 +132,10 @@ def greedy(model, params, id_S, N):
 
 def test_greedy_translations_are_those_of_the_whole_model_whatever_the_batch(made):
     settings, corpus, model, params = made
-    cross = jax.tree.map(lambda leaf: 3 * leaf, params["decoder"]["blocks"]["value_cross"])
-    blocks = params["decoder"]["blocks"] | {
-        "value_cross": cross
-    }  # strong, so that other sources are translated otherwise
+    cross = jax.tree.map(lambda leaf: 9 * leaf, params["decoder"]["blocks"]["value_cross"])
+    blocks = params["decoder"]["blocks"] | {"value_cross": cross}  # strong: other sources are translated otherwise
     params = params | {"decoder": params["decoder"] | {"blocks": blocks}}
-    sentences = [source for source, _ in SAID[::109]]
+    sentences = [*(source for source, _ in SAID[::109]), "one two three four five one"]  # the last is too long
     small = tiny.settings(
         "translation", **{"pairs.source": settings.pairs.source} | SIZES | {"train.evaluate_batch": 4}
     )
@@ -182,17 +148,11 @@ def test_greedy_translations_are_those_of_the_whole_model_whatever_the_batch(mad
         "stop": (subwords.EOS,),
         "length_penalty": 0.6,
     }
-    assert len(sentences) == 6 and list(found) == ["greedy", "beam"]  # six in batches of four
+    assert len(sentences) == 7 and list(found) == ["greedy", "beam"]  # in batches of four
     source_BS, _ = pairs.padded(corpus.subwords, sentences, N=6)
     slow = [corpus.subwords.decode(greedy(model, params, id_S, 6)) for id_S in source_BS]
-    assert found["greedy"] == slow and len(set(slow)) > 1
-    assert len(found["beam"]) == 6
-
-
-def test_a_sentence_that_is_too_long_is_translated_by_nothing(made):
-    settings, corpus, model, params = made
-    found = translation.translator(settings, corpus, model)(params, ["one two three", "one two three four five one"])
-    assert [some[1] for some in found.values()] == ["", ""] and found["greedy"][0] != ""
+    assert found["greedy"] == [*slow[:6], ""] and len(set(slow[:6])) > 1 and "" not in slow[:6]
+    assert len(found["beam"]) == 7 and found["beam"][6] == ""
 
 
 @pytest.mark.parametrize(
@@ -259,30 +219,3 @@ def test_without_the_library_the_extra_is_named_before_anything_is_read(file):
     with mock.patch.object(builtins, "__import__", refuse):
         with pytest.raises(errors.UserError, match=r'sacrebleu: pip install -e "\.\[text\]"'):
             tiny.task_of(tiny.settings("translation", **{"pairs.source": "nowhere.tsv"} | SIZES))
-
-
-def test_cross_attention_has_the_words_of_both_sides(tmp_path):
-    A_MHNS = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 7))
-    draw = functools.partial(translation_figures.cross_attention, tmp_path / "a.png", A_MHNS=A_MHNS)
-    source, target = ["I", " $won", "!", "é", "[EOS]"], list("abcdefg")
-    with mock.patch.object(translation_figures.plots, "write") as written:
-        draw(source=source, target=target)
-    axes = written.call_args.args[0].axes
-    assert [label.get_text() for label in axes[0].get_yticklabels()] == target
-    assert [label.get_text() for label in axes[4].get_xticklabels()] == ["I", "␣$won", "!", "é", "[EOS]"]
-    assert np.allclose(axes[6].images[0].get_array(), A_MHNS[1, 1]) and axes[6].get_title() == ""
-    assert np.allclose(axes[4].images[0].get_array(), A_MHNS[1].mean(0)) and axes[2].get_title() == "head 2"
-    draw(source=source, target=target)
-    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
-    with pytest.raises(ValueError, match="7 x 5 weights do not fit 5 target and 7 source"):
-        draw(source=target, target=source)
-
-
-def test_a_long_sentence_and_a_deep_model_are_cut_and_said(tmp_path):
-    A_MHNS = np.ones((13, 9, 40, 35)) * np.linspace(0, 1, 13)[:, None, None, None]
-    with mock.patch.object(translation_figures.plots, "write") as written:
-        translation_figures.cross_attention(tmp_path / "a", A_MHNS=A_MHNS, source=["a"] * 35, target=["b"] * 40)
-    title = written.call_args.args[0].get_suptitle()
-    assert "12 of 13 layers, 8 of 9 heads, 32 of 40 rows, 32 of 35 columns" in title
-    first = written.call_args.args[0].axes[0]
-    assert first.get_ylabel() == "layer 2" and np.allclose(first.images[0].get_array(), np.full((32, 32), 1 / 12))

@@ -1,0 +1,77 @@
+"""What the experiments share: a task made of a model's answer, what is measured of it, and examples; guesses."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import model as models
+from experiments.engine import batches, config, errors, step
+from tfm import layout as layouts
+from tfm import loss
+
+Examples = tuple[batches.Fetch, int]  # and how many there are
+
+
+def parts(settings: config.Settings, train: Examples, evaluation: Examples) -> dict[str, Any]:
+    """The batches of both parts, as a task has them."""
+    t, (fetch, n), (fetch_evaluation, n_evaluation) = settings.train, train, evaluation
+    return {
+        "train": batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
+        "evaluation": batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
+    }
+
+
+def of_model(
+    settings: config.Settings, model: models.Model, answer: Callable, measure: Callable, **more: Any
+) -> step.Task:
+    """answer(params, batch, **options of model.apply) -> (its answer, what was seen); measure(answer, batch, over)."""
+
+    def loss_and_metrics(
+        params: Any, batch: dict, key_B: jax.Array | None, over: layouts.Layout = layouts.ONE
+    ) -> step.Ratios:
+        found, seen = answer(params, batch, key_B=key_B, over=over)
+        return measure(found, batch, over) | step.running(seen)
+
+    def maps(params: Any, batch: dict) -> jax.Array:
+        return answer(params, batch, maps=True)[1]["A_MBHNS"]
+
+    own = {"probe": models.probe(settings.model), "maps": maps}
+    return step.Task(init=model.init, loss_and_metrics=loss_and_metrics, **own | more)
+
+
+def example(task: step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:
+    """The first held-out example, of words up to so many of them, and its attention weights A_MHNS."""
+    batch = {name: array[:1] if tokens is None else array[:1, :tokens] for name, array in task.evaluation[0].items()}
+    return batch, np.asarray(jax.jit(task.maps)(params, batch))[:, 0]
+
+
+def always(evaluation: Any, *, W: int, answer: int | None = None) -> float:
+    """The accuracy, on what the evaluation asks for, of always giving this answer; None: its most frequent one."""
+    count_W = np.zeros(W)
+    for i in range(len(evaluation)):
+        batch = evaluation[i]
+        count_W += np.bincount(batch["target_BN"].ravel(), weights=batch["weight_BN"].ravel(), minlength=W)
+    if not count_W.any():
+        raise errors.UserError("not one held-out word is hidden: give more text")
+    return float((count_W.max() if answer is None else count_W[answer]) / count_W.sum())
+
+
+def explained(prediction_BNP: Any, target_BNP: Any, average_NP: Any, weight_BN: Any) -> step.Ratios:
+    """The squared error per number asked for, and the share it explains of the squared distance from the average."""
+    average_BNP = jnp.broadcast_to(average_NP, target_BNP.shape)
+    error, count = loss.squared_error(prediction_BNP, target_BNP, weight_BN)
+    distance, _ = loss.squared_error(average_BNP, target_BNP, weight_BN)
+    return {"loss": (error, count), "explained": (distance - error, distance)}
+
+
+def always_average(evaluation: Any, target: Callable[[dict], np.ndarray], average_NP: np.ndarray) -> float:
+    """The squared error, on what the evaluation asks for, of always giving the average. target: of a batch."""
+    error = count = 0.0
+    for i in range(len(evaluation)):
+        weight_BN1 = evaluation[i]["weight_BN"][..., None]
+        error += float(np.sum(weight_BN1 * (target(evaluation[i]) - average_NP) ** 2, dtype=np.float64))
+        count += float(weight_BN1.sum()) * average_NP.shape[-1]
+    return error / count
