@@ -62,25 +62,19 @@ HEADS = {"head": "cls.predictions.", "pooler": "pooler.", "next_sentence": "cls.
 def groups(facts: families.Facts, names: set[str]) -> set[str]:
     """The heads that the file holds: without one, the model ends with its last block."""
     heads = {group for group, beginning in HEADS.items() if any(name.startswith(beginning) for name in names)}
-    _check_activation(facts, heads)
     if "head" not in heads:
         return heads
+    if facts["mlp"] != "gelu":  # theirs is one setting for the MLPs and the head, and our head has no other one
+        raise errors.UserError(
+            f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu', model.mlp), and not {facts['mlp']!r}"
+        )
     if facts["tied_output"]:
         return heads | {"head/bias"}
     return heads | {"untied", "untied/bias" if "cls.predictions.decoder.bias" in names else "head/bias"}
 
 
-def _check_activation(facts: families.Facts, groups: set[str]) -> None:
-    """Theirs is one setting for the MLPs and the head; our head has the exact gelu of the published models."""
-    if "head" in groups and facts["mlp"] != "gelu":
-        raise errors.UserError(
-            f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu', model.mlp), and not {facts['mlp']!r}"
-        )
-
-
 def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
     """The class that holds its heads."""
-    _check_activation(facts, groups)
     with_next = ("BertForNextSentencePrediction", "BertForPreTraining")
     classes = with_next if "next_sentence" in groups else ("BertModel", "BertForMaskedLM")
     return {"architectures": [classes["head" in groups]]}

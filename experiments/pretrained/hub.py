@@ -42,13 +42,7 @@ def read(path: str | pathlib.Path) -> Imported:
     over, of another shape, or not what they must be.
     """
     path = pathlib.Path(path)
-    safetensors.refuse_pickles(path)  # also where no config.json says what they are
-    file = (path if path.is_dir() else path.parent) / "config.json"
-    weights = (safetensors.FILE, safetensors.INDEX)
-    if path.is_dir() and not file.exists() and not any((path / name).exists() for name in weights):
-        raise errors.UserError(
-            f"{path} holds neither a run nor a published model (config.json with {safetensors.FILE}, or a llama2c .bin)"
-        )
+    file = safetensors.file_of(path).parent / "config.json"
     config = disk.read_json(file, says="what the model beside it is")
     if "model_type" not in config:
         raise errors.UserError(f"{file} has no model_type, which must be one of {', '.join(FAMILIES)}")
@@ -117,6 +111,7 @@ def write(
     said += [(name, name, n) for name, n in sizes.items() if name in again]
     tensors.complain(what, [f"{a} is {x!r} and not {again[name]!r}" for a, name, x in said if x != again[name]])
     arrays = tensors.write(lines, flat, sizes=again)
+    spec.groups(again, set(arrays))  # may refuse
     arrays = {name if name.startswith(spec.unprefixed) else spec.prefix + name: array for name, array in arrays.items()}
     ids = {name: extras.get("ids", {}).get(name) for name in spec.ids}
     saved = {"config.json": config | ids} | ({GENERATION: ids} if spec.kind == "causal" else {})
@@ -143,21 +138,16 @@ def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable
     a value is absent. UserError for a bad value.
 
     (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.)
+    Ids that the model has no row for are allowed, as transformers writes them for small models; -1 pads nothing.
     """
     ids, file = {}, folder / GENERATION
     generation = disk.read_json(file, says="what ends a text") if file.is_file() else {}
     for name, saved in (("config.json", config), (GENERATION, generation)):
-        for field in fields:
-            if saved.get(field) is not None:
-                ids[field] = _checked(name, field, saved[field])
+        for field in [field for field in fields if saved.get(field) is not None]:
+            ids[field] = value = saved[field]
+            end, least = field == "eos_token_id", -1 if field == "pad_token_id" else 0
+            each = value if end and isinstance(value, list) else [value]
+            if not each or not all(type(id) is int and id >= least for id in each):
+                right = "the id of a token, a whole number from 0" + (", or a list of such" if end else "")
+                raise errors.UserError(f"{name}: {field} must be {right}, and is {value!r}")
     return ids
-
-
-def _checked(file: str, field: str, value: Any) -> int | list[int]:
-    """Ids that the model has no row for are allowed, as transformers writes them for small models; -1 pads nothing."""
-    several = isinstance(value, list) and field == "eos_token_id"
-    least = -1 if field == "pad_token_id" else 0
-    if value == [] or not all(type(id) is int and id >= least for id in (value if several else [value])):
-        right = "the id of a token, a whole number from 0" + (", or a list of such" if field == "eos_token_id" else "")
-        raise errors.UserError(f"{file}: {field} must be {right}, and is {value!r}")
-    return value

@@ -14,15 +14,8 @@ import numpy as np
 from experiments.engine import errors
 from experiments.pretrained import safetensors
 
-HEADER = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "max_position_embeddings",
-)
+HEADER = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+HEADER += ("vocab_size", "max_position_embeddings")
 FIXED = {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0}  # not in the file: llama2.c knows no others
 UNUSED = "unused"  # cosines and sines of the positions, which every reader computes for itself
 
@@ -42,9 +35,17 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]
         if not path.is_file():
             raise errors.UserError(f"{path} is not there, or not a file")
         with path.open("rb") as file:
-            settings = _settings(file.read(4 * len(HEADER)))
-        shapes = _shapes(settings) if settings else {}
-        if not settings or path.stat().st_size != 4 * (len(HEADER) + sum(map(math.prod, shapes.values()))):
+            header = file.read(4 * len(HEADER))
+        if len(header) < 4 * len(HEADER):
+            raise safetensors.refusal(path)
+        settings = dict(zip(HEADER, np.frombuffer(header, "<i4").tolist(), strict=True))
+        tied = settings["vocab_size"] > 0  # a negative size says that the output has a matrix of its own
+        settings["vocab_size"] = abs(settings["vocab_size"])
+        D, _, _, H, G, _, _ = settings.values()
+        if min(settings.values()) < 1 or D % (2 * H) or H % G:  # the rotary position needs an even K = D / H
+            raise safetensors.refusal(path)
+        shapes = _shapes(*settings.values(), tied)
+        if path.stat().st_size != 4 * (len(HEADER) + sum(map(math.prod, shapes.values()))):
             raise safetensors.refusal(path)
         values = np.asarray(np.memmap(path, "<f4", mode="r", offset=4 * len(HEADER)))
     except OSError as error:
@@ -57,27 +58,12 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]
             tensors |= {name.format(layer): tensor[layer] for layer in range(shape[0])}
         elif name != UNUSED:
             tensors[name] = tensor
-    return settings, tensors
+    return settings | FIXED | {"tie_word_embeddings": tied}, tensors
 
 
-def _settings(header: bytes) -> dict[str, Any]:
-    """The seven numbers by name; {} where they cannot be those of a model."""
-    if len(header) < 4 * len(HEADER):
-        return {}
-    numbers = dict(zip(HEADER, np.frombuffer(header, "<i4").tolist(), strict=True))
-    tied = numbers["vocab_size"] > 0  # a negative size says that the output has a matrix of its own
-    numbers["vocab_size"] = abs(numbers["vocab_size"])
-    D, H, G = (numbers[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-    if min(numbers.values()) < 1 or D % (2 * H) or H % G:  # the rotary position needs an even K = D / H
-        return {}
-    return numbers | FIXED | {"tie_word_embeddings": tied}
-
-
-def _shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _shapes(D: int, F: int, M: int, H: int, G: int, W: int, N: int, tied: bool) -> dict[str, tuple[int, ...]]:
     """The shapes of all that follows the header, in order; a name with {} stands for the tensors of all M layers."""
-    D, F, M, H, G, W, N = (settings[name] for name in HEADER)
-    K = D // H
-    layer = "model.layers.{}."
+    K, layer = D // H, "model.layers.{}."
     return {
         "model.embed_tokens.weight": (W, D),
         layer + "input_layernorm.weight": (M, D),
@@ -91,5 +77,5 @@ def _shapes(settings: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         layer + "mlp.up_proj.weight": (M, F, D),
         "model.norm.weight": (D,),
         UNUSED: (2, N, K // 2),
-        **({} if settings["tie_word_embeddings"] else {"lm_head.weight": (W, D)}),
+        **({} if tied else {"lm_head.weight": (W, D)}),
     }

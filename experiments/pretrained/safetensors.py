@@ -1,13 +1,8 @@
-"""Arrays in safetensors files: plain numbers, of which nothing can be executed. Files of pickles are refused.
+"""Arrays in safetensors files: plain numbers, of which nothing can be executed. Files of pickles are refused."""
 
-The format's own library reads and writes; here are its sentences for a person, the several files of one index, and the
-way out of a file of pickles.
-"""
-
-import contextlib
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,34 +19,31 @@ NOT_WHOLE = (safetensors.SafetensorError, AttributeError, KeyError, MemoryError,
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """All arrays by name.
+    """All arrays by name, of the file that `file_of` finds, or of all files that an index names.
 
-    `path` is a file; or a folder with model.safetensors, or with model.safetensors.index.json and the files it names;
-    or this index itself.
-
-    Raises:
-      UserError: no such file; a file of pickles; a file that does not hold together; an index that leads out of its
-        folder, or is not true.
+    UserError: as `file_of`; a file that does not hold together; an index that leads out of its folder, or is not true.
     """
-    path = _file(pathlib.Path(path))
+    path = file_of(path)
     return _read_indexed(path) if path.name.endswith(".index.json") else _read_file(path)
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
     """Write the arrays, whatever `np.asarray` takes; the file is whole, or it stays what it was.
 
-    Raises:
-      UserError: an array of a dtype that the format does not know; the file cannot be written.
+    UserError: an array of a dtype that the format does not know; the file cannot be written.
     """
     path = pathlib.Path(path)
     rows = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
-    with _doing(path, "written"), disk.draft(path) as file:
-        try:
-            file.write(safetensors.numpy.save(rows, {"format": "pt"}))  # transformers opens no others
-        except safetensors.SafetensorError as error:
-            raise errors.UserError(f"{path} cannot be written as a safetensors file: {error}") from error
-        file.flush()
-        os.fsync(file.fileno())  # or the new name could reach the disk before the values
+    try:
+        content = safetensors.numpy.save(rows, {"format": "pt"})  # transformers opens no others
+        with disk.draft(path) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # or the new name could reach the disk before the values
+    except safetensors.SafetensorError as error:
+        raise errors.UserError(f"{path} cannot be written as a safetensors file: {error}") from error
+    except OSError as error:
+        raise errors.UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def refusal(path: str | os.PathLike) -> errors.UserError:
@@ -64,50 +56,41 @@ def refusal(path: str | os.PathLike) -> errors.UserError:
     )
 
 
-def refuse_pickles(path: str | os.PathLike) -> None:
-    """UserError, with the way out, for a file of pickles, and for a folder that has such files and no safetensors."""
+def file_of(path: str | os.PathLike) -> pathlib.Path:
+    """The file that a path means: this file; of a folder model.safetensors, or the index of several files.
+
+    UserError: there is none; a file of pickles, with the way out, also where there are only such files in a folder.
+    """
     path = pathlib.Path(path)
-    with _doing(path, "read"):
-        if not path.is_dir():
-            pickles = [path] if path.suffix in PICKLES else []
-        elif any((path / name).is_file() for name in (FILE, INDEX)):
-            pickles = []
-        else:  # what else is pickled there (the state of an optimiser, ...) is not what is meant
-            files = (file for file in path.iterdir() if file.suffix in PICKLES)
-            pickles = sorted(files, key=lambda file: (not file.name.startswith("pytorch_model"), file.name))
-    if pickles:
-        raise refusal(pickles[0])
-
-
-@contextlib.contextmanager
-def _doing(path: pathlib.Path, what: str) -> Iterator[None]:
-    """What the system refuses meanwhile is the user's to mend."""
     try:
-        yield
-    except OSError as error:
-        raise errors.UserError(f"{path} cannot be {what}: {error.strerror or error}") from error
-
-
-def _file(path: pathlib.Path) -> pathlib.Path:
-    """The file that a path given by the user means."""
-    with _doing(path, "read"):
-        refuse_pickles(path)
         if path.is_dir():
             files = [path / name for name in (FILE, INDEX) if (path / name).is_file()]
-            if not files:
-                raise errors.UserError(f"the folder {path} has neither {FILE} nor {INDEX}")
-            return files[0]
-        if not path.is_file():
-            raise errors.UserError(f"{path} is not there, or not a file")
-        return path
+            # what else is pickled there (the state of an optimiser, ...) is not what is meant
+            pickles = [] if files else [file for file in path.iterdir() if file.suffix in PICKLES]
+            pickles.sort(key=lambda file: (not file.name.startswith("pytorch_model"), file.name))
+        else:
+            files, pickles = [path] if path.is_file() else [], [path] if path.suffix in PICKLES else []
+    except OSError as error:
+        raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    if pickles:
+        raise refusal(pickles[0])
+    if not files and path.is_dir():
+        raise errors.UserError(
+            f"{path} holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
+        )
+    if not files:
+        raise errors.UserError(f"{path} is not there, or not a file")
+    return files[0]
 
 
 def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
-        with _doing(path, "read"), safetensors.safe_open(path, framework="numpy") as file:
+        with safetensors.safe_open(path, framework="numpy") as file:
             names = file.keys()
             _refuse_more(path, len(names))
             return {name: file.get_tensor(name) for name in names}
+    except OSError as error:
+        raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except NOT_WHOLE as error:
         raise errors.UserError(f"{path} is damaged or no safetensors file: {_shown(error)}") from error
 
@@ -124,7 +107,7 @@ def _read_indexed(path: pathlib.Path) -> dict[str, np.ndarray]:
             raise errors.UserError(
                 f"{path} names the file {_shown(file)}, and an index may only name files of its own folder"
             )
-        more = _read_file(_file(path.parent / file))  # a link is followed: caches of downloads consist of links
+        more = _read_file(file_of(path.parent / file))  # a link is followed: caches of downloads consist of links
         if twice := sorted(more.keys() & arrays.keys()):
             where = f"{path.parent / file}, tensor {_shown(twice[0])}"
             raise errors.UserError(f"{where}: another file of the same index has it too")

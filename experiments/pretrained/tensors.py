@@ -54,11 +54,9 @@ class Known(NamedTuple):
 
 def copy(theirs: str, original: str, unless: str) -> Known:
     """Tied tensors: this one must equal the original."""
-
-    def holds(array: np.ndarray, tensors: Arrays, facts: Mapping[str, Any]) -> bool:
-        return original in tensors and np.array_equal(array, tensors[original])
-
-    return Known(theirs, f"a copy of {original}", holds, unless)
+    return Known(
+        theirs, f"a copy of {original}", lambda array, tensors, _: np.array_equal(array, tensors[original]), unless
+    )
 
 
 def constant(theirs: str, what: str, expected: Callable[[Mapping[str, Any]], np.ndarray]) -> Known:

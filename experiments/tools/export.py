@@ -16,16 +16,14 @@ from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import by_name, disk, distributed, errors, log
-from experiments.pretrained import hub, llama, open_model
+from experiments.pretrained import hub, llama, open_model, tensors
 from experiments.tools import command
 from tfm import shapes
 
-WORDS = {"transform": ("text.transform", False)}
-FACTS = {  # fact -> the field of a config that says it, and what the family has
-    "gpt2": WORDS,
-    "llama": WORDS,
-    "bert": {"transform": ("text.transform", True)},
-    "vit": {"answer": ("image.head", "class_token")},
+FACTS = {  # a fact of a model, the field of a config that says it, and what the families of each kind have
+    "causal": ("transform", "text.transform", False),
+    "masked": ("transform", "text.transform", True),
+    "image": ("answer", "image.head", "class_token"),
 }
 
 
@@ -38,9 +36,9 @@ def run(
     workdir: str | os.PathLike = "",
 ) -> list[pathlib.Path]:
     """Write the model into the folder, which must be new; the files that it is in now."""
-    by_name.choose("family", family, hub.FAMILIES)
+    kind = by_name.choose("family", family, hub.FAMILIES).kind
     model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
-    open_model.expect(model, hub.FAMILIES[family].kind)
+    open_model.expect(model, kind)
     open_model.finite(model.path, shapes.flat(model.params))
     params, fields, extras = model.params, vars(model.fields), model.facts | model.extras
     refuse(family, model.facts, fields)
@@ -49,7 +47,7 @@ def run(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise errors.UserError(f"{folder} is there already: choose another --workdir")
     like = None
-    if model.kind == "image":
+    if kind == "image":
         like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
         extras |= {"image": like["image"][:2], "class_names": like["classes"]}
     extras["ids"] = token_ids(model)
@@ -68,15 +66,11 @@ def run(
 
 def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
     """UserError for a field of the config that the family does not have (those of `model`: hub.write)."""
-    wrong = [
-        f"{field} is {facts[fact]!r} and not {right!r}"
-        for fact, (field, right) in FACTS[family].items()
-        if facts[fact] != right
-    ]
+    fact, field, right = FACTS[hub.FAMILIES[family].kind]
+    wrong = [] if facts[fact] == right else [f"{field} is {facts[fact]!r} and not {right!r}"]
     if family == "bert" and not fields["segments"]:
         wrong.append("model.segments is 0 and not 1 or more")
-    if wrong:
-        raise errors.UserError(f"this model cannot be written as {family}: {'; '.join(wrong)}")
+    tensors.complain(f"this model cannot be written as {family}", wrong)
 
 
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
@@ -91,11 +85,7 @@ def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
 
 
 def copied(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
-    """The names of the files that say what the model's words are, which are copied into the folder.
-
-    tokenizer.json of the `tokenizers` library is one that transformers reads; a run's own kind, and llama2.c's, only we
-    do, and opening the model without a tokenizer is no worse for it.
-    """
+    """The names of the files that say what the model's words are, which are copied into the folder."""
     beside, own = open_model.folder_of(model), f"tok{model.facts['W']}.bin"  # as open_model.words looks for it
     one = model.path.is_file() and (beside / own).is_file()
     names = [own] if one else ["tokenizer.json", *pretrained_tokenizer.ROLE_FILES]

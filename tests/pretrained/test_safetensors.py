@@ -4,12 +4,10 @@ import json
 import os
 import pathlib
 
-import hypothesis
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from experiments.engine import errors
 from experiments.pretrained import safetensors
@@ -88,40 +86,42 @@ def test_bfloat16_means_to_torch_what_it_means_to_us(tmp_path):
     same(safetensors.read(tmp_path / "theirs"), {"a": a_35})
 
 
-F32 = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+def entry(**changed):
+    """A header of one tensor."""
+    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changed}
 
 
 @pytest.mark.parametrize(
     ("header", "values"),
     [
-        (b"", b""),
-        (b"\xff{}", b""),
-        (b"[" * 100_000, b""),
-        (b'{"a": ' + b"9" * 5000 + b"}", b""),
-        ([], b""),
-        (b'{"a": {"dtype": "F32", "dtype": "F64"}}', b""),
-        ({"__metadata__": {"a": 1}}, b""),
-        ({"a": {"dtype": "F32", "shape": [2]}}, b""),
-        ({"a": F32 | {"dtype": "F31"}}, bytes(8)),
-        ({"a": F32 | {"shape": [-2]}}, bytes(8)),
-        ({"a": F32 | {"shape": [2, True]}}, bytes(8)),
-        ({"a": F32 | {"shape": [0, 2**63], "data_offsets": [0, 0]}}, b""),
-        ({"a": F32 | {"shape": [0, 2**32, 2**32], "data_offsets": [0, 0]}}, b""),
-        ({"a": F32 | {"shape": [0, 2**61], "data_offsets": [0, 0]}}, b""),
-        ({"a": F32 | {"data_offsets": [8, 0]}}, bytes(8)),
-        ({"a": F32 | {"data_offsets": [-8, 0]}}, bytes(8)),
-        ({"a": F32 | {"shape": [3]}}, bytes(8)),
-        ({"a": F32}, bytes(7)),
-        ({"a": F32 | {"shape": [2**40], "data_offsets": [0, 2**42]}}, bytes(8)),
-        ({"a": F32, "b": F32 | {"data_offsets": [4, 12]}}, bytes(12)),
-        ({"a": F32 | {"data_offsets": [4, 12]}}, bytes(12)),
-        ({"a": F32}, bytes(9)),
-        ({}, bytes(3)),
-        ({"a" * 10_000 + "\ud800\n": []}, b""),
+        (b"", 0),
+        (b"\xff{}", 0),
+        (b"[" * 100_000, 0),
+        (b'{"a": ' + b"9" * 5000 + b"}", 0),
+        ([], 0),
+        (b'{"a": {"dtype": "F32", "dtype": "F64"}}', 0),
+        ({"__metadata__": {"a": 1}}, 0),
+        ({"a": {"dtype": "F32", "shape": [2]}}, 0),
+        (entry(dtype="F31"), 8),
+        (entry(dtype="F8_E4M3", shape=[8]), 8),  # numpy has none
+        (entry(shape=[-2]), 8),
+        (entry(shape=[2, True]), 8),
+        (entry(shape=[0, 2**63], data_offsets=[0, 0]), 0),
+        (entry(shape=[0, 2**32, 2**32], data_offsets=[0, 0]), 0),
+        (entry(data_offsets=[8, 0]), 8),
+        (entry(data_offsets=[-8, 0]), 8),
+        (entry(shape=[3]), 8),
+        (entry(), 7),
+        (entry(), 9),
+        (entry(shape=[2**40], data_offsets=[0, 2**42]), 8),
+        (entry() | {"b": entry(data_offsets=[4, 12])["a"]}, 12),
+        (entry(data_offsets=[4, 12]), 12),
+        ({}, 3),
+        ({"a" * 10_000 + "\ud800\n": []}, 0),
     ],
 )
 def test_a_header_that_lies_is_refused(tmp_path, header, values):
-    assert "is damaged or no safetensors file: " in fault(raw(tmp_path / "a.safetensors", header, values))
+    assert "is damaged or no safetensors file: " in fault(raw(tmp_path / "a.safetensors", header, bytes(values)))
 
 
 @pytest.mark.parametrize("length", [3, 2**28, 2**63, 2**64 - 1])
@@ -139,28 +139,6 @@ def test_no_more_tensors_are_read_than_a_model_has(tmp_path):
     raw(tmp_path / "a.safetensors", {f"x{i}": nothing for i in range(2**16)})
     index = shards(tmp_path, {"x0": "a.safetensors", "y": "b.safetensors"}, b={"y": np.zeros(0)})  # x1 is not mentioned
     assert "announces 65,537 tensors, and 65,536 are allowed" in fault(index)
-
-
-@hypothesis.given(st.data())
-@hypothesis.settings(max_examples=300, deadline=None, database=None)
-def test_a_damaged_file_is_refused_or_still_whole(tmp_path_factory, data):
-    folder = tmp_path_factory.getbasetemp()
-    safetensors.write(folder / "whole", some())
-    content = bytearray((folder / "whole").read_bytes())
-    header = 8 + int.from_bytes(content[:8], "little")
-    # Most of a header is decisive, and most of the values are not.
-    place = st.one_of(st.integers(0, 7), st.integers(8, header - 1), st.integers(header, len(content) - 1))
-    for at in data.draw(st.lists(place, max_size=3)):
-        content[at] ^= data.draw(st.integers(1, 255))
-    cut = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
-    (folder / "damaged").write_bytes(content[:cut])
-    try:
-        arrays = safetensors.read(folder / "damaged")
-    except errors.UserError as error:
-        assert str(folder / "damaged") in str(error)
-        return
-    assert cut == len(content) and len(arrays) == len(some())
-    assert all(len(array.tobytes()) == array.size * array.dtype.itemsize for array in arrays.values())
 
 
 def test_a_file_is_whole_or_stays_what_it_was(tmp_path, monkeypatch):
@@ -208,19 +186,13 @@ def test_a_folder_is_read_from_its_one_file_or_its_index(tmp_path):
     index = shards(tmp_path, None, first=first, second=second)
     same(safetensors.read(tmp_path), some())
     same(safetensors.read(index), some())
+    (tmp_path / "first.safetensors").rename(tmp_path / "1")
+    (tmp_path / "first.safetensors").symlink_to("1")  # as caches of downloads have them
+    same(safetensors.read(tmp_path), some())
     shards(tmp_path, {names[0]: "first.safetensors"}, first=first)  # what it does not mention is there all the same
     same(safetensors.read(tmp_path), first)
     safetensors.write(tmp_path / "model.safetensors", second)
     same(safetensors.read(str(tmp_path)), second)
-
-
-def test_an_index_of_links_is_read(tmp_path):
-    (tmp_path / "blobs").mkdir()
-    (tmp_path / "snapshot").mkdir()
-    shards(tmp_path / "snapshot", None, a=some())
-    (tmp_path / "snapshot" / "a.safetensors").rename(tmp_path / "blobs" / "1")
-    (tmp_path / "snapshot" / "a.safetensors").symlink_to("../blobs/1")
-    same(safetensors.read(tmp_path / "snapshot"), some())
 
 
 ONE = {"a": np.zeros(2, np.float32)}
@@ -252,23 +224,29 @@ def test_an_index_that_lies_or_leads_out_is_refused(tmp_path, weight_map, senten
         safetensors.read(folder)
 
 
-@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"])
-def test_pickles_are_refused_with_the_way_out(tmp_path, suffix):
-    file = tmp_path / f"pytorch_model{suffix}"
-    file.write_bytes(b"\x80\x04.")
-    for path in (file, tmp_path, tmp_path / f"absent{suffix}"):
-        with pytest.raises(errors.UserError, match=r"AutoModelForMaskedLM or .*\).save_pretrained\(DIR\), its words"):
-            safetensors.read(path)
+def test_pickles_are_refused_with_the_way_out(tmp_path):
+    for suffix in (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt"):
+        file = tmp_path / f"pytorch_model{suffix}"
+        file.write_bytes(b"\x80\x04.")
+        for path in (file, tmp_path, tmp_path / f"absent{suffix}"):
+            assert "AutoModelForMaskedLM or AutoModelForImageClassification).from_pretrained(...).save" in way_out(path)
+        file.unlink()
+    for name in ("optimizer.pt", "pytorch_model.bin"):
+        (tmp_path / name).write_bytes(b"\x80\x04.")
+    assert "pytorch_model.bin is not read" in way_out(tmp_path)  # which is the model
+    safetensors.write(tmp_path / "model.safetensors", ONE)
+    same(safetensors.read(tmp_path), ONE)
 
 
-def test_what_is_not_there_is_said_and_of_pickles_the_models(tmp_path):
-    assert "neither model.safetensors nor" in fault(tmp_path)
+def way_out(path) -> str:
+    with pytest.raises(errors.UserError) as caught:
+        safetensors.read(path)
+    return str(caught.value)
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    assert "neither a run nor a published model" in fault(tmp_path)
     assert "is not there" in fault(tmp_path / "model.safetensors")
     assert "is not there" in fault(tmp_path / "a\0b")
     os.mkfifo(tmp_path / "pipe")
     assert "not a file" in fault(tmp_path / "pipe")
-    for name in ("optimizer.pt", "pytorch_model.bin"):
-        (tmp_path / name).write_bytes(b"\x80\x04.")
-    assert "pytorch_model.bin is not read" in fault(tmp_path)
-    safetensors.write(tmp_path / "model.safetensors", ONE)
-    same(safetensors.read(tmp_path), ONE)

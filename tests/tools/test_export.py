@@ -130,7 +130,7 @@ def refused(family: str, config: dict) -> str:
     try:
         export.refuse(family, facts, fields)
         if family == "bert":
-            hub.FAMILIES[family].extra(fields, {"head"})
+            hub.FAMILIES[family].groups(fields | {"tied_output": True}, {"cls.predictions.bias"})
     except errors.UserError as error:
         return str(error)
     if family == "llama" and fields["relative_position"] == "rotary":
