@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments import task as tasks
-from experiments.data import masking, pretrained_tokenizer, text, tokenizer, windows
+from experiments.data import pretrained_tokenizer, text, tokenizer, windows
 from experiments.engine import batches, by_name, disk, errors, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
@@ -122,8 +122,10 @@ def causal_windows(corpus: Corpus, *, N: int, prefix: int) -> list[tasks.Example
 def masked_windows(corpus: Corpus, *, N: int) -> list[tasks.Examples]:
     """A share of the words is hidden, and asked for."""
     of = corpus.tokenizer
-    rule = {"N": N, "W": of.size, "ordinary": of.ordinary, "mask_id": of.special(MASK), "rate": MASK_RATE}
-    return [masking.words(corpus.train_T, **rule), masking.words(corpus.evaluation_T, evaluation=True, **rule)]
+    if of.mask is None:
+        raise errors.UserError(f"this tokenizer has no special {MASK!r}")
+    rule = {"N": N, "W": of.size, "ordinary": of.ordinary, "mask_id": of.mask, "rate": MASK_RATE}
+    return [windows.masked(corpus.train_T, **rule), windows.masked(corpus.evaluation_T, evaluation=True, **rule)]
 
 
 def generated(

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments import task as tasks
-from experiments.data import images, masking
+from experiments.data import images, windows
 from experiments.engine import config as configs
 from experiments.engine import run, step
 from tfm import embed, head
@@ -36,7 +36,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
     N, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
-    hide = functools.partial(masking.patches, N=N, share=i.mask_ratio)
+    hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
     parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)))
     model, mask = build(settings, N=N, P=P), models.masked(settings.model, None)
 

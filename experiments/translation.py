@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments import task as tasks
-from experiments.data import pairs, subwords, translation_score
+from experiments.data import pairs, translation_score
 from experiments.engine import config as configs
 from experiments.engine import disk, run
 from tfm.decode import beam, generate
@@ -29,7 +29,7 @@ class Corpus(NamedTuple):
     """Sentence pairs as ids, and the held-out sentences that are translated, each with all its translations."""
 
     name: str
-    subwords: subwords.Subwords
+    subwords: pairs.Subwords
     train: pairs.Rows
     evaluation: pairs.Rows
     sources: list[str]
@@ -56,7 +56,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=True)
     parts = tasks.parts(settings, *map(pairs.examples, (corpus.train, corpus.evaluation)))
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
-    count_W[subwords.PAD] = 0
+    count_W[pairs.PAD] = 0
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
@@ -84,7 +84,7 @@ def read(settings: configs.Settings) -> Corpus:
     configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
     configs.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
     loaded = pairs.load(p.source, share=p.share)
-    made = subwords.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
+    made = pairs.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [pairs.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
     told = f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}"
@@ -108,10 +108,10 @@ def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) 
     @jax.jit
     def decoded(params: Any, source_BS: jax.Array, valid_BS: jax.Array) -> dict[str, jax.Array]:
         B = len(source_BS)
-        begin = jnp.full((B, 1), subwords.BOS, jnp.int32), jnp.ones(B, jnp.int32)
+        begin = jnp.full((B, 1), pairs.BOS, jnp.int32), jnp.ones(B, jnp.int32)
         start = functools.partial(model.start, params, source_BS, valid_BS, capacity=p.N)
         search = functools.partial(model.step, params)
-        how = {"steps": p.N, "stop": (subwords.EOS,)}
+        how = {"steps": p.N, "stop": (pairs.EOS,)}
         w_BN, _ = generate.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)
         w_BQN, _ = beam.search(start, search, *begin, beam=BEAM, length_penalty=LENGTH_PENALTY, **how)
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
@@ -121,7 +121,7 @@ def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) 
         found: dict[str, list[str]] = {}
         for first in range(0, len(sentences), batch):
             index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)
-            some = jax.device_get(decoded(params, source_BS[index_B], source_BS[index_B] != subwords.PAD))
+            some = jax.device_get(decoded(params, source_BS[index_B], source_BS[index_B] != pairs.PAD))
             for way in sorted(some, reverse=True):  # greedy comes first
                 found.setdefault(way, []).extend(map(corpus.subwords.decode, some[way]))
         ways = {way: zip(some, fits_B, strict=False) for way, some in found.items()}  # behind the last, it comes again
@@ -179,13 +179,13 @@ def look(corpus: Corpus, model: models.Model, params: Any, found: list[str], *, 
     """
     source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
     target_BN, whole_B = pairs.padded(corpus.subwords, found, N=N)
-    length_B = np.sum(source_BS != subwords.PAD, axis=1) * (fits_B & whole_B)
+    length_B = np.sum(source_BS != pairs.PAD, axis=1) * (fits_B & whole_B)
     if not length_B.any():
         return None
     b = int(np.argmax(length_B >= min(8, length_B.max())))
     batch = pairs.examples(pairs.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
     inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
     _, seen = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
-    keys, queries = (corpus.subwords.names(row[row != subwords.PAD]) for row in (source_BS[b], target_BN[b]))
+    keys, queries = (corpus.subwords.names(row[row != pairs.PAD]) for row in (source_BS[b], target_BN[b]))
     A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(queries), : len(keys)]
     return {"A_MHNS": A_MHNS, "queries": queries, "keys": keys}

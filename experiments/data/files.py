@@ -1,17 +1,23 @@
-"""Files of text, in folders and zips, gzipped or not. What is no text is refused: its bytes would be learned from."""
+"""Files of text, in folders and zips, gzipped or not; and which part of a corpus each is: to train on, to evaluate, or
+a test that is left alone. Where no name says it, the content decides: no run, seed or file order can change it.
+"""
 
 import contextlib
 import functools
 import gzip
+import hashlib
 import io
 import math
 import os
 import pathlib
+import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
+
+import numpy as np
 
 from experiments.engine import disk, errors
 
@@ -41,6 +47,17 @@ KINDS = {
     b"\xfe\xff": ("text in UTF-16", ": convert it to UTF-8"),
 }
 
+TRAIN, VALID, TEST = "train", "valid", "test"
+PARTS = {  # and their usual spellings
+    **dict.fromkeys(("train", "training", "trainset"), TRAIN),
+    **dict.fromkeys(("valid", "validation", "val", "dev", "devset", "newsdev", "eval"), VALID),
+    **dict.fromkeys(("test", "testing", "testset", "newstest", "tst", "heldout"), TEST),
+}
+LEAST = 0.01  # share of all bytes: a requirements/dev.txt among programs is not what they are evaluated on
+OTHER = ""  # of no part
+DIGITS = "0123456789"
+LISTED = 3  # names in a line; of more files their number is told
+
 
 class File(NamedTuple):
     """A file on the disk or in a zip; shown by its path inside the folder or zip, which one alone has not."""
@@ -64,10 +81,7 @@ def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
 
 
 def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:
-    """The files in a folder and in those in it, sorted; no links to folders, no names that begin with one of `hidden`.
-
-    UserError for what cannot be read.
-    """
+    """The files in a folder and all below, sorted; no links to folders, no names that begin with one of `hidden`."""
 
     def refuse(error: OSError) -> None:
         raise errors.UserError(f"the folder {error.filename} cannot be read: {error.strerror}") from error
@@ -120,10 +134,8 @@ def read(file: File, *, copies: int, text: bool = True, most: float = math.inf, 
     """The text in the file, unpacked if it begins as gzip does, whatever its name. text = False: whatever it holds.
 
     copies: bytes of memory that each byte of the text will take. most: bytes after which it is enough (one more shows
-    that there are more). hint: the end of the sentence about what is no text.
-
-    Raises:
-      UserError: no text, damaged gzip or zip, more than the memory has room for, or a file that cannot be read.
+    that there are more). hint: the end of the sentence about what is no text. UserError for that, damaged gzip or zip,
+    more than the memory has room for, or a file that cannot be read.
     """
     content, room = io.BytesIO(), disk.host_memory()
     with _refusing(file.name), file.open() as packed:
@@ -145,3 +157,73 @@ def _refusing(name: str | pathlib.Path) -> Iterator[None]:
         raise errors.UserError(f"{name} is a damaged gzip file or zip: {error}") from error
     except OSError as error:
         raise errors.UserError(f"{name} cannot be read: {error.strerror or error}") from error
+
+
+def of_name(path: pathlib.PurePath) -> str:
+    """The part that the names in a path tell, the outermost first; OTHER where none tells one, or two at once.
+
+    One of PARTS, also with a number behind it, stands between . - _ and the ends of a name: train/a.txt,
+    wiki.valid.tokens, test2016.en, train-00000-of-00002.txt.
+    """
+    for name in path.parts:
+        words = [word.rstrip(DIGITS) for word in re.split(r"[._-]", name.lower())]
+        kinds = {PARTS[word] for word in words if word in PARTS}
+        if len(kinds) == 1:
+            return kinds.pop()
+    return OTHER
+
+
+def by_names(section: str, found: Sequence[File]) -> dict[str, list[File]]:
+    """Part -> its files, where names tell; else {}, and contents decide.
+
+    Names tell where files are named valid or test, and the larger part of the rest train; or where one is valid or test
+    and nothing else (test.txt, val/), and what is evaluated is not too small (LEAST). Files named neither are trained
+    on, unless those named train are larger: then they are OTHER, as a README. UserError where none is left to train on.
+    """
+    kinds = [of_name(file.inside) for file in found]
+    size, bare = dict.fromkeys(kinds, 0), set()
+    for file, kind in zip(found, kinds, strict=True):
+        size[kind] += file.size
+        if kind in (VALID, TEST):
+            bare |= {name.lower().split(".")[0].rstrip(DIGITS) for name in file.inside.parts}
+    mostly = size.get(TRAIN, 0) > size.get(OTHER, 0)
+    whole = bare & PARTS.keys() and size[evaluated(size)] >= LEAST * sum(size.values())
+    if not bare or not (mostly or whole):
+        return {}
+    if not mostly:
+        kinds = [part or TRAIN for part in kinds]
+    if TRAIN not in kinds:
+        raise errors.UserError(
+            f"every file is named as one to evaluate ({listed(found)}): {section}.source must have some to train on"
+        )
+    return {part: [file for file, kind in zip(found, kinds, strict=True) if kind == part] for part in kinds}
+
+
+def evaluated(parts: Mapping[str, object]) -> str:
+    return VALID if VALID in parts else TEST
+
+
+def told(name: str, how: str, parts: Mapping[str, Sequence]) -> str:
+    """A line for the person: which file became what, and how it was decided."""
+    alone = "left alone" if evaluated(parts) == VALID else "to evaluate"
+    what = {TRAIN: "to train on", VALID: "to evaluate", TEST: alone, OTHER: "left out"}
+    return f"{name}: {how} " + "; ".join(f"{listed(parts[part])} {what[part]}" for part in what if part in parts)
+
+
+def listed(names: Sequence) -> str:
+    """'a.txt, b.txt', or 'a.txt and 7 more'."""
+    return ", ".join(map(str, names)) if len(names) <= LISTED else f"{names[0]} and {len(names) - 1:,} more"
+
+
+def held_out(contents: Sequence[bytes], *, share: float) -> np.ndarray:
+    """A boolean per content: True for about `share` of the different contents, those with the smallest sha256.
+
+    Equal contents fall on the same side. Neither side is empty: at least the smallest digest is held out, and never
+    the largest. UserError for fewer than two different contents.
+    """
+    digest_B = [hashlib.sha256(content).digest()[:8] for content in contents]
+    different = sorted(set(digest_B))
+    if len(different) < 2:
+        raise errors.UserError("there are not two examples that differ, so none can be held out for evaluation")
+    bound = min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
+    return np.array([digest < bound for digest in digest_B])

@@ -48,50 +48,36 @@ COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colo
 
 def describe(data: images.Images) -> dict[str, Any]:
     """What must be known about images to make another one like them, and the names of their classes; for JSON."""
-    image_BYXZ = data.train_image_BYXZ
-    mean_Z, std_Z = images.statistics(image_BYXZ)
-    return {
-        "image": list(image_BYXZ.shape[1:]),
-        "values": [float(image_BYXZ.min()), float(image_BYXZ.max())],
-        "mean": mean_Z.tolist(),
-        "std": std_Z.tolist(),
-        "classes": list(data.classes),
-    }
+    x_BYXZ = data.train_image_BYXZ
+    mean_Z, std_Z = images.statistics(x_BYXZ)
+    facts = {"image": list(x_BYXZ.shape[1:]), "values": [float(x_BYXZ.min()), float(x_BYXZ.max())]}
+    return facts | {"mean": mean_Z.tolist(), "std": std_Z.tolist(), "classes": list(data.classes)}
 
 
 def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
-    """What `describe` says about the images of a trained model: of a run's folder, or of a published ViT (`extras`).
-
-    And `processor`: how a file becomes such an image, in the words of transformers; `assumed`: whether nobody says it.
-
-    Z, C: the channels and classes of the model. Raises UserError where the file that says it is absent or damaged, or
-    asks for what is not done here.
+    """What `describe` says about the images of a trained model of Z channels and C classes: of a run's folder, or of a
+    published ViT (`extras`). And `processor`: how a file becomes such an image, in the words of transformers;
+    `assumed`: whether nobody says it. UserError where the file that says it is absent or damaged, or asks for what is
+    not done here.
     """
     if "image" not in extras:
-        file, prefix, assumed = path / "data.json", "", False
-        facts, fields = (
-            disk.read_json(file, says="what the model's images are like"),
-            VIT | {"image_processor_type": NAME},
-        )
+        file, prefix, assumed, fields = path / "data.json", "", False, VIT | {"image_processor_type": NAME}
+        facts = disk.read_json(file, says="what the model's images are like")
         if facts.keys() != {"image", "values", "mean", "std", "classes"}:
             raise errors.UserError(f"{file} is damaged: it does not describe images")
     else:
         folder, prefix = path if path.is_dir() else path.parent, "image_"
-        places = [
-            folder / "preprocessor_config.json",
-            folder / "processor_config.json",
-        ]  # the latter: their newest form
-        file = next((file for file in places if file.exists()), places[0])
+        file, newest = folder / "preprocessor_config.json", folder / "processor_config.json"
+        file = newest if newest.exists() and not file.exists() else file
         assumed = not file.exists()
         saved = {} if assumed else disk.read_json(file, says="how images are normalised")
-        if file == places[1]:
-            saved = saved.get("image_processor", {})
-            _check(file, "image_processor", isinstance(saved, dict), "an object", saved)
+        saved = saved.get("image_processor", {}) if file == newest else saved
+        _check(file, "image_processor", isinstance(saved, dict), "an object", saved)
         fields = _fields(file, saved)
         factor = fields["rescale_factor"] if fields["do_rescale"] else 1
-        _check(file, "rescale_factor", _number(factor) and factor > 0, "a number above 0", factor)
+        _check(file, "rescale_factor", _numbers([factor], (1,)) and factor > 0, "a number above 0", factor)
         usual = {"mean": fields["image_mean"], "std": fields["image_std"]} if fields["do_normalize"] else PLAIN
-        facts = {name: [value] * Z if _number(value) else value for name, value in usual.items()}
+        facts = {name: [value] * Z if _numbers([value], (1,)) else value for name, value in usual.items()}
         facts |= {"image": [*extras["image"], Z], "values": [0, 255 * factor], "classes": extras["class_names"]}
     image, classes = facts["image"], facts["classes"]
     sides = isinstance(image, list) and len(image) == 3 and all(type(side) is int and side > 0 for side in image)
@@ -129,38 +115,34 @@ def _processor(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int, Z: in
     rules, model = {name: fields[name] for name in names}, {"height": Y, "width": X}
     _check(file, "do_convert_rgb", Z == 3 or not rules["do_convert_rgb"], f"false for {Z} channels", True)
     last = None
+    for name, asked in (("size", rules["do_resize"]), ("crop_size", rules["do_center_crop"])):
+        if not asked:
+            continue
+        last, sides = name, fields[name]
+        if sides is None and name == "size":
+            sides = 224 if rules["do_center_crop"] else model
+        if type(sides) is int:
+            square = fields["default_to_square"] or name == "crop_size"
+            sides = {"height": sides, "width": sides} if square else {"shortest_edge": sides}
+        elif isinstance(sides, list) and len(sides) == 2:
+            sides = {"height": sides[0], "width": sides[1]}
+        right = isinstance(sides, dict) and sides.keys() in ({"height", "width"}, {"shortest_edge"})
+        right = right and all(type(side) is int and 0 < side <= LARGEST for side in sides.values())
+        _check(file, name, right, "one number above 0 or two, height and width, or shortest_edge", fields[name])
+        rules[name] = sides
     if rules["do_resize"]:
-        size = (224 if rules["do_center_crop"] else model) if fields["size"] is None else fields["size"]
-        last, rules["size"] = "size", _sides(file, "size", size, square=fields["default_to_square"])
         rules["resample"] = resample = fields["resample"]
         right = type(resample) is int and resample in [*Image.Resampling]
         _check(file, "resample", right, "the number of a filter of Pillow", resample)
-    if rules["do_center_crop"]:
-        last, rules["crop_size"] = "crop_size", _sides(file, "crop_size", fields["crop_size"], square=True)
     if last and rules[last] != model:
         shorter = last == "size" and "shortest_edge" in rules["size"]  # what becomes of an image depends on it
         _check(file, last, shorter, f"the {Y} x {X} pixels that the model reads", fields[last])
     return rules
 
 
-def _sides(file: pathlib.Path, name: str, value: Any, *, square: bool) -> dict[str, int]:
-    sides = value
-    if type(value) is int:
-        sides = {"height": value, "width": value} if square else {"shortest_edge": value}
-    elif isinstance(value, list) and len(value) == 2:
-        sides = {"height": value[0], "width": value[1]}
-    right = isinstance(sides, dict) and sides.keys() in ({"height", "width"}, {"shortest_edge"})
-    right = right and all(type(side) is int and 0 < side <= LARGEST for side in sides.values())
-    _check(file, name, right, "one number above 0 or two, height and width, or shortest_edge", value)
-    return sides
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) < LARGEST_VALUE
-
-
 def _numbers(value: Any, lengths: tuple[int, ...]) -> bool:
-    return isinstance(value, list) and len(value) in lengths and all(map(_number, value))
+    numbers = isinstance(value, list) and all(type(one) in (int, float) and abs(one) < LARGEST_VALUE for one in value)
+    return numbers and len(value) in lengths
 
 
 def _check(file: pathlib.Path, name: str, right: bool, what: str, value: Any) -> None:
@@ -172,11 +154,8 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it.
 
     As transformers does it with Pillow: turned as its camera says, resized, cropped around its middle. Black and
-    white become the least and the greatest of `values`; then image = (image - mean) / std.
-
-    Raises:
-      UserError: no such file; no image, or a damaged one; one of too many pixels, of more than 8 bits a value, or that
-        does not get as many rows and columns as the model reads.
+    white become the least and the greatest of `values`; then image = (image - mean) / std. UserError where there is no
+    image, or a damaged one, of too many pixels, of more than 8 bits a value, or that does not get the model's sides.
     """
     from PIL import Image, ImageOps
 

@@ -7,11 +7,12 @@ bytes, a type code, the number of axes, the size of each as a big-endian uint32,
 import math
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, files, parts
+from experiments.data import download, files
 from experiments.engine import batches, config, disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -27,8 +28,6 @@ EVALUATION_SHARE = 0.2
 SHOWN = 10  # classes of which there is no image
 CHANNELS = 4  # grey, colour, either with opacity: more are hardly channels
 CHUNK = 4096  # images at a time: statistics need float64, and all images at once would not fit
-
-Found = tuple[list, str]  # images and labels of one or two parts, as they are in the files; which became what
 
 
 class Images(NamedTuple):
@@ -72,35 +71,38 @@ def load(source: str) -> Images:
         from sklearn import datasets  # takes a second that no other set should cost
 
         digits = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
-        return _images(source, ([(digits.images.astype(np.uint8), digits.target)], ""), known=DIGITS)
+        return _images(source, [(digits.images.astype(np.uint8), digits.target)], known=DIGITS)
     if source in FOLDERS:
         name, known = FOLDERS[source]
         places = [place / name for place in download.places()]
-        if not any(map(os.path.isdir, places)):
+        path = next(filter(os.path.isdir, places), None)
+        if path is None:
             where = f"put the files {', '.join(FILES)} (gzipped or not) into {' or '.join(map(str, places))}"
             raise errors.UserError(f"{source} is not here: {where}")
-        path = next(place for place in places if os.path.isdir(place))
     elif not source or not os.path.exists(path):
         names = ", ".join(sorted(["digits", *FOLDERS]))
         wrong = f"{source!r} is neither a named set of images ({names}) nor an existing path ({path.absolute()})"
         raise errors.UserError(wrong)
     if os.path.isdir(path):
-        return _images(source, _folder(path), known=known)
+        return _images(source, *_folder(path), known)
     if path.suffix != ".npz" or not os.path.isfile(path):
         raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
     content = disk.read_npz(path, ARRAYS)
     arrays = [*content.values()]
-    return _images(source, ([arrays[at : at + 2] for at in range(0, len(arrays), 2)], _said([*content][::2])))
+    return _images(source, [arrays[at : at + 2] for at in range(0, len(arrays), 2)], [*content][::2])
 
 
-def _folder(path: pathlib.Path) -> Found:
-    """The parts in a folder. UserError where a file is missing or damaged, or two are called as the same part."""
+def _folder(path: pathlib.Path) -> tuple[list, list]:
+    """The parts in a folder, each images and labels, and the names of their files.
+
+    UserError where a file is missing or damaged, or two are called as the same part.
+    """
     places = {file: [path / file, path / f"{file}.gz"] for file in FILES}
     idx = {file: place for file, some in places.items() for place in reversed(some) if os.path.isfile(place)}
     named: dict[str, pathlib.Path] = {}
-    for file in (path / f"{word}.npz" for word in parts.WORDS if not idx):
+    for file in (path / f"{word}.npz" for word in files.PARTS if not idx):
         if os.path.isfile(file):
-            part = parts.WORDS[file.stem]
+            part = files.PARTS[file.stem]
             if part in named:
                 both = f"{named[part].name} and {file.name}"
                 raise errors.UserError(f"{path} has {both}: let one of them have another name")
@@ -109,19 +111,13 @@ def _folder(path: pathlib.Path) -> Found:
         if missing := [file for file in FILES if file not in idx]:
             raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
         arrays = [read_idx(idx[file], axes=axes) for file, axes in zip(FILES, (3, 1, 3, 1), strict=True)]
-        return [arrays[:2], arrays[2:]], _said(FILES[::2])
-    if parts.TRAIN not in named:
+        return [arrays[:2], arrays[2:]], FILES[::2]
+    if files.TRAIN not in named:
         raise errors.UserError(
-            f"there is nothing to train on beside {parts.listed([*named.values()])}: call it train.npz"
+            f"there is nothing to train on beside {files.listed([*named.values()])}: call it train.npz"
         )
-    used = [named[part] for part in (parts.TRAIN, parts.evaluated(named)) if part in named]
-    return [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in used], _said(used)
-
-
-def _said(names: list | tuple) -> str:
-    if len(names) == 1:
-        return "split by content"
-    return f"by their names, {names[0]} to train on; {names[1]} to evaluate; all else left alone"
+    used = [named[part] for part in (files.TRAIN, files.evaluated(named)) if part in named]
+    return [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in used], used
 
 
 def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
@@ -149,13 +145,12 @@ def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
     return np.frombuffer(content, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
-def _images(name: str, found: Found, *, known: tuple[str, ...] = ()) -> Images:
+def _images(name: str, arrays: list, files_of: Sequence = (), known: tuple[str, ...] = ()) -> Images:
     """The images of two parts, or of one in two, chosen by their bytes; classes are those known, or 0 .. max(label).
 
     UserError where the parts differ in shape, or labels are out of range: below 0, none from 0 on, beyond the classes,
     or as many classes as images, which only a wrong label can cause.
     """
-    arrays, said = found
     names = [f"{name}, training part", f"{name}, evaluation part"] if len(arrays) == 2 else [name]
     checked = [_labelled(part, *some) for part, some in zip(names, arrays, strict=True)]
     shapes = [image_BYXZ.shape[1:] for image_BYXZ, _ in checked]
@@ -180,19 +175,19 @@ def _images(name: str, found: Found, *, known: tuple[str, ...] = ()) -> Images:
                 raise errors.UserError(f"{part}: {wrong}")
     if len(checked) == 1:
         ((image_BYXZ, label_B),) = checked
-        out_B = parts.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
+        out_B = files.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
         checked = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
+        said = "split by content"
+    else:
+        said = f"by their names, {files_of[0]} to train on; {files_of[1]} to evaluate; all else left alone"
     both = [array for image_BYXZ, label_B in checked for array in (image_BYXZ, label_B.astype(np.int32))]
     return Images(name, *both, classes, "" if known else said)
 
 
 def _labelled(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`image_BYXZ` of (B, Y, X) or (B, Y, X, Z) numbers: uint8 if they are whole and lie in 0 .. 255, else float32; and
-    one integer label for each, of shape (B,) or (B, 1). `part` says in messages which arrays are meant.
-
-    Raises:
-      UserError: no numbers, another number of axes, no image or no pixel, channels that come first (Y up to 4 and Z
-      above 4), a pixel that is not finite; labels that are no integers, or not as many.
+    one integer label for each, of shape (B,) or (B, 1). UserError, naming `part`, for other arrays, and for channels
+    that seem to come first (Y up to 4 and Z above 4).
     """
     why = ""
     if image.dtype.kind not in "buif":
@@ -230,14 +225,12 @@ def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def examples(
     image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, shift: float = 0.0
 ) -> tuple[batches.Fetch, int]:
-    """`(fetch, n)` for `batches`: normalised `image_BYXZ` (float32), `label_B` (int32), and `weight_B` 1 (float32).
+    """`(fetch, n)` for `batches`: `image_BYXZ` less the mean, divided by the deviation (float32), `label_B` (int32),
+    and `weight_B` 1 (float32).
 
-    Normalised is a pixel less the mean, divided by the deviation. With an `rng`, each image is first moved by its own
-    uniform offset in [-shift, shift]^2 pixels, interpolated linearly between pixels (the digits fill their 8 rows, and
-    a whole pixel would cut one off); the border it uncovers has raw pixel value 0, the background.
-
-    Raises:
-      UserError: a shift that is negative or could move an image out of sight.
+    With an `rng`, each image is first moved by its own uniform offset in [-shift, shift]^2 pixels, interpolated
+    linearly between pixels (the digits fill their 8 rows, and a whole pixel would cut one off); the border it uncovers
+    has raw pixel value 0, the background. UserError for a shift that is negative or could move it out of sight.
     """
     if not 0 <= shift < min(image_BYXZ.shape[1:3]):
         rows, columns = image_BYXZ.shape[1:3]
@@ -246,7 +239,9 @@ def examples(
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         batch_BYXZ = image_BYXZ[index_B]
         if shift and rng is not None:
-            batch_BYXZ = _moved(batch_BYXZ, rng.uniform(-shift, shift, (2, len(index_B))))
+            down_B, right_B = rng.uniform(-shift, shift, (2, len(index_B)))
+            moved_YBXZ = _moved(batch_BYXZ.swapaxes(0, 1), down_B)
+            batch_BYXZ = _moved(moved_YBXZ.transpose(2, 1, 0, 3), right_B).transpose(1, 2, 0, 3)
         image = (batch_BYXZ.astype(np.float32) - mean_Z) / std_Z
         return {"image_BYXZ": image, "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
 
@@ -261,15 +256,8 @@ def both(data: Images, *, shift: float = 0.0) -> tuple[tuple, tuple, dict[str, n
     return train, examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal), normal
 
 
-def _moved(image_BYXZ: np.ndarray, offset_2B: np.ndarray) -> np.ndarray:
-    """Each image moved (down, right) by its offset in pixels, interpolated linearly, 0 where nothing was."""
-    moved_YBXZ = _moved_along_first(image_BYXZ.swapaxes(0, 1), offset_2B[0])
-    moved_XBYZ = _moved_along_first(moved_YBXZ.transpose(2, 1, 0, 3), offset_2B[1])
-    return moved_XBYZ.transpose(1, 2, 0, 3)
-
-
-def _moved_along_first(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
-    """y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b], the offset being whole + part."""
+def _moved(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
+    """y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b], the offset being whole + part; 0 beyond x."""
     L, B = x_LB.shape[:2]
     whole_B = np.floor(offset_B).astype(int)
     part_B = (offset_B - whole_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))

@@ -1,5 +1,5 @@
-"""Sentence pairs, source and target, in a training and an evaluation part that depend on the sentences alone; and as
-arrays: what an encoder reads, and what a decoder is to predict from what it has written so far.
+"""Sentence pairs, source and target, in a training and an evaluation part that depend on the sentences alone; cut into
+subwords; and as arrays: what an encoder reads, and what a decoder is to predict from what it has written so far.
 """
 
 import contextlib
@@ -9,12 +9,14 @@ import pathlib
 import re
 import unicodedata
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from experiments.data import download, files, parts, subwords
+from experiments.data import download, files, tokenizer
 from experiments.engine import batches, disk, errors
 
 # name -> (file name, where a person finds it, sha256)
@@ -31,18 +33,19 @@ HIDDEN = (".", "_")  # begin the names of files and folders that do not
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 COPIES = 8  # bytes in memory for each of text: strings have some 50 bytes beside their letters (measured: 6.5)
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
+SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
+PAD, BOS, EOS = range(len(SPECIALS))
+LEAST = len(SPECIALS) + 256  # ids: specials and bytes
 FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, say"
 
 Pair = tuple[str, str]
 
 
 class Pairs(NamedTuple):
-    """Sentences and their translations; `said`: which file became what, '' where there is nothing to tell."""
-
     name: str
     train: list[Pair]
     evaluation: list[Pair]
-    said: str
+    said: str  # which file became what, '' where there is nothing to tell
 
 
 def load(source: str, *, share: float = 1.0) -> Pairs:
@@ -53,37 +56,33 @@ def load(source: str, *, share: float = 1.0) -> Pairs:
     ones, as said.en and said.es, whose lines are pairs, or a path be what the names of two share (said); the source is
     the language that comes first in the alphabet. What is gzipped is unpacked. Sentences are in Unicode's form NFC.
 
-    The names of files tell what is held out, as train.tsv and valid.tsv do (`parts.by_names`). Where they do not, about
+    The names of files tell what is held out, as train.tsv and valid.tsv do (`files.by_names`). Where they do not, about
     5 % of the source sentences are held out, with all their translations; sources that differ only in case,
-    punctuation and spaces fall on the same side. `share` of the others is for training.
-
-    Raises:
-      UserError: neither a name nor a path that exists; a damaged or dangerous zip, or too large a file; a line that is
-      not UTF-8, has no second column or an empty side; parallel files of unequal length; a share outside (0, 1]; too
-      few sentences to split; parts that do not fit together.
+    punctuation and spaces fall on the same side. `share` of the others is for training. UserError for what is not
+    there, damaged, dangerous or too large, a line that is no pair, a share outside (0, 1], too few sentences to split.
     """
     if not 0 < share <= 1:
         raise errors.UserError(f"the share of the pairs must be above 0 and at most 1, and {share} is not")
     with contextlib.ExitStack() as zips:
         found = _found(source, zips)
-        named = {} if source in NAMED else parts.by_names("pairs", found)
-        used = [named[part] for part in (parts.TRAIN, parts.evaluated(named))] if named else [found]
+        named = {} if source in NAMED else files.by_names("pairs", found)
+        used = [named[part] for part in (files.TRAIN, files.evaluated(named))] if named else [found]
         disk.check_memory(f"the text in {source}", COPIES * sum(file.size for some in used for file in some))
         sides = [[pair for file in some for pair in _pairs(file)] for some in used]
     for some, pairs in zip(used, sides, strict=True):
         if not pairs:
-            where = f"{source} ({parts.listed(some)})" if named else source
+            where = f"{source} ({files.listed(some)})" if named else source
             raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
     if named:
         train, evaluation = sides
         keys = {sentence_key(source) for source, _ in train}
         both = sum(sentence_key(source) in keys for source, _ in evaluation)
-        said = parts.told(source, "by their names,", named)
+        said = files.told(source, "by their names,", named)
         said += f" ({both:,} of {len(evaluation):,} sources to evaluate are trained on, too)" if both else ""
     else:
         train, evaluation = _apart(sides[0], share=EVALUATION_SHARE)
         couples = any(file.beside for file in found)
-        said = f"{source}: the lines of {parts.listed(found)} are pairs" if couples else ""
+        said = f"{source}: the lines of {files.listed(found)} are pairs" if couples else ""
     if share < 1:  # by other digests: by the same ones, those held out would be missing from the smallest
         _, train = _apart(train, share=share, salt="share")
     return Pairs(source, train, evaluation, said)
@@ -99,11 +98,10 @@ def sentence_key(sentence: str) -> str:
     return " ".join("".join(letters).split()) or sentence
 
 
-def _apart(pairs: list[Pair], *, share: float, salt: str = "") -> tuple[list[Pair], list[Pair]]:
+def _apart(pairs: list[Pair], *, share: float, salt: str = "") -> Iterator[list[Pair]]:
     """The pairs but those of about `share` of the sources, and these; another salt makes another choice."""
-    out_B = parts.held_out([f"{salt}{sentence_key(source)}".encode() for source, _ in pairs], share=share)
-    kept, held = ([pairs[b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True))
-    return kept, held
+    out_B = files.held_out([f"{salt}{sentence_key(source)}".encode() for source, _ in pairs], share=share)
+    return ([pairs[b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True))
 
 
 def _found(source: str, zips: contextlib.ExitStack) -> list[files.File]:
@@ -159,7 +157,7 @@ def _bare(path: pathlib.PurePath) -> pathlib.PurePath:
 
 
 def _pairs(file: files.File) -> Iterator[Pair]:
-    """The pairs of a file's lines, or of those of two files. Raises UserError that names file and line."""
+    """The pairs of a file's lines, or of those of two files. UserError names file and line."""
     if file.beside:
         sides = [[line.strip() for line in _lines(one)] for one in (file, file.beside)]
         counts = [len(side) - (side[-1] == "") for side in sides]  # without what stands behind the last line's end
@@ -182,7 +180,7 @@ def _pairs(file: files.File) -> Iterator[Pair]:
 
 
 def _lines(file: files.File) -> Iterator[str]:
-    """The lines, in NFC. Raises UserError that names file and line."""
+    """The lines, in NFC."""
     for number, line in enumerate(files.read(file, copies=COPIES).split(b"\n"), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
@@ -191,38 +189,80 @@ def _lines(file: files.File) -> Iterator[str]:
         yield unicodedata.normalize("NFC", text)
 
 
-class Rows(NamedTuple):
-    """The pairs whose sides fit into N tokens: ids, [EOS], padding (int32)."""
+class Subwords(NamedTuple):
+    """Byte-level byte-pair encoding (Sennrich et al. 2016): ids 0 .. W-1 are specials, bytes, and what they are merged
+    into. No text is a special: a sentence that contains the letters "[EOS]" is encoded as these letters."""
 
+    library: tokenizers.Tokenizer
+
+    @property
+    def size(self) -> int:
+        return self.library.get_vocab_size()
+
+    def encode(self, sentences: Sequence[str]) -> list[np.ndarray]:
+        """int32 ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
+        encoded = self.library.encode_batch([tokenizer.checked(sentence) for sentence in sentences])
+        return [np.array(sentence.ids, np.int32) for sentence in encoded]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text up to the first [EOS], other specials left out; what is not UTF-8 as U+FFFD."""
+        known = tokenizer.listed(ids)
+        return self.library.decode(known[: known.index(EOS)] if EOS in known else known)
+
+    def names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """Each id by itself, for a figure: its text, or the name of the special."""
+        return [SPECIALS[i] if i < len(SPECIALS) else self.decode([i]) for i in tokenizer.listed(ids)]
+
+
+def train(sentences: Iterable[str], *, W: int) -> Subwords:
+    """W ids or fewer (where the text has no more pairs to merge), the same for the same sentences in any order.
+
+    UserError for a W without room for the specials and the bytes, and a sentence that is not Unicode text.
+    """
+    if W < LEAST:
+        raise errors.UserError(f"a vocabulary of subwords needs at least {LEAST} ids (bytes, specials), not {W}")
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=W, initial_alphabet=alphabet, special_tokens=[*SPECIALS], show_progress=False
+    )
+    library.train_from_iterator(map(tokenizer.checked, sentences), trainer)
+    library.encode_special_tokens = True  # as the letters that they are in a text
+    return Subwords(library)
+
+
+class Rows(NamedTuple):
     source_BS: np.ndarray
     target_BN: np.ndarray
     longer: int  # pairs that do not fit, and have no row
 
 
-def padded(words: subwords.Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
+def padded(words: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
     """Each sentence as a row of its ids, [EOS] and [PAD]: (B, N) int32, and whether it fits, (B,) bool.
 
     One of more than N - 1 ids does not: its row is all padding, nothing is cut.
     """
-    id_BN, fits_B = np.full((len(sentences), N), subwords.PAD, np.int32), np.zeros(len(sentences), bool)
+    id_BN, fits_B = np.full((len(sentences), N), PAD, np.int32), np.zeros(len(sentences), bool)
     for first in range(0, len(sentences), PIECE):
         for b, id_T in enumerate(words.encode(sentences[first : first + PIECE]), first):
             fits_B[b] = len(id_T) < N
             if fits_B[b]:
-                id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, subwords.EOS
+                id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, EOS
     return id_BN, fits_B
 
 
-def rows(words: subwords.Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
-    """The pairs as arrays, in their order, without those of which a side needs more than N tokens, its [EOS] included.
+def rows(words: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
+    """The pairs as `padded` arrays, in their order, without those of which a side needs more than N tokens.
 
-    Raises:
-      UserError: not one pair fits; more than the memory has room for.
+    UserError where not one pair fits, and for more than the memory has room for.
     """
     needed = 4 * 4 * N * len(pairs)  # int32, and those that fit once more
     disk.check_memory(f"{len(pairs):,} pairs of 2 x {N} tokens", needed)
-    source_BN, source_fits_B = padded(words, [source for source, _ in pairs], N=N)
-    target_BN, target_fits_B = padded(words, [target for _, target in pairs], N=N)
+    (source_BN, source_fits_B), (target_BN, target_fits_B) = (
+        padded(words, [pair[side] for pair in pairs], N=N) for side in (0, 1)
+    )
     fits_B = source_fits_B & target_fits_B
     if not fits_B.any():
         raise errors.UserError(f"not one of {len(pairs)} pairs has at most N = {N} tokens a side: choose a larger N")
@@ -238,13 +278,13 @@ def examples(of: Rows) -> tuple[batches.Fetch, int]:
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         source_BS, target_BN = of.source_BS[index_B], of.target_BN[index_B]
-        begin_B1 = np.full((len(index_B), 1), subwords.BOS, np.int32)
+        begin_B1 = np.full((len(index_B), 1), BOS, np.int32)
         return {
             "source_BS": source_BS,
-            "valid_BS": source_BS != subwords.PAD,
+            "valid_BS": source_BS != PAD,
             "w_BN": np.concatenate([begin_B1, target_BN[:, :-1]], axis=1),
             "target_BN": target_BN,
-            "weight_BN": (target_BN != subwords.PAD).astype(np.float32),
+            "weight_BN": (target_BN != PAD).astype(np.float32),
         }
 
     return fetch, len(of.source_BS)

@@ -4,15 +4,20 @@ A file tells its kind: tokenizer.json for the `tokenizers` library, a saved toke
 """
 
 import contextlib
+import heapq
 import json
+import math
 import os
 import pathlib
+import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
 
-from experiments.data import llama2c_tokenizer, tokenizer
+from experiments.data import tokenizer
 from experiments.engine import disk, errors
 
 LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
@@ -26,15 +31,18 @@ USUAL = {
     "pad": ("[PAD]", "<pad>"),
 }
 
+SPECIALS = (b"<unk>", b"<s>", b"</s>")  # of llama2.c
+UNKNOWN, BOS, EOS = range(len(SPECIALS))
+
 
 class OfRun(tokenizer.Plain):
     """That of a run of ours, used as a published one is: nothing stands between documents, and any id may be drawn."""
 
-    @property
-    def ordinary(self) -> int:
-        return self.size
-
     join = tokenizer.Tokenizer.join
+
+    def __post_init__(self):
+        super().__post_init__()
+        vars(self)["ordinary"] = self.size
 
 
 class Published(tokenizer.Tokenizer):
@@ -81,6 +89,68 @@ class Published(tokenizer.Tokenizer):
         return self.library.id_to_token(id) or f"[{id}]"  # a row of the model that the file has no word for
 
 
+class Pieces(tokenizer.Tokenizer):
+    """That of a tok*.bin of https://github.com/karpathy/llama2.c: of two neighbours that are a piece together, the pair
+    of the best score joins first. A piece <0x41> is the byte 0x41, for characters that are no piece. By hand, since the
+    `tokenizers` library ranks pairs of pieces, and not what they become: where these overlap, it joins others."""
+
+    bos, eos = BOS, EOS
+
+    def __init__(self, table: Sequence[bytes], scores: Sequence[float], files: dict[str, bytes] | None = None):
+        self.table, self.scores, self.files = tuple(table), tuple(scores), files or {}
+        self.size = self.ordinary = len(table)
+        matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.table)}
+        self._byte_of = {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
+        self._id_of_byte = {content[0]: i for i, content in self._byte_of.items()}
+        apart = {UNKNOWN, BOS, EOS} | self._byte_of.keys()
+        # The pieces that text can fall into; of two equal ones the first.
+        self._id_of = {self.table[i]: i for i in reversed(range(len(self.table))) if i not in apart}
+
+    def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
+        ids: list[int] = []
+        for character in " " + tokenizer.checked(text) if text else "":
+            content = character.encode()
+            known = self._id_of.get(content)
+            ids += [self._id_of_byte.get(byte, UNKNOWN) for byte in content] if known is None else [known]
+        return np.asarray([BOS] * specials + self._joined(ids), np.int32)
+
+    def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
+        """The bytes that each id adds to the text: none for <s>, </s> and what is no id."""
+        starts = True
+        for i in ids:
+            content = self._byte_of.get(i, b"")
+            if not content and 0 <= i < self.size and i not in (BOS, EOS):
+                content = self.table[i].removeprefix(b" ") if starts else self.table[i]
+            yield content
+            starts = i == BOS
+
+    def name(self, id: int) -> str:
+        return self.table[id].decode("utf-8", "replace")
+
+    def _joined(self, ids: list[int]) -> list[int]:
+        """Neighbours joined as long as any can be, the best score first, of equals the leftmost."""
+        left, right = list(range(-1, len(ids) - 1)), list(range(1, len(ids) + 1))
+        pairs: list[tuple] = []
+
+        def propose(i: int) -> None:
+            j = right[i]
+            both = self._id_of.get(self.table[ids[i]] + self.table[ids[j]]) if 0 <= i and j < len(ids) else None
+            if both is not None:
+                heapq.heappush(pairs, (-self.scores[both], i, j, ids[i], ids[j], both))
+
+        for i in range(len(ids)):
+            propose(i)
+        while pairs:
+            _, i, j, first, second, both = heapq.heappop(pairs)
+            if ids[i] == first and right[i] == j and ids[j] == second:  # none has been joined with another meanwhile
+                ids[i], ids[j], right[i] = both, -1, right[j]
+                if right[j] < len(ids):
+                    left[right[j]] = i
+                propose(i)
+                propose(left[i])
+        return [i for i in ids if i >= 0]
+
+
 def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     """The tokenizer in a file, or in a folder with tokenizer.json or else one tok*.bin.
 
@@ -101,7 +171,7 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     except (ValueError, RecursionError) as error:
         raise errors.UserError(f"{path} is damaged, or no tokenizer: {error}") from error
     if path.suffix == ".bin":
-        return llama2c_tokenizer.read(str(path), content)
+        return read_pieces(str(path), content)
     if isinstance(saved, dict) and "model" in saved:
         return _read_library(path, content)
     if isinstance(saved, dict) and "kind" in saved:
@@ -109,18 +179,13 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     raise errors.UserError(f"{path} is no tokenizer: it has neither a model, as tokenizer.json, nor a kind, as ours")
 
 
-def make(
-    name: str, documents: Sequence[bytes], *, specials: tuple[str, ...], evaluation: Sequence[bytes]
-) -> tokenizer.Tokenizer:
-    """The tokenizer of the kind `name`, made from the documents; or the one in the file or folder of that name.
-
-    UserError as `tokenizer.make` and `read`.
-    """
+def make(name: str, documents: Sequence[bytes], **options: Any) -> tokenizer.Tokenizer:
+    """`tokenizer.make(name, documents, **options)`, or what `read` finds in the file or folder of that name."""
     path = pathlib.Path(os.path.expanduser(name))
     if len(path.parts) > 1 and not path.exists():
         raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there")
     if name in tokenizer.KINDS or not name or not path.exists():
-        return tokenizer.make(name, documents, specials=specials, evaluation=evaluation)
+        return tokenizer.make(name, documents, **options)
     return read(path)
 
 
@@ -174,3 +239,28 @@ def _muted() -> Iterator[None]:
     finally:
         os.dup2(copy, 2)
         os.close(copy)
+
+
+def read_pieces(path: str, content: bytes) -> Pieces:
+    """The pieces in the content of a tok*.bin: a little-endian int32, the length of the longest piece; then for each
+    piece a float32 score, an int32 length, its bytes. UserError, naming `path`, where it does not hold together."""
+    if len(content) < 4:
+        raise errors.UserError(f"{path} is cut off or no tokenizer of llama2.c: it has {len(content)} bytes")
+    (longest,), pieces, scores, at = struct.unpack_from("<i", content), [], [], 4
+    while at < len(content):
+        where = f"{path}, piece {len(pieces)}"
+        if at + 8 > len(content):
+            raise errors.UserError(f"{where}: the file is cut off")
+        score, length = struct.unpack_from("<fi", content, at)
+        at += 8 + length
+        if not math.isfinite(score):
+            raise errors.UserError(f"{where}: its score {score} is not a finite number")
+        if not 1 <= length <= longest:
+            raise errors.UserError(f"{where}: its length {length} is not between 1 and {longest}, that of the longest")
+        if at > len(content):
+            raise errors.UserError(f"{where}: the file is cut off")
+        scores.append(score)
+        pieces.append(content[at - length : at])
+    if tuple(map(bytes.strip, pieces[: len(SPECIALS)])) != SPECIALS:
+        raise errors.UserError(f"{path} is no tokenizer of llama2.c: its first pieces are not <unk>, <s>, </s>")
+    return Pieces(pieces, scores, {f"tok{len(pieces)}.bin": content})

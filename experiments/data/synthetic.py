@@ -129,17 +129,12 @@ def _nearest(u_BRX: np.ndarray, *, N: int, W: int, **_: Any) -> Answer:
     P = math.isqrt(W)
     w_BN = _whole(u_BRX[:, 0, :N], W // P * P)
     key_BN, payload_BN = np.divmod(w_BN, P)
-    target_BN, weight_BN, open_BN = np.zeros_like(w_BN), np.zeros(w_BN.shape), np.ones(w_BN.shape, bool)
-    for distance in range(1, N):
-        same_BN = key_BN[:, distance:] == key_BN[:, :-distance]
-        none = np.zeros((len(w_BN), distance), bool)
-        before_BN, after_BN = np.concatenate([none, same_BN], axis=1), np.concatenate([same_BN, none], axis=1)
-        from_BN = np.where(before_BN, np.roll(payload_BN, distance, axis=1), np.roll(payload_BN, -distance, axis=1))
-        unique_BN = open_BN & (before_BN ^ after_BN)
-        target_BN = np.where(unique_BN, from_BN, target_BN)
-        weight_BN = np.where(unique_BN, 1, weight_BN)
-        open_BN = open_BN & ~(before_BN | after_BN)
-    return w_BN, target_BN, weight_BN
+    distance_NS = np.abs(np.subtract.outer(np.arange(N), np.arange(N))).astype(np.int16)
+    same_BNS = (key_BN[:, :, None] == key_BN[:, None, :]) & (distance_NS > 0)
+    distance_BNS = np.where(same_BNS, distance_NS, np.int16(N))
+    least_BN = distance_BNS.min(axis=2)
+    asked_BN = (least_BN < N) & ((distance_BNS == least_BN[:, :, None]).sum(axis=2) == 1)
+    return w_BN, asked_BN * np.take_along_axis(payload_BN, distance_BNS.argmin(axis=2), axis=1), asked_BN
 
 
 RULES = {

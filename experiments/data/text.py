@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, files, parts
+from experiments.data import download, files
 from experiments.engine import disk, errors
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
@@ -20,12 +20,10 @@ COPIES = 3  # bytes in memory for each of a text: itself and its ids, of one byt
 
 
 class Text(NamedTuple):
-    """The contents of files, as bytes; `said`: which file became what, '' where there is nothing to tell."""
-
     name: str
-    train: list[bytes | memoryview]
+    train: list[bytes | memoryview]  # the contents of files
     evaluation: list[bytes | memoryview]
-    said: str
+    said: str  # which file became what, '' where there is nothing to tell
 
 
 def load(source: str) -> Text:
@@ -33,11 +31,8 @@ def load(source: str) -> Text:
 
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
     gzipped is unpacked. One file is cut in two, its first 90 % for training; of several their names tell what is held
-    out, as train.txt and valid.txt do (`parts.by_names`), or else about 10 % are, chosen by their contents.
-
-    Raises:
-      UserError: neither a name nor a path that exists; something that cannot be read; what is no text; too
-      little text to split; more than the memory has room for; parts that do not fit together.
+    out, as train.txt and valid.txt do (`files.by_names`), or else about 10 % are, chosen by their contents. UserError
+    for what is not there, cannot be read, is no text, too little to split, or more than the memory has room for.
     """
     path = pathlib.Path(os.path.expanduser(source))
     if source in (STDLIB, DOCSTRINGS):
@@ -49,7 +44,7 @@ def load(source: str) -> Text:
         raise errors.UserError(wrong)
     else:
         found = files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
-    if named := parts.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
+    if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
         return _as_named(source, named)
     both = zip(found, _contents(source, found), strict=True)
     texts = [(file, content) for file, content in both if content]
@@ -57,38 +52,32 @@ def load(source: str) -> Text:
         raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
     contents = [content for _, content in texts]
     if len(set(contents)) == 1:
-        train, evaluation = _cut(contents[0])
-        if not train or not evaluation:
+        whole, at = memoryview(contents[0]), len(contents[0]) * 9 // 10  # a slice of it is no copy
+        first = max(at - 3, 0)
+        while at > first and whole[at] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
+            at -= 1
+        if not 0 < at < len(whole):
             raise errors.UserError(f"{source} holds too little text to keep a part of it for evaluation")
-        return Text(source, [train], [evaluation], "")
-    out_B = parts.held_out(contents, share=EVALUATION_SHARE)
+        return Text(source, [whole[:at]], [whole[at:]], "")
+    out_B = files.held_out(contents, share=EVALUATION_SHARE)
     train, evaluation = ([texts[i] for i in np.flatnonzero(out_B == side)] for side in (False, True))
-    shown = {parts.TRAIN: [file for file, _ in train], parts.TEST: [file for file, _ in evaluation]}
-    said = "" if source in NAMED else parts.told(source, "by their contents,", shown)
+    shown = {files.TRAIN: [file for file, _ in train], files.TEST: [file for file, _ in evaluation]}
+    said = "" if source in NAMED else files.told(source, "by their contents,", shown)
     return Text(source, *([content for _, content in side] for side in (train, evaluation)), said)
 
 
 def _as_named(name: str, named: Mapping[str, Sequence[files.File]]) -> Text:
     """The parts as names tell them."""
-    used = parts.TRAIN, parts.evaluated(named)
+    used = files.TRAIN, files.evaluated(named)
     contents = iter(_contents(name, [file for part in used for file in named[part]]))
     train, evaluation = (list(filter(None, (next(contents) for _ in named[part]))) for part in used)
     for part, some in zip(used, (train, evaluation), strict=True):
         if not some:
-            raise errors.UserError(f"{name}: the part {part} holds no text ({parts.listed(named[part])})")
-    said = parts.told(name, "by their names,", named)
+            raise errors.UserError(f"{name}: the part {part} holds no text ({files.listed(named[part])})")
+    said = files.told(name, "by their names,", named)
     if both := len({*train} & {*evaluation}):
         said += f" ({both:,} of {len(evaluation):,} texts to evaluate are trained on, too)"
     return Text(name, train, evaluation, said)
-
-
-def _cut(content: bytes) -> tuple[memoryview, memoryview]:
-    """The first 90 % of the bytes and the rest, never cut inside a UTF-8 character (whose later bytes are 10xxxxxx)."""
-    at = len(content) * 9 // 10
-    first = max(at - 3, 0)
-    while at > first and content[at] & 0b1100_0000 == 0b1000_0000:
-        at -= 1
-    return memoryview(content)[:at], memoryview(content)[at:]  # no copies
 
 
 def _contents(name: str, found: Sequence[files.File]) -> list[bytes]:

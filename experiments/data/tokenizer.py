@@ -2,7 +2,6 @@
 
 import codecs
 import dataclasses
-import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,9 +20,8 @@ COPIES = 240  # bytes in memory for each of a document while a library encodes i
 class Tokenizer:
     """Ids 0 .. size-1 and the text they stand for; ids from `size` on, if a model has such rows, stand for none.
 
-    bos, eos, mask, pad: the ids of these specials. ordinary: ids below it may take the place of a hidden word (all, as
-    for BERT, but where specials come last). files: the contents, by name, of which `pretrained_tokenizer.read` makes
-    this tokenizer again. Every kind has
+    ordinary: ids below it may take the place of a hidden word (all, as for BERT, but where specials come last). files:
+    the contents, by name, of which `pretrained_tokenizer.read` makes this tokenizer again. Every kind has
 
         encode(text, *, specials=True): int32 ids, with the specials that belong around it (<s>, or [CLS] and [SEP]).
             UserError for what is not Unicode, and for a character that nothing stands for.
@@ -34,18 +32,14 @@ class Tokenizer:
     size: int
     ordinary: int
     files: dict[str, bytes]
-    bos: int | None = None
-    eos: int | None = None
-    mask: int | None = None
-    pad: int | None = None
+    bos = eos = mask = pad = None  # the ids of these specials
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text; what is not UTF-8 is U+FFFD."""
         return b"".join(self.pieces(listed(ids))).decode("utf-8", "replace")
 
     def stream(self, ids: Iterable[int], after: Sequence[int] | np.ndarray = ()) -> Iterator[str]:
-        """What the ids add to the text of the ids `after`, as they come, in whole characters:
-        "".join(stream(ids)) == decode(ids)."""
+        """What the ids add to the text of the ids `after`, as they come, in whole characters."""
         before, decoder = listed(after), codecs.getincrementaldecoder("utf-8")("replace")
         contents = self.pieces(itertools.chain(before, map(int, ids)))
         for content in itertools.islice(contents, len(before)):
@@ -63,12 +57,6 @@ class Tokenizer:
         except UnicodeDecodeError as error:
             raise errors.UserError(f"the text is not UTF-8, which this tokenizer needs: {error}") from error
 
-    def special(self, name: str) -> int:
-        """The id of [MASK]. Raises UserError where there is none."""
-        if name != MASK or self.mask is None:
-            raise errors.UserError(f"this tokenizer has no special {name!r}")
-        return self.mask
-
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Tokenizer):
@@ -78,37 +66,30 @@ class Plain(Tokenizer):
     characters: str
     specials: tuple[str, ...]
 
-    @property
-    def ordinary(self) -> int:
-        return 256 if self.kind == "bytes" else len(self.characters)
-
-    @property
-    def size(self) -> int:
-        return len(self._contents)
-
-    @property
-    def mask(self) -> int | None:
-        return self._id(MASK)
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        return {"tokenizer.json": json.dumps(dataclasses.asdict(self)).encode()}
+    def __post_init__(self):
+        names = [name.encode("utf-8", "surrogatepass") for name in (*self.characters, *self.specials)]
+        contents = [bytes([byte]) for byte in range(256) if self.kind == "bytes"] + names
+        size, ordinary = len(contents), len(contents) - len(self.specials)
+        ids = {name: ordinary + i for i, name in enumerate(self.specials)}
+        points = [*map(ord, self.characters)]
+        # Code point -> id. The last entry stands for all points beyond the largest known one.
+        table = np.full(max(points, default=0) + 2, ids.get(UNKNOWN, -1), np.int32)
+        table[points] = np.arange(len(points), dtype=np.int32)
+        files = {"tokenizer.json": json.dumps(dataclasses.asdict(self)).encode()}
+        vars(self).update(size=size, ordinary=ordinary, mask=ids.get(MASK), files=files, _contents=contents, _ids=table)
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         content = checked(text).encode()
-        return np.frombuffer(content, np.uint8).astype(np.int32) if self.kind == "bytes" else self._ids(text)
+        return np.frombuffer(content, np.uint8).astype(np.int32) if self.kind == "bytes" else self._known(text)
 
     def join(self, documents: Sequence[bytes]) -> np.ndarray:
-        """Ids of all documents, the NUL character between two: one that never occurred in training is '[UNK]'.
-
-        T = total length + number of documents - 1. Raises UserError as `Tokenizer.join`.
-        """
+        """Ids of all documents, the NUL character between two: one that never occurred in training is '[UNK]'."""
         if self.kind == "bytes":  # of a single document without a copy
             return np.frombuffer(documents[0] if len(documents) == 1 else SEPARATOR.encode().join(documents), np.uint8)
         parts = [part for document in documents for part in (SEPARATOR.encode(), document)][1:]
         id_T, T = np.empty(sum(map(len, parts)), np.min_scalar_type(self.size - 1)), 0  # a character has 1 to 4 bytes
         for text in itertools.chain.from_iterable(map(_texts, parts)):
-            id_T[T : T + len(text)] = self._ids(text)
+            id_T[T : T + len(text)] = self._known(text)
             T += len(text)
         return id_T[:T]
 
@@ -118,39 +99,22 @@ class Plain(Tokenizer):
     def name(self, id: int) -> str:
         return self.decode([id])
 
-    def _id(self, special: str) -> int | None:
-        return self.size - len(self.specials) + self.specials.index(special) if special in self.specials else None
-
-    def _ids(self, text: str) -> np.ndarray:
-        point_T = np.frombuffer(text.encode("utf-32-le"), "<u4")
-        id_T = self._id_of_point[np.minimum(point_T, len(self._id_of_point) - 1)]
+    def _known(self, text: str) -> np.ndarray:
+        """The ids of characters. UserError where one has none."""
+        id_T = self._ids[np.minimum(np.frombuffer(text.encode("utf-32-le"), "<u4"), len(self._ids) - 1)]
         if id_T.size and id_T.min() < 0:
             character = text[int(id_T.argmin())]
             raise errors.UserError(f"the character {character!r} is unknown: it does not occur in the training text")
         return id_T
 
-    @functools.cached_property
-    def _id_of_point(self) -> np.ndarray:
-        """Code point -> id. The last entry stands for all points beyond the largest known one."""
-        points, unknown = [*map(ord, self.characters)], self._id(UNKNOWN)
-        table = np.full(max(points, default=0) + 2, -1 if unknown is None else unknown, np.int32)
-        table[points] = np.arange(len(points), dtype=np.int32)
-        return table
-
-    @functools.cached_property
-    def _contents(self) -> list[bytes]:
-        names = [name.encode("utf-8", "surrogatepass") for name in (*self.characters, *self.specials)]
-        return ([bytes([byte]) for byte in range(256)] if self.kind == "bytes" else []) + names
-
 
 def make(
     kind: str, documents: Sequence[bytes], *, specials: tuple[str, ...] = (), evaluation: Sequence[bytes] = ()
 ) -> Plain:
-    """The tokenizer of these training documents.
+    """The tokenizer of these training documents: of their characters, and the separator where several are to be joined.
 
-    Characters are those of the training documents, and the separator where several documents are to be joined. If an
-    evaluation document holds others, '[UNK]' joins the specials. UserError for an unknown kind, and where characters
-    are asked for, a document that is not UTF-8.
+    If an evaluation document holds others, '[UNK]' joins the specials. UserError for an unknown kind, and where
+    characters are asked for, a document that is not UTF-8.
     """
     _check_kind(kind)
     if kind == "bytes":
@@ -169,10 +133,10 @@ def from_json(saved: dict, kind_of: type[Plain] = Plain) -> Plain:
         raise errors.UserError("a saved tokenizer has the entries kind, characters and specials, and no others")
     kind, characters, specials = saved["kind"], saved["characters"], saved["specials"]
     _check_kind(kind)
-    if not isinstance(characters, str) or list(characters) != sorted(set(characters)):
-        raise errors.UserError("the characters of a saved tokenizer are one string, sorted and without repetition")
-    if kind == "bytes" and characters:
-        raise errors.UserError("a saved tokenizer of bytes has no characters")
+    right = isinstance(characters, str) and list(characters) == sorted(set(characters))
+    if not right or (characters and kind == "bytes"):
+        wrong = "are one string, sorted and without repetition (of bytes an empty one)"
+        raise errors.UserError(f"the characters of a saved tokenizer {wrong}")
     if not isinstance(specials, list) or not all(isinstance(name, str) for name in specials):
         raise errors.UserError("the specials of a saved tokenizer are a list of names")
     return kind_of(kind, characters, tuple(specials))
@@ -199,10 +163,7 @@ def _check_kind(kind: str) -> None:
 
 
 def _characters(documents: Sequence[bytes]) -> set[str]:
-    known: set[str] = set()
-    for text in itertools.chain.from_iterable(map(_texts, documents)):
-        known.update(text)
-    return known
+    return set(itertools.chain.from_iterable(itertools.chain.from_iterable(map(_texts, documents))))
 
 
 def _texts(document: bytes) -> Iterator[str]:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.data import llama2c_tokenizer, pretrained_tokenizer, tokenizer
+from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import checkpoint, disk, errors
 from experiments.pretrained import families, hub, llama2c, safetensors, tensors
 from tfm import embed, head, shapes
@@ -200,7 +200,7 @@ def _llama2c(path: pathlib.Path) -> Trained:
     settings, arrays = llama2c.read(path)
     read = hub.interpret({"model_type": "llama", **settings}, arrays, path)
     # run.c of llama2.c knows no others, and ends a text where the next one would begin
-    BOS, EOS = llama2c_tokenizer.BOS, llama2c_tokenizer.EOS
+    BOS, EOS = pretrained_tokenizer.BOS, pretrained_tokenizer.EOS
     read.extras["ids"] = {"bos_token_id": BOS, "eos_token_id": [EOS, BOS]}
     read.model["relative_position"] = "rotary"
     return _published(path, read)

@@ -20,7 +20,7 @@ from PIL import Image
 from small_files import idx, npy, npz, zipped
 
 from configs import base
-from experiments.data import image_file, images, pairs, pretrained_tokenizer, subwords, text, tokenizer
+from experiments.data import image_file, images, pairs, pretrained_tokenizer, text, tokenizer
 from experiments.engine import config as configs
 from experiments.engine import config_file, disk, errors, log, workdir
 from experiments.pretrained import llama2c, safetensors
@@ -55,7 +55,7 @@ def safetensors_bytes(folder):
 
 
 def library_bytes(folder):
-    return subwords.train(["a king who reads"] * 3, W=280).library.to_str().encode()
+    return pairs.train(["a king who reads"] * 3, W=280).library.to_str().encode()
 
 
 def config_bytes(folder):

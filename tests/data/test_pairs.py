@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from small_files import write, zipped
 
-from experiments.data import download, pairs, pretrained_tokenizer, subwords
+from experiments.data import download, pairs, pretrained_tokenizer
 from experiments.engine import batches, disk, errors
 
 WORDS = "a king who reads is worth two kings who fight".split()
@@ -205,7 +205,7 @@ def test_keys_tell_words_apart_in_any_script():
 
 @pytest.fixture(scope="module")
 def made():
-    return subwords.train([side for pair in SAID for side in pair], W=277)
+    return pairs.train([side for pair in SAID for side in pair], W=277)
 
 
 @hypothesis.given(st.lists(st.text(), max_size=5))
@@ -214,18 +214,18 @@ def made():
 def test_any_text_comes_back(made, sentences):
     for text, id_T in zip(sentences, made.encode(sentences), strict=True):
         assert made.decode(id_T) == text and id_T.dtype == np.int32
-        assert not id_T.size or (subwords.EOS < id_T.min() and id_T.max() < made.size)
+        assert not id_T.size or (pairs.EOS < id_T.min() and id_T.max() < made.size)
 
 
 def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
     king = made.encode(["a king"])[0]
-    assert made.decode([subwords.BOS, *king, subwords.EOS, *king, subwords.PAD]) == "a king"
-    assert (subwords.PAD, subwords.BOS, subwords.EOS) == (0, 1, 2)
+    assert made.decode([pairs.BOS, *king, pairs.EOS, *king, pairs.PAD]) == "a king"
+    assert (pairs.PAD, pairs.BOS, pairs.EOS) == (0, 1, 2)
     assert made.names([1, *king, 2]) == ["[BOS]", *(made.decode([i]) for i in king), "[EOS]"]
-    assert subwords.train([], W=259).size == 259
+    assert pairs.train([], W=259).size == 259
     with pytest.raises(errors.UserError, match="at least 259 ids"):
-        subwords.train(["a"], W=258)
-    for call in (lambda: made.encode(["\ud800"]), lambda: subwords.train(["\ud800"], W=300)):
+        pairs.train(["a"], W=258)
+    for call in (lambda: made.encode(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
         with pytest.raises(errors.UserError, match="not Unicode"):
             call()
 
@@ -234,13 +234,13 @@ def test_training_depends_on_the_sentences_alone_and_merges_what_is_frequent(mad
     sentences = [side for pair in SAID for side in pair]
     random.Random(0).shuffle(sentences)
     content = made.library.to_str().encode()
-    assert subwords.train(sentences, W=277).library.to_str().encode() == content and made.size == 277
+    assert pairs.train(sentences, W=277).library.to_str().encode() == content and made.size == 277
     assert len(made.encode([" king"])[0]) < 5 == len(made.encode([" gnik"])[0])
-    few = subwords.train(["aa"], W=277)
+    few = pairs.train(["aa"], W=277)
     assert few.size == 3 + 256 + 1 and few.encode(["aa"])[0].tolist() == [259]
     saved = pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": content}))
     sentence = "¿Un rey? two kings\n"
-    assert saved.decode(saved.encode(sentence)) == sentence and saved.pad == subwords.PAD and saved.size == 277
+    assert saved.decode(saved.encode(sentence)) == sentence and saved.pad == pairs.PAD and saved.size == 277
     assert np.array_equal(saved.encode(sentence), made.encode([sentence])[0])
 
 
@@ -256,11 +256,11 @@ def test_rows_hold_whole_sentences_behind_each_other(made):
     batch = batches.evaluation(fetch, n=n, batch=3)[0]
     two, kings = batch["target_BN"][0], made.encode(["two kings"])[0]
     length = len(kings)
-    assert np.array_equal(two, [*kings, subwords.EOS, *[subwords.PAD] * (6 - length)])
-    assert np.array_equal(batch["w_BN"][0], [subwords.BOS, *two[:-1]])
+    assert np.array_equal(two, [*kings, pairs.EOS, *[pairs.PAD] * (6 - length)])
+    assert np.array_equal(batch["w_BN"][0], [pairs.BOS, *two[:-1]])
     assert np.array_equal(batch["weight_BN"][0], np.arange(7) <= length)  # [EOS] is asked for, padding is not
     assert np.array_equal(batch["weight_BN"].sum(1), [length + 1, 2, 0])  # the third row fills the batch up
-    assert np.array_equal(batch["valid_BS"], batch["source_BS"] != subwords.PAD)
+    assert np.array_equal(batch["valid_BS"], batch["source_BS"] != pairs.PAD)
     assert batch["valid_BS"].sum(1).tolist() == [2, 2, 2] and batch["weight_BN"].dtype == np.float32
 
 
@@ -270,7 +270,7 @@ def test_rows_are_made_piece_by_piece_never_cut_and_never_more_than_fit(made, mo
     assert found.longer == 0 and [*map(made.decode, found.source_BS[-6:])] == [source for source, _ in many[-6:]]
     (id_T,) = made.encode(["a king who reads is worth"])
     full, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T) + 1)
-    assert fits.all() and np.array_equal(full[0], [*id_T, subwords.EOS])
+    assert fits.all() and np.array_equal(full[0], [*id_T, pairs.EOS])
     short, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T))
     assert not fits.any() and not short.any()
     with pytest.raises(errors.UserError, match="not one of 1000 pairs has at most N = 2"):

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from small_files import KING, write
 
-from experiments.data import parts, text, tokenizer
+from experiments.data import files, text, tokenizer
 from experiments.engine import errors
 
 
@@ -43,7 +43,7 @@ def became(found):
     }.items(),
 )
 def test_the_part_that_a_name_tells(part, paths):
-    assert {path: parts.of_name(pathlib.PurePath(path)) for path in paths.split()} == dict.fromkeys(paths.split(), part)
+    assert {path: files.of_name(pathlib.PurePath(path)) for path in paths.split()} == dict.fromkeys(paths.split(), part)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_small_file_is_not_all_that_a_folder_of_programs_is_evaluated_on(tmp_p
 def test_where_names_tell_no_parts_contents_do_and_it_is_said(tmp_path, names):
     found = text.load(corpus(tmp_path, *names.split()))
     (held,) = became(found)[1]
-    assert f"by their contents, {parts.listed(sorted({*names.split()} - {held}))} to train on" in found.said
+    assert f"by their contents, {files.listed(sorted({*names.split()} - {held}))} to train on" in found.said
     assert f"{held} to evaluate" in found.said
 
 
@@ -117,23 +117,23 @@ CONTENTS = st.lists(st.binary(max_size=3), min_size=2, max_size=31).filter(lambd
 @hypothesis.given(CONTENTS, st.sampled_from([0.001, 0.1, 0.5, 0.999]))
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_held_out_follows_content_and_leaves_neither_side_empty(contents, share):
-    out = parts.held_out(contents, share=share)
+    out = files.held_out(contents, share=share)
     held, kept = ({c for c, o in zip(contents, out, strict=True) if o == side} for side in (True, False))
     assert held and kept and not held & kept
-    assert np.array_equal(parts.held_out(contents[::-1], share=share), out[::-1])
+    assert np.array_equal(files.held_out(contents[::-1], share=share), out[::-1])
 
 
 def test_held_out_is_the_share_and_the_smallest_digests():
     contents = [str(number).encode() for number in range(10_007)]
-    out = parts.held_out(contents, share=0.1)
+    out = files.held_out(contents, share=0.1)
     assert abs(out.mean() - 0.1) < 5 * np.sqrt(0.09 / len(contents))
-    more = parts.held_out(contents + [b"another"], share=0.1)
+    more = files.held_out(contents + [b"another"], share=0.1)
     assert np.array_equal(more[:-1], out)  # what is added moves nothing else
     few = contents[:3]
     smallest = min(few, key=lambda content: hashlib.sha256(content).digest())
-    assert [content for content, o in zip(few, parts.held_out(few, share=1e-9), strict=True) if o] == [smallest]
+    assert [content for content, o in zip(few, files.held_out(few, share=1e-9), strict=True) if o] == [smallest]
     with pytest.raises(errors.UserError, match="differ"):
-        parts.held_out([b"a", b"a"], share=0.1)
+        files.held_out([b"a", b"a"], share=0.1)
 
 
 @pytest.mark.parametrize("characters", ["a" * 97, "é" * 17, "aé€😀" * 5, "€" * 11, "😀" * 13, "😀a😀" * 7])

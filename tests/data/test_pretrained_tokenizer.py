@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from small_files import BYTES, TABLE, pieces
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from experiments.data import llama2c_tokenizer, pretrained_tokenizer, tokenizer
+from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import errors
 
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
@@ -213,7 +213,7 @@ def test_a_folder_has_one_tokenizer_or_says_so(tmp_path):
 
 
 def test_half_a_surrogate_is_no_text():
-    made = llama2c_tokenizer.read("tok.bin", pieces(TABLE))
+    made = pretrained_tokenizer.read_pieces("tok.bin", pieces(TABLE))
     for each in (made, tokenizer.make("bytes", [b"a"]), pretrained_tokenizer.Published(byte_level(), {})):
         with pytest.raises(errors.UserError, match="is not Unicode text"):
             each.encode("a\udcff")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from small_files import BYTES, SPECIALS, TABLE, WORDS, pieces
 
-from experiments.data import llama2c_tokenizer, pretrained_tokenizer, tokenizer
+from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import errors
 
 DOCUMENTS = st.lists(st.text(max_size=11).map(str.encode), min_size=1, max_size=5)
@@ -34,7 +34,7 @@ def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
     ours = tokenizer.make(kind, ["ab cé€".encode()], specials=("[MASK]",))
     (tmp_path / "tokenizer.json").write_bytes(ours.files["tokenizer.json"])
     made = pretrained_tokenizer.read(tmp_path)
-    assert made.ordinary == made.size == ours.size and made.mask == ours.special("[MASK]") == made.size - 1
+    assert made.ordinary == made.size == ours.size and made.mask == ours.mask == made.size - 1
     assert (made.bos, made.eos, made.pad) == (None, None, None)
     ids = made.encode("cab€é")
     np.testing.assert_array_equal(ids, ours.encode("cab€é"))
@@ -56,11 +56,8 @@ def test_characters_are_numbered_in_order_and_specials_follow():
     made = tokenizer.make("characters", ["béa😀b".encode()], specials=("[MASK]", "[SEP]"))
     assert made.characters == "abé😀" and made.ordinary == 4 and made.size == 6
     assert made.encode("😀ab").tolist() == [3, 0, 1]
-    assert made.special("[MASK]") == made.mask == 4
+    assert made.mask == 4 and tokenizer.make("characters", [b"a"]).mask is None
     assert made.decode([0, 4, 3, 5]) == "a[MASK]😀[SEP]"
-    for each, name in ((made, "[CLS]"), (tokenizer.make("characters", [b"a"]), "[MASK]")):
-        with pytest.raises(errors.UserError, match="no special"):
-            each.special(name)
     assert made.decode([0, -1, 6, 1]) == "ab"  # rows of a model that no word has
 
 
@@ -111,7 +108,7 @@ SAVED = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
         (b"[]", "is no tokenizer"),
         (b"{}", "is no tokenizer"),
         (SAVED | {"kind": "byte"}, "did you mean .bytes.*bytes, characters"),
-        (SAVED | {"kind": "bytes"}, "of bytes has no characters"),
+        (SAVED | {"kind": "bytes"}, "of bytes an empty one"),
         *((SAVED | {"characters": wrong}, "one string, sorted and without repetition") for wrong in ("ba", "aa", 3)),
         *((SAVED | {"specials": wrong}, "a list of names") for wrong in ("[UNK]", [1])),
         (SAVED | {"more": 1}, "a saved tokenizer has the entries kind, characters and specials"),
@@ -128,7 +125,7 @@ def test_a_damaged_json_is_refused(tmp_path, content, sentence):
 # The pieces of llama2.c.
 
 TEXT = st.text(st.sampled_from("ab c<é€😀"), max_size=17)
-MADE = llama2c_tokenizer.read("tok.bin", pieces(TABLE))
+MADE = pretrained_tokenizer.read_pieces("tok.bin", pieces(TABLE))
 
 
 def joined_slowly(text: str) -> list[bytes]:
@@ -160,7 +157,7 @@ def test_the_best_neighbours_join_first_and_pieces_stream_as_they_decode(text, m
 def test_specials_and_bytes_are_never_made_of_letters_nor_text_of_what_is_no_piece():
     letters = [(letter.encode(), 0.0) for letter in "<0x41>su"] + [(b"<0", 1.0), (b"x41>", 1.0), (b"x4", 2), (b"1>", 1)]
     table = [(b"<unk>", 0.0), (b"<s>", 9.0), (b"</s>", 0.0), (b"<0x41>", 9.0), (b"<s", 3), *letters, (b"<", 5.0)]
-    made = llama2c_tokenizer.Pieces(*zip(*table, strict=True))
+    made = pretrained_tokenizer.Pieces(*zip(*table, strict=True))
     ids = made.encode("<0x41>", specials=False)
     assert [table[id][0] for id in ids] == [b"<unk>", b"<0", b"x41>"]
     assert made.encode("<", specials=False)[1] == table.index((b"<", 0.0))  # of two equal pieces the first
@@ -194,7 +191,7 @@ DAMAGED = [
 def test_damaged_pieces_are_refused():
     for content, sentence in DAMAGED:
         with pytest.raises(errors.UserError, match=f"tok.bin.*{sentence}"):
-            llama2c_tokenizer.read("tok.bin", content)
+            pretrained_tokenizer.read_pieces("tok.bin", content)
 
 
 @hypothesis.given(st.data())
@@ -205,7 +202,7 @@ def test_a_damaged_file_is_refused_or_still_a_vocabulary(data):
         content[at] ^= data.draw(st.integers(1, 255))
     cut = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
     try:
-        made = llama2c_tokenizer.read("tok.bin", bytes(content[:cut]))
+        made = pretrained_tokenizer.read_pieces("tok.bin", bytes(content[:cut]))
     except errors.UserError as error:
         assert "tok.bin" in str(error)
         return

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from experiments.data import masking, windows
+from experiments.data import windows
 from experiments.engine import batches, errors
 
 SIZES = st.tuples(st.integers(1, 41), st.integers(1, 41)).map(sorted)  # batch <= n
@@ -219,7 +219,7 @@ def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch)
 def test_masking_follows_the_rule():
     T, N, W, ordinary, mask_id, rate = 40_009, 31, 13, 11, 12, 0.15
     token_T = np.random.default_rng(1).integers(0, ordinary, T).astype(np.int32)
-    fetch, n = masking.words(token_T, N=N, W=W, ordinary=ordinary, mask_id=mask_id, rate=rate)
+    fetch, n = windows.masked(token_T, N=N, W=W, ordinary=ordinary, mask_id=mask_id, rate=rate)
     assert n == T - N + 1
     index_B = np.arange(0, n, N)
     batch = fetch(index_B, np.random.default_rng(2))
@@ -247,7 +247,7 @@ def test_masking_follows_the_rule():
 def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_size(sizes, first, second):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
-    fetch, n = masking.words(token_T, N=N, W=T + 2, ordinary=T, mask_id=T + 1, rate=0.5, evaluation=True)
+    fetch, n = windows.masked(token_T, N=N, W=T + 2, ordinary=T, mask_id=T + 1, rate=0.5, evaluation=True)
 
     def everything(batch):
         dataset = batches.evaluation(fetch, n=n, batch=batch)
@@ -269,8 +269,8 @@ def test_a_row_of_small_integers_gives_the_same_batches(kind):
     for made in (
         lambda token_T: windows.causal(token_T, N=N),
         lambda token_T: windows.causal(token_T, N=N, evaluation=True),
-        lambda token_T: masking.words(token_T, N=N, **rule),
-        lambda token_T: masking.words(token_T, N=N, evaluation=True, **rule),
+        lambda token_T: windows.masked(token_T, N=N, **rule),
+        lambda token_T: windows.masked(token_T, N=N, evaluation=True, **rule),
     ):
         (fetch, n), (small, m) = made(token_T.astype(np.int32)), made(token_T.astype(kind))
         index_B = np.arange(n) % n
@@ -284,7 +284,7 @@ def test_a_row_of_small_integers_gives_the_same_batches(kind):
 
 def test_masked_evaluation_hides_different_places_in_different_windows():
     token_T = np.zeros(7 * 31, np.int32)
-    fetch, n = masking.words(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5, evaluation=True)
+    fetch, n = windows.masked(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5, evaluation=True)
     batch = fetch(np.arange(n), None)
     assert len({row.tobytes() for row in batch["weight_BN"]}) == n == 7
 
@@ -295,14 +295,14 @@ def test_windows_refuse_too_few_tokens_and_wrong_rates():
     for cut, extra, N, needed in (
         (windows.causal, {}, 5, 6),
         (windows.causal, {"evaluation": True}, 5, 6),
-        (masking.words, settings, 6, 6),
-        (masking.words, settings | {"evaluation": True}, 6, 6),
+        (windows.masked, settings, 6, 6),
+        (windows.masked, settings | {"evaluation": True}, 6, 6),
     ):
         with pytest.raises(errors.UserError, match=f"5 tokens.*{needed}"):
             cut(short, N=N, **extra)
         assert cut(np.zeros(needed, np.int32), N=N, **extra)[1] == 1
     for rate in (0, -0.1, 1.1, float("nan")):
         with pytest.raises(errors.UserError, match="rate"):
-            masking.words(short, N=5, rate=rate, **settings)
+            windows.masked(short, N=5, rate=rate, **settings)
     with pytest.raises(errors.UserError, match="vocabulary of 7"):
-        masking.words(short, N=5, W=7, ordinary=5, mask_id=7)
+        windows.masked(short, N=5, W=7, ordinary=5, mask_id=7)

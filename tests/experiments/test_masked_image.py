@@ -5,7 +5,7 @@ import pytest
 import tiny
 
 from experiments import task as tasks
-from experiments.data import masking
+from experiments.data import windows
 from experiments.engine import batches, errors
 
 
@@ -16,7 +16,7 @@ def numbered(index_B, rng):
 
 @pytest.mark.parametrize(("patches", "share", "count"), [(16, 0.75, 12), (49, 0.75, 37), (2, 0.5, 1)])
 def test_so_many_patches_are_hidden(patches, share, count):
-    fetch = masking.patches(numbered, N=patches, share=share)
+    fetch = windows.patches(numbered, N=patches, share=share)
     for rng in (None, np.random.default_rng(0)):
         batch = fetch(np.arange(211), rng)
         assert batch.keys() == {"image_BYXZ", "hidden_BN", "weight_BN"}
@@ -34,11 +34,11 @@ def test_so_many_patches_are_hidden(patches, share, count):
 def test_a_share_that_hides_all_or_nothing_is_refused(N, share):
     match = f"of {N} patches at least one must be hidden and one be seen.*image.mask_ratio = {share}"
     with pytest.raises(errors.UserError, match=match):
-        masking.patches(numbered, N=N, share=share)
+        windows.patches(numbered, N=N, share=share)
 
 
 def test_in_evaluation_it_depends_on_the_example_and_in_training_on_the_step():
-    fetch = masking.patches(numbered, N=16, share=0.75)
+    fetch = windows.patches(numbered, N=16, share=0.75)
     small, large = (batches.evaluation(fetch, n=13, batch=batch) for batch in (4, 16))
     rows = np.concatenate([small[i]["hidden_BN"] for i in range(len(small))])[:13]
     np.testing.assert_array_equal(rows, large[0]["hidden_BN"][:13])

@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.data import pairs, pretrained_tokenizer, subwords, translation_score
+from experiments.data import pairs, pretrained_tokenizer, translation_score
 from experiments.engine import compilation, errors, log
 
 pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip install -e ".[text]"')
@@ -79,7 +79,7 @@ def test_the_loss_sees_the_real_words_of_the_source_and_earlier_words_of_the_tar
     assert real_B.max() < 7
 
     def loss(changed, at_B, **other):
-        changed_BN = np.where(np.arange(7) == np.reshape(at_B, (-1, 1)), subwords.EOS + 5, batch[changed])
+        changed_BN = np.where(np.arange(7) == np.reshape(at_B, (-1, 1)), pairs.EOS + 5, batch[changed])
         return float(measure(params, batch | other | {changed: changed_BN}, None)["loss"][0])
 
     same = loss("w_BN", -1)
@@ -122,10 +122,10 @@ def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_referen
 def greedy(model, params, id_S, N):
     """The most likely word each time, all of the target read anew for each of its words."""
     apply = jax.jit(model.apply)
-    w_N = [subwords.BOS]
-    while len(w_N) <= N and w_N[-1] != subwords.EOS:
+    w_N = [pairs.BOS]
+    while len(w_N) <= N and w_N[-1] != pairs.EOS:
         padded_N = np.array(w_N + [0] * (N - len(w_N)), np.int32)
-        logits_BNW, _ = apply(params, id_S[None], (id_S != subwords.PAD)[None], padded_N[None])
+        logits_BNW, _ = apply(params, id_S[None], (id_S != pairs.PAD)[None], padded_N[None])
         w_N.append(int(logits_BNW[0, len(w_N) - 1].argmax()))
     return w_N[1:]
 
@@ -145,7 +145,7 @@ def test_greedy_translations_are_those_of_the_whole_model_whatever_the_batch(mad
     assert {name: asked[name] for name in ("beam", "steps", "stop", "length_penalty")} == {
         "beam": 4,
         "steps": 6,
-        "stop": (subwords.EOS,),
+        "stop": (pairs.EOS,),
         "length_penalty": 0.6,
     }
     assert len(sentences) == 7 and list(found) == ["greedy", "beam"]  # in batches of four
@@ -191,9 +191,6 @@ def test_scores_are_of_the_whole_corpus_with_any_number_of_references():
     # BLEU by hand: matches 5/6+4/4, 3/5+3/3, 2/4+2/2, 1/3+1/1 where "a mat" breaks the first; lengths are equal
     hand = 100 * math.exp(sum(map(math.log, ((5 + 5) / 11, (3 + 4) / 9, (2 + 3) / 7, (1 + 2) / 5))) / 4)
     assert worse["bleu"] == pytest.approx(hand)
-    for found, wanted in (([], []), (["a"], []), (["a"], [[]])):
-        with pytest.raises(ValueError, match="references"):
-            translation_score.scores(found, wanted)
 
 
 def test_a_translation_that_ignores_the_source_is_the_baseline():

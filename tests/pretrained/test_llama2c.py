@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments.data import llama2c_tokenizer, pretrained_tokenizer
+from experiments.data import pretrained_tokenizer
 from experiments.engine import errors
 from experiments.pretrained import llama2c, open_model
 from experiments.tools import export
@@ -42,7 +42,7 @@ def write(path: pathlib.Path, header, arrays: dict[str, np.ndarray] | None = Non
 
 def test_a_text_ends_with_s_and_where_another_begins(tmp_path):
     made = open_model.open(str(write(tmp_path / "model.bin", (D, F, M, H, G, W, N), model(tied=True))))
-    words = llama2c_tokenizer.Pieces([b"<unk>", b"<s>", b"</s>"], [0.0] * 3)
+    words = pretrained_tokenizer.Pieces([b"<unk>", b"<s>", b"</s>"], [0.0] * 3)
     assert open_model.ends(made, words) == [2, 1]
     assert export.token_ids(made) == {"bos_token_id": 1, "eos_token_id": [2, 1]}  # whatever words lie beside it
 
