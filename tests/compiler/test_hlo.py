@@ -62,28 +62,33 @@ def replaced(text: str, **values: object) -> str:
     return functools.reduce(lambda text, item: text.replace(item[0], str(item[1])), values.items(), text)
 
 
+KNOWN = ', backend_config={"known_trip_count":{"n":"17"}}'
+
+
 @pytest.mark.parametrize(
-    "first, step, end, direction, turns",
+    ("changes", "turns"),
     [
-        (0, 1, 13, "LT", 13),
-        (3, 2, 13, "LT", 5),
-        (3, 2, 14, "LT", 6),
-        (3, 2, 13, "LE", 6),
-        (20, -3, 2, "GT", 6),
-        (20, -3, 2, "GE", 7),
-        (7, 1, 5, "LT", 0),
+        ({}, 13),
+        ({"FIRST": 3, "STEP": 2}, 5),
+        ({"FIRST": 3, "STEP": 2, "END": 14}, 6),
+        ({"FIRST": 3, "STEP": 2, "DIRECTION": "LE"}, 6),
+        ({"FIRST": 20, "STEP": -3, "END": 2, "DIRECTION": "GT"}, 6),
+        ({"FIRST": 20, "STEP": -3, "END": 2, "DIRECTION": "GE"}, 7),
+        ({"FIRST": 7, "END": 5}, 0),
+        ({"END": 2, "%TO.1": "%n.1"}, 29),  # the end is carried along
+        ({"DIRECTION": "NE", "body=%body.1": f"body=%body.1{KNOWN}"}, 17),  # known turns are believed
+        # Those that do not follow count once, and are said; the last: no even steps, 0, 29, 30, 31.
+        ({"constant(FIRST)": "parameter(1)"}, None),
+        ({"DIRECTION": "NE"}, None),
+        ({"STEP": "0"}, None),
+        ({"%step.1), metadata": "%n.2), metadata", "%n.2)\n}": "%step.1)\n}", "END": "40"}, None),
     ],
 )
-def test_turns_of_a_loop_follow_from_its_numbers(first, step, end, direction, turns):
-    values = {"STEP": step, "END": end, "DIRECTION": direction, "TO": "end"}
-    found = estimate(replaced(LOOP, FIRST=first), replaced(BODY, **values))
-    assert found.by_scope.get("blocks/mlp", 0) == 7 * turns
-    assert found.seconds == 7 * turns + 11 and found.unknown_loops == 0
-
-
-def test_turns_of_a_loop_whose_end_it_carries_along():
-    found = estimate(replaced(LOOP, FIRST=0), replaced(BODY, STEP=1, END=2, DIRECTION="LT", TO="n"))
-    assert found.seconds == 7 * 29 + 11
+def test_turns_of_a_loop_follow_from_its_numbers(changes, turns):
+    values = changes | {"FIRST": 0, "STEP": 1, "END": 13, "DIRECTION": "LT", "TO": "end"} | changes
+    found = estimate(replaced(LOOP, **values), replaced(BODY, **values))
+    assert found.by_scope.get("blocks/mlp", 0) == 7 * (1 if turns is None else turns)
+    assert found.seconds == found.by_scope.get("blocks/mlp", 0) + 11 and found.unknown_loops == (turns is None)
 
 
 def test_loop_within_a_loop():
@@ -97,31 +102,6 @@ def test_loop_within_a_loop():
     inner = re.sub(r"%(\w+)\.([12])", lambda found: f"%{found[1]}.{found[2]}2", inner)
     inner = inner.replace("%body.12", "%body.2").replace("%condition.12", "%condition.2")
     assert estimate(replaced(LOOP, FIRST=0), inner, outer).seconds == 5 * (7 + 3 * 7) + 11
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"constant(FIRST)": "parameter(1)"},
-        {"DIRECTION": "NE"},
-        {"STEP": "0"},
-        {
-            "%step.1), metadata": "%n.2), metadata",
-            "%n.2)\n}": "%step.1)\n}",
-            "END": "40",
-        },  # no even steps: 0, 29, 30, 31
-    ],
-)
-def test_loop_whose_turns_are_unknown_counts_once_and_is_said(changes):
-    values = changes | {"FIRST": 0, "STEP": 1, "END": 13, "DIRECTION": "LT", "TO": "end"} | changes
-    found = estimate(replaced(LOOP, **values), replaced(BODY, **values))
-    assert found.seconds == 7 + 11 and found.unknown_loops == 1
-
-
-def test_known_turns_are_believed():
-    known = ', backend_config={"known_trip_count":{"n":"17"}}'
-    entry = replaced(LOOP, FIRST=0).replace("body=%body.1", "body=%body.1" + known)
-    assert estimate(entry, replaced(BODY, STEP=1, END=13, DIRECTION="NE", TO="end")).seconds == 7 * 17 + 11
 
 
 FUSED = """
@@ -182,14 +162,11 @@ custom_call_target="tpu_custom_call", operand_layout_constraints={f32[3,5]{1,0}}
 """
 
 
-def test_kernel_has_no_time_but_flops():
+def test_kernel_has_no_time_but_flops_and_counts_with_the_turns_of_its_loop():
     found = estimate(KERNEL)
     assert found.kernels == [(1, 33554432)]
     assert found.seconds == 13 and found.unestimated == {}
     assert estimate(KERNEL.replace("cost_estimate", "other")).kernels[0].flops is None
-
-
-def test_kernel_in_a_loop_counts_with_its_turns():
     kernel = KERNEL.partition("ROOT ")[2].strip().replace("%tanh.9, %x.1", "%x.2")
     body = replaced(BODY, STEP=1, END=3, DIRECTION="LT", TO="end").replace(
         "  ROOT %tuple.2", f"  {kernel}\n  ROOT %tuple.2"

@@ -35,13 +35,10 @@ def lines(*command: str, **variables: str) -> list[str]:
 
 
 @glibc
-def test_it_starts_once_more_as_the_same_process_with_the_same_arguments(script):
+def test_it_starts_once_more_as_the_same_process_with_the_same_arguments_unless_the_variable_is_set(script):
     first, second, last = lines("-O", script, "a b", "--c='d'")
     assert first == second and first.startswith("started ")
     assert last == f"""went on {engine.LARGE} ['a b', "--c='d'"] 1"""
-
-
-def test_a_variable_that_is_set_stays(script):
     assert len(lines(script, GLIBC_TUNABLES="")) == 2
     assert lines(script, GLIBC_TUNABLES="glibc.malloc.hugetlb=0")[1:] == ["went on glibc.malloc.hugetlb=0 [] 0"]
 
