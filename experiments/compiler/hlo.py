@@ -1,7 +1,4 @@
-"""What a compiled program says of a step: what passes between devices, and the TPU compiler's estimate of its time.
-
-All of it is read off the program's text (`compiled.as_text()`).
-"""
+"""What passes between devices in a step, and the TPU compiler's estimate of its time: read off the compiled text."""
 
 import collections
 import functools
@@ -27,8 +24,6 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, 
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
-_WORK = ("fusion", "sort", "reduce-window", "custom-call")
-_NO_WORK = re.compile(r'custom_call_target="(AllocateBuffer|ConcatBitcast)"')
 _CHAIN = re.compile(r'chain_id="\d+"|$')  # the same for all parts of a collective that several fusions do
 _ALONE = re.compile(r"replica_groups=(?:\{(?:\{\d+\},?)*\}|\[\d+,1\])")  # every device a group of its own
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\].*? \{([^}]*)\}")  # the groups as mesh['x'=4,'y'=2] {'x'}
@@ -66,14 +61,10 @@ class Estimate(NamedTuple):
     kernels: list[Kernel]
     collectives: dict[str, Traffic]
     unknown_loops: int  # their number of turns does not follow from the text, and they count once
-    unestimated: dict[str, int]  # times by scope: work of which the compiler says no cycles (gather, scatter, sort)
 
 
 def estimate(text: str, *, clock: float) -> Estimate:
-    """The estimate of a compiled TPU program: its `estimated_cycles`, loops multiplied out.
-
-    clock: cycles in a second. Of branches the dearest counts.
-    """
+    """Of a TPU program (`compiled.as_text()`), as `traffic`, its `estimated_cycles`; clock: cycles in a second."""
     program = _parse(text)
     total = _of_computation(program.entry, program)
     seconds = {scope: n / clock for scope, n in collections.Counter(_part(total, "cycles")).most_common()}
@@ -84,24 +75,17 @@ def estimate(text: str, *, clock: float) -> Estimate:
         kernels=[Kernel(total["kernel", name], int(match[1]) if match else None) for name, match in flops.items()],
         collectives=_traffic(total),
         unknown_loops=len(_part(total, "unknown")),
-        unestimated=_part(total, "unestimated"),
     )
 
 
 def traffic(text: str) -> dict[str, Traffic]:
-    """The collectives of a compiled program by their kinds, loops multiplied out.
+    """The collectives of a compiled program by their kinds, loops multiplied out, and the dearest of branches.
 
-    A loop whose number of turns does not follow from the text counts once; of branches the dearest counts. Sums that
-    share one message count as one; what a device does with itself alone is none.
+    A loop whose number of turns does not follow from the text counts once. Sums that share one message count as one;
+    what a device does with itself alone is none.
     """
     program = _parse(text)
     return _traffic(_of_computation(program.entry, program))
-
-
-def largest(text: str, kind: str) -> int:
-    """Bytes of the largest array that a collective of this kind brings."""
-    lines = _parse(text).lines.values()
-    return max((max(_arrays(line.shape)) for line in lines if line.opcode in (kind, f"{kind}-start")), default=0)
 
 
 class _Line(NamedTuple):
@@ -131,11 +115,8 @@ class _Program(NamedTuple):
         return self.bodies.get(line.called["calls"], []) if line.opcode == "fusion" else []
 
     def scope(self, line: _Line) -> str:
-        """The named scopes in which an instruction stands, outermost first, joined by '/'.
-
-        A fusion without a path of its own has that of its root. Of operations that the compiler has made one, whose
-        paths stand behind each other with ';', those of the first.
-        """
+        """The named scopes in which an instruction stands, joined by '/': of a fusion without any, its root's; of
+        operations that the compiler has made one, whose paths stand behind each other with ';', the first one's."""
         match = _OP_NAME.search(line.rest)
         if not match:
             root = self.roots.get(line.called["calls"]) if line.opcode == "fusion" else None
@@ -224,8 +205,6 @@ def _of_line(line: _Line, program: _Program) -> _Total:
             total["kernel", one.name] += 1
     if cycles := _CYCLES.search(line.rest):
         total["cycles", program.scope(line)] += int(cycles[1])
-    elif line.opcode in _WORK and not total and not _end(line, program) and not _NO_WORK.search(line.rest):
-        total["unestimated", program.scope(line)] += 1
     return total
 
 
@@ -278,10 +257,8 @@ _Numbers = Callable[[int], int | None]  # the whole number at a place of the tup
 
 
 def _turns(loop: _Line, program: _Program) -> int | None:
-    """How often the body of a loop is computed, where its condition compares whole numbers that change evenly.
-
-    On a TPU the text does not say it: it follows from the tuple before the first turn, and from body and condition.
-    """
+    """How often a loop is turned; where a TPU's text does not say it, it follows from the tuple before the first turn,
+    body and condition, if that compares whole numbers that change evenly."""
     if match := _TIMES.search(loop.rest):
         return int(match[1])
     test, following = (program.roots[loop.called[part]] for part in ("condition", "body"))

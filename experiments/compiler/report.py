@@ -85,7 +85,6 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
         "kernel_seconds": kernels,
         "kernels_without_flops": sum(one.flops is None for one in of.kernels),
         "loops_counted_once": of.unknown_loops,
-        "not_estimated": of.unestimated,
         "collectives": {
             kind: {"times": one.times, "bytes": one.size, "beside": one.beside, "waited": one.times - one.beside}
             for kind, one in of.collectives.items()

@@ -1,8 +1,4 @@
-"""Checkpoints with Orbax: written in the background, whole or not at all, and verified before they are used.
-
-The newest are kept, and the best by a metric. Each is made in <step>.writing (manifest.py), which is renamed when all
-of it is on the disk.
-"""
+"""Checkpoints with Orbax: written in the background, whole or not at all, and verified before they are used."""
 
 import concurrent.futures
 import contextlib
@@ -63,9 +59,8 @@ class Checkpoints:
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Copy the state to the host and write it in the background; a step already on disk is left as it is.
 
-        Waits first where the save before is not on the disk yet, so that the memory never holds more than two copies of
-        the state: the one that is trained and the one that is written. Raises RunError where that save failed, or where
-        this one cannot begin.
+        Waits first for the save before, so that the memory never holds more than two copies of the state. RunError
+        where that one failed, or this one cannot begin.
         """
         self.wait()
         if step in self._measured:
@@ -92,9 +87,7 @@ class Checkpoints:
 
     def note(self, step: int, metrics: dict[str, float]) -> None:
         """Keep with the checkpoint of `step`, if there is one, what was measured behind its save; in the background.
-
-        Where that fails, the next call that waits raises RunError.
-        """
+        Where that fails, the next call that waits raises RunError."""
         _, before = self._under_way or (step, None)
 
         def note() -> None:
@@ -224,19 +217,14 @@ def _refusal(damage: manifest.Damaged, many: int) -> errors.UserError:
 
 
 def check_best(best: str, *, key: str = "train.keep_best") -> None:
-    """UserError unless it is '' or a metric of which one knows whether less or more is better, as 'eval/loss'.
-
-    key: the setting that it is the value of.
-    """
+    """UserError unless the value of this setting is '' or a metric of which one knows what is better."""
     if best and best.rpartition("/")[2] not in BETTER:
         raise errors.UserError(f'{key} = "{best}" must be a metric that ends in {", ".join(BETTER)}')
 
 
 def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best: str) -> list[int]:
-    """Of the steps, with what was measured at each, those that are neither among the newest `keep` nor the best one.
-
-    The best one is the newest of those that are equally good; '' for `best`: there is none.
-    """
+    """Of the steps, with what was measured at each, those that are neither among the newest `keep` nor the best one:
+    the newest of those that are equally good."""
     keepers = set(sorted(measured)[-keep:])
     scores = {step: values[best] for step, values in measured.items() if math.isfinite(values.get(best, math.nan))}
     if scores:
@@ -246,10 +234,7 @@ def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best:
 
 
 def newest(folder: pathlib.Path) -> int | None:
-    """The step of the newest checkpoint in this folder of checkpoints, which may be absent; None without one.
-
-    Raises UserError where the folder cannot be read.
-    """
+    """The step of the newest checkpoint in this folder, which may be absent, or None. UserError if it is unreadable."""
     try:
         return max(manifest.steps(folder), default=None)
     except OSError as error:
@@ -257,11 +242,10 @@ def newest(folder: pathlib.Path) -> int | None:
 
 
 def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
-    """Whether the newest checkpoint of a run that is finished after so many steps is what was saved.
+    """Whether the newest checkpoint of a run that is finished after so many steps is what was saved, or there is none.
 
-    All its files are read. True also where there is no checkpoint, as none is needed; False where the last one was put
-    aside, and is not made again yet, or lacks something, and there is an earlier one. Without `fall_back`, one that is
-    otherwise damaged, or missing behind earlier ones, is a UserError; RunError where that cannot be known now.
+    False where the last one was put aside, and is not made again yet, or lacks something, and there is an earlier one.
+    Without `fall_back`, one that is otherwise damaged, or missing behind earlier ones, is a UserError.
     """
     step = newest(folder)
     if step is None:
@@ -280,10 +264,8 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
-    """The parameters of the state saved at `step`, and nothing else of it, as numpy arrays, whatever devices it had.
-
-    Raises UserError where the checkpoint is damaged, RunError where it cannot be read now.
-    """
+    """The parameters of the state saved at `step` as numpy arrays. UserError where it is damaged, RunError where it
+    cannot be read now."""
     saved, handler = folder.absolute() / str(step), ocp.PyTreeCheckpointHandler()
     if damage := manifest.damage(saved, step=step):
         raise errors.UserError(f"{damage}; take that folder away to use an earlier one")
@@ -296,10 +278,7 @@ def parameters(folder: pathlib.Path, step: int) -> dict:
 
 
 def _restored(saved: pathlib.Path, like: Any) -> Any:
-    """The state of a checkpoint that is verified, with the tree, types and layout of `like` (abstract).
-
-    UserError, naming the first array that differs, where it holds others than `like`.
-    """
+    """The state of a checkpoint that is verified, laid out as `like`. UserError where it holds other arrays."""
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     with _reading(saved):
         there = _arrays(ocp.PyTreeCheckpointHandler().metadata(saved / manifest.STATE).tree)

@@ -1,7 +1,6 @@
 """XLA here: the devices that it compiles for, what is compiled and kept, and what that takes; why a TPU is not there.
 
-What libtpu does is read from 0.0.23 and 0.0.50.1: it takes a POSIX lock on LOCK for as long as its process lives, and
-leaves the file behind. JAX tells what it says in the error of `jax.devices("tpu")`.
+libtpu (0.0.23, 0.0.50.1) takes a POSIX lock on LOCK for as long as its process lives, and leaves the file behind.
 """
 
 import contextlib
@@ -83,32 +82,22 @@ def _backend(device: str) -> tuple[str, str]:
 
 
 def simulate(sizes: Mapping[str, int]) -> None:
-    """From here on a mesh of these sizes may be made that the machine does not have: of simulated CPU devices.
-
-    For programs that are compiled, but not run. To be called before anything has touched a device.
-    """
+    """From here on a mesh of these sizes may be made that the machine does not have: of simulated CPU devices, for
+    programs that are not run. To be called, as `of_cores`, before anything has touched a device."""
     n_devices = math.prod(n for n in sizes.values() if n > 1)
     if n_devices > MOST_SIMULATED:
         raise errors.UserError(f"a mesh of {n_devices} devices cannot be simulated: at most {MOST_SIMULATED} can")
     simulated.append(n_devices)
-    _cpu_devices(n_devices)
+    of_cores(sizes, cores=n_devices)
 
 
-def of_cores(sizes: Mapping[str, int]) -> None:
-    """From here on a CPU is as many devices as a mesh of these sizes needs, where it has a core for each.
-
-    To be called before anything has touched a device, by a process that is alone.
-    """
+def of_cores(sizes: Mapping[str, int], cores: int | None = None) -> None:
+    """From here on a CPU is at least as many devices as a mesh of these sizes needs, where it has a core for each and
+    XLA_FLAGS does not say how many. To be called by a process that is alone."""
     n_devices = math.prod(n for n in sizes.values() if n > 1)
-    if n_devices <= (os.cpu_count() or 1):
-        _cpu_devices(n_devices)
-
-
-def _cpu_devices(n: int) -> None:
-    """At least so many CPU devices, unless XLA_FLAGS says how many."""
-    if not cpus_given():
+    if n_devices <= (cores or os.cpu_count() or 1) and not cpus_given():
         with contextlib.suppress(RuntimeError):  # JAX has started: then there are as many as there are
-            jax.config.update("jax_num_cpu_devices", max(n, jax.config.jax_num_cpu_devices))
+            jax.config.update("jax_num_cpu_devices", max(n_devices, jax.config.jax_num_cpu_devices))
 
 
 def cpus_given() -> bool:
@@ -131,11 +120,9 @@ def chips() -> int:
 
 
 def leave_out() -> None:
-    """Where there is neither a TPU nor a plugin of JAX's, have JAX start the CPU at once.
-
-    It would load libtpu, if that is installed to compile for a TPU elsewhere, and pass on what it says of the missing
-    chips. Nothing happens where somebody has told JAX what to start, or where a TPU may be hidden from `chips`.
-    """
+    """Where there is neither a TPU nor a plugin of JAX's, have JAX start the CPU at once: it would load libtpu, if that
+    is installed to compile for a TPU elsewhere, and pass on its complaints. Not where somebody has told JAX what to
+    start, or where a TPU may be hidden from `chips`."""
     hints = {name for name in os.environ if name.startswith(("TPU_", "JAX_FORCE_TPU"))} - SET
     if jax.config.jax_platforms is None and importlib.util.find_spec("libtpu") and not hints:
         plugins = importlib.util.find_spec("jax_plugins") or importlib.metadata.entry_points(group="jax_plugins")
@@ -204,10 +191,8 @@ def _holder(words: str) -> int | None:
 
 
 def keep() -> None:
-    """Keep what is compiled from here on, also by later processes, in a folder; one that cannot be written is said.
-
-    It is `compiled` in the user's cache folder, or what JAX_COMPILATION_CACHE_DIR says.
-    """
+    """Keep what is compiled from here on for later processes too: in JAX_COMPILATION_CACHE_DIR, or the user's cache
+    folder. One that cannot be written is said."""
     forget_folder()
     if not jax.config.jax_enable_compilation_cache:  # as JAX_ENABLE_COMPILATION_CACHE=false has it
         return
@@ -234,10 +219,8 @@ def forget_folder() -> None:
 
 
 def for_one_run(mesh: Mesh) -> dict[str, int]:
-    """`compiler_options` of jax.jit for a program that runs once: on CPUs it is compiled in a third of the time.
-
-    LLVM does less, so that the program itself takes longer; the numbers are the same. A level in XLA_FLAGS stays.
-    """
+    """`compiler_options` of jax.jit for a program that runs once: on CPUs LLVM does less, in a third of the time, and
+    the numbers are the same. A level in XLA_FLAGS stays."""
     level, cpu = "xla_backend_optimization_level", mesh.devices.flat[0].platform == "cpu"
     return {level: 1} if cpu and level not in os.environ.get("XLA_FLAGS", "") else {}
 
@@ -266,11 +249,8 @@ def ahead(step: Callable, state: Any, batches: Iterable[dict], *rest: Any) -> tu
 
 
 def flops(function: Callable, *arguments: Any) -> int:
-    """Floating-point operations of all matrix products in function(*arguments), two per multiply-add.
-
-    Counted on the traced program, so it holds for every variant and every loop over layers (XLA's own cost analysis
-    counts the body of a loop once). Arguments may be abstract (`jax.ShapeDtypeStruct`).
-    """
+    """Floating-point operations of all matrix products in function(*arguments), two per multiply-add, counted on the
+    traced program (XLA's own analysis counts the body of a loop once). Arguments may be abstract."""
     return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
 
 
@@ -299,10 +279,8 @@ def device_bytes(tree: Any) -> int:
 
 
 def measured_peak(*, devices: Mesh, repeats: int = 5) -> float:
-    """The float32 matrix-product rate of these devices in FLOP/s: the best of a few large products on one of them.
-
-    All CPU "devices" are the same processor, whose rate one product already takes whole.
-    """
+    """The float32 matrix-product rate of these devices in FLOP/s: the best of a few large products on one of them. All
+    CPU "devices" are the same processor, whose rate one product already takes whole."""
     one = devices.local_devices[0]
     size, several = (1536, 1) if one.platform == "cpu" else (8192, devices.size)
     a, product, best = jax.device_put(jnp.ones((size, size)), one), jax.jit(jnp.matmul), math.inf
@@ -317,8 +295,7 @@ def measured_peak(*, devices: Mesh, repeats: int = 5) -> float:
 def check_state(state: Any, mesh: Mesh, *, described: bool) -> None:
     """UserError where parameters, gradients and optimiser do not fit: `state` is abstract, and nothing is made yet.
 
-    Devices of the CPU share the host's memory. described: nothing will be made on these devices either, and only what
-    fits into no device is refused.
+    described: nor will it be, and only what fits into no device is refused. Devices of the CPU share one memory.
     """
     each = device_bytes(state) + device_bytes(state.params)  # the gradient is as large as the parameters
     local = mesh.local_devices
@@ -329,10 +306,8 @@ def check_state(state: Any, mesh: Mesh, *, described: bool) -> None:
 
 
 def check_step(compiled: Any, mesh: Mesh) -> None:
-    """UserError where what a compiled step keeps meanwhile (the tokens of all layers) is more than the host has left.
-
-    Other devices say so themselves when it is made; a host would give what it has, and then end the process.
-    """
+    """UserError where what a compiled step keeps meanwhile (the tokens of all layers) is more than the host has left:
+    it would give what it has, and then end the process. Other devices say so themselves."""
     local, analysis = mesh.local_devices, compiled.memory_analysis()
     if analysis is not None and not local[0].memory_stats():
         what = "a training step" + f" on {len(local)} devices of one memory" * (len(local) > 1)

@@ -133,10 +133,7 @@ def start(group: Group | None) -> None:
 
 @contextlib.contextmanager
 def _together(how_to_go_on: str) -> Iterator[None]:
-    """Within this, the processes end together: what one of them fails with ends the others too, and so does a signal.
-
-    RunError where another one is gone without a word.
-    """
+    """Within this, the processes end together, as `joined` says; RunError where another one is gone without a word."""
     client = ocp.multihost.get_jax_distributed_client()
     threading.Thread(target=_watch, args=(client, how_to_go_on), daemon=True).start()
 
@@ -222,10 +219,8 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """The whole arrays on the host, as numpy, however they are spread over devices and processes: all call it.
-
-    One leaf after the other, so that never more than one of them is whole on the devices.
-    """
+    """The whole arrays on the host, as numpy, however they are spread over devices and processes: all call it. One leaf
+    after the other, so that never more than one of them is whole on the devices."""
 
     def whole(leaf: Any) -> Any:
         apart = isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated)
@@ -250,11 +245,8 @@ def barrier() -> None:
 
 
 class Late:
-    """`agree` in a loop, heard one turn later: a call returns what was asked in the call before it, at first 0.
-
-    So the devices, which have the next step by then, never wait for the host, as they would with multihost_utils. With
-    one process it is `agree` itself.
-    """
+    """`agree` in a loop, heard one turn later: a call returns what was asked in the call before it, at first 0. So the
+    devices, which have the next step by then, never wait for the host. With one process it is `agree` itself."""
 
     def __init__(self) -> None:
         self.asked = 0  # what this process gave in the last call, if that is not answered yet

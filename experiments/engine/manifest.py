@@ -41,10 +41,8 @@ def steps(folder: pathlib.Path) -> set[int]:
 
 
 def tidy(folder: pathlib.Path) -> None:
-    """Make the folder, or remove from it what a run that was killed left half-done; nothing else is touched.
-
-    OSError where the folder is a link, or where something else has the name of a checkpoint.
-    """
+    """Make the folder, or remove from it what a run that was killed left half-done. OSError where it is a link, or
+    where something else has the name of a checkpoint."""
     with contextlib.suppress(FileExistsError):
         folder.parent.mkdir(parents=True)
     disk.folder(folder.parent, folder.name)
@@ -91,11 +89,8 @@ def measured(folder: pathlib.Path, *, step: int, metrics: dict[str, float]) -> N
 
 
 def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
-    """What the manifest of the checkpoint of `step` in this folder says.
-
-    Raises Damaged where it is not there or not the one that was written, UserError where a later version wrote it, and
-    RunError where the system does not let it be read.
-    """
+    """What the manifest of the checkpoint of `step` in this folder says. Damaged where it is not there or not the one
+    that was written, UserError where a later version wrote it, RunError where the system does not let it be read."""
     try:
         with disk.opened(folder / FILE) as file:
             raw = file.read()
@@ -116,10 +111,8 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
 
 
 def verify(folder: pathlib.Path, *, step: int) -> None:
-    """Return when every file of the checkpoint of `step` in this folder is what was saved; else raises Damaged.
-
-    RunError where the system does not let them be read, which says nothing about them.
-    """
+    """Return when every file of the checkpoint of `step` in this folder is what was saved; else raise Damaged, or
+    RunError where the system does not let them be read, which says nothing about them."""
     listed, name = read(folder, step=step)["files"], "."
     try:
         present = _names(folder)
@@ -164,9 +157,7 @@ def _sentence(folder: pathlib.Path, name: str, how: str) -> str:
 
 def _names(folder: pathlib.Path) -> set[str]:
     """Everything below the folder that is not a folder, by its path from there, but for the manifest and its drafts.
-
-    OSError where a folder cannot be read, which `rglob` would pass over.
-    """
+    OSError where a folder cannot be read, which `rglob` would pass over."""
 
     def stop(error: OSError) -> None:
         raise error

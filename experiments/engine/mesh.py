@@ -53,11 +53,8 @@ def backend(mesh: Mesh) -> str:
 
 
 def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, seed: int = 1) -> Mesh:
-    """A mesh with the axes data, fsdp, tensor and sequence; one of them may be -1 and takes what is left.
-
-    Where `seed` is not 1 there is that axis too, before the others. Types are said explicitly, since the default
-    changed between JAX releases. Raises UserError for sizes that do not fit the devices there are.
-    """
+    """A mesh with the axes data, fsdp, tensor and sequence; one of them may be -1 and takes what is left. Where `seed`
+    is not 1 there is that axis too, before the others. UserError for sizes that do not fit the devices there are."""
     devices = compilation.described.get().devices if compilation.described.get() else jax.devices()
     sizes = ({} if seed == 1 else {SEED: seed}) | {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}
     there = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
@@ -81,7 +78,7 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
         raise errors.UserError(
             f"{named_sizes} takes {len(used)} of {len(devices)} devices: several processes must use all"
         )
-    types = (AxisType.Auto,) * len(sizes)
+    types = (AxisType.Auto,) * len(sizes)  # the default changed between JAX releases
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=used)
 
 
@@ -149,10 +146,8 @@ def side_by_side(mesh: Mesh) -> bool:
 
 
 def keys(key: jax.Array, n: int) -> jax.Array:
-    """Inside `sharded`: a random key for each of this device's n examples, from its place in the whole batch.
-
-    What is random about an example thus does not depend on how many devices share the batch.
-    """
+    """Inside `sharded`: a random key for each of this device's n examples, from its place in the whole batch, so that
+    it does not depend on how many devices share that."""
     zero = 0 * jax.random.key_data(key)[0].astype(np.int32)  # differs, as far as types say, where runs do (JAX 0.8)
     first = jax.lax.axis_index(BATCH) * n + zero
     return jax.vmap(lambda i: jax.random.fold_in(key, first + i))(np.arange(n))
