@@ -17,9 +17,11 @@ from experiments.engine import disk, errors, mesh, workdir
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOLDS = """
-import pathlib, sys, time
-from experiments.engine import workdir
-with workdir.hold(pathlib.Path(sys.argv[1])):
+import fcntl, sys, time
+with open(sys.argv[1] + "/lock", "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    lock.write("process 61 on there")
+    lock.flush()
     print("held", flush=True)
     time.sleep(60)
 """
@@ -41,11 +43,14 @@ def entered(folder, **changes):
 
 
 def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_killed(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with workdir.hold(tmp_path):
+        name = rf"process {os.getpid()} on {socket.gethostname()}"
+        with pytest.raises(errors.UserError, match=rf"a run that is under way \({name}\)"):
+            entered(tmp_path)
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as first:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "held\n"
-        with pytest.raises(errors.UserError, match=rf"process {first.pid} on {socket.gethostname()}") as caught:
+        with pytest.raises(errors.UserError, match="process 61 on there") as caught:
             entered(tmp_path)
         assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
         assert [found.name for found in tmp_path.iterdir()] == ["lock"]
