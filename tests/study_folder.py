@@ -65,36 +65,25 @@ def losses(folder: pathlib.Path, condition: str, ends: Mapping[str, Sequence[flo
             run(folder, condition, arm, seed, ends={"eval/loss": loss}, **summary)
 
 
-def whole(
-    folder: pathlib.Path, made: studies.Study, *, M: int = 2, H: int = 3, steps: int = 300, maps: bool = True
-) -> None:
-    """A finished study with everything in it that a run may log; the i-th arm is worse by i/50."""
+def whole(folder: pathlib.Path, made: studies.Study, *, M: int = 2, H: int = 3, steps: int = 300) -> None:
+    """A finished study with everything in it that a run may log; the i-th arm is worse by i/50. A loss falls from about
+    5 to about 1.5, with noise that all arms of a seed share in part."""
     for condition in made.conditions:
         for i, arm in enumerate(reversed(made.arms)):
             for seed in made.seeds:
-                random = np.random.default_rng([i, seed])
-                rows = _rows(random, worse=i / 50, M=M, steps=steps)
+                random, worse, rows = np.random.default_rng([i, seed]), i / 50, []
+                noise = random.normal(0, 0.004)
+                for step in range(0, steps + 1, max(1, steps // 60)):
+                    loss = 1.5 + worse + noise + 3.5 * np.exp(-6 * step / steps)
+                    rows.append({"step": step, "train/loss": loss + random.normal(0, 0.08)})
+                    if step % (steps // 10) == 0:
+                        rows[-1] |= {"eval/loss": loss + random.normal(0, 0.002)}
+                        for m in range(1, M + 1):
+                            rise = worse * 5 + step / steps * m / M
+                            rows[-1] |= {f"symmetry/{m}": np.tanh(rise), f"symmetry_sum/{m}": np.tanh(rise / 2)}
+                            rows[-1] |= {f"directionality/{m}": -np.tanh(rise) + random.normal(0, 0.02)}
                 ends = {"eval/loss": rows[-1]["eval/loss"], "eval/accuracy": 0.5, "baseline/accuracy": 0.1}
-                attention = {
-                    name: random.uniform(0.1, 0.9, M).tolist() for name in ("entropy", "diagonal", "asymmetry")
-                }
-                place = run(folder, condition.name, arm.name, seed, ends=ends, rows=rows, attention=attention)
-                if maps and seed == made.seeds[0]:
-                    A_MHNS = random.dirichlet(np.full(7, 0.3), (M, H, 7))
-                    np.savez(place / "maps.npz", A_MHNS=A_MHNS)
-
-
-def _rows(random: np.random.Generator, *, worse: float, M: int, steps: int) -> list[dict]:
-    """A loss that falls from about 5 to about 1.5, with noise that all arms of a seed share in part."""
-    rows, noise = [], random.normal(0, 0.004)
-    for step in range(0, steps + 1, max(1, steps // 60)):
-        loss = 1.5 + worse + noise + 3.5 * np.exp(-6 * step / steps)
-        row = {"step": step, "train/loss": loss + random.normal(0, 0.08)}
-        if step % (steps // 10) == 0:
-            row |= {"eval/loss": loss + random.normal(0, 0.002)}
-            for m in range(1, M + 1):
-                rise = worse * 5 + step / steps * m / M
-                row |= {f"symmetry/{m}": np.tanh(rise), f"symmetry_sum/{m}": np.tanh(rise / 2)}
-                row |= {f"directionality/{m}": -np.tanh(rise) + random.normal(0, 0.02)}
-        rows.append(row)
-    return rows
+                look = {name: random.uniform(0.1, 0.9, M).tolist() for name in ("entropy", "diagonal", "asymmetry")}
+                place = run(folder, condition.name, arm.name, seed, ends=ends, rows=rows, attention=look)
+                if seed == made.seeds[0]:
+                    np.savez(place / "maps.npz", A_MHNS=random.dirichlet(np.full(7, 0.3), (M, H, 7)))

@@ -26,20 +26,10 @@ def rows(made: config.Settings) -> list[study.Run]:
 
 def test_every_arm_is_trained_with_every_seed_in_every_condition():
     found = rows(settings(study__conditions=[["a", {"text.N": 7}], ["b", {"text.N": 9}]]))
-    assert [row.name for row in found[:7]] == [
-        "a/tied/seed_4",
-        "a/tied/seed_0",
-        "a/fast/seed_4",
-        "a/fast/seed_0",
-        "a/usual/seed_4",
-        "a/usual/seed_0",
-        "b/tied/seed_4",
-    ]
-    assert len(found) == 12
-    assert [(row.settings.text.N, row.settings.model.score, row.settings.seed) for row in found[5:7]] == [
-        (7, "asymmetric", 0),
-        (9, "tied", 4),
-    ]
+    names = [f"{condition}/{arm}/seed_{seed}" for condition in "ab" for arm, _ in ARMS for seed in (4, 0)]
+    assert [row.name for row in found] == names
+    ours = [(row.settings.text.N, row.settings.model.score, row.settings.seed) for row in found[5:7]]
+    assert ours == [(7, "asymmetric", 0), (9, "tied", 4)]
 
 
 def test_the_config_of_a_run_is_that_of_the_run_alone():
@@ -55,6 +45,7 @@ def test_what_the_study_says_stays_and_its_reference_is_the_last_arm():
     assert (found.reference, found.seeds) == ("usual", [4, 0])
     assert found.metric == {"a": "eval/loss", "b": "eval/accuracy"} and found.threshold == {"a": 2.5, "b": 0.0}
     assert made.model.score == "asymmetric"
+    assert rows(settings(study__seeds=[config.LARGEST_SEED]))[0].settings.seed == 2**32 - 1  # as of a single run
 
 
 def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
@@ -68,41 +59,46 @@ def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
     assert (tied.name, rest.name) == ("tied x 2 seeds", "slow, wide, usual x 2 seeds")
 
 
-def folders(**changes) -> list[str]:
-    return [program.folder for program in study.programs(rows(settings(**changes)))]
-
-
-def test_a_program_is_known_again_by_its_runs_and_their_settings():
-    one = folders()
-    assert one == folders() and len(set(one)) == 3
-    other = [{"study__seeds": [4, 0, 1]}, {"model__D": 24}, {"train__steps": 6}, {"optim__learning_rate": 3e-3}]
-    other += [{"study__conditions": [["b", {}]]}, {"study__seeds": [0, 4]}, {"text__N": 9}]
-    for change in other:
-        assert folders(**change)[0] not in one, change  # of "tied", which sets none of these itself
-
-
 MAY_CHANGE = {"resume": "latest_valid", "device": "cpu", "study.threshold": 2.0, "mesh.data": 2}
 MAY_CHANGE |= {"train.probe": False, "train.log_every": 7, "train.evaluate_every": 7}
 MAY_CHANGE |= {"train.evaluate_batch": 7, "train.save_every": 7}
 MAY_CHANGE |= {"train.keep_best": "eval/loss", "train.nan": "skip"}
 
 
-def test_a_program_goes_on_with_what_may_change():
+def test_a_program_is_known_again_by_its_runs_and_their_settings_but_for_those_that_may_change():
     """Its folder is the same; in another one it would silently be begun anew."""
-    assert len(MAY_CHANGE) == len(set(workdir.MAY_CHANGE) - {"train.steps"})
+
+    def folders(**changes) -> list[str]:
+        return [program.folder for program in study.programs(rows(settings(**changes)))]
+
+    one = folders()
+    assert len(set(one)) == 3 and len(MAY_CHANGE) == len(set(workdir.MAY_CHANGE) - {"train.steps"})
     for key, value in MAY_CHANGE.items():
-        assert workdir.may_change(key) and folders(**{key: value}) == folders(), key
+        assert workdir.may_change(key) and folders(**{key: value}) == one, key
+    other = [{"study__seeds": [4, 0, 1]}, {"model__D": 24}, {"train__steps": 6}, {"optim__learning_rate": 3e-3}]
+    other += [{"study__conditions": [["b", {}]]}, {"study__seeds": [0, 4]}, {"text__N": 9}]
+    for change in other:
+        assert folders(**change)[0] not in one, change  # of "tied", which sets none of these itself
+
+
+def arms(*names, **changes):
+    return {"study__arms": [[names[0], changes], *([name, {}] for name in names[1:])]}
+
+
+def own(**changes):
+    """What condition a says of itself."""
+    return {"study__conditions": [["a", {f"study.{key}": value for key, value in changes.items()}]]}
 
 
 WRONG = {
     "at least two study.arms": {"study__arms": [["tied", {}]]},
     "and 'tied' is none": {"study__arms": ["tied", "none"]},
     "and \\['tied', 1\\] is none": {"study__arms": [["tied", 1], ["none", {}]]},
-    "'a/b' cannot be the name of a folder": {"study__arms": [["a/b", {}], ["b", {}]]},
-    "' cannot be the name of a folder": {"study__arms": [["b" * 101, {}], ["b", {}]]},
     "and \\['b', \\{1: 2}\\] is none": {"study__arms": [["b", {1: 2}], ["a", {}]]},
-    'has "b" twice': {"study__arms": [["b", {}], ["b", {"model.score": "tied"}]]},
-    'has "B" and "b", which are one folder on some systems': {"study__arms": [["b", {}], ["B", {}]]},
+    "'a/b' cannot be the name of a folder": arms("a/b", "b"),
+    "' cannot be the name of a folder": arms("b" * 101, "b"),
+    'has "b" twice': arms("b", "b"),
+    'has "B" and "b", which are one folder on some systems': arms("b", "B"),
     "study.seeds must be different whole numbers": {"study__seeds": [1, 1]},
     "study.seeds must": {"study__seeds": []},
     "study.seeds must be": {"study__seeds": [0.5]},
@@ -113,29 +109,20 @@ WRONG = {
     "study.seeds = 4294967296 is too large": {"study__seeds": [2**32]},
     '^study.metric = "eval/los" must be a metric that ends in': {"study__metric": "eval/los"},
     '^study.metric = "" must be of an evaluation': {"study__metric": ""},
-    '^study.metric = "loss" must be of an evaluation': {"study__metric": "loss"},
     '^study.metric = "train/loss" must be of an evaluation': {"study__metric": "train/loss"},
-    'condition a: study.metric = "eval/x" must be': {"study__conditions": [["a", {"study.metric": "eval/x"}]]},
-    'condition a: "study.metric" must be of type str, and 5': {"study__conditions": [["a", {"study.metric": 5}]]},
-    'condition a: "study.metric" must be of type str, and \\[': {
-        "study__conditions": [["a", {"study.metric": ["eval/loss"]}]]
-    },
-    "condition a: \"study.threshold\" must be of type float, and 'x'": {
-        "study__conditions": [["a", {"study.threshold": "x"}]]
-    },
-    'condition a: "study.threshold" must be of type float, and \\[1': {
-        "study__conditions": [["a", {"study.threshold": [1]}]]
-    },
-    "condition a: study.threshold = nan is no number": {"study__conditions": [["a", {"study.threshold": math.nan}]]},
-    'condition all, arm tied: unknown config key "model.scor"': {
-        "study__arms": [["tied", {"model.scor": 1}], ["b", {}]]
-    },
-    'condition all, arm tied: "model.score" must be of type str': {
-        "study__arms": [["tied", {"model.score": 1}], ["b", {}]]
-    },
-    "arm tied: seed is the same for a whole study": {"study__arms": [["tied", {"seed": 1}], ["b", {}]]},
-    "arm tied: study.seeds is the same": {"study__arms": [["tied", {"study.seeds": [1]}], ["b", {}]]},
+    'condition a: study.metric = "eval/x" must be': own(metric="eval/x"),
+    'condition a: "study.metric" must be of type str, and 5': own(metric=5),
+    "condition a: \"study.threshold\" must be of type float, and 'x'": own(threshold="x"),
+    'condition a: "study.threshold" must be of type float, and \\[1': own(threshold=[1]),
+    "condition a: study.threshold = nan is no number": own(threshold=math.nan),
+    'condition all, arm tied: unknown config key "model.scor"': arms("tied", "b", **{"model.scor": 1}),
+    'condition all, arm tied: "model.score" must be of type str': arms("tied", "b", **{"model.score": 1}),
+    "arm tied: seed is the same for a whole study": arms("tied", "b", seed=1),
+    "arm tied: study.seeds is the same": arms("tied", "b", **{"study.seeds": [1]}),
     "condition a and arm tied both set model.score": {"study__conditions": [["a", {"model.score": "none"}]]},
+} | {
+    f'study.conditions: "{name}" is what something else in the folder': {"study__conditions": [[name, {}]]}
+    for name in (*study.TAKEN, "Figures", "REPORT.json")
 }
 
 
@@ -145,23 +132,12 @@ def test_what_is_no_study_is_refused(message):
         rows(settings(**WRONG[message]))
 
 
-@pytest.mark.parametrize("name", [*study.TAKEN, "Figures", "REPORT.json"])
-def test_a_name_that_the_folder_of_a_study_has_otherwise_is_refused(name):
-    with pytest.raises(errors.UserError, match=f'study.conditions: "{name}" is what something else in the folder'):
-        rows(settings(study__conditions=[[name, {}]]))
-
-
-def test_a_seed_may_be_as_large_as_that_of_a_single_run():
-    assert rows(settings(study__seeds=[config.LARGEST_SEED]))[0].settings.seed == 2**32 - 1
-
-
 def test_the_arms_of_the_learning_rate_study_are_what_they_are_called():
     """Also where the command line gives another rate."""
     made = config_file.load(str(ROOT / "configs" / "learning_rate_study.py"), base=base.get_config)
     config.override(made, "optim.learning_rate", "0.5")
-    found = {
-        row.arm: row.settings.optim for row in rows(config.Settings(made, config_file.defaults(made, base.get_config)))
-    }
+    every = rows(config.Settings(made, config_file.defaults(made, base.get_config)))
+    found = {row.arm: row.settings.optim for row in every}
     decayed = {name: one for name, one in found.items() if name != "no_decay"}
     assert {float(name) for name in decayed} == {one.learning_rate for one in decayed.values()}
     assert (found["no_decay"].learning_rate, found["no_decay"].weight_decay) == (1e-3, 0)

@@ -101,7 +101,7 @@ def test_differences_show_seeds_mean_and_interval(tmp_path):
 
 def test_symmetry_has_a_panel_for_each_layer_and_measure(tmp_path):
     study = study_folder.study(seeds=(0, 1))
-    study_folder.whole(tmp_path, study, M=3, maps=False)
+    study_folder.whole(tmp_path, study, M=3)
     drawing, caption = drawn("symmetry", tmp_path, study)
     panels = np.reshape(drawing.axes, (3, 3))
     assert [panel.get_title() for panel in panels[0]] == ["layer 1", "layer 2", "layer 3"]
@@ -111,7 +111,6 @@ def test_symmetry_has_a_panel_for_each_layer_and_measure(tmp_path):
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
     assert "about 0 for a random one (1/D is expected" in caption and "lie on one another" not in caption
     assert "d is of the sum over heads" in caption and "read it against step 0" in caption
-    assert drawn("maps", tmp_path, study) is None
 
 
 def test_attention_shows_each_seed_and_their_mean(tmp_path):
@@ -125,7 +124,7 @@ def test_attention_shows_each_seed_and_their_mean(tmp_path):
     assert [bar.get_segments()[0][0, 1] for bar in entropy.collections] == [1.5, 3.0]
     assert len(diagonal.lines) == 1 and "an entropy of ln n nats" in caption
     without = study._replace(arms=study.arms[1:])
-    assert drawn("attention", tmp_path, without) is None and drawn("symmetry", tmp_path, without) is None
+    assert all(drawn(kind, tmp_path, without) is None for kind in ("attention", "symmetry", "maps"))
 
 
 def test_maps_stand_side_by_side_on_one_scale(tmp_path):
@@ -204,7 +203,7 @@ def test_no_words_touch_with_thirteen_arms(tmp_path, monkeypatch):
     monkeypatch.setattr(text.Text, "draw", recorded)
     arms = ["$_{many}$", *(f"arm_{i}_of_many" for i in range(1, 12)), "asymmetric"]
     study = study_folder.study(arms, seeds=(0, 1, 2))
-    study_folder.whole(tmp_path, study, M=4, steps=100, maps=False)
+    study_folder.whole(tmp_path, study, M=4, steps=100)
     for kind in ("course", "differences", "symmetry"):
         boxes.clear()
         engine.write(drawn(kind, tmp_path, study)[0], tmp_path / f"{kind}.png")
