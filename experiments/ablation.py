@@ -7,7 +7,6 @@ import pathlib
 import re
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -78,7 +77,18 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         }
         write = functools.partial(reports.write, folder, asked, what=what)
         try:
-            train(waiting, folder, devices, measure=settings.train.probe, behind=write, requests=requests)
+            with contextlib.closing(progress.Progress(waiting)) as line:
+                for number, one in enumerate(waiting, 1):
+                    line.begin(number - 1)
+                    line.say(str(one))
+                    began = time.perf_counter()
+                    programs.train(one, folder, devices, line, measure=settings.train.probe, requests=requests)
+                    line.end()
+                    requests.heed()
+                    took = time.perf_counter() - began
+                    line.say(f"  {number} of {len(waiting)} done, in {took:.1f} s")
+                    if took > REPORTED and number < len(waiting):
+                        write()
         except errors.Interrupted as error:
             holds = "no run of the study is finished, and there is no report yet"
             if done := sum(workdir.finished(folder / run.name, run.settings.train.steps) for run in runs):
@@ -144,28 +154,3 @@ def tidy(folder: pathlib.Path, runs: list[study.Run]) -> None:
             disk.remove(left)
     with contextlib.suppress(OSError):
         folder.rmdir()
-
-
-def train(
-    waiting: list[programs.Checked],
-    folder: pathlib.Path,
-    devices: Mesh,
-    *,
-    measure: bool,
-    behind: Callable[[], Any],
-    requests: signals.Requests,
-) -> None:
-    """One program after the other. behind: writes the report, where a program took long. Raises Interrupted."""
-    line = progress.Progress(waiting)
-    with contextlib.closing(line):
-        for number, one in enumerate(waiting):
-            line.begin(number)
-            line.say(str(one))
-            began = time.perf_counter()
-            programs.train(one, folder, devices, line, measure=measure, requests=requests)
-            line.end()
-            requests.heed()
-            took = time.perf_counter() - began
-            line.say(f"  {number + 1} of {len(waiting)} done, in {took:.1f} s")
-            if took > REPORTED and number + 1 < len(waiting):
-                behind()

@@ -5,7 +5,7 @@ import functools
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -186,8 +186,8 @@ def train(
         took = {"compile_seconds": seconds}
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
-        heed = functools.partial(training.stop_if_asked, anew=True)
-        _write(one, ready, state, training.final, folder, measure=measure, begun=begun, took=took, before=heed)
+        look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
+        _write(one, ready, training, state, folder, look, begun, **took)
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
 
@@ -212,21 +212,11 @@ def _rows(inputs: dict[int, Iterator[dict]], program: study.Program) -> Iterator
 
 
 def _write(
-    one: Checked,
-    ready: Ready,
-    state: step.State,
-    final: dict[str, np.ndarray],
-    folder: pathlib.Path,
-    *,
-    measure: bool,
-    begun: list[runs.Sketch],
-    took: dict[str, float],
-    before: Callable[[], None],
+    one: Checked, ready: Ready, training: loop.Training, state: step.State, folder: pathlib.Path, look, begun, **took
 ) -> None:
     """summary.json of every run, the last of what says that it is finished; of the first seed maps.npz.
 
-    measure: look at attention too. begun: with which values, by row. took: wall_seconds, the run's share, and
-    compile_seconds, of the program. before: called before each run's; what it raises ends it.
+    look: attention.observer, or None. begun: with which values, by row. took: seconds, of the program and of a run.
     """
     task, devices, every = ready.vmapped.task, ready.vmapped.mesh, one.program.runs
     common = {
@@ -247,16 +237,15 @@ def _write(
         **took,
     }
     taken_R = jax.device_get(state.step)
-    look = attention.observer(task) if measure and task.maps else None
     for r, run in enumerate(every):
-        before()
+        training.stop_if_asked(anew=True)
         params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
         own: dict[str, Any] = {
             "condition": run.condition,
             "arm": run.arm,
             "seed": run.seed,
             "params_sha256": checkpoint.digest(params),
-            **{name: log.finite(column[r]) for name, column in final.items()},
+            **{name: log.finite(column[r]) for name, column in training.final.items()},
             "diverged_at": None if taken_R[r] == one.steps else int(taken_R[r]) + 1,
             "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
             "initial": begun[r],

@@ -11,7 +11,6 @@ import pathlib
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -55,12 +54,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     return [folder / "report.json", *files, *(one.file for one in pictures)]
 
 
-def record(
-    study: studies.Study,
-    conditions: Sequence[statistics.Condition],
-    finished: Sequence[runs.Run],
-    what: dict[str, Any],
-) -> dict[str, Any]:
+def record(study: studies.Study, conditions: list[statistics.Condition], finished: list[runs.Run], what: dict) -> dict:
     """report.json, the whole study in numbers; what cannot be said (an interval of two seeds) is null:
 
     {

@@ -18,6 +18,7 @@ from experiments.engine import checkpoint
 from experiments.studies import runs as finished
 from experiments.studies import study as studies
 
+Runs = list[finished.Run]
 LIBRARY = {"scipy": scipy.__version__}  # whose t distribution it is
 LEVEL = 0.95  # of all intervals of a condition together
 FEWEST = 3  # pairs below which there is no interval and no verdict
@@ -138,13 +139,7 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run]) -> list[Conditio
     return conditions
 
 
-def _arm(
-    condition: Condition,
-    named: studies.Named,
-    seeds: list[int],
-    runs: list[finished.Run],
-    reference: list[finished.Run],
-) -> Arm:
+def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
     """The arm `named` beside the runs of the reference, of which the reference itself gets none."""
     metric, threshold, better = condition.metric, condition.threshold, condition.better
     values = _values(runs, metric)
