@@ -75,8 +75,8 @@ def finite(value: float) -> float | None:
 class Log:
     """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first.
 
-    Of several processes, only the first writes. Raises the OSError of a disk that takes no more, at the latest in
-    `close`; tensorboardX's SummaryWriter, with a thread of its own, would lose it and wait for that thread forever.
+    Of several processes, the first writes. Raises the OSError of a disk that takes no more; tensorboardX's
+    SummaryWriter, with a thread of its own, would lose it and wait for that thread forever.
     """
 
     def __init__(self, folder: pathlib.Path, *, start: int):
@@ -156,10 +156,8 @@ class Pace:
         self.since = now
 
     def left(self, steps: float, evaluations: float) -> float | None:
-        """Seconds that this much work in steps and in evaluations takes; None where nothing is known yet.
-
-        Until a second evaluation is seen, they are thought to take as long for their work as steps do.
-        """
+        """Seconds that this much work in steps and evaluations takes; None where nothing is known yet. Until there is a
+        second evaluation, they are thought to take as long for their work as steps do."""
         rate = self.steps.recent()
         return None if rate is None else steps * rate + evaluations * (self.evaluations.recent() or rate)
 
@@ -286,8 +284,7 @@ class Progress(Line):
         self._pace.evaluations.add(seconds, self._evaluation)
 
     def tokens_per_second(self) -> float:
-        """Throughput of the training steps alone: compilation, evaluations, saves and, of several, the first step of
-        the session left out."""
+        """Throughput of the steps alone, without compilation, evaluations, saves and, of several, the first step."""
         steps = self._pace.steps
         return self._tokens * steps.work / steps.seconds if steps.seconds else 0.0
 

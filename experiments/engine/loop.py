@@ -26,9 +26,7 @@ def train(
     """Take the steps start + 1 ... run.plan.steps, and return the last state.
 
     What a step measures is logged while the devices take the next one, so that they never wait for the host; but where
-    more follows on a step, it is logged before that. The loop ends early where no run is alive any more.
-
-    rows: `alive` and `place` of `steps`, where there are several runs.
+    more follows on a step, before that. It ends early where no run is alive. rows: `alive` and `place` of `steps`.
     """
     run.evaluate_before(start, state)
     late, ahead = None, steps(run.plan, step, state, data, start=start, **rows)
@@ -86,7 +84,7 @@ class Training:
         failed: Callable[..., None] | None = None,
         probe: Callable[[Any], dict] | None = None,
     ):
-        """folder: named where it is said what is saved. runs: the folder of each. line: shows the progress.
+        """folder: named where it is said what is saved. runs: the folder of each.
 
         evaluate: (params, between) -> means, a number for each run. failed(n, state, batch, metrics): raises, where
         step n of a run alone was refused. Without it there are several runs, which are evaluated untrained too; one
@@ -148,10 +146,8 @@ class Training:
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
 
     def pauses(self, n: int) -> bool:
-        """Whether more follows on step n than its metrics: then the steps pause. All processes give the same answer.
-
-        A signal that comes during a step is heeded behind this one, with several processes behind the next.
-        """
+        """Whether more follows on step n than its metrics. All processes give the same answer: a signal that comes
+        during a step is heeded behind this one, with several processes behind the next."""
         self._saves.check()
         self._ask(self._wishes)
         return self._due("evaluate", n) or self._due("save", n) or self._wish > 0
@@ -165,10 +161,8 @@ class Training:
         self._wish = wishes.agree(wish)
 
     def save_if_due(self, n: int, state: training_step.State) -> None:
-        """Save where the number of steps, the clock or a signal asks for it.
-
-        Before an evaluation, which may take long, and which a signal ends; then the run that goes on begins with it.
-        """
+        """Save where the number of steps, the clock or a signal asks for it; an evaluation, which a signal ends, comes
+        later."""
         if self._wish or self._due("save", n):
             self._save(n, state)
 
@@ -202,8 +196,7 @@ class Training:
         self._best = max(self._best, new)
 
     def evaluate_before(self, n: int, state: training_step.State) -> None:
-        """Evaluate where what goes on from n steps was stopped before that, or before its result; of several runs also
-        the untrained models."""
+        """Evaluate where what goes on from n steps was stopped before that or its result; also several new runs."""
         if not self._due("evaluate", n) if n else self._failed:
             return
         lost = not all(self._in_log) or (self._failed and not self._saves.measured().get(n))
@@ -218,11 +211,10 @@ class Training:
             self.evaluate(self.plan.steps, state, saves=False)
 
     def evaluate(self, n: int, state: training_step.State, *, but: Sequence[bool] = (), saves: bool = True) -> None:
-        """The means over the held-out part: into `final`, into the logs, but for these, and into the manifest of a
-        checkpoint of n steps.
+        """The means over the held-out part: into `final`, the logs, but for these, and the manifest of n steps.
 
-        Saves meanwhile, where it is time to, and raises Interrupted where a signal comes. All processes stop behind the
-        same batch. saves: whether the state is one that may be saved.
+        Saves meanwhile where it is time to, and `saves` is so, and raises Interrupted where a signal comes; all
+        processes stop behind the same batch.
         """
         wishes, began = distributed.Late(), time.perf_counter()
 
@@ -278,11 +270,8 @@ def score(values: dict[str, Any], metric: str) -> float:
 def train_and_save(
     plan: training_step.Plan, step: Any, folder: pathlib.Path, *, flops: int, params: dict[str, np.ndarray]
 ) -> tuple[training_step.State, dict[str, float]]:
-    """A run alone, from the newest checkpoint, or from step 0, to the end: its state, final metrics and throughput.
-
-    flops: of a step with the first batch. params: what step 0 begins with, by path, in place of random values. Raises
-    RunError where numbers, the disk or a device stop it, and Interrupted for a signal, behind a save.
-    """
+    """A run alone, from the newest checkpoint, or from step 0 (initial_state), to the end: its state, final metrics and
+    throughput. RunError where numbers, the disk or a device stop it, Interrupted, behind a save, for a signal."""
     task, requests, batch = plan.task, signals.Requests(), plan.growth.sizes[0]
     with contextlib.ExitStack() as stack:  # what is opened is closed however this ends: a save under way is finished
         saves = checkpoint.Checkpoints(folder / "checkpoints", keep=plan.keep, best=plan.keep_best)

@@ -38,35 +38,24 @@ Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[l
 
 
 class Work(NamedTuple):
-    """What an experiment makes of a config, in prepare(settings, devices).
-
-    apply: (params, batch) -> what the model answers, such as logits. files: small ones, by their names, that the
-    trained model cannot be used without (its words, its classes). params: initial parameters, by path, in place of
-    random ones. lines: about the data, for a person.
-    """
+    """What an experiment makes of a config, in prepare(settings, devices)."""
 
     task: step.Task
     figures: Figures
-    apply: Callable[[Any, dict], jax.Array] | None = None
-    files: Mapping[str, bytes] = {}
-    params: Mapping[str, np.ndarray] = {}
-    lines: Sequence[str] = ()
+    apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
+    files: Mapping[str, bytes] = {}  # by name, without which the model cannot be used: its words, its classes
+    params: Mapping[str, np.ndarray] = {}  # initial parameters, by path, in place of random ones
+    lines: Sequence[str] = ()  # about the data, for a person
 
 
 class Result(NamedTuple):
-    """What there is when a config has been run.
+    """What there is when a config has been run; params, apply and batch only where one model was trained."""
 
-    folder: that of the run; None where nothing was written. summary: what summary.json holds; report.json of a study;
-    of a tool what it has told. figures: the files that were drawn. Only where one model was trained: params, the final
-    ones (numpy; None where a finished run has lost its checkpoints); batch, held-out examples by the names of their
-    arrays; apply(params, batch), what the model answers, such as logits.
-    """
-
-    folder: pathlib.Path | None
-    summary: dict[str, Any]
-    params: Any = None
-    apply: Callable[[Any, dict], jax.Array] | None = None
-    batch: dict[str, np.ndarray] | None = None
+    folder: pathlib.Path | None  # None where nothing was written
+    summary: dict[str, Any]  # what summary.json holds; report.json of a study; of a tool what it has told
+    params: Any = None  # the final ones (numpy); None where a finished run has lost its checkpoints
+    apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
+    batch: dict[str, np.ndarray] | None = None  # held-out examples by the names of their arrays
     figures: list[pathlib.Path] = []
 
 
@@ -129,20 +118,14 @@ def result(folder: pathlib.Path, work: Work, summary: dict[str, Any], params: An
 
 @contextlib.contextmanager
 def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
-    """Within this, a file that can no longer be written or read (a full disk, a folder that is gone) is a RunError.
-
-    folder: the workdir, for an error that names no file.
-    """
+    """Within this, a file, or this workdir, that can no longer be written or read (a full disk) is a RunError."""
     try:
         yield
     except BrokenPipeError:  # of the reader of what is printed
         raise
     except OSError as error:
-        where = error.filename or folder
-        what = f"{where}: " if where else ""
-        raise errors.RunError(
-            f"{what}{disk.reason(error)}; once that is mended, the same command goes on from the last checkpoint"
-        ) from error
+        what = f"{error.filename or folder}: {disk.reason(error)}; once that is mended, the same command goes on"
+        raise errors.RunError(f"{what} from the last checkpoint") from error
 
 
 def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> bool:
@@ -153,26 +136,24 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> boo
     values = settings.to_dict()
     if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
-    here = values, settings.defaults(), workdir.hardware(devices)
-    changed = workdir.changes(folder, values, devices) if distributed.main() else []  # before config.json is anew
-    finished = distributed.agree(distributed.main() and workdir.enter(folder, *here))
-    for line in changed if not finished else ():
+    finished, changes, until = False, [], time.monotonic() + SHARED_SECONDS
+    if distributed.main():
+        changes = workdir.changes(folder, values, devices)  # before config.json is anew
+        finished = workdir.enter(folder, values, settings.defaults(), workdir.hardware(devices))
+    finished = bool(distributed.agree(finished))
+    for line in [] if finished else changes:
         print(line, flush=True)
-    until = time.monotonic() + SHARED_SECONDS
     while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
             raise errors.UserError(f"not all processes see what process 0 wrote in {folder}: its disk must be shared")
         time.sleep(0.5)
-    return bool(finished)
+    return finished
 
 
 def write_result(
     settings: config.Settings, plan: step.Plan, work: Work, params: Any, folder: pathlib.Path, final: dict, began: float
 ) -> dict[str, Any]:
-    """Draw the figures of a trained model, and write, print and return its summary with these final metrics.
-
-    began: when the run did, in seconds of time.perf_counter.
-    """
+    """Draw the figures of a trained model, and write, print and return its summary with these final metrics."""
     disk.tidy(disk.folder(folder, "figures"))
     drawn = work.figures(params, folder, log.read(folder))
     files, more = drawn if isinstance(drawn, tuple) else (drawn, {})
@@ -203,10 +184,10 @@ def describe(plan: step.Plan, state: step.State) -> int:
     batch, each = plan.growth.sizes[0], plan.task.tokens_per_example
     print(log.table(state.params))
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
-        flops, of = log.si(3 * forward * size / batch, "FLOP"), f"{size} examples, {size * each:,} tokens"
-        token = log.si(forward / (batch * each), "FLOP")
-        more = f", after step {first:,}" if first else f"; {token} per token forward"
-        print(f"  {flops} per step{'' if first else ' (3 x forward)'} of {of}{more}", flush=True)
+        token = f"; {log.si(forward / (batch * each), 'FLOP')} per token forward"
+        begin, end = ("", f", after step {first:,}") if first else (" (3 x forward)", token)
+        flops = log.si(3 * forward * size / batch, "FLOP")
+        print(f"  {flops} per step{begin} of {size} examples, {size * each:,} tokens{end}", flush=True)
     return 3 * forward
 
 
@@ -233,7 +214,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     checkpoint.check_best(t.keep_best)
     if t.accumulation > 1 and settings.model.norm == "batch":
         raise errors.UserError(
-            "train.accumulation > 1 would give each part statistics of its own: not with model.norm = batch"
+            "train.accumulation > 1 gives each part its own statistics: not with model.norm = batch"
         )
     growth = batches.growing(t.batch_size, t.growth)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
@@ -280,11 +261,12 @@ def optimiser(settings: config.Settings, **numbers: jax.Array) -> tuple[optax.Sc
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
     """
     o = settings.optim
-    muon = ("muon_lr_multiplier", "momentum") if o.name == "muon" else ()
-    config.at_least(0, {f"optim.{name}": getattr(o, name) for name in NOT_NEGATIVE + muon})
-    for name in ("beta1", "beta2") + muon[1:]:
-        if getattr(o, name) >= 1:
-            raise errors.UserError(f"optim.{name} must be less than 1, and {getattr(o, name)} is not")
+    muon = {name: getattr(o, name) for name in (("muon_lr_multiplier", "momentum") if o.name == "muon" else ())}
+    values = muon | {name: getattr(o, name) for name in NOT_NEGATIVE}
+    config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
+    for name in ("beta1", "beta2", "momentum"):
+        if values.get(name, 0) >= 1:
+            raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
     if ":" in o.name:
         raise errors.UserError(f'unknown optimiser "{o.name}": an optimiser is named, and cannot be imported')
     rate = optim.schedule(
@@ -294,7 +276,6 @@ def optimiser(settings: config.Settings, **numbers: jax.Array) -> tuple[optax.Sc
         warmup_steps=o.warmup_steps,
         final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
     )
-    common = {"beta1": o.beta1, "beta2": o.beta2, "clip": o.clip}
-    common["weight_decay"] = numbers.get("weight_decay", o.weight_decay)
-    rules = {"adamw": optim.adamw, "muon": optim.muon}
-    return rate, by_name.choose("optimiser", o.name, rules)(rate, **common, **{name: getattr(o, name) for name in muon})
+    decay = numbers.get("weight_decay", o.weight_decay)
+    rule = by_name.choose("optimiser", o.name, {"adamw": optim.adamw, "muon": optim.muon})
+    return rate, rule(rate, beta1=o.beta1, beta2=o.beta2, clip=o.clip, weight_decay=decay, **muon)

@@ -34,8 +34,7 @@ def from_the_start() -> None:
 def at_once(how_to_go_on: str = "") -> Iterator[None]:
     """Within this, a signal ends the process where it stands; how_to_go_on: what is said behind "stopped".
 
-    Not by an exception: one that comes in a callback of JAX is lost, and Python's own end, with JAX's threads still at
-    work, may crash.
+    Not by an exception, which is lost in a callback of JAX; and Python's own end may crash in JAX's threads.
     """
     _owners.append(how_to_go_on)
     try:
@@ -47,10 +46,8 @@ def at_once(how_to_go_on: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def calls(stop: Callable[[int], NoReturn]) -> Iterator[None]:
-    """Within this, a signal calls stop(number), in whichever thread is first there.
-
-    That is the main one, unless it is outside of Python, in a compiled program, for longer than PATIENCE.
-    """
+    """Within this, a signal calls stop(number): in the main thread, or in another one where that is in a compiled
+    program for longer than PATIENCE."""
     heard = threading.Event()
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
@@ -75,10 +72,9 @@ def calls(stop: Callable[[int], NoReturn]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handler(handler: Callable[[int, FrameType | None], None], *, wakeup: int = -1) -> Iterator[None]:
-    """This handler of the SIGNALS, and at the end those from before; Python has handlers in the main thread only.
+    """This handler of the SIGNALS, but of one that is ignored, as in a shell's background; none in other threads.
 
-    A SIGINT that is ignored, as in a shell's background, stays so. wakeup: a file descriptor to which the numbers of
-    signals are written as they come; -1: none.
+    wakeup: a file descriptor to which the numbers of signals are written as they come; -1: none.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
