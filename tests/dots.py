@@ -40,7 +40,9 @@ def prepare(settings, devices):
         return task.loss_and_metrics({"b_C": jnp.zeros(tiny.C)} | params, batch, None)
 
     whole = task._replace(init=init, loss_and_metrics=loss_and_metrics)
-    return run.Work(whole, lambda *arguments: figures(*arguments), apply, lines=["dots: 61 points"])
+    return run.Work(
+        whole, lambda *arguments: figures(*arguments), apply, files={"dots.txt": b"1"}, lines=["dots: 61 points"]
+    )
 
 
 def figures(params, folder, rows):

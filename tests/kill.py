@@ -17,50 +17,15 @@ from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+import dots  # noqa: E402  what is imported here, a fork need not import
+import tiny  # noqa: E402
+
 import launch  # noqa: E402
-from experiments import language  # noqa: E402  what is imported here, a fork need not import
-from experiments.engine import (
-    compilation,  # noqa: E402, F401
-)
+from experiments.engine import compilation  # noqa: E402
 
 MARK = "changes a file:"
 NAMES = ("os.rename", "os.mkdir", "os.truncate", "os.link", "os.symlink")
 REMOVALS = ("os.remove", "os.rmdir")
-
-
-# More than one epoch, dropout, accumulation, and a batch that grows. The text's 151 windows are 9 batches of 16.
-SMALL = {
-    "experiment": "language",
-    "model.M": 2,
-    "model.D": 8,
-    "model.H": 2,
-    "model.unroll": 1,
-    "model.dropout": 0.1,
-    "text.N": 7,
-    "optim.warmup_steps": 2,
-    "train.steps": 60,
-    "train.batch_size": 16,
-    "train.growth": [[30, 24]],
-    "train.accumulation": 2,
-    "train.log_every": 1,
-    "train.evaluate_every": 20,
-    "train.evaluate_batch": 16,
-    "train.save_every": 5,
-    "sample.max_new_tokens": 5,
-}
-TEXT = (b"A king who reads is worth two kings who fight. " * 3 + bytes(range(32, 127))) * 5
-
-
-def small_config(folder: pathlib.Path, **changes) -> pathlib.Path:
-    """A config file in this folder, and the text it trains on. In changes, dots of keys are written as __."""
-    (folder / "kings.txt").write_bytes(TEXT)
-    changes = {key.replace("__", "."): value for key, value in changes.items()}
-    wanted = SMALL | {"text.source": str(folder / "kings.txt")} | changes
-    lines = [f"    config.{key} = {value!r}\n" for key, value in wanted.items()]
-    head = 'from configs import base\n\n\ndef get_config():\n    config = base.get_config("language")\n'
-    file = folder / "killed.py"
-    file.write_text(head + "".join(lines) + "    return config\n", encoding="utf-8")
-    return file
 
 
 def changes(event: str, arguments: tuple, folder: str) -> bool:
@@ -95,10 +60,7 @@ def run(config: str, folder: pathlib.Path, dies_at: int | None) -> tuple[int, st
             os.write(2, f"{MARK} {event} {arguments[0]}\n".encode())
 
     sys.addaudithook(watch)
-    with (
-        mock.patch.object(compilation, "measured_peak", lambda *, devices: 1e9),  # seconds of work
-        mock.patch.object(language, "figures", lambda *arguments: []),
-    ):
+    with mock.patch.object(compilation, "measured_peak", lambda *, devices: 1e9):  # seconds of work
         code = launch.main(["launch.py", "--config", config, "--workdir", str(folder)])
     sys.stdout.flush()
     os._exit(code)
@@ -120,8 +82,9 @@ def main() -> int:
     given = parser.parse_args()
     folder, began = given.folder.absolute(), time.perf_counter()
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "compiled")
-    short = {"train__steps": 3, "train__growth": [], "train__save_every": 1}
-    config = str(small_config(folder, **short, train__evaluate_every=2, optim__warmup_steps=1))
+    folder.mkdir(exist_ok=True)
+    short = {"train.steps": 3, "train.save_every": 1, "train.evaluate_every": 2, "train.accumulation": 2}
+    config = tiny.config_file(folder, "dots", **dots.CHANGES | short)
     code, said = run(config, folder / "undisturbed", None)
     if code:
         print(f"FAILED: the run that nothing disturbs:\n{said}")

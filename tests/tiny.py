@@ -122,7 +122,7 @@ def drawn(task: step.Task) -> dict:
 D, C = 5, 3  # of the linear task
 
 
-def linear_task(*, n: int = 61, n_evaluation: int = 29, batch: int = 16, evaluate_batch: int = 8, seed: int = 0):
+def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, growth=()) -> step.Task:
     """Classification by one matrix. Examples have unequal weights, every third none, and training adds noise."""
     rng = np.random.default_rng(0)
     x_BD = rng.standard_normal((n + n_evaluation, D)).astype(np.float32)
@@ -144,7 +144,7 @@ def linear_task(*, n: int = 61, n_evaluation: int = 29, batch: int = 16, evaluat
     return step.Task(
         init=init,
         loss_and_metrics=loss_and_metrics,
-        train=batches.train(fetch, n=n, batch=batch, seed=seed),
+        train=batches.train(fetch, n=n, batch=batch, seed=seed, growth=growth),
         evaluation=batches.evaluation(lambda i_B, rng: fetch(i_B + n, rng), n=n_evaluation, batch=evaluate_batch),
         tokens_per_example=1,
         baseline={"accuracy": 1 / C},

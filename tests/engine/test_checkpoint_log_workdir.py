@@ -12,12 +12,10 @@ import pytest
 import tiny
 from test_log import scalars
 
-from experiments.data import images
-from experiments.engine import batches, checkpoint, compilation, disk, errors, log, workdir
+from experiments.engine import checkpoint, compilation, disk, errors, log, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
-from tfm import loss
 
 STEPS, SAVE, LOG, EVALUATE = 9, 3, 1, 4
 SETTINGS = {
@@ -54,44 +52,36 @@ def test_the_digest_is_over_names_and_bytes_in_sorted_order():
 # A run and its folder
 
 
-def shifted_images(growth=()):
-    """Linear classification of 20 images, each moved by up to a pixel: two and a half batches of 8 are an epoch."""
-    rng = np.random.default_rng(0)
-    image_BYXZ, label_B = rng.integers(0, 256, (31, 5, 5, 1), np.uint8), rng.integers(0, 3, 31).astype(np.int32)
-    mean_Z, std_Z = images.statistics(image_BYXZ)
-    fetch, n = images.examples(image_BYXZ[:20], label_B[:20], mean_Z=mean_Z, std_Z=std_Z, shift=1)
-    fetch_evaluation, n_evaluation = images.examples(image_BYXZ[20:], label_B[20:], mean_Z=mean_Z, std_Z=std_Z)
-
-    def loss_and_metrics(params, batch, key, layout=None):
-        logits_BC = batch["image_BYXZ"].reshape(-1, 25) @ params["G_CD"].T
-        answer = logits_BC, batch["label_B"], batch["weight_B"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
-
-    return steps.Task(
-        init=lambda key: {"G_CD": 0.1 * jax.random.normal(key, (3, 25))},
-        loss_and_metrics=loss_and_metrics,
-        train=batches.train(fetch, n=n, batch=8, seed=0, growth=growth),
-        evaluation=batches.evaluation(fetch_evaluation, n=n_evaluation, batch=8),
-        tokens_per_example=25,
-        baseline={"accuracy": 0.3},
-    )
+def linear_task(growth=()):
+    """Of 20 examples with noise, of which two and a half batches of 8 are an epoch."""
+    return tiny.linear_task(n=20, n_evaluation=11, batch=8, growth=growth)
 
 
 def run(folder, *, figures=lambda params, folder, rows: [], **changes):
     """A run of the task above with the settings above."""
     settings = tiny.settings("vision", model=False, train__batch_size=8, **(SETTINGS | changes))
     assert settings.experiment == "vision"  # as the launcher, which reads it
-    task = shifted_images(settings.train.growth)
-    return runs.run(settings, folder, runs.Work(task, figures), runs.devices(settings))
+    work = runs.Work(linear_task(settings.train.growth), figures)
+    return runs.run(settings, folder, work, runs.devices(settings))
 
 
-def stop_before(monkeypatch, step):
+def break_off(folder, step, **changes):
     """The run dies when it asks for the batch of this step."""
 
     def stop():
         raise Stopped
 
-    dots.at_batch(monkeypatch, step, stop)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
+        dots.at_batch(patch, step, stop)
+        run(folder, **changes)
+
+
+def alike(folder, straight):
+    """Whether both have the same parameters, and the same log."""
+    return (summary(folder)["params_sha256"], log.read(folder)) == (
+        summary(straight)["params_sha256"],
+        log.read(straight),
+    )
 
 
 def summary(folder):
@@ -117,66 +107,51 @@ def test_what_a_run_writes(straight):
     names = {file.name for file in straight.iterdir()}
     assert names == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "events", "figures"}
     assert {file.name for file in (straight / "checkpoints").iterdir()} == {"6", "9"}  # keep = 2
-    rows = log.read(straight)
+    rows, events = log.read(straight), scalars(straight)[0].keys()
     assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, STEPS + 1))
     assert [row["step"] for row in rows if "eval/loss" in row] == [4, 8, 9]
-    assert {(f"train/{name}", 9) for name in ("loss", "accuracy", "gradient_norm", "learning_rate")} | {
-        ("eval/loss", 9),
-        ("eval/accuracy", 4),
-    } <= scalars(straight)[0].keys()
+    assert {(f"train/{name}", 9) for name in ("loss", "accuracy", "gradient_norm", "learning_rate")} <= events
+    assert {("eval/loss", 9), ("eval/accuracy", 4)} <= events
     saved = json.loads((straight / "config.json").read_text())
     assert saved.keys() == {"config", "versions", "devices", "commit"} and saved["devices"] == "8 x cpu"
     assert saved["config"]["train"]["steps"] == STEPS and saved["config"]["model"]["K"] == 32  # derived: 128 // 4
     assert saved["versions"] == meshes.versions() and saved["versions"]["jax"] == jax.__version__
-
-
-def test_the_summary_keeps_the_contract(straight):
-    found = summary(straight)
-    assert found.keys() >= set(SUMMARY.split())
-    assert (found["experiment"], found["steps"], found["params"], found["devices"]) == ("vision", STEPS, 75, 8)
-    assert found["backend"] == jax.default_backend() and found["versions"] == meshes.versions()
-    assert found["baseline/accuracy"] == 0.3
-    assert 0 < found["compile_seconds"] < found["wall_seconds"] and found["tokens_per_second"] > 0
-    last = log.read(straight)[-1]
-    assert last == {"step": STEPS, "eval/loss": found["eval/loss"], "eval/accuracy": found["eval/accuracy"]}
+    result = summary(straight)
+    assert result.keys() >= set(SUMMARY.split())
+    assert (result["experiment"], result["steps"], result["params"], result["devices"]) == ("vision", STEPS, 18, 8)
+    assert result["backend"] == jax.default_backend() and result["versions"] == meshes.versions()
+    assert result["baseline/accuracy"] == 1 / 3
+    assert 0 < result["compile_seconds"] < result["wall_seconds"] and result["tokens_per_second"] > 0
+    assert rows[-1] == {"step": STEPS, "eval/loss": result["eval/loss"], "eval/accuracy": result["eval/accuracy"]}
 
 
 def test_the_summary_is_about_the_last_parameters(straight):
-    task = shifted_images()
+    task = linear_task()
+    settings = tiny.settings("vision", model=False, train__batch_size=8, **SETTINGS)
+    plan = runs.plan(settings, task, meshes.make(data=8))
+    fresh = steps.initial_state(task, plan.optimiser, seed=0, mesh=plan.mesh)
     saves = checkpoint.Checkpoints(straight / "checkpoints", keep=2)
-    like = runs.plan(tiny.settings("vision", model=False, train__batch_size=8, **SETTINGS), task, meshes.make(data=8))
-    fresh = steps.initial_state(task, like.optimiser, seed=0, mesh=like.mesh)
     step, last = saves.resume(fresh, fall_back=False)
-    assert step == STEPS
     saves.close()
-    assert int(last.step) == STEPS
+    assert step == int(last.step) == STEPS
     assert summary(straight)["params_sha256"] == checkpoint.digest(last.params) != checkpoint.digest(fresh.params)
-    assert summary(straight)["eval/loss"] == steps.evaluator(task, like.mesh)(last.params)["loss"]
+    assert summary(straight)["eval/loss"] == steps.evaluator(task, plan.mesh)(last.params)["loss"]
 
 
 @pytest.mark.parametrize("step", [2, 4, 6, 9])
-def test_stopped_and_resumed_is_straight_to_the_last_bit(tmp_path, straight, monkeypatch, capsys, step):
+def test_stopped_and_resumed_is_straight_to_the_last_bit(tmp_path, straight, capsys, step):
     """Stopped before the first save, right behind one, between two, before the last step; epochs end at 2.5, 5, 7.5."""
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_before(patch, step)
-        with pytest.raises(Stopped):
-            run(folder)
+    folder, saved = tmp_path / "run", (step - 1) // SAVE * SAVE
+    break_off(folder, step)
     assert not (folder / "summary.json").exists()
     run(folder)
-    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
-    assert log.read(folder) == log.read(straight)
-    saved = (step - 1) // SAVE * SAVE
-    said = capsys.readouterr().out
-    assert (f"resuming {folder} at step {saved}" in said) == (saved > 0)
+    assert alike(folder, straight)
+    assert (f"resuming {folder} at step {saved}" in capsys.readouterr().out) == (saved > 0)
 
 
-def test_resumed_on_another_number_of_devices(tmp_path, straight, monkeypatch, capsys):
+def test_resumed_on_another_number_of_devices(tmp_path, straight, capsys):
     folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        stop_before(patch, 5)
-        with pytest.raises(Stopped):
-            run(folder, mesh__data=8)
+    break_off(folder, 5, mesh__data=8)
     run(folder, mesh__data=1, train__log_every=2)
     assert "it was trained on 8 x cpu, now 1 x cpu: numbers may differ in the last bits" in capsys.readouterr().out
     assert summary(folder)["devices"] == 1
@@ -196,9 +171,7 @@ def test_stopped_after_the_last_step_only_the_result_is_made(tmp_path, straight)
         run(folder, figures=broken)
     assert not (folder / "summary.json").exists()
     run(folder)
-    same = ("params_sha256", "eval/loss", "eval/accuracy", "steps")
-    assert {k: summary(folder)[k] for k in same} == {k: summary(straight)[k] for k in same}
-    assert log.read(folder) == log.read(straight)
+    assert alike(folder, straight) and summary(folder)["eval/loss"] == summary(straight)["eval/loss"]
 
 
 def contents(folder):
@@ -223,9 +196,7 @@ def damage(checkpoint_folder):
     file.write_bytes(content)
 
 
-def test_a_finished_run_whose_newest_checkpoint_is_damaged_says_so_and_is_redone_when_asked(
-    tmp_path, straight, monkeypatch, capsys
-):
+def test_a_finished_run_whose_newest_checkpoint_is_damaged_says_so_and_is_redone_when_asked(tmp_path, straight, capsys):
     """Also where that is broken off: the summary still tells of a result, and the same command goes on."""
     folder = shutil.copytree(straight, tmp_path / "run")
     damage(folder / "checkpoints" / "9")
@@ -235,15 +206,10 @@ def test_a_finished_run_whose_newest_checkpoint_is_damaged_says_so_and_is_redone
     assert str(caught.value).startswith(f"the checkpoint {folder / 'checkpoints' / '9'} is damaged: state/")
     assert str(caught.value).endswith("--config.resume=latest_valid goes on from the newest valid one before it")
     assert contents(folder) == before and "nothing to do" not in capsys.readouterr().out
-    with monkeypatch.context() as patch:
-        stop_before(patch, 8)
-        with pytest.raises(Stopped):
-            run(folder, resume="latest_valid")
+    break_off(folder, 8, resume="latest_valid")
     assert summary(folder) == summary(straight)
     run(folder)
-    assert f"resuming {folder} at step 6" in capsys.readouterr().out
-    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
-    assert log.read(folder) == log.read(straight)
+    assert f"resuming {folder} at step 6" in capsys.readouterr().out and alike(folder, straight)
     assert {file.name for file in (folder / "checkpoints").iterdir()} == {"6", "9", "9.damaged"}
     run(folder)
     assert "nothing to do" in capsys.readouterr().out
@@ -254,7 +220,7 @@ def test_a_finished_run_of_which_a_drive_lacks_some_files_makes_them_again(tmp_p
     (folder / "checkpoints" / "9" / "state" / "_METADATA").unlink()
     run(folder)
     assert "9 is damaged: state/_METADATA is missing; it is put aside, and step 6 is taken" in capsys.readouterr().out
-    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    assert alike(folder, straight)
     (folder / "checkpoints" / "9" / "state" / "_METADATA").unlink()
     shutil.rmtree(folder / "checkpoints" / "6")
     with pytest.raises(errors.UserError, match="there is no other one"):  # a result is not given up by itself
@@ -267,21 +233,19 @@ def test_a_finished_run_whose_newest_checkpoint_is_missing_says_so(tmp_path, str
     with pytest.raises(errors.UserError, match="lacks the checkpoint of step 9, .*latest_valid goes on from step 6$"):
         run(folder)
     run(folder, resume="latest_valid")
-    assert summary(folder)["params_sha256"] == summary(straight)["params_sha256"]
+    assert alike(folder, straight)
 
 
 def test_a_finished_run_without_a_valid_checkpoint_keeps_its_result(tmp_path, straight):
     folder = shutil.copytree(straight, tmp_path / "run")
     shutil.rmtree(folder / "checkpoints" / "6")
     damage(folder / "checkpoints" / "9")
-    before = contents(folder)
+    before = {name: content for name, content in contents(folder).items() if "config" not in name}
     with pytest.raises(errors.UserError, match="9 is damaged: .*; there is no other one: choose another --workdir"):
         run(folder)
     with pytest.raises(errors.UserError, match="no checkpoint is valid, choose another --workdir; the newest: "):
         run(folder, resume="latest_valid")
-    assert {name: content for name, content in contents(folder).items() if "config" not in name} == {
-        name: content for name, content in before.items() if "config" not in name
-    }
+    assert {name: content for name, content in contents(folder).items() if "config" not in name} == before
     shutil.rmtree(folder / "checkpoints")
     assert run(folder).params is None  # who took them away needs none
 
