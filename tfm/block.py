@@ -4,6 +4,7 @@
 cross-attention where there are `score_cross` and `value_cross` (E26).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -100,44 +101,34 @@ def apply(
     """
     params = layouts.gathered(params, layout)
     past = {} if cache is None else cache
+    cross = {"score": params.get("score_cross"), "value": params.get("value_cross")}
     call = {"parts": parts.attention, "layout": layout}
+    attend = functools.partial(heads.self_attention, params, mask=mask, n=n, cache=past.get("self"), **call)
+    ask = functools.partial(heads.cross_attention, cross, memory=memory, cache=past.get("cross"), **call)
+    stages = {
+        "attention": (attend, "norm1"),
+        "cross": (ask, "norm_cross"),
+        "mlp": (lambda x_BND: (layouts.on(layout, parts.mlp)(params["mlp"], x_BND),), "norm2"),
+    }
+    if "score_cross" not in params:
+        del stages["cross"]
+    how = {"parts": parts, "key_B": key_B, "layout": layout}
+    seen, running = {}, {}
+    for name, (stage, norm_name) in stages.items():
 
-    def attend(x: jax.Array) -> tuple[jax.Array, tuple]:
-        y, *aux = heads.self_attention(params, x, mask=mask, n=n, cache=past.get("self"), **call)
-        return y, aux
-
-    def cross(x: jax.Array) -> tuple[jax.Array, tuple]:
-        own = {name: params[f"{name}_cross"] for name in ("score", "value")}
-        y, *aux = heads.cross_attention(own, x, memory=memory, cache=past.get("cross"), **call)
-        return y, aux
-
-    def feed(x: jax.Array) -> tuple[jax.Array, tuple]:
-        return layouts.on(layout, parts.mlp)(params["mlp"], x), ()
-
-    aux, running = {}, {}
-    for name, stage, norm_name in (
-        ("attention", attend, "norm1"),
-        ("cross", cross, "norm_cross"),
-        ("mlp", feed, "norm2"),
-    ):
-        if norm_name not in params:
-            continue
-
-        def residual(x: jax.Array, name: str = name, stage: Callable = stage) -> tuple[jax.Array, Any]:
+        def residual(x_BND: jax.Array, name: str = name, stage: Callable = stage) -> tuple[jax.Array, Any]:
             with jax.named_scope(name):
-                y_BND, seen = stage(x)
-                return dropped(name, y_BND, parts=parts, key_B=key_B, layout=layout), seen
+                y_BND, *aux = stage(x_BND)
+                return dropped(name, y_BND, **how), aux
 
-        def normed(x: jax.Array, own: dict = params[norm_name]) -> tuple[jax.Array, dict]:
-            return statistical_norm(own, x, parts=parts, key_B=key_B, layout=layout)
-
-        x_BND, aux[name], running[norm_name] = parts.order(x_BND, residual, normed)
-    seen = {"self": aux["attention"]} | ({"cross": aux["cross"]} if "cross" in aux else {})
+        normed = functools.partial(statistical_norm, params[norm_name], **how)
+        x_BND, seen[name], running[norm_name] = parts.order(x_BND, residual, normed)
     result: dict = {"running": {name: statistics for name, statistics in running.items() if statistics}}
     if maps:
-        result |= {{"self": "A", "cross": "A_cross"}[name]: A_BHNS for name, (A_BHNS, _) in seen.items()}
+        result |= {name: seen[stage][0] for name, stage in (("A", "attention"), ("A_cross", "cross")) if stage in seen}
     if keep or cache is not None:
-        result["cache"] = {name: kept for name, (_, kept) in seen.items()}
+        both = (("self", "attention"), ("cross", "cross"))
+        result["cache"] = {name: seen[stage][1] for name, stage in both if stage in seen}
     return x_BND, result
 
 

@@ -73,20 +73,13 @@ class State(NamedTuple):
     cache: Any
 
 
-def begin(
-    start: Start,
-    prompt_BN: jax.Array,
-    length_B: jax.Array,
-    key: jax.Array,
-    *,
-    steps: int,
-    stop: Stop = None,
-    **chance: float,
-) -> State:
+def begin(start: Start, *prompts: jax.Array, steps: int, stop: Stop = None, **chance: float) -> State:
     """The prompts and the first of at most `steps` words after each; go on with `more` until state.done_B.all().
 
-    prompt_BN is right-padded, of length_B words each. ValueError for prompts without a word and negative steps.
+    prompts: prompt_BN, right-padded; length_B, the words of each; a key, or key_B. ValueError for prompts without a
+    word and negative steps.
     """
+    prompt_BN, length_B, key = prompts
     w_BN, length_B, logits_BW, cache = read(start, prompt_BN, length_B, steps=steps)
     key_B, done_B = sampling.one_per_sequence(key, len(length_B)), jnp.full(len(length_B), steps == 0)
     state = State(w_BN, length_B, length_B + steps, done_B, key_B, cache)
@@ -150,22 +143,14 @@ def is_stop(w: jax.Array, stop: Stop) -> jax.Array:
 
 
 def generate(
-    start: Start,
-    step: Step,
-    prompt_BN: jax.Array,
-    length_B: jax.Array,
-    key: jax.Array,
-    *,
-    steps: int,
-    stop: Stop = None,
-    **chance: float,
+    start: Start, step: Step, *prompts: jax.Array, steps: int, stop: Stop = None, **chance: float
 ) -> tuple[jax.Array, jax.Array]:
     """Each prompt and, directly after its own length, up to `steps` words: w_B(N+steps), length_B.
 
-    prompt_BN is right-padded (to a `bucket`), of length_B words each. `chance`: temperature, top_k and top_p of
-    `sampling.draw`. A word among `stop` is a text's last one; after the last word stands id 0. One compiled loop that
-    ends when every text has. ValueError for prompts without a word and negative steps.
+    prompts: prompt_BN, right-padded (to a `bucket`); length_B, the words of each; a key, or key_B. `chance`:
+    temperature, top_k and top_p of `sampling.draw`. A word among `stop` is a text's last one; after the last word
+    stands id 0. One compiled loop that ends when every text has. ValueError for prompts without a word and negative
+    steps.
     """
-    state = begin(start, prompt_BN, length_B, key, steps=steps, stop=stop, **chance)
-    state = more(step, state, steps=steps, stop=stop, **chance)
+    state = more(step, begin(start, *prompts, steps=steps, stop=stop, **chance), steps=steps, stop=stop, **chance)
     return state.w_BN, state.length_B
