@@ -42,9 +42,8 @@ def test_every_parameter_is_drawn_with_the_key_of_its_path():
     ("settings", "added", "removed"),
     [
         (dict(bias=False, position=position.none, final_norm=False), 0, 9),
-        (dict(class_token=True, tied_output=True), 1, 1),
+        (dict(class_token=True, tied_output=True, score=score.none), 1, 5),
         (dict(norm=norm.token_plain, score=score.tied), 2, 10),
-        (dict(score=score.none), 0, 4),
     ],
 )
 def test_adding_and_removing_weights_leaves_the_others_as_they_were(settings, added, removed):

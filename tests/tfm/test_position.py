@@ -56,7 +56,7 @@ def test_added_and_concatenated_positions_equal_the_reference(name):
 
 @pytest.mark.parametrize("name", ["learned", "learned_concatenated"])
 def test_more_tokens_than_learned_positions_are_refused_and_one_beyond_is_nan(name):
-    params = POSITIONS[name].init(jax.random.key(0), N=N, D=D)
+    params = cases.drawn(lambda key: POSITIONS[name].init(key, N=N, D=D))
     for n in (None, jnp.arange(N + 1)):
         with pytest.raises(ValueError, match=f"^{N + 1} tokens, but the position table holds {N}$"):
             POSITIONS[name].apply(params, cases.normal(1, B, N + 1, D), n)
@@ -68,7 +68,7 @@ def test_more_tokens_than_learned_positions_are_refused_and_one_beyond_is_nan(na
 @pytest.mark.parametrize("name", POSITIONS)
 def test_positions_keep_the_dtype_and_do_not_round_the_angle(name):
     """In bfloat16, 1001 would be 1000, and its sine off by 0.3; only the code itself is rounded, to 2^-8."""
-    params = POSITIONS[name].init(jax.random.key(0), N=1002, D=D)
+    params = cases.drawn(lambda key: POSITIONS[name].init(key, N=1002, D=D))
     n, x_BND = jnp.array([1001]), jnp.zeros((1, 1, D))
     narrow = POSITIONS[name].apply(*jax.tree.map(lambda p: p.astype(jnp.bfloat16), (params, x_BND)), n)
     assert narrow.dtype == jnp.bfloat16

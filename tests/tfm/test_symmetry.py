@@ -60,7 +60,7 @@ def test_the_sum_over_heads():
     cases.close(form(*shared), form(jnp.broadcast_to(Uq_HKD[:1], (H, K, D)), Uk_HKD).sum(0)[None])
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
+@pytest.mark.parametrize("scale", [1e-20, 1e20])
 def test_float32_is_close_and_the_size_of_the_matrices_does_not_matter(scale):
     U = factors(1, scale=scale)
     assert U[0].dtype == np.float32

@@ -175,7 +175,8 @@ def test_the_settings_really_make_different_programs():
 def test_alibi_has_a_slope_for_each_head_also_where_nothing_else_tells_the_heads_apart():
     own = cases.parts(score=score.constant, value=value.identity, relative_position=relative_position.alibi).attention
     params, x_BND = {"score": {}, "value": {}, "relative_position": {}}, cases.normal(1, 1, N, D)
-    _, A_BHNS, _ = multihead.self_attention(params, x_BND, parts=own, mask=None)
+    attend = jax.jit(functools.partial(multihead.self_attention, parts=own, mask=None))
+    _, A_BHNS, _ = attend(params, x_BND)
     assert A_BHNS.shape == (1, H, N, N) and len({float(a) for a in A_BHNS[0, :, 0, 0]}) == H
 
 
@@ -191,7 +192,8 @@ def test_the_zeros_of_dropout_are_every_layers_and_every_stages_own():
         layers[part][leaf] += give
     call = dict(parts=made.parts, mask=None, memory=block.Memory(cases.normal(0, B, 3, D), None))
     key_B = jax.random.split(jax.random.key(1), B)
-    x_BND, _ = transformer.hidden_states(params, cases.words(), key_B=key_B, unroll=1, **call)
+    hidden_states = jax.jit(functools.partial(transformer.hidden_states, unroll=1, **call))
+    x_BND, _ = hidden_states(params, cases.words(), key_B=key_B)
     digits = np.int64(x_BND)[..., None] >> np.arange(1, 3 * M + 2) & 1
     assert (x_BND == digits @ 2 ** np.arange(1, 3 * M + 2)).all()
     kept = digits.reshape(B * N * D, 3 * M + 1)

@@ -156,7 +156,8 @@ def test_the_search_is_over_when_nothing_can_win():
 
 def test_no_steps_return_the_prompt():
     model = recurrent.incremental()
-    words, score = beam.search(model.start, model.step, PROMPTS_BN, LENGTH_B, beam=2, steps=0, length_penalty=0.6)
+    search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=2, steps=0, length_penalty=0.6))
+    words, score = search(PROMPTS_BN, LENGTH_B)
     np.testing.assert_array_equal(words, np.repeat(PADDED_BN[:, None], 2, axis=1))
     np.testing.assert_array_equal(score, [[0, -np.inf]] * 3)
 

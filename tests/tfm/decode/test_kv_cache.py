@@ -41,9 +41,10 @@ NEAR = mask.both(mask.causal, mask.window(3))
 def test_every_position_through_the_cache_equals_the_full_pass(name):
     """Prompts of 2 and 4 words at once, each continued from its own end to the last word of the sequence.
 
-    One with parameters by layer and a cache that grows.
+    One with several layers, parameters by layer and a cache that grows.
     """
-    model, the_mask = cases.model(sizes=SMALL | dict(N=N + 4), **CASES[name]), NEAR if name == "window" else mask.causal
+    sizes = SMALL | dict(N=N + 4, M=2 if name == "window" else 1)
+    model, the_mask = cases.model(sizes=sizes, **CASES[name]), NEAR if name == "window" else mask.causal
     params, tolerance = cases.drawn(model.init), 1e-6 if name == "fused" else 1e-9  # whose softmax is in float32
     if "norm" in CASES[name]:  # a variance is positive
         params = jax.tree_util.tree_map_with_path(
