@@ -151,7 +151,7 @@ text.objective=prefix text.N=1 | text.N | at least 2 | 1
 text.objective=mask | mask | causal | did you mean "masked"
 text.objective=os:sep | unknown objective "os:sep"
 text.source=tinyshakespear | tinyshakespear | stdlib | tinyshakespeare
-text.tokenizer=byte | byte | characters | did you mean 'bytes'
+text.tokenizer=byte | byte | characters | did you mean
 model.norm=instance | instance looks at later words
 sample.prompt= | sample.prompt | at least one token
 sample.prompt=é text.tokenizer=characters | sample.prompt | 'é' | training text
