@@ -70,9 +70,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0], lines=data.said.splitlines())
 
 
-# ----------------------------------------------------------------------------------------------------------- the layer
-
-
 def init(key: jax.Array, *, H: int, K: int, D: int, N: int) -> dict:
     """b_h(s - n) = 0 for all offsets, and random V_h: nothing is known of the kernel. No part has K features."""
     sizes = {"score": {"D": D, "bias": False}, "relative_position": {"N": N}, "value": {"D": D, "M": 1, "bias": False}}
@@ -80,17 +77,12 @@ def init(key: jax.Array, *, H: int, K: int, D: int, N: int) -> dict:
 
 
 def constructed(kernel_HD: np.ndarray, *, N: int) -> dict:
-    """The parameters that are the convolution: b_h falls steeply on both sides of the offset, V_h = diag(kernel_h).
-
-    All of a query's weight is then on the key nearest to n + o_h: on that key, or at the ends on the first or last.
-    """
+    """The parameters that are the convolution: V_h = diag(kernel_h), and b_h so steep that only the key nearest to
+    n + o_h has weight."""
     distance_HR = np.abs(np.arange(1 - N, N) - offsets(len(kernel_HD))[:, None])
     V_HDD = np.stack([np.diag(kernel_D) for kernel_D in kernel_HD])
-    return {
-        "score": {},
-        "relative_position": {"b_HR": jnp.asarray(-STEEP * distance_HR, float)},
-        "value": {"V_HDD": jnp.asarray(V_HDD, float)},
-    }
+    b_HR = jnp.asarray(-STEEP * distance_HR, float)
+    return {"score": {}, "relative_position": {"b_HR": b_HR}, "value": {"V_HDD": jnp.asarray(V_HDD, float)}}
 
 
 def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -102,18 +94,12 @@ def apply(params: dict, x_BND: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def learned_kernel(params: dict, A_HNS: np.ndarray) -> np.ndarray:
-    """What the layer does with each offset o: kernel_HD, sum_h (V_h)_{d,d} A_{h,n,n+o}, averaged over n.
-
-    Over those n that have all their offsets within the sequence. A head may mix offsets if the values of the others
-    take apart again what it mixed, so no head's A alone says what was learned.
-    """
+    """What the layer does with each offset o: kernel_HD, sum_h (V_h)_{d,d} A_{h,n,n+o}, averaged over those n that have
+    all their offsets within the sequence. A head may mix offsets if the values of the others take them apart again."""
     H, N = A_HNS.shape[:2]
     n = np.arange(H // 2, N - (H - 1) // 2)
     A_OH = np.array([A_HNS[:, n, n + o].mean(1) for o in offsets(H)])
     return A_OH @ np.asarray(params["value"]["V_HDD"]).diagonal(axis1=1, axis2=2)
-
-
-# ----------------------------------------------------------------------------------------------------- the convolution
 
 
 def offsets(H: int) -> np.ndarray:
@@ -157,9 +143,6 @@ def examples(fetch: batches.Fetch, kernel_HD: np.ndarray) -> batches.Fetch:
         return {"x_BND": x_BND, "target_BND": convolved(x_BND, kernel_HD), "weight_BN": weight_BN}
 
     return fetch_convolved
-
-
-# -------------------------------------------------------------------------------------------------------- what is shown
 
 
 def figures(

@@ -43,10 +43,8 @@ def loaded(file, **more):
 
 def test_every_field_of_base_has_a_comment():
     lines = (ROOT / "configs" / "base.py").read_text().splitlines()
-    fields = [line for line in lines if line.startswith("    config.")]
-    plain = [line for line in fields if not re.search(r"= \w+\(\)$", line)]  # not: config.mesh = mesh()
-    bare = [line for line in plain if "#" not in line and not line.startswith(("    config.steps", "    config.lock"))]
-    assert len(plain) > 40 and bare == []
+    fields = [line for line in lines if re.match(r"    (config|mesh|model|optim|train)\.\w+ = ", line)]
+    assert len(fields) > 40 and [line for line in fields if "#" not in line] == []
 
 
 def test_a_saved_config_gives_the_same_config_and_leaves_base_as_it_was(tmp_path):
@@ -240,7 +238,7 @@ def test_a_room_offers_its_variants_and_base_lists_them(field):
 def listed(field):
     """The names in the comment of a field of base.py: '# relu, gelu (mlp.py)'. It may go on in the next line."""
     source = (ROOT / "configs" / "base.py").read_text()
-    (comment,) = re.findall(rf"    config\.{field} = .*?# (.*(?:\n    # .*)*)", source)
+    (comment,) = re.findall(rf"    model\.{field} = .*?# (.*(?:\n    # .*)*)", source)
     comment = comment.replace("\n    # ", " ")
     return set(re.sub(r" \(.*|of the logits: ", "", comment).split(", "))
 

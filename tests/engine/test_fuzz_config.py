@@ -17,8 +17,8 @@ from experiments.engine import config_file, disk, errors, run, step, workdir
 from experiments.studies import study
 
 DEFAULTS = tiny.fields()
-SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1}
-SMALL |= {"train.evaluate_batch": 64, "train.log_every": 1}
+MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
+TRAIN = {"train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1, "train.evaluate_batch": 64}
 CHOICES = """
 experiment language vision synthetic translation masked_image convolution sample classify fill export ablation
 device any cpu gpu tpu
@@ -113,45 +113,30 @@ def nested(edits):
     return values
 
 
-SETTING = st.one_of(
-    edits(TRAINED, sensible),
-    edits(KEYS, typed),
-    st.tuples(st.sampled_from(["study.metric", "study.threshold", "study.seeds", "seed", ""]), ANYTHING),
-    st.tuples(st.just("study.metric"), st.sampled_from(["eval/loss", "eval/accuracy", "train/loss", ""])),
-)
 CALLED = st.one_of(st.sampled_from([*"abcdefABC", "report.json", "a.tmp", "x" * 101]), fuzz.TEXTS)
 GOOD = st.lists(edits(TRAINED, sensible), max_size=1).map(dict)
-CHANGES = st.one_of(GOOD, st.lists(SETTING, max_size=2).map(dict))
+CHANGES = st.one_of(GOOD, st.lists(EDIT, max_size=2).map(dict), st.just({7: 1}), ANYTHING)
 
 
 def pairs(names, changes):
     return st.lists(st.tuples(names, changes).map(list), max_size=4, unique_by=lambda pair: pair[0])
 
 
-NAMED = st.one_of(
-    pairs(st.sampled_from("aAbBc"), GOOD),
-    pairs(st.sampled_from("abcde"), st.one_of(CHANGES, st.just({7: 1}))),
-    pairs(CALLED, st.one_of(CHANGES, ANYTHING)),
-    st.lists(st.lists(st.one_of(CALLED, CHANGES), max_size=3), max_size=4),
-    st.lists(ANYTHING, max_size=3),
-)
+NAMED = st.one_of(pairs(st.sampled_from("aAbBc"), GOOD), pairs(CALLED, CHANGES), st.lists(ANYTHING, max_size=3))
 SEEDS = st.one_of(st.lists(st.sampled_from([0, 1, 2.0, -3, True, None, "4", [5], {"a": 6}]), max_size=2), PAIRS)
+ARMS = [[["a", {}], ["b", {"model.score": "tied"}]], [["b", {}], ("a", {"model.M": 2})]]
 STUDY = {  # what makes sense, and what may not
-    "arms": (st.sampled_from([[["a", {}], ["b", {"model.score": "tied"}]], [["b", {}], ("a", {"model.M": 2})]]), NAMED),
+    "arms": (st.sampled_from(ARMS), NAMED),
     "conditions": (pairs(st.sampled_from("abcde"), GOOD), NAMED),
     "seeds": (st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=1, max_size=3, unique=True), SEEDS),
-    "metric": (st.sampled_from(["eval/loss", "eval/accuracy"]), st.one_of(fuzz.TEXTS, ANYTHING)),
+    "metric": (st.sampled_from(["eval/loss", "eval/accuracy"]), ANYTHING),
     "threshold": (st.sampled_from([0.5, -1.0]), st.one_of(REAL, ANYTHING)),
 }
-STUDIES = st.one_of(
-    st.fixed_dictionaries({key: good for key, (good, _) in STUDY.items()}),
-    st.sampled_from(sorted(STUDY)).flatmap(
-        lambda key: st.fixed_dictionaries(
-            {other: bad if other == key else good for other, (good, bad) in STUDY.items()}
-        )
-    ),
-    st.fixed_dictionaries({}, optional={key: bad for key, (_, bad) in STUDY.items()}),
-)
+
+
+def studies(wrong):
+    """Settings of a study, all but those that are wrong with a sense."""
+    return st.fixed_dictionaries({key: bad if key in wrong else good for key, (good, bad) in STUDY.items()})
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +155,8 @@ def place(tmp_path_factory):
         "synthetic": {},
         "convolution": {"image.source": str(folder / "images.npz"), "model.H": 3},
     }
-    shared = {key: value for key, value in SMALL.items() if not key.startswith("model.")}
-    return folder, {name: (shared if name == "convolution" else SMALL) | one for name, one in own.items()}
+    without = {"convolution": TRAIN}
+    return folder, {name: without.get(name, MODEL | TRAIN) | one for name, one in own.items()}
 
 
 class Reached(Exception):
@@ -268,12 +253,10 @@ def given(folder, way, name, own, edits):
     return ["--config", str(file)]
 
 
+LEAVES = st.one_of(st.none(), st.booleans(), WHOLE.filter(lambda n: abs(n) < 10**40), REAL, fuzz.TEXTS)
+NAMES_OF = st.one_of(KEYS, fuzz.TEXTS)
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), WHOLE.filter(lambda n: abs(n) < 10**40), REAL, fuzz.TEXTS),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.one_of(KEYS, fuzz.TEXTS), inner, max_size=3)
-    ),
-    max_leaves=8,
+    LEAVES, lambda some: st.lists(some, max_size=3) | st.dictionaries(NAMES_OF, some, max_size=3), max_leaves=8
 )
 
 
@@ -287,7 +270,7 @@ def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path
     launched("files", "--config", str(file), "--dry_run")
 
 
-@hypothesis.given(STUDIES)
+@hypothesis.given(st.lists(st.sampled_from(sorted(STUDY)), max_size=2).flatmap(studies))
 @fuzz.settings(60)
 def test_any_study_has_its_runs_or_is_refused(changes):
     """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
@@ -308,15 +291,3 @@ def test_any_study_has_its_runs_or_is_refused(changes):
     assert len(folders) == len(programs) <= len(rows) == sum(len(program.runs) for program in programs)
     assert all(math.isfinite(threshold) for threshold in asked.threshold.values())
     return fuzz.count("studies", "accepted")
-
-
-@hypothesis.given(STUDIES, st.sampled_from(["arguments", "json", "python"]))
-@fuzz.settings(20)
-def test_a_study_is_accepted_or_refused_in_a_sentence(place, tmp_path_factory, changes, way):
-    folder, configs_of = place
-    new = tmp_path_factory.mktemp("case")
-    own = {"study.experiment": "synthetic", "mesh.data": 1} | configs_of["synthetic"]
-    changes = [(f"study.{key}", value) for key, value in changes.items()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "programs", reached)
-        launched("studies on the path", *given(new, way, "ablation", own, changes), "--dry_run")

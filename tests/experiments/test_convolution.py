@@ -1,8 +1,5 @@
 """The experiment that shows attention to contain convolution (E28), from its construction to its figures."""
 
-import json
-import pathlib
-
 import cases
 import jax
 import numpy as np
@@ -12,8 +9,7 @@ import tiny
 from cases import B, D, N
 
 from experiments import convolution
-
-CONFIG = str(pathlib.Path(__file__).parents[2] / "configs" / "convolution.py")
+from experiments.engine import errors
 
 
 def drawn(heads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,19 +55,23 @@ def test_the_weights_follow_from_positions_alone():
     assert not np.allclose(one[0], other[0])
 
 
-def test_a_run_from_its_command_to_its_figures(tmp_path):
-    changes = "train.steps=30 train.evaluate_every=0 optim.warmup_steps=5 mesh.data=1".split()
-    words = [f"--config.{change}" for change in changes]
-    outcome = tiny.run("--config", CONFIG, "--workdir", str(tmp_path / "run"), *words)
-    assert (outcome.code, outcome.err) == (0, "")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["constructed/largest_difference"] < 1e-6 < 1 < summary["constructed/largest_value"]
-    assert f"numpy.convolve by at most {summary['constructed/largest_difference']:.1e}" in outcome.out
-    assert 0 < summary["learned/largest_kernel_error"] < 10
-    assert 0 < summary["eval/loss"] < 0.9 * summary["baseline/loss"]
-    assert summary["eval/explained"] == pytest.approx(1 - summary["eval/loss"] / summary["baseline/loss"], abs=1e-4)
-    files = {file.name for file in (tmp_path / "run" / "figures").iterdir()}
-    assert files == {"loss.png", "convolution.png", "images.png"}
-    outcome = tiny.run("--config", CONFIG, "--workdir", str(tmp_path / "more"), "--config.model.H=9")
-    assert outcome.code == 2
-    assert outcome.err == "error: a kernel of 9 pixels (model.H) does not fit into rows of 8 pixels\n"
+def test_the_task_and_what_is_shown(tmp_path):
+    settings = tiny.settings("convolution", model=False, **{"model.H": 5, "mesh.data": 1})
+    work, (files, numbers), out = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
+    assert [file.name for file in files] == ["loss.png", "convolution.png", "images.png"]
+    assert numbers["constructed/largest_difference"] < 1e-6 < 1 < numbers["constructed/largest_value"]
+    assert f"numpy.convolve by at most {numbers['constructed/largest_difference']:.1e}" in out
+    task, params = work.task, tiny.drawn(work.task)
+    x_BND, A_HNS = task.evaluation[0]["x_BND"], np.asarray(convolution.apply(params, task.evaluation[0]["x_BND"])[1][0])
+    kernel_HD = np.random.default_rng(0).standard_normal((5, 8)) / np.sqrt(5)
+    wrong = np.abs(convolution.learned_kernel(params, A_HNS) - kernel_HD).max()
+    assert numbers["learned/largest_kernel_error"] == pytest.approx(wrong, rel=1e-4)
+    cases.close(task.evaluation[0]["target_BND"], convolution.convolved_by_numpy(x_BND, kernel_HD), 1e-5)
+    every = [task.loss_and_metrics(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
+    loss, explained = (np.sum([one[name] for one in every], axis=0) for name in ("loss", "explained"))
+    assert explained[0] / explained[1] == pytest.approx(1 - loss[0] / loss[1] / task.baseline["loss"], rel=1e-4)
+
+
+def test_a_kernel_longer_than_the_rows_is_refused():
+    with pytest.raises(errors.UserError, match=r"a kernel of 9 pixels \(model.H\) does not fit into rows of 8 pixels"):
+        tiny.task_of(tiny.settings("convolution", model=False, model__H=9))

@@ -6,6 +6,11 @@ import sys
 import pytest
 import tiny
 
+from configs import base
+from experiments.engine import config as configs
+from experiments.engine import config_file
+from experiments.studies import study
+
 CODE = """
 import dots
 from ml_collections import ConfigDict
@@ -71,15 +76,12 @@ def test_it_is_trained_with_its_own_fields(mine):
 
 
 def test_its_fields_may_differ_between_the_arms_of_a_study(mine):
-    told = tiny.run("--config", str(mine / "many.py"), "--workdir", str(mine / "study"))
-    assert (told.code, told.err) == (0, "")
-    slopes = {
-        file.parts[-3]: json.loads(file.read_text())["config"]["line"]["slope"]
-        for file in (mine / "study").glob("*/*/seed_1/config.json")
-    }
-    assert slopes == {"steep": 5.0, "as_it_is": 3.0}
-    one = json.loads((mine / "study" / "all" / "steep" / "seed_0" / "config.json").read_text())["config"]
-    assert one["experiment"] == "own_line" and "study" not in one
+    config = config_file.load(str(mine / "many.py"), base=base.get_config)
+    settings = configs.Settings(config, config_file.defaults(config, base.get_config))
+    runs = study.runs(settings, study.read(settings))
+    found = {run.name: (run.settings.experiment, run.settings.line.slope) for run in runs if run.seed == 1}
+    assert found == {f"all/{arm}/seed_1": ("own_line", slope) for arm, slope in (("steep", 5.0), ("as_it_is", 3.0))}
+    assert len(runs) == 4 and not any("study" in run.settings.to_dict() for run in runs)
 
 
 def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
@@ -100,6 +102,10 @@ def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
         ("def config(): return {}", "own_line.py has no prepare"),
         ("def config(): return {'line': {'slope': None}}\nprepare = 1", "line.slope = None is none of bool, int"),
         ("def config(): return {'train': {'slope': 1}}\nprepare = 1", 'a section "train", which is there already'),
+        (
+            "from configs.base import errors\ndef config(): raise errors.UserError('x')\nprepare = 1",
+            "error: x\n",
+        ),
         ("def config(): return 1 / 0\nprepare = 1", "own_line.py, line 1: ZeroDivisionError"),
         ("import nothing_of_this_name", "own_line.py, line 1: ModuleNotFoundError"),
     ],

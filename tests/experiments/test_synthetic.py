@@ -1,6 +1,5 @@
 """Made tasks: their answers against plain loops, what is new in training and fixed when held out, and whole runs."""
 
-import json
 import math
 
 import jax
@@ -9,8 +8,9 @@ import pytest
 import tiny
 
 from experiments import synthetic as experiment
+from experiments import task as tasks
 from experiments.data import synthetic
-from experiments.engine import batches, compilation, errors, log, mesh
+from experiments.engine import batches, errors, mesh
 
 N, W = 11, 29
 TASKS = list(synthetic.RULES)
@@ -203,6 +203,9 @@ def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked():
     reached = batch["target_BN"][batch["weight_BN"] > 0].mean()
     assert task.baseline == {"accuracy": pytest.approx(max(reached, 1 - reached))} and reached != 0.5
     assert task.tokens_per_example == 12 and len(task.evaluation) == 3
+    nothing = [{"target_BN": np.ones((1, 2), int), "weight_BN": np.zeros((1, 2))}]
+    with pytest.raises(errors.UserError, match="not one held-out word is hidden"):
+        tasks.always(nothing, W=3)
 
 
 def test_only_without_causal_do_answers_depend_on_later_words():
@@ -229,18 +232,7 @@ def test_all_tasks_are_one_program():
     assert len(programs) == 1
 
 
-def test_a_run_learns_and_draws_its_figures(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-    changes = {"synthetic.N": 4, "model.M": 1, "model.H": 1, "model.D": 16, "optim.learning_rate": 0.02}
-    changes |= {"optim.warmup_steps": 5, "train.steps": 60, "train.batch_size": 32, "train.evaluate_every": 30}
-    file = tiny.config_file(tmp_path, "synthetic", **changes, **{"mesh.data": 1})
-    outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
-    assert (outcome.code, outcome.err) == (0, "")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["experiment"] == "synthetic" and summary["steps"] == 60
-    assert summary["eval/accuracy"] > summary["baseline/accuracy"] + 0.1
-    rows = [row for row in log.read(tmp_path / "run") if "eval/loss" in row]
-    assert [row["step"] for row in rows] == [30, 60] and rows[1]["eval/loss"] < rows[0]["eval/loss"]
-    drawn = sorted((tmp_path / "run" / "figures").iterdir())
-    assert [figure.name for figure in drawn] == ["attention.png", "loss.png"]
-    assert all(str(figure) in outcome.out and figure.stat().st_size > 5000 for figure in drawn)
+def test_the_figures_are_drawn_with_the_words_of_the_task(tmp_path):
+    settings = tiny.settings("synthetic", synthetic__task="previous", synthetic__causal=True, model__M=1, mesh__data=1)
+    _, files, _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
+    assert [file.name for file in files] == ["loss.png", "attention.png"]
