@@ -96,9 +96,7 @@ def build(
     m: config.Settings, *, embed: variant.Variant, head: variant.Variant, N: int, cross: bool = False, **tree: bool
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. tree: class_token, tied_output (transformer.init).
-
-    cross: an encoder-decoder. Raises UserError for a wrong name or size, or more layers than can be written out.
-    """
+    cross: an encoder-decoder. Raises UserError for a wrong name or size, or more layers than can be written out."""
     config.at_least(0, {"model.window": m.window, "model.unroll": m.unroll})
     if min(m.unroll or m.M, m.M) > MOST_UNROLLED:
         raise errors.UserError(
@@ -187,10 +185,8 @@ def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
 
 
 def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
-    """How the model that `m` describes is shared over a mesh. W: its words; N, head: its patches and class head.
-
-    Raises UserError for what cannot be shared so, with the reason.
-    """
+    """How the model that `m` describes is shared over a mesh. W: its words; N, head: its patches and class head. Raises
+    UserError for what cannot be shared so, with the reason."""
     over, size, parts = mesh.layout(devices, W=W), devices.shape, block_parts(m)
     sequence, tensor = size.get(over.sequence, 1), size.get(over.tensor, 1)
     rooms = {"mlp": parts.mlp, "value": parts.attention.value}
@@ -225,10 +221,8 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
 
 def probe(m: config.Settings) -> Callable | None:
     """params -> {"symmetry/1": number, ...}: how symmetric and directional the scores of each layer are (symmetry.py).
-
     symmetry is the mean over heads; symmetry_sum and directionality are of the sum over heads. In an encoder-decoder
-    the names are symmetry/encoder/1, ... None where scores have no bilinear form.
-    """
+    the names are symmetry/encoder/1, ... None where scores have no bilinear form."""
     look = symmetries(m)
 
     def numbers(params: Any) -> dict[str, jax.Array]:
@@ -244,9 +238,7 @@ def probe(m: config.Settings) -> Callable | None:
 
 def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]] | None:
     """params -> what is measured of the scores among the tokens themselves, of all layers, by the part of the model.
-
-    The parts are 'encoder/' and 'decoder/', or ''. None where scores have no bilinear form, or do not tell it.
-    """
+    The parts are 'encoder/' and 'decoder/', or ''. None where scores have no bilinear form, or do not tell it."""
     factors = getattr(variants.choose(m, "score"), "factors", None)
 
     def look(params: Any) -> dict[str, symmetry.Layer]:

@@ -91,11 +91,8 @@ class Trial(NamedTuple):
 
 def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -> dict[str, Any]:
     """The variants that the section `m` names, by their rooms. UserError where a user's own does not do what its room
-    says.
-
-    cross: tokens are also compared with those of another sequence. sizes: M, D, H, K, F. Of any score that rotary
-    positions are to turn, UserError too where it does not declare that they may, or has no pairs of features.
-    """
+    says. cross: tokens are also compared with those of another sequence. sizes: M, D, H, K, F. Of any score that rotary
+    positions are to turn, UserError too where it does not declare that they may, or has no pairs of features."""
     chosen = {name: choose(m, name) for name in ROOMS}
     own, turned = {name for name in ROOMS if ":" in getattr(m, name)}, m.relative_position in ROTARY
     B, N, S, *_ = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]

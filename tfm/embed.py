@@ -19,11 +19,9 @@ def _words_init(key: jax.Array, *, W: int, D: int, J: int = 0) -> dict:
 def _words(
     params: dict, inputs: jax.Array | dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE
 ) -> jax.Array:
-    """X_i = x_i E with x_i the one-hot vector of word i: row w_i of the embedding (E1, seed 004).
-
-    inputs: w_BN, or {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al.
-    2019, figure 2); words alone belong to segment 0. Devices that share the vocabulary each have some rows of E.
-    """
+    """X_i = x_i E with x_i the one-hot vector of word i: row w_i of the embedding (E1, seed 004). inputs: w_BN, or
+    {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al. 2019, figure 2);
+    words alone belong to segment 0. Devices that share the vocabulary each have some rows of E."""
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
     E_WD, w_BN = params["E_WD"], inputs["w_BN"]
     if layout.vocab is None:
@@ -37,9 +35,7 @@ def _words(
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
     """vec(patch_n): the image as patches of size x size pixels in reading order, v_BNP with P = size * size * Z.
-
-    ValueError where the image is not a whole number of patches high and wide.
-    """
+    ValueError where the image is not a whole number of patches high and wide."""
     B, Y, X, Z = image_BYXZ.shape
     if Y % size or X % size:
         raise ValueError(f"images of {Y} x {X} pixels do not divide into patches of {size} x {size}")
@@ -48,10 +44,8 @@ def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
 
 
 def join(v_BNP: jax.Array, *, Y: int, X: int, size: int) -> jax.Array:
-    """image_BYXZ of Y x X pixels from its patches in reading order: undoes `cut`.
-
-    ValueError where so many patches do not make such an image.
-    """
+    """image_BYXZ of Y x X pixels from its patches in reading order: undoes `cut`. ValueError where so many patches do
+    not make such an image."""
     B, N, P = v_BNP.shape
     if Y % size or X % size or N != (Y // size) * (X // size) or P % size**2:
         raise ValueError(f"{N} patches of {P} values, {size} x {size} pixels each, do not make {Y} x {X} pixels")
@@ -71,10 +65,8 @@ def _patches(params: dict, v_BNP: jax.Array) -> jax.Array:
 
 def _masked_patches(params: dict, inputs: dict[str, jax.Array]) -> jax.Array:
     """x_n = h for the hidden patches, the same learned token for all, and W vec(patch_n) + b for the others (E26).
-
     inputs: patches `v_BNP`, and `hidden_BN` (bool), True where a patch is hidden. No hidden pixel reaches a token, be
-    it NaN, nor the gradient of W, to which 0 * NaN would still be NaN.
-    """
+    it NaN, nor the gradient of W, to which 0 * NaN would still be NaN."""
     hidden_BN1 = inputs["hidden_BN"][..., None]
     visible_BNP = jnp.where(hidden_BN1, 0, inputs["v_BNP"]).astype(params["W_DP"].dtype)
     return jnp.where(hidden_BN1, params["h_D"], _patches(params, visible_BNP))

@@ -41,9 +41,7 @@ def encode(
     **model: Any,
 ) -> tuple[blocks.Memory, dict]:
     """The memory: the source's tokens after M blocks, each attending to all real ones (valid_BS); and what was seen.
-
-    Devices that share a target's tokens all read the whole source.
-    """
+    Devices that share a target's tokens all read the whole source."""
     own, mask = transformer.cast(side(params, "encoder"), dtype), masks.padding(valid_BS)
     call = {"mask": mask, "key_B": blocks.keys(key_B, "encoder"), "layout": layout.whole}
     x_BSD, aux = transformer.hidden_states(own, source_BS, **call, **model)
@@ -61,9 +59,7 @@ def apply(
     **model: Any,
 ) -> tuple[jax.Array, dict]:
     """(logits_BNW, aux): the next word of the target after each of its words w_BN, given the whole source (E24, E26).
-
-    The arguments are those of transformer.apply; aux has A_MBHNS and A_cross_MBHNS of the decoder with maps.
-    """
+    The arguments are those of transformer.apply; aux has A_MBHNS and A_cross_MBHNS of the decoder with maps."""
     memory, at_encoder = encode(params, source_BS, valid_BS, key_B=key_B, **model)
     call = {"mask": masks.causal, "memory": memory, "key_B": blocks.keys(key_B, "decoder"), "maps": maps}
     logits_BNW, aux = transformer.apply(side(params, "decoder"), w_BN, **call, **model)

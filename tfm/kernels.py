@@ -14,11 +14,9 @@ FEW = 32  # rows, such as the newest words of some texts: copying a matrix would
 
 
 def product(x_TD: jax.Array, W_OD: jax.Array, dtype: Any = None) -> jax.Array:
-    """x W^T; of few rows as (W x^T)^T, because W^T on the right is copied for every product.
-
-    One row alone is x W^T again, which reads W twice as fast as W x^T does. The barriers keep XLA:CPU from merging it
-    with what comes before and after, such as the bias: then it would copy W^T after all.
-    """
+    """x W^T; of few rows as (W x^T)^T, because W^T on the right is copied for every product. One row alone is x W^T
+    again, which reads W twice as fast as W x^T does. The barriers keep XLA:CPU from merging it with what comes before
+    and after, such as the bias: then it would copy W^T after all."""
 
     def plain(x_TD: jax.Array, W_OD: jax.Array) -> jax.Array:
         return jnp.matmul(x_TD, W_OD.T, preferred_element_type=dtype)
@@ -51,11 +49,9 @@ def heads_product(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
 
 
 def write(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax.Array:
-    """The cache with the new tokens at their places n, (N,) or (B, N); places beyond its end are not written.
-
-    One token of each sequence is put there by a loop, in place: XLA:CPU copies the whole cache where it merges a write
-    with the product that follows.
-    """
+    """The cache with the new tokens at their places n, (N,) or (B, N); places beyond its end are not written. One token
+    of each sequence is put there by a loop, in place: XLA:CPU copies the whole cache where it merges a write with the
+    product that follows."""
     B, _, N, _ = new_BHNK.shape
     n_BN = jnp.broadcast_to(n, (B, N))
     new_BHNK = new_BHNK.astype(cache_BHSK.dtype)
@@ -80,11 +76,9 @@ def write(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax.Array
 
 
 def few_queries(plain: Callable, by_keys: Callable, *qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(y, A) of few queries and many keys as by_keys(*qkv), where keys and values are read once, without a copy.
-
-    Only where an answer is not finite are they searched for what the mask hides, by plain(*qkv). Other devices would
-    wait for the host at such a question, and copy nothing anyway.
-    """
+    """(y, A) of few queries and many keys as by_keys(*qkv), where keys and values are read once, without a copy. Only
+    where an answer is not finite are they searched for what the mask hides, by plain(*qkv). Other devices would wait
+    for the host at such a question, and copy nothing anyway."""
 
     def cpu(*qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
         y_BHNV, A_BHNS = by_keys(*qkv)
@@ -94,10 +88,8 @@ def few_queries(plain: Callable, by_keys: Callable, *qkv: jax.Array) -> tuple[ja
 
 
 def after(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The whole numbers x >= 0, computed behind y.
-
-    Of two collectives that do not wait for each other, the devices of a CPU may begin either, and hang.
-    """
+    """The whole numbers x >= 0, computed behind y. Of two collectives that do not wait for each other, the devices of a
+    CPU may begin either, and hang."""
 
     def behind(x: jax.Array, y: jax.Array) -> jax.Array:
         at_most_zero = (y.ravel()[0] != 0).astype(x.dtype) - 1  # which the compiler cannot know before it has y

@@ -57,11 +57,9 @@ def on(layout: Layout, variant: Any, function: str = "apply") -> Callable:
 
 
 def gathered(params: Any, layout: Layout) -> Any:
-    """The weights with all their features D, from the parts of the devices of `fsdp`.
-
-    The transpose of gathering is to sum gradients and scatter them: each device gets the gradient of its part, and
-    only that is then summed over the other devices with other tokens.
-    """
+    """The weights with all their features D, from the parts of the devices of `fsdp`. The transpose of gathering is to
+    sum gradients and scatter them: each device gets the gradient of its part, and only that is then summed over the
+    other devices with other tokens."""
     if not layout.fsdp:
         return params
     zero = sum(jax.lax.axis_index(axis) for axis in layout.tokens) * 0  # differs, as far as types say, on all of those
@@ -83,11 +81,9 @@ def products(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 def positions(layout: Layout, N: int) -> jax.Array | None:
-    """Where this device's N tokens stand, where sequences are shared; else None, which means 0 ... N-1.
-
-    Tokens are dealt out like cards: of P devices, device i holds the tokens i, P + i, 2 P + i, ... With a causal mask
-    all then have the same work (Brandon et al. 2023, striped attention).
-    """
+    """Where this device's N tokens stand, where sequences are shared; else None, which means 0 ... N-1. Tokens are
+    dealt out like cards: of P devices, device i holds the tokens i, P + i, 2 P + i, ... With a causal mask all then
+    have the same work (Brandon et al. 2023, striped attention)."""
     if layout.sequence is None:
         return None
     return jax.lax.axis_index(layout.sequence) + jax.lax.axis_size(layout.sequence) * jnp.arange(N)

@@ -33,8 +33,6 @@ def wide(x: jax.Array) -> jax.Array:
 
 
 def heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = None) -> jax.Array:
-    """U_h x_n (+ b_h) for every head and token: q_BHNK.
-
-    Heads come before tokens because products of (B, H, N, K) operands cost about half of (B, N, H, K) ones on CPU.
-    """
+    """U_h x_n (+ b_h) for every head and token: q_BHNK. Heads come before tokens because products of (B, H, N, K)
+    operands cost about half of (B, N, H, K) ones on CPU."""
     return rows(x_BND, U_HKD, b_HK).swapaxes(1, 2)

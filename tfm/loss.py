@@ -41,10 +41,8 @@ def accuracy(logits: jax.Array, target: jax.Array, weight: jax.Array, *, vocab: 
 
 
 def squared_error(prediction_BNP: jax.Array, target_BNP: jax.Array, weight_BN: jax.Array) -> Ratio:
-    """sum of (v - v')^2 over every pixel of the patches asked for, and how many pixels those are (E26).
-
-    What is predicted or stands in the other patches may be anything, also NaN: it reaches neither sum nor gradient.
-    """
+    """sum of (v - v')^2 over every pixel of the patches asked for, and how many pixels those are (E26). What is
+    predicted or stands in the other patches may be anything, also NaN: it reaches neither sum nor gradient."""
     weight_BN1 = linear.wide(weight_BN)[..., None]
     difference_BNP = linear.wide(prediction_BNP) - linear.wide(target_BNP)
     asked_BNP = jnp.where(weight_BN1 > 0, difference_BNP, 0)

@@ -17,11 +17,9 @@ from tfm.variant import Variant
 
 
 def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str, ...] = ()) -> dict:
-    """W2 starts at 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance.
-
-    more: Wh_FF, a second hidden layer as wide as the first, or Wg_FD, a gate for each hidden unit: with its 3 D F
-    weights F = 8/3 D has as many as the MLP without a gate at F = 4 D.
-    """
+    """W2 starts at 1/sqrt(2 M F), so that the 2 M residual terms of a stack add up to unit variance. more: Wh_FF, a
+    second hidden layer as wide as the first, or Wg_FD, a gate for each hidden unit: with its 3 D F weights F = 8/3 D
+    has as many as the MLP without a gate at F = 4 D."""
     stds = {"W1_FD": D**-0.5, "W2_DF": (2 * M * F) ** -0.5, "Wh_FF": F**-0.5, "Wg_FD": D**-0.5}
     params = {}
     for name in ("W1_FD", "W2_DF", *more):
@@ -31,11 +29,9 @@ def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str
 
 
 def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12; in seed 004 with row vectors, x W_1).
-
-    With a second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), and with a gate
-    activation(W_g x_n + b_g) * (W_1 x_n + b_1) (Shazeer 2020, eq. 6, without biases).
-    """
+    """W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12; in seed 004 with row vectors, x W_1). With a
+    second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), and with a gate activation(W_g x_n + b_g)
+    * (W_1 x_n + b_1) (Shazeer 2020, eq. 6, without biases)."""
     if "Wg_FD" in params:
         gate_BNF = activation(linear.rows(x_BND, params["Wg_FD"], params.get("bg_F")))
         h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
@@ -49,10 +45,8 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
 
 
 def _Phi(x: jax.Array) -> jax.Array:
-    """The distribution function of the standard normal, to the rounding of 1: far below 0 only its size is right.
-
-    In float32 x Phi(x) is then within 7e-7, as it is with erfc, which takes twice as long.
-    """
+    """The distribution function of the standard normal, to the rounding of 1: far below 0 only its size is right. In
+    float32 x Phi(x) is then within 7e-7, as it is with erfc, which takes twice as long."""
     return (1 + jax.lax.erf(x * math.sqrt(0.5))) / 2
 
 

@@ -59,10 +59,8 @@ def _standardise(x: jax.Array, *, axis: int, eps: float, axes: str | None = None
 
 
 def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """y_{d,n} * gain_d + shift_d, each where the tree has it (E15 has neither), rounded once at the end.
-
-    On rows, as in linear.py: of three axes XLA:CPU sums the gradients of gain and shift up to thirty times slower.
-    """
+    """y_{d,n} * gain_d + shift_d, each where the tree has it (E15 has neither), rounded once at the end. On rows, as in
+    linear.py: of three axes XLA:CPU sums the gradients of gain and shift up to thirty times slower."""
     y_TD = y_BND.reshape(-1, y_BND.shape[-1])
     if "gain_D" in params:
         y_TD = y_TD * params["gain_D"]
@@ -73,9 +71,7 @@ def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 def apply(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
     """LayerNorm(X)_{d,n} = (x_{d,n} - mean(x_n)) / sqrt(var(x_n) + eps) * gain_d + shift_d (E14 with eps = 0, E16).
-
-    Without gain and shift in the tree it is E15, where with eps = 0 a constant token is 0/0 = NaN.
-    """
+    Without gain and shift in the tree it is E15, where with eps = 0 a constant token is 0/0 = NaN."""
     return _scale(params, _standardise(x_BND, axis=-1, eps=eps), x_BND.dtype)
 
 
@@ -91,21 +87,17 @@ def _instance(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Lay
 
 
 def _batch(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
-    """(x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d: E17, with the statistics that stand in `params`.
-
-    Those are the batch's own where `observe` has just put them there (training), else the running averages (evaluation:
-    each token by itself). They are to be in float32 also where x has fewer bits, since the mean is subtracted.
-    """
+    """(x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d: E17, with the statistics that stand in `params`. Those
+    are the batch's own where `observe` has just put them there (training), else the running averages (evaluation: each
+    token by itself). They are to be in float32 also where x has fewer bits, since the mean is subtracted."""
     factor_D = jax.lax.rsqrt(linear.wide(params["var_D"]) + eps)
     return _scale(params, (linear.wide(x_BND) - params["mean_D"]) * factor_D, x_BND.dtype)
 
 
 def _observe(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
-    """Mean and variance of each feature over all tokens of all sequences (E17), also those of the other devices.
-
-    In float32 or wider; var divides by the number of tokens. The variance is taken around the mean over all devices, in
-    a second pass: the mean of squares less the square of the mean loses every digit where the mean is large.
-    """
+    """Mean and variance of each feature over all tokens of all sequences (E17), also those of the other devices. In
+    float32 or wider; var divides by the number of tokens. The variance is taken around the mean over all devices, in a
+    second pass: the mean of squares less the square of the mean loses every digit where the mean is large."""
     x_BND = linear.wide(x_BND)
     mean_D = _mean(x_BND, layout.tokens, axis=(0, 1))
     return {"mean_D": mean_D, "var_D": _mean(jnp.square(x_BND - mean_D), layout.tokens, axis=(0, 1))}

@@ -18,10 +18,8 @@ BASE = 10000.0  # Vaswani et al. 2017, section 3.5: wavelengths from 2 pi to 100
 
 
 def angles(n: jax.Array, K: int, *, base: float = BASE) -> jax.Array:
-    """n / base^(2i/K) for i = 0 ... ceil(K/2) - 1, radians, in the default float: the shape of n, then the pairs.
-
-    In bfloat16 a position above 256 would already be rounded to its neighbour.
-    """
+    """n / base^(2i/K) for i = 0 ... ceil(K/2) - 1, radians, in the default float: the shape of n, then the pairs. In
+    bfloat16 a position above 256 would already be rounded to its neighbour."""
     frequency_I = base ** (-np.arange(0, K, 2) / K)
     return jnp.asarray(n)[..., None] * jnp.asarray(frequency_I, float)
 
@@ -33,10 +31,8 @@ def sinusoids(n: jax.Array, D: int) -> jax.Array:
 
 
 def _codes(params: dict, x_BND: jax.Array, n: jax.Array | None) -> jax.Array:
-    """p_n: sinusoids, or from the table where there is one.
-
-    ValueError for more tokens than it has; NaN for a single position beyond its end.
-    """
+    """p_n: sinusoids, or from the table where there is one. ValueError for more tokens than it has; NaN for a single
+    position beyond its end."""
     _, N, D = x_BND.shape
     if "P_ND" not in params:
         return sinusoids(jnp.arange(N) if n is None else n, D).astype(x_BND.dtype)
@@ -63,10 +59,8 @@ def _added(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Ar
 
 
 def _concatenated(params: dict, x_BND: jax.Array, n: jax.Array | None = None) -> jax.Array:
-    """[W_x W_p] [x_n; p_n] = W_x x_n + W_p p_n: 2D features are mapped back to D by one matrix (E21).
-
-    Adding is the case W_x = W_p = 1. Both halves start at 1/sqrt(D), so that the output has the variance of x plus p.
-    """
+    """[W_x W_p] [x_n; p_n] = W_x x_n + W_p p_n: 2D features are mapped back to D by one matrix (E21). Adding is the
+    case W_x = W_p = 1. Both halves start at 1/sqrt(D), so that the output has the variance of x plus p."""
     return linear.rows(x_BND, params["Wx_DD"]) + linear.rows(_codes(params, x_BND, n), params["Wp_DD"])
 
 

@@ -59,11 +59,9 @@ def check(params: Any) -> dict[str, int]:
 
 
 def specs(params: Any, rules: Mapping[str, str | tuple[str, ...]]) -> Any:
-    """A PartitionSpec per leaf from rules such as {'D': 'fsdp', 'H': 'tensor'}, or ('tensor', 'fsdp') for a choice.
-
-    A mesh axis shards one dimension of a leaf at most: a dimension gets the first axis of its letter that is still
-    free. A leaf without letters, such as an optimiser's step count, is replicated.
-    """
+    """A PartitionSpec per leaf from rules such as {'D': 'fsdp', 'H': 'tensor'}, or ('tensor', 'fsdp') for a choice. A
+    mesh axis shards one dimension of a leaf at most: a dimension gets the first axis of its letter that is still free.
+    A leaf without letters, such as an optimiser's step count, is replicated."""
 
     def spec(path: Any, _: Any) -> PartitionSpec:
         axes: list[str | None] = []

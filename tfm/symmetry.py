@@ -39,19 +39,15 @@ def summed(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def symmetry_of(M_HDD: jax.Array) -> jax.Array:
-    """s = <M, M^T> / |M|^2 of every matrix: 1 for a symmetric one, -1 for a skew one, about 0 for a random one.
-
-    NaN for M = 0, which is both. (Saponati et al. 2025: (|S|^2 - |N|^2) / |M|^2 for the parts M = S + N.)
-    """
+    """s = <M, M^T> / |M|^2 of every matrix: 1 for a symmetric one, -1 for a skew one, about 0 for a random one. NaN for
+    M = 0, which is both. (Saponati et al. 2025: (|S|^2 - |N|^2) / |M|^2 for the parts M = S + N.)"""
     M_HDD = _unit(M_HDD)
     return _ratio(jnp.sum(M_HDD * M_HDD.mT, axis=(-2, -1)), jnp.sum(jnp.square(M_HDD), axis=(-2, -1)))
 
 
 def symmetry(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
     """s_H = tr(C C) / tr(G_q G_k), with C = U_k U_q^T, G_q = U_q U_q^T and G_k = U_k U_k^T, all K x K: `symmetry_of`.
-
-    NaN where M is 0, or too small beside its factors to be told from 0.
-    """
+    NaN where M is 0, or too small beside its factors to be told from 0."""
     Uq_HKD, Uk_HKD = _unit(Uq_HKD), _unit(Uk_HKD)
     C_HKK, Gq_HKK, Gk_HKK = _gram(Uk_HKD, Uq_HKD), _gram(Uq_HKD, Uq_HKD), _gram(Uk_HKD, Uk_HKD)
     size_H = jnp.sum(Gq_HKK * Gk_HKK, axis=(-2, -1))
@@ -79,11 +75,9 @@ def directionality(Uq_HKD: jax.Array, Uk_HKD: jax.Array) -> jax.Array:
 
 
 def layers(params: Any, factors: Callable, *, M: int, D: int) -> Layer:
-    """What is measured of M layers, in the cheaper way. params: a score's, stacked; factors: score.Score's.
-
-    Of the sum over heads that is mostly the definition: its factors have H K features, and where these are D or more
-    the closed form takes several times longer.
-    """
+    """What is measured of M layers, in the cheaper way. params: a score's, stacked; factors: score.Score's. Of the sum
+    over heads that is mostly the definition: its factors have H K features, and where these are D or more the closed
+    form takes several times longer."""
 
     def cheaper(closed: Callable, by_definition: Callable, of: tuple) -> jax.Array:
         K = max(U_HKD.shape[-2] for U_HKD in of)

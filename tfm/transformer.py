@@ -37,10 +37,8 @@ def init(
     tied_output: bool = False,
     **trunk: Any,
 ) -> dict:
-    """The parameter tree for up to N tokens (class token included); trunk: as in trunk_init.
-
-    With tied_output the head has no matrix of its own: g_w is row w of the embedding.
-    """
+    """The parameter tree for up to N tokens (class token included); trunk: as in trunk_init. With tied_output the head
+    has no matrix of its own: g_w is row w of the embedding."""
     params = {name: getattr(parts, name).init(initial.key(key, name), D=D) for name in ("embed", "head")}
     params |= trunk_init(key, D=D, parts=parts, **trunk)
     if tied_output:
@@ -157,10 +155,8 @@ def logits(params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layo
 
 
 def cast(params: dict, dtype: Any) -> dict:
-    """The parameters in the dtype of the products; statistics and biases of logits stay as they are.
-
-    Those of numpy become JAX's, for numpy's cannot be asked for the rows of words that are only traced.
-    """
+    """The parameters in the dtype of the products; statistics and biases of logits stay as they are. Those of numpy
+    become JAX's, for numpy's cannot be asked for the rows of words that are only traced."""
 
     def narrow(path: Any, leaf: Any) -> jax.Array:
         leaf = jnp.asarray(leaf)

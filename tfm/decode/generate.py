@@ -51,9 +51,7 @@ def sample(
 
 def bucket(n: int, most: int | None = None) -> int:
     """The next power of two, but no more than `most`: pad prompts of n words to it, and few lengths get compiled.
-
-    ValueError for a prompt of no words or of more than `most`, the context of the model.
-    """
+    ValueError for a prompt of no words or of more than `most`, the context of the model."""
     if n < 1:
         raise ValueError("a prompt must hold at least one word")
     if most is not None and n > most:
@@ -75,10 +73,8 @@ class State(NamedTuple):
 
 def begin(start: Start, *prompts: jax.Array, steps: int, stop: Stop = None, **chance: float) -> State:
     """The prompts and the first of at most `steps` words after each; go on with `more` until state.done_B.all().
-
     prompts: prompt_BN, right-padded; length_B, the words of each; a key, or key_B. ValueError for prompts without a
-    word and negative steps.
-    """
+    word and negative steps."""
     prompt_BN, length_B, key = prompts
     w_BN, length_B, logits_BW, cache = read(start, prompt_BN, length_B, steps=steps)
     key_B, done_B = sampling.one_per_sequence(key, len(length_B)), jnp.full(len(length_B), steps == 0)
@@ -90,9 +86,7 @@ def read(
     start: Start, prompt_BN: jax.Array, length_B: jax.Array, *, steps: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
     """Words w_B(N+steps) with id 0 after each prompt, length_B, and what `start` says to them: logits_BW, cache.
-
-    ValueError for lengths outside 1 to N, as far as they are known before the program runs, and for negative steps.
-    """
+    ValueError for lengths outside 1 to N, as far as they are known before the program runs, and for negative steps."""
     B, N = prompt_BN.shape
     if steps < 0:
         raise ValueError(f"the number of words to append must be 0 or more, not {steps}")

@@ -41,10 +41,8 @@ def grow(cache: list[dict], capacity: int) -> list[dict]:
 
 def step(params: dict, cache: list[dict], w_B: jax.Array, n_B: jax.Array, **model: Any) -> tuple[jax.Array, list[dict]]:
     """Word w_B at position n_B of each sequence: the logits_BW of the next one, and the cache with this one in it.
-
     model: as in `start`; mask must forbid later places (mask.causal, or its product with another): they hold nothing.
-    params: those of the model, or from `by_layer`, with which a loop of steps is twice as fast on CPU.
-    """
+    params: those of the model, or from `by_layer`, with which a loop of steps is twice as fast on CPU."""
     logits_B1W, aux = transformer.apply(params, w_B[:, None], n=n_B[:, None], caches=cache, **model)
     return logits_B1W[:, 0], aux["cache"]
 

@@ -22,9 +22,7 @@ def keep_top_k(logits_BW: jax.Array, k: int) -> jax.Array:
 
 def keep_top_p(logits_BW: jax.Array, p: float) -> jax.Array:
     """The nucleus (Holtzman et al. 2020): the smallest set of words whose probability reaches p; the others are -inf.
-
-    The most likely word always stays, of equally likely ones the lower ids stay, and p = 1 keeps all.
-    """
+    The most likely word always stays, of equally likely ones the lower ids stay, and p = 1 keeps all."""
     if p == 1:
         return logits_BW
     order_BW = jnp.argsort(-logits_BW, axis=-1, stable=True)
@@ -45,10 +43,8 @@ def draw(
     key: jax.Array, logits_BW: jax.Array, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
 ) -> jax.Array:
     """Words w_B from softmax(l / temperature), cut to the `top_k` most likely and of these to the nucleus of `top_p`.
-
     Temperature 0 takes the most likely word, and of equally likely ones the lowest id. `key` is one key for all, or
-    key_B. ValueError for numbers out of range.
-    """
+    key_B. ValueError for numbers out of range."""
     refuse(temperature=temperature, top_k=top_k, top_p=top_p)
     l_BW = linear.wide(jnp.asarray(logits_BW))
     if temperature == 0:
