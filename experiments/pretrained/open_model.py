@@ -96,8 +96,6 @@ class Trained:
 def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     """The model at the path: a run's folder (its newest checkpoint), a folder with a published model, or its file.
 
-    In a notebook:
-
         model = open_model.open("runs/x")
         logits_BNW = model(np.array([open_model.words(model).encode("Once upon a time")]))
 
@@ -235,8 +233,7 @@ def finite(path: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
 def words(model: Trained) -> tokenizer.Tokenizer:
     """The words that the model's ids stand for. UserError where there are none, or more of them than the model has."""
     W, files = model.facts["W"], tokenizers(model)
-    own = files and files[0].name == f"tok{W}.bin"  # of several tokenizers of llama2.c, the one with so many words
-    tokens = pretrained_tokenizer.read(files[0] if own else folder_of(model))
+    tokens = pretrained_tokenizer.read(files[0] if files and files[0].name == f"tok{W}.bin" else folder_of(model))
     if tokens.size > W:
         raise errors.UserError(f"the tokenizer at {model.path} has {tokens.size} words, and the model {W}")
     return tokens

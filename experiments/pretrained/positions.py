@@ -4,16 +4,14 @@ import math
 
 import numpy as np
 
-from experiments.engine import errors
 
-
-def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray:
+def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
     """The table for N positions.
 
     cut: its first N rows. linear: between the first and the last row, which stay, by straight lines.
     grid: the rows are a square grid of patches in reading order (and before them a class token, where there is one
-    more row than a square has; it stays), interpolated bilinearly between the centres of patches. UserError where they
-    are none.
+    more row than a square has; it stays), interpolated bilinearly between the centres of patches. None where they
+    are not two such grids, both with a class token or both without.
     """
     old = P_ND.shape[0]
     if rule == "cut":
@@ -22,9 +20,7 @@ def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray:
         return _between(np.linspace(0, old - 1, N), old).astype(P_ND.dtype) @ P_ND
     (first, old_side), (also_first, side) = _class_token_and_side(old), _class_token_and_side(N)
     if first != also_first or 0 in (old_side, side):
-        raise errors.UserError(
-            f"{old} and {N} positions are not two square grids, both with a class token or both without"
-        )
+        return None
     one_way = _between((np.arange(side) + 0.5) * old_side / side - 0.5, old_side)
     both = np.kron(one_way, one_way).astype(P_ND.dtype)
     return np.concatenate([P_ND[:first], both @ P_ND[first:]])

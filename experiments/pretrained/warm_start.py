@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -96,9 +97,8 @@ def _resized(settings: config.Settings, model: open_model.Trained, start: dict, 
         if not same or model.facts.get("patch") != settings.to_dict()["image"]["patch"]:
             return start
     rule = "grid" if model.kind in ("image", "masked_image") else "cut" if here <= there else "linear"
-    try:
-        table = positions.resize(start[TABLE], here, rule)
-    except errors.UserError:
+    table = positions.resize(start[TABLE], here, rule)
+    if table is None:
         return start
     print(f"the {there} learned positions are made {here} by the rule {rule}")
     return start | {TABLE: table}
@@ -113,16 +113,28 @@ def _misfit(
     files: Mapping[str, bytes],
 ) -> str:
     """The fields of the config to change, and the tensors, where theirs are not what is asked; '' where they are."""
-    fields, vocabulary = _fields(settings, model, fresh), _vocabulary(settings, model, theirs, ours)
-    reasons = [f"set {'; '.join(fields + vocabulary)}"] if fields + vocabulary else []
-    reasons += [_images(model, theirs, ours), "" if vocabulary else _words(settings, model, ours, files)]
-    reasons = [part for part in reasons if part]
+    reasons = _fields(settings, model, fresh)
+    there, here = (tree["embed/E_WD"].shape[0] if "embed/E_WD" in tree else 0 for tree in (theirs, ours))
+    of_words, files_there = settings.experiment == "language", open_model.tokenizers(model)
+    tokenizer = [file.parent if file.name == "tokenizer.json" else file for file in files_there[:1]]
+    fewer_or_more = of_words and 0 not in (there, here) and there != here
+    if fewer_or_more:
+        which = f"= {tokenizer[0]}, for" if tokenizer else "to that of"
+        reasons.append(f"text.tokenizer {which} its {there} words (this one has {here})")
+    reasons = [f"set {'; '.join(reasons)}"] if reasons else []
+    reasons += [images] if (images := _images(model, theirs, ours)) else []
+    if not fewer_or_more and any("W" in shapes.letters(path) for path in ours) and _others(files, files_there):
+        reasons.append(
+            f"its words are not those of this run: set text.tokenizer = {tokenizer[0]}"
+            if of_words
+            else "its subwords are not those of this run, which makes them from its own text"
+        )
     faults = tensors.differences(theirs, ours)
     if not faults:
         return "; ".join(reasons)
     shown = tensors.listed(faults, 3 if reasons else 24)  # where a field is wrong, many follow
     of_head = all(fault.startswith("head/") for fault in faults)
-    if of_head and not vocabulary and not _fields(settings, model, (*fresh, "head")):
+    if of_head and not fewer_or_more and not _fields(settings, model, (*fresh, "head")):
         shown += "; or init_fresh = head to begin with a new head"
     elif not reasons:
         shown += "; init_fresh may name parts to begin anew, or to leave behind"
@@ -139,36 +151,14 @@ def _fields(settings: config.Settings, model: open_model.Trained, fresh: tuple[s
     return [f"{field} = {value!r} (it is {now[field]!r})" for field, value in right.items() if now.get(field) != value]
 
 
-def _vocabulary(settings: config.Settings, model: open_model.Trained, theirs: dict, ours: dict) -> list[str]:
-    """What to say where the words are more or fewer than those of the model."""
-    there, here = (tree["embed/E_WD"].shape[0] if "embed/E_WD" in tree else 0 for tree in (theirs, ours))
-    if settings.experiment != "language" or 0 in (there, here) or there == here:
-        return []
-    which = f"= {_tokenizer(model)}, for" if open_model.tokenizers(model) else "to that of"
-    return [f"text.tokenizer {which} its {there} words (this one has {here})"]
-
-
-def _tokenizer(model: open_model.Trained) -> str:
-    """What text.tokenizer has to be for the words of a model that has a file of them."""
-    file = open_model.tokenizers(model)[0]
-    return str(file.parent if file.name == "tokenizer.json" else file)
-
-
-def _words(settings: config.Settings, model: open_model.Trained, ours: dict, files: Mapping[str, bytes]) -> str:
-    """What to say where an id means another word to the model; '' where no row is taken from it, or nobody knows."""
+def _others(files: Mapping[str, bytes], files_there: list[pathlib.Path]) -> bool:
+    """Whether an id means another word to the model; not so where nobody knows."""
     here = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
-    there = []
-    if here and any("W" in shapes.letters(path) for path in ours):
-        for file in open_model.tokenizers(model):
-            try:
-                there.append(file.read_bytes())
-            except OSError as error:
-                raise errors.UserError(f"{file} cannot be read: {error.strerror or error}") from error
-    if not there or any(_content(a) == _content(b) for a in here for b in there):
-        return ""
-    if settings.experiment != "language":
-        return "its subwords are not those of this run, which makes them from its own text"
-    return f"its words are not those of this run: set text.tokenizer = {_tokenizer(model)}"
+    try:
+        there = [file.read_bytes() for file in files_there] if here else []
+    except OSError as error:
+        raise errors.UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+    return bool(there) and not any(_content(a) == _content(b) for a in here for b in there)
 
 
 def _content(file: bytes) -> Any:

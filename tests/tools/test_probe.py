@@ -1,7 +1,5 @@
 """Symmetry and directionality of a model's layers: logged while it trains, and told of a trained or published one."""
 
-import os
-import pathlib
 import shutil
 
 import jax
@@ -23,7 +21,6 @@ from experiments.tools import symmetry as command
 from tfm import symmetry
 
 NAMES = [f"{name}/{layer}" for name in ("symmetry", "symmetry_sum", "directionality") for layer in (1, 2)]
-STORIES = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / "stories260K"
 
 
 def by_hand(score: dict, m: int) -> list[float]:
@@ -39,17 +36,6 @@ def by_hand(score: dict, m: int) -> list[float]:
 
 def settings(**changes):
     return tiny.settings("language", **{f"model__{name}": value for name, value in changes.items()}).model
-
-
-def test_a_probe_tells_of_every_layer():
-    m = settings(D=6, H=2)
-    params = tiny.drawn(tiny.task_of(tiny.settings("vision", model__D=6, image__patch=4)))
-    found = jax.jit(models.probe(m))(params)
-    assert sorted(found) == sorted(NAMES)
-    for layer in (1, 2):
-        mean, _, of_sum, d = by_hand(params["blocks"]["score"], layer - 1)
-        numbers = [float(found[f"{name}/{layer}"]) for name in ("symmetry", "symmetry_sum", "directionality")]
-        np.testing.assert_allclose(numbers, [mean, of_sum, d], rtol=1e-4, atol=1e-5)
 
 
 def test_both_sides_of_an_encoder_decoder_are_told():
@@ -244,15 +230,3 @@ def test_layers_without_a_form_are_left_out_of_the_medians():
         ["encoder/2", "nan", "nan", "nan", "0.000"],
         ["encoder/median", "0.500", "0.500", "0.500", "-0.250"],
     ]
-
-
-def test_stories260k():
-    """Against the file itself, read here: 8 heads of queries share 4 of keys."""
-    if not STORIES.exists():
-        pytest.skip("$TFM_DATA names no folder with stories260K")
-    file = STORIES / "stories260K.bin"
-    D, _, M, H, G, W, _ = np.fromfile(file, np.int32, 7)
-    numbers, K = np.fromfile(file, np.float32, offset=28)[W * D + M * D :], D // H
-    Uq_MHKD = numbers[: M * D * D].reshape(M, H, K, D)
-    Uk_MGKD = numbers[M * D * D :][: M * G * K * D].reshape(M, G, K, D)
-    is_that_of(told(file), {"Uq_HKD": Uq_MHKD, "Uk_HKD": np.repeat(Uk_MGKD, H // G, axis=1)})

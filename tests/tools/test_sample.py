@@ -132,7 +132,9 @@ def test_stories260k_tells_its_story_and_so_does_its_export(tmp_path):
     begun = {"prompt": "Once upon a time", "stop": "the park", "temperature": 0.0}
     assert use(checkpoint=tmp_path / "out", **begun).out == story.split("the park")[0] + "\n"
     made = open_model.open(str(path))
-    ids = open_model.words(made).encode(story.removesuffix("\n"))
+    words, text = open_model.words(made), story.removesuffix("\n")
+    ids = words.encode(text)
+    assert words.decode(ids) == text == "".join(words.stream(ids)) and ids[0] == words.bos
     np.testing.assert_array_equal(made(ids[None, :-1])[0].argmax(-1), ids[1:])
     assert len(ids) == 201  # <s> and 200 words
 
