@@ -42,10 +42,7 @@ KNOWN = (
     ),
 )
 FIELDS = (
-    Field("num_hidden_layers", "M", 12),
-    Field("hidden_size", "D", 768),
-    Field("num_attention_heads", "H", 12),
-    Field("intermediate_size", "F", 3072),
+    *families.sizes(12, 768, 12, 3072),
     Field("vocab_size", "W", 30522),
     Field("max_position_embeddings", "N", 512),
     Field("type_vocab_size", "segments", 2),

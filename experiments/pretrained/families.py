@@ -62,6 +62,12 @@ class Field(NamedTuple):
     default: Any
 
 
+def sizes(M: int, D: int, H: int, F: int) -> tuple[Field, ...]:
+    """The fields by which most families say them, with their defaults."""
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
+    return tuple(map(Field, names, "MDHF", (M, D, H, F)))
+
+
 def untied(facts: Facts, names: set[str]) -> set[str]:
     """The groups of a family in which only the output may be tied or not."""
     return set() if facts["tied_output"] else {"untied"}

@@ -35,12 +35,9 @@ KNOWN = (
     tensors.copy("lm_head.weight", "embed_tokens.weight", unless="untied"),
 )
 FIELDS = (
-    Field("num_hidden_layers", "M", 32),
-    Field("hidden_size", "D", 4096),
-    Field("num_attention_heads", "H", 32),
+    *families.sizes(32, 4096, 32, 11008),
     Field("num_key_value_heads", "G", lambda facts: facts["H"]),
     Field("head_dim", "K", None),
-    Field("intermediate_size", "F", 11008),
     Field("vocab_size", "W", 32000),
     Field("max_position_embeddings", "N", 2048),
     Field("rms_norm_eps", "eps", 1e-6),

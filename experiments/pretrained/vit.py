@@ -37,10 +37,7 @@ SPELLINGS = (
 
 
 FIELDS = (
-    Field("num_hidden_layers", "M", 12),
-    Field("hidden_size", "D", 768),
-    Field("num_attention_heads", "H", 12),
-    Field("intermediate_size", "F", 3072),
+    *families.sizes(12, 768, 12, 3072),
     Field("num_channels", "Z", 3),
     Field("hidden_act", "mlp", families.ACTIVATIONS),
     Field("layer_norm_eps", "eps", 1e-12),

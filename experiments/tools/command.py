@@ -89,20 +89,15 @@ def exit_code(action: Callable[[], Any]) -> int:
     return 0
 
 
-def new_file(folder: str | os.PathLike, name: str) -> pathlib.Path | None:
-    """The file for what a tool says, in a folder that was given; None where none was. UserError: it is there."""
-    return disk.new_file(pathlib.Path(folder), name) if folder else None
+def output(folder: str | os.PathLike, name: str) -> Callable[[str], None]:
+    """What writes a text into a new file of this name, where a folder was given. UserError: it is there already."""
+    file = disk.new_file(pathlib.Path(folder), name) if folder else None
+    return lambda text: disk.write_new(file, f"{text}\n".encode()) if file else None
 
 
 def tell(text: str, folder: str | os.PathLike, name: str) -> str:
-    """Print the text, write it into a new file of this name where a folder was given, and give it back."""
-    file = new_file(folder, name)
+    """Print the text, write it as `output` does, and give it back."""
+    write = output(folder, name)
     log.say(text, "\n")
-    write(text, file)
+    write(text)
     return text
-
-
-def write(text: str, file: pathlib.Path | None) -> None:
-    """Into the file, where there is one. UserError where it cannot be written."""
-    if file is not None:
-        disk.write_new(file, f"{text}\n".encode())

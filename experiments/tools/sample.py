@@ -104,7 +104,7 @@ def run(
         with topologies.of(topology, json or None):
             return compiler_report.show(described(drawing))
     gained = rounds(drawing, ids, seed, ends)
-    output = command.new_file(workdir, "sample.txt")
+    write = command.output(workdir, "sample.txt")
     if len(texts) == 1:
         parts, new = [], itertools.chain.from_iterable(new_B[0] for new_B in gained)
         for part in itertools.chain(texts, until(words.stream(new, after=ids[0]), stop), ["\n"]):
@@ -116,7 +116,7 @@ def run(
         more = ["".join(until(words.stream(new, after=old), stop)) for new, old in zip(news, ids, strict=True)]
         whole = [text + rest for text, rest in zip(texts, more, strict=True)]
         log.say("\n\n".join(whole) + "\n")
-    command.write("\n\n".join(whole), output)
+    write("\n\n".join(whole))
     return whole[0] if isinstance(prompt, str) else whole
 
 

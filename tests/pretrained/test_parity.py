@@ -8,7 +8,6 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-import tiny
 from PIL import Image
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is looked for on the network
@@ -19,7 +18,7 @@ from experiments import model as models  # noqa: E402
 from experiments.data import image_file  # noqa: E402
 from experiments.engine import errors  # noqa: E402
 from experiments.pretrained import hub, open_model, positions, safetensors  # noqa: E402
-from experiments.tools import classify, export  # noqa: E402
+from experiments.tools import export  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
 
@@ -230,20 +229,6 @@ def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
     np.testing.assert_allclose(found, right, atol=1e-5)
     plain_1YXZ, _ = image_file.read(file, image_file.expected(folder.parent, extras, Z=3, C=3))  # where nothing is said
     assert (np.abs(of_ours(plain_1YXZ) - right).max() < 1e-4) == (case == PLAIN)  # so that the case says something
-
-
-def test_the_command_tells_the_class_that_they_tell(tmp_path, classes):
-    folder, of_theirs, _ = classes
-    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSING["a crop"] | {"do_normalize": False}))
-    file = photograph(tmp_path)
-    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-    right = of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
-    outcome = tiny.command(classify, checkpoint=folder, file=file)
-    assert (outcome.code, outcome.err) == (0, "")
-    told, *lines = outcome.out.splitlines()
-    assert ", made 24 x 29, of it the middle 15 x 10, colour, " in told
-    assert [line.split()[1] for line in lines] == [f"LABEL_{c}" for c in np.argsort(-right)]
-    np.testing.assert_allclose([float(line.split()[0]) for line in lines], np.sort(right)[::-1], atol=5.1e-4)
 
 
 @pytest.mark.parametrize(

@@ -73,19 +73,6 @@ def test_what_is_written_is_read_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def test_bfloat16_means_to_torch_what_it_means_to_us(tmp_path):
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: install the extra [parity]")
-    from safetensors import torch as package
-
-    a_35 = np.random.default_rng(0).standard_normal((3, 5)).astype(ml_dtypes.bfloat16)
-    safetensors.write(tmp_path / "ours", {"a": a_35})
-    theirs = package.load_file(tmp_path / "ours")["a"]
-    assert theirs.dtype == torch.bfloat16
-    np.testing.assert_array_equal(theirs.float().numpy(), a_35.astype(np.float32))
-    package.save_file({"a": theirs}, tmp_path / "theirs")
-    same(safetensors.read(tmp_path / "theirs"), {"a": a_35})
-
-
 def entry(**changed):
     """A header of one tensor."""
     return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changed}

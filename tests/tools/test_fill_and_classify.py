@@ -13,6 +13,7 @@ from PIL import Image
 from scipy.special import softmax
 
 from experiments.data import image_file, images, pretrained_tokenizer, tokenizer
+from experiments.engine import errors
 from experiments.pretrained import open_model
 from experiments.tools import classify, export, fill, sample
 
@@ -96,13 +97,13 @@ def test_a_published_bert_fills_words_in(tmp_path):
 
 def test_the_words_of_a_text_stay_and_a_special_has_its_name():
     library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
-    names = ["[UNK]", "[MASK]", "the", "king", "##dom"]
+    names = ["[UNK]", "<mask>", "the", "king", "##dom"]
     made = library.Tokenizer(library.models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
     made.normalizer = library.normalizers.Lowercase()
     made.pre_tokenizer = library.pre_tokenizers.Whitespace()
     made.decoder = library.decoders.WordPiece()
     made.add_special_tokens(names[:2])
-    words = pretrained_tokenizer.Published(made, {"mask": "[MASK]"})
+    words = pretrained_tokenizer.Published(made, {"mask": "<mask>"})
     p_NW = np.array([[0.1, 0.0, 0.2, 0.6, 0.1], [0.1, 0.0, 0.2, 0.1, 0.6]])
     text, first, _ = fill.table(words, "THE  (Old-[MASK][MASK])!", p_NW).splitlines()
     assert text == "THE  (Old-kingdom)!" and "'[UNK]' 0.100" in first and "''" not in first
@@ -110,6 +111,8 @@ def test_the_words_of_a_text_stay_and_a_special_has_its_name():
     assert fill.table(words, "[MASK]", p_NW[:1, :1]).startswith("[UNK]\n")
     assert fill.table(words, "a [MASK][MASK]", np.eye(5)[[3, 0]]).startswith("a king[UNK]\n")
     np.testing.assert_array_equal(fill.hidden(words, "The [MASK]"), [2, 1])
+    with pytest.raises(errors.UserError, match=r"write \[MASK\] for each"):
+        fill.hidden(words, "<mask> [MASK]")
     umlaut = tokenizer.Plain("bytes", "", ("[MASK]",))
     p_NW = np.eye(257)[[*"\xf6".encode(), ord(" ")]]
     assert fill.table(umlaut, "k[MASK][MASK]nig [MASK]", p_NW).startswith("k\xf6nig  \n")

@@ -1,5 +1,7 @@
 """Symmetry and directionality of a model's layers: logged while it trains, and told of a trained or published one."""
 
+import contextlib
+import io
 import shutil
 
 import jax
@@ -8,11 +10,11 @@ import numpy as np
 import published
 import pytest
 import reference_symmetry as reference
-import test_mesh
 import tiny
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, log, loop
+from experiments import vision
+from experiments.engine import checkpoint, errors, log, loop, optim
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -58,6 +60,12 @@ def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
 # The step.
 
 
+def adamw():
+    """A schedule, and AdamW with it."""
+    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1, decay_fraction=0.0)
+    return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
+
+
 def counted(mesh, **options):
     """(metrics, calls): metrics of six steps of the linear task, and after how many the probe was computed."""
     calls = []
@@ -66,7 +74,7 @@ def counted(mesh, **options):
         jax.debug.callback(lambda: calls.append(1))
         return {"size": jnp.sum(jnp.square(params["G_CD"]))}
 
-    task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), test_mesh.adamw()
+    task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), adamw()
     state, metrics = steps.initial_state(task, optimiser, seed=0, mesh=mesh), []
     step = steps.update(task, optimiser, rate, mesh, **options)
     for i in range(6):
@@ -101,9 +109,12 @@ def test_what_happens_every_so_many_steps_and_at_the_end():
 
 
 def test_on_eight_devices_the_probe_finds_what_it_finds_on_one():
-    def found(sizes):
-        mesh = test_mesh.mesh_of(sizes)
-        task = test_mesh.task_of("vision", mesh, image__patch=4, model__H=4, model__D=32, model__K=3)
+    changed = tiny.settings("vision", image__patch=4, model__H=4, model__D=32, model__K=3)
+
+    def found(**sizes):
+        mesh = meshes.make(**sizes)
+        with contextlib.redirect_stdout(io.StringIO()):
+            task = vision.prepare(changed, mesh).task
         params = tiny.drawn(task)
         params["blocks"]["score"]["Uq_HKD"] = params["blocks"]["score"]["Uq_HKD"].at[..., 5].mul(9)  # a direction
         params = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
@@ -112,7 +123,7 @@ def test_on_eight_devices_the_probe_finds_what_it_finds_on_one():
         probe = jax.jit(lambda state: steps.probed(task, state, lambda n: n == 1))
         return [{name: float(x) for name, x in probe(state.replace(step=n)).items()} for n in jnp.arange(1, 3)]
 
-    (eight, other), (one, another) = found("2x2x2x1"), found("1x1x1x1")
+    (eight, other), (one, another) = found(data=2, fsdp=2, tensor=2), found(data=1)
     assert eight == pytest.approx(one, rel=1e-4, abs=1e-5) and sorted(one) == sorted(f"probe/{name}" for name in NAMES)
     assert all(abs(x) > 1e-3 for x in one.values()) and not any([*other.values(), *another.values()])
 
@@ -168,7 +179,7 @@ def test_a_run_without_a_form_refuses_to_look_at_it():
 def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
     with jax.debug_nans(True):
         mesh = meshes.make(data=1)
-        task, (rate, optimiser) = tiny.linear_task(), test_mesh.adamw()
+        task, (rate, optimiser) = tiny.linear_task(), adamw()
         task = task._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]})
         state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
         step = steps.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
