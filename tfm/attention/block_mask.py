@@ -1,9 +1,7 @@
-"""Tokens in blocks, and what holds between a block of queries and one of keys: who may attend to whom, and the bias.
+"""Tokens in blocks, and what holds between a block of queries, a dict with the positions `n`, and one of keys, with the
+positions `s` and, where blocks were filled up, `real`: who may attend to whom, and the bias. N and S: in one."""
 
-A block of queries is a dict with the positions `n`, one of keys with the positions `s` and, where blocks were filled
-up, `real`. In this file and in flash.py N and S are the tokens of one block.
-"""
-
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,16 +29,10 @@ def cut(x: jax.Array, axis: int, size: int, *, mode: str = "constant") -> jax.Ar
     return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
 
 
-def join(x_IBHNV: jax.Array, length: int) -> jax.Array:
-    """The blocks one after the other again, without what filled the last one up."""
-    x_BHNV = jnp.moveaxis(x_IBHNV, 0, 2)
-    return x_BHNV.reshape(*x_BHNV.shape[:2], -1, x_BHNV.shape[-1])[:, :, :length]
-
-
 def zero(tree: Tree) -> jax.Array:
-    """0, varying over every axis of a device mesh over which a leaf of the tree varies.
+    """0, varying over the axes of a device mesh over which any leaf of the tree varies.
 
-    Adding it makes types equal inside `shard_map`, where loops and branches ask for that; elsewhere it does nothing.
+    Added, it makes types equal for loops and branches inside `shard_map`; elsewhere it does nothing.
     """
     return sum(jnp.zeros_like(leaf, jnp.int32, ()) for leaf in jax.tree.leaves(tree))
 
@@ -77,17 +69,12 @@ class Rules(NamedTuple):
         return jax.lax.map(lambda query: jax.lax.map(lambda key: need(query, key), key), query)
 
     def as_needed(self, need: jax.Array, function: Callable, query: dict, key: dict, *sums: Tree) -> Tree:
-        """The sums after function(rules, query, key, allowed, *sums), where `allowed` is None for all.
-
-        Of an EMPTY block they stay as they are; of a FULL one no mask is formed.
-        """
+        """The sums after function(rules, query, key, allowed, *sums); they stay if EMPTY, no mask is formed if FULL."""
 
         def partial(*sums: Tree) -> Tree:
             return function(self, query, key, self.allowed(query, key), *sums)
 
-        def full(*sums: Tree) -> Tree:
-            return function(self, query, key, None, *sums)
-
+        full = functools.partial(function, self, query, key, None)
         if self.mask is None and "real" not in key:
             return full(*sums)
         return jax.lax.switch(need, [lambda *unchanged: unchanged, partial, full], *sums)
@@ -101,7 +88,7 @@ class Rules(NamedTuple):
         return [leaf if jnp.issubdtype(leaf.dtype, jnp.inexact) else None for leaf in jax.tree.leaves(self.bias)]
 
     def into_learned(self, query: dict, key: dict, dbias: jax.Array | None) -> list:
-        """The gradient of those arrays, from the gradient of one block of the bias."""
+        """The gradient of those arrays from that of one block of the bias."""
         learned, (leaves, tree) = self.learned(), jax.tree.flatten(self.bias)
         if dbias is None:
             return learned
@@ -113,15 +100,14 @@ class Rules(NamedTuple):
         return jax.vjp(block_of, learned)[1](dbias)[0]
 
     def gradient(self, dlearned: list) -> "Rules":
-        """The gradients of the arrays as custom_vjp wants them: None for a mask's."""
+        """The same as custom_vjp wants them: None for a mask's."""
         return Rules(None, jax.tree.unflatten(jax.tree.structure(self.bias), dlearned))
 
 
 def each(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, every: bool = False) -> Tree:
     """carry = step(j, carry) for the blocks j of which something is needed, or for every one of them.
 
-    Not a `scan`: inside a loop over layers JAX would compute what depends on positions alone, the masks of all blocks,
-    once ahead of that loop and keep it, which is N x S numbers.
+    Not a `scan`: inside a loop over layers JAX would compute the masks of all blocks, N x S numbers, ahead of it.
     """
     if every:
         return jax.lax.fori_loop(0, need_J.size, step, carry)

@@ -1,8 +1,7 @@
 """Attention of a few hundred tokens: chunks of queries, each against the span of keys that the mask lets any of it see.
 
-A chunk is written out, without a loop, so the mask must be known while the program is made: a causal one is,
-one of the lengths of a batch is not, and then every chunk sees all. Under a causal mask four chunks have 5/8 of the
-weights.
+A chunk is written out, without a loop, so the mask must be known while the program is made: a causal one, of which four
+chunks have 5/8 of the weights, is. One of the lengths of a batch is not, and then every chunk sees all.
 """
 
 from typing import Any
@@ -12,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm.attention import block_mask, online_softmax
-from tfm.attention import mask as masks
 
 # Forward and gradient on two CPU cores (Zen 4), JAX 0.10.2, in ms, by explicit.py, in the loops of flash.py, in 1, 2,
 # 4, 8 chunks: 8 x 256 tokens, 6 heads, K = 64, causal: 34, 42, 35, 27, 23, 28; 128 x 50 tokens, 4 heads, K = 16, no
@@ -24,9 +22,7 @@ WEIGHTS = 2**24  # of a chunk at most: 64 MiB in float32
 Chunk = tuple[slice, slice]  # the queries, and the keys that they see
 
 
-def cut(
-    mask: masks.Mask | None, N: int, S: int, *, tables: int, side: int = SIDE, count: int = COUNT
-) -> list[Chunk] | None:
+def cut(mask, N: int, S: int, *, tables: int, side: int = SIDE, count: int = COUNT) -> list[Chunk] | None:
     """The chunks for N queries, the last of S keys, with so many tables of weights (sequences x heads); None: loops.
 
     A mask of arrays that are traced, or a function around them, is not known yet, and every chunk sees all.
@@ -52,16 +48,7 @@ def cut(
     return [(slice(0, N), slice(0, S))] if max(N, S) <= ALONE else None
 
 
-def attention(
-    q_BHNK: jax.Array,
-    k_BHSK: jax.Array,
-    v_BHSV: jax.Array,
-    chunks: list[Chunk],
-    *,
-    mask: masks.Mask | None,
-    scale: float,
-    bias: masks.Bias | None = None,
-) -> jax.Array:
+def attention(q_BHNK, k_BHSK, v_BHSV, chunks: list[Chunk], *, mask, scale: float, bias=None) -> jax.Array:
     """y_n = sum_s A_{n,s} v_s (E3), the chunks one beside the other; arguments as of explicit.attention."""
     N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
     rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias))

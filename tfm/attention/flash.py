@@ -1,8 +1,7 @@
 """Flash attention: the averages of explicit.py block by block, without its N x S weights, in memory linear in N and S.
 
-Each block is one of online_softmax.py; loops take them one after the other. I and J count the blocks of queries and of
-keys; N and S are the tokens of one block. A few hundred tokens are not looped over but written out, in chunked.py; of
-tokens that devices share the blocks of keys go around (ring attention, ring.py).
+Each block is one of online_softmax.py; I and J count the blocks of queries and of keys, N and S are the tokens of one.
+A few hundred tokens are written out (chunked.py); keys of tokens that devices share go around (ring.py).
 """
 
 import functools
@@ -12,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from tfm.attention import block_mask, chunked, online_softmax, ring
-from tfm.attention import mask as masks
 
 # Forward and gradient under the causal mask on two CPU cores (Zen 4), JAX 0.10.2, K = 32, in seconds: for 8,192 tokens
 # and 4 heads 0.47 in blocks of 512 x 512 and of 512 x 256, 0.52 of 1024 x 256, 0.85 of 256 x 256 (one core alone
@@ -23,17 +21,7 @@ Tree = Any
 
 
 def attention(
-    q_BHNK: jax.Array,
-    k_BHSK: jax.Array,
-    v_BHSV: jax.Array,
-    *,
-    mask: masks.Mask | None,
-    scale: float,
-    bias: masks.Bias | None = None,
-    n: jax.Array | None = None,
-    queries: int | None = None,
-    keys: int | None = None,
-    axis: str | None = None,
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None, queries=None, keys=None, axis: str | None = None
 ) -> tuple[jax.Array, None]:
     """y_n = sum_s A_{n,s} v_s (E3) from at most `queries` x `keys` weights at a time; arguments as of explicit.py.
 
@@ -50,7 +38,7 @@ def attention(
     chunks = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
     if chunks:
         return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, bias=bias), None
-    side = _side(tables)
+    side = next((side for side in SIDES if tables * side**2 <= WEIGHTS), SIDES[-1])
     queries, keys, narrow = block_mask.size(N, queries or side), block_mask.size(S, keys or side), v_BHSV.dtype
     varying = None if axis is None else jax.lax.axis_index(axis)
     rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias))
@@ -64,12 +52,8 @@ def attention(
         key["real"] = block_mask.cut(jnp.broadcast_to(zero == 0, S), 0, keys)
     key["k"], key["v"] = (block_mask.cut(x + zero, 2, keys) for x in (k_BHSK, v_BHSV))
     query["q"] = block_mask.cut(scale * q_BHNK.astype(wide) + zero, 2, queries)
-    return block_mask.join(_average(axis, rules, query, key), N).astype(narrow), None
-
-
-def _side(tables: int) -> int:
-    """How many queries and keys are in a block, where it has a table of weights for so many sequences x heads."""
-    return next((side for side in SIDES if tables * side**2 <= WEIGHTS), SIDES[-1])
+    y_BHINV = jnp.moveaxis(_average(axis, rules, query, key), 0, 2)
+    return y_BHINV.reshape(*y_BHINV.shape[:2], -1, y_BHINV.shape[-1])[:, :, :N].astype(narrow), None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -78,17 +62,14 @@ def _average(axis: str | None, rules: block_mask.Rules, query: dict, key: dict) 
     return _forward(axis, rules, query, key)[0]
 
 
-# ------------------------------------------------------------------------------------------------------------ forward
-
-
 def _forward(axis: str | None, rules: block_mask.Rules, query: dict, key: dict) -> tuple[jax.Array, Tree]:
     own = _widened(key, query)
 
     def empty(block: dict) -> tuple:
         return online_softmax.empty(rules, block, jax.tree.map(lambda x: x[0], own))
 
-    def whole(block: dict, need_J: jax.Array) -> tuple:
-        return _over_keys(rules, empty(block), block, need_J, own)
+    def whole(block: tuple) -> tuple:
+        return online_softmax.finish(_over_keys(rules, empty(block[0]), *block, own))
 
     def one_turn(sums_I: tuple, key: dict) -> tuple:
         key = _widened(key, query)
@@ -97,7 +78,7 @@ def _forward(axis: str | None, rules: block_mask.Rules, query: dict, key: dict) 
 
     if axis is None:  # sums of one block at a time: a third less memory, 15 % faster (16 x 1,024 tokens, 8 heads)
         need_IJ = rules.needs(query, key)
-        finished = jax.lax.map(lambda block: online_softmax.finish(whole(*block)), (query, need_IJ))
+        finished = jax.lax.map(whole, (query, need_IJ))
     else:  # what is needed of other devices' keys is not kept for the gradient
         sums_I = ring.around(one_turn, jax.lax.map(empty, query), key, axis)
         need_IJ, finished = None, jax.lax.map(online_softmax.finish, sums_I)
@@ -111,7 +92,7 @@ def _widened(key: dict, query: dict) -> dict:
 
 
 def _over_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Array, key: dict) -> tuple:
-    """The sums of one block of queries, with what all blocks of keys add to them."""
+    """The sums of one block of queries with what all blocks of keys add."""
 
     def add(j: jax.Array, sums: tuple) -> tuple:
         block = jax.tree.map(lambda x: x[j], key)
@@ -120,21 +101,15 @@ def _over_keys(rules: block_mask.Rules, sums: tuple, query: dict, need_J: jax.Ar
     return block_mask.each(need_J, add, sums)
 
 
-# ----------------------------------------------------------------------------------------------------------- gradient
-
-
 def _backward(axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[block_mask.Rules, dict, dict]:
     rules, query, key, y_IBHNV, lse_IBHN1, need_IJ = saved
     query = online_softmax.for_gradient(query, y_IBHNV, lse_IBHN1, dy_IBHNV)
-
-    def step(carry: tuple, key: tuple) -> tuple[tuple, tuple]:
-        key, need_I = key
-        return _over_queries(rules, query, need_I, key, carry)
 
     def one_turn(carry: tuple, key: dict) -> tuple:
         *carry, dkv_J = carry
         key = _widened(key, query)
         needed_IJ = rules.needs(query, key) if need_IJ is None else need_IJ
+        step = functools.partial(_over_queries, rules, query)
         carry, more_J = jax.lax.scan(step, tuple(carry), (key, needed_IJ.T))
         # The sums follow their keys one turn later, so that this turn need not be over before they are sent.
         return *carry, jax.tree.map(jnp.add, ring.onward(dkv_J, axis), more_J)
@@ -146,8 +121,9 @@ def _backward(axis: str | None, saved: Tree, dy_IBHNV: jax.Array) -> tuple[block
     return rules.gradient(dlearned), {"n": None, "q": dq_IBHNK}, dict.fromkeys(key) | dkey
 
 
-def _over_queries(rules, query, need_I, key, sums: tuple) -> tuple[tuple, tuple]:
+def _over_queries(rules: block_mask.Rules, query: dict, sums: tuple, needed: tuple) -> tuple[tuple, tuple]:
     """The gradients of queries and bias with what one block of keys adds to them, and those of its keys and values."""
+    key, need_I = needed
 
     def step(i: jax.Array, carry: tuple) -> tuple:
         dk_BHKS, dv_BHVS, dq_IBHNK, dlearned = carry

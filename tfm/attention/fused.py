@@ -1,8 +1,5 @@
-"""Attention by `jax.nn.dot_product_attention`: the backend's own kernels where it has them.
-
-They never form the N x S weights on a GPU, for numbers of 16 bits (cuDNN); elsewhere XLA forms and averages them. A
-mask and a bias, though, are N x S arrays here.
-"""
+"""Attention by `jax.nn.dot_product_attention`: the backend's own kernels, which never form the N x S weights on a GPU,
+for numbers of 16 bits (cuDNN); elsewhere XLA forms and averages them. A mask and a bias are N x S arrays here."""
 
 import functools
 from typing import Any
@@ -13,16 +10,7 @@ import jax.numpy as jnp
 from tfm.attention import mask as masks
 
 
-def attention(
-    q_BHNK: jax.Array,
-    k_BHSK: jax.Array,
-    v_BHSV: jax.Array,
-    *,
-    mask: masks.Mask | None,
-    scale: float,
-    bias: masks.Bias | None = None,
-    n: jax.Array | None = None,
-) -> tuple[jax.Array, None]:
+def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None) -> tuple[jax.Array, None]:
     """y_n = sum_s A_{n,s} v_s (E3); arguments as of explicit.py. The softmax is in float32, of 64-bit numbers too."""
     N, S, V = q_BHNK.shape[2], k_BHSK.shape[2], v_BHSV.shape[-1]
     triangle = mask is masks.causal and n is None and N == S  # kernels know this one, and need no N x S array for it
@@ -49,13 +37,9 @@ def attention(
 
 
 def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, **how: Any) -> jax.Array:
-    """The averages by what the platform has for numbers of this type.
-
-    cuDNN averages numbers of 16 bits, up to 128 features and, beside an array of a mask or a bias, even lengths only.
-    """
-    xla, cudnn = (
-        functools.partial(jax.nn.dot_product_attention, implementation=name, **how) for name in ("xla", "cudnn")
-    )
+    """cuDNN averages numbers of 16 bits, up to 128 features and, beside an array of a mask or bias, even lengths."""
+    attend = functools.partial(jax.nn.dot_product_attention, **how)
+    xla, cudnn = (functools.partial(attend, implementation=name) for name in ("xla", "cudnn"))
 
     def wide(*qkv: jax.Array) -> jax.Array:  # XLA:CPU has no product of 16-bit numbers in 32 bits (jaxlib 0.8.0)
         return xla(*(x.astype(jnp.float32) for x in qkv)).astype(v_BSHV.dtype)

@@ -1,8 +1,5 @@
 """What a mask hides must not reach an average even if it is NaN: a weight of zero does not keep it out (0 * NaN = NaN).
-
-Keys that are not finite are replaced before the average, and queries that were allowed to see one get NaN after it.
-heads.py does so around whatever computes the average.
-"""
+Keys that are not finite are replaced before the average, and queries that were allowed to see one get NaN after it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +9,6 @@ import jax.numpy as jnp
 
 from tfm import kernels
 from tfm.attention import block_mask, fused, ring
-from tfm.attention import mask as masks
 
 
 def guarded(compute: Callable, *, keys: int = 512) -> Callable:
@@ -21,15 +17,7 @@ def guarded(compute: Callable, *, keys: int = 512) -> Callable:
     Of more keys than `keys` the mask is asked block by block, and only where one is not finite.
     """
 
-    def attention(
-        q_BHNK: jax.Array,
-        k_BHSK: jax.Array,
-        v_BHSV: jax.Array,
-        *,
-        mask: masks.Mask | None,
-        n: jax.Array | None = None,
-        **call: Any,
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, n=None, **call: Any) -> tuple[jax.Array, jax.Array | None]:
         if mask is None:
             return compute(q_BHNK, k_BHSK, v_BHSV, mask=None, n=n, **call)
         sound_BS = jnp.isfinite(k_BHSK).all((1, 3)) & jnp.isfinite(v_BHSV).all((1, 3))
@@ -47,9 +35,7 @@ def guarded(compute: Callable, *, keys: int = 512) -> Callable:
     return attention
 
 
-def _hit(
-    mask: masks.Mask, n: jax.Array | None, sound_BS: jax.Array, *, N: int, keys: int, axis: str | None
-) -> jax.Array:
+def _hit(mask, n, sound_BS: jax.Array, *, N: int, keys: int, axis: str | None) -> jax.Array:
     """The queries allowed to see a key that is not sound, (B, N); axis: the keys are those of all its devices."""
     if axis is not None:
         zero = block_mask.zero((n, sound_BS, jax.lax.axis_index(axis)))

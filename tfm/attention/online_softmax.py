@@ -1,24 +1,18 @@
-"""One block of weights in the online softmax: what it adds to the averages of its queries, and what the gradient of an
-average is to its queries, keys and values. Blocks are dicts as in block_mask.py, with `q`, or `k` and `v`, beside
-positions.
+"""One block of weights in the online softmax: what it adds to the averages of its queries, and the gradients from it.
 
-The sums of a query run over one block of keys after the other, and what they hold is scaled down whenever a larger
+Blocks are dicts as in block_mask.py, with `q`, or `k` and `v`, beside positions. Sums are scaled down whenever a larger
 logit turns up (Milakov and Gimelshein 2018); the gradient forms each block of weights again from the logarithm of the
 row sums (Dao et al. 2022).
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tfm.attention import block_mask
 
-Tree = Any
-
 
 def _compared(q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
-    """q . k of every query and key; XLA multiplies them as they lie on a CPU, where `matmul` would copy k first."""
+    """q . k; on a CPU XLA multiplies them as they lie, where `matmul` would copy k first."""
     return jnp.einsum("...nk,...sk->...ns", q_BHNK, k_BHSK)
 
 
@@ -32,7 +26,7 @@ def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, bias: jax.Array | None, allowed
 
 
 def empty(rules: block_mask.Rules, query: dict, key: dict) -> tuple:
-    """The sums over no key; the block of keys says of what shape they are."""
+    """The sums over no key, of the shapes that the block of keys says."""
     l_BHNS = jax.eval_shape(lambda: logits(query["q"], key["k"], rules.added(query, key), None))
     y_BHNV = jax.eval_shape(jnp.matmul, l_BHNS, key["v"])
     zero = block_mask.zero((query, key, rules)).astype(l_BHNS.dtype)
@@ -47,9 +41,7 @@ def empty_bias(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array | N
     return jnp.zeros_like(rules.added(query, key)) + block_mask.zero((query, key, rules))
 
 
-def block_forward(
-    rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array | None, *sums: jax.Array
-) -> tuple:
+def block_forward(rules: block_mask.Rules, query: dict, key: dict, allowed: jax.Array | None, *sums) -> tuple:
     """The largest logit, the sum of exp(logit - largest), the sum of that times the value, with one more block."""
     top, total, y_BHNV = sums
     l_BHNS = logits(query["q"], key["k"], rules.added(query, key), allowed)

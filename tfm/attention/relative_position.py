@@ -1,7 +1,6 @@
 """How far apart two tokens stand: positions inside the attention, where logits learn of n - s (E21, seed 003).
 
-A relative position is `(init, rotate, bias)`. Parameters are a layer's own: `init(key, *, H, K, N) -> params` for up to
-N tokens.
+A relative position is `(init, rotate, bias)`: `init(key, *, H, K, N) -> params` of a layer, for up to N tokens;
 `rotate(params, q_BHNK, k_BHNK, n) -> (q, k)` turns queries and keys that stand at n, (N,) or (B, N), before keys are
 cached. `bias(params, n, s_S, *, H)` of query and key positions is what is added to the logits after their scale,
 (H, N, S), or (B, H, N, S) for n of (B, N), in float32: like a mask, it may be asked for any block. Each one turns or
@@ -39,7 +38,6 @@ def offsets(n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 
 def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
-    """b_{h,index}: (H, N, S), or (B, H, N, S)."""
     return jnp.moveaxis(linear.wide(b_HR)[:, index], 0, -3)
 
 
@@ -77,8 +75,7 @@ def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> ja
 def rotary_of(base: float, *, halves: bool = False) -> RelativePosition:
     """Rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 there, 500000 in Llama 3.
 
-    halves: features i and i + K/2 are a pair, as in the published Llama weights on the Hugging Face hub, instead of
-    neighbours. The two differ by an order of the features only.
+    halves: features i and i + K/2 are a pair, as in the published Llama weights, instead of neighbours.
     """
 
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:

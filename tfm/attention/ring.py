@@ -1,8 +1,7 @@
 """Ring attention, of tokens that are spread over the devices of a mesh axis: queries stay, blocks of keys go around.
 
-After as many turns as there are devices every query has met every key, and no device ever held more than the keys of
-one (Liu et al. 2023). With a causal mask the tokens are best dealt out like cards, device i of P holding i, i + P,
-i + 2P, ...: then every device has the same work in every turn (Brandon et al. 2023, striped attention).
+No device ever holds more than the keys of one (Liu et al. 2023). With a causal mask all have the same work in every
+turn if device i of P holds the tokens i, i + P, i + 2P, ... (Brandon et al. 2023, striped attention).
 """
 
 import functools

@@ -16,8 +16,6 @@ from tfm import layout as layouts
 
 
 class Value(NamedTuple):
-    """See the module's first lines."""
-
     init: Callable[..., dict]
     apply: Callable[[dict, jax.Array], jax.Array]
     combine: Callable[..., jax.Array]
@@ -36,9 +34,19 @@ def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
     return linear.heads(x_BSD, params["Uv_HKD"], params.get("bv_HK"))
 
 
-def _low_rank_combine(params: dict, y_BHNK: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """sum_h U_h y_{h,n} (+ b_o): equation (4) of seed 003 with V_h = U_h U_{v,h} (E9)."""
-    return _sum_over_heads(params["Uo_HDK"], y_BHNK, params.get("bo_D"), layout)
+def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+    """sum_h U_h y_{h,n} (+ b_o), seed 003 eq. 4: V_h = U_h U_{v,h} (E9), or of D x D, Y = sum_h V_h X A_h (E8).
+
+    One product of the concatenated heads with the U_h side by side (E10). Where devices have some heads each, the
+    products are added up over them.
+    """
+    U_HDV = params["Uo_HDK"] if "Uo_HDK" in params else params["V_HDD"]
+    if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
+        U_HDV = U_HDV.sum(0, keepdims=True)
+    y_TD = kernels.heads_product(y_BHNV, U_HDV)
+    y_TD = y_TD if layout.tensor is None else jax.lax.psum(y_TD, layout.tensor)
+    y_TD = y_TD if "bo_D" not in params else y_TD + params["bo_D"]
+    return y_TD.reshape(y_BHNV.shape[0], y_BHNV.shape[2], -1)
 
 
 def _full_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
@@ -55,24 +63,6 @@ def _tokens(params: dict, x_BSD: jax.Array) -> jax.Array:
     return x_BSD[:, None]
 
 
-def _full_rank_combine(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """sum_h V_h y_{h,n} (+ b_o), V_h of D x D: Y = sum_h V_h X A_h (E8; seed 000, seed 003 eq. 4)."""
-    return _sum_over_heads(params["V_HDD"], y_BHND, params.get("bo_D"), layout)
-
-
-def _sum_over_heads(U_HDV: jax.Array, y_BHNV: jax.Array, b_D: jax.Array | None, layout: layouts.Layout) -> jax.Array:
-    """sum_h U_h y_{h,n} (+ b): one product of the concatenated heads with the U_h side by side (E10).
-
-    Where devices have some heads each, the products are added up over them.
-    """
-    if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
-        U_HDV = U_HDV.sum(0, keepdims=True)
-    y_TD = kernels.heads_product(y_BHNV, U_HDV)
-    y_TD = y_TD if layout.tensor is None else jax.lax.psum(y_TD, layout.tensor)
-    y_TD = y_TD if b_D is None else y_TD + b_D
-    return y_TD.reshape(y_BHNV.shape[0], y_BHNV.shape[2], -1)
-
-
 def _identity_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
     return {}
 
@@ -83,6 +73,6 @@ def _mean_over_heads(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout 
     return mean_BND if layout.tensor is None else jax.lax.pmean(mean_BND, layout.tensor)
 
 
-low_rank = Value(_low_rank_init, _low_rank, _low_rank_combine, shared=True)
-full_rank = Value(_full_rank_init, _tokens, _full_rank_combine, shared=True)
+low_rank = Value(_low_rank_init, _low_rank, _sum_over_heads, shared=True)
+full_rank = Value(_full_rank_init, _tokens, _sum_over_heads, shared=True)
 identity = Value(_identity_init, _tokens, _mean_over_heads, shared=True)
