@@ -41,20 +41,16 @@ class Checkpoints:
             self._opened = os.open(self._folder, os.O_RDONLY) if self._main else -1
         except OSError as error:
             raise errors.UserError(f"{folder} cannot be used for checkpoints: {disk.reason(error)}") from error
-        self._measured: dict[int, dict[str, float]] = {}
+        self.measured: dict[int, dict[str, float]] = {}  # what was, at the steps that are kept
         for step in steps:
             # A RunError where it cannot be read now: the best checkpoint could be taken for one too many.
             with contextlib.suppress(errors.UserError):  # it is said when the checkpoint is used
-                self._measured[step] = {}
-                self._measured[step] = manifest.read(self._folder / str(step), step=step)["metrics"]
+                self.measured[step] = {}
+                self.measured[step] = manifest.read(self._folder / str(step), step=step)["metrics"]
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._under_way: tuple[int, concurrent.futures.Future] | None = None
         disk.quiet()
-
-    def measured(self) -> dict[int, dict[str, float]]:
-        """What was measured at the steps that are kept, as their manifests say."""
-        return dict(self._measured)
 
     def save(self, step: int, state: Any, metrics: dict[str, float] | None = None) -> None:
         """Copy the state to the host and write it in the background; a step already on disk is left as it is.
@@ -63,7 +59,7 @@ class Checkpoints:
         where that one failed, or this one cannot begin.
         """
         self.wait()
-        if step in self._measured:
+        if step in self.measured:
             return
         try:
             if self._main:
@@ -72,7 +68,7 @@ class Checkpoints:
             self._orbax.save(self._writing(step) / manifest.STATE, args=ocp.args.StandardSave(state))
         except disk.NOT_WRITTEN as error:
             raise self._failed(step, error) from error
-        self._measured[step] = _finite(metrics or {})
+        self.measured[step] = _finite(metrics or {})
         self._under_way = step, self._thread.submit(self._finish, step)
 
     def _finish(self, step: int) -> None:
@@ -80,7 +76,7 @@ class Checkpoints:
         self._orbax.wait_until_finished()
         if self._main:
             self._check_folder()
-            manifest.write(self._writing(step), step=step, metrics=self._measured[step], versions=mesh.versions())
+            manifest.write(self._writing(step), step=step, metrics=self.measured[step], versions=mesh.versions())
             self._writing(step).rename(self._folder / str(step))
             disk.flush(self._folder)
             self._remove_superfluous()
@@ -93,19 +89,19 @@ class Checkpoints:
         def note() -> None:
             if before is not None:
                 before.result()
-            self._measured[step] = _finite(metrics)
+            self.measured[step] = _finite(metrics)
             if self._main:
                 with contextlib.suppress(errors.UserError):  # it is said when the checkpoint is used
-                    manifest.measured(self._folder / str(step), step=step, metrics=self._measured[step])
+                    manifest.measured(self._folder / str(step), step=step, metrics=self.measured[step])
                 self._remove_superfluous()
 
-        if step in self._measured:
+        if step in self.measured:
             self._under_way = step, self._thread.submit(note)
 
     def _remove_superfluous(self) -> None:
-        for old in superfluous(self._measured, keep=self._keep, best=self._best):
+        for old in superfluous(self.measured, keep=self._keep, best=self._best):
             manifest.remove(self._folder / str(old))
-            del self._measured[old]
+            del self.measured[old]
 
     def _writing(self, step: int) -> pathlib.Path:
         return self._folder / f"{step}{manifest.WRITING}"
@@ -116,7 +112,7 @@ class Checkpoints:
             raise FileNotFoundError(errno.ENOENT, "the folder was taken away")
 
     def _failed(self, step: int, error: BaseException) -> errors.RunError:
-        self._measured.pop(step, None)
+        self.measured.pop(step, None)
         ours = not isinstance(error, FileExistsError)
         if self._main and ours:
             shutil.rmtree(self._writing(step), ignore_errors=True)  # it may be what fills the disk
@@ -178,9 +174,9 @@ class Checkpoints:
                 raise errors.UserError(f"{unshared} ({damage})")
             state = _restored(self._folder / str(step), like)
         instead = f"step {step:,} is taken instead" if step >= 0 else "without another one the run begins anew"
-        newer = sorted((bad for bad in self._measured if bad > step), reverse=True)
+        newer = sorted((bad for bad in self.measured if bad > step), reverse=True)
         for bad in newer:
-            del self._measured[bad]
+            del self.measured[bad]
         if self._main:
             try:
                 for bad in newer:
@@ -194,12 +190,12 @@ class Checkpoints:
 
     def _newest_whole(self, failures: dict[int, manifest.Damaged], fall_back: bool) -> int:
         """The newest step that is what was saved, -1 where the run may begin anew; `failures` gets the newer ones."""
-        for step in sorted(self._measured, reverse=True):
+        for step in sorted(self.measured, reverse=True):
             damage = manifest.damage(self._folder / str(step), step=step)
             if damage is None:
                 return step
             if not (fall_back or isinstance(damage, manifest.Incomplete)):
-                raise _refusal(damage, len(self._measured))
+                raise _refusal(damage, len(self.measured))
             failures[step] = damage
         first = next(iter(failures.values()), None)
         if not all(isinstance(damage, manifest.Incomplete) for damage in failures.values()):

@@ -6,7 +6,6 @@ Nothing is waited for, and nothing is written through a link.
 import asyncio
 import contextlib
 import errno
-import functools
 import json
 import logging
 import math
@@ -20,7 +19,7 @@ import sys
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -30,7 +29,6 @@ from experiments.engine import errors
 DRAFT = ".tfm-draft"  # ends the name of a file that is being written, which a killed process leaves behind
 LINK = "it is a link, and a run writes into its own folder only"
 LARGEST_TEXT = 2**23  # bytes of a JSON file; names of 20,000 classes are 2**21
-LARGEST_NPZ = 2**34  # bytes unpacked; a small file can claim to unpack into far more than any memory holds
 MEMINFO = pathlib.Path("/proc/meminfo")  # Linux
 GROUP = pathlib.Path("/sys/fs/cgroup/memory.max")  # what a container or a batch system allows
 NOT_WRITTEN = (OSError, ValueError, RuntimeError)  # what Orbax, tensorstore and the system raise for a disk
@@ -217,18 +215,21 @@ def gone(error: BaseException | None, folder: pathlib.Path = pathlib.Path("/")) 
 
 
 def quiet() -> None:
-    """Leave Orbax's and tensorstore's tracebacks out: what went wrong is raised, and told in a sentence."""
+    """Leave Orbax's and tensorstore's tracebacks out: what went wrong is raised, and told in a sentence.
+
+    Of what could not be raised these are: that the loop is closed which awaited many writes until the first failed, and
+    that a file of a drive which is gone cannot be closed.
+    """
     logging.getLogger("absl").addFilter(_not_orbax)
-    if not isinstance(sys.unraisablehook, functools.partial):
-        sys.unraisablehook = functools.partial(_unless_late, sys.unraisablehook)
+    usual = sys.unraisablehook
 
+    def unless_late(event: Any) -> None:
+        caller = event.exc_traceback and event.exc_traceback.tb_frame.f_code
+        if caller is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__ and not gone(event.exc_value):
+            usual(event)
 
-def _unless_late(usual: Callable[[Any], Any], event: Any) -> None:
-    """Show what could not be raised; not that the loop is closed which awaited many writes until the first failed, nor
-    that a file of a drive which is gone cannot be closed."""
-    caller = event.exc_traceback and event.exc_traceback.tb_frame.f_code
-    if caller is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__ and not gone(event.exc_value):
-        usual(event)
+    if getattr(usual, "__name__", "") != unless_late.__name__:  # not there yet
+        sys.unraisablehook = unless_late
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:
@@ -244,8 +245,6 @@ def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dic
     try:
         with opened(path) as content, zipfile.ZipFile(content) as members:
             n = sum(member.file_size for member in members.infolist())
-        if choices and n > LARGEST_NPZ:
-            raise errors.UserError(f"{path} would unpack into {n} bytes, and {LARGEST_NPZ} are allowed")
         check_memory(f"what {path} holds unpacked", n)
         with opened(path) as content, np.load(content, allow_pickle=False) as file:
             names = next((names for names in choices or [file.files] if set(names) <= set(file.files)), None)

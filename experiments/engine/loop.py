@@ -98,7 +98,7 @@ class Training:
         self._in_log = [any(f"{EVAL}{training_step.LOSS}" in row for row in of_run) for of_run in rows]  # at the start
         self._logs = [log.Log(run, start=start) for run in runs]
         # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
-        self._best = max((score(means, plan.keep_best) for means in saves.measured().values()), default=-math.inf)
+        self._best = max((score(means, plan.keep_best) for means in saves.measured.values()), default=-math.inf)
         self._skipped, self._in_a_row = math.inf, 0
         self._saved, self._saved_at = start, time.monotonic()
         self._wish, self._wishes = 0, distributed.Late()
@@ -199,7 +199,7 @@ class Training:
         """Evaluate where what goes on from n steps was stopped before that or its result; also several new runs."""
         if not self._due("evaluate", n) if n else self._failed:
             return
-        lost = not all(self._in_log) or (self._failed and not self._saves.measured().get(n))
+        lost = not all(self._in_log) or (self._failed and not self._saves.measured.get(n))
         if n == self.plan.steps or distributed.agree(bool(lost)):
             with self.line.pause():
                 self.evaluate(n, state, but=self._in_log)

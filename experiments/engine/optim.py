@@ -72,10 +72,9 @@ def muon(
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, at `muon_lr_multiplier` times the rate.
 
-    AdamW scales every number of a gradient by itself. A matrix is a map, and a step whose singular values are all alike
-    moves all of its directions equally far: U V^T, where U S V^T is the momentum. Embeddings, output matrices, gains
-    and biases stay with AdamW. momentum: of those matrices, Nesterov's. adam: beta1, beta2 and eps of the rest. Decay
-    as in `adamw`, in units of each one's own rate.
+    A step U V^T, where U S V^T is Nesterov's momentum, moves all directions of a map equally far. Embeddings, output
+    matrices, gains and biases stay with AdamW; adam: beta1, beta2 and eps of it. Decay as in `adamw`, in units of each
+    one's own rate.
     """
     of_matrices = optax.chain(
         optax.trace(momentum, nesterov=True),
@@ -95,9 +94,8 @@ def muon(
 def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
     """Updates become sqrt(max(1, outputs / inputs)) U V^T, matrix by matrix, near to it by steps of Newton-Schulz.
 
-    With the factor, a step of a wide output moves each of its numbers as far as that of a square matrix. The momentum
-    before it is by hand, as optax's own (`optax.contrib.muon`) corrects the bias of the first steps, and Jordan's does
-    not: nothing is remembered here.
+    The momentum before it is by hand, as optax's own (`optax.contrib.muon`) corrects the bias of the first steps, and
+    Jordan's does not: nothing is remembered here.
     """
 
     def scaled(path: Any, step: jax.Array) -> jax.Array:
@@ -119,11 +117,9 @@ def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
 def dimensions(path: Any) -> optax.contrib.MuonDimensionNumbers:
     """Which dimensions of a leaf are the rows (outputs) and columns (inputs) of a matrix; the others count its copies.
 
-    optax calls rows `reduction_axis`: it writes x W where we write W x, and the step of a transposed matrix is the
-    transposed step.
-    The heads' features side by side are one side, so H goes with them: Uq_HKD maps D to all (H, K), Uo_HDK adds up what
-    it maps from all (H, K) to D, V_HDD likewise: one matrix each in every layer. A map of K to K belongs to one head,
-    so that P_HKK is a matrix in every head.
+    optax, which writes x W where we write W x, calls rows `reduction_axis`. The heads' features side by side are one
+    side, so H goes with them: Uq_HKD maps D to all (H, K), Uo_HDK adds up what it maps from all (H, K) to D, V_HDD
+    likewise: one matrix each in every layer. A map of K to K belongs to one head: P_HKK is a matrix in every head.
     """
     letters = shapes.letters(path)
     outputs, inputs = (len(letters) - 2,), (len(letters) - 1,)

@@ -49,11 +49,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted dri
 
 @functools.cache
 def commit() -> str:
-    """The git commit of the code that runs, '' where it is not a checkout; asked once, as the code runs from then on.
-
-    Where tracked files were edited it goes on with -dirty. and 16 digits of the SHA-256 of `git diff HEAD`, or with
-    -unknown where git does not tell. Files that are not tracked have no part in it.
-    """
+    """The git commit of the code that runs, '' where it is not a checkout. Where tracked files were edited it goes on
+    with -dirty. and 16 digits of the SHA-256 of `git diff HEAD`, or with -unknown where git does not tell."""
 
     def git(*command: str) -> bytes:
         options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
@@ -128,9 +125,8 @@ def enter(
 ) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
-    defaults: values, by whole keys, of settings that an older version did not have. devices: told in config.json.
-    Raises UserError where the folder cannot be written, or where it holds a run of another config (naming the keys) or
-    one with more steps.
+    defaults: of settings that an older version did not have. devices: told in config.json. UserError where the folder
+    cannot be written, or holds a run of another config (naming the keys) or one with more steps.
     """
     saved, steps = folder / "config.json", config["train"]["steps"]
     try:
@@ -190,11 +186,8 @@ def may_change(key: str) -> bool:
 
 
 def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str]) -> None:
-    """Copies of these files in the run's folder, under the name beside each.
-
-    What is there stays: where a run goes on with another file than it began with, that one is my_file.2.py, and it is
-    said. OSError where the folder cannot be written, or leads elsewhere.
-    """
+    """Copies of these files in the run's folder, under the name beside each. What is there stays: where a run goes on
+    with another file, that one is my_file.2.py, and it is said. OSError where the folder cannot be written."""
     place = folder / SOURCES
     for file, name in files.items():
         content = _content(file)
@@ -226,10 +219,7 @@ def hardware(devices: Mesh) -> str:
 
 def changes(folder: pathlib.Path, config: dict[str, Any], devices: Mesh) -> list[str]:
     """Lines about the run in this folder that differs from `config`, or from the versions and devices here; none for a
-    new one.
-
-    Nothing about a config.json that is absent or damaged: that is refused elsewhere.
-    """
+    new one, or for a config.json that is absent or damaged, which is refused elsewhere."""
     if checkpoint.newest(folder / "checkpoints") is None:
         return []
     try:
@@ -251,11 +241,9 @@ def changes(folder: pathlib.Path, config: dict[str, Any], devices: Mesh) -> list
 
 
 def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
-    """What `run` returns, which trains in this folder; it is called again where a mounted drive was gone and is back.
-
-    It then does what the same command would: it goes on from the last checkpoint. Raises what `run` raises for another
-    reason (also where it cannot begin, or where another drive is gone), for a drive that is not back within PATIENCE,
-    and with several processes, of which the others would wait. folder: None where nothing is written.
+    """What `run` returns, which trains in this folder (None: nowhere); it is called again, to go on from the last
+    checkpoint, where a mounted drive was gone and is back. Raises what `run` raises for another reason (also where it
+    cannot begin, or another drive is gone), for a drive that is not back within PATIENCE, and with several processes.
     """
     for outages in itertools.count(1):
         try:

@@ -147,6 +147,6 @@ def test_archives_are_refused_when_damaged_incomplete_or_too_large(tmp_path, mon
     path.write_bytes(small_files.npz(x=np.zeros(3), label=np.zeros(3)))
     with pytest.raises(errors.UserError, match=r"\(x, y\), and has x, label"):
         images.load(str(path))
-    monkeypatch.setattr(disk, "LARGEST_NPZ", 100)
-    with pytest.raises(errors.UserError, match="100 are allowed"):
+    monkeypatch.setattr(disk, "host_memory", lambda: 100)
+    with pytest.raises(errors.UserError, match="holds unpacked needs .* there are 100 bytes"):
         images.load(str(path))

@@ -183,7 +183,7 @@ def test_what_was_measured_behind_a_save_is_kept_whole_or_not_at_all(tmp_path):
     assert there(tmp_path) == {"3", "6"} and not left.exists()
     assert [manifest.read(tmp_path / str(n), step=n)["metrics"] for n in (3, 6)] == [{"eval/loss": x} for x in (1, 2)]
     saves = checkpoint.Checkpoints(tmp_path, keep=1, best="eval/loss")
-    assert saves.measured() == {3: {"eval/loss": 1.0}, 6: {"eval/loss": 2.0}}
+    assert saves.measured == {3: {"eval/loss": 1.0}, 6: {"eval/loss": 2.0}}
     assert saves.resume(state(), fall_back=False)[0] == 6
     saves.close()
 
