@@ -62,10 +62,6 @@ def config_bytes(folder):
     return json.dumps({"config": base.get_config("language").to_dict()}).encode()
 
 
-def in_json(value):
-    return lambda folder: json.dumps(value).encode()
-
-
 def read_image(file):
     (file.parent / "data.json").write_text(json.dumps(LIKE))
     image_file.read(file, image_file.expected(file.parent, {}, Z=1, C=2))
@@ -136,8 +132,8 @@ FILES = {
         lambda file: disk.read_npz(file, [("x", "y")]),
     ),
     **{f"picture.{kind}": (lambda _, kind=kind: picture_bytes(kind), read_image) for kind in image_file.FORMATS},
-    "data.json": (in_json(LIKE), lambda file: image_file.expected(file.parent, {}, Z=1, C=2)),
-    "preprocessor_config.json": (in_json(SAID), read_processor),
+    "data.json": (lambda _: json.dumps(LIKE).encode(), lambda file: image_file.expected(file.parent, {}, Z=1, C=2)),
+    "preprocessor_config.json": (lambda _: json.dumps(SAID).encode(), read_processor),
     "text.txt": (lambda _: tiny.TEXT[:300], lambda file: tokenizer.make("characters", text.load(str(file)).train)),
     "pairs.tsv": (lambda _: TSV, lambda file: pairs.load(str(file))),
     "pairs.zip": (lambda _: zipped([("a/pairs.txt", TSV), ("b.tsv", TSV)]), lambda file: pairs.load(str(file))),
@@ -145,12 +141,12 @@ FILES = {
     "library/tokenizer.json": (library_bytes, read_words),
     "tok9.bin": (lambda _: small_files.pieces([*small_files.SPECIALS, (b" ", 0), (b"a", 1), (b" a", 2)]), read_words),
     "x.safetensors": (safetensors_bytes, safetensors.read),
-    "model.safetensors.index.json": (in_json(INDEX), safetensors.read),
+    "model.safetensors.index.json": (lambda _: json.dumps(INDEX).encode(), safetensors.read),
     "model.bin": (llama_bytes, llama2c.read),
     "metrics.jsonl": (lambda _: b"".join(b'{"step": %d, "train/loss": 1.5}\n' % i for i in range(1, 5)), read_log),
     "run.json": (config_bytes, read_config),
     "run/config.json": (config_bytes, resume),
-    "run/summary.json": (in_json({"steps": 1000, "params_sha256": "0"}), resume),
+    "run/summary.json": (lambda _: b'{"steps": 1000, "params_sha256": "0"}', resume),
     **{f"{family}/{MODEL[0]}": of_model(family, 0) for family in published.BODIES},
     **{f"{family}/{MODEL[1]}": of_model(family, 1) for family in ("llama", "vit")},
 }
@@ -253,38 +249,36 @@ def zip_that_lies():
 
 
 POSSIBLE = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2**10, 2**12, 2**11)
+BMP = b"BM" + struct.pack("<IHHIIiiHHIIiiII", 99, 0, 0, 54, 40, 2**30, 2**30, 1, 24, *[0] * 6)
 ANNOUNCED = {
-    "sizes": ("images.idx", lambda: bytes([0, 0, 8, 3]) + b"\xff" * 12),
-    "sizes that may be": ("images.idx", lambda: POSSIBLE),
-    "sizes, packed": ("images.gz", lambda: gzip.compress(POSSIBLE)),
-    "a bomb of zeros": ("images.gz", lambda: gzip.compress(bytes(2**25))),
-    "a bomb behind a header": ("images.gz", lambda: gzip.compress(idx(IMAGES) + bytes(2**25))),
-    "an array": ("images.npz", lambda: npy_header((2**40,))),
-    "a large array": ("images.npz", lambda: npy_header((2**28,))),
-    "an array of no size": ("images.npz", lambda: npy_header((2**40, 0))),
-    "a pickle": ("images.npz", lambda: npy_header((2**40,), "|O")),
-    "a header": ("x.safetensors", lambda: (2**40).to_bytes(8, "little")),
-    "values": ("x.safetensors", lambda: safetensors_header()),
-    "an axis of none": ("x.safetensors", lambda: safetensors_header(shape=[2**62, 0], data_offsets=[0, 0])),
-    "values before": ("x.safetensors", lambda: safetensors_header(data_offsets=[-(2**43), 0])),
-    "a model": ("model.bin", lambda: struct.pack("<7i", *[2**30] * 7)),
-    "pieces": ("tok9.bin", lambda: struct.pack("<ifi", 2**31 - 1, 0.0, 2**31 - 1)),
-    "pixels": (
-        "picture.BMP",
-        lambda: b"BM" + struct.pack("<IHHIIiiHHIIiiII", 99, 0, 0, 54, 40, 2**30, 2**30, 1, 24, *[0] * 6),
-    ),
-    "a zip that lies": ("pairs.zip", zip_that_lies),
-    "nesting": ("run.json", lambda: b"[" * 10**6),
-    "nested values": ("data.json", lambda: b'{"a":' * 10**5),
-    "nested vocabulary": ("tokenizer.json", lambda: b"[" * 10**6),
-    "digits": ("data.json", lambda: b'{"image": [' + b"9" * 10**6 + b"]}"),
+    "sizes": ("images.idx", bytes([0, 0, 8, 3]) + b"\xff" * 12),
+    "sizes that may be": ("images.idx", POSSIBLE),
+    "sizes, packed": ("images.gz", gzip.compress(POSSIBLE)),
+    "a bomb of zeros": ("images.gz", gzip.compress(bytes(2**25), 1)),
+    "a bomb behind a header": ("images.gz", gzip.compress(idx(IMAGES) + bytes(2**25), 1)),
+    "an array": ("images.npz", npy_header((2**40,))),
+    "a large array": ("images.npz", npy_header((2**28,))),
+    "an array of no size": ("images.npz", npy_header((2**40, 0))),
+    "a pickle": ("images.npz", npy_header((2**40,), "|O")),
+    "a header": ("x.safetensors", (2**40).to_bytes(8, "little")),
+    "values": ("x.safetensors", safetensors_header()),
+    "an axis of none": ("x.safetensors", safetensors_header(shape=[2**62, 0], data_offsets=[0, 0])),
+    "values before": ("x.safetensors", safetensors_header(data_offsets=[-(2**43), 0])),
+    "a model": ("model.bin", struct.pack("<7i", *[2**30] * 7)),
+    "pieces": ("tok9.bin", struct.pack("<ifi", 2**31 - 1, 0.0, 2**31 - 1)),
+    "pixels": ("picture.BMP", BMP),
+    "a zip that lies": ("pairs.zip", zip_that_lies()),
+    "nesting": ("run.json", b"[" * 10**6),
+    "nested values": ("data.json", b'{"a":' * 10**5),
+    "nested vocabulary": ("tokenizer.json", b"[" * 10**6),
+    "digits": ("data.json", b'{"image": [' + b"9" * 10**6 + b"]}"),
 }
 
 
 @pytest.mark.parametrize("case", ANNOUNCED)
 def test_what_announces_more_than_it_holds_takes_no_memory(tmp_path, case):
-    kind, make = ANNOUNCED[case]
-    small_files.write(tmp_path, **{kind: make()})
+    kind, content = ANNOUNCED[case]
+    small_files.write(tmp_path, **{kind: content})
     within_memory(lambda: FILES[kind][1](tmp_path / kind))
 
 
@@ -303,38 +297,20 @@ def within_memory(read, *, refused=True):
     assert peak < 80 * 2**20, f"{peak:,} bytes"
 
 
-OUT = [
-    "../a.tsv",
-    "/etc/a.tsv",
-    "a/../../b.tsv",
-    "C:\\a.tsv",
-    "c:a.tsv",
-    "..\\a.tsv",
-    "a\\..\\b.tsv",
-    "\\\\host\\a.tsv",
-]
+OUT = r"../a.tsv /a.tsv a/../../b.tsv C:\a.tsv c:a.tsv ..\a.tsv a\..\..\b.tsv \\host\a.tsv ../a.png".split()
 
 
-@pytest.mark.parametrize("name", [*OUT, "../a.png"])
-def test_a_zip_that_leads_out_of_itself_is_refused(tmp_path, name):
-    small_files.write(tmp_path, **{"pairs.zip": zipped([("whole.tsv", TSV), (name, TSV)])})
-    with pytest.raises(errors.UserError, match="leads out of it"):
-        pairs.load(str(tmp_path / "pairs.zip"))
-    assert [found.name for found in tmp_path.rglob("*")] == ["pairs.zip"]
-
-
-def test_a_link_in_a_zip_is_no_way_out(tmp_path):
-    small_files.write(tmp_path, **{"secret.tsv": b"secret\tgeheim\n"})
+def test_what_leads_out_of_a_zip_is_refused_and_nothing_is_unpacked(tmp_path):
     link = zipfile.ZipInfo("link.tsv")
     link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    small_files.write(tmp_path, **{"pairs.zip": zipped([("whole.tsv", TSV), (link, b"secret.tsv")])})
-    with pytest.raises(errors.UserError, match="link.tsv, line 1: no second column"):  # the name of the target is text
-        pairs.load(str(tmp_path / "pairs.zip"))
-
-
-@pytest.mark.parametrize("name", ["../x.npy", "/x.npy", "a/../../x.npy"])
-def test_an_array_whose_name_leads_out_is_written_nowhere(tmp_path, name):
-    content = zipped([("x.npy", npy(IMAGES)), ("y.npy", npy(LABELS)), (name, npy(LABELS))])
-    file = small_files.write(tmp_path, **{"in/images.npz": content}) / "in" / "images.npz"
-    assert len(disk.read_npz(file, [("x", "y")])) == 2
-    assert sorted(found.name for found in tmp_path.rglob("*")) == ["images.npz", "in"]
+    file = tmp_path / "in" / "pairs.zip"
+    small_files.write(tmp_path, **{"secret.tsv": b"secret\tgeheim\n", "in/pairs.zip": b""})
+    for name in (*OUT, link):
+        file.write_bytes(zipped([("whole.tsv", TSV), (name, b"../secret.tsv")]))
+        # of a link the name of the target is its text
+        with pytest.raises(errors.UserError, match="leads out of it|link.tsv, line 1: no second column"):
+            pairs.load(str(file))
+    for name in ("../x.npy", "/x.npy", "a/../../x.npy"):
+        file.write_bytes(zipped([("x.npy", npy(IMAGES)), ("y.npy", npy(LABELS)), (name, npy(LABELS))]))
+        assert len(disk.read_npz(file, [("x", "y")])) == 2
+    assert sorted(found.name for found in tmp_path.rglob("*")) == ["in", "pairs.zip", "secret.tsv"]

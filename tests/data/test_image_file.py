@@ -5,103 +5,86 @@ import math
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from experiments.data import image_file
 from experiments.engine import errors
 
 
-def saved(folder, pixels, name="a.png"):
-    from PIL import Image
-
-    Image.fromarray(pixels).save(folder / name)
-    return folder / name
+def saved(folder, pixels):
+    Image.fromarray(pixels).save(folder / "a.png")
+    return folder / "a.png"
 
 
-def like_of(folder, Z=1, **values):
+def of_run(folder, Z=1, **values):
     """What is expected of an image by a run of such images."""
-    own = {"image": [2, 3, Z], "values": [0.0, 16.0], "mean": [4.0], "std": [2.0], "classes": ["a"]} | values
+    own = {"image": [2, 3, 1], "values": [0.0, 16.0], "mean": [4.0], "std": [2.0], "classes": ["a", "b"]} | values
     (folder / "data.json").write_text(json.dumps(own))
-    return image_file.expected(folder, {}, Z=Z, C=1)
+    return image_file.expected(folder, {}, Z=Z, C=2)
+
+
+def published(folder, says, *shape, Z=3, file="preprocessor_config.json"):
+    """The same by a published model whose file says this."""
+    (folder / file).write_text(json.dumps(says))
+    return image_file.expected(folder, {"image": list(shape), "class_names": ["a"]}, Z=Z, C=1)
 
 
 def test_an_image_is_made_like_the_models_own(tmp_path):
-    white = saved(tmp_path, np.full((5, 7, 3), 255, np.uint8))
-    image_1YXZ, told = image_file.read(white, like_of(tmp_path))
+    image_1YXZ, told = image_file.read(saved(tmp_path, np.full((5, 7, 3), 255, np.uint8)), of_run(tmp_path))
     np.testing.assert_allclose(image_1YXZ, np.full((1, 2, 3, 1), (16 - 4) / 2))
     assert "5 x 7 pixels, colour, made 2 x 3, grey" in told
-    three = like_of(tmp_path, Z=3, mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0])
+    three = of_run(tmp_path, 3, image=[2, 3, 3], mean=[0.0, 1.0, 2.0], std=[1.0, 1.0, 1.0], values=[-1.0, 1.0])
     image_1YXZ, _ = image_file.read(saved(tmp_path, np.zeros((5, 7), np.uint8)), three)
     np.testing.assert_allclose(image_1YXZ[0, 0, 0], [-1, -2, -3])
     wide = np.zeros((2, 12), np.uint8)
     wide[:, 8:] = 255  # the right third is white
-    image_1YXZ, _ = image_file.read(saved(tmp_path, wide), like_of(tmp_path, mean=[0.0], std=[1.0]))
+    image_1YXZ, _ = image_file.read(saved(tmp_path, wide), of_run(tmp_path, mean=[0.0], std=[1.0]))
     assert image_1YXZ[0, :, 0].max() < 1 and image_1YXZ[0, :, 2].min() > 12  # the edge is blurred
 
 
-RIGHT = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
+WRONG = {
+    "image": [None, 7, [2, 3], [2, 3, 2], [2, 0, 3], [2.5, 3, 3]],
+    "values": [None, [0], [0, "1"], [0, math.nan]],
+    "mean": [None, 0.5, [], [1, 2], ["1"], [True], [math.inf]],
+    "std": [None, [0, 0, 0], [1, 1, -1], [1, 1], [math.nan]],
+    "classes": [None, ["a"], ["a", 1], "ab"],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("image", [None, 7, [2, 3], [2, 3, 1], [2, 0, 3], [2.5, 3, 3]]),
-        ("values", [None, [0], [0, "1"], [0, math.nan]]),
-        ("mean", [None, 0.5, [], [1, 2], ["1"], [True], [math.inf]]),
-        ("std", [None, [0, 0, 0], [1, 1, -1], [1, 1], [math.nan]]),
-        ("classes", [None, ["a"], ["a", 1], "ab"]),
-    ],
-)
-def test_what_is_said_of_the_images_must_be_usable(tmp_path, name, wrong):
-    def of_run(values):
-        (tmp_path / "data.json").write_text(json.dumps(RIGHT | values))
-        return image_file.expected(tmp_path, {}, Z=3, C=2)
-
-    found = of_run({})
-    assert {name: found[name] for name in RIGHT} == RIGHT | {"mean": [0.5] * 3}
-    for value in wrong:
-        with pytest.raises(errors.UserError, match=rf"data\.json: {name} must be .* is not$"):
-            of_run({name: value})
-
-
-def test_what_a_published_model_says_of_its_images_must_be_usable(tmp_path):
-    def published_one(values):
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps(values))
-        return image_file.expected(tmp_path, {"image": [2, 3], "class_names": ["a", "b"]}, Z=3, C=2)
-
-    assert published_one({"image_mean": [0.25]})["mean"] == [0.25] * 3
-    wrong = {"image_mean": None, "image_std": [0, 0, 0], "rescale_factor": "1"}
-    for name, value in wrong.items():
-        with pytest.raises(errors.UserError, match=rf"preprocessor_config\.json: {name} must be"):
-            published_one({name: value})
-    with pytest.raises(errors.UserError, match="rescale_factor must be a number above 0"):
-        published_one({"rescale_factor": 0})
-    with pytest.raises(errors.UserError, match="image_mean must be"):
-        published_one({"image_mean": 10**400})  # json reads it
+def test_what_is_said_of_the_images_must_be_usable(tmp_path):
+    right = {"image": [2, 3, 3], "values": [0.0, 1.0], "mean": [0.5], "std": [1, 2, 3], "classes": ["a", "b"]}
+    found = of_run(tmp_path, 3, **right)
+    assert {name: found[name] for name in right} == right | {"mean": [0.5] * 3}
+    for name, values in WRONG.items():
+        for value in values:
+            with pytest.raises(errors.UserError, match=rf"data\.json: {name} must be .* is not$"):
+                of_run(tmp_path, 3, **right | {name: value})
+    wrong = {
+        "image_mean": [None, 10**400],
+        "image_std": [[0, 0, 0]],
+        "rescale_factor": ["1", 0],
+    }  # json reads any digits
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(errors.UserError, match=rf"preprocessor_config\.json: {name} must be"):
+                published(tmp_path, {name: value}, 2, 3)
 
 
 CROP = {"do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
+PLAIN = {"do_normalize": False}
 MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its pixels
-    "not normalised, with a mean there": (
-        {"do_normalize": False, "image_mean": [0.3] * 3, "size": [12, 24]},
-        lambda x: x / 255,
-    ),
+    "not normalised": (PLAIN | {"image_mean": [0.3] * 3, "size": [12, 24]}, lambda x: x / 255),
     "not rescaled": ({"do_rescale": False, "image_mean": 100, "size": [12, 24]}, lambda x: (x - 100) / 0.5),
     "not resized": ({"do_resize": False}, lambda x: (x / 255 - 0.5) / 0.5),
     "null is false": ({"do_resize": None, "do_normalize": None}, lambda x: x / 255),
-    "cropped": ({"do_resize": False, "do_normalize": False} | CROP, lambda x: x[4:8, 9:15] / 255),
-    "as high, and cropped": (
-        {"size": {"shortest_edge": 12}, "do_normalize": False} | CROP,
-        lambda x: x[4:8, 9:15] / 255,
-    ),
+    "cropped": ({"do_resize": False} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
+    "as high, and cropped": ({"size": {"shortest_edge": 12}} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
     "cropped beyond": (
-        {"do_resize": False, "do_normalize": False, "do_center_crop": True, "crop_size": [15, 24]},
+        {"do_resize": False, "do_center_crop": True, "crop_size": [15, 24]} | PLAIN,
         lambda x: np.pad(x, ((2, 1), (0, 0), (0, 0))) / 255,
     ),
-    "nearest": ({"resample": 0, "size": [4, 8], "do_normalize": False}, lambda x: x[1::3, 1::3] / 255),
-    "mean of boxes": (
-        {"resample": 4, "size": [4, 8], "do_normalize": False},
-        lambda x: x.reshape(4, 3, 8, 3, 3).mean((1, 3)) / 255,
-    ),
+    "nearest": ({"resample": 0, "size": [4, 8]} | PLAIN, lambda x: x[1::3, 1::3] / 255),
+    "mean of boxes": ({"resample": 4, "size": [4, 8]} | PLAIN, lambda x: x.reshape(4, 3, 8, 3, 3).mean((1, 3)) / 255),
 }
 
 
@@ -110,9 +93,7 @@ def test_a_file_is_made_into_an_image_as_it_is_said(tmp_path, case):
     says, made = MADE[case]
     x_YXZ = np.random.default_rng(0).integers(0, 256, (12, 24, 3), np.uint8)
     right_YXZ = made(x_YXZ.astype(float))
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says))
-    like = image_file.expected(tmp_path, {"image": right_YXZ.shape[:2], "class_names": ["a"]}, Z=3, C=1)
-    found_1YXZ, told = image_file.read(saved(tmp_path, x_YXZ), like)
+    found_1YXZ, told = image_file.read(saved(tmp_path, x_YXZ), published(tmp_path, says, *right_YXZ.shape[:2]))
     np.testing.assert_allclose(found_1YXZ[0], right_YXZ, atol=1.01 / 255 if case == "mean of boxes" else 1e-5)
     assert "assumed" not in told
 
@@ -120,51 +101,44 @@ def test_a_file_is_made_into_an_image_as_it_is_said(tmp_path, case):
 def test_opacity_is_laid_on_white_where_colours_are_asked_for(tmp_path):
     file = saved(tmp_path, np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8))
     for asked, right in ((True, [0, 1]), (False, [0, 0])):
-        (tmp_path / "preprocessor_config.json").write_text(json.dumps({"do_convert_rgb": asked, "do_normalize": False}))
-        like = image_file.expected(tmp_path, {"image": [1, 2], "class_names": ["a"]}, Z=3, C=1)
+        like = published(tmp_path, {"do_convert_rgb": asked} | PLAIN, 1, 2)
         np.testing.assert_allclose(image_file.read(file, like)[0][0, 0, :, 1], right, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("says", "sentence"),
-    [
-        ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type must be one of ViTImageProcessor, DeiT"),
-        ({"feature_extractor_type": "CLIPFeatureExtractor"}, "and CLIPImageProcessor is not"),
-        ({"image_processor_type": 5}, "image_processor_type must be one of"),
-        ({"do_flip_channel_order": True}, "do_flip_channel_order must be absent or false, since it is not known here"),
-        ({"auto_map": {"AutoImageProcessor": "mine.Processor"}}, "auto_map must be absent or false"),
-        ({"do_pad": True}, "do_pad must be absent"),
-        ({"do_resize": 1}, "do_resize must be true or false, and 1 is not"),
-        ({"resample": 99}, "resample must be the number of a filter of Pillow, and 99 is not"),
-        ({"resample": None}, "resample must be the number"),
-        ({"size": 7}, "size must be the 4 x 6 pixels that the model reads, and 7 is not"),
-        ({"size": {"longest_edge": 7}}, "size must be one number above 0 or two, height and width, or shortest_edge"),
-        ({"size": {"height": 0, "width": 6}}, "size must be one number"),
-        ({"size": {"shortest_edge": 10**400}}, "size must be one number"),
-        ({"size": True}, "size must be one number"),
-        ({"do_center_crop": True}, "crop_size must be one number"),
-        ({"do_center_crop": True, "crop_size": {"shortest_edge": 4}}, "crop_size must be the 4 x 6 pixels"),
-        ({"size": {"shortest_edge": 4}}, "a.png becomes 4 x 8 pixels, and the model reads 4 x 6"),
-        ({"do_resize": False}, "a.png becomes 12 x 24 pixels, and the model reads 4 x 6"),
-        ({"size": 10**7} | CROP, "100,000,000,000,000 pixels, and at most"),
-    ],
-)
-def test_what_is_said_of_making_an_image_is_done_or_refused(tmp_path, says, sentence):
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(says))
-    with pytest.raises(errors.UserError, match=sentence):
-        like = image_file.expected(tmp_path, {"image": [4, 6], "class_names": ["a"]}, Z=3, C=1)
-        image_file.read(saved(tmp_path, np.zeros((12, 24, 3), np.uint8)), like)
+REFUSED = [
+    ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type must be one of ViTImageProcessor, DeiT"),
+    ({"feature_extractor_type": "CLIPFeatureExtractor"}, "and CLIPImageProcessor is not"),
+    ({"image_processor_type": 5}, "image_processor_type must be one of"),
+    ({"do_flip_channel_order": True}, "do_flip_channel_order must be absent or false, since it is not known here"),
+    ({"auto_map": {"AutoImageProcessor": "mine.Processor"}}, "auto_map must be absent or false"),
+    ({"do_resize": 1}, "do_resize must be true or false, and 1 is not"),
+    ({"resample": 99}, "resample must be the number of a filter of Pillow, and 99 is not"),
+    ({"resample": None}, "resample must be the number"),
+    ({"size": 7}, "size must be the 4 x 6 pixels that the model reads, and 7 is not"),
+    ({"size": {"longest_edge": 7}}, "size must be one number above 0 or two, height and width, or shortest_edge"),
+    ({"size": {"height": 0, "width": 6}}, "size must be one number"),
+    ({"size": {"shortest_edge": 10**400}}, "size must be one number"),
+    ({"size": True}, "size must be one number"),
+    ({"do_center_crop": True}, "crop_size must be one number"),
+    ({"do_center_crop": True, "crop_size": {"shortest_edge": 4}}, "crop_size must be the 4 x 6 pixels"),
+    ({"size": {"shortest_edge": 4}}, "a.png becomes 4 x 8 pixels, and the model reads 4 x 6"),
+    ({"do_resize": False}, "a.png becomes 12 x 24 pixels, and the model reads 4 x 6"),
+    ({"size": 10**7} | CROP, "100,000,000,000,000 pixels, and at most"),
+]
+
+
+def test_what_is_said_of_making_an_image_is_done_or_refused(tmp_path):
+    file = saved(tmp_path, np.zeros((12, 24, 3), np.uint8))
+    for says, sentence in REFUSED:
+        with pytest.raises(errors.UserError, match=sentence):
+            image_file.read(file, published(tmp_path, says, 4, 6))
 
 
 def test_the_newest_form_of_what_is_said_of_images_is_read(tmp_path):
     """processor_config.json, where there is no preprocessor_config.json, as transformers has it."""
-    extras = {"image": (4, 6), "class_names": ["a"]}
-    (tmp_path / "processor_config.json").write_text('{"image_processor": {"do_normalize": false, "image_mean": [9]}}')
-    like = image_file.expected(tmp_path, extras, Z=1, C=1)
+    newest, says = {"Z": 1, "file": "processor_config.json"}, {"image_processor": {"image_mean": [9]} | PLAIN}
+    like = published(tmp_path, says, 4, 6, **newest)
     assert (like["mean"], like["std"], like["assumed"]) == ([0], [1], False)
-    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.25]}')
-    assert image_file.expected(tmp_path, extras, Z=1, C=1)["mean"] == [0.25]
-    (tmp_path / "preprocessor_config.json").unlink()
-    (tmp_path / "processor_config.json").write_text('{"image_processor": 3}')
     with pytest.raises(errors.UserError, match="processor_config.json: image_processor must be an object, and 3"):
-        image_file.expected(tmp_path, extras, Z=1, C=1)
+        published(tmp_path, {"image_processor": 3}, 4, 6, **newest)
+    assert published(tmp_path, {"image_mean": [0.25]}, 4, 6, Z=1)["mean"] == [0.25]

@@ -73,43 +73,46 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
 
 
 @pytest.mark.parametrize("make", [byte_level, sentence_pieces])
-@hypothesis.given(first=TEXT, second=TEXT)
-@hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
-def test_the_library_streams_as_it_decodes(make, first, second):
+@hypothesis.given(first=TEXT, second=TEXT, ids=st.lists(st.integers(0, 258), max_size=23))
+@hypothesis.settings(deadline=None, max_examples=25)
+def test_the_library_streams_as_it_decodes(make, first, second, ids):
+    """Also bytes that are no text."""
     made = pretrained_tokenizer.Published(make(), {})
+    assert make is sentence_pieces or "".join(made.stream(ids)) == made.decode(ids)
     ids, more = made.encode(first), made.encode(second, specials=False)
-    assert made.decode(ids) == first
-    assert "".join(made.stream(ids.tolist())) == first
+    assert made.decode(ids) == "".join(made.stream(ids.tolist())) == first
     assert first + "".join(made.stream(iter(more), after=ids)) == made.decode([*ids, *more])
     for piece in made.stream(ids):
         assert piece and "\N{REPLACEMENT CHARACTER}" not in piece
 
 
-@hypothesis.given(st.lists(st.integers(0, 258), max_size=23))
-@hypothesis.settings(deadline=None)
-def test_bytes_that_are_no_text_stream_as_they_decode(ids):
-    made = pretrained_tokenizer.Published(byte_level(), {})
-    assert "".join(made.stream(ids)) == made.decode(ids)
+SAID = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
 
 
-def test_the_files_beside_say_which_special_is_which(tmp_path):
-    made = saved(tmp_path, sentence_pieces())
-    assert (made.bos, made.eos, made.mask, made.pad) == (1, 2, None, None)
-    made = saved(
-        tmp_path, sentence_pieces(), special_tokens_map={"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
-    )
-    assert (made.bos, made.eos, made.mask, made.pad) == (1, 1, None, 0)
-    roles = {"bos_token": None, "eos_token": "</s>", "mask_token": "absent", "pad_token": 5, "more_token": "a"}
-    made = saved(tmp_path, sentence_pieces(), tokenizer_config=roles)
-    assert (made.bos, made.eos, made.mask, made.pad) == (None, 2, None, None)
+@pytest.mark.parametrize(
+    ("make", "beside", "roles"),
+    [
+        (sentence_pieces, {}, (1, 2, None, None)),
+        (
+            sentence_pieces,
+            {"special_tokens_map": {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}},
+            (1, 1, None, 0),
+        ),
+        (
+            sentence_pieces,
+            {"tokenizer_config": SAID, "special_tokens_map": {"eos_token": "<s>"}},
+            (None, 2, None, None),
+        ),
+        (byte_level, {"tokenizer_config": {"model_max_length": 1024}}, (258, 258, None, None)),  # as of GPT-2
+    ],
+)
+def test_the_files_beside_say_which_special_is_which(tmp_path, make, beside, roles):
+    made = saved(tmp_path, make(), **beside)
+    assert (made.bos, made.eos, made.mask, made.pad) == roles
+    assert {f"{name}.json" for name in beside} | {"tokenizer.json"} == made.files.keys()
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(errors.UserError, match="tokenizer_config.json cannot be read as JSON"):
         pretrained_tokenizer.read(tmp_path)
-
-
-def test_gpt_2_ends_and_begins_with_the_same_special(tmp_path):
-    made = saved(tmp_path, byte_level(), tokenizer_config={"model_max_length": 1024})
-    assert made.bos == made.eos == 258 == made.size - 1
 
 
 def test_the_published_sentence_encoder_is_read():
@@ -126,23 +129,28 @@ def test_the_published_sentence_encoder_is_read():
 
 LEVEL = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}
 CLS = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-PANICS = {  # as tokenizers 0.23 finds it: reading it, adding the specials, making text
+AROUND = {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": {}}
+PIECES = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "b", "continuing_subword_prefix": "#"}
+DAMAGED = {  # as tokenizers 0.23 finds it: reading it, adding the specials, making text
     "a merge of what is no word": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [["a", "b"]]}},
-    "a special without an id": {
-        "model": LEVEL,
-        "post_processor": {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": {}},
-    },
+    "a special without an id": {"model": LEVEL, "post_processor": AROUND},
     "more stripped than there is": {
         "model": LEVEL,
         "decoder": {"type": "Strip", "content": "a", "start": 5, "stop": 5},
     },
     "a large id": {"model": LEVEL | {"vocab": {"a": 2**32 - 1}}},
+    "nothing for the unknown": {"model": PIECES | {"max_input_chars_per_word": 9}},
+    "no model": {"model": None},
+    "no kind": {"model": {}},
+    "no vocabulary": {"model": {"type": "BPE"}},
+    "another kind": {"model": {"type": "New", "vocab": {}}},
+    "another vocabulary": {"model": {"type": "BPE", "vocab": []}},
 }
 
 
-@pytest.mark.parametrize("case", PANICS)
-def test_what_the_library_panics_at_is_refused_in_a_sentence_and_nothing_else(tmp_path, capfd, case):
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"} | PANICS[case]))
+@pytest.mark.parametrize("case", DAMAGED)
+def test_what_the_library_cannot_read_or_panics_at_is_refused_in_a_sentence_and_nothing_else(tmp_path, capfd, case):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"} | DAMAGED[case]))
     with pytest.raises(errors.UserError, match="tokenizer.json is damaged"):
         pretrained_tokenizer.read(tmp_path)
     assert capfd.readouterr() == ("", "")
@@ -156,7 +164,7 @@ def test_what_a_file_pads_or_puts_around_a_text_takes_no_memory_and_has_a_word(t
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "padding": padding}))
     assert pretrained_tokenizer.read(tmp_path).encode("b").tolist() == [1]
     special = {"[CLS]": {"id": "[CLS]", "ids": [99_999_999], "tokens": ["[CLS]"]}}
-    around = {"type": "TemplateProcessing", "single": CLS, "pair": [], "special_tokens": special}
+    around = AROUND | {"special_tokens": special}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": LEVEL, "post_processor": around}))
     with pytest.raises(errors.UserError, match="makes the id 99999999 of 'b', and it has 2 words"):
         pretrained_tokenizer.read(tmp_path).encode("b")
@@ -184,13 +192,6 @@ def test_a_panic_at_a_later_text_is_a_sentence_and_an_interruption_stays_one():
             use()
     with pytest.raises(KeyboardInterrupt):
         pretrained_tokenizer.Published(Panicking(KeyboardInterrupt()), {}).encode("king")
-
-
-def test_a_json_without_what_stands_for_the_unknown_is_refused(tmp_path):
-    made = word_pieces()
-    made.model = models.WordPiece({"a": 0}, unk_token="absent")
-    with pytest.raises(errors.UserError, match="tokenizer.json is damaged.*Missing"):
-        saved(tmp_path, made)
 
 
 def test_a_folder_has_one_tokenizer_or_says_so(tmp_path):
