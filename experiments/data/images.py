@@ -62,9 +62,7 @@ def load(source: str) -> Images:
     A path leads to an .npz file with arrays x and y, or x_train, y_train, x_valid, and so on (ARRAYS), or to a folder
     of MNIST's four IDX files or of .npz files that are called as parts usually are. Evaluated is a validation part,
     where there is one, else the test part, which is else left alone; of one part about 20 %, chosen by content.
-
-    Raises:
-      UserError: neither a name nor a path that exists; missing, damaged or contradictory files; labels out of range.
+    UserError where nothing is there, and for damaged or contradictory files.
     """
     path, known = pathlib.Path(os.path.expanduser(source)), ()
     if source == "digits":
@@ -93,10 +91,7 @@ def load(source: str) -> Images:
 
 
 def _folder(path: pathlib.Path) -> tuple[list, list]:
-    """The parts in a folder, each images and labels, and the names of their files.
-
-    UserError where a file is missing or damaged, or two are called as the same part.
-    """
+    """The parts in a folder, each images and labels, and the names of their files."""
     places = {file: [path / file, path / f"{file}.gz"] for file in FILES}
     idx = {file: place for file, some in places.items() for place in reversed(some) if os.path.isfile(place)}
     named: dict[str, pathlib.Path] = {}
@@ -121,11 +116,7 @@ def _folder(path: pathlib.Path) -> tuple[list, list]:
 
 
 def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
-    """The array in an IDX file, of the file's type in native byte order.
-
-    Raises:
-      UserError: cannot be read, no IDX file, another number of axes, too few or too many bytes, damaged gzip.
-    """
+    """The array in an IDX file, of the file's type in native byte order. UserError for any other content."""
     begin, file = 4 + 4 * axes, files.on_disk(path)
     header = files.read(file, copies=1, text=False, most=begin)[:begin]
     if len(header) < 4 or header[:2] != b"\0\0" or header[2] not in DTYPES:
@@ -169,10 +160,9 @@ def _images(name: str, arrays: list, files_of: Sequence = (), known: tuple[str, 
         raise errors.UserError(f"{names[0]}: {why}")
     classes = known or tuple(map(str, range(most + 1)))
     for part, (_, label_B) in zip(names, checked, strict=True):
-        for label in (int(label_B.min()), int(label_B.max())):
-            if not 0 <= label < len(classes):
-                wrong = f"the label {label} is out of range: it must lie in 0 .. {len(classes) - 1}"
-                raise errors.UserError(f"{part}: {wrong}")
+        if len(wrong_B := label_B[(label_B < 0) | (label_B >= len(classes))]):
+            wrong = f"the label {wrong_B[0]} is out of range: it must lie in 0 .. {len(classes) - 1}"
+            raise errors.UserError(f"{part}: {wrong}")
     if len(checked) == 1:
         ((image_BYXZ, label_B),) = checked
         out_B = files.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
@@ -217,8 +207,7 @@ def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     chunks = [image_BYXZ[at : at + CHUNK] for at in range(0, len(image_BYXZ), CHUNK)]
     pixels = np.prod(image_BYXZ.shape[:-1])
     mean_Z = sum(chunk.sum((0, 1, 2), dtype=np.float64) for chunk in chunks) / pixels
-    variance_Z = sum(np.square(chunk - mean_Z).sum((0, 1, 2)) for chunk in chunks) / pixels
-    std_Z = np.sqrt(variance_Z)
+    std_Z = np.sqrt(sum(np.square(chunk - mean_Z).sum((0, 1, 2)) for chunk in chunks) / pixels)
     return mean_Z.astype(np.float32), np.where(std_Z > 0, std_Z, 1).astype(np.float32)
 
 

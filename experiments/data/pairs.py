@@ -69,10 +69,9 @@ def load(source: str, *, share: float = 1.0) -> Pairs:
         used = [named[part] for part in (files.TRAIN, files.evaluated(named))] if named else [found]
         disk.check_memory(f"the text in {source}", COPIES * sum(file.size for some in used for file in some))
         sides = [[pair for file in some for pair in _pairs(file)] for some in used]
-    for some, pairs in zip(used, sides, strict=True):
-        if not pairs:
-            where = f"{source} ({files.listed(some)})" if named else source
-            raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
+    if empty := [some for some, pairs in zip(used, sides, strict=True) if not pairs]:
+        where = f"{source} ({files.listed(empty[0])})" if named else source
+        raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
     if named:
         train, evaluation = sides
         keys = {sentence_key(source) for source, _ in train}

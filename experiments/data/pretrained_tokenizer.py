@@ -152,10 +152,7 @@ class Pieces(tokenizer.Tokenizer):
 
 
 def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
-    """The tokenizer in a file, or in a folder with tokenizer.json or else one tok*.bin.
-
-    UserError where nothing is there, and for a damaged file.
-    """
+    """The tokenizer in a file, or in a folder with tokenizer.json or else one tok*.bin. UserError where none is."""
     path = pathlib.Path(path)
     if path.is_dir():
         found = next((some for pattern in FILES if (some := sorted(path.glob(pattern)))), [])

@@ -1,9 +1,5 @@
 """Tasks that are made, not read: each asks whether attention finds one certain token, and some need to know the
 direction from one token to another.
-
-Every task gives `w_BN` (N words out of W), `target_BN` (the answer, a word or a number below W; both int32) and
-`weight_BN`, 1 where an answer is asked for and 0 elsewhere (float32). All have the same shapes, so that one compiled
-program serves them all.
 """
 
 import math
@@ -31,10 +27,11 @@ class Rule(NamedTuple):
 
 
 def examples(task: str, *, N: int, W: int) -> batches.Fetch:
-    """`fetch(index_B, rng)` of the task of this name, of W >= 2 N words: with an `rng` (training) examples are new each
-    time; without one (held out) each is a function of its number alone, the same in every run.
+    """`fetch(index_B, rng)` of the task of this name, of W >= 2 N words: `w_BN`, `target_BN` (the answer, a word or a
+    number below W; both int32) and `weight_BN`, 1 where an answer is asked for and 0 elsewhere (float32).
 
-    UserError for an unknown task, and too few or too many tokens.
+    With an `rng` (training) examples are new each time; without one (held out) each is a function of its number alone,
+    the same in every run. UserError for an unknown task, and too few or too many tokens.
     """
     if task not in RULES:
         listed = ", ".join(RULES)
