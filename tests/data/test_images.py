@@ -43,8 +43,6 @@ def test_named_folders_are_looked_for_in_order(tmp_path, monkeypatch, name, fold
     with pytest.raises(errors.UserError, match="lacks train-labels-idx1-ubyte"):
         images.load(name)
 
-
-def test_the_cache_is_the_last_place(tmp_path, monkeypatch):
     monkeypatch.setenv("TFM_DATA", "~")
     assert download.places() == [pathlib.Path.home(), tmp_path / "cache" / "tfm"]
     monkeypatch.delenv("TFM_DATA")

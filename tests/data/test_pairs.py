@@ -3,7 +3,6 @@
 import gzip
 import os
 import random
-import unicodedata
 import zipfile
 
 import hypothesis
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from small_files import write, zipped
 
-from experiments.data import download, pairs, pretrained_tokenizer
+from experiments.data import pairs, pretrained_tokenizer
 from experiments.engine import batches, disk, errors
 
 WORDS = "a king who reads is worth two kings who fight".split()
@@ -35,13 +34,11 @@ def file(tmp_path):
 # Reading.
 
 
-def test_lines_become_pairs_in_unicode_nfc_and_further_columns_are_ignored(tmp_path):
+def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_or_no_pairs(tmp_path):
+    """In Unicode's form NFC; further columns are ignored."""
     content = "\ufeffGo.\tVe\u0301te.\r\n\nStop!  \t Para. \tby a person\nA\u2028b\tc"
     loaded = pairs.load(str(write(tmp_path, **{"a.txt": content.encode()}) / "a.txt"))
     assert both(loaded) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")] and loaded.said == ""
-
-
-def test_a_folder_and_a_zip_are_read_without_what_is_hidden_or_no_pairs(tmp_path):
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
@@ -181,9 +178,6 @@ def test_no_source_sentence_stands_on_both_sides(tmp_path, file):
     assert set(tenth.train) < set(half.train) < set(one.train)
     for some, share in ((half, 0.5), (tenth, 0.1)):  # of those that are left, though the held-out ones are chosen alike
         assert abs(len(some.train) / len(one.train) - share) < 0.035
-
-
-def test_keys_tell_words_apart_in_any_script():
     assert pairs.sentence_key("Go  ON!") == pairs.sentence_key("go on") != pairs.sentence_key("goon")
     assert pairs.sentence_key("किताब") != pairs.sentence_key("कीताब")  # they differ in a vowel sign, which is no letter
     assert pairs.sentence_key("?!") != pairs.sentence_key("...")
@@ -267,13 +261,3 @@ def test_rows_are_made_piece_by_piece_never_cut_and_never_more_than_fit(made, mo
     monkeypatch.setattr(disk, "host_memory", lambda: 16 * 20 * len(SAID) - 1)
     with pytest.raises(errors.UserError, match="1,000 pairs of 2 x 20 tokens needs 312 KiB"):
         pairs.rows(made, SAID, N=20)
-
-
-def test_the_real_pairs():
-    if not os.environ.get("TFM_DATA") or not (download.places()[0] / "spa-eng.zip").exists():
-        pytest.skip("spa-eng.zip is not in the folder that TFM_DATA names")
-    loaded = pairs.load("spa-eng")
-    assert len(loaded.train) + len(loaded.evaluation) == 118_964
-    assert 0.04 < len(loaded.evaluation) / 118_964 < 0.06
-    assert ("Ask Tom.", "Pregúntale a Tom.") in loaded.train + loaded.evaluation
-    assert all(unicodedata.is_normalized("NFC", side) for pair in loaded.evaluation for side in pair)

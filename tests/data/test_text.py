@@ -55,19 +55,16 @@ def test_what_is_no_text_is_refused(tmp_path, name):
 
 
 def test_a_folder_with_some_files_that_are_no_text_tells_the_first_and_how_many(tmp_path):
-    write(tmp_path, **{"a.md": KING, "z.md": KING[1:], "b/b.png": b"\x89PNG\r\n"})
-    with pytest.raises(errors.UserError, match="b/b.png is a PNG image, not text in UTF-8; leave it out"):
-        text.load(str(tmp_path))
-    write(tmp_path, **{"c.npy": npy(np.arange(9)), "d.png": b"\x89PNG\r\n"})
-    with pytest.raises(errors.UserError, match=r"b.png is a PNG .* \(it is one of 3 such files among 5\); leave"):
-        text.load(str(tmp_path))
-
-
-def test_text_in_utf8_and_its_relatives_is_text(tmp_path):
     """No byte but NUL is strange: latin-1, a form feed, an escape, a mark at the beginning."""
     write(tmp_path, a="\ufeffnaïve\f\x1b[1m漢".encode() + bytes(range(1, 256)), b="naïve".encode("latin-1") * 9)
     found = text.load(str(tmp_path))
     assert len(found.train + found.evaluation) == 2
+    write(tmp_path, **{"c/c.png": b"\x89PNG\r\n"})
+    with pytest.raises(errors.UserError, match="c/c.png is a PNG image, not text in UTF-8; leave it out"):
+        text.load(str(tmp_path))
+    write(tmp_path, **{"d.npy": npy(np.arange(9)), "e.png": b"\x89PNG\r\n"})
+    with pytest.raises(errors.UserError, match=r"c.png is a PNG .* \(it is one of 3 such files among 5\); leave"):
+        text.load(str(tmp_path))
 
 
 def test_gzip_is_read_and_what_is_damaged_is_refused(tmp_path):
@@ -116,10 +113,12 @@ def test_a_folder_is_measured_as_a_whole_before_it_is_read(tmp_path, monkeypatch
         text.load(str(tmp_path))
 
 
-@pytest.mark.parametrize(("kind", "copies"), [("bytes", 1), ("characters", text.COPIES)])
-@pytest.mark.parametrize("names", [["a.txt"], ["train.txt", "train2.txt", "valid.txt"]])
-def test_a_text_takes_its_own_size_and_that_of_its_ids(tmp_path, monkeypatch, kind, copies, names):
+@pytest.mark.parametrize("kind", ["bytes", "characters", "bytes of one file"])
+def test_a_text_takes_its_own_size_and_that_of_its_ids(tmp_path, monkeypatch, kind):
     """Not 4 bytes an id, and not 8 where they are counted; as large a part as a run may take is what is asked for."""
+    kind, *one = kind.split(" ", 1)
+    names = ["a.txt"] if one else ["train.txt", "train2.txt", "valid.txt"]
+    copies = 1 if one else 2 if kind == "bytes" else text.COPIES  # of bytes once more where texts are joined
     rng, whole = np.random.default_rng(0), 2**22
     letters = "".join(map(chr, range(97, 97 + 26))) * 40 + "".join(map(chr, range(0x100, 0x200)))  # ids of two bytes
     for name in names:
@@ -134,11 +133,10 @@ def test_a_text_takes_its_own_size_and_that_of_its_ids(tmp_path, monkeypatch, ki
     language.token_counts(found.train_T, W=found.tokenizer.size)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    joined = len(names) > 2 and kind == "bytes"  # once more where texts are joined
     assert found.train_T.dtype == (np.uint8 if kind == "bytes" else np.uint16)
-    assert peak < (copies + joined) * whole + 3 * 2**20
+    assert peak < copies * whole + 3 * 2**20
     said = f"{tmp_path}: by their names, train.txt, train2.txt to train on; valid.txt to evaluate"
-    assert len(names) == 1 or found.lines[0] == said
+    assert one or found.lines[0] == said
 
 
 def test_characters_are_made_piece_by_piece_and_none_is_cut(monkeypatch):

@@ -45,24 +45,18 @@ def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
     assert tokenizer.make(kind, [b"a"]).mask is None
 
 
-def test_bytes_are_their_own_ids():
+def test_bytes_are_their_own_ids_and_characters_are_numbered_in_order_and_specials_follow():
     made, document = tokenizer.make("bytes", []), bytes(range(256))
     assert made.size == made.ordinary == 256 and made.join([b"a", b"b"]).tolist() == [97, 0, 98]
     assert made.join([document]).tolist() == list(document)
     assert made.decode(list(document)) == document.decode("utf-8", "replace")
-
-
-def test_characters_are_numbered_in_order_and_specials_follow():
     made = tokenizer.make("characters", ["béa😀b".encode()], specials=("[MASK]", "[SEP]"))
     assert made.characters == "abé😀" and made.ordinary == 4 and made.size == 6
     assert made.encode("😀ab").tolist() == [3, 0, 1]
     assert made.mask == 4 and tokenizer.make("characters", [b"a"]).mask is None
     assert made.decode([0, 4, 3, 5]) == "a[MASK]😀[SEP]"
     assert made.decode([0, -1, 6, 1]) == "ab"  # rows of a model that no word has
-
-
-def test_the_separator_is_known_only_where_documents_are_joined():
-    assert tokenizer.make("characters", [b"ab"]).characters == "ab"
+    assert tokenizer.make("characters", [b"ab"]).characters == "ab"  # the separator only where documents are joined
     two = tokenizer.make("characters", [b"ab", b"ca"])
     assert two.characters == "\0abc" and two.join([b"ab", b"ca"]).tolist() == [1, 2, 0, 3, 1]
     assert two.join([b"ab"]).tolist() == [1, 2]
