@@ -25,14 +25,11 @@ Fetch = Callable[[np.ndarray, np.random.Generator | None], Batch]
 
 
 def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ()) -> grain.MapDataset:
-    """Endless batches of `n` examples: `dataset[step]` is the batch of that step.
+    """Endless batches of `n` examples: `dataset[step]` is the batch of that step, with its examples' `example_B`.
 
     Every example comes once in each epoch (`n` consecutive examples), in an order of the epoch's own, also where the
     batch size changes (`growth`: pairs [step, size], as train.growth has them). The `rng` that `fetch` receives depends
-    on (seed, step) only. Beside what `fetch` gives, a batch tells its examples' numbers, `example_B`.
-
-    Raises:
-      UserError: a batch of no example, fewer examples than one batch, a seed beyond 32 bits, or a wrong growth.
+    on (seed, step) only. UserError for a batch of no example, fewer examples than one batch, a seed beyond 32 bits.
     """
     sizes = growing(batch, growth)
     _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
@@ -56,13 +53,10 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
 
 
 def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
-    """The ceil(n / batch) batches that hold every example exactly once, in order.
+    """The ceil(n / batch) batches that hold every example exactly once, in order. UserError where there is none.
 
     All batches have `batch` rows, so one compiled function serves them: the last is filled up with its last example,
     and there every array named `weight_...` is 0. `fetch` is called with `rng=None`: it must not depend on a run.
-
-    Raises:
-      UserError: no example, or a batch of no example.
     """
     _check(fetch, None, n=n, batch=batch, ready=batch * 2)
 

@@ -33,9 +33,6 @@ def say(text: str, end: str = "") -> None:
     print(text.translate(CONTROL).encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
-# Files
-
-
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:
     """The rows of metrics.jsonl, without lines that are none; tells: say which these are, but for the last one.
 
@@ -117,9 +114,6 @@ class Log:
                 self._file.close()
             finally:
                 self._events.close()
-
-
-# The live line
 
 
 class Rate:
@@ -291,9 +285,6 @@ class Progress(Line):
     def close(self) -> None:
         self._bar.set_postfix_str(self._text, refresh=False)
         super().close()
-
-
-# Tables
 
 
 def table(params: Any) -> str:

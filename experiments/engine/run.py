@@ -78,21 +78,23 @@ def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Me
         if enter(settings, folder, devices):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
-            return result(folder, work, disk.read_json(folder / "summary.json", says="its result"), params)
-        if writes:
-            workdir.keep_sources(folder, settings.sources())
-        for name, content in work.files.items() if writes else ():
-            disk.write(folder / name, content)
-        flops = describe(plan, state)
-        compiled, seconds = plan.step, 0.0
-        if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
-            with step.device_errors():
-                compiled, seconds = compile_step(plan, state)
-            compilation.check_step(compiled.largest(), devices)
-        state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
-        params, numbers = distributed.fetch(state.params), numbers | {"compile_seconds": seconds}
-        summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
-        return result(folder, work, summary, params)
+            summary = disk.read_json(folder / "summary.json", says="its result")
+        else:
+            if writes:
+                workdir.keep_sources(folder, settings.sources())
+            for name, content in work.files.items() if writes else ():
+                disk.write(folder / name, content)
+            flops, compiled, seconds = describe(plan, state), plan.step, 0.0
+            if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not compiled
+                with step.device_errors():
+                    compiled, seconds = compile_step(plan, state)
+                compilation.check_step(compiled.largest(), devices)
+            state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
+            params, numbers = distributed.fetch(state.params), numbers | {"compile_seconds": seconds}
+            summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
+        apply = None if work.apply is None else jax.jit(work.apply)
+        figures = sorted((folder / "figures").glob("*.png"))
+        return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
 
 
 def prepared(
@@ -107,13 +109,6 @@ def prepared(
     state = step.abstract_state(work.task, whole.optimiser, mesh=devices)
     compilation.check_state(state, devices, described=described)
     return whole, state
-
-
-def result(folder: pathlib.Path, work: Work, summary: dict[str, Any], params: Any) -> Result:
-    """What the finished run in this folder gives to a program that goes on with it."""
-    apply = None if work.apply is None else jax.jit(work.apply)
-    figures = sorted((folder / "figures").glob("*.png"))
-    return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ class Task(NamedTuple):
     'running/<path>' is followed by the parameter at that path (`running`).
     """
 
-    init: Callable[..., Any]  # random key -> parameters; and numbers of the model by name, of several runs at once
+    init: Callable[..., Any]  # random key -> parameters; with numbers of the model, by name, in a study
     loss_and_metrics: Callable[..., Ratios]
     train: Sequence[dict]  # train[step] is the batch of that step
     evaluation: Sequence[dict]  # every held-out example once
