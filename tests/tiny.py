@@ -168,3 +168,11 @@ def without_figures():
         patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
         patch.setattr(vision, "figures", lambda *arguments: [])
         yield
+
+
+def trained(folder: pathlib.Path, task: step.Task, *, figures=lambda *arguments: [], **changes) -> runs.Result:
+    """A run of this task in the folder, with these changes of the settings."""
+    given = settings("vision", model=False, **changes)
+    assert given.experiment == "vision"  # as the launcher, which reads it
+    with without_figures():
+        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given))

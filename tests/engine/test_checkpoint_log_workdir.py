@@ -12,7 +12,7 @@ import pytest
 import tiny
 from test_log import scalars
 
-from experiments.engine import checkpoint, compilation, disk, errors, log, workdir
+from experiments.engine import checkpoint, disk, errors, log, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -57,12 +57,10 @@ def linear_task(growth=()):
     return tiny.linear_task(n=20, n_evaluation=11, batch=8, growth=growth)
 
 
-def run(folder, *, figures=lambda params, folder, rows: [], **changes):
+def run(folder, **changes):
     """A run of the task above with the settings above."""
-    settings = tiny.settings("vision", model=False, train__batch_size=8, **(SETTINGS | changes))
-    assert settings.experiment == "vision"  # as the launcher, which reads it
-    work = runs.Work(linear_task(settings.train.growth), figures)
-    return runs.run(settings, folder, work, runs.devices(settings))
+    task = linear_task(changes.get("train__growth", ()))
+    return tiny.trained(folder, task, **({"train__batch_size": 8} | SETTINGS | changes))
 
 
 def break_off(folder, step, **changes):
@@ -88,19 +86,10 @@ def summary(folder):
     return json.loads((folder / "summary.json").read_text())
 
 
-@pytest.fixture(autouse=True)
-def quick_peak(monkeypatch):
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-
-
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """The folder of a run that nothing disturbed."""
-    folder = tmp_path_factory.mktemp("runs") / "straight"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-        run(folder)
-    return folder
+    return run(tmp_path_factory.mktemp("runs") / "straight").folder
 
 
 def test_what_a_run_writes(straight):

@@ -8,7 +8,7 @@ import tempfile
 
 import jax
 import pytest
-from test_checkpoint_log_workdir import Stopped, quick_peak, run  # noqa: F401  a fixture
+from test_checkpoint_log_workdir import Stopped, run
 
 from experiments.engine import batches, compilation, mesh
 

@@ -3,7 +3,7 @@
 import dots
 import jax
 import pytest
-from test_checkpoint_log_workdir import alike, break_off, quick_peak, run  # noqa: F401  a fixture
+from test_checkpoint_log_workdir import alike, break_off, run
 
 from configs import base
 from experiments.engine import compilation, log

@@ -9,9 +9,8 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import checkpoint, compilation, errors, log, optim
+from experiments.engine import checkpoint, errors, log, optim
 from experiments.engine import mesh as meshes
-from experiments.engine import run as runs
 from experiments.engine import step as steps
 
 BAD, DEVICES = 7, 2
@@ -189,11 +188,9 @@ def test_patience_ends_where_nothing_is_learnt_any_more(tmp_path):
     train = task.train.map_with_index(
         lambda n, batch: batch | {"x_BD": batch["x_BD"] * (n != good) + 100 * (n == good)}
     )
-    settings = tiny.settings("vision", model=False, train__nan="skip", train__steps=300, mesh__data=1)
-    assert settings.experiment
-    work = runs.Work(task._replace(train=train, loss_and_metrics=loss_and_metrics), lambda *arguments: [])
+    bad = task._replace(train=train, loss_and_metrics=loss_and_metrics)
     with pytest.raises(errors.RunError, match="step 257: 128 steps in a row have been skipped"):
-        runs.run(settings, tmp_path / "run", work, runs.devices(settings))
+        tiny.trained(tmp_path / "run", bad, train__nan="skip", train__steps=300, mesh__data=1)
 
 
 # A run
@@ -205,23 +202,11 @@ def long_task():
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-
-    def run(**changes):
-        quick = {
-            "train__steps": bad_step(long_task()) + 2,
-            "train__log_every": 1,
-            "train__save_every": 1,
-            "mesh__data": DEVICES,
-        }
-        settings = tiny.settings("vision", model=False, **(quick | changes))
-        assert settings.experiment
-        work = runs.Work(long_task(), lambda params, folder, rows: [])
-        runs.run(settings, tmp_path / "run", work, runs.devices(settings))
-        return tmp_path / "run"
-
-    return run
+def run(tmp_path):
+    quick = {"train__steps": bad_step(long_task()) + 2, "train__log_every": 1, "train__save_every": 1}
+    return lambda **changes: (
+        tiny.trained(tmp_path / "run", long_task(), **(quick | {"mesh__data": DEVICES} | changes)).folder
+    )
 
 
 def test_a_run_aborts_with_a_sentence_and_its_last_good_checkpoint_and_goes_on_from_there(run, tmp_path, capsys):

@@ -10,7 +10,6 @@ import pytest
 import tiny
 
 from experiments.engine import compilation, errors, loop, mesh
-from experiments.engine import run as runs
 
 
 class Told:
@@ -111,13 +110,9 @@ def test_a_resumed_run_never_holds_two_states(tmp_path, monkeypatch):
         return train(beside, step, state, *rest, **options)
 
     monkeypatch.setattr(loop, "train", counting)
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     before = sum(x.nbytes for x in jax.live_arrays()) / state_bytes
     for steps in (3, 4):
-        settings = tiny.settings("vision", model=False, train__steps=steps, mesh__data=1)
-        assert settings.experiment
-        work = runs.Work(large_task(), lambda *arguments: [])
-        runs.run(settings, tmp_path / "run", work, runs.devices(settings))
+        tiny.trained(tmp_path / "run", large_task(), train__steps=steps, mesh__data=1)
     assert len(alive) == 2 and [share - before for share in alive] == pytest.approx([1, 1], abs=0.1)
 
 
@@ -131,12 +126,9 @@ def test_flags_of_jax_look_into_the_steps_of_a_run(tmp_path, monkeypatch):
         return ratios | {"loss": (total * jnp.sqrt(jnp.float32(factor)), count)}
 
     def run(name):
-        settings = tiny.settings("vision", model=False, train__steps=3, mesh__data=1)
-        assert settings.experiment
-        work = runs.Work(task._replace(loss_and_metrics=loss_and_metrics), lambda *arguments: [])
-        runs.run(settings, tmp_path / name, work, runs.devices(settings))
+        traced = task._replace(loss_and_metrics=loss_and_metrics)
+        tiny.trained(tmp_path / name, traced, train__steps=3, mesh__data=1)
 
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     steps, train = [], loop.train
     with monkeypatch.context() as patch, jax.disable_jit(True), pytest.raises(StopIteration):
         patch.setattr(loop, "train", lambda beside, step, *rest, **options: steps.append(step) or next(iter(())))

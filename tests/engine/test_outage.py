@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from test_checkpoint_log_workdir import quick_peak, run, straight, summary  # noqa: F401  fixtures
+from test_checkpoint_log_workdir import run, straight, summary  # noqa: F401  fixtures
 
 from experiments.engine import errors, log, workdir
 from experiments.engine import run as runs
