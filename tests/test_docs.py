@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import pathlib
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -25,9 +26,7 @@ from experiments.engine import config, config_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/*.md")}
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES["README.md"] = README
-WORDS = ("python", "pip", "pytest")  # with which a command begins
+README = PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
 SETTING = re.compile(r"--config\.([\w.]+)(?:=(.*))?", re.DOTALL)
 
 
@@ -40,8 +39,7 @@ def commands(page: str) -> Iterator[list[str]]:
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL))
     for line in "\n".join([*blocks(page, "bash"), *spans]).replace("\\\n", " ").splitlines():
         for part in re.split(r"&&|;", line.removesuffix(" ...")):
-            start = re.search(rf"(?:^|[\s=])((?:{'|'.join(WORDS)})\s.*)", part)
-            if start:
+            if start := re.search(r"(?:^|[\s=])((?:python|pip|pytest)\s.*)", part):
                 text = start[1] if start[1].count('"') % 2 == 0 else start[1].rstrip().removesuffix('"')
                 yield shlex.split(text, comments=True)
 
@@ -52,19 +50,16 @@ ALL = sorted({tuple(words) for page in PAGES.values() for words in commands(page
 def launched(words: list[str]) -> None:
     """The words behind launch.py: its flags, a config that is there, settings that it has."""
     own = {flag.name for flag in flags.FLAGS.get_flags_for_module(launch)}
-    options = iter(words)
-    changes, file = [], "configs/vit.py"
+    options, changes, file = iter(words), [], "configs/vit.py"
     for word in options:
         if setting := SETTING.fullmatch(word):
             changes.append(setting.groups())
             continue
         name, _, value = word.removeprefix("--").partition("=")
         assert word.startswith("--") and name in own, f"launch.py has no flag {word}"
-        if name in ("config", "replay"):
-            value = value or next(options, "")
-            file = value if name == "config" and value else file
-        elif not value and name not in ("dry_run", "distributed"):
-            next(options)
+        if not value and name not in ("dry_run", "distributed"):
+            value = next(options, "")
+        file = value if name == "config" and value else file
     settings = config_file.load(str(ROOT / file), base=base.get_config)
     for key, value in changes:
         config.override(settings, key, value)
@@ -73,10 +68,8 @@ def launched(words: list[str]) -> None:
 def checked(words: list[str]) -> None:
     """Fails where the command cannot be meant: a flag, a file, an extra that is not there."""
     if words[0] == "pip":
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-            "optional-dependencies"
-        ]
-        assert words[1] == "install" and set(re.findall(r"\w+", words[-1])) <= extras.keys()
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert words[1] == "install" and set(re.findall(r"\w+", words[-1])) <= project["optional-dependencies"].keys()
     elif words[0] == "pytest":
         assert all((ROOT / word).exists() for word in words[1:] if word.startswith("tests/"))
     elif words[1:3] == ["-m", "benchmarks"]:
@@ -122,22 +115,17 @@ def test_a_wrong_command_is_seen(command: str) -> None:
         checked(next(commands(f"`{command}`")))
 
 
-def test_settings_and_configs_that_are_named_exist() -> None:
+def test_settings_configs_tests_and_links_that_are_named_exist() -> None:
     every = set()
     for experiment in ("language", "vision", "translation", "masked_image", "synthetic", "convolution"):
         every |= config.flat(base.get_config("ablation", of=experiment).to_dict()).keys()
+    every |= {key.rpartition(".")[0] for key in every}
     for name, page in PAGES.items():
         fields = re.findall(r"--config\.([a-z_]+(?:\.\w+)?)", page)
         fields += re.findall(r"`((?:model|train|text|image|pairs|mesh|optim)\.(?!txt|py|safetensors)\w+)`", page)
-        assert not {
-            field for field in fields if field not in every and not any(key.startswith(f"{field}.") for key in every)
-        }
+        assert not set(fields) - every, name
         assert all((ROOT / file).is_file() for file in re.findall(r"configs/\w+\.py", page)), name
         assert all(list(ROOT.glob(f"tests/**/{file}")) for file in re.findall(r"test_\w+\.py", page)), name
-
-
-def test_links_lead_somewhere() -> None:
-    for name, page in PAGES.items():
         for target in re.findall(r"\]\(([^)#]+)", page):
             assert "://" in target or ((ROOT / name).parent / target).exists(), f"{name}: {target}"
     assert {f"docs/{name}.md" for name in re.findall(r"\(docs/(\w+)\.md\)", README)} == PAGES.keys() - {"README.md"}
@@ -170,17 +158,12 @@ def test_the_library_as_readme_shows_it() -> None:
     np.testing.assert_allclose(logits_BHNS, -logits_BHNS.swapaxes(2, 3), atol=1e-5)
 
 
-def test_python_of_all_pages_imports_what_is_there() -> None:
-    for page in PAGES.values():
-        for block in blocks(page, "python"):
-            for module, names in re.findall(r"^from (\S+) import (.+)$", block, flags=re.MULTILINE):
-                for name in names.split(", "):
-                    assert hasattr(importlib.import_module(module), name) or importlib.util.find_spec(
-                        f"{module}.{name}"
-                    )
-
-
-def test_a_config_and_a_study_as_the_pages_show_them(tmp_path: pathlib.Path) -> None:
+def test_python_of_all_pages_imports_what_is_there_and_their_configs_are_such(tmp_path: pathlib.Path) -> None:
+    for block in (block for page in PAGES.values() for block in blocks(page, "python")):
+        for module, names in re.findall(r"^from (\S+) import (.+)$", block, flags=re.MULTILINE):
+            for name in names.split(", "):
+                there = hasattr(importlib.import_module(module), name)
+                assert there or importlib.util.find_spec(f"{module}.{name}")
     for page, experiment in (("docs/configs.md", "vision"), ("docs/studies.md", "ablation")):
         file = tmp_path / f"{experiment}.py"
         file.write_text(blocks(PAGES[page], "python")[0], encoding="utf-8")
@@ -188,15 +171,13 @@ def test_a_config_and_a_study_as_the_pages_show_them(tmp_path: pathlib.Path) -> 
 
 
 def test_the_page_of_the_mathematics_is_what_the_code_says() -> None:
-    spec = importlib.util.spec_from_file_location("mathematics", ROOT / "docs" / "mathematics.py")
-    mathematics = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(mathematics)
-    assert PAGES["docs/mathematics.md"] == mathematics.text(), "python docs/mathematics.py makes it anew"
-    table = re.findall(r"^\| (?:E\d+|  ) .*\| ([^|]+) \|$", mathematics.text(), flags=re.MULTILINE)
+    page = runpy.run_path(str(ROOT / "docs" / "mathematics.py"))["text"]()
+    assert PAGES["docs/mathematics.md"] == page, "python docs/mathematics.py makes it anew"
+    table = re.findall(r"^\| (?:E\d+|  ) .*\| ([^|]+) \|$", page, flags=re.MULTILINE)
     files = {file for cell in table for file in re.findall(r"[\w/]+\.py", cell)}
     assert len(files) > 12
     assert not [file for file in files if not list(ROOT.glob(f"tfm/**/{file}")) and not (ROOT / file).is_file()]
-    assert {f"E{n}" for n in range(1, 31)} <= set(re.findall(r"^\| (E\d+)", mathematics.text(), flags=re.MULTILINE))
+    assert {f"E{n}" for n in range(1, 31)} <= set(re.findall(r"^\| (E\d+)", page, flags=re.MULTILINE))
 
 
 def test_import_tfm_shows_what_there_is() -> None:

@@ -2,10 +2,10 @@
 
 import ast
 import builtins
-import importlib.util
 import json
 import pathlib
 import re
+import runpy
 
 import pytest
 import tiny
@@ -17,12 +17,10 @@ from experiments.studies import study
 ROOT = pathlib.Path(__file__).parents[1]
 CELLS = json.loads((ROOT / "colab.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
-FILES = {
-    first.split()[1]: body
-    for first, _, body in (source.partition("\n") for source in CODE)
-    if first.startswith("%%writefile")
-}
+FIRST = [(*source.partition("\n")[0].split(), source.partition("\n")[2]) for source in CODE]
+FILES = {words[1]: words[-1] for words in FIRST if words[0] == "%%writefile"}
 ARMS = ("one_matrix", "turned", "two_matrices")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def python(source: str) -> str:
@@ -35,34 +33,24 @@ def python(source: str) -> str:
 
 def test_it_is_what_the_source_says() -> None:
     pytest.importorskip("jupytext", reason='makes colab.ipynb: pip install -e ".[notebook]"')
-    spec = importlib.util.spec_from_file_location("notebook", ROOT / ".ci" / "notebook.py")
-    notebook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(notebook)
-    assert notebook.NOTEBOOK.read_text(encoding="utf-8") == notebook.text(), "python .ci/notebook.py makes it anew"
+    notebook = runpy.run_path(str(ROOT / ".ci" / "notebook.py"))
+    assert notebook["NOTEBOOK"].read_text(encoding="utf-8") == notebook["text"](), (
+        "python .ci/notebook.py makes it anew"
+    )
 
 
-def test_cells_are_short_python_without_outputs() -> None:
+def test_cells_are_short_python_without_outputs_about_configs_and_fields_that_exist() -> None:
+    """Those that are given to launch.run: a file of the project or one that a cell writes, and the keys of a dict."""
     for cell in CELLS:
         assert not cell.get("outputs") and cell.get("execution_count") is None
         assert len(cell["source"]) <= 26
-    for source in CODE:
-        ast.parse(python(source))
-
-
-def test_configs_and_fields_exist() -> None:
-    """Those that are given to launch.run: a file of the project or one that a cell writes, and the keys of a dict."""
-    calls = [
-        node
-        for source in CODE
-        for node in ast.walk(ast.parse(python(source)))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch.run"
-    ]
+    nodes = [node for source in CODE for node in ast.walk(ast.parse(python(source)))]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == "launch.run"]
     files = {call.args[0].value for call in calls}
     assert {"configs/vit.py", "my_study.py"} <= files
     assert all(file in FILES or (ROOT / file).is_file() for file in files)
     fields = {key for source in CODE for key in re.findall(r'"([a-z]+\.\w+)":', source)}
-    assert "train.steps" in fields
-    assert fields <= tiny.fields().keys()
+    assert "train.steps" in fields and fields <= tiny.fields().keys()
 
 
 def test_a_new_runtime_needs_no_other_cells_than_it_says() -> None:
@@ -93,7 +81,7 @@ def test_the_study_and_the_score_that_it_writes(tmp_path: pathlib.Path) -> None:
     settings = config.Settings(changed, config_file.defaults(changed, base.get_config), file=file)
     runs = study.runs(settings, study.read(settings))
     assert {(run.arm, run.seed) for run in runs} == {(arm, seed) for arm in ARMS for seed in range(5)}
-    (readme,) = re.findall(r"# my_score.py\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (readme,) = re.findall(r"# my_score.py\n(.*?)```", README, re.DOTALL)
     assert syntax(FILES["my_score.py"]) == syntax(readme)
 
 
@@ -109,4 +97,4 @@ def syntax(source: str) -> str:
 def test_the_badge_opens_it_where_it_clones_from() -> None:
     (repository,) = re.findall(r"https://github\.com/[\w.-]+/[\w.-]+", CODE[0])
     badge = f"https://colab.research.google.com/github/{repository.partition('.com/')[2]}/blob/main/colab.ipynb"
-    assert badge in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert badge in README
