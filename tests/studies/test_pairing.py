@@ -14,7 +14,6 @@ from experiments.engine import step as steps
 from experiments.studies import programs, vmapped_runs
 from experiments.studies import runs as finished
 from tfm import shapes
-from tfm.attention import score
 
 SEEDS, STEPS = (3, 5), 3
 # Three programs; the last two arms are rows of that of `asymmetric`: other numbers, the same model.
@@ -148,7 +147,7 @@ def test_scores_with_the_same_matrices_begin_with_the_same(seen):
         assert_same(usual, of["fast"], both)
         assert_same({name: 2 * usual[name] for name in both}, of["wide"], both)
         np.testing.assert_array_equal(of["symmetric_init"]["Uk_HKD"], of["symmetric_init"]["Uq_HKD"])
-        np.testing.assert_allclose(of["symmetric_init"]["Uq_HKD"], score.NARROW * usual["Uq_HKD"], rtol=1e-6)
+        np.testing.assert_allclose(of["symmetric_init"]["Uq_HKD"], 3**-0.5 * usual["Uq_HKD"], rtol=1e-6)
         assert not np.array_equal(usual["Uq_HKD"], usual["Uk_HKD"])
 
 

@@ -137,7 +137,7 @@ def train_study(clock, line, waiting, *, power, start):
     told, trained = [], 0.0
     for number, one in enumerate(waiting):
         line.begin(number)
-        took, first = STEP * one.flops**power, start if number == 0 else 0
+        took, first = STEP * (one.flops * len(one.program.runs)) ** power, start if number == 0 else 0
         clock.now += COMPILING  # of the step; that of the evaluation comes with the first one
         line.go_on(first)
         for n in range(first, one.steps + 1):
@@ -159,9 +159,9 @@ def train_study(clock, line, waiting, *, power, start):
 @pytest.mark.parametrize(("power", "start"), [(1, 0), (1, 200), (0.8, 0)])  # large arms come nearer to the peak
 def test_after_ten_steps_the_time_left_of_a_study_is_about_right(clock, capsys, power, start):
     waiting = [
-        programs.Checked(types.SimpleNamespace(name=name, runs=range(5)), [], 300, 1, flops, evaluation=5.0, every=25)
+        programs.Checked(types.SimpleNamespace(name=name, runs=range(n)), [], 300, 1, flops, evaluation=5.0, every=25)
         for _ in range(3)
-        for name, flops in (("small", 1), ("large", 4))
+        for name, n, flops in (("small", 1, 1), ("large", 2, 2))
     ]
     told, trained = train_study(clock, progress.Progress(waiting), waiting, power=power, start=start)
     said = announced(capsys.readouterr().out)

@@ -49,10 +49,11 @@ def test_course_shows_mean_band_and_paired_difference(tmp_path):
     assert caption.endswith("later ones. The dotted line is the threshold, 2.5.")
 
 
-def test_early_differences_do_not_hide_late_ones(tmp_path):
-    curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(5.0, 2.02, 1.01)]})
+@pytest.mark.parametrize(("early", "cut"), [(5.0, True), (8.8, True), (8.95, False)])
+def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
+    curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
     drawing, _ = drawn("course", tmp_path, study_folder.study(seeds=(0,)))
-    assert drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))
+    assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
 
 
 def test_lines_on_one_another_are_named_and_both_seen(tmp_path):
