@@ -132,22 +132,19 @@ def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) 
 
 def score(found: dict[str, list[str]], references: list[list[str]]) -> dict[str, float]:
     """chrF and BLEU of each way of decoding, and of a guess that ignores the source: the translation of another one."""
-    another = [some[0] for some in references[1:] + references[:1]]
-    every = {f"eval/{{}}_{way}": translations for way, translations in found.items()} | {"baseline/{}": another}
-    return {
-        name.format(metric): value
-        for name, translations in every.items()
-        for metric, value in translation_score.scores(translations, references).items()
-    }
+    every = {f"eval/{{}}_{way}": translations for way, translations in found.items()}
+    every["baseline/{}"] = [some[0] for some in references[1:] + references[:1]]
+    scores = {name: translation_score.scores(some, references) for name, some in every.items()}
+    return {name.format(metric): of[metric] for name, of in scores.items() for metric in of}
 
 
 def table(corpus: Corpus, found: dict[str, list[str]]) -> str:
     """Source, what people made of it, and what each way of decoding makes of it, for the first sentences."""
-    lines = []
+    blocks = []
     for i, (source, truth) in enumerate(zip(corpus.sources[:SHOWN], corpus.references, strict=False)):
-        lines += [f"source: {source}", f"truth:  {' / '.join(truth)}"]
-        lines += [f"{way + ':':<7} {translations[i]}" for way, translations in found.items()] + [""]
-    return "\n".join(lines).rstrip("\n")
+        ways = [f"{way + ':':<7} {translations[i]}" for way, translations in found.items()]
+        blocks.append("\n".join([f"source: {source}", f"truth:  {' / '.join(truth)}", *ways]))
+    return "\n\n".join(blocks)
 
 
 def figures(
@@ -165,18 +162,15 @@ def figures(
         title = "cross-attention: the token to be written (row)\nlooks at the source (column)"
         file = folder / "figures" / "cross_attention.png"
         files.append(plots.attention_matrices(file, **seen, title=title, mean=True))
-    disk.write(words, f"{table(corpus, found)}\n".encode())
-    long, scored = int(np.sum(~fits_B)), len(fits_B)
-    print(f"\n{table(corpus, found)}\n\n  chrF and BLEU of {scored:,} held-out sentences, {long:,} of them longer than")
+    text, long = table(corpus, found), int(np.sum(~fits_B))
+    disk.write(words, f"{text}\n".encode())
+    print(f"\n{text}\n\n  chrF and BLEU of {len(fits_B):,} held-out sentences, {long:,} of them longer than")
     print(f"  {N} tokens, which count as translated by nothing")
     return [*files, words], score(found, corpus.references)
 
 
 def look(corpus: Corpus, model: models.Model, params: Any, found: list[str], *, N: int) -> dict[str, Any] | None:
-    """The cross-attention while a sentence is translated: the first whose sides fit and that has enough words.
-
-    None where no sentence fits on both sides.
-    """
+    """The cross-attention while a sentence is translated: the first whose sides fit and that has enough words, or None."""
     source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
     target_BN, whole_B = pairs.padded(corpus.subwords, found, N=N)
     length_B = np.sum(source_BS != pairs.PAD, axis=1) * (fits_B & whole_B)

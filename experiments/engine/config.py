@@ -200,22 +200,15 @@ class Settings:
         inner._prefix, inner._read = f"{self._prefix}{name}.", self._read
         return inner
 
-    def changed(self, changes: Mapping[str, Any]) -> "Settings":
-        """The same with these values, by whole keys; what is derived follows, and nothing is read yet.
-
-        Only of a whole config, not of a section. UserError as `assign` raises.
-        """
-        config = copy.deepcopy(self._config)
+    def changed(self, changes: Mapping[str, Any], *, without: str = "") -> "Settings":
+        """The same with these values, by whole keys, and without a section; what is derived follows, and nothing is
+        read yet. Only of a whole config, not of a section. UserError as `assign` raises."""
+        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
+        for one in (config, defaults) if without else ():
+            with one.unlocked():
+                del one[without]
         for key, value in sorted(changes.items()):  # in this order, D and H come before F and K, derived from them
             assign(config, key, value)
-        return Settings(config, self._base)
-
-    def without(self, section: str) -> "Settings":
-        """The same without a section. Only of a whole config."""
-        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
-        for one in (config, defaults):
-            with one.unlocked():
-                del one[section]
         return Settings(config, defaults)
 
     def to_dict(self) -> dict[str, Any]:

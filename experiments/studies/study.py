@@ -147,7 +147,7 @@ def runs(settings: config.Settings, study: Study) -> list[Run]:
         if both := sorted(of_condition.keys() & arm.changes.keys()):
             raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
         try:
-            alone = settings.without("study").changed(plain | of_condition | arm.changes | {"seed": seed})
+            alone = settings.changed(plain | of_condition | arm.changes | {"seed": seed}, without="study")
         except errors.UserError as error:
             raise errors.UserError(f"condition {condition.name}, arm {arm.name}: {error}") from error
         every.append(Run(condition.name, arm.name, seed, alone))
