@@ -170,7 +170,7 @@ def figures(
 
 
 def look(corpus: Corpus, model: models.Model, params: Any, found: list[str], *, N: int) -> dict[str, Any] | None:
-    """The cross-attention while a sentence is translated: the first whose sides fit and that has enough words, or None."""
+    """The cross-attention while a sentence is translated: the first whose sides fit and that has enough words."""
     source_BS, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
     target_BN, whole_B = pairs.padded(corpus.subwords, found, N=N)
     length_B = np.sum(source_BS != pairs.PAD, axis=1) * (fits_B & whole_B)

@@ -68,8 +68,8 @@ def hidden_patches(
 
 
 def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) -> pathlib.Path:
-    """A row of coloured images, (B, Y, X, 3), for each name; at most 8."""
-    B, Y, X = next(iter(images.values()))[:MOST_IMAGES].shape[:3]
+    """A row of coloured images, (B, Y, X, 3), for each name."""
+    B, Y, X = next(iter(images.values())).shape[:3]
     width = max(1.15 * B + 0.5, 5.4)
     words = textwrap.fill(title, int(11 * width))
     height = len(images) * 1.15 * Y / X + 0.25 + 0.2 * len(words.splitlines())
@@ -77,7 +77,7 @@ def rows(path: str | os.PathLike, images: dict[str, np.ndarray], *, title: str) 
     panels = drawing.subplots(len(images), B, squeeze=False)
     for row, (name, image_BYX3) in zip(panels, images.items(), strict=True):
         row[0].set_ylabel(name, fontsize=9)
-        for panel, image_YX3 in zip(row, image_BYX3, strict=False):
+        for panel, image_YX3 in zip(row, image_BYX3, strict=True):
             panel.imshow(image_YX3, interpolation="nearest")
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set(color="#cccccc", linewidth=0.8)

@@ -16,6 +16,7 @@ from experiments.data import download, tokenizer
 from experiments.engine import by_name, compilation, config, config_file, errors, log, mesh, optim
 from experiments.engine import run as runs
 from experiments.engine import step as steps
+from experiments.figures import images
 from tfm import attention, block, mlp, norm, position
 from tfm.attention import relative_position, score, value
 
@@ -56,7 +57,7 @@ def words_of(name, folder):
         words += f" text.source={folder / 'text.txt'}"
     if name == "idx":
         for part, n in (("train", 40), ("t10k", 23)):
-            arrays = rng.integers(0, 256, (n, 6, 9), np.uint8), np.arange(n, dtype=np.uint8) % 3
+            arrays = rng.integers(0, 256, (n, 6, 9), np.uint8), np.minimum(np.arange(n, dtype=np.uint8) % 4, 2)
             for kind, array in zip(("images-idx3", "labels-idx1"), arrays, strict=True):
                 header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
                 (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
@@ -138,11 +139,20 @@ def test_a_prefix_is_continued_through_the_cache(tmp_path):
         tiny.work_of(long)
 
 
-def test_images_are_shown_with_their_classes(tmp_path):
-    """23 images in three classes 0, 1, 2, 0, 1, ...: the most frequent training class, 0, is 8 of them."""
+def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):
+    """23 images in three classes 0, 1, 2, 2, 0, ...: the most frequent training class, 2, is 11 of them."""
+    given, draw = {}, images.predictions
+    monkeypatch.setattr(images, "predictions", lambda path, **some: draw(path, **given.update(some) or some))
     work, files, _ = tiny.shown(settings_of("idx", tmp_path), tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.stem for file in files] == ["loss", "predictions", "confusion", "attention"]
-    assert work.task.baseline == {"accuracy": pytest.approx(8 / 23)} and "data.json" in work.files
+    assert work.task.baseline == {"accuracy": pytest.approx(11 / 23)} and "data.json" in work.files
+    wrong_B, logits_BC = (
+        given["label_B"] != given["predicted_B"],
+        work.apply(tiny.drawn(work.task), work.task.evaluation[0]),
+    )
+    assert 0 < wrong_B.sum() < 23 and (np.diff(wrong_B.astype(int)) <= 0).all()  # these first
+    assert f"; {wrong_B.sum()} of 23 test images wrong" in given["title"]
+    assert sorted(given["predicted_B"]) == sorted(np.argmax(logits_BC, -1)[:23])
 
 
 def test_the_baseline_of_text_is_the_most_frequent_training_token(tmp_path):

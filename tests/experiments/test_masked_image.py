@@ -7,6 +7,7 @@ import tiny
 from experiments import task as tasks
 from experiments.data import windows
 from experiments.engine import batches, errors
+from experiments.figures import images
 
 
 def numbered(index_B, rng):
@@ -49,7 +50,7 @@ def test_in_evaluation_it_depends_on_the_example_and_in_training_on_the_step():
     assert (train[0]["hidden_BN"][order] != train[1]["hidden_BN"][later]).any()
 
 
-def test_the_task_its_baseline_and_what_is_shown(tmp_path):
+def test_the_task_its_baseline_and_what_is_shown(tmp_path, monkeypatch):
     """Of colour images of 4 x 6 pixels, whose brightness differs between places; the baseline is plain loops'."""
     rng = np.random.default_rng(0)
     x = (rng.random((16, 4, 6, 3)) + np.linspace(0, 3, 6)[:, None]).astype(np.float32)
@@ -58,6 +59,8 @@ def test_the_task_its_baseline_and_what_is_shown(tmp_path):
     changes = {"image.source": str(tmp_path / "a.npz"), "model.M": 1, "mesh.data": 1}
     changes |= {"train.batch_size": 8, "train.evaluate_batch": 8}
     rows = [{"step": 1, "eval/loss": 0.5, "eval/explained": 0.458}]
+    given, draw = {}, images.hidden_patches
+    monkeypatch.setattr(images, "hidden_patches", lambda path, **some: draw(path, **given.update(some) or some))
     work, files, _ = tiny.shown(tiny.settings("masked_image", **changes), tmp_path, rows)
     assert [file.name for file in files] == ["loss.png", "prediction.png", "attention.png"]
     task, batch = work.task, work.task.evaluation[0]
@@ -74,6 +77,10 @@ def test_the_task_its_baseline_and_what_is_shown(tmp_path):
         for name, (total, count) in task.loss_and_metrics(tiny.drawn(task), batch, None).items()
     }
     assert found["explained"] == pytest.approx(1 - found["loss"] / task.baseline["loss"], rel=1e-4)
+    v_BNP = np.asarray(work.apply(tiny.drawn(task), batch))[:5]
+    prediction_BYXZ = v_BNP.reshape(5, 2, 3, 2, 2, 3).swapaxes(2, 3).reshape(5, 4, 6, 3) * std_Z + mean_Z
+    np.testing.assert_allclose(given["prediction_BYXZ"], prediction_BYXZ, rtol=1e-4, atol=1e-4)
+    assert "4 of 6 patches hidden" in given["title"] and "explains 46 %" in given["title"]
 
 
 def test_the_share_explained_is_0_for_the_average_and_1_for_the_truth():
