@@ -19,15 +19,13 @@ from experiments.engine import disk, distributed, errors, manifest, mesh
 from tfm import shapes
 
 BETTER = {"loss": min, "accuracy": max, "explained": max}  # by the last part of a metric's name
-ELSEWHERE = "--config.resume=latest_valid goes on from the newest valid one before it"
 
 
 class Checkpoints:
-    """The folder of a run's checkpoints, of which the newest `keep` and the best by the metric `best` are kept.
+    """The folder of a run's checkpoints, of which the newest `keep` and the best by the metric `best` ('': none) stay.
 
-    best: '' for none, or a name as 'eval/loss', 'eval/accuracy'. With several processes each has one of these and calls
-    all methods; the first of them writes manifests, renames and deletes. Raises UserError where the folder cannot be
-    used. What a run that was killed left half-done is removed, and said.
+    With several processes each has one of these and calls all methods; the first of them writes manifests, renames and
+    deletes. UserError where the folder cannot be used. What a run that was killed left half-done is removed, and said.
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int, best: str = ""):
@@ -209,7 +207,8 @@ class Checkpoints:
 
 def _refusal(damage: manifest.Damaged, many: int) -> errors.UserError:
     """Of the newest of so many checkpoints, with what to do."""
-    return errors.UserError(f"{damage}; {ELSEWHERE if many > 1 else 'there is no other one: choose another --workdir'}")
+    earlier = "--config.resume=latest_valid goes on from the newest valid one before it"
+    return errors.UserError(f"{damage}; {earlier if many > 1 else 'there is no other one: choose another --workdir'}")
 
 
 def check_best(best: str, *, key: str = "train.keep_best") -> None:

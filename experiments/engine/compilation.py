@@ -36,10 +36,8 @@ described: contextvars.ContextVar[Any] = contextvars.ContextVar("described", def
 
 
 def start(device: str) -> None:
-    """Select the backend: 'any' takes what JAX finds, 'cpu', 'gpu' or 'tpu' must be there (UserError).
-
-    Where 'any' does not find the TPU that the machine has, that is said.
-    """
+    """Select the backend: 'any' takes what JAX finds, and says where that is not the TPU that the machine has; 'cpu',
+    'gpu' or 'tpu' must be there (UserError)."""
     if device not in ("any", "cpu", "gpu", "tpu"):
         raise errors.UserError(f'unknown device "{device}"; the right ones are: any, cpu, gpu, tpu')
     if described.get():
@@ -102,9 +100,6 @@ def of_cores(sizes: Mapping[str, int], cores: int | None = None) -> None:
 
 def cpus_given() -> bool:
     return "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-
-
-# --------------------------------------------------------------------------------------------------------------- TPUs
 
 
 def chips() -> int:
@@ -185,9 +180,6 @@ def _holder(words: str) -> int | None:
             if re.match(rf"{DEV}/(accel|vfio/)\d", os.readlink(link)) and link.parts[-3] != str(os.getpid()):
                 return int(link.parts[-3])
     return None
-
-
-# ------------------------------------------------------------------------------------------------------------ programs
 
 
 def keep() -> None:

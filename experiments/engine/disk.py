@@ -1,7 +1,5 @@
-"""Files that somebody else may have written, on disks that may fail: read as far as memory goes, written whole or not.
-
-Nothing is waited for, and nothing is written through a link.
-"""
+"""Files that somebody else may have written, on disks that may fail: read as far as memory goes, written whole or not;
+nothing is waited for, and nothing is written through a link."""
 
 import asyncio
 import contextlib
@@ -88,10 +86,8 @@ def read_json(file: pathlib.Path, *, says: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def draft(file: pathlib.Path) -> Iterator[BinaryIO]:
-    """Within this, a new file beside this one, which takes its place, be that a link, if all goes well.
-
-    Raises the OSError of a disk that takes no more, and of what is no file and is in the way; it names `file`.
-    """
+    """Within this, a new file beside this one, which takes its place, be that a link, if all goes well. Else OSError,
+    which names `file`: of a disk that takes no more, or of what is in the way."""
     path = file.with_name(f"{file.name}.{secrets.token_hex(4)}{DRAFT}")
     try:
         with path.open("xb") as new:
@@ -123,10 +119,8 @@ def write_json(file: pathlib.Path, value: Any) -> None:
 
 
 def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """The path of a file that `write_new` is to write into the folder; nothing is made yet.
-
-    Raises UserError where there is such a file already, or the folder cannot be written.
-    """
+    """The path of a file that `write_new` is to write into the folder; nothing is made yet. UserError where there is
+    such a file already, or the folder cannot be written."""
     file = folder / name
     above = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
@@ -174,10 +168,8 @@ def remove(entry: pathlib.Path) -> None:
 
 
 def folder(above: pathlib.Path, *names: str) -> pathlib.Path:
-    """The folder of the last name, in that of the one before it, and so on; each is made where it is not there.
-
-    OSError where one is something else, or a link: what is written there would not be the run's own.
-    """
+    """The folder of the last name, in that of the one before it, and so on; each is made where it is not there. OSError
+    where one is something else, or a link: what is written there would not be the run's own."""
     for name in names:
         above = above / name
         with contextlib.suppress(FileExistsError):
@@ -239,8 +231,7 @@ def _not_orbax(record: logging.LogRecord) -> bool:
 def read_npz(path: pathlib.Path, choices: Sequence[tuple[str, ...]] = ()) -> dict[str, np.ndarray]:
     """The arrays, by name, of the first choice of names that the .npz file has completely; without one: all of them.
 
-    Raises:
-      UserError: no such choice; not an .npz file, or a damaged one; arrays of objects; too large when unpacked.
+    UserError: no such choice; not an .npz file, or a damaged one; arrays of objects; too large when unpacked.
     """
     try:
         with opened(path) as content, zipfile.ZipFile(content) as members:

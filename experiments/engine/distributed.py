@@ -82,11 +82,11 @@ def _address(group: Group) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def joined(group: Group | None, *, detect: bool = False, how_to_go_on: str = "") -> Iterator[None]:
-    """What is inside runs in all processes of the group; only the first one prints to stdout.
+    """What is inside runs in all processes of the group; only the first one prints. Before a device is touched.
 
     detect: without a group, ask JAX for what the cluster says (Slurm, TPU pods, ...). With neither, nothing is changed.
     An error in one process ends the others with its sentence and its exit code, and so does a signal; how_to_go_on:
-    what is said behind "stopped". Must begin before a device is touched.
+    what is said behind "stopped".
     """
     if group is None and not detect:
         yield

@@ -24,19 +24,9 @@ from experiments.engine import config as configs
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
 # A name that ends with a dot stands for all settings below it.
-MAY_CHANGE = (
-    "resume",
-    "device",
-    "study.",
-    "mesh.",
-    "train.steps",
-    "train.probe",
-    "train.log_every",
-    "train.evaluate_every",
-    "train.evaluate_batch",
-    "train.save_every",
-    "train.keep_best",
-    "train.nan",
+MAY_CHANGE = tuple(
+    "resume device study. mesh. train.steps train.probe train.log_every train.evaluate_every train.evaluate_batch "
+    "train.save_every train.keep_best train.nan".split()
 )
 LOCK = "lock"
 SOURCES = "source"  # the folder of the user's own code
@@ -67,11 +57,8 @@ def commit() -> str:
 
 @contextlib.contextmanager
 def hold(folder: pathlib.Path) -> Iterator[None]:
-    """Inside, no other run can be in this folder, which is made where it is not there.
-
-    Raises UserError where another run holds it (naming that one), or where the folder cannot be written. The system
-    lets go of the lock when the process ends, however it does.
-    """
+    """Inside, no other run can be in this folder, which is made where it is not there. UserError where another run
+    holds it (naming that one), or it cannot be written. The system lets go of the lock however the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock, alone = _locked(folder)

@@ -199,6 +199,15 @@ def test_collectives_of_a_loop_count_with_its_turns():
     assert found == {"all-reduce": (13, 13 * 60, 0), "collective-permute": (13, 13 * 60, 13)}
 
 
+def test_gathering_that_is_started_brings_its_outputs_only():
+    entry = """
+  %x.1 = f32[3,5] parameter(0)
+  %all-gather-start.1 = (f32[3,5], f32[6,5]) all-gather-start(%x.1), replica_groups={{0,1}}, dimensions={0}
+  ROOT %all-gather-done.1 = f32[6,5] all-gather-done(%all-gather-start.1)
+"""
+    assert estimate(entry).collectives == {"all-gather": (1, 120, 0)}
+
+
 GATHER = """
 %fused.N (param_0.N: bf16[1,5]) -> bf16[8,5] {
   %param_0.N = bf16[1,5]{1,0} parameter(0)

@@ -113,14 +113,9 @@ def test_a_topology_has_a_device_for_each_chip(name, chips, kind, monkeypatch):
             devices
         )
     assert mesh.make().devices.flat[0].platform == "cpu" and compilation.for_one_run(mesh.make())
-
-
-@libtpu
-def test_every_topology_can_be_described():
-    assert {name.partition("-")[0] for name in topology.NAMES} == set(topology.CHIPS)
     for name in topology.NAMES:
-        cores = int(name.partition("-")[2])
-        assert len(topology.described(name)) == (cores // 2 if name.startswith(("v4", "v5p")) else cores)
+        kind, _, cores = name.partition("-")
+        assert len(topology.described(name)) == int(cores) // (2 if kind in ("v4", "v5p") else 1)
 
 
 @libtpu
@@ -159,14 +154,6 @@ def test_the_ideal_time_is_that_of_the_chips_that_are_used():
             wanted = topology.Request("", None, (jax.ShapeDtypeStruct((), np.int32, sharding=place),), flops=7e12)
             ideal[used] = report.record(topology.Program(wanted, None, "it is not", 0.0), of)["ideal_seconds"]
     assert ideal == {1: pytest.approx(7 / 197), 4: pytest.approx(7 / 4 / 197)}
-
-
-@libtpu
-def test_a_mesh_that_does_not_fit_is_refused(tmp_path):
-    refused = dry(tmp_path, "--topology=v5e-8", **{"mesh.data": 3, "mesh.fsdp": 3})
-    assert (
-        refused.code == 2 and "mesh.data = 3 x mesh.fsdp = 3 does not fit JAX's devices, 8 x TPU v5 lite" in refused.err
-    )
 
 
 # --------------------------------------------------------------------------------------------- nothing for CPUs only

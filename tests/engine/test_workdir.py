@@ -1,5 +1,6 @@
 """The folder of a run: one run at a time in it, what may change when it goes on, and what an older version left."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -67,20 +68,22 @@ def test_nothing_is_left_where_the_folder_is_another_s(tmp_path):
     assert [found.name for found in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_lock_removed_by_the_one_who_had_it_is_not_taken_for_one(tmp_path, monkeypatch):
-    """Between opening the file and locking it, the other run ends and removes it, and a third one makes a new one."""
+@pytest.mark.parametrize("again", [False, True])
+def test_a_lock_removed_by_the_one_who_had_it_is_not_taken_for_one(tmp_path, monkeypatch, again):
+    """Between opening the file and locking it, the other run ends and removes it; a third one may make a new one."""
     whole, third = fcntl.flock, []
 
     def flock(opened, how):
         if not third:
             os.unlink(tmp_path / "lock")
-            third.append(os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))
+            third.append(os.open(tmp_path / ("lock" if again else "other"), os.O_RDWR | os.O_CREAT))
             whole(third[0], how)
         whole(opened, how)
 
     monkeypatch.setattr(workdir.fcntl, "flock", flock)
-    with pytest.raises(errors.UserError, match="is in use by a run"), workdir.hold(tmp_path):
-        pass
+    refused = pytest.raises(errors.UserError, match="is in use by a run") if again else contextlib.nullcontext()
+    with refused, workdir.hold(tmp_path):
+        assert (tmp_path / "lock").exists()
     os.close(third[0])
 
 
@@ -117,6 +120,13 @@ def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys
         monkeypatch.setattr(workdir.os, "close", close)
     monkeypatch.undo()
     assert not entered(tmp_path)
+
+
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.UserError, match="cannot be written"):
+        entered(tmp_path / where)
 
 
 READ_ONLY = """
