@@ -94,18 +94,17 @@ def spread(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowere
 
 
 @pytest.mark.parametrize(
-    ("name", "P", "order", "bias", "heads", "bad"),
+    ("name", "P", "order", "bias", "heads"),
     [
-        ("none", 2, contiguous, False, (1, 1, H), False),
-        ("prefix", 4, striped, True, (1, 1, 1), False),
-        ("padding", 2, mixed, True, (H, H, H), False),
-        ("padding", 2, striped, True, (H, H, H), True),
+        ("none", 2, contiguous, False, (1, 1, H)),
+        ("prefix", 4, striped, True, (1, 1, 1)),
+        ("padding", 2, mixed, True, (H, H, H)),
     ],
 )
 @cases.float64()
-def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, heads, bad):
-    """Also with NaN behind the mask, in the key of token 19 and the value of token 20, and in a padding."""
-    N, arrays = 11 * P, drawn(11 * P, heads)
+def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, heads):
+    """Also with NaN behind the mask `padding`, in the key of token 19 and the value of token 20, and in a padding."""
+    N, arrays, bad = 11 * P, drawn(11 * P, heads), name == "padding"
     if bad:
         arrays["k"] = arrays["k"].at[0, :, 19, 2].set(np.nan).at[1, 1, 7, 3].set(np.inf)
         arrays["v"] = arrays["v"].at[0, 1, 20, 2].set(-np.inf).at[1, 1, 7, 3].set(np.nan)
@@ -116,7 +115,7 @@ def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, he
     cases.agree(found, (dealt(expected, n), dealt({"y": y_BHNV}, n)["y"]))
     assert y_BHNV.shape == (B, H, N, V)
     assert all(expected[x].any() for x in "qkv") and expected["b_HR"].any() == bias
-    assert y_BHNV.any((1, 3)).all() == (name != "padding")  # there, some queries see nothing
+    assert y_BHNV.any((1, 3)).all() != bad  # there, some queries see nothing
     assert all(jnp.isfinite(gradient).all() for gradient in expected.values())
     assert jnp.isnan(y_BHNV[0, :, 19:]).all() == bad
     assert jnp.isfinite(y_BHNV[0, :, :19]).all() and jnp.isfinite(y_BHNV[1]).all()

@@ -1,6 +1,7 @@
 """Scores and scales (E4-E7, E11) against the slow references, what makes a comparison of them fair, and what is certain
 of them: symmetry, bilinear forms, lengths."""
 
+import functools
 import itertools
 
 import cases
@@ -48,51 +49,69 @@ def logits(name: str, params: dict, x_BND, x_BSD) -> jax.Array:
 # --------------------------------------------------------------------------------------------------- what they compute
 
 
-@different
+TOKENS = cases.normal(1, B, N, D), cases.normal(2, B, S, D)
+WITH = [(name, bias) for name in SCORES if name not in SAME for bias in (True, False)]
+
+
+@functools.cache
 @cases.float64()
-def test_logits_equal_the_reference_and_common_queries_and_keys_are_the_same(name):
-    x_BND, x_BSD = cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    for bias in (True, False):
-        params = drawn(name, bias)
-        fast = logits(name, params, x_BND, x_BSD)
-        assert fast.shape == (B, 1 if name == "none" else H, N, S) and fast.dtype == np.float64
-        for b, h in itertools.product(range(B), range(fast.shape[1])):
-            X = np.asarray(x_BSD[b]).T, np.asarray(x_BND[b]).T
-            L = reference.naive_logits(*X) if name == "none" else reference_scores.logits(name, params, *X, h)
-            cases.close(fast[b, h], L.T)
-        cases.close(logits(name, params, x_BND, x_BND), logits(name, params, x_BND, x_BND + 0.0), 1e-14)
+def computed() -> tuple[dict, dict]:
+    """Logits by score and bias, in one program: of two sequences, of one, and of one and its copy; parameters."""
+    trees = {of: drawn(*of) for of in WITH}
+
+    @jax.jit
+    def every(trees, x_BND, x_BSD, copy_BND):
+        pairs = (x_BND, x_BSD), (x_BND, x_BND), (x_BND, copy_BND)
+        return {of: [logits(of[0], params, *pair) for pair in pairs] for of, params in trees.items()}
+
+    x_BND, x_BSD = cases.wide(TOKENS)
+    return every(trees, x_BND, x_BSD, x_BND), trees
+
+
+@pytest.mark.parametrize(("name", "bias"), WITH)
+def test_logits_equal_the_reference_and_common_queries_and_keys_are_the_same(name, bias):
+    found, trees = computed()
+    fast, own, copied = found[name, bias]
+    assert fast.shape == (B, 1 if name == "none" else H, N, S) and fast.dtype == np.float64
+    for b, h in itertools.product(range(B), range(fast.shape[1])):
+        X = np.asarray(TOKENS[1][b]).T, np.asarray(TOKENS[0][b]).T
+        L = reference.naive_logits(*X) if name == "none" else reference_scores.logits(name, trees[name, bias], *X, h)
+        cases.close(fast[b, h], L.T)
+    cases.close(own, copied, 1e-14)
+    difference = np.abs(own - own.swapaxes(2, 3)).max()
+    assert difference < 1e-13 if name in SYMMETRIC else difference > 0.1
 
 
 @different
 def test_float32_and_bfloat16_are_close_to_float64(name):
-    arguments = drawn(name), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
     for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)):
-        narrow = jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), arguments)
+        narrow = jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), (drawn(name), *TOKENS))
         qk, l_BHNS = jax.jit(lambda *a: (SCORES[name].apply(*a), logits(name, *a)))(*narrow)
         assert {x.dtype for x in qk} == {jnp.dtype(dtype)} and l_BHNS.dtype == np.float32
-        with cases.float64():
-            cases.close(l_BHNS, logits(name, *cases.wide(narrow)), tolerance)
+        cases.close(l_BHNS, computed()[0][name, True][0], tolerance)
 
 
-@pytest.mark.parametrize("name", [name for name in SCORES if name != "constant"])
 @cases.float64()
-def test_who_is_symmetric_and_who_is_so_behind_rotary_positions(name):
+def test_who_is_symmetric_behind_rotary_positions():
     """U^T R_{n-s} U is the transpose of U^T R_{s-n} U; with signs, or P, between the two it is so no longer."""
-    x_BND = cases.normal(1, B, N, 12)
-    qk = SCORES[name].apply(drawn(name, K=4, D=12), x_BND, x_BND)
-    turned = [("", qk)]
-    if SCORES[name].rotatable:
-        variants = (relative_position.rotary, relative_position.rotary_halves)
-        turned += [("rotary", variant.rotate({}, *qk, jnp.arange(N))) for variant in variants]
-    for position, sides in turned:
-        l_BHNN = explicit.logits(*sides, scale=1.0)
-        difference = np.abs(l_BHNN - l_BHNN.swapaxes(2, 3)).max()
-        assert difference < 1e-13 if name in (TURNED if position else SYMMETRIC) else difference > 0.1
-        own = l_BHNN.diagonal(axis1=2, axis2=3)
-        cases.close(own, (qk[0] * qk[1]).sum(-1))  # a token is turned against nothing
-    if name == "symmetric_init":
-        at_first = logits(name, begun_with(name, bias=True), *[cases.normal(1, B, N, D)] * 2)
-        cases.close(at_first, at_first.swapaxes(2, 3), 1e-14)
+    names = [name for name in SCORES if SCORES[name].rotatable and name not in SAME]
+    variants, x_BND = (relative_position.rotary, relative_position.rotary_halves), cases.normal(1, B, N, 12)
+
+    @jax.jit
+    def every(trees):
+        found = {}
+        for name, params in trees.items():
+            qk = SCORES[name].apply(params, x_BND, x_BND)
+            turned = [variant.rotate({}, *qk, jnp.arange(N)) for variant in variants]
+            found[name] = [explicit.logits(*sides, scale=1.0) for sides in (qk, *turned)]
+        return found
+
+    for name, (plain, *turned) in every({name: drawn(name, K=4, D=12) for name in names}).items():
+        for l_BHNN in turned:
+            difference = np.abs(l_BHNN - l_BHNN.swapaxes(2, 3)).max()
+            assert difference < 1e-13 if name in TURNED else difference > 0.1, name
+            own, other = (l.diagonal(axis1=2, axis2=3) for l in (plain, l_BHNN))
+            cases.close(own, other)  # a token is turned against nothing
 
 
 @both_types
@@ -100,25 +119,23 @@ def test_who_is_symmetric_and_who_is_so_behind_rotary_positions(name):
 def test_tied_logits_are_symmetric_to_the_last_bit(name, dtype):
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), drawn(name, K=31, D=37))
     x_BND = cases.normal(1, 2, 67, 37).astype(dtype)
-    for call in (logits, jax.jit(logits, static_argnums=0)):
-        l_BHNN = np.asarray(call(name, params, x_BND, x_BND))
-        np.testing.assert_array_equal(l_BHNN, l_BHNN.swapaxes(2, 3))
+    l_BHNN = np.asarray(jax.jit(logits, static_argnums=0)(name, params, x_BND, x_BND))
+    np.testing.assert_array_equal(l_BHNN, l_BHNN.swapaxes(2, 3))
 
 
-@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].factors is not None])
-@cases.float64()
+@pytest.mark.parametrize("name", [name for name, bias in WITH if not bias])
 def test_factors_make_the_bilinear_form(name):
     """l = x_n^T U_q^T U_k x_s; beside it the scales of tied_keynorm's keys, and what l2_tied adds for either token."""
-    params, x_BND, x_BSD = drawn(name, bias=False), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    Uq_HKD, Uk_HKD = SCORES[name].factors(params, D=D)
-    form = jnp.einsum("bnd,hkd,hke,bse->bhns", x_BND, Uq_HKD, Uk_HKD, x_BSD)
+    found, trees = computed()
+    params = {leaf: np.asarray(numbers) for leaf, numbers in trees[name, False].items()}
+    Uq_HKD, Uk_HKD = (np.asarray(U, np.float64) for U in SCORES[name].factors(params, D=D))
+    form = np.einsum("bnd,hkd,hke,bse->bhns", TOKENS[0], Uq_HKD, Uk_HKD, TOKENS[1], optimize=True)
     if name == "tied_keynorm":
-        length_BHS = jnp.linalg.norm(jnp.einsum("hkd,bsd->bhsk", params["U_HKD"], x_BSD), axis=-1)
-        form *= K**0.5 / length_BHS[:, :, None]
+        form *= K**0.5 / np.linalg.norm(np.einsum("hkd,bsd->bhsk", params["U_HKD"], TOKENS[1]), axis=-1)[:, :, None]
     if name == "l2_tied":
-        square = [jnp.sum(jnp.einsum("hkd,bnd->bhnk", params["U_HKD"], x) ** 2, -1) for x in (x_BND, x_BSD)]
+        square = [(np.einsum("hkd,bnd->bhnk", params["U_HKD"], x) ** 2).sum(-1) for x in TOKENS]
         form -= square[0][..., None] + square[1][:, :, None]
-    cases.close(logits(name, params, x_BND, x_BSD), form)
+    cases.close(found[name, False][0], form, 1e-5)
 
 
 def test_what_is_said_of_scores_beside_their_functions():
