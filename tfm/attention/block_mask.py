@@ -1,5 +1,5 @@
-"""Tokens in blocks, and what holds between a block of queries, a dict with the positions `n`, and one of keys, with the
-positions `s` and, where blocks were filled up, `real`: who may attend to whom, and the bias. N and S: in one."""
+"""Tokens in blocks, and what holds between two of them: who may attend to whom, and the bias. A block of queries is a
+dict with the positions `n`, one of keys with `s` and, where blocks were filled up, `real`; N and S are its tokens."""
 
 import functools
 from collections.abc import Callable

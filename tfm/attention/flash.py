@@ -31,7 +31,7 @@ def attention(
 
     axis: the axis of a device mesh over which the tokens are spread (inside `jax.shard_map`): q, k, v, n and y are a
     device's own tokens, which attend to those of all devices; mask and bias are asked for positions of all. ValueError
-    where n is None, or not as many keys as queries are given.
+    where n is not (N,), or not as many keys as queries are given.
     """
     N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
     tables = q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
@@ -44,8 +44,6 @@ def attention(
     rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias))
     zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, n, varying, rules))
     n, s_S = (x + zero for x in ring.positions(n, N, S, axis))
-    if s_S.ndim == 2:
-        rules = block_mask.Rules(ring.paired(rules.mask, 3), ring.paired(rules.bias, 4))
     # Filled up with the last position, so that what fills up a block is not what makes it needed.
     query, key = {"n": block_mask.cut(n, -1, queries, mode="edge")}, {"s": block_mask.cut(s_S, -1, keys, mode="edge")}
     if S % keys:

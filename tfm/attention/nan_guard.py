@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm import kernels
-from tfm.attention import block_mask, fused, ring
+from tfm.attention import block_mask, fused
 
 
 def guarded(compute: Callable, *, keys: int = 512) -> Callable:
@@ -41,11 +41,11 @@ def _hit(mask, n, sound_BS: jax.Array, *, N: int, keys: int, axis: str | None) -
         zero = block_mask.zero((n, sound_BS, jax.lax.axis_index(axis)))
         both = jnp.concatenate([sound_BS + zero, jnp.atleast_2d(n) + zero])
         both, B = jax.lax.all_gather(both, axis, axis=1, tiled=True), len(sound_BS)
-        sound_BS, s_S = both[:B] > 0, both[B] if n.ndim == 1 else both[B:]
+        sound_BS, s_S = both[:B] > 0, both[B]
     S = sound_BS.shape[1]
     if axis is None:
         n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
-    ask = block_mask.arrays_of(mask) if s_S.ndim == 1 else ring.paired(block_mask.arrays_of(mask), 3)
+    ask = block_mask.arrays_of(mask)
     zero = block_mask.zero((n, sound_BS, ask))
     none_BN = jnp.broadcast_to(zero > 0, (len(sound_BS), N))
 

@@ -4,26 +4,26 @@ No device ever holds more than the keys of one (Liu et al. 2023). With a causal 
 turn if device i of P holds the tokens i, i + P, i + 2P, ... (Brandon et al. 2023, striped attention).
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import Partial
 
 Tree = Any
 
 
 def positions(n: jax.Array | None, N: int, S: int, axis: str | None) -> tuple[jax.Array, jax.Array]:
-    """Where the queries and the keys stand: with an axis at the same places, the keys at (B, S) where n is (B, N).
+    """Where the queries and the keys stand: with an axis at the same places.
 
-    ValueError for tokens that are spread over an axis without their positions, or not as many keys as queries.
+    ValueError for tokens that are spread over an axis without their positions, (N,), or not as many keys as queries.
     """
     if axis is None:
         return jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
-    if n is None or N != S:
-        raise ValueError(f"tokens spread over {axis!r} need positions n, and a key each: {N} queries and {S} keys")
+    if n is None or n.ndim > 1 or N != S:
+        raise ValueError(
+            f"tokens spread over {axis!r} need positions n of (N,), and a key each: {N} queries and {S} keys"
+        )
     return n, n
 
 
@@ -46,18 +46,3 @@ def around(turn: Callable[[Tree, Tree], Tree], carry: Tree, key: Tree, axis: str
         return (turn(carry, key), onward(key, axis)), None
 
     return jax.lax.scan(step, (carry, key), None, length=jax.lax.axis_size(axis))[0][0]
-
-
-def paired(function: Partial | None, ndim: int) -> Partial | None:
-    """A mask (ndim 3) or a bias (ndim 4) of positions n_BN and s_S, for keys that stand at s_BS."""
-    return None if function is None else Partial(functools.partial(_paired, ndim), function)
-
-
-def _paired(ndim: int, function: Partial, n_BN: jax.Array, s_BS: jax.Array) -> jax.Array:
-    """Each sequence takes its own row of what the function says of its keys' positions: all are asked for."""
-
-    def row(b: jax.Array, s_S: jax.Array) -> jax.Array:
-        x = function(n_BN, s_S)
-        return jnp.broadcast_to(x, (n_BN.shape[0], *x.shape[-(ndim - 1) :]))[b]
-
-    return jax.vmap(row)(jnp.arange(n_BN.shape[0]), s_BS)

@@ -56,17 +56,12 @@ def contiguous(N: int, P: int) -> np.ndarray:
 
 
 def mixed(N: int, P: int) -> np.ndarray:
-    """Every sequence in an order of its own: (B, N)."""
-    return np.stack([np.random.default_rng(b).permutation(N) for b in range(B)])
+    return np.random.default_rng(0).permutation(N)
 
 
 def dealt(tree: dict, n: np.ndarray) -> dict:
-    """The tree with its tokens in the order of their positions n, (N,) or (B, N)."""
-
-    def order(x_BHNK: jax.Array) -> jax.Array:
-        return jnp.take_along_axis(x_BHNK, jnp.asarray(n)[:, None, :, None], 2) if n.ndim == 2 else x_BHNK[:, :, n]
-
-    return {name: x if name == "b_HR" else order(x) for name, x in tree.items()}
+    """The tree with its tokens in the order of their positions n."""
+    return {name: x if name == "b_HR" else x[:, :, n] for name, x in tree.items()}
 
 
 def gradients(arrays: dict, n: jax.Array, *, compute, name: str, bias: bool, N: int, over=()) -> tuple[dict, jax.Array]:
@@ -87,7 +82,7 @@ def spread(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowere
     run = jax.shard_map(
         functools.partial(gradients, compute=RING, over=AXIS, **settings),
         mesh=mesh(**{AXIS: P}),
-        in_specs=(specs, PartitionSpec(*[None] * (n.ndim - 1), AXIS)),
+        in_specs=(specs, PartitionSpec(AXIS)),
         out_specs=(specs, TOKENS),
     )
     return jax.jit(run).lower(dealt(arrays, n), jnp.asarray(n))
@@ -203,9 +198,9 @@ def test_keys_go_around_and_no_device_ever_holds_all_of_them():
     assert memory[1] < memory[0] / 3.3, memory
 
 
-@pytest.mark.parametrize(("n", "S"), [(None, 4), (jnp.arange(4), 5)])
+@pytest.mark.parametrize(("n", "S"), [(None, 4), (jnp.arange(4), 5), (jnp.ones((1, 4), int), 4)])
 def test_spread_tokens_need_their_positions_and_as_many_keys(n, S):
-    with pytest.raises(ValueError, match="positions n, and a key each: 4 queries and"):
+    with pytest.raises(ValueError, match=r"positions n of \(N,\), and a key each: 4 queries and"):
         jax.shard_map(
             lambda x: RING(x[:, :, :4], x[:, :, :S], x[:, :, :S], mask=None, scale=1.0, n=n)[0],
             mesh=mesh(**{AXIS: 1}),
