@@ -34,7 +34,7 @@ def test_rotary_equals_the_reference(name):
     q_BHNK, k_BHNK = cases.normal(1, B, H, N, EVEN), cases.normal(2, B, 1, N, EVEN)  # one head of keys for all
     for base, n in ((1e4, ANY_BN), (5e5, ANY_N)):
         variant = ROTARY[name] if base == 1e4 else relative_position.rotary_of(base, halves=halves)
-        turned = variant.rotate({}, q_BHNK, k_BHNK, n)
+        turned = jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n)
         for b, positions in enumerate(np.broadcast_to(n, (B, N))):
             for plain, fast in zip((q_BHNK, k_BHNK), turned, strict=True):
                 for h in range(plain.shape[1]):

@@ -29,7 +29,6 @@ SYMMETRIC = {"none", "tied", "tied_noself", "tied_wide", "tied_signed", "pairwis
 TURNED = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # symmetric also behind rotary positions
 every = pytest.mark.parametrize("name", SCORES)
 SAME = {"tied_noself", "symmetric_init", "asymmetric_std", "constant"}  # they compare tokens as another one does
-different = pytest.mark.parametrize("name", [name for name in SCORES if name not in SAME])
 both_types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 
 
@@ -82,11 +81,14 @@ def test_logits_equal_the_reference_and_common_queries_and_keys_are_the_same(nam
     assert difference < 1e-13 if name in SYMMETRIC else difference > 0.1
 
 
-@different
-def test_float32_and_bfloat16_are_close_to_float64(name):
-    for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)):
-        narrow = jax.tree.map(lambda leaf, dtype=dtype: leaf.astype(dtype), (drawn(name), *TOKENS))
-        qk, l_BHNS = jax.jit(lambda *a: (SCORES[name].apply(*a), logits(name, *a)))(*narrow)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)])
+def test_float32_and_bfloat16_are_close_to_float64(dtype, tolerance):
+    @jax.jit
+    def every(trees, *pair):
+        return {name: (SCORES[name].apply(p, *pair), logits(name, p, *pair)) for name, p in trees.items()}
+
+    trees = {name: drawn(name) for name, bias in WITH if bias}
+    for name, (qk, l_BHNS) in every(*jax.tree.map(lambda leaf: leaf.astype(dtype), (trees, *TOKENS))).items():
         assert {x.dtype for x in qk} == {jnp.dtype(dtype)} and l_BHNS.dtype == np.float32
         cases.close(l_BHNS, computed()[0][name, True][0], tolerance)
 
@@ -163,17 +165,16 @@ def test_keys_of_one_length_and_none_of_a_zero_vector():
 
 @both_types
 def test_squared_lengths_keep_their_digits(dtype):
-    """For K = 32, |u|^2 is about 100: distances of these queries and keys within 2^-15 of that, compiled or not."""
+    """For K = 32, |u|^2 is about 100: distances of these queries and keys within 2^-15 of that, though compiled."""
     arguments = (drawn("l2_tied", H=2, K=32, D=64), 0.55 * cases.normal(1, 2, 41, 64))
     params, x_BND = jax.tree.map(lambda leaf: leaf.astype(dtype), arguments)
-    for apply in (score.l2_tied.apply, jax.jit(score.l2_tied.apply)):
-        q_BHNK, k_BHNK = apply(params, x_BND, x_BND)
-        assert q_BHNK.dtype == dtype
-        found = explicit.logits(q_BHNK, k_BHNK, scale=1.0)
-        w_BHNK = np.asarray(q_BHNK[..., :32], np.float64)
-        exact = -((w_BHNK[:, :, :, None] - w_BHNK[:, :, None]) ** 2).sum(-1) / 2
-        largest = (w_BHNK**2).sum(-1).max() / 2
-        assert 50 < largest < 200 and np.abs(found - exact).max() < 2**-15 * largest
+    q_BHNK, k_BHNK = jax.jit(score.l2_tied.apply)(params, x_BND, x_BND)
+    assert q_BHNK.dtype == dtype
+    found = explicit.logits(q_BHNK, k_BHNK, scale=1.0)
+    w_BHNK = np.asarray(q_BHNK[..., :32], np.float64)
+    exact = -((w_BHNK[:, :, :, None] - w_BHNK[:, :, None]) ** 2).sum(-1) / 2
+    largest = (w_BHNK**2).sum(-1).max() / 2
+    assert 50 < largest < 200 and np.abs(found - exact).max() < 2**-15 * largest
     first = np.asarray(k_BHNK[..., -2], np.float64)  # alone it would be as far off as 2^-9
     assert 2**-10 * largest < np.abs(first + (w_BHNK**2).sum(-1) / 2).max() < 2**-8 * largest
 
@@ -206,11 +207,11 @@ STD = {  # of the entries, which make logits of variance 1 for K = 3 and D = 5: 
 VARIANCE = {"asymmetric_std": 1 / 9, "symmetric_init": (12 + 48 + 1) / 48 / 9}
 
 
-@pytest.mark.parametrize("name", [*STD, "none", "tied_signed", "identity_query", "asymmetric_std", "symmetric_init"])
-def test_logits_of_other_tokens_begin_with_variance_one(name):
+def test_logits_of_other_tokens_begin_with_variance_one():
     """A query's scaled logits over the other keys, of tokens behind a norm: the mean over 150 models."""
     heads, k, runs, n = 4, 12, 150, 32
     d = heads * k
+    names = [*STD, "none", "tied_signed", "identity_query", "asymmetric_std", "symmetric_init"]
     keys = jax.random.split(jax.random.key(1), (2, runs))
     x_RND = jax.random.normal(keys[1, 0], (runs, n, d))
     x_RND = (x_RND - x_RND.mean(-1, keepdims=True)) / x_RND.std(-1, keepdims=True)
@@ -218,13 +219,16 @@ def test_logits_of_other_tokens_begin_with_variance_one(name):
     @jax.jit
     @jax.vmap
     def of_run(key, x_ND):
-        params = SCORES[name].init(key, H=heads, K=k, D=d, bias=True)
-        q, k_ = SCORES[name].apply(params, x_ND[None], x_ND[None])
-        return explicit.logits(q, k_, scale=score.SCALES["1/sqrt(K)"](q.shape[-1], d))
+        found = {}
+        for name in names:
+            params = SCORES[name].init(key, H=heads, K=k, D=d, bias=True)
+            q, k_ = SCORES[name].apply(params, x_ND[None], x_ND[None])
+            found[name] = explicit.logits(q, k_, scale=score.SCALES["1/sqrt(K)"](q.shape[-1], d))
+        return found
 
-    l = np.asarray(of_run(keys[0], x_RND))
-    others = l[..., ~np.eye(n, dtype=bool)].reshape(*l.shape[:-1], n - 1)
-    assert float(others.var(-1, ddof=1).mean()) == pytest.approx(VARIANCE.get(name, 1.0), rel=0.04)
+    for name, l in of_run(keys[0], x_RND).items():
+        others = np.asarray(l)[..., ~np.eye(n, dtype=bool)].reshape(*l.shape[:-1], n - 1)
+        assert float(others.var(-1, ddof=1).mean()) == pytest.approx(VARIANCE.get(name, 1.0), rel=0.04), name
 
 
 @pytest.mark.parametrize("name", STD)
