@@ -162,8 +162,7 @@ def _refusing(name: str | pathlib.Path) -> Iterator[None]:
 def of_name(path: pathlib.PurePath) -> str:
     """The part that the names in a path tell, the outermost first; OTHER where none tells one, or two at once.
 
-    One of PARTS, also with a number behind it, stands between . - _ and the ends of a name: train/a.txt,
-    wiki.valid.tokens, test2016.en, train-00000-of-00002.txt.
+    One of PARTS stands between . - _ and the ends of a name: wiki.valid.tokens, test2016.en, train-0-of-2.txt.
     """
     for name in path.parts:
         words = [word.rstrip(DIGITS) for word in re.split(r"[._-]", name.lower())]

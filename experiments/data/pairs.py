@@ -88,10 +88,7 @@ def load(source: str, *, share: float = 1.0) -> Pairs:
 
 
 def sentence_key(sentence: str) -> str:
-    """What two sentences share that differ only in case, punctuation and spaces; without a word, the sentence itself.
-
-    Split by it, for 'Go on!' is no test of a model that was trained on 'Go on.'.
-    """
+    """What sentences share that differ only in case, punctuation and spaces; without a word, the sentence itself."""
     # Marks (category M) count as letters: without them, words of many scripts would fall together.
     letters = (c if c.isalnum() or unicodedata.category(c)[0] == "M" else " " for c in sentence.casefold())
     return " ".join("".join(letters).split()) or sentence
@@ -130,10 +127,7 @@ def _found(source: str, zips: contextlib.ExitStack) -> list[files.File]:
 
 
 def _by_twos(found: Sequence[files.File]) -> list[files.File]:
-    """The files with tab-separated pairs; where there are none, those that are parallel, each with the other beside it.
-
-    UserError where it is not clear which two.
-    """
+    """The files with tab-separated pairs; where there are none, those that are parallel, the first with the other."""
     alone = [file for file in found if _bare(file.inside).suffix.lower() in ENDINGS]
     couples: dict[pathlib.PurePath, list[files.File]] = {}
     for file in found:
@@ -214,10 +208,7 @@ class Subwords(NamedTuple):
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
-    """W ids or fewer (where the text has no more pairs to merge), the same for the same sentences in any order.
-
-    UserError for a W without room for the specials and the bytes, and a sentence that is not Unicode text.
-    """
+    """W ids or fewer (where the text has no more pairs to merge), the same for the same sentences in any order."""
     if W < LEAST:
         raise errors.UserError(f"a vocabulary of subwords needs at least {LEAST} ids (bytes, specials), not {W}")
     library = tokenizers.Tokenizer(models.BPE())

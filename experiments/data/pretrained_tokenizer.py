@@ -142,7 +142,7 @@ class Pieces(tokenizer.Tokenizer):
             propose(i)
         while pairs:
             _, i, j, first, second, both = heapq.heappop(pairs)
-            if ids[i] == first and right[i] == j and ids[j] == second:  # none has been joined with another meanwhile
+            if ids[i] == first and ids[j] == second:  # none has been joined with another meanwhile
                 ids[i], ids[j], right[i] = both, -1, right[j]
                 if right[j] < len(ids):
                     left[right[j]] = i

@@ -79,6 +79,10 @@ MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its
     "null is false": ({"do_resize": None, "do_normalize": None}, lambda x: x / 255),
     "cropped": ({"do_resize": False} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
     "as high, and cropped": ({"size": {"shortest_edge": 12}} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
+    "cropped square": (
+        {"default_to_square": False, "size": 12, "do_center_crop": True, "crop_size": 4} | PLAIN,
+        lambda x: x[4:8, 10:14] / 255,
+    ),
     "cropped beyond": (
         {"do_resize": False, "do_center_crop": True, "crop_size": [15, 24]} | PLAIN,
         lambda x: np.pad(x, ((2, 1), (0, 0), (0, 0))) / 255,

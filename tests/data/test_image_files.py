@@ -7,7 +7,7 @@ import pytest
 import small_files
 from small_files import CODES, EVALUATION, TRAIN, C, X, Y, archive, elsewhere, idx, idx_folder  # noqa: F401  a fixture
 
-from experiments.data import images
+from experiments.data import files, images
 from experiments.engine import disk, errors
 
 WHOLE = idx(np.arange(7 * 5 * 3, dtype=np.int16).reshape(7, 5, 3))
@@ -38,6 +38,7 @@ def test_idx_files_are_read_back(tmp_path, dtype, pack):
         (WHOLE[:-1], r"is cut off: it announces values of shape \(7, 5, 3\)"),
         (WHOLE[:16], "is cut off: "),
         (WHOLE + b"\0", "is too long: "),
+        (idx(np.zeros((16, files.CHUNK // 16 - 1, 1), np.uint8)) + b"\0", "is too long: "),
         (WHOLE[:4] + b"\0\0\0\0" + WHOLE[8:], r"is empty: .*shape \(0, 5, 3\)"),
         (WHOLE[:4] + b"\xff" * 12 + ROWS, "announces needs .* of memory"),
         (WHOLE[:4] + b"\x04\0\0\0" + WHOLE[8:], "is cut off: |announces needs"),

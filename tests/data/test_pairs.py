@@ -1,6 +1,7 @@
 """Sentence pairs are read, split by their sources, cut into subwords, and made arrays."""
 
 import gzip
+import hashlib
 import os
 import random
 import zipfile
@@ -97,6 +98,10 @@ def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
     monkeypatch.setenv("TFM_DATA", str(write(tmp_path, **{"spa-eng.zip": b"another"})))
     with pytest.raises(errors.UserError, match="spa-eng.zip has sha256 .*: replace or remove it"):
         pairs.load("spa-eng")
+    right = zipped([("train.txt", text(SAID[:9])), ("test.txt", text(SAID[9:]))])  # of a named set names tell nothing
+    monkeypatch.setitem(pairs.NAMED, "spa-eng", ("spa-eng.zip", "http://", hashlib.sha256(right).hexdigest()))
+    write(tmp_path, **{"spa-eng.zip": right})
+    assert both(pairs.load("spa-eng")) == sorted(SAID) and pairs.load("spa-eng").said == ""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(errors.UserError, match="neither a file nor a folder"):
         pairs.load(str(tmp_path / "pipe"))
@@ -139,9 +144,11 @@ def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_ref
     write(some, **{"a.es": b"x\ny\nz"})
     with pytest.raises(errors.UserError, match=r"a.en has 4 lines and .*a.es has 3 lines: a line of one must"):
         pairs.load(str(some))
-    write(some, **{"a.de": b"x"})
-    with pytest.raises(errors.UserError, match=r"more than two languages \(.de, .en, .es\): put those of two into"):
-        pairs.load(str(some))
+    for name in ("b.en", "b.de", "a.de"):  # another two languages, and three
+        write(some, **{name: b"x"})
+        if name != "b.en":
+            with pytest.raises(errors.UserError, match=r"more than two languages \(.de, .en, .es\): put those of two"):
+                pairs.load(str(some))
 
 
 # Parts that names tell, and splitting.
