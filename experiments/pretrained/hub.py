@@ -38,8 +38,7 @@ class Imported(NamedTuple):
 def read(path: str | pathlib.Path) -> Imported:
     """The model in a folder (config.json and its safetensors), or in a safetensors file with config.json beside it.
 
-    UserError for a family or a setting that is not supported; and one that lists the tensors that are missing, left
-    over, of another shape, or not what they must be.
+    UserError for a family or a setting that is not supported, and as `tensors.read`.
     """
     path = pathlib.Path(path)
     file = safetensors.file_of(path).parent / "config.json"
@@ -134,8 +133,7 @@ def _family(name: Any) -> families.Family:
 
 
 def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str]) -> dict[str, int | list[int]]:
-    """What config.json and generation_config.json say of the ids that begin, end and pad a text; one that neither gives
-    a value is absent. UserError for a bad value.
+    """What config.json and generation_config.json say of the ids that begin, end and pad a text. UserError for no id.
 
     (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.)
     Ids that the model has no row for are allowed, as transformers writes them for small models; -1 pads nothing.

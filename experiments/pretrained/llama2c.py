@@ -22,13 +22,10 @@ UNUSED = "unused"  # cosines and sines of the positions, which every reader comp
 
 def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """(settings, tensors) of the model in the file, by the names that transformers gives them; tensors are
-    memory-mapped, read-only float32.
+    memory-mapped, read-only float32. The rotary position turns the pairs (2i, 2i+1) of features here, and not
+    (i, i + K/2), for which transformers orders the rows of its q_proj and k_proj.
 
-    The rotary position turns the pairs (2i, 2i+1) of features here, and not (i, i + K/2), for which transformers orders
-    the rows of its q_proj and k_proj.
-
-    Raises:
-      UserError: no such file; one that is not of this form, which is then taken for a file of pickles.
+    UserError: no such file; one that is not of this form, which is then taken for a file of pickles.
     """
     path = pathlib.Path(path)
     try:

@@ -36,11 +36,8 @@ def load(
     """The parameters to start from, by path, as config.init_from and init_fresh say; its table is printed.
 
     {} where a run starts from random ones, or is resumed. Learned positions of another number are resized, which is
-    said. files: those of the run's own words, by name.
-
-    Raises:
-      UserError: no such model; one of another architecture, with the fields that must change and the tensors; one whose
-        ids mean other words; numbers that are not finite.
+    said. files: those of the run's own words, by name. UserError: no such model; one of another architecture, with the
+    fields that must change and the tensors; one whose ids mean other words; numbers that are not finite.
     """
     path = settings.init_from
     fresh = tuple(filter(None, (part.strip() for part in settings.init_fresh.split(","))))

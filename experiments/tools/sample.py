@@ -6,8 +6,6 @@ sample.run("DIR", prompt="Once upon a time")
 DIR is a run's folder, a folder with config.json, model.safetensors and tokenizer.json, or stories260K.bin with
 tok512.bin beside it. Nothing is written unless a workdir is given. --prompt=One --prompt=Two goes on with several texts
 at once. The text is told as it is drawn, each word computed from the cached keys and values of those before it (E23).
-
-Two CPU cores: 4 s with start and compilation for 200 words of stories260K.
 """
 
 import functools

@@ -73,15 +73,13 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(run, t
 
 
 def test_several_prompts_at_once_are_each_as_alone(run, tmp_path):
-    greedy = {"checkpoint": run, "max_new_tokens": 7, "temperature": 0.0}
-    together = use(**greedy, workdir=tmp_path / "out", prompt=["A king", "w"])
-    alone = [use(**greedy, prompt=text).out for text in ("A king", "w")]
-    assert together == (0, alone[0] + "\n" + alone[1], "")
-    assert (tmp_path / "out" / "sample.txt").read_text(encoding="utf-8") == together.out
-    assert "is there already" in refusal(**greedy, workdir=tmp_path / "out", prompt="A")
+    greedy = {"max_new_tokens": 7, "temperature": 0.0}
     with contextlib.redirect_stdout(io.StringIO()) as said:  # in a notebook
-        texts = sample.run(run, prompt=["A king", "w"], max_new_tokens=7, temperature=0.0)
-    assert "\n\n".join(texts) + "\n" == together.out == said.getvalue()
+        texts = sample.run(run, prompt=["A king", "w"], workdir=tmp_path / "out", **greedy)
+    alone = [use(checkpoint=run, **greedy, prompt=text) for text in ("A king", "w")]
+    assert alone == [(0, text + "\n", "") for text in texts] and said.getvalue() == "\n\n".join(texts) + "\n"
+    assert (tmp_path / "out" / "sample.txt").read_text(encoding="utf-8") == said.getvalue()
+    assert "is there already" in refusal(checkpoint=run, **greedy, workdir=tmp_path / "out", prompt="A")
 
 
 def test_a_cache_that_grows_changes_no_text_and_chance_depends_on_the_seed_alone(run):
@@ -91,16 +89,14 @@ def test_a_cache_that_grows_changes_no_text_and_chance_depends_on_the_seed_alone
     how = {"steps": N - 8, "stop": [], "mask": lambda length_B=None: masks.causal}
     how |= {"temperature": 9.0, "top_k": 0, "top_p": 1.0}
 
-    def drawn(seed: int, **more) -> list:
-        drawing = sample.Generator(model.network(), model.params, prompt_BN, **how, **more)
-        grow = drawing.grow
-        drawing.grow = lambda cache, places: (capacities.append(places), grow(cache, places))[1]
+    def drawn(drawing, seed: int) -> list:
         return [sum(rows, []) for rows in zip(*sample.rounds(drawing, ids, seed, set()), strict=True)]
 
-    at_once = drawn(1)
-    assert not capacities and [len(row) for row in at_once] == [N - 8] * 2
-    assert drawn(2) != at_once
-    assert drawn(1, grows=1) == at_once and capacities == [26, 36, N]
+    whole, growing = (sample.Generator(model.network(), model.params, prompt_BN, **how, grows=n) for n in (999, 1))
+    grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
+    at_once = drawn(whole, 1)
+    assert [len(row) for row in at_once] == [N - 8] * 2 and drawn(whole, 2) != at_once
+    assert drawn(growing, 1) == at_once and capacities == [26, 36, N]
 
 
 def test_the_text_ends_before_the_stop_however_it_comes():
