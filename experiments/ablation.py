@@ -69,12 +69,8 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
             if run.name not in finished:  # a result of other steps, or a damaged one
                 (folder / run.name / "summary.json").unlink(missing_ok=True)
         print(f"{len(runs)} runs in {len(every)} programs, {len(finished)} of them finished before")
-        what = {
-            "config": settings.to_dict(),
-            "versions": mesh.versions(),
-            "device": mesh.describe(devices),
-            "commit": workdir.commit(),
-        }
+        what = {"config": settings.to_dict(), "versions": mesh.versions()}
+        what |= {"device": mesh.describe(devices), "commit": workdir.commit()}
         write = functools.partial(reports.write, folder, asked, what=what)
         try:
             with contextlib.closing(progress.Progress(waiting)) as line:

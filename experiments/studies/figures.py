@@ -252,7 +252,8 @@ def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     )
 
 
-KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
+KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]]
+KINDS = {
     "course": course,
     "differences": differences,
     "symmetry": symmetry,

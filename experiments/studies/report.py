@@ -20,12 +20,8 @@ from experiments.engine import disk, log
 from experiments.studies import figures, runs, statistics, tables, words
 from experiments.studies import study as studies
 
-SECTIONS = {  # of the page: heading -> the figures in it
-    "Training": ["course"],
-    "Paired differences": ["differences"],
-    "Symmetry": ["symmetry"],
-    "Attention": ["attention", "maps"],
-}
+SECTIONS = {"Training": ["course"], "Paired differences": ["differences"]}  # of the page: heading -> the figures in it
+SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"]}
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -> list[pathlib.Path]:
@@ -38,15 +34,9 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     conditions = statistics.analyse(study, finished)
     numbers = record(study, conditions, finished, what)
     pictures = figures.draw(folder, study, conditions, finished)
-    content = {
-        "title": f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference',
-        "record": numbers,
-        "conditions": conditions,
-        "figures": pictures,
-        "sections": SECTIONS,
-        "words": words,
-        "tables": tables,
-    }
+    title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
+    content = {"title": title, "record": numbers, "conditions": conditions, "figures": pictures}
+    content |= {"sections": SECTIONS, "words": words, "tables": tables}
     disk.write_json(folder / "report.json", numbers)
     files = [folder / "report.md", folder / "report.html"]
     for file, clean in zip(files, (plain, legal), strict=True):

@@ -11,12 +11,8 @@ import numpy as np
 
 from experiments.engine import checkpoint, config, errors, loop, workdir
 
-# Settings that are numbers inside a program: runs that differ in these alone are runs of one. Their names there:
-NUMBERS = {
-    "optim.learning_rate": "learning_rate",
-    "optim.weight_decay": "weight_decay",
-    "model.score_std": "score_std",
-}
+# Settings that are numbers inside a program, by their fields: runs that differ in these alone are runs of one.
+NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
 OWN = ("study.metric", "study.threshold")  # what a condition may say of itself
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
@@ -163,7 +159,7 @@ def programs(runs: Iterable[Run]) -> list[Program]:
         groups.setdefault(f"{run.condition} {json.dumps(kind, sort_keys=True)}", []).append((run, values))
     made = []
     for group in groups.values():
-        columns = {name: np.array([values[key] for _, values in group], np.float32) for key, name in NUMBERS.items()}
-        numbers = {name: column for name, column in columns.items() if len(set(column.tolist())) > 1}
+        columns = {key: np.array([values[key] for _, values in group], np.float32) for key in NUMBERS}
+        numbers = {key.split(".")[1]: column for key, column in columns.items() if len(set(column.tolist())) > 1}
         made.append(Program([run for run, _ in group], numbers))
     return made

@@ -9,12 +9,8 @@ from experiments.studies import runs, statistics, words
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
-SHORT = {kind: kind for kind in (statistics.WORSE, statistics.BETTER)} | {  # what an overview says of a kind
-    statistics.OPEN: "open",
-    statistics.SAME: "same",
-    statistics.CONSTANT: "constant",
-    statistics.FEW: "few seeds",
-}
+# What an overview says of a kind, but for the kinds worse and better.
+SHORT = {statistics.OPEN: "open", statistics.SAME: "same", statistics.CONSTANT: "constant", statistics.FEW: "few seeds"}
 
 
 class Table(NamedTuple):
@@ -103,9 +99,10 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     for condition in conditions:
         [base] = [one for one in condition.arms if one.difference is None]
         differences = [one.difference for one in condition.compared]
-        cells = [f"{signed(one.mean)} {SHORT[one.kind]}" for one in differences]
+        short = [SHORT.get(one.kind, one.kind) for one in differences]
+        cells = [f"{signed(one.mean)} {kind}" for one, kind in zip(differences, short, strict=True)]
         rows.append([condition.name, condition.metric, NONE if base.mean is None else words.number(base.mean), *cells])
-        kinds.append(["", "", "", *(SHORT[one.kind] for one in differences)])
+        kinds.append(["", "", "", *short])
     note = (
         f"Under an arm: its mean difference to {words.quoted(reference)}, and what its interval says of it. open: "
         f"no difference was found; same: no more than rounding; constant: no spread to make an interval of."
