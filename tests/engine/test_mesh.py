@@ -31,7 +31,7 @@ SMALL = {"train__evaluate_batch": 16, "model__H": 4, "model__M": 1}
 IMAGE = {"image__patch": 2, "image__shift": 1} | SMALL
 KINDS = {  # what each room has beside the usual: every sum over devices is in one of these
     "vision": ("vision", IMAGE),
-    "masked_image": ("masked_image", IMAGE | {"model__norm": "instance"}),
+    "masked_image": ("masked_image", IMAGE | {"model__norm": "instance", "model__dropout": 0.2}),
     "one": (
         "language",
         {"model__relative_position": "relative", "model__mlp": "two_hidden_gelu", "text__tied_output": True}
