@@ -133,6 +133,9 @@ def test_steps_train(peer, kind, monkeypatch):
         B, N, D, W = 3, 5, 6, 65
         layer = 2 * B * N * 12 * D**2 + 2 * 2 * B * D * N * (N + 1) // 2
         assert built.facts["step_flops"] == 3 * (layer + 2 * B * N * D * W)
+        B, N, D, C = 10, 5, 6, 10  # of images: four patches of 25 pixels, a class token, no mask
+        layer = 2 * B * N * 12 * D**2 + 2 * 2 * B * D * N * N
+        assert ours.step_flops(TINY["images"]) == 3 * (layer + 2 * B * 4 * 25 * D + 2 * B * D * C)
 
 
 def test_both_generate_all_words_that_were_asked_for_and_flax_those_that_its_model_says(monkeypatch):

@@ -71,8 +71,12 @@ def alone(r: int, accumulation: int):
     ],
     ids=str,
 )
-def test_every_row_is_trained_as_it_would_be_alone_but_one_whose_numbers_go_wrong(sizes, accumulation, batched):
+def test_every_row_is_trained_as_it_would_be_alone_but_one_whose_numbers_go_wrong(
+    sizes, accumulation, batched, monkeypatch
+):
     """The second row's batch of step 2 is no numbers: it stays as it is, and the others go on."""
+    if sizes == {"data": 1, "seed": 2} and jax.__version_info__ >= (0, 10):  # as on accelerators
+        monkeypatch.setattr(mesh, "side_by_side", lambda devices: True)
     of = rows(mesh.make(**sizes), batched=batched, accumulation=accumulation)
     state, step, seen = vmapped_runs.initial_state(of, SEEDS, NUMBERS), vmapped_runs.step(of), []
     alive = np.array([True] * 4)
