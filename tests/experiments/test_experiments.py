@@ -194,6 +194,14 @@ def test_the_evaluation_part_of_images_is_never_shifted():
     assert np.array_equal(still[1], shifted[1]) and not np.array_equal(still[0], shifted[0])
 
 
+def test_dropout_is_drawn_for_each_key_and_never_in_an_evaluation():
+    task = tiny.task_of(tiny.settings("vision", image__patch=4, model__dropout=0.5, model__M=1))
+    measure, params, batch = jax.jit(task.loss_and_metrics), tiny.drawn(task), task.train[0]
+    keys = [jax.random.split(jax.random.key(seed), 16) for seed in (0, 1)]
+    losses = [float(measure(params, batch, key_B)["loss"][0]) for key_B in (*keys, None, None)]
+    assert len(set(losses)) == 3 and losses[2] == losses[3]
+
+
 def test_the_model_has_the_sizes_of_the_config():
     task = tiny.task_of(tiny.settings("vision", image__patch=4, image__head="class_token", model__K=3, model__F=5))
     params = jax.eval_shape(task.init, jax.random.key(0))
