@@ -169,17 +169,13 @@ def test_the_first_signal_is_the_one_that_counts_and_none_is_kept_outside():
 
 
 BUSY = """
-import os, sys, time
+import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from experiments.engine import signals
 signals.from_the_start()
-import jax
-@jax.jit
-def long(x):  # minutes
-    return jax.lax.fori_loop(0, 1 << 30, lambda i, x: x @ x / 300, x)
 with signals.at_once("; go on"):
     print("computing", flush=True)
-    long(jax.numpy.ones((300, 300))).block_until_ready()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes outside of Python, as a compiled program may take
 """
 
 
@@ -190,10 +186,11 @@ def test_a_signal_stops_a_process_that_is_in_a_compiled_program():
         assert busy.stdout.readline() == "computing\n"
         time.sleep(0.5)
         busy.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        _, err = busy.communicate(timeout=60)
+        killer = threading.Timer(20, busy.kill)
+        killer.start()
+        _, err = busy.communicate()
+        killer.cancel()
     assert (busy.returncode, err) == (130, "stopped; go on\n")
-    assert time.monotonic() - began < 10
 
 
 def test_a_signal_that_the_shell_ignores_is_not_heeded():
@@ -227,6 +224,8 @@ def test_an_evaluation_that_fails_loses_nothing_and_does_not_come_before_the_sav
 
     with monkeypatch.context() as patch:
         patch.setattr(steps, "evaluate", evaluate)
+        (tmp_path / "unsignalled").mkdir()
+        assert dots.launched(tmp_path / "unsignalled").code == 1 and dots.saved(tmp_path / "unsignalled") == [4]
         dots.signal_with_batch(patch, 4, signal.SIGTERM)
         assert dots.launched(tmp_path).code == 143 and dots.saved(tmp_path) == [4]
         outcome = dots.launched(tmp_path)  # where it is made up for
