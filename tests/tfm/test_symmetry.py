@@ -78,27 +78,13 @@ def test_bfloat16_is_computed_in_float32():
     assert weights(jnp.ones((M, B, H, N, N), jnp.bfloat16))["entropy"].dtype == np.float32
 
 
-def test_what_tied_and_skew_and_transposed_forms_have():
-    """A tied form is symmetric and has no direction; a skew one has symmetry -1; transposed, the symmetry stays and the
-    direction turns."""
-    U_HKD, V_HKD = factors(4)
-    for one in (symmetry_closed(U_HKD, U_HKD), symmetry_closed(*summed(U_HKD, U_HKD))):
-        cases.close(one, np.ones_like(one), 1e-6)
-    assert not directionality_closed(U_HKD, U_HKD).any()
-    both = jnp.concatenate([U_HKD, V_HKD], axis=1), jnp.concatenate([V_HKD, -U_HKD], axis=1)
-    for skew in (symmetry_closed(*both), symmetry_of(form(*both))):
-        cases.close(skew, -np.ones(H), 1e-5)
-    cases.close(symmetry_closed(V_HKD, U_HKD), symmetry_closed(U_HKD, V_HKD), 1e-6)
-    d_H = directionality_closed(U_HKD, V_HKD)
-    np.testing.assert_array_equal(directionality_closed(V_HKD, U_HKD), -d_H)
-    assert float(jnp.abs(d_H).max()) > 0.5
-
-
-def test_large_features_of_keys_give_a_negative_direction():
-    U = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, K, D)))
+def test_large_features_of_keys_give_a_negative_direction_and_a_tied_form_has_none():
+    U_HKD, V_HKD = jnp.asarray(np.random.default_rng(0).standard_normal((2, 1, K, D)))
     large_D = jnp.ones(D).at[3].set(20.0)
-    assert float(directionality_closed(U[0], U[1] * large_D)[0]) < -0.5
-    assert float(directionality_closed(U[0] * large_D, U[1])[0]) > 0.5
+    assert float(directionality_closed(U_HKD, V_HKD * large_D)[0]) < -0.5
+    assert float(directionality_closed(U_HKD * large_D, V_HKD)[0]) > 0.5
+    assert not directionality_closed(U_HKD * large_D, U_HKD * large_D).any()
+    cases.close(symmetry_closed(U_HKD, U_HKD), [1], 1e-6)
 
 
 def test_where_no_norm_stands_out_there_is_no_direction():

@@ -101,16 +101,6 @@ def test_the_gradient_with_respect_to_later_inputs_is_exactly_zero(order):
     np.testing.assert_array_equal(reached_NS, np.tril(np.ones((N, N))))
 
 
-def test_nan_in_the_last_token_leaves_earlier_logits_as_they_were():
-    model = cases.model()
-    params, w_BN = cases.drawn(model.init), jnp.arange(N)[None]
-    logits = model.apply(params, w_BN, mask=mask.causal)
-    params["embed"]["E_WD"] = params["embed"]["E_WD"].at[N - 1].set(jnp.nan)
-    dirty = model.apply(params, w_BN, mask=mask.causal)
-    np.testing.assert_array_equal(dirty[:, :-1], logits[:, :-1])
-    assert np.isnan(dirty[:, -1]).all()
-
-
 # ----------------------------------------------------------------------------------------- one result, several programs
 
 

@@ -1,4 +1,4 @@
-"""Beam search against its definition in plain Python, against all continuations there are, and against greedy text."""
+"""Beam search against its definition in plain Python, and against all continuations there are."""
 
 import functools
 import itertools
@@ -10,7 +10,6 @@ import pytest
 import recurrent
 
 from tfm.decode import beam
-from tfm.decode import generate as decode
 
 PROMPTS_BN, LENGTH_B = recurrent.prompts(3, 1, 4, columns=4)
 PADDED_BN = np.where(np.arange(4) < LENGTH_B[:, None], PROMPTS_BN, 0)
@@ -56,7 +55,7 @@ def compiled(size: int):
 CASES = [(stop, alpha) for stop in [(), (3,), (2, 6)] for alpha in (0.0, 0.6, 2.0, -0.5)]
 
 
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("size", [1, 2, 5])
 def test_it_is_the_search_of_the_definition(size):
     """Unequal prompts at once; the definition goes on to the last step, so ending early changes nothing.
 
@@ -72,23 +71,9 @@ def test_it_is_the_search_of_the_definition(size):
             expected = searched(PROMPTS_BN[b, :length].tolist(), log_p, size=size, steps=6, stop=stop, alpha=alpha)
             equal(words[b], score[b], expected)
             shorter += len({len(text) for _, text in expected}) > 1
-    assert shorter > 5  # hypotheses of several lengths did compete
+    assert shorter > 5 or size == 1  # hypotheses of several lengths did compete
     run(*recurrent.prompts(4, 4, 4, columns=4, seed=1), stop=(1,), alpha=0.5)
     assert traces == before and set(traces) == {"start", "step"}
-
-
-def test_a_beam_of_one_without_penalty_is_greedy():
-    run, _ = compiled(1)
-    model, key = recurrent.incremental(), jax.random.key(0)
-    generate = functools.partial(decode.generate, model.start, model.step, steps=6, temperature=0)
-    greedy = jax.jit(lambda stop: generate(PROMPTS_BN, LENGTH_B, key, stop=stop)[0])
-    lengths = set()
-    for stop in itertools.combinations(range(recurrent.W), 2):
-        words, _ = run(stop=stop, alpha=0.0)
-        expected = greedy(jnp.array(stop))
-        np.testing.assert_array_equal(words[:, 0], expected)
-        lengths |= set(np.isin(expected, stop).argmax(axis=1).tolist())
-    assert len(lengths) > 2
 
 
 def few(words) -> np.ndarray:
@@ -128,13 +113,6 @@ def test_a_beam_as_wide_as_all_continuations_finds_them_in_order():
             assert (score[b, len(expected) :] == -jnp.inf).all()
             np.testing.assert_array_equal(words[b, len(expected) :, :4], np.tile(PADDED_BN[b], (27 - len(expected), 1)))
             assert (words[b, len(expected) :, 4:] == 0).all()
-
-
-def test_the_penalty_prefers_long_texts():
-    run, _ = compiled(5)
-    lengths = [(run(stop=(1, 5), alpha=alpha)[0][:, 0] > 0).sum() for alpha in (-0.5, 2.0)]
-    assert lengths[0] < lengths[1]
-    np.testing.assert_allclose(beam.penalty(jnp.array([1, 7]), 0.6), [1, 2**0.6], rtol=1e-6)
 
 
 def test_the_search_is_over_when_nothing_can_win():

@@ -1,4 +1,4 @@
-"""Text from a next-word model (E24): the sliding window, and incremental generation equal to a loop over the words."""
+"""Text from a next-word model (E24): the sliding window and the increments equal a loop over the words."""
 
 import functools
 
@@ -10,60 +10,6 @@ import recurrent
 
 from tfm.decode import generate as decode
 from tfm.decode import sampling
-
-B, W = 3, 11
-
-
-def rule(window) -> int:
-    """A made-up next word that depends on all words of the window, where in it they stand, and how many there are."""
-    return (sum((i + 1) * int(w) for i, w in enumerate(window)) + 3 * len(window)) % W
-
-
-def by_rule(window_BC: jax.Array) -> jax.Array:
-    """The rule as a causal model: logits of 50 for the next word, 0 for all others."""
-    position_C = jnp.arange(window_BC.shape[1]) + 1
-    next_BC = (jnp.cumsum(window_BC * position_C, axis=1) + 3 * position_C) % W
-    return 50.0 * jax.nn.one_hot(next_BC, W)
-
-
-@pytest.mark.parametrize(
-    ("length", "temperature", "steps"),  # shorter than the context, as long, longer
-    [(1, 0, 9), (2, 0.5, 9), (5, 0, 1), (5, 0.5, 9), (8, 0, 9), (8, 1.0, 0)],
-)
-def test_samples_follow_the_model(length, temperature, steps):
-    """The definition: ask for the word after the last words of the context, append it, ask again."""
-    prompt_BN = np.random.default_rng(0).integers(0, W, (B, length)).astype(np.int16)
-    settings = dict(steps=steps, context=5, temperature=temperature)
-    words = decode.sample(by_rule, jnp.asarray(prompt_BN), jax.random.key(0), **settings)
-    assert words.shape == (B, length + steps) and words.dtype == jnp.int16
-    for b in range(B):
-        slow = prompt_BN[b].tolist()
-        for _ in range(steps):
-            slow.append(rule(slow[-5:]))
-        np.testing.assert_array_equal(words[b], slow)
-
-
-LOGITS = np.array([1.0, 0.0, -0.5, 2.0, -3.0])
-
-
-def test_frequencies_are_the_softmax_of_the_logits_over_the_temperature():
-    """Chi-square with four degrees of freedom exceeds 23.5 with probability 1e-4; the key decides."""
-    many, temperature = 4000, 2.0
-
-    def sample(key):
-        prompt_BN, how = jnp.zeros((many, 1), jnp.int32), dict(steps=3, context=2, temperature=temperature)
-        return decode.sample(lambda w_BC: jnp.tile(LOGITS, (*w_BC.shape, 1)), prompt_BN, key, **how)
-
-    words, again, other = (jax.jit(sample)(jax.random.key(seed)) for seed in (0, 0, 1))
-    np.testing.assert_array_equal(words, again)
-    assert (words != other).any()
-    expected = many * np.exp(LOGITS / temperature) / np.exp(LOGITS / temperature).sum()
-    for n in range(1, 4):
-        count = np.bincount(words[:, n], minlength=len(LOGITS))
-        assert ((count - expected) ** 2 / expected).sum() < 23.5
-    pairs = np.corrcoef(np.asarray(words[:, 1:]).T)[~np.eye(3, dtype=bool)]
-    assert np.abs(pairs).max() < 4 / many**0.5  # the draws of different steps are independent
-
 
 STEPS = 9
 LENGTHS = (4, 1, 5, 2)
@@ -89,15 +35,24 @@ def compiled(chance: str):
 
 
 @functools.cache
-def slow(chance: str) -> list[list[int]]:
-    """The definition: the logits after all words so far, a word drawn with the key of (b, n), and so on."""
+def slow(chance: str, lengths=LENGTHS, context: int = 99) -> list[list[int]]:
+    """The definition: the logits after the last words so far, a word drawn with the key of (b, n), and so on."""
     draw = jax.jit(functools.partial(sampling.draw, **CHANCES[chance]))
-    texts = [PROMPTS_BN[b, :length].tolist() for b, length in enumerate(LENGTHS)]
+    texts = [PROMPTS_BN[b, :length].tolist() for b, length in enumerate(lengths)]
     for b, words in enumerate(texts):
         for n in range(len(words), len(words) + STEPS):
             key_b = jax.random.fold_in(jax.random.fold_in(KEY, b), n)
-            words.append(int(draw(key_b[None], recurrent.logits(words)[None])[0]))
+            words.append(int(draw(key_b[None], recurrent.logits(words[-context:])[None])[0]))
     return texts
+
+
+@pytest.mark.parametrize(("length", "steps"), [(1, STEPS), (3, 1), (5, STEPS), (5, 0)])
+def test_a_window_that_slides_gives_the_text_of_the_definition(length, steps):
+    """From prompts that are shorter than the context, as long, longer."""
+    prompt_BN, how = PROMPTS_BN[:, :length].astype(jnp.int16), dict(steps=steps, context=3, **CHANCES["filtered"])
+    words = decode.sample(recurrent.full, prompt_BN, KEY, **how)
+    assert words.shape == (4, length + steps) and words.dtype == jnp.int16
+    np.testing.assert_array_equal(words, [text[: length + steps] for text in slow("filtered", (length,) * 4, 3)])
 
 
 @pytest.mark.parametrize("stop", [(), (2, 6)])
@@ -164,14 +119,6 @@ def test_neither_the_other_sequences_nor_the_bucket_have_a_part_in_a_text():
     assert len({tuple(row) for row in same.tolist()}) == 4  # equal prompts of one batch go on differently
 
 
-@pytest.mark.parametrize("chance", ["greedy", "filtered"])
-def test_the_window_and_the_increments_give_the_same_text(chance):
-    prompt_BN, length_B = recurrent.prompts(5, 5, 5, 5, columns=5)
-    words, _ = compiled(chance)[0](KEY, prompt_BN=prompt_BN, length_B=length_B)
-    settings = dict(steps=STEPS, context=5 + STEPS, **CHANCES[chance])
-    np.testing.assert_array_equal(decode.sample(recurrent.full, prompt_BN, KEY, **settings), words)
-
-
 def test_no_words_are_appended_where_none_are_asked_for():
     model = recurrent.incremental()
     nothing = jax.jit(functools.partial(decode.generate, model.start, model.step, steps=0))
@@ -207,4 +154,4 @@ def test_what_cannot_go_on_is_refused(prompt, lengths, settings, message):
         decode.generate(model.start, model.step, prompt_BN, length_B, jax.random.key(0), **(dict(steps=1) | settings))
     if not prompt[1]:
         with pytest.raises(ValueError, match=message):
-            decode.sample(by_rule, jnp.ones(prompt, int), jax.random.key(0), steps=1, context=3, temperature=0)
+            decode.sample(recurrent.full, jnp.ones(prompt, int), jax.random.key(0), steps=1, context=3, temperature=0)
