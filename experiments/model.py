@@ -17,7 +17,7 @@ from tfm import layout as layouts
 from tfm.attention import explicit, flash, heads, mask, relative_position, score
 from tfm.decode import kv_cache
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parameters
 MOST_UNROLLED = 512  # layers written out in a program
 # Layers that are written out for a TPU unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each
 # of step and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
@@ -52,13 +52,8 @@ def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bo
     if transform:
         if m.norm == "batch":
             raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
-        norm = variants.choose(m, "norm")
-
-        def init(key: jax.Array, *, D: int) -> dict:
-            own = {"b_W": jnp.zeros(W), "transform": head.transform_init(key, D=D, norm=norm)}
-            return sized(answer, W=W).init(key, D=D) | own
-
-        output = answer._replace(init=init)
+        init = functools.partial(head.transformed_init, output.init, norm=variants.choose(m, "norm"))
+        output = output._replace(init=init)
     return build(m, embed=sized(embed.words, W=W, J=m.segments), head=output, N=N, tied_output=tied_output)
 
 
@@ -108,12 +103,11 @@ def build(
     call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.unroll or (1 if m.remat else True)}
     tree |= sizes(m) | {"N": N, "final_norm": m.final_norm, "bias": m.bias}
     tree |= {} if cross else {"embed_norm": m.embed_norm}
-    functions = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
-    start, step = (functools.partial(function, **call) for function in (functions[1].start, functions[1].step))
+    whole, one_by_one = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
 
     def initial(key: jax.Array, **numbers: Any) -> dict:
         own = parts._replace(block=parts.block._replace(**numbers))
-        params = functions[0].init(key, parts=own, **tree)
+        params = whole.init(key, parts=own, **tree)
         return params if m.output_std == 1 else initials.scaled(params, m.output_std, OUTPUTS)
 
     def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
@@ -124,8 +118,9 @@ def build(
         # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long on a TPU.
         if call["unroll"] is True and (over.fsdp or (over.platform == "tpu" and m.M > WRITTEN_OUT)):
             changed["unroll"] = 1
-        return functions[0].apply(*arrays, **call | changed, maps=maps, **options)
+        return whole.apply(*arrays, **call | changed, maps=maps, **options)
 
+    start, step = (functools.partial(function, **call) for function in (one_by_one.start, one_by_one.step))
     return Model(initial, applied, start, step)
 
 

@@ -15,14 +15,7 @@ from experiments.engine import by_name, config, errors
 from tfm import mlp, norm, position, shapes
 from tfm.attention import relative_position, score, value
 
-ROOMS = {
-    "score": score,
-    "value": value,
-    "relative_position": relative_position,
-    "norm": norm,
-    "mlp": mlp,
-    "position": position,
-}
+ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # those that are no size of the model: an axis is known by its size
 

@@ -1,8 +1,10 @@
 """What the tokens are asked: the next or the hidden word, the class of an image, hidden pixels. Answers are float32."""
 
 import functools
+from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from tfm import initial, linear, mlp
 from tfm import layout as layouts
@@ -21,10 +23,11 @@ def _word(params: dict, x_BND: jax.Array) -> jax.Array:
     return linear.answers(x_BND, params["G_WD"], params.get("b_W"))
 
 
-def transform_init(key: jax.Array, *, D: int, norm) -> dict:
-    """What BERT puts before the output matrix: one more layer and its norm."""
-    matrix = initial.normal(key, "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
-    return matrix | {"norm": norm.init(initial.key(key, "norm"), D=D)}
+def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm) -> dict:
+    """With what BERT puts before the output matrix, one more layer and its norm, and with a bias for each word."""
+    params, matrix = init(key, D=D), initial.normal(key, "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
+    transform = matrix | {"norm": norm.init(initial.key(key, "norm"), D=D)}
+    return params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": transform}
 
 
 def transform(params: dict, x_BND: jax.Array, *, norm, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:

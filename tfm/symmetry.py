@@ -6,6 +6,7 @@ closed form, from its two factors: without a D x D matrix, in O(D K^2) for a hea
 all is computed in float32 at least.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,10 @@ from tfm import linear
 
 OUTLIER = 2.0  # standard deviations above the mean, from which on a norm counts for d
 ROUNDING = 32.0  # units in the last place: what is less than that of its terms is rounding, and counts as 0
+
+
+_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)  # also where a device multiplies in less
+_gram = functools.partial(_einsum, "...kd,...jd->...kj")  # U V^T of every head
 
 
 class Layer(NamedTuple):
@@ -116,16 +121,6 @@ def _unit(U_HKD: jax.Array) -> jax.Array:
     U_HKD = linear.wide(U_HKD)
     largest_H11 = jnp.max(jnp.abs(U_HKD), axis=(-2, -1), keepdims=True)
     return U_HKD / jnp.where(largest_H11 > 0, largest_H11, 1)
-
-
-def _gram(U_HKD: jax.Array, V_HKD: jax.Array) -> jax.Array:
-    """U V^T of every head."""
-    return _einsum("...kd,...jd->...kj", U_HKD, V_HKD)
-
-
-def _einsum(letters: str, *arrays: jax.Array) -> jax.Array:
-    """In full precision also where a device would multiply in less."""
-    return jnp.einsum(letters, *arrays, precision=jax.lax.Precision.HIGHEST)
 
 
 def weights(A_MBHNN: jax.Array, real_BN: jax.Array | None = None) -> dict[str, jax.Array]:
