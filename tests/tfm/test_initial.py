@@ -13,18 +13,20 @@ from tfm import initial, norm, position, shapes
 from tfm.attention import score
 
 
-def initialised(seed: int = 0, **settings) -> dict[str, np.ndarray]:
-    return jax.device_get(shapes.flat(jax.jit(cases.model(**settings).init)(jax.random.key(seed))))
-
-
 @functools.cache
-def plain() -> dict[str, np.ndarray]:
-    return initialised()
+def initialised(depth: int = M, **settings) -> dict[str, np.ndarray]:
+    """The leaves of a model, by their paths."""
+    init = cases.model(sizes=dict(M=depth), **settings).init
+    return jax.device_get(shapes.flat(jax.jit(init)(jax.random.key(5))))
 
 
-def test_every_parameter_is_drawn_with_the_key_of_its_path():
+OTHERS = dict(class_token=True, tied_output=True, norm=norm.token_plain, score=score.tied)
+
+
+@pytest.mark.parametrize("settings", [{}, OTHERS])
+def test_every_parameter_is_drawn_with_the_key_of_its_path(settings):
     """Therefore no two parameters and no two layers start alike, and none depends on what else is in the model."""
-    for path, leaf in initialised(5, class_token=True).items():
+    for path, leaf in initialised(**settings).items():
         if not shapes.is_matrix(path) and path != "class/c_D":
             assert len(np.unique(leaf)) == 1
             continue
@@ -40,14 +42,10 @@ def test_every_parameter_is_drawn_with_the_key_of_its_path():
 
 @pytest.mark.parametrize(
     ("settings", "added", "removed"),
-    [
-        (dict(bias=False, position=position.none, final_norm=False), 0, 9),
-        (dict(class_token=True, tied_output=True, score=score.none), 1, 5),
-        (dict(norm=norm.token_plain, score=score.tied), 2, 10),
-    ],
+    [(dict(bias=False, position=position.none, final_norm=False, score=score.none), 0, 11), (OTHERS, 3, 11)],
 )
 def test_adding_and_removing_weights_leaves_the_others_as_they_were(settings, added, removed):
-    one, other = plain(), initialised(**settings)
+    one, other = initialised(), initialised(**settings)
     assert (len(set(other) - set(one)), len(set(one) - set(other))) == (added, removed)
     for path in set(one) & set(other):
         np.testing.assert_array_equal(one[path], other[path], err_msg=path)
@@ -55,7 +53,7 @@ def test_adding_and_removing_weights_leaves_the_others_as_they_were(settings, ad
 
 def test_a_deeper_model_begins_with_the_layers_of_a_shallower_one():
     """The two output projections are smaller by the square root of the depths' ratio; all else is equal."""
-    shallow, deep = plain(), initialised(sizes=dict(M=5))
+    shallow, deep = initialised(), initialised(5)
     assert set(shallow) == set(deep)
     for path in shallow:
         ratio = (M / 5) ** 0.5 if path in ("blocks/value/Uo_HDK", "blocks/mlp/W2_DF") else 1.0
