@@ -61,6 +61,7 @@ def test_growth_from_the_command_line(tmp_path, text, said):
     more = f"--config.train.growth={text}", "--config.mesh.data=8", "--config.train.evaluate_batch=64", "--dry_run"
     outcome = dots.launched(tmp_path, *more)
     assert outcome.code == (2 if said else 0) and said in outcome.err
+    assert "after step" not in outcome.out  # which this run does not reach
 
 
 def test_pairs_may_be_tuples_in_a_config_file_and_are_lists_in_what_is_saved():
