@@ -177,9 +177,9 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run, tmp_path):
     (copy / "config.json").write_text(json.dumps(saved))
     shutil.copytree(run / "checkpoints", copy / "checkpoints")
     assert "damaged, or of an older version: no 'text'" in told(copy)
-    copy = published.changed(run, tmp_path / "c", model__score="payload:s")
+    copy = published.changed(run, tmp_path / "c", model__score="no_such_file:s")
     assert "a program that would be run" in told(copy)
-    assert 'score "payload:s" cannot be imported' in told(copy, trust="payload:s")
+    assert 'score "no_such_file:s" cannot be imported' in told(copy, trust="no_such_file:s")
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     assert "can run any program" in told(tmp_path / "pytorch_model.bin")
 
