@@ -21,7 +21,7 @@ LARGEST = 2**28  # bytes of a download; what never ends does not fill the disk
 def places() -> list[pathlib.Path]:
     """The folders where data is looked for, in order: $TFM_DATA, where given, and the cache folder."""
     given = os.environ.get("TFM_DATA")
-    return ([pathlib.Path(given).expanduser()] if given else []) + [disk.cache_folder()]
+    return ([pathlib.Path(os.path.expanduser(given))] if given else []) + [disk.cache_folder()]
 
 
 def here(file_name: str, sha256: str) -> pathlib.Path | None:

@@ -7,6 +7,7 @@ import functools
 import gzip
 import hashlib
 import io
+import lzma
 import math
 import os
 import pathlib
@@ -21,6 +22,7 @@ import numpy as np
 
 from experiments.engine import disk, errors
 
+DAMAGED = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError)
 CHUNK = 2**20  # bytes read at a time: a file of nothing but zeros is never read to its end
 GZIP = b"\x1f\x8b"
 TAR_AT, TAR = 257, b"ustar"
@@ -106,8 +108,8 @@ def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, .
         if not steps[0] or ".." in steps or ":" in steps[0]:
             wrong = f"{path} has a member that leads out of it, {member.filename!r}"
             raise errors.UserError(f"{wrong}: make a zip without such a path")
-        if not member.is_dir() and not any(step.startswith(hidden) for step in steps):
-            inside, name = pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}"
+        inside, name = pathlib.PurePosixPath(member.filename), f"{path}:{member.filename}"
+        if not member.is_dir() and not any(step.startswith(hidden) for step in inside.parts):
             found.append(File(inside, name, member.file_size, functools.partial(file.open, member)))
     return found
 
@@ -153,7 +155,7 @@ def read(file: File, *, copies: int, text: bool = True, most: float = math.inf, 
 def _refusing(name: str | pathlib.Path) -> Iterator[None]:
     try:
         yield
-    except (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
+    except DAMAGED as error:
         raise errors.UserError(f"{name} is a damaged gzip file or zip: {error}") from error
     except OSError as error:
         raise errors.UserError(f"{name} cannot be read: {error.strerror or error}") from error

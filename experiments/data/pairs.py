@@ -117,7 +117,7 @@ def _found(source: str, zips: contextlib.ExitStack) -> list[files.File]:
         raise errors.UserError(f"{path} is neither a file nor a folder")
     # The two files whose names are this one's and a language: said.en and said.es.gz for said.
     pattern = f"{glob.escape(path.name)}.*"
-    alike = sorted(path.parent.glob(pattern)) if path.name and "\0" not in source else []
+    alike = sorted(path.parent.glob(pattern)) if path.name and os.path.isdir(path.parent) else []
     two = [file for file in alike if file.is_file() and "." not in _bare(file).name[len(path.name) + 1 :]]
     if len(two) != 2:
         wrong = f"{source!r} is neither a named set of pairs ({', '.join(NAMED)}) nor a path that exists"

@@ -148,8 +148,8 @@ def _run(folder: pathlib.Path, saved: dict[str, Any], trust: Sequence[str]) -> T
         raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
     params = checkpoint.parameters(folder / "checkpoints", step)
     _check_summary(folder, step, params)
-    kind, facts = {"vision": "image"}.get(saved["experiment"], saved["experiment"]), {}
     try:
+        kind, facts = {"vision": "image"}.get(saved["experiment"], saved["experiment"]), {}
         if kind == "language":
             text = saved["text"]
             kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output", "transform")}
@@ -160,7 +160,7 @@ def _run(folder: pathlib.Path, saved: dict[str, Any], trust: Sequence[str]) -> T
         if kind == "image":
             facts |= {"C": params["head"]["G_CD"].shape[0], "answer": saved["image"]["head"]}
         return Trained(folder, kind, params, saved["model"], facts, {}, "", trust)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
 
 

@@ -91,7 +91,7 @@ def _resized(settings: config.Settings, model: open_model.Trained, start: dict, 
         return start
     if PATCHES in ours:
         same = PATCHES in start and start[PATCHES].shape[1:] == ours[PATCHES].shape[1:]
-        if not same or model.facts.get("patch") != settings.to_dict()["image"]["patch"]:
+        if not same or model.facts.get("patch") != settings.to_dict().get("image", {}).get("patch"):
             return start
     rule = "grid" if model.kind in ("image", "masked_image") else "cut" if here <= there else "linear"
     table = positions.resize(start[TABLE], here, rule)

@@ -36,7 +36,7 @@ def run(
     workdir: str | os.PathLike = "",
 ) -> list[pathlib.Path]:
     """Write the model into the folder, which must be new; the files that it is in now."""
-    kind = by_name.choose("family", family, hub.FAMILIES).kind
+    kind = by_name.choose("family", family, {name: spec.kind for name, spec in hub.FAMILIES.items()})
     model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
     open_model.expect(model, kind)
     open_model.finite(model.path, shapes.flat(model.params))

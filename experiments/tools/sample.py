@@ -148,9 +148,9 @@ class Generator:
             return generate.begin(start, prompt_BN, length_B, key, steps=steps, **how)
 
         def more(layers: Any, state: generate.State) -> generate.State:
-            return generate.more(functools.partial(self.step, layers), state, steps=AT_ONCE, **how)
+            return generate.more(functools.partial(step, layers), state, steps=AT_ONCE, **how)
 
-        self.step = functools.partial(model.step, mask=mask())
+        step = self.step = functools.partial(model.step, mask=mask())  # a closure of self would keep params longer
         self.begin = jax.jit(begin)  # (params, prompt_BN, length_B, key) -> state with the first word
         self.more = jax.jit(more, donate_argnums=1)  # (by_layer(params), state) -> AT_ONCE words later
         self.by_layer = jax.jit(kv_cache.by_layer)

@@ -23,6 +23,9 @@ def text(some) -> bytes:
     return "".join(f"{source}\t{target}\n" for source, target in some).encode()
 
 
+LZMA = zipped([("b.tsv", text(SAID))], compression=zipfile.ZIP_LZMA)
+
+
 def both(loaded):
     return sorted(loaded.train + loaded.evaluation)
 
@@ -43,7 +46,7 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
-    write(tmp_path, **{"set.zip": zipped([("set/", b""), *((f"set/{name}", one) for name, one in contents.items())])})
+    write(tmp_path, **{"set.zip": zipped([("set/", b""), *((f"./set/{name}", one) for name, one in contents.items())])})
     for source in ("set", "set.zip"):
         assert both(pairs.load(str(tmp_path / source))) == [("a", "b"), ("c", "d"), ("e", "f")]
 
@@ -64,6 +67,7 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
         (text(SAID).decode().encode("utf-16"), "said.tsv is text in UTF-16.*convert it to UTF-8"),
         (gzip.compress(text(SAID))[:-1], "said.tsv is a damaged gzip file"),
         (zipped([("b.tsv", b"a\0\tb\n")]), "said.tsv:b.tsv holds a NUL"),
+        (LZMA[:60] + b"\xff" * 20 + LZMA[80:], "said.tsv:b.tsv is a damaged gzip file or zip"),
     ],
 )
 def test_a_wrong_line_or_what_is_no_text_is_refused_by_file_and_number(tmp_path, content, words):
@@ -90,10 +94,11 @@ def test_what_unpacks_into_more_than_there_is_room_for_is_refused(tmp_path, file
 def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("TFM_DATA", raising=False)
-    for source in ("spa_eng", "", "a\0b", str(tmp_path / "nothing" / "here")):
+    for source in ("spa_eng", "", "a\0b", "a" * 300 + "/b", str(tmp_path / "nothing" / "here")):
         with pytest.raises(errors.UserError, match=r"neither a named set of pairs \(spa-eng\) nor a path"):
             pairs.load(source)
-    with pytest.raises(errors.UserError, match="was not found in .*download http"):
+    monkeypatch.setenv("TFM_DATA", "~no-such-user/here")
+    with pytest.raises(errors.UserError, match="was not found in ~no-such-user/here, .*download http"):
         pairs.load("spa-eng")
     monkeypatch.setenv("TFM_DATA", str(write(tmp_path, **{"spa-eng.zip": b"another"})))
     with pytest.raises(errors.UserError, match="spa-eng.zip has sha256 .*: replace or remove it"):

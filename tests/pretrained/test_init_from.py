@@ -145,6 +145,8 @@ def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
     assert "anew: position" in out and not any("position" in path for path in found)
     other = "it is for images of 8 x 8 pixels and 1 channel;"
     assert f"set image.patch = 4 (it is 2); {other}" in refusal(*images(patch=2, P=4, **start))
+    unlike = tiny.settings("language", **start)  # has no images, as an experiment of the user's own may not
+    assert other in refusal(unlike, images(Y=16)[1])
     for changes in ({"Y": 16, "P": 48}, {"image__head": "class_token"}, {"patch": 2}):
         assert other in refusal(*images(**changes, **start))
 

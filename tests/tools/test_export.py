@@ -197,6 +197,7 @@ def test_what_the_family_does_not_have_is_named(tmp_path):
         ("text", "llama", "model.norm is 'token' and not 'rms'"),
         ("text", "bert", "fills hidden words in is needed"),
         ("text", "gpt3", "the right ones are: gpt2, bert"),
+        ("text", "experiments.pretrained.gpt2:FAMILY", "the right ones are: gpt2, bert"),
         ("masked", "bert", "text.transform is False and not True; model.segments is 0 and not 1 or more"),
         ("image", "vit", "image.head is 'pooled' and not 'class_token'"),
     ):
