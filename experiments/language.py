@@ -84,7 +84,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         layout=models.layout(m, devices, W=W),
         **parts,
     )
-    show = filled(corpus, task, logits) if hidden else generated(settings, corpus, model, logits, causal)
+    show = filled(corpus, task, logits) if hidden else generated(settings, corpus, model, logits)
     draw = functools.partial(figures, settings, corpus, task, show)
     return run.Work(task, draw, lambda *inputs: logits(*inputs)[0], corpus.tokenizer.files, lines=corpus.lines)
 
@@ -129,11 +129,11 @@ def masked_windows(corpus: Corpus, *, N: int) -> list[tasks.Examples]:
 
 
 def generated(
-    settings: configs.Settings, corpus: Corpus, model: models.Model, logits: Callable, first: masks.Mask
+    settings: configs.Settings, corpus: Corpus, model: models.Model, logits: Callable
 ) -> Callable[[Any], str]:
     """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window.
 
-    Each word is computed from kept keys and values (E23). first: who attends to whom in the prompt.
+    Each word is computed from kept keys and values (E23). The whole prompt of a prefix is read both ways.
     """
     s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
     try:
@@ -153,6 +153,7 @@ def generated(
             f" text.N = {context}"
         )
 
+    first = masks.prefix(prompt_BN.size) if settings.text.objective == "prefix" else masks.causal
     of_prompt, later = (models.masked(settings.model, mask) for mask in (first, masks.causal))
 
     @jax.jit

@@ -43,8 +43,8 @@ def observer(task: step.Task) -> Callable[[Any], tuple[dict[str, list[float | No
 def read(path: pathlib.Path) -> np.ndarray:
     """A_MHNS of a maps.npz: attention of one example in each layer and head. UserError where it is no such file."""
     A_MHNS = disk.read_npz(path, [("A_MHNS",)])["A_MHNS"]
-    if A_MHNS.ndim != 4:
-        raise errors.UserError(f"{path} must hold A_MHNS with 4 axes, and it has {A_MHNS.ndim}")
+    if A_MHNS.ndim != 4 or not np.issubdtype(A_MHNS.dtype, np.number):
+        raise errors.UserError(f"{path} must hold numbers A_MHNS with 4 axes, and it has {A_MHNS.ndim}: {A_MHNS.dtype}")
     return A_MHNS.astype(np.float64)
 
 

@@ -1,5 +1,6 @@
 """Every experiment of text and of classes, and every variant that a config can name, on eight devices."""
 
+import functools
 import gzip
 import json
 import math
@@ -17,7 +18,8 @@ from experiments.engine import by_name, compilation, config, config_file, errors
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 from experiments.figures import images
-from tfm import attention, block, mlp, norm, position
+from tfm import attention, block, head, mlp, norm, position
+from tfm.attention import mask as masks
 from tfm.attention import relative_position, score, value
 
 SIZES = "model.M=2 model.D=8 model.H=2 train.batch_size=16 train.evaluate_batch=64 train.steps=2 optim.warmup_steps=1"
@@ -137,6 +139,23 @@ def test_a_prefix_is_continued_through_the_cache(tmp_path):
     long = settings.changed({"sample.max_new_tokens": 32})
     with pytest.raises(errors.UserError, match="32 tokens after a prompt of 1 do not fit into text.N = 32"):
         tiny.work_of(long)
+
+
+def test_the_whole_prompt_of_a_prefix_is_read_both_ways_also_beyond_the_half_of_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(language, "TEMPERATURE", 0.0)
+    plain = {"model.compute_dtype": "float32", "model.remat": False, "model.window": 0}
+    prompt = "A king who reads is wort"
+    settings = settings_of("prefix", tmp_path).changed({"sample.prompt": prompt, "sample.max_new_tokens": 8} | plain)
+    work = tiny.work_of(settings)
+    params, w_N = jax.tree.map(lambda leaf: 4 * leaf, tiny.drawn(work.task)), [*prompt.encode()]
+    *_, sample = work.figures(params, tmp_path, [])
+    model = models.language(settings.model, answer=head.next_word, W=256, N=32, tied_output=False)
+    mask = masks.either(masks.causal, masks.prefix(len(prompt)))
+    apply = jax.jit(functools.partial(model.apply, mask=mask))
+    while len(w_N) < 32:
+        logits_BNW, _ = apply(params, np.array([w_N + [0] * (32 - len(w_N))]))
+        w_N.append(int(logits_BNW[0, len(w_N) - 1].argmax()))
+    assert sample.read_bytes() == f"{bytes(w_N).decode('utf-8', 'replace')}\n".encode()
 
 
 def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):

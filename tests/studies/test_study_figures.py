@@ -171,6 +171,7 @@ def test_damaged_maps_are_told(tmp_path):
     for arrays, sentence in (
         ({"A": np.ones(3)}, "needs the arrays .A_MHNS."),
         ({"A_MHNS": np.ones(3)}, "4 axes, and it has 1"),
+        ({"A_MHNS": np.full((1, 1, 1, 1), "x")}, "must hold numbers"),
     ):
         np.savez(file, **arrays)
         with pytest.raises(errors.UserError, match=sentence):
