@@ -32,14 +32,14 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
     on (seed, step) only. UserError for a batch of no example, fewer examples than one batch, a seed beyond 32 bits.
     """
     sizes = growing(batch, growth)
-    _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
-    if n < max(sizes.sizes):
+    if 0 < n < max(sizes.sizes):
         key = "train.batch_size" if n < batch else GROWTH
         raise errors.UserError(
             f"the training part has {n} examples, fewer than one batch of {max(sizes.sizes)}: make {key} smaller"
         )
     if not 0 <= seed < 2**32:
         raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")
+    _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
     stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
     number = np.int32 if n <= 2**31 else np.int64
 

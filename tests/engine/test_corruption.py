@@ -154,12 +154,13 @@ def test_a_run_of_which_a_drive_has_no_checkpoint_whole_begins_anew(good, tmp_pa
     are more than a beginning, only where it is asked for."""
     folder = shutil.copytree(good, tmp_path / "checkpoints")
     (folder / "3" / "state" / "_METADATA").write_bytes(b"")
+    shutil.copytree(folder / "3", folder / "3.damaged")  # of before: it makes room
     (folder / "6" / manifest.FILE).unlink() if several else shutil.rmtree(folder / "6")
     saves = checkpoint.Checkpoints(folder, keep=2)
     if several:
         with pytest.raises(errors.UserError, match=r"no checkpoint is complete; .*6 is damaged.*=latest_valid begins"):
             saves.resume(state(), fall_back=False)
-        assert {found.name for found in folder.iterdir()} == {"3", "6"} and not capsys.readouterr().out
+        assert {found.name for found in folder.iterdir()} == {"3", "3.damaged", "6"} and not capsys.readouterr().out
     assert saves.resume(state(), fall_back=several) is None
     saves.save(3, state(seed=3))
     saves.close()

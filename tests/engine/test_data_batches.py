@@ -49,6 +49,7 @@ def test_a_batch_depends_on_seed_and_step_alone():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [({"n": 4, "batch": 5}, r"4 examples.* 5"), ({"batch": 0}, "at least 1"), ({"seed": -1}, "seed")]
+    + [({"batch": 2**60}, "23 examples.*: make train.batch_size smaller")]  # not that memory is too small
     + [({"growth": [[5, 24]]}, "23 examples.* 24: make train.growth smaller"), ({"n": 0, "batch": 1}, "not a single")],
 )
 def test_training_refuses_what_makes_no_batch(wrong, words):

@@ -17,6 +17,7 @@ import pytest
 import tiny
 
 from experiments.engine import checkpoint, distributed, errors, log, mesh
+from experiments.engine import run as runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 150  # in which everything here must end, also on a busy machine
@@ -235,6 +236,28 @@ def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
         with contextlib.closing(log.Log(tmp_path, start=0)) as writer:
             writer.write(1, {"train/loss": 2.0})
         assert sorted(file.name for file in tmp_path.iterdir()) == files
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_disk_that_is_not_shared_is_said_a_minute_after_process_0_has_entered(tmp_path, monkeypatch, shared):
+    """Which may take longer itself: it verifies the last checkpoint of a finished run."""
+    now, settings = [0.0], tiny.settings("vision")
+
+    def agree(value):
+        now[0] += 1000
+        return value
+
+    def sleep(seconds):
+        now[0] += seconds
+        (tmp_path / "config.json").write_text("") if shared else None
+
+    monkeypatch.setattr(distributed, "main", lambda: False)
+    monkeypatch.setattr(distributed, "agree", agree)
+    monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(runs.time, "sleep", sleep)
+    refused = pytest.raises(errors.UserError, match="its disk must be shared")
+    with contextlib.nullcontext() if shared else refused:
+        assert not runs.enter(settings, tmp_path, mesh.make(data=1))
 
 
 def test_alone_everything_is_at_once():
