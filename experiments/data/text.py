@@ -1,6 +1,7 @@
 """Text as the contents of files, in a training and an evaluation part that depend on these files alone."""
 
 import ast
+import errno
 import os
 import pathlib
 import sysconfig
@@ -39,7 +40,7 @@ def load(source: str) -> Text:
         found = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
         found = [files.on_disk(download.fetch(source))]
-    elif not source or not os.path.lexists(path):
+    elif not source or _absent(path):
         wrong = f"{source!r} is neither a named text ({', '.join(NAMED)}) nor a path that exists ({path.absolute()})"
         raise errors.UserError(wrong)
     else:
@@ -64,6 +65,17 @@ def load(source: str) -> Text:
     shown = {files.TRAIN: [file for file, _ in train], files.TEST: [file for file, _ in evaluation]}
     said = "" if source in NAMED else files.told(source, "by their contents,", shown)
     return Text(source, *([content for _, content in side] for side in (train, evaluation)), said)
+
+
+def _absent(path: pathlib.Path) -> bool:
+    """Whether nothing is there. Not so where the way to it is closed, or its drive gone: who reads it says that."""
+    try:
+        path.lstat()
+    except ValueError:
+        return True
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+    return False
 
 
 def _as_named(name: str, named: Mapping[str, Sequence[files.File]]) -> Text:

@@ -194,6 +194,7 @@ def test_text_that_is_not_there_or_cannot_be_used_is_refused(tmp_path, monkeypat
         "accent": "too little text",
         "loop": "cannot be read",
         "broken": "link cannot be read",
+        "loop/a": "a cannot be read: Too many levels",
     }.items():
         with pytest.raises(errors.UserError, match=complaint):
             text.load(str(tmp_path / source))
