@@ -210,7 +210,7 @@ def test_blocks_that_the_mask_forbids_are_not_computed():
 # ------------------------------------------------------------------------------------------------------------ fused
 
 
-MASKS = {"none": None, "causal": mask.causal, "window": mask.window(5)}
+MASKS = {"none": None, "causal": mask.causal, "window": mask.window(5), "backwards": mask.causal}
 
 
 @pytest.mark.parametrize(
@@ -218,6 +218,7 @@ MASKS = {"none": None, "causal": mask.causal, "window": mask.window(5)}
     [
         ("gpu", jnp.bfloat16, 8, 5, "window", "cudnn"),
         ("gpu", jnp.float16, 7, 5, "causal", "cudnn"),  # no dense mask
+        ("gpu", jnp.bfloat16, 8, 5, "backwards", "cudnn"),  # a kernel knows the causal mask of 0, 1, 2, ... alone
         ("gpu", jnp.bfloat16, 7, 5, "window", "xla"),
         ("gpu", jnp.float32, 8, 5, "window", "xla"),
         ("gpu", jnp.bfloat16, 8, 129, "none", "xla"),
@@ -234,10 +235,10 @@ def test_cudnn_is_asked_only_for_what_it_can_do(monkeypatch, backend, dtype, len
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
-    x_BHNK = jnp.ones((1, 1, length, features), dtype)
-    jax.eval_shape(lambda x_BHNK: fused.attention(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name], scale=1.0), x_BHNK)
+    x_BHNK, n = jnp.ones((1, 1, length, features), dtype), jnp.arange(length)[::-1] if name == "backwards" else None
+    jax.eval_shape(lambda x_BHNK: fused.attention(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name], scale=1.0, n=n), x_BHNK)
     assert ("cudnn" in implementations) == (expected == "cudnn") and asked["features"] % 8 == 0
-    assert asked["is_causal"] == (name == "causal") and (asked["mask"] is None) == (name != "window")
+    assert asked["is_causal"] == (name == "causal") and (asked["mask"] is None) == (name in ("none", "causal"))
 
 
 # ----------------------------------------------------------------------------------------------------------- memory
