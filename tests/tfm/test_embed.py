@@ -21,6 +21,18 @@ def test_words_equal_the_reference():
         cases.close(x_BND[b], reference.embedded(x, np.asarray(params["E_WD"])), 0)
 
 
+@cases.float64()
+def test_words_of_segments_have_their_row_too_and_words_alone_that_of_segment_0():
+    params, w_BN = cases.drawn(lambda key: embed.words.init(key, W=W, D=D, J=3)), cases.words()
+    segment_BN = np.arange(N) % 3 * np.ones((B, 1), int)
+    of_words_BND = params["E_WD"][w_BN]
+    cases.close(
+        embed.words.apply(params, {"w_BN": w_BN, "segment_BN": segment_BN}), of_words_BND + params["S_JD"][segment_BN]
+    )
+    for alone in (w_BN, {"w_BN": w_BN}):
+        cases.close(embed.words.apply(params, alone), of_words_BND + params["S_JD"][0])
+
+
 def image(B=2, Y=6, X=9, Z=5) -> jax.Array:
     return cases.normal(0, B, Y, X, Z)
 

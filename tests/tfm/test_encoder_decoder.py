@@ -14,18 +14,21 @@ from tfm import embed, encoder_decoder, head, position, transformer
 from tfm.decode import beam
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
+SIDES = ("encoder", "decoder")
 REAL = 6  # words of the first source, of 11
 VALID_BS = np.arange(11) < np.array([[REAL], [11]])
+
+
+WORDS = embed.words._replace(init=functools.partial(embed.words.init, W=W))
+OUTPUT = head.next_word._replace(init=functools.partial(head.next_word.init, W=W))
+PARTS = transformer.Parts(WORDS, position.learned, cases.parts(H=SMALL["H"]), OUTPUT)
+init = functools.partial(encoder_decoder.init, parts=PARTS, final_norm=True, bias=True, N=13, **SMALL)
 
 
 @functools.cache
 def pair() -> tuple[dict, dict]:
     """(params, call) of a small encoder-decoder."""
-    words = embed.words._replace(init=functools.partial(embed.words.init, W=W))
-    output = head.next_word._replace(init=functools.partial(head.next_word.init, W=W))
-    parts = transformer.Parts(words, position.learned, cases.parts(H=SMALL["H"]), output)
-    init = functools.partial(encoder_decoder.init, parts=parts, final_norm=True, bias=True, N=13, **SMALL)
-    return cases.drawn(init), dict(parts=parts, unroll=1)
+    return cases.drawn(init), dict(parts=PARTS, unroll=1)
 
 
 @functools.cache
@@ -53,7 +56,7 @@ def test_translation_equals_the_reference():
     params, _ = pair()
     source_BS, w_BN = cases.words(1, n=11), cases.words(2)
     logits_BNW, _ = apply()(params, source_BS, VALID_BS, w_BN)
-    trees = {name: {"embed": params["embed"]} | params[name] for name in ("encoder", "decoder")}
+    trees = {name: {"embed": params["embed"]} | params[name] for name in SIDES}
     memory = translate.representation(trees["encoder"], np.asarray(source_BS[0, :REAL]))
     X = translate.tokens(trees["decoder"], np.asarray(w_BN[0]), position="learned")
     for m in range(SMALL["M"]):
@@ -97,3 +100,13 @@ def test_parameters_of_numpy_are_decoded_with():
         cases.words(2, n=1),
     )
     assert found[0].shape == (cases.B, 2, 4)
+
+
+def test_both_sides_begin_with_draws_of_their_own():
+    @jax.jit  # which draws what is returned and nothing else
+    def begun(key):
+        params = init(key)
+        return [(params[name]["position"]["P_ND"], params[name]["blocks"]["mlp"]["W1_FD"]) for name in SIDES]
+
+    for encoder, decoder in zip(*begun(jax.random.key(3)), strict=True):
+        assert abs(np.corrcoef(np.ravel(encoder), np.ravel(decoder))[0, 1]) < 0.5
