@@ -1,5 +1,7 @@
 """Tokens from words and images (E1, E2), what heads say of them (E24, E25, E27), and how both begin."""
 
+import functools
+
 import cases
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import reference
 import translate
 from cases import B, C, D, N, W
 
-from tfm import embed, head, shapes
+from tfm import embed, head, norm, position, shapes, transformer
 
 
 @cases.float64()
@@ -110,3 +112,19 @@ def test_heads_equal_the_reference_and_their_logits_are_float32(name):
     narrow = variant.apply(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x_BND)))
     assert narrow.dtype == jnp.float32
     cases.close(narrow, logits, 2e-2)
+
+
+@cases.float64()
+def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_word():
+    """G LN(gelu(W x + b)) + b_w, with a matrix of its own and with the embedding's."""
+    parts = transformer.Parts(embed.words, position.none, cases.parts(eps=0.1), head.masked_word)
+    init = functools.partial(head.transformed_init, functools.partial(head.masked_word.init, W=W), norm=norm.token)
+    params, x_BND = cases.drawn(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
+    G_WD, own = params["head"].pop("G_WD"), params["head"]["transform"]
+    for tree in (params | {"embed": {"E_WD": G_WD}}, {"head": params["head"] | {"G_WD": G_WD}}):
+        logits = transformer.logits(tree, x_BND, parts=parts)
+        for b in range(B):
+            X = reference.affine(np.asarray(own["W_DD"]), translate.columns(x_BND[b]), np.asarray(own["b_D"]))
+            X = translate.norm(own["norm"], np.vectorize(reference.gelu)(X), eps=0.1)
+            slow = reference.affine(np.asarray(G_WD), X, np.asarray(params["head"]["b_W"]))
+            cases.close(logits[b], np.transpose(slow))
