@@ -319,10 +319,14 @@ def test_an_error_in_the_background_is_raised_by_the_next_save_or_check_once(tmp
     def broken(*args, **options):
         raise OSError(5, "Input/output error")
 
+    def noted():  # behind a save that has failed: there is no checkpoint with which it could be kept
+        saves.note(6, {"eval/loss": 1.0})
+        saves.wait()
+
     saves.check()
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "write", broken)
-        for noticed in (lambda: saves.save(9, state()), saves.check):
+        for noticed in (lambda: saves.save(9, state()), saves.check, noted):
             saves.save(6, state())
             saves._under_way[1].exception()  # it is done by then
             with pytest.raises(errors.RunError, match=f"step 6 could not be saved in {tmp_path}: Input/output error"):

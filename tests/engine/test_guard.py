@@ -237,6 +237,12 @@ def test_a_run_aborts_with_a_sentence_and_its_last_good_checkpoint_and_goes_on_f
     assert f"train.steps was {bad + 1} and is {bad + 3}: the rest of the learning" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("changes", "skipped"), [({}, None), ({"train__spike": 6.0}, 0)])
+def test_a_run_that_may_leave_steps_out_tells_how_many_it_has(run, changes, skipped):
+    summary = json.loads((run(train__steps=bad_step(long_task()), **changes) / "summary.json").read_text())
+    assert summary.get("skipped") == skipped
+
+
 def test_an_aborted_run_keeps_the_state_before_the_step(run, tmp_path, monkeypatch):
     bad = bad_step(long_task())
     folder, only_at_the_end = tmp_path / "run" / "checkpoints", {"train__save_every": 0}

@@ -325,19 +325,21 @@ def test_dry_run_simulates_devices_that_are_not_there(tmp_path):
     assert math.isclose(float(said.split("(1/")[1].split()[0]), 4, rel_tol=0.05)
 
 
-def test_a_cpu_is_as_many_devices_as_the_config_asks_for_and_no_more_than_it_has_cores(tmp_path):
-    program = """
+@pytest.mark.parametrize(("given", "n"), [(1, 2), (3, 3)])
+def test_a_cpu_is_as_many_devices_as_the_config_asks_for_and_no_more_than_it_has_cores(tmp_path, given, n):
+    program = f"""
 import os, sys, jax, launch
 from experiments.engine import compilation, errors, mesh
 os.cpu_count = lambda: 2
-compilation.of_cores(dict(data=3, fsdp=1))
+jax.config.update("jax_num_cpu_devices", {given})  # as JAX_NUM_CPU_DEVICES has it
+compilation.of_cores(dict(data={n + 1}, fsdp=1))
 launch.prepared(launch.asked(sys.argv))
 print(jax.devices())
 try:
-    mesh.make(data=3)
+    mesh.make(data={n + 1})
 except errors.UserError as error:
     print(error)
 """
     file = tiny.config_file(tmp_path, "vision", **{"mesh.data": 2} | tiny.TRAIN)
     devices, refused = says("-c", program, "--config", file).splitlines()
-    assert devices == "[CpuDevice(id=0), CpuDevice(id=1)]" and "does not fit JAX's devices, 2 x cpu" in refused
+    assert devices.count("CpuDevice") == n and f"does not fit JAX's devices, {n} x cpu" in refused

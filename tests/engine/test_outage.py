@@ -139,6 +139,12 @@ def test_who_says_so_does_not_matter(tmp_path, monkeypatch, reason):
             workdir.outlive(Failing(reason, 2), folder)
 
 
+def test_a_drive_that_is_gone_again_as_the_run_comes_back_is_waited_for_again(tmp_path):
+    kinds = iter((errors.RunError, errors.UserError))  # in the middle, and while the folder is entered again
+    run = Failing(OSError(errno.ESTALE, "gone"), 2, lambda sentence: next(kinds)(sentence))
+    assert workdir.outlive(run, tmp_path) == "done" and run.calls == 3
+
+
 def test_a_file_of_the_folder_and_another_one_of_the_drive_that_is_gone_are_waited_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Failing(elsewhere(errno.EIO, str(tmp_path / "metrics.jsonl")), 1)

@@ -94,16 +94,21 @@ def test_the_bundle_shows_it_again_on_one_device_and_writes_nothing(aborted):
     assert sorted(str(file) for file in folder.rglob("*")) == before
 
 
-def test_what_is_finite_here_is_said_to_be(aborted, tmp_path):
-    """The batch and the state of a step that went well."""
+def test_what_is_finite_here_is_said_to_be_and_what_only_the_update_makes_is_not(aborted, tmp_path):
+    """The batch and the state of a step that went well, and the same with a running mean that has run away."""
     folder, _ = aborted
     bundle = copied(folder, tmp_path)
     with np.load(bundle / "state.npz", allow_pickle=False) as file:
         state = dict(file)
-    np.savez(bundle / "state.npz", **(state | {"params/b_C": 0 * state["params/b_C"]}))
+    state |= {"params/b_C": 0 * state["params/b_C"]}
+    np.savez(bundle / "state.npz", **state)
     again = replayed(folder, bundle=bundle)
     assert again.code == 0 and again.err == "" and "all of it is finite here" in again.out
     assert "not finite" not in again.out and "loss           nan" not in again.out
+    (mean,) = [name for name in state if name.endswith("/mu/b_C")]
+    np.savez(bundle / "state.npz", **(state | {mean: np.full_like(state[mean], np.inf)}))
+    again = replayed(folder, bundle=bundle)
+    assert again.code == 1 and "an updated parameter is not finite" in again.err and "finite here" not in again.out
 
 
 def test_code_in_a_bundle_is_not_run_unless_it_is_named(aborted):
