@@ -343,3 +343,8 @@ except errors.UserError as error:
     file = tiny.config_file(tmp_path, "vision", **{"mesh.data": 2} | tiny.TRAIN)
     devices, refused = says("-c", program, "--config", file).splitlines()
     assert devices.count("CpuDevice") == n and f"does not fit JAX's devices, {n} x cpu" in refused
+
+
+def test_fewer_devices_are_named_that_a_batch_divides_over_with_its_accumulated_parts():
+    with pytest.raises(errors.UserError, match="a multiple of 32, or fewer devices with mesh.data = 3$"):
+        meshes.check_batch(meshes.make(), "train.batch_size", batch=12, parts=4)
