@@ -191,6 +191,7 @@ def test_what_was_measured_behind_a_save_is_kept_whole_or_not_at_all(tmp_path):
     [
         ({1: 0.5, 2: 0.7, 3: 0.6}, 1, "eval/loss", [2]),
         ({1: 0.5, 2: 0.7, 3: 0.6}, 1, "eval/accuracy", [1]),
+        ({1: 0.5, 2: 0.7, 3: 0.6}, 1, "eval/explained", [1]),
         ({1: 0.5, 2: 0.7, 3: 0.6}, 1, "", [1, 2]),
         ({1: 0.5, 2: 0.5, 3: 0.6}, 1, "eval/loss", [1]),
         ({1: 0.5, 2: float("nan"), 3: float("-inf"), 4: 0.6}, 1, "eval/loss", [2, 3]),
@@ -199,7 +200,7 @@ def test_what_was_measured_behind_a_save_is_kept_whole_or_not_at_all(tmp_path):
     ],
 )
 def test_what_is_superfluous(values, keep, best, gone):
-    measured = {step: {"eval/loss": value, "eval/accuracy": value} for step, value in values.items()}
+    measured = {step: {f"eval/{name}": value for name in checkpoint.BETTER} for step, value in values.items()}
     assert checkpoint.superfluous(measured, keep=keep, best=best) == gone
 
 

@@ -230,6 +230,15 @@ def test_a_coordinator_that_is_not_there_is_not_waited_for_long(monkeypatch):
         later.join()
 
 
+def test_the_brackets_of_an_address_are_not_part_of_it(monkeypatch):
+    """A socket takes ::1, where the coordinator is written as [::1]:80."""
+    asked = []
+    monkeypatch.setattr(socket, "create_connection", lambda address, **_: asked.append(address) or socket.socket())
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **options: None)
+    distributed.start(distributed.Group("[::1]:80", 2, 1))
+    assert asked == [("::1", 80)]
+
+
 def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
     for first, files in ((False, []), (True, ["events", "metrics.jsonl"])):
         monkeypatch.setattr(distributed, "main", lambda first=first: first)

@@ -149,6 +149,7 @@ def test_values_that_a_program_gives():
         ({"train.steps": "3"}, "\"train.steps\" must be of type int, and '3' is not"),
         ({"train.steps": True}, '"train.steps" must be of type int, and True is not'),
         ({"optim.momentum": 0.5}, "optim.momentum is set, but this experiment does not use it"),
+        ({"optim.schedule": "constant", "optim.final_fraction": 0.5}, "optim.final_fraction is set, but this"),
         ({"device": "gpu"}, "a gpu was asked for, but JAX"),
     ],
 )
