@@ -102,6 +102,26 @@ def test_parameters_of_numpy_are_decoded_with():
     assert found[0].shape == (cases.B, 2, 4)
 
 
+def test_both_sides_drop_numbers_of_their_own():
+    """Seen where the blocks leave the tokens as they are, and the head too."""
+
+    def unchanged(x_BND, residual, norm):
+        return x_BND, residual(x_BND)[1], norm(x_BND)[1]
+
+    block, said = PARTS.block._replace(dropout=0.5, order=unchanged), OUTPUT._replace(apply=lambda params, x_BND: x_BND)
+    parts = PARTS._replace(block=block, head=said)
+
+    @jax.jit
+    def zeros(key):
+        w_BN, call = cases.words(1), dict(key_B=jax.random.split(key, cases.B), parts=parts)
+        given = init(key, final_norm=False), w_BN, w_BN >= 0
+        memory, _ = encoder_decoder.encode(*given, **call)
+        return memory.x_BSD == 0, encoder_decoder.apply(*given, w_BN, **call)[0] == 0
+
+    encoder, decoder = zeros(jax.random.key(4))
+    assert 0.3 < np.mean(encoder != decoder) < 0.7
+
+
 def test_both_sides_begin_with_draws_of_their_own():
     @jax.jit  # which draws what is returned and nothing else
     def begun(key):

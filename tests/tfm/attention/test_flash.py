@@ -148,6 +148,16 @@ def test_bfloat16_is_close_to_float32():
         cases.agree(jax.tree.map(lambda x: x.astype(jnp.float32), (of_arrays, y_BHNV)), exact, 2e-2)
 
 
+def test_queries_of_bfloat16_are_not_rounded_again():
+    """Values of float32 show it."""
+    q_BHNK, k_BHSK, v_BHSV, _ = drawn()
+    q_BHNK, k_BHSK = (x.astype(jnp.bfloat16).astype(jnp.float32) for x in (q_BHNK, k_BHSK))
+    expected = explicit.attention(q_BHNK, k_BHSK, v_BHSV, mask=mask.causal, scale=0.7)[0]
+    for way in ("flash", "chunked"):
+        compute = jax.jit(functools.partial(WAYS[way], mask=mask.causal, scale=0.7))
+        cases.close(compute(*(x.astype(jnp.bfloat16) for x in (q_BHNK, k_BHSK)), v_BHSV)[0], expected, 1e-5)
+
+
 # ------------------------------------------------------------------------------------------- transformations of JAX
 
 

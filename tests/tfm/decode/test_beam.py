@@ -132,6 +132,21 @@ def test_the_search_is_over_when_nothing_can_win():
     np.testing.assert_allclose(score, jnp.log(jnp.array([[0.6, 0.4]])), rtol=1e-6)
 
 
+def test_a_negative_penalty_does_not_end_it_early():
+    """0 0 1, of probability 0.72, comes after two that ended; only if it had forty words it would be worse."""
+
+    def step(cache, w_B, n_B):
+        return jnp.log(jnp.where(n_B[:, None] > 1, jnp.array([0.0, 1.0, 0.0]), jnp.array([0.8, 0.2, 0.0]))), cache
+
+    def start(w_BN, length_B):
+        return jnp.log(jnp.array([[0.9, 0.1, 0.0]])), {}
+
+    call = dict(beam=2, steps=40, stop=[1], length_penalty=-1.0)
+    words, score = beam.search(start, step, jnp.array([[2]]), jnp.array([1]), **call)
+    np.testing.assert_array_equal(words[0, :, :4], [[2, 0, 0, 1], [2, 0, 1, 0]])
+    np.testing.assert_allclose(score[0], np.log([0.72, 0.18]) * [8 / 6, 7 / 6], rtol=1e-5)
+
+
 def test_no_steps_return_the_prompt():
     model = recurrent.incremental()
     search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=2, steps=0, length_penalty=0.6))
