@@ -222,7 +222,7 @@ def test_the_memory_of_activations_falls_with_the_sequence_axis(task_of, tmp_pat
 )
 def test_a_mesh_that_does_not_fit_is_refused(monkeypatch, sizes, sentence):
     monkeypatch.setattr("os.cpu_count", lambda: 16)
-    monkeypatch.delenv("XLA_FLAGS", jax.device_count() == 8)  # which JAX has read by then
+    monkeypatch.delenv("XLA_FLAGS", raising=jax.device_count() == 8)  # JAX has read it by then
     with pytest.raises(errors.UserError, match=re.escape(sentence)):
         meshes.make(**sizes)
 
