@@ -1,6 +1,5 @@
 """Named files: found where the user keeps data, or downloaded once. Nothing is accepted without its checksum."""
 
-import io
 import os
 import pathlib
 
@@ -15,7 +14,6 @@ NAMED = {
     ),
 }
 TIMEOUT = 30.0  # seconds without a byte
-LARGEST = 2**28  # bytes of a download; what never ends does not fill the disk
 
 
 def places() -> list[pathlib.Path]:
@@ -51,27 +49,14 @@ def fetch(name: str) -> pathlib.Path:
     import pooch
     import requests
 
-    class Capped(io.FileIO):
-        """A file that refuses to become larger than a download may be."""
-
-        def write(self, chunk: bytes) -> int:
-            if self.tell() + len(chunk) > LARGEST:
-                raise OSError(f"it sends more than {LARGEST:,} bytes")
-            return super().write(chunk)
-
-    def load(url: str, file: str, pool: pooch.Pooch) -> None:
-        with Capped(file, "wb") as capped:
-            pooch.HTTPDownloader(timeout=TIMEOUT)(url, capped, pool)
-
     path = disk.cache_folder() / file_name
     pooch.get_logger().setLevel("ERROR")  # what goes wrong is said here
     try:
+        load = pooch.HTTPDownloader(timeout=TIMEOUT)
         pooch.retrieve(url, f"sha256:{sha256}", fname=file_name, path=path.parent, downloader=load)
     except ValueError as error:  # another checksum
         raise errors.UserError(f"{url} sent another file for {path}: {error}") from error
     except (OSError, requests.RequestException) as error:
-        raise errors.UserError(
-            f"{file_name} could not be downloaded from {url} ({error}): put the file by hand at {path}, or into the "
-            "folder that $TFM_DATA names"
-        ) from error
+        by_hand = f"put the file by hand at {path}, or into the folder that $TFM_DATA names"
+        raise errors.UserError(f"{file_name} could not be downloaded from {url} ({error}): {by_hand}") from error
     return path

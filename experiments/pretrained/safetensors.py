@@ -13,7 +13,6 @@ from experiments.engine import disk, errors
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"  # the names in a folder of one model
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")  # what PyTorch's files of pickles are called
-MOST = 2**16  # tensors of a model; the largest published ones of the families here have some thousands
 # What a damaged file makes the library raise; AttributeError for a dtype that NumPy does not have, such as F8_E4M3.
 NOT_WHOLE = (safetensors.SafetensorError, AttributeError, KeyError, MemoryError, OverflowError, TypeError, ValueError)
 
@@ -75,9 +74,8 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
     if pickles:
         raise refusal(pickles[0])
     if not files and path.is_dir():
-        raise errors.UserError(
-            f"{path} holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
-        )
+        wrong = f"holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
+        raise errors.UserError(f"{path} {wrong}")
     if not files:
         raise errors.UserError(f"{path} is not there, or not a file")
     return files[0]
@@ -86,9 +84,7 @@ def file_of(path: str | os.PathLike) -> pathlib.Path:
 def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            names = file.keys()
-            _refuse_more(path, len(names))
-            return {name: file.get_tensor(name) for name in names}
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except NOT_WHOLE as error:
@@ -104,24 +100,16 @@ def _read_indexed(path: pathlib.Path) -> dict[str, np.ndarray]:
     for file in sorted(set(files.values())):
         names = {pathlib.PurePosixPath(file).name, pathlib.PureWindowsPath(file).name}
         if names != {file} or file in ("", ".."):
-            raise errors.UserError(
-                f"{path} names the file {_shown(file)}, and an index may only name files of its own folder"
-            )
+            wrong = "and an index may only name files of its own folder"
+            raise errors.UserError(f"{path} names the file {_shown(file)}, {wrong}")
         more = _read_file(file_of(path.parent / file))  # a link is followed: caches of downloads consist of links
         if twice := sorted(more.keys() & arrays.keys()):
             where = f"{path.parent / file}, tensor {_shown(twice[0])}"
             raise errors.UserError(f"{where}: another file of the same index has it too")
         arrays |= more
-        _refuse_more(path, len(arrays))
         if missing := sorted(name for name in files if files[name] == file and name not in more):
             raise errors.UserError(f"{path}, tensor {_shown(missing[0])}: it should be in {file}, and is not")
     return arrays
-
-
-def _refuse_more(path: pathlib.Path, tensors: int) -> None:
-    """UserError for more tensors than a model has: each takes its time, also if it is empty."""
-    if tensors > MOST:
-        raise errors.UserError(f"{path} announces {tensors:,} tensors, and {MOST:,} are allowed")
 
 
 def _shown(value: Any) -> str:

@@ -99,11 +99,7 @@ def test_no_connection_says_what_to_do_by_hand_and_a_silent_server_is_not_waited
         refused(tmp_path, "timed out")
 
 
-def test_a_download_that_does_not_end_is_cut_off_and_a_cache_that_cannot_be_written_is_said(
-    play, tmp_path, monkeypatch
-):
+def test_a_cache_that_cannot_be_written_is_said(play, tmp_path, monkeypatch):
     play("/good")
-    monkeypatch.setattr(download, "LARGEST", len(GOOD) - 1)
-    refused(tmp_path, f"it sends more than {len(GOOD) - 1:,} bytes.*by hand")
     monkeypatch.setenv("XDG_CACHE_HOME", str(write(tmp_path, file=b"where a folder should be") / "file"))
     refused(tmp_path, "by hand")

@@ -119,15 +119,6 @@ def test_a_header_is_not_longer_than_its_file(tmp_path, length):
         assert "is damaged or no safetensors file: " in fault(tmp_path / "a")
 
 
-def test_no_more_tensors_are_read_than_a_model_has(tmp_path):
-    nothing = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    file = raw(tmp_path / "a.safetensors", {f"x{i}": nothing for i in range(2**16 + 1)})
-    assert "announces 65,537 tensors, and 65,536 are allowed" in fault(file)
-    raw(tmp_path / "a.safetensors", {f"x{i}": nothing for i in range(2**16)})
-    index = shards(tmp_path, {"x0": "a.safetensors", "y": "b.safetensors"}, b={"y": np.zeros(0)})  # x1 is not mentioned
-    assert "announces 65,537 tensors, and 65,536 are allowed" in fault(index)
-
-
 def test_a_file_is_whole_or_stays_what_it_was(tmp_path, monkeypatch):
     file = tmp_path / "a.safetensors"
     safetensors.write(file, some(0))
