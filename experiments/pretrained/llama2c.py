@@ -28,51 +28,42 @@ def read(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, np.ndarray]
     UserError: no such file; one that is not of this form, which is then taken for a file of pickles.
     """
     path = pathlib.Path(path)
+    if not path.is_file():
+        raise errors.UserError(f"{path} is not there, or not a file")
     try:
-        if not path.is_file():
-            raise errors.UserError(f"{path} is not there, or not a file")
-        with path.open("rb") as file:
-            header = file.read(4 * len(HEADER))
-        if len(header) < 4 * len(HEADER):
+        header = np.fromfile(path, "<i4", len(HEADER)).tolist()
+        numbers = path.stat().st_size / 4 - len(HEADER)
+        D, F, M, H, G, W, N = header if len(header) == len(HEADER) else [0] * len(HEADER)
+        tied, W = W > 0, abs(W)  # a negative size says that the output has a matrix of its own
+        if min(D, F, M, H, G, W, N) < 1 or D % (2 * H) or H % G:  # the rotary position needs an even K = D / H
             raise safetensors.refusal(path)
-        settings = dict(zip(HEADER, np.frombuffer(header, "<i4").tolist(), strict=True))
-        tied = settings["vocab_size"] > 0  # a negative size says that the output has a matrix of its own
-        settings["vocab_size"] = abs(settings["vocab_size"])
-        D, _, _, H, G, _, _ = settings.values()
-        if min(settings.values()) < 1 or D % (2 * H) or H % G:  # the rotary position needs an even K = D / H
-            raise safetensors.refusal(path)
-        shapes = _shapes(*settings.values(), tied)
-        if path.stat().st_size != 4 * (len(HEADER) + sum(map(math.prod, shapes.values()))):
+        K, layer = D // H, "model.layers.{}."
+        shapes = {  # in this order; a name with {} stands for the tensors of all M layers
+            "model.embed_tokens.weight": (W, D),
+            layer + "input_layernorm.weight": (M, D),
+            layer + "self_attn.q_proj.weight": (M, H * K, D),
+            layer + "self_attn.k_proj.weight": (M, G * K, D),
+            layer + "self_attn.v_proj.weight": (M, G * K, D),
+            layer + "self_attn.o_proj.weight": (M, D, H * K),
+            layer + "post_attention_layernorm.weight": (M, D),
+            layer + "mlp.gate_proj.weight": (M, F, D),
+            layer + "mlp.down_proj.weight": (M, D, F),
+            layer + "mlp.up_proj.weight": (M, F, D),
+            "model.norm.weight": (D,),
+            UNUSED: (2, N, K // 2),
+            **({} if tied else {"lm_head.weight": (W, D)}),
+        }
+        sizes = [math.prod(shape) for shape in shapes.values()]
+        if numbers != sum(sizes):
             raise safetensors.refusal(path)
         values = np.asarray(np.memmap(path, "<f4", mode="r", offset=4 * len(HEADER)))
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
-    tensors, end = {}, 0
-    for name, shape in shapes.items():
-        begin, end = end, end + math.prod(shape)
-        tensor = values[begin:end].reshape(shape)
+    tensors = {}
+    for (name, shape), part in zip(shapes.items(), np.split(values, np.cumsum(sizes)[:-1]), strict=True):
         if "{}" in name:
-            tensors |= {name.format(layer): tensor[layer] for layer in range(shape[0])}
+            tensors |= {name.format(m): tensor for m, tensor in enumerate(part.reshape(shape))}
         elif name != UNUSED:
-            tensors[name] = tensor
+            tensors[name] = part.reshape(shape)
+    settings = dict(zip(HEADER, (D, F, M, H, G, W, N), strict=True))
     return settings | FIXED | {"tie_word_embeddings": tied}, tensors
-
-
-def _shapes(D: int, F: int, M: int, H: int, G: int, W: int, N: int, tied: bool) -> dict[str, tuple[int, ...]]:
-    """The shapes of all that follows the header, in order; a name with {} stands for the tensors of all M layers."""
-    K, layer = D // H, "model.layers.{}."
-    return {
-        "model.embed_tokens.weight": (W, D),
-        layer + "input_layernorm.weight": (M, D),
-        layer + "self_attn.q_proj.weight": (M, H * K, D),
-        layer + "self_attn.k_proj.weight": (M, G * K, D),
-        layer + "self_attn.v_proj.weight": (M, G * K, D),
-        layer + "self_attn.o_proj.weight": (M, D, H * K),
-        layer + "post_attention_layernorm.weight": (M, D),
-        layer + "mlp.gate_proj.weight": (M, F, D),
-        layer + "mlp.down_proj.weight": (M, D, F),
-        layer + "mlp.up_proj.weight": (M, F, D),
-        "model.norm.weight": (D,),
-        UNUSED: (2, N, K // 2),
-        **({} if tied else {"lm_head.weight": (W, D)}),
-    }
