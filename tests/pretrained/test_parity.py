@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs 
 transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
 
 from experiments import model as models  # noqa: E402
-from experiments.data import image_file  # noqa: E402
+from experiments.data import image_file, pretrained_tokenizer  # noqa: E402
 from experiments.engine import errors  # noqa: E402
 from experiments.pretrained import hub, open_model, positions, safetensors  # noqa: E402
 from experiments.tools import export  # noqa: E402
@@ -285,6 +285,8 @@ def test_the_published_sentence_encoder(tmp_path):
     assert made.extras["headless"] and (made.model["M"], made.model["D"], made.facts["W"]) == (6, 384, 30522)
     texts = ["The new movie is awesome", "The new movie is so great", "Cats sleep"]
     words = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    for text, id_T, real_T in zip(texts, words["input_ids"].numpy(), words["attention_mask"].numpy() > 0, strict=True):
+        np.testing.assert_array_equal(pretrained_tokenizer.read(folder).encode(text), id_T[real_T])
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         right_BND = theirs(**words).last_hidden_state.numpy()

@@ -33,11 +33,10 @@ def same(found, wanted) -> None:
         assert found[name].tobytes() == array.tobytes(), name  # the bytes: some are NaN
 
 
-def raw(path: pathlib.Path, header, values: bytes = b"", length: int | None = None) -> pathlib.Path:
-    """A file as anyone may have written it."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + values)
-    return path
+def header(entries) -> bytes:
+    """The beginning of a file."""
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
 
 
 def fault(path) -> str:
@@ -55,17 +54,12 @@ def test_what_is_written_is_read_again(tmp_path):
     safetensors.write(file, some())
     same(safetensors.read(str(file)), some())
     content = file.read_bytes()
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"] == {"format": "pt"}  # transformers opens no others
+    assert b'"__metadata__":{"format":"pt"}' in content  # transformers opens no others
     safetensors.write(file, {})
     assert safetensors.read(file) == {}
     a_35 = np.arange(15, dtype=np.float32).reshape(3, 5)
-    arrays = {
-        "columns": a_35.T,
-        "strided": a_35[:, ::2],
-        "big-endian": a_35.astype(">f4"),
-        "jax": jax.numpy.asarray(a_35),
-    }
+    arrays = {"columns": a_35.T, "strided": a_35[:, ::2]}
+    arrays |= {"big-endian": a_35.astype(">f4"), "jax": jax.numpy.asarray(a_35)}
     safetensors.write(file, arrays)
     for name, array in safetensors.read(file).items():
         assert array.dtype == np.float32 and array.flags.aligned
@@ -73,50 +67,21 @@ def test_what_is_written_is_read_again(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
-def entry(**changed):
-    """A header of one tensor."""
-    return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changed}
-
-
 @pytest.mark.parametrize(
-    ("header", "values"),
+    "content",
     [
-        (b"", 0),
-        (b"\xff{}", 0),
-        (b"[" * 100_000, 0),
-        (b'{"a": ' + b"9" * 5000 + b"}", 0),
-        ([], 0),
-        (b'{"a": {"dtype": "F32", "dtype": "F64"}}', 0),
-        ({"__metadata__": {"a": 1}}, 0),
-        ({"a": {"dtype": "F32", "shape": [2]}}, 0),
-        (entry(dtype="F31"), 8),
-        (entry(dtype="F8_E4M3", shape=[8]), 8),  # numpy has none
-        (entry(shape=[-2]), 8),
-        (entry(shape=[2, True]), 8),
-        (entry(shape=[0, 2**63], data_offsets=[0, 0]), 0),
-        (entry(shape=[0, 2**32, 2**32], data_offsets=[0, 0]), 0),
-        (entry(data_offsets=[8, 0]), 8),
-        (entry(data_offsets=[-8, 0]), 8),
-        (entry(shape=[3]), 8),
-        (entry(), 7),
-        (entry(), 9),
-        (entry(shape=[2**40], data_offsets=[0, 2**42]), 8),
-        (entry() | {"b": entry(data_offsets=[4, 12])["a"]}, 12),
-        (entry(data_offsets=[4, 12]), 12),
-        ({}, 3),
-        ({"a" * 10_000 + "\ud800\n": []}, 0),
+        b"",
+        bytes(7),
+        (2**63).to_bytes(8, "little") + b"{}",
+        header({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}) + bytes(7),
+        header({"a": {"dtype": "F8_E4M3", "shape": [8], "data_offsets": [0, 8]}}) + bytes(8),  # numpy has none
+        header({"a": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}}),
+        header({"a" * 10_000 + "\ud800\n": []}),
     ],
 )
-def test_a_header_that_lies_is_refused(tmp_path, header, values):
-    assert "is damaged or no safetensors file: " in fault(raw(tmp_path / "a.safetensors", header, bytes(values)))
-
-
-@pytest.mark.parametrize("length", [3, 2**28, 2**63, 2**64 - 1])
-def test_a_header_is_not_longer_than_its_file(tmp_path, length):
-    assert "is damaged or no safetensors file: " in fault(raw(tmp_path / "a", b"{}", length=length))
-    for size in (0, 7):
-        (tmp_path / "a").write_bytes(bytes(size))
-        assert "is damaged or no safetensors file: " in fault(tmp_path / "a")
+def test_what_the_library_does_not_read_is_refused_in_one_sentence(tmp_path, content):
+    (tmp_path / "a.safetensors").write_bytes(content)
+    assert "is damaged or no safetensors file: " in fault(tmp_path / "a.safetensors")
 
 
 def test_a_file_is_whole_or_stays_what_it_was(tmp_path, monkeypatch):
@@ -207,19 +172,15 @@ def test_pickles_are_refused_with_the_way_out(tmp_path):
         file = tmp_path / f"pytorch_model{suffix}"
         file.write_bytes(b"\x80\x04.")
         for path in (file, tmp_path, tmp_path / f"absent{suffix}"):
-            assert "AutoModelForMaskedLM or AutoModelForImageClassification).from_pretrained(...).save" in way_out(path)
+            with pytest.raises(errors.UserError, match=r"ForImageClassification\).from_pretrained\(...\).save"):
+                safetensors.read(path)
         file.unlink()
     for name in ("optimizer.pt", "pytorch_model.bin"):
         (tmp_path / name).write_bytes(b"\x80\x04.")
-    assert "pytorch_model.bin is not read" in way_out(tmp_path)  # which is the model
+    with pytest.raises(errors.UserError, match="pytorch_model.bin is not read"):  # which is the model
+        safetensors.read(tmp_path)
     safetensors.write(tmp_path / "model.safetensors", ONE)
     same(safetensors.read(tmp_path), ONE)
-
-
-def way_out(path) -> str:
-    with pytest.raises(errors.UserError) as caught:
-        safetensors.read(path)
-    return str(caught.value)
 
 
 def test_what_is_not_there_is_said(tmp_path):
