@@ -60,9 +60,8 @@ class Published(tokenizer.Tokenizer):
         with _refusing(f"the tokenizers library fails at the text {text[:40]!r}"):
             ids = self.library.encode(tokenizer.checked(text), add_special_tokens=specials).ids
         if max(ids, default=0) >= self.size:  # as what is put around a text may have
-            raise errors.UserError(
-                f"the tokenizer makes the id {max(ids)} of {text[:40]!r}, and it has {self.size} words"
-            )
+            made = f"makes the id {max(ids)} of {text[:40]!r}"
+            raise errors.UserError(f"the tokenizer {made}, and it has {self.size} words")
         return np.asarray(ids, np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -201,8 +200,8 @@ def _read_library(path: pathlib.Path, content: bytes) -> Published:
     roles = {role: next((name for name in usual if name in known), None) for role, usual in USUAL.items()}
     for file in reversed(beside.values()):
         saved = disk.read_json(file, says="which special has which role")
-        for role in (role for role in roles if f"{role}_token" in saved):
-            name = saved[f"{role}_token"]
+        for role in roles:
+            name = saved.get(f"{role}_token", roles[role])
             name = name.get("content") if isinstance(name, dict) else name
             roles[role] = name if isinstance(name, str) else None
     files = {"tokenizer.json": content} | {name: file.read_bytes() for name, file in beside.items()}
@@ -241,23 +240,23 @@ def _muted() -> Iterator[None]:
 def read_pieces(path: str, content: bytes) -> Pieces:
     """The pieces in the content of a tok*.bin: a little-endian int32, the length of the longest piece; then for each
     piece a float32 score, an int32 length, its bytes. UserError, naming `path`, where it does not hold together."""
-    if len(content) < 4:
-        raise errors.UserError(f"{path} is cut off or no tokenizer of llama2.c: it has {len(content)} bytes")
-    (longest,), pieces, scores, at = struct.unpack_from("<i", content), [], [], 4
-    while at < len(content):
-        where = f"{path}, piece {len(pieces)}"
-        if at + 8 > len(content):
-            raise errors.UserError(f"{where}: the file is cut off")
-        score, length = struct.unpack_from("<fi", content, at)
-        at += 8 + length
-        if not math.isfinite(score):
-            raise errors.UserError(f"{where}: its score {score} is not a finite number")
-        if not 1 <= length <= longest:
-            raise errors.UserError(f"{where}: its length {length} is not between 1 and {longest}, that of the longest")
-        if at > len(content):
-            raise errors.UserError(f"{where}: the file is cut off")
-        scores.append(score)
-        pieces.append(content[at - length : at])
+    pieces, scores, at, wrong = [], [], 4, ""
+    try:
+        (longest,) = struct.unpack_from("<i", content)
+        while at < len(content) and not wrong:
+            score, length = struct.unpack_from("<fi", content, at)
+            if not math.isfinite(score):
+                wrong = f"its score {score} is not a finite number"
+            elif not 1 <= length <= longest:
+                wrong = f"its length {length} is not between 1 and {longest}, that of the longest"
+            else:
+                pieces += struct.unpack_from(f"{length}s", content, at + 8)
+                scores.append(score)
+                at += 8 + length
+    except struct.error:
+        wrong = "the file is cut off"
+    if wrong:
+        raise errors.UserError(f"{path}, piece {len(pieces)}: {wrong}")
     if tuple(map(bytes.strip, pieces[: len(SPECIALS)])) != SPECIALS:
         raise errors.UserError(f"{path} is no tokenizer of llama2.c: its first pieces are not <unk>, <s>, </s>")
     return Pieces(pieces, scores, {f"tok{len(pieces)}.bin": content})

@@ -165,8 +165,8 @@ def test_specials_and_bytes_are_never_made_of_letters_nor_text_of_what_is_no_pie
 
 LAST = f"piece {len(TABLE)}: "
 DAMAGED = [
-    (b"", "it has 0 bytes"),
-    (bytes(3), "it has 3 bytes"),
+    (b"", "piece 0: the file is cut off"),
+    (bytes(3), "piece 0: the file is cut off"),
     (pieces(TABLE)[:-1], f"piece {len(TABLE) - 1}: the file is cut off"),
     (pieces(TABLE) + b"\0", LAST + "the file is cut off"),
     (pieces(TABLE, longest=5), "piece 2: its length 6 is not between 1 and 5, that of the longest"),
