@@ -61,10 +61,11 @@ class Trained:
         mask = models.masked(self.fields, masks.causal if self.kind in ("causal", "prefix") else None)
 
         def apply(params: dict, inputs: jax.Array) -> jax.Array:
-            if self.kind != "image":
-                return self.network().apply(params, inputs, mask=mask)[0]
-            model = self.network(Y=inputs.shape[1], X=inputs.shape[2])
-            return model.apply(params, embed.cut(inputs, size=self.facts["patch"]), mask=mask)[0]
+            size = {}
+            if self.kind == "image":
+                size = {"Y": inputs.shape[1], "X": inputs.shape[2]}
+                inputs = embed.cut(inputs, size=self.facts["patch"])
+            return self.network(**size).apply(params, inputs, mask=mask)[0]
 
         return jax.jit(apply)
 
@@ -73,11 +74,8 @@ class Trained:
         """The section `model` of the config that the model was made with. UserError for a program not in `trust`."""
         for name, value in {**self.model, "head": self.facts.get("answer")}.items():
             if isinstance(value, str) and ":" in value and value not in self.trust:
-                field = "image.head" if name == "head" else f"model.{name}"
-                raise errors.UserError(
-                    f'{self.path} has {field} = "{value}", a program that would be run: give --trust={value} if you '
-                    "trust it"
-                )
+                what = f'{"image.head" if name == "head" else f"model.{name}"} = "{value}", a program that would be run'
+                raise errors.UserError(f"{self.path} has {what}: give --trust={value} if you trust it")
         return types.SimpleNamespace(**{**families.FREE, **self.model})
 
     def network(self, **size: int) -> models.Model:
@@ -85,10 +83,8 @@ class Trained:
 
         UserError that lists the parameters which are missing, left over, of another shape, or no numbers.
         """
-        if self.kind == "image":
-            model = models.vision(self.fields, **size, **self.facts)
-        else:
-            model = models.language(self.fields, answer=HEADS[self.kind], **self.facts)
+        make = models.vision if self.kind == "image" else functools.partial(models.language, answer=HEADS[self.kind])
+        model = make(self.fields, **size, **self.facts)
         check(self.path, self.params, jax.eval_shape(model.init, jax.random.key(0)))
         return model
 
@@ -110,10 +106,10 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     file = _llama2c_file(where)
     if file is not None:
         return _llama2c(file)
-    saved = _config_of_run(where / "config.json") if where.is_dir() else None
-    if saved is None:
+    config = saved(where / "config.json").get("config")
+    if not isinstance(config, dict) or "experiment" not in config:
         return _published(where, hub.read(where))
-    return _run(where, saved, (trust,) if isinstance(trust, str) else tuple(trust))
+    return _run(where, config, (trust,) if isinstance(trust, str) else tuple(trust))
 
 
 def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
@@ -132,60 +128,48 @@ def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
     return candidates[0] if candidates else None
 
 
-def _config_of_run(file: pathlib.Path) -> dict[str, Any] | None:
-    """The config that a run of ours saved there; None where the file is another one."""
-    try:
-        saved = json.loads(disk.read_text(file))
-    except (OSError, ValueError, RecursionError):
-        return None  # who reads it as that of a published model says what is wrong
-    config = saved.get("config") if isinstance(saved, dict) else None
-    return config if isinstance(config, dict) and "experiment" in config else None
+def saved(file: pathlib.Path) -> dict[str, Any]:
+    """The object in a file of a run; {} where there is none, as before a run's end or in a published model's folder."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        content = json.loads(disk.read_text(file))
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
-def _run(folder: pathlib.Path, saved: dict[str, Any], trust: Sequence[str]) -> Trained:
+def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> Trained:
     step = checkpoint.newest(folder / "checkpoints")
     if step is None:
         raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
     params = checkpoint.parameters(folder / "checkpoints", step)
-    _check_summary(folder, step, params)
-    try:
-        kind, facts = {"vision": "image"}.get(saved["experiment"], saved["experiment"]), {}
-        if kind == "language":
-            text = saved["text"]
-            kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output", "transform")}
-            facts["W"] = params["embed"]["E_WD"].shape[0]
-        elif kind in ("image", "masked_image"):
-            patch = saved["image"]["patch"]
-            facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
-        if kind == "image":
-            facts |= {"C": params["head"]["G_CD"].shape[0], "answer": saved["image"]["head"]}
-        return Trained(folder, kind, params, saved["model"], facts, {}, "", trust)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
-
-
-def _check_summary(folder: pathlib.Path, step: int, params: dict) -> None:
-    """UserError where the run's summary.json tells other parameters of this very step; more steps are said."""
-    try:
-        summary = json.loads(disk.read_text(folder / "summary.json"))
-    except (OSError, ValueError, RecursionError):
-        return  # a run that has not come to its end
-    steps = summary.get("steps") if isinstance(summary, dict) else None
+    summary = saved(folder / "summary.json")
+    steps = summary.get("steps")
     if isinstance(steps, int) and steps > step:
         print(f"{folder} was trained for {steps:,} steps, and its newest checkpoint is of step {step:,}", flush=True)
     digest = summary.get("params_sha256") if steps == step else None
     if digest is not None and digest != checkpoint.digest(params):
-        raise errors.UserError(
-            f"{folder} is damaged: the parameters of step {step} are not those of params_sha256 in its summary.json"
-        )
+        wrong = f"the parameters of step {step} are not those of params_sha256 in its summary.json"
+        raise errors.UserError(f"{folder} is damaged: {wrong}")
+    try:
+        kind, facts = {"vision": "image"}.get(config["experiment"], config["experiment"]), {}
+        if kind == "language":
+            text = config["text"]
+            kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output", "transform")}
+            facts["W"] = params["embed"]["E_WD"].shape[0]
+        elif kind in ("image", "masked_image"):
+            patch = config["image"]["patch"]
+            facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
+        if kind == "image":
+            facts |= {"C": params["head"]["G_CD"].shape[0], "answer": config["image"]["head"]}
+        return Trained(folder, kind, params, config["model"], facts, {}, "", trust)
+    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+        raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
 
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
     kind, extras, params = hub.FAMILIES[read.family].kind, read.extras, read.params
-    if kind == "image":
-        facts = {name: extras[name] for name in ("patch", "C", "Z")} | {"answer": "class_token"}
-    else:
-        facts = {name: extras[name] for name in ("W", "N", "tied_output")} | {"transform": kind == "masked"}
+    more = {"answer": "class_token"} if kind == "image" else {"transform": kind == "masked"}
+    names = ("patch", "C", "Z") if kind == "image" else ("W", "N", "tied_output")
+    facts = {name: extras[name] for name in names} | more
     if not extras.get("query_bias", True):  # zeros for queries, keys and values: ours has all biases or none
         blocks = params["blocks"]
         zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)
@@ -198,8 +182,8 @@ def _llama2c(path: pathlib.Path) -> Trained:
     settings, arrays = llama2c.read(path)
     read = hub.interpret({"model_type": "llama", **settings}, arrays, path)
     # run.c of llama2.c knows no others, and ends a text where the next one would begin
-    BOS, EOS = pretrained_tokenizer.BOS, pretrained_tokenizer.EOS
-    read.extras["ids"] = {"bos_token_id": BOS, "eos_token_id": [EOS, BOS]}
+    begin, end = pretrained_tokenizer.BOS, pretrained_tokenizer.EOS
+    read.extras["ids"] = {"bos_token_id": begin, "eos_token_id": [end, begin]}
     read.model["relative_position"] = "rotary"
     return _published(path, read)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from experiments.data import pretrained_tokenizer
-from experiments.engine import by_name, config, disk, errors
+from experiments.engine import by_name, config, errors
 from experiments.pretrained import open_model, positions, tensors
 from tfm import shapes
 
@@ -27,11 +27,7 @@ HEAD = ("tied_output", "transform")  # facts of a head, which may be a fresh one
 
 
 def load(
-    settings: config.Settings,
-    init: Callable[[jax.Array], dict],
-    *,
-    resumed: bool,
-    files: Mapping[str, bytes] | None = None,
+    settings: config.Settings, init: Callable[[jax.Array], dict], *, resumed: bool, files: Mapping[str, bytes]
 ) -> dict[str, np.ndarray]:
     """The parameters to start from, by path, as config.init_from and init_fresh say; its table is printed.
 
@@ -59,15 +55,14 @@ def load(
     if model.table:
         print(model.table)
     start = _resized(settings, model, start, ours)
-    wrong = _misfit(settings, model, fresh, start, ours, files or {})
-    if wrong:
+    if wrong := _misfit(settings, model, fresh, start, ours, files):
         raise errors.UserError(f"init_from: {model.path} is not the model of this config: {wrong}")
     open_model.finite(model.path, start)
     new = [part for part in fresh if _any(part, expected)]
-    sentence = [f"starting from {path}: {sum(x.size for x in start.values()):,} of its parameters"]
-    sentence += [f"anew: {', '.join(new)}"] * bool(new)
-    sentence += [f"left behind: {', '.join(sorted({*fresh} - {*new}))}"] * (len(new) < len(fresh))
-    print(", ".join(sentence), flush=True)
+    behind = sorted({*fresh} - {*new})
+    sentence = f"starting from {path}: {sum(x.size for x in start.values()):,} of its parameters"
+    sentence += f", anew: {', '.join(new)}" * bool(new) + f", left behind: {', '.join(behind)}" * bool(behind)
+    print(sentence, flush=True)
     return start
 
 
@@ -76,9 +71,9 @@ def _any(part: str, paths: Any) -> bool:
     return any(path == part or path.startswith(part + "/") for path in paths)
 
 
-def _rows(tree: Mapping[str, Any]) -> int:
-    """How many positions have learned rows; 0: there are none."""
-    return tree[TABLE].shape[0] if TABLE in tree else 0
+def _rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
+    """How many positions, or words, have learned rows; 0: there are none."""
+    return tree[table].shape[0] if table in tree else 0
 
 
 def _resized(settings: config.Settings, model: open_model.Trained, start: dict, ours: dict) -> dict[str, np.ndarray]:
@@ -90,8 +85,9 @@ def _resized(settings: config.Settings, model: open_model.Trained, start: dict, 
     if there == here or 0 in (there, here):
         return start
     if PATCHES in ours:
+        patch = settings.to_dict().get("image", {}).get("patch")
         same = PATCHES in start and start[PATCHES].shape[1:] == ours[PATCHES].shape[1:]
-        if not same or model.facts.get("patch") != settings.to_dict().get("image", {}).get("patch"):
+        if not same or model.facts.get("patch") != patch:
             return start
     rule = "grid" if model.kind in ("image", "masked_image") else "cut" if here <= there else "linear"
     table = positions.resize(start[TABLE], here, rule)
@@ -102,16 +98,11 @@ def _resized(settings: config.Settings, model: open_model.Trained, start: dict, 
 
 
 def _misfit(
-    settings: config.Settings,
-    model: open_model.Trained,
-    fresh: tuple[str, ...],
-    theirs: dict,
-    ours: dict,
-    files: Mapping[str, bytes],
+    settings: config.Settings, model: open_model.Trained, fresh: tuple, theirs: dict, ours: dict, files: Mapping
 ) -> str:
     """The fields of the config to change, and the tensors, where theirs are not what is asked; '' where they are."""
     reasons = _fields(settings, model, fresh)
-    there, here = (tree["embed/E_WD"].shape[0] if "embed/E_WD" in tree else 0 for tree in (theirs, ours))
+    there, here = (_rows(tree, "embed/E_WD") for tree in (theirs, ours))
     of_words, files_there = settings.experiment == "language", open_model.tokenizers(model)
     tokenizer = [file.parent if file.name == "tokenizer.json" else file for file in files_there[:1]]
     fewer_or_more = of_words and 0 not in (there, here) and there != here
@@ -119,7 +110,7 @@ def _misfit(
         which = f"= {tokenizer[0]}, for" if tokenizer else "to that of"
         reasons.append(f"text.tokenizer {which} its {there} words (this one has {here})")
     reasons = [f"set {'; '.join(reasons)}"] if reasons else []
-    reasons += [images] if (images := _images(model, theirs, ours)) else []
+    reasons += filter(None, [_images(model, theirs, ours)])
     if not fewer_or_more and any("W" in shapes.letters(path) for path in ours) and _others(files, files_there):
         reasons.append(
             f"its words are not those of this run: set text.tokenizer = {tokenizer[0]}"
@@ -172,9 +163,7 @@ def _images(model: open_model.Trained, theirs: Mapping[str, Any], ours: Mapping[
     there, here = _rows(theirs), _rows(ours)
     if PATCHES not in ours or 0 in (there, here) or there == here:
         return ""
-    try:
-        saved = model.extras.get("image") or json.loads(disk.read_text(model.path / "data.json"))["image"]
-        size, Z = f"{saved[0]} x {saved[1]} pixels", model.facts["Z"]
-    except (OSError, ValueError, RecursionError, LookupError, TypeError):  # no file tells, or none that is whole
-        return f"it is for images that make {there} tokens, and these make {here}"
-    return f"it is for images of {size} and {Z} channel{'s' * (Z > 1)}"
+    match model.extras.get("image") or open_model.saved(model.path / "data.json").get("image"), model.facts:
+        case [Y, X, *_], {"Z": Z}:
+            return f"it is for images of {Y} x {X} pixels and {Z} channel{'s' * (Z > 1)}"
+    return f"it is for images that make {there} tokens, and these make {here}"  # no file tells

@@ -41,12 +41,12 @@ def images(Y=8, patch=4, P=16, **changes):
     return settings, models.vision(settings.model, answer=settings.to_dict()["image"]["head"], **sizes, C=C)
 
 
-def load(settings, model, resumed=False, kept=None):
+def load(settings, model, resumed=False, kept=()):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        return warm_start.load(settings, model.init, resumed=resumed, files=kept), out.getvalue()
+        return warm_start.load(settings, model.init, resumed=resumed, files=dict(kept)), out.getvalue()
 
 
-def refusal(settings, model, kept=None) -> str:
+def refusal(settings, model, kept=()) -> str:
     with pytest.raises(errors.UserError) as error:
         load(settings, model, kept=kept)
     return str(error.value)
