@@ -11,7 +11,7 @@ NAMED = {
         "tinyshakespeare.txt",
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-    ),
+    )
 }
 TIMEOUT = 30.0  # seconds without a byte
 

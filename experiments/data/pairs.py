@@ -25,7 +25,7 @@ NAMED = {
         "spa-eng.zip",
         "https://storage.googleapis.com/download.tensorflow.org/data/spa-eng.zip",
         "0c4fd7825d3d872488d38c157f784e035edab4f2ff0df25a2a208790ecb5b58f",
-    ),
+    )
 }
 EVALUATION_SHARE = 0.05
 ENDINGS = (".tsv", ".txt")  # of the files of a folder or zip that hold pairs

@@ -175,9 +175,7 @@ def damaged(draw, content):
 LARGE = st.sampled_from([10**9, 2**63, 10**30, -(10**12)])
 LEAVES = st.none() | st.booleans() | st.integers(-2, 20) | LARGE | st.floats() | fuzz.TEXTS
 JSON = st.recursive(
-    LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(fuzz.TEXTS, inner, max_size=3),
-    max_leaves=5,
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(fuzz.TEXTS, inner, max_size=3), max_leaves=5
 )
 
 
