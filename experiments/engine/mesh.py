@@ -1,5 +1,6 @@
 """Devices: the only file that arranges them and uses `shard_map` (distributed.py: several processes)."""
 
+import functools
 import importlib.metadata
 import math
 import os
@@ -22,6 +23,7 @@ WHOLE = PartitionSpec()  # every device holds all of it
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")  # those that can change a number
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """The versions that can change a number."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
