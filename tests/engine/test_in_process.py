@@ -20,7 +20,7 @@ import tiny
 import tiny_study
 
 import launch
-from experiments.engine import by_name, config, errors, log, signals
+from experiments.engine import by_name, config, disk, errors, log, signals
 from experiments.engine import run as runs
 from experiments.studies import figures as drawings
 
@@ -224,29 +224,34 @@ def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeyp
 def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatch):
     """The fixture `unchanged` looks."""
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # pytest has its own
-    kept = tmp_path / "compiled"
+    kept, double = tmp_path / "compiled", jax.jit(lambda x: 2 * x)
+
+    def compiles(**options):
+        disk.quiet()
+        double(np.ones(3))
+        raise errors.UserError("enough")
+
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(kept))
-    run(tmp_path, **{"train.steps": 2, "device": "cpu"})
-    assert any(kept.iterdir())
+    monkeypatch.setattr(tiny, "linear_task", compiles)
+    with pytest.raises(errors.UserError, match="enough"):
+        run(tmp_path, device="cpu")
     entries = len(list(kept.iterdir()))
-    jax.jit(lambda x: 3 * x + entries)(np.ones(7))
-    assert len(list(kept.iterdir())) == entries  # what the caller compiles is not kept there
+    double(np.ones(7))
+    assert len(list(kept.iterdir())) == entries > 0  # what the caller compiles is not kept there
     assert sys.unraisablehook is sys.__unraisablehook__
-    with pytest.raises(errors.UserError):
-        run(tmp_path, **{"train.steps": 1})
 
 
 OWN = """
 import dots
 import my_size
+from experiments.engine import errors
 config = dots.config
 def prepare(settings, devices):
-    print(f"version {my_size.VERSION}")
-    return dots.prepare(settings, devices)
+    raise errors.UserError(f"version {my_size.VERSION} takes {settings.train.steps} steps")
 """
 
 
-def test_modules_of_ones_own_are_read_anew(tmp_path, monkeypatch, capsys):
+def test_modules_of_ones_own_are_read_anew(tmp_path, monkeypatch):
     """Also those that they import, and those that a config imports; what the caller has imported stays that."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -262,8 +267,8 @@ def test_modules_of_ones_own_are_read_anew(tmp_path, monkeypatch, capsys):
         os.utime(tmp_path / "configs_of_mine" / "my_steps.py", (0, 0))
         if version == 2:
             import my_size
-        result = launch.run(file, tmp_path / f"run_{version}")
-        assert f"version {version}" in capsys.readouterr().out and result.summary["steps"] == version
+        with pytest.raises(errors.UserError, match=f"version {version} takes {version} steps"):
+            launch.run(file, tmp_path / "run")
         assert "my_steps" not in sys.modules and "my_dots" not in sys.modules
         assert sys.modules["my_size"] is my_size and my_size.VERSION == 2
     del sys.modules["my_size"]

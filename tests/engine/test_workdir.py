@@ -129,42 +129,6 @@ def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
         entered(tmp_path / where)
 
 
-READ_ONLY = """
-import pathlib, sys
-from experiments.engine import checkpoint, disk, errors, workdir
-folder = pathlib.Path(sys.argv[1])
-
-def told(use, *args, **options):
-    try:
-        use(*args, **options)
-    except errors.UserError as error:
-        print(error)
-
-told(workdir.hold(folder).__enter__)
-told(workdir.hold(folder / "new").__enter__)
-told(checkpoint.Checkpoints, folder / "checkpoints", keep=1)
-told(disk.write_new, folder / "sample.txt", b"")
-"""
-
-
-def test_a_read_only_drive_is_a_sentence(tmp_path):
-    read_only = f"mount -t tmpfs tmpfs {tmp_path} && mount -o remount,ro {tmp_path}"
-    inside = tiny.own_disk(read_only, "a read-only drive")
-    done = subprocess.run(
-        [*inside, sys.executable, "-c", READ_ONLY, str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0 and done.stdout.splitlines() == [
-        f"the workdir {tmp_path} cannot be written: Read-only file system",
-        f"the workdir {tmp_path / 'new'} cannot be written: Read-only file system",
-        f"{tmp_path / 'checkpoints'} cannot be used for checkpoints: Read-only file system",
-        f"{tmp_path / 'sample.txt'} cannot be written: Read-only file system",
-    ]
-
-
 # What may change
 
 
