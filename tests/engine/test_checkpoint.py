@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import stat
-import subprocess
 import sys
 import threading
 import weakref
@@ -15,7 +14,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from checkpoints import numbers, resumed, saved, state, there
 
 from experiments.engine import checkpoint, disk, errors, manifest
@@ -223,78 +221,6 @@ def test_a_step_on_disk_is_left_as_it_is(tmp_path):
 
 
 # A disk that fails
-
-FULL = """
-import contextlib, pathlib, resource, signal, subprocess, sys
-import jax, numpy as np
-from experiments.engine import checkpoint, disk, errors, log, run, workdir
-
-folder, room = pathlib.Path(sys.argv[1]), int(sys.argv[2])
-state = {"params": {"x_D": np.random.default_rng(0).standard_normal(1 << 16, np.float32)}}
-saves = checkpoint.Checkpoints(folder / "checkpoints", keep=1)
-saves.save(1, state)
-saves.wait()
-writer = log.Log(folder, start=0)
-if room:  # no file may be larger
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-else:  # no room on this disk, which is small
-    with (folder / "fill").open("wb", buffering=0) as fill, contextlib.suppress(OSError):
-        for _ in range(1000):
-            fill.write(bytes(4096))
-
-def told(use, *args, **options):
-    try:
-        use(*args, **options)
-    except (errors.UserError, errors.RunError) as error:
-        print(error)
-
-def save():
-    saves.save(2, state)
-    saves.close()
-
-def write():  # until the disk takes no more
-    with run.file_errors(folder), contextlib.closing(writer):
-        for step in range(10_000):
-            writer.write(step, {f"train/{i}": 1.0 for i in range(9)})
-
-told(save)
-saves.close()
-told(write)
-saves = checkpoint.Checkpoints(folder / "checkpoints", keep=1)
-step, _ = saves.resume(jax.tree.map(jax.numpy.asarray, state), fall_back=False)
-saves.close()
-print(step, *(found.name for found in (folder / "checkpoints").iterdir()))
-if not room:
-    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
-    told(workdir.hold(folder).__enter__)
-    told(workdir.hold(folder / "new").__enter__)
-    told(checkpoint.Checkpoints, folder / "more", keep=1)
-    told(disk.write_new, folder / "sample.txt", b"")
-"""
-
-
-@pytest.mark.parametrize(("room", "reason"), [(20_000, "File too large"), (0, "No space left on device")])
-def test_a_file_that_cannot_grow_a_full_disk_and_a_read_only_drive_are_sentences(tmp_path, room, reason):
-    """The earlier checkpoint is still good; a limit of time is for a log that waits for its thread without end."""
-    environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "XLA_FLAGS": ""}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
-    disk = [] if room else tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
-    command = [*disk, sys.executable, "-c", FULL, str(tmp_path), str(room)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and "ERROR:absl" not in done.stderr and "Traceback" not in done.stderr, done.stderr
-    said = [
-        f"step 2 could not be saved in {tmp_path / 'checkpoints'}: {reason}",
-        f"{tmp_path}: {reason}; once that is mended, the same command goes on from the last checkpoint",
-        "1 1",
-    ]
-    read_only = [
-        f"the workdir {tmp_path} cannot be written: Read-only file system",
-        f"the workdir {tmp_path / 'new'} cannot be written: Read-only file system",
-        f"{tmp_path / 'more'} cannot be used for checkpoints: Read-only file system",
-        f"{tmp_path / 'sample.txt'} cannot be written: Read-only file system",
-    ]
-    assert done.stdout.splitlines() == said + ([] if room else read_only)
 
 
 def open_file_of_a_drive_that_is_gone():

@@ -293,11 +293,17 @@ def test_absurd_numbers_are_refused():
 
 def test_what_a_program_gives_is_taken_as_a_config_has_it():
     config = base.get_config("ablation")
-    given = {"study.seeds": (1, 2), "init_from": pathlib.Path("a"), "train.steps": np.int64(3), "optim.clip": 2}
+    given = {
+        "study.seeds": (1, 2),
+        "init_from": pathlib.Path("a"),
+        "train.steps": np.int64(3),
+        "optim.clip": 2,
+        "optim.beta1": np.float32(0.5),
+    }
     for key in given:
         configs.assign(config, key, given[key])
     found = [values(config)[key] for key in given]
-    assert found == [[1, 2], "a", 3, 2.0] and [type(one) for one in found] == [list, str, int, float]
+    assert found == [[1, 2], "a", 3, 2.0, 0.5] and [type(one) for one in found] == [list, str, int, float, float]
     for key, wrong in (("train.steps", 2.0), ("train.steps", True), ("model.bias", 1), ("optim.clip", "2")):
         with pytest.raises(errors.UserError, match=f'"{key}" must be of type'):
             configs.assign(config, key, wrong)

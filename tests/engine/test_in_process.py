@@ -20,7 +20,7 @@ import tiny
 import tiny_study
 
 import launch
-from experiments.engine import by_name, config, disk, errors, log, signals
+from experiments.engine import by_name, disk, errors, log, signals
 from experiments.engine import run as runs
 from experiments.studies import figures as drawings
 
@@ -134,12 +134,6 @@ def test_what_an_experiment_of_the_project_answers(tmp_path):
         params = jax.eval_shape(work.task.init, jax.random.key(0))
         logits = jax.eval_shape(work.apply, params, work.task.evaluation[0])
         assert logits.shape[:-1] == work.task.evaluation[0][batch].shape == shape
-
-
-def test_values_that_a_program_gives():
-    given = np.int64(3), np.float32(0.5), (1, 2), pathlib.Path("a"), True
-    values = [config.plain(value) for value in given]
-    assert values == [3, 0.5, [1, 2], "a", True] and [type(value) for value in values] == [int, float, list, str, bool]
 
 
 @pytest.mark.parametrize(
