@@ -5,6 +5,7 @@ The page and the Markdown are templates beside this file. What is put into them 
 
 import base64
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -112,6 +113,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@functools.cache  # a template is compiled once
 def _templates(clean: Any) -> jinja2.Environment:
     """clean: what is done to every value that is put in, before HTML's own letters in it are escaped."""
     environment = jinja2.Environment(

@@ -51,7 +51,8 @@ def legend(drawing: figure.Figure, styles: Mapping[str, Style], **look: Any) -> 
     """The arms below all panels, by their line and marker, or as `look` says. Labels are set afterwards: one that
     begins with _ would be left out."""
     handles = [lines.Line2D([], [], **(style.look | look)) for style in styles.values()]
-    numbers, columns = [str(i) for i in range(len(handles))], max(1, min(len(handles), 4))
+    numbers = [str(i) for i in range(len(handles))]
+    columns = max(1, min(len(handles), int(drawing.get_figwidth() / 2.3)))  # a narrow figure cuts the ends of more
     box = drawing.legend(handles, numbers, loc="outside lower center", ncols=columns, frameon=False)
     for text, style in zip(box.get_texts(), styles.values(), strict=True):
         text.set(text=style.label, **plots.LITERAL)

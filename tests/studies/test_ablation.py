@@ -70,20 +70,14 @@ def test_a_run_of_a_study_is_the_run_alone(whole, tmp_path):
     assert rows[0] == pytest.approx(rows[1], rel=1e-5) and len(rows[0]) == 3
 
 
-def test_arms_and_seeds_may_be_added(whole, tmp_path):
+def test_arms_and_seeds_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpoints(
+    whole, tmp_path, signalled
+):
+    """With the seed, the program is another one; it has all it needs. What is not part of the study stays."""
+
     def made_at() -> dict[pathlib.Path, int]:
         return {file: file.stat().st_mtime_ns for file in tmp_path.glob("study/*/*/seed_*/summary.json")}
 
-    assert tiny_study.run(tmp_path, study__arms=ARMS[1:], study__seeds=[3]).code == 0
-    before = made_at()
-    assert len(before) == 2
-    assert tiny_study.run(tmp_path).code == 0
-    tiny_study.assert_alike(tmp_path, whole, ALL)
-    assert made_at().items() >= before.items()
-
-
-def test_a_seed_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpoints(whole, tmp_path, signalled):
-    """With the seed, the program is another one; it has all it needs. What is not part of the study stays."""
     checkpoints, arms = tmp_path / "study" / "checkpoints", {"study__arms": ARMS[1:]}
     signalled(loop, "train")
     assert tiny_study.run(tmp_path, study__seeds=[3], **arms).code == 143
@@ -91,7 +85,11 @@ def test_a_seed_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpo
         (checkpoints / name).mkdir()
     assert tiny_study.run(tmp_path, **arms).code == 0
     assert sorted(one.name for one in checkpoints.iterdir()) == ["all_fast_noself_01234567", "all_gone_01234567"]
-    tiny_study.assert_alike(tmp_path, whole, ALL[2:])
+    before = made_at()
+    assert len(before) == 4
+    assert tiny_study.run(tmp_path).code == 0
+    tiny_study.assert_alike(tmp_path, whole, ALL)
+    assert made_at().items() >= before.items()
 
 
 def test_results_of_other_steps_are_not_compared(copy, monkeypatch):

@@ -17,7 +17,7 @@ from tfm import shapes
 SEEDS = (3, 5, 3, 8)  # the third is the first with other numbers
 RATES, DECAYS, STDS = (1e-2, 1e-2, 5e-2, 1e-2), (0.1, 0.1, 0.0, 0.1), (1.0, 1.0, 1.0, 2.0)
 NUMBERS = {name: np.float32(x) for name, x in [("learning_rate", RATES), ("weight_decay", DECAYS), ("std", STDS)]}
-STEPS = 5
+STEPS, ACCUMULATION = 5, 2
 
 
 def optimiser(learning_rate=None, weight_decay=None) -> tuple[optax.Schedule, optax.GradientTransformation]:
@@ -41,19 +41,19 @@ def task(seed: int) -> steps.Task:
 TASKS = {seed: task(seed) for seed in SEEDS}
 
 
-def rows(devices, *, batched: bool, accumulation: int = 1, of=TASKS[3]) -> vmapped_runs.VmappedRuns:
-    usual = functools.partial(optimiser, learning_rate=1.0, weight_decay=0.0)  # all runs have others
-    return vmapped_runs.VmappedRuns(of, usual, devices, accumulation, batched)
+@functools.cache
+def program(learning_rate: float, weight_decay: float):
+    """The optimiser of a run alone, on one device, and its step: the data of all seeds have the same shapes."""
+    rate, made = optimiser(learning_rate, weight_decay)
+    return made, steps.update(TASKS[3], made, rate, mesh.make(data=1), accumulation=ACCUMULATION)
 
 
 @functools.cache
-def alone(r: int, accumulation: int):
+def alone(r: int):
     """(the parameters after STEPS, the metrics of each step, the evaluation) of one run, on one device."""
-    one, own = mesh.make(data=1), TASKS[SEEDS[r]]
-    rate, made = optimiser(RATES[r], DECAYS[r])
+    one, own, (made, step) = mesh.make(data=1), TASKS[SEEDS[r]], program(RATES[r], DECAYS[r])
     own = own._replace(init=functools.partial(own.init, std=STDS[r]))
     state, seen = steps.initial_state(own, made, seed=SEEDS[r], mesh=one), []
-    step = steps.update(own, made, rate, one, accumulation=accumulation)
     for i in range(STEPS):
         state, metrics = step(state, mesh.place_batch(one, own.train[i]), np.True_)
         seen.append(jax.device_get(metrics))
@@ -61,23 +61,16 @@ def alone(r: int, accumulation: int):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "accumulation", "batched"),
-    [
-        ({"data": 1}, 1, False),
-        ({"data": 1}, 2, True),
-        ({"data": 2}, 2, False),
-        ({"data": 2, "seed": 4}, 2, True),
-        ({"data": 1, "seed": 2}, 1, True),
-    ],
+    ("sizes", "batched"),
+    [({"data": 1}, True), ({"data": 2}, False), ({"data": 2, "seed": 4}, True), ({"data": 1, "seed": 2}, True)],
     ids=str,
 )
-def test_every_row_is_trained_as_it_would_be_alone_but_one_whose_numbers_go_wrong(
-    sizes, accumulation, batched, monkeypatch
-):
+def test_every_row_is_trained_as_it_would_be_alone_but_one_whose_numbers_go_wrong(sizes, batched, monkeypatch):
     """The second row's batch of step 2 is no numbers: it stays as it is, and the others go on."""
     if sizes == {"data": 1, "seed": 2} and jax.__version_info__ >= (0, 10):  # as on accelerators
         monkeypatch.setattr(mesh, "side_by_side", lambda devices: True)
-    of = rows(mesh.make(**sizes), batched=batched, accumulation=accumulation)
+    usual = functools.partial(optimiser, learning_rate=1.0, weight_decay=0.0)  # all runs have others
+    of = vmapped_runs.VmappedRuns(TASKS[3], usual, mesh.make(**sizes), ACCUMULATION, batched)
     state, step, seen = vmapped_runs.initial_state(of, SEEDS, NUMBERS), vmapped_runs.step(of), []
     alive = np.array([True] * 4)
     for i in range(STEPS):
@@ -95,7 +88,7 @@ def test_every_row_is_trained_as_it_would_be_alone_but_one_whose_numbers_go_wron
     evaluation = vmapped_runs.evaluator(of)(state.params)
     tolerance = {"rtol": 2e-5, "atol": 1e-6}
     for r in (0, 2, 3):
-        params, metrics, found = alone(r, accumulation)
+        params, metrics, found = alone(r)
         for row, single in zip(seen, metrics, strict=True):
             for name in ("loss", "accuracy", "gradient_norm", "learning_rate"):
                 np.testing.assert_allclose(row[name][r], single[name], **tolerance, err_msg=f"{name} of row {r}")
@@ -109,12 +102,14 @@ def test_the_initial_scale_is_a_number_of_a_model_with_two_kinds_of_scores():
     """As a row has it; test_pairing has that of a model with one kind."""
 
     def init(score_std: float):
-        m = tiny.settings("translation", model__score_std=score_std, model__M=1, model__D=4).model
+        few = {"model__M": 1, "model__D": 4, "model__score": "tied", "model__value": "identity", "model__bias": False}
+        m = tiny.settings("translation", model__score_std=score_std, model__position="sinusoidal", **few).model
         return models.encoder_decoder(m, W=11, N=7, tied_output=False).init
 
     usual, narrow = init(1.0), init(0.7)  # as the config of a run alone has it
     key = jax.random.key(3, impl="unsafe_rbg")  # compiled six times as fast
-    one, number, right = jax.jit(lambda key: (usual(key), usual(key, score_std=0.7), narrow(key)))(key)
+    number = jax.jit(lambda key, std: usual(key, score_std=std))
+    one, number, right = number(key, 1.0), number(key, 0.7), jax.jit(narrow)(key)
     for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(one)):
         *_, of, name = shapes.names(path)
         mine, its = (jax.tree.leaves(tree)[i] for tree in (number, right))
