@@ -13,7 +13,7 @@ def columns(x_ND) -> np.ndarray:
 
 def logits(name: str, params: dict, X_key, X_query, h: int) -> np.ndarray:
     """The paper's logits [n', n] of head h for a score, before the scale (E4-E6, E11)."""
-    p = {key: np.asarray(value[h], np.float64) for key, value in params.items()}
+    p = {key: np.asarray(value, np.float64)[h] for key, value in params.items()}
     if name == "none":
         return reference.naive_logits(X_key, X_query)
     if name == "tied":
@@ -67,7 +67,7 @@ def block(params: dict, X, *, order: str, score: str, mlp: str, scale: str, eps:
 
 def layer(params: dict, m: int) -> dict:
     """The parameters of layer m."""
-    return {key: layer(leaf, m) if isinstance(leaf, dict) else np.asarray(leaf[m]) for key, leaf in params.items()}
+    return {key: layer(leaf, m) if isinstance(leaf, dict) else np.asarray(leaf)[m] for key, leaf in params.items()}
 
 
 def tokens(params: dict, w_N, *, position: str) -> np.ndarray:

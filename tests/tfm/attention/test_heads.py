@@ -52,7 +52,8 @@ def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bi
     """Queries of one sequence, keys of another (E26), whose keys and values may be kept from an earlier call."""
     params, x_BND, x_BSD = parameters(name, bias), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
     run = functools.partial(heads.cross_attention, parts=parts_of(name, scale=score.SCALES[scale]))
-    y_BND, A_BHNS, kept = jax.jit(functools.partial(run, memory=block.Memory(x_BSD, MASKS[where])))(params, x_BND)
+    attend = jax.jit(functools.partial(run, memory=block.Memory(x_BSD, MASKS[where])))
+    y_BND, A_BHNS, kept = jax.device_get(attend(params, x_BND))
     p = {leaf: np.asarray(numbers) for leaf, numbers in params["value"].items()}
     for b in range(B):
         X, A = (translate.columns(x_BSD[b]), translate.columns(x_BND[b])), []
@@ -63,7 +64,7 @@ def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bi
         Y = reference.low_rank_multi_head(X[0], p["Uo_HDK"], p["Uv_HKD"], A, p.get("bv_HK"), p.get("bo_D"))
         cases.close(y_BND[b], Y.T)
     if where == "none":
-        again, *_ = run(params, x_BND[:, 3:4], memory=block.Memory(None, None), cache=kept)
+        again, *_ = jax.jit(functools.partial(run, memory=block.Memory(None, None)))(params, x_BND[:, 3:4], cache=kept)
         cases.close(again, y_BND[:, 3:4])
 
 
@@ -74,12 +75,17 @@ def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
         np.asarray(params[part][leaf])
         for part, leaf in (("score", "Uq_HKD"), ("score", "Uk_HKD"), ("value", "Uv_HKD"), ("value", "Uo_HDK"))
     )
-    y_BND, *_ = heads.self_attention(params, x_BND, parts=parts_of("asymmetric"), mask=None)
+
+    @jax.jit
+    def both(params, x_BND):
+        qk = score.asymmetric.apply(params["score"], x_BND, x_BND)
+        averages = explicit.attention(*qk, value.low_rank.apply(params["value"], x_BND), mask=None, scale=1.0)
+        return heads.self_attention(params, x_BND, parts=parts_of("asymmetric"), mask=None)[0], averages[0]
+
+    y_BND, y_BHNK = jax.device_get(both(params, x_BND))
     Q, K_, V = ([U.T for U in U_HKD] for U_HKD in (Uq_HKD, Uk_HKD, Uv_HKD))
     O = np.concatenate(list(Uo_HDK), axis=1)
     cases.close(y_BND[0], reference.row_multi_head(np.asarray(x_BND[0]), Q, K_, V, O))
-    qk = score.asymmetric.apply(params["score"], x_BND, x_BND)
-    y_BHNK, _ = explicit.attention(*qk, value.low_rank.apply(params["value"], x_BND), mask=None, scale=1.0)
     for h in range(H):
         cases.close(y_BHNK[0, h], reference.row_attention(np.asarray(x_BND[0]), Q[h], K_[h], V[h]))
 
@@ -102,7 +108,7 @@ def test_weights_are_those_of_the_other_tokens(name, variant):
     made = parts_of(name, itself=False, relative_position=getattr(relative_position, variant))
     every = jax.jit(lambda: [heads.self_attention(params, x_BND, parts=made, mask=m)[1] for m in NEAR.values()])
     n, other = np.arange(N)[None, :], np.arange(N)[:, None]
-    for where, A_BHNN in zip(NEAR, every(), strict=True):
+    for where, A_BHNN in zip(NEAR, jax.device_get(every()), strict=True):
         for b, h in [(0, 0), (1, 2)]:
             seen = {
                 "none": other >= 0,
@@ -133,17 +139,17 @@ def test_the_bias_says_where_query_and_key_are_one_token():
 @cases.float64()
 def test_one_token_after_the_other_equals_the_whole_sequence(name):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
-    params, x_BND, made = parameters(name), cases.normal(1, B, N, D), parts_of(name)
+    params, x_BND, made = parameters(name), np.array(cases.normal(1, B, N, D)), parts_of(name)
     run = jax.jit(functools.partial(heads.self_attention, params, parts=made, mask=mask.causal))
-    y_BND, _, whole = run(x_BND)
-    cache = jax.tree.map(lambda x: jnp.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
+    y_BND, _, whole = jax.device_get(run(x_BND))
+    cache = jax.tree.map(lambda x: np.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
     for n in range(2, N - 2):
-        n_B1 = jnp.array([[n], [n + 2]])
-        x_B1D = jnp.take_along_axis(x_BND, n_B1[..., None], 1)
+        n_B1 = np.array([[n], [n + 2]])
+        x_B1D = np.take_along_axis(x_BND, n_B1[..., None], 1)
         y_B1D, A_BHNS, cache = run(x_B1D, n=n_B1, cache=cache)
-        cases.close(y_B1D, jnp.take_along_axis(y_BND, n_B1[..., None], 1))
+        cases.close(y_B1D, np.take_along_axis(y_BND, n_B1[..., None], 1))
         for b in range(B):
-            assert (A_BHNS[b, :, 0, n_B1[b, 0]] == 0).all() != made.itself
+            assert (np.asarray(A_BHNS)[b, :, 0, n_B1[b, 0]] == 0).all() != made.itself
 
 
 def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
@@ -209,7 +215,7 @@ def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
     def begun(numbers: dict, **changes: float) -> dict:
         m = tiny.settings("vision", **changes).model
         model = models.vision(m, answer="pooled", Y=4, X=4, Z=1, patch=2, C=3)
-        return shapes.flat(model.init(jax.random.key(0), **numbers))
+        return jax.device_get(shapes.flat(model.init(jax.random.key(0), **numbers)))
 
     usual = begun({})
     of_scores, of_outputs = {"Uq_HKD", "Uk_HKD"}, {"Uo_HDK", "W2_DF"}

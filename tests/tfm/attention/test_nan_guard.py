@@ -45,42 +45,56 @@ def averages_and_gradients(qkv: list) -> dict:
     return {way: jax.grad(loss, has_aux=True)(qkv, way) for way in WAYS}
 
 
+@functools.cache
+def of_clean_ones() -> tuple[list, np.ndarray, dict]:
+    """Queries, keys and values, which queries see a bad key, and what is computed without any."""
+    clean = [np.array(x) for x in drawn_qkv()]
+    return clean, sees(cases.dense(MASK, N=N, S=S)), jax.device_get(averages_and_gradients(clean))
+
+
 @pytest.mark.parametrize(("bad", "place"), [*itertools.product(BAD, PLACES)])
 def test_nan_and_infinity_stay_behind_the_mask(bad, place):
-    clean, seeing_BN = drawn_qkv(), sees(cases.dense(MASK, N=N, S=S))
-    dirty = [x.at[[0, 1], :, [5, 7], 5].set(BAD[bad]) if i in PLACES[place] else x for i, x in enumerate(clean)]
-    expected = averages_and_gradients(clean)
+    clean, seeing_BN, expected = of_clean_ones()
+    dirty = [x.copy() for x in clean]
+    for i in PLACES[place]:
+        dirty[i][[0, 1], :, [5, 7], 5] = BAD[bad]
     assert not seeing_BN[0].any() and seeing_BN[1].any() and not seeing_BN[1].all()
-    for way, (gradient, (y_BHNK, A_BHNS)) in averages_and_gradients(dirty).items():
+    for way, (gradient, (y_BHNK, A_BHNS)) in jax.device_get(averages_and_gradients(dirty)).items():
         clean_gradient, (clean_BHNK, clean_A_BHNS) = expected[way]
         hidden = np.broadcast_to(~seeing_BN[:, None, :, None], y_BHNK.shape)
         np.testing.assert_array_equal(np.isfinite(y_BHNK), hidden, err_msg=way)
-        np.testing.assert_array_equal(np.asarray(y_BHNK)[hidden], np.asarray(clean_BHNK)[hidden])
+        np.testing.assert_array_equal(y_BHNK[hidden], clean_BHNK[hidden])
         if way == "explicit":
-            np.testing.assert_array_equal(np.asarray(A_BHNS)[hidden[..., 0]], np.asarray(clean_A_BHNS)[hidden[..., 0]])
+            np.testing.assert_array_equal(A_BHNS[hidden[..., 0]], clean_A_BHNS[hidden[..., 0]])
         cases.agree(gradient, clean_gradient, 0)
 
 
 @pytest.mark.parametrize("n", [None, jnp.array([[9, 2, 5, 1, 0, 10, 7], [6, 7, 8, 3, 4, 10, 9]])])
 def test_of_many_keys_the_mask_is_asked_block_by_block(n):
     """Also where every sequence stands at its own positions; 11 keys are no multiple of 4."""
-    q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
-    dirty = k_BHSK.at[1, 0, 7, 2].set(np.nan), v_BHSK.at[0, 1, 10, 3].set(np.inf).at[0, 0, 5, 0].set(np.nan)
-    call = dict(mask=MASK, scale=0.5, n=n)
-    expected, _ = nan_guard.guarded(explicit.attention)(q_BHNK, *dirty, **call)
-    run = jax.jit(functools.partial(nan_guard.guarded(BLOCKS, keys=4), **call))
-    found = run(q_BHNK, *dirty)[0]
+    clean, dirty = ([np.array(x) for x in drawn_qkv()] for _ in range(2))
+    dirty[1][1, 0, 7, 2] = dirty[2][0, 0, 5, 0] = np.nan
+    dirty[2][0, 1, 10, 3] = np.inf
+    ways = nan_guard.guarded(explicit.attention), nan_guard.guarded(BLOCKS, keys=4)
+    run = jax.jit(lambda qkv: [compute(*qkv, mask=MASK, scale=0.5, n=n)[0] for compute in ways])
+    expected, found = run(dirty)
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     assert np.isnan(found).any() and np.isfinite(found).any()
-    assert np.isfinite(run(q_BHNK, k_BHSK, v_BHSK)[0]).all()
+    assert np.isfinite(run(clean)[1]).all()
+
+
+@jax.jit
+def of_all_keys(qkv: list) -> list[jax.Array]:
+    """The averages where nothing is hidden."""
+    compute = nan_guard.guarded(explicit.attention)
+    return [compute(*qkv, mask=the_mask, scale=0.5)[0] for the_mask in (None, mask.prefix(S))]
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_nan_and_infinity_reach_those_who_may_see_them(bad):
-    q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
-    v_BHSK = v_BHSK.at[1, 2, 7, 5].set(BAD[bad])
-    for the_mask in (None, mask.prefix(S)):
-        y_BHNK, _ = nan_guard.guarded(explicit.attention)(q_BHNK, k_BHSK, v_BHSK, mask=the_mask, scale=0.5)
+    qkv = [np.array(x) for x in drawn_qkv()]
+    qkv[2][1, 2, 7, 5] = BAD[bad]
+    for y_BHNK in jax.device_get(of_all_keys(qkv)):
         assert not np.isfinite(y_BHNK[1, 2, :, 5]).any() and np.isfinite(y_BHNK[0]).all()
 
 
@@ -89,17 +103,22 @@ def test_nan_and_infinity_reach_those_who_may_see_them(bad):
 def test_attention_of_one_query_is_the_explicit_one_whatever_is_hidden(shared):
     """Of the newest words of a KV cache: keys and values are searched only where an answer is not finite."""
     q_BHNK = cases.normal(0, 2, 3, 1, 5)
-    k_BHSK, v_BHSV = (cases.normal(i, 2, 1 if shared else 3, 7, K) for i, K in ((1, 5), (2, 11)))
+    k_BHSK, v_BHSV = (np.array(cases.normal(i, 2, 1 if shared else 3, 7, K)) for i, K in ((1, 5), (2, 11)))
     n, bias = jnp.array([[3], [5]]), jax.tree_util.Partial(functools.partial(relative_position.alibi.bias, H=3), {})
     call = dict(mask=mask.both(mask.causal, mask.window(3)), scale=0.3, bias=bias, n=n)
     plain = functools.partial(nan_guard.guarded(explicit.attention), **call)
     by_keys = functools.partial(explicit.attention, by_keys=True, **call)
     newest = jax.jit(functools.partial(kernels.few_queries, plain, by_keys))
-    expected_BHNV, A_BHNS = explicit.attention(q_BHNK, k_BHSK, v_BHSV, **call)
-    hidden = (k_BHSK.at[0, 0, 6].set(jnp.nan), v_BHSV.at[0, 0, 0].set(jnp.nan).at[1, 0, 6].set(jnp.inf))
+    expected_BHNV, A_BHNS = jax.device_get(
+        jax.jit(functools.partial(explicit.attention, **call))(q_BHNK, k_BHSK, v_BHSV)
+    )
+    hidden = k_BHSK.copy(), v_BHSV.copy()
+    hidden[0][0, 0, 6] = hidden[1][0, 0, 0] = np.nan
+    hidden[1][1, 0, 6] = np.inf
     for kv in ((k_BHSK, v_BHSV), hidden):
         cases.agree(newest(q_BHNK, *kv), (expected_BHNV, A_BHNS), 1e-12)
-    y_BHNV, _ = newest(q_BHNK, k_BHSK, v_BHSV.at[0, 0, 2, 1].set(jnp.nan))
+    v_BHSV[0, 0, 2, 1] = np.nan
+    y_BHNV = np.asarray(newest(q_BHNK, k_BHSK, v_BHSV)[0])
     assert np.isnan(y_BHNV[0]).all()
     cases.close(y_BHNV[1], expected_BHNV[1], 1e-12)
 
@@ -143,8 +162,10 @@ def test_a_token_of_nan_reaches_only_those_who_may_see_it(name):
         tokens, mesh = P(None, "sequence"), meshes.make(data=1, sequence=devices)
         run = meshes.sharded(run, mesh, in_specs=tokens, out_specs=tokens)
     run, order = jax.jit(run), np.argsort(np.arange(T) % devices, kind="stable")
-    clean = cases.normal(1, 2, T, D)
-    expected, found = (run(x_BND[:, order]) for x_BND in (clean, clean.at[1, AT].set(np.nan)))
+    clean = np.array(cases.normal(1, 2, T, D))
+    dirty = clean.copy()
+    dirty[1, AT] = np.nan
+    expected, found = (jax.device_get(run(x_BND[:, order])) for x_BND in (clean, dirty))
     seeing_BN = np.broadcast_to(cases.dense(the_mask, N=T, S=T), (2, T, T))[:, :, AT] & [[False], [True]]
     assert seeing_BN.any() == (name != "padding") and np.isfinite(expected).all()
     seeing_BN[1, AT] = True  # by its own query
