@@ -16,6 +16,7 @@ import importlib
 import os
 import pathlib
 import shlex
+import signal
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -109,7 +110,8 @@ def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **c
         end = type(error)(str(error))
     except KeyboardInterrupt as error:
         end = stopped(error, hint)
-        signals.pass_on(end.code - 128)
+        if end.code != 128 + signal.SIGINT:  # for which there is an exception; another does what it would have done
+            signal.raise_signal(end.code - 128)
     raise end  # anew: a notebook keeps what was raised, and with its frames the arrays on the devices
 
 
@@ -169,7 +171,11 @@ def asked(argv: list[str]) -> Command:
 def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathlib.Path | None]:
     """What the command does, once its config is read and checked, and the folder in which it can be gone on with."""
     base = importlib.import_module("configs.base").get_config  # anew for each `run`, as the config's own import is
-    config = loaded(command, base)
+    config = config_file.load(command.config, base=base, given=dict(command.changes))
+    for axis in config.mesh if command.replay is not None else ():  # the step of a bundle is computed on one device
+        config.mesh[axis] = 1
+    for key, value in command.changes:
+        command.change(config, key, value)
     settings = configs.Settings(config, config_file.defaults(config, base), file=command.config)
     experiment = by_name.experiment(settings.experiment)
     compilation.keep()
@@ -190,16 +196,6 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
         when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         folder = pathlib.Path(command.workdir or pathlib.Path("runs") / pathlib.Path(command.config).stem / when)
     return functools.partial(workdir.outlive, functools.partial(work, settings, folder), folder), folder
-
-
-def loaded(command: Command, base: config_file.Base) -> ml_collections.ConfigDict:
-    """The config, for one device where it is that of a replay bundle, with what the command changes."""
-    config = config_file.load(command.config, base=base, given=dict(command.changes))
-    for axis in config.mesh if command.replay is not None else ():
-        config.mesh[axis] = 1
-    for key, value in command.changes:
-        command.change(config, key, value)
-    return config
 
 
 def trained(

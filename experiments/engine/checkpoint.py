@@ -98,7 +98,8 @@ class Checkpoints:
 
     def _remove_superfluous(self) -> None:
         for old in superfluous(self.measured, keep=self._keep, best=self._best):
-            manifest.remove(self._folder / str(old))
+            saved = self._folder / str(old)  # which is at no time there in part
+            disk.remove(saved.rename(saved.with_name(saved.name + manifest.DELETING)))
             del self.measured[old]
 
     def _writing(self, step: int) -> pathlib.Path:

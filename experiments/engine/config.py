@@ -113,18 +113,16 @@ def shallow(text: str) -> Any:
     raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
-def is_code(value: Any) -> bool:
-    """Whether the setting may have a module imported (`choose`), and so executed: 'my_file:my_score'."""
-    return isinstance(value, str) and by_name.CODE.fullmatch(value) is not None
-
-
 def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The settings, and their values, that name code: this one, or those that an arm or a condition changes."""
+    """The settings, and their values, that have a module imported, and so executed ('my_file:my_score'): this one, or
+    those that an arm or a condition changes."""
     pairs = [(key, value)]
     if key in VARIED and isinstance(value, list):
         parts = [part for one in value if isinstance(one, list) for part in one]
         pairs = [pair for part in parts if isinstance(part, Mapping) for pair in leaves(part)]
-    return (pair for pair in pairs if is_code(pair[1]) and not pair[0].endswith(TEXTS))
+    for name, one in pairs:
+        if isinstance(one, str) and by_name.CODE.fullmatch(one) and not name.endswith(TEXTS):
+            yield name, one
 
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:

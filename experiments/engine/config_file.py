@@ -108,17 +108,6 @@ def distrust(file: pathlib.Path, key: str, value: str, *, inside: str) -> errors
     )
 
 
-def beside(section: configs.Settings, saved: Mapping[str, Any], path: pathlib.Path, called: str = "model") -> dict:
-    """The values of the section of this name, as defaults for those that were saved at `path`.
-
-    UserError where a saved one names code and the section, which is the user's own, does not name the same.
-    """
-    for name, value in saved.items():
-        if configs.is_code(value) and getattr(section, name, None) != value:
-            raise distrust(path, f"{called}.{name}", value, inside=f"{called}.{name}")
-    return section.to_dict()
-
-
 def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     spec = importlib.util.spec_from_file_location(f"config_file_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)

@@ -56,11 +56,6 @@ def tidy(folder: pathlib.Path) -> None:
             shutil.rmtree(entry)
 
 
-def remove(saved: pathlib.Path) -> None:
-    """Delete a checkpoint, which is at no time there in part."""
-    disk.remove(saved.rename(saved.with_name(saved.name + DELETING)))
-
-
 def put_aside(saved: pathlib.Path) -> None:
     """Rename a checkpoint so that it is none, in place of what was put aside of this step before."""
     aside = saved.with_name(saved.name + DAMAGED)

@@ -131,13 +131,9 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> boo
     values = settings.to_dict()
     if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
-    finished, changes = False, []
-    if distributed.main():
-        changes = workdir.changes(folder, values, devices)  # before config.json is anew
-        finished = workdir.enter(folder, values, settings.defaults(), workdir.hardware(devices))
+    hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
+    finished = distributed.main() and workdir.enter(folder, values, settings.defaults(), hardware)
     finished, until = bool(distributed.agree(finished)), time.monotonic() + SHARED_SECONDS
-    for line in [] if finished else changes:
-        print(line, flush=True)
     while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
             raise errors.UserError(f"not all processes see what process 0 wrote in {folder}: its disk must be shared")

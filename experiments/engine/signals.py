@@ -124,9 +124,3 @@ class Requests:
         """Raise Interrupted, with this sentence, where a signal has come."""
         if self.signal:
             raise errors.Interrupted(sentence, 128 + self.signal)
-
-
-def pass_on(number: int) -> None:
-    """Have a signal that was kept do what it would have done, but for SIGINT, for which there is an exception."""
-    if number != signal.SIGINT:
-        signal.raise_signal(number)

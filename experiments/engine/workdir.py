@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from experiments.engine import checkpoint, disk, errors, manifest, mesh
 from experiments.engine import config as configs
@@ -112,28 +111,32 @@ def enter(
 ) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
-    defaults: of settings that an older version did not have. devices: told in config.json. UserError where the folder
-    cannot be written, or holds a run of another config (naming the keys) or one with more steps.
+    defaults: of settings that an older version did not have. devices: how many of which kind; where they are given,
+    it is said what differs from what was trained here before. UserError where the folder cannot be written, or holds a
+    run of another config (naming the keys) or one with more steps.
     """
-    saved, steps = folder / "config.json", config["train"]["steps"]
+    saved, steps, before = folder / "config.json", config["train"]["steps"], {}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         disk.tidy(folder)
         if saved.exists():
-            before = json.loads(disk.read_text(saved))["config"]
-            before, now = dict(defaults or {}) | configs.flat(before), configs.flat(config)
-            changed = sorted(k for k in before | now if before.get(k) != now.get(k) and not may_change(k))
+            before = json.loads(disk.read_text(saved))
+            old, now = dict(defaults or {}) | configs.flat(before["config"]), configs.flat(config)
+            changed = sorted(k for k in old | now if old.get(k) != now.get(k) and not may_change(k))
             if changed:
-                changes = ", ".join(f"{k} ({before.get(k)!r} -> {now.get(k)!r})" for k in changed)
+                values = ", ".join(f"{k} ({old.get(k)!r} -> {now.get(k)!r})" for k in changed)
                 right = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
                 what = f"{folder} holds a run with another config"
-                raise errors.UserError(f"{what}, and resuming may not change {changes}; what may: {right}")
+                raise errors.UserError(f"{what}, and resuming may not change {values}; what may: {right}")
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
         fall_back = config.get("resume") == "latest_valid"
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
             facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
+            trained = devices and before and checkpoint.newest(folder / "checkpoints") is not None
+            for line in changes(before, facts) if trained else []:
+                print(line, flush=True)
             disk.write_json(saved, facts)
     except OSError as error:
         raise _refusal(folder, error) from error
@@ -199,29 +202,14 @@ def _content(file: pathlib.Path) -> bytes | None:
         return None
 
 
-def hardware(devices: Mesh) -> str:
-    """How many devices of which kind."""
-    return f"{devices.size} x {devices.devices.flat[0].device_kind}"
-
-
-def changes(folder: pathlib.Path, config: dict[str, Any], devices: Mesh) -> list[str]:
-    """Lines about the run in this folder that differs from `config`, or from the versions and devices here; none for a
-    new one, or for a config.json that is absent or damaged, which is refused elsewhere."""
-    if checkpoint.newest(folder / "checkpoints") is None:
-        return []
-    try:
-        saved = disk.read_json(folder / "config.json", says="what was trained")
-        before, versions = saved["config"], saved["versions"]
-        steps, chips = before["train"]["steps"], saved.get("devices")
-        releases = {name: versions[name] for name in COMPUTES if versions.get(name)}
-    except (errors.UserError, KeyError, TypeError, AttributeError):
-        return []
-    lines, now, here = [], config["train"]["steps"], mesh.versions()
-    if steps != now and config["optim"]["schedule"] != "constant":
-        lines.append(f"train.steps was {steps} and is {now}: the rest of the learning rate's schedule is another one")
-    others = [f"with {name} {version}, now {here[name]}" for name, version in releases.items() if version != here[name]]
-    if chips not in (None, hardware(devices)):
-        others.append(f"on {chips}, now {hardware(devices)}")
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Lines about a run that goes on, as config.json told of it before and tells of it now."""
+    lines, (old, new) = [], (one["config"]["train"]["steps"] for one in (before, now))
+    if old != new and now["config"]["optim"]["schedule"] != "constant":
+        lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule is another one")
+    pairs = [(f"with {name}", before["versions"].get(name), now["versions"][name]) for name in COMPUTES]
+    pairs.append(("on", before.get("devices"), now["devices"]))
+    others = [f"{how} {one}, now {other}" for how, one, other in pairs if one not in (None, other)]
     if others:
         lines.append(f"it was trained {'; '.join(others)}: numbers may differ in the last bits from here on")
     return lines

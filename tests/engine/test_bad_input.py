@@ -1,6 +1,5 @@
 """A user's mistake gets one sentence that names it and what is right, exit code 2, and leaves nothing behind."""
 
-import gzip
 import json
 import os
 import pathlib
@@ -9,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import small_files
 import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -190,33 +190,27 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     refused([*language, f"--config.text.source={text}", "--config.train.batch_size=80"], "73 examples", "batch of 80")
 
 
-def idx_folder(folder, *, images=40, size=4, cut=0, label=1, evaluation_label=1):
-    """MNIST's four files with random images, gzipped; `cut` bytes are missing from the training images."""
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for part, last in (("train", label), ("t10k", evaluation_label)):
-        pixels = rng.integers(0, 256, (images, size, size), np.uint8)
-        labels = np.append(rng.integers(0, 2, images - 1, np.uint8), np.uint8(last))
-        for name, array in ((f"{part}-images-idx3-ubyte.gz", pixels), (f"{part}-labels-idx1-ubyte.gz", labels)):
-            sizes = b"".join(n.to_bytes(4, "big") for n in array.shape)
-            content = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
-            keep = len(content) - (cut if name.startswith("train-images") else 0)
-            (folder / name).write_bytes(gzip.compress(content[:keep], mtime=0))
-    return folder
-
-
 def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeypatch):
     def told(source, *words):
         refused([*vision, f"--config.image.source={source}"], *words)
 
     told(tmp_path / "no", str(tmp_path / "no"), "digits", "mnist")
-    (idx_folder(tmp_path / "idx") / "t10k-labels-idx1-ubyte.gz").unlink()
-    told(tmp_path / "idx", "lacks t10k-labels-idx1-ubyte")
+
+    def idx(**changed):
+        folder = small_files.idx_folder(tmp_path / f"idx{len(list(tmp_path.iterdir()))}", **changed)
+        return pathlib.Path(folder)
+
+    lacks = idx()
+    (lacks / "t10k-labels-idx1-ubyte").unlink()
+    told(lacks, "lacks t10k-labels-idx1-ubyte")
     (tmp_path / "image.png").write_bytes(b"")
     told(tmp_path / "image.png", "image.png", "IDX", ".npz")
-    told(idx_folder(tmp_path / "short", cut=5), "train-images-idx3-ubyte.gz", "cut off", "(40, 4, 4)")
-    told(idx_folder(tmp_path / "low", evaluation_label=2), "evaluation part", "label 2", "0 .. 1")
-    told(idx_folder(tmp_path / "high", label=200), "training part", "label 200 is out of range")
+    y_train, y_test = (small_files.arrays()[name] for name in ("y_train", "y_test"))
+    told(idx(y_test=y_test + 1), "evaluation part", "label 4", "0 .. 3")
+    told(idx(y_train=y_train + 197), "training part", "label 200 is out of range")
+    short = idx() / "train-images-idx3-ubyte"
+    short.write_bytes(short.read_bytes()[:-5])
+    told(short.parent, "train-images-idx3-ubyte", "cut off", "(11, 5, 3)")
     file = tmp_path / "images.npz"
     file.write_bytes(b"PK\3\4 and no more")
     told(file, str(file), "damaged")
@@ -230,27 +224,11 @@ def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeyp
     told("fashion_mnist", "fashion_mnist", *(str(tmp_path / place) for place in ("data", "cache")))
 
 
-def test_a_workdir_that_cannot_be_written_or_holds_something_else(refused, vision, tmp_path):
-    """With the arguments of all these tests, which thus would run but for the mistake."""
-    (tmp_path / "file").write_text("mine")
-    where = tmp_path / "file" / "run"
-    refused([*vision, "--config.image.patch=4"], f"the workdir {where} cannot be written", folder=where)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "thesis.txt").write_text("mine")
-    for name, word in (("file", "cannot be written"), ("folder", "holds files, but no run to resume")):
-        outcome = tiny.run(*vision, *SMALL, "--workdir", str(tmp_path / name))
-        assert outcome.code == 2 and str(tmp_path / name) in outcome.err and word in outcome.err
-    assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
-    assert [file.name for file in (tmp_path / "folder").iterdir()] == ["thesis.txt"]
-
-
-@pytest.mark.parametrize("experiment", ["vision", "language", "idx"])
+@pytest.mark.parametrize("experiment", ["vision", "language"])
 def test_the_arguments_above_would_run_but_for_the_mistake(experiment, request, tmp_path):
     """Guards the guards: without a mistake the same arguments reach the point where the folder is made."""
     (tmp_path / "file").write_text("")
-    idx = [f"--config.image.source={idx_folder(tmp_path / 'idx')}"] if experiment == "idx" else []
-    arguments = [*request.getfixturevalue("vision" if idx else experiment), *idx]
-    outcome = tiny.run(*arguments, *SMALL, "--workdir", str(tmp_path / "file" / "run"))
+    outcome = tiny.run(*request.getfixturevalue(experiment), *SMALL, "--workdir", str(tmp_path / "file" / "run"))
     assert outcome.code == 2 and "cannot be written" in outcome.err
 
 

@@ -12,7 +12,7 @@ import pytest
 import tiny
 from test_log import scalars
 
-from experiments.engine import checkpoint, disk, errors, log, workdir
+from experiments.engine import checkpoint, errors, log, workdir
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -237,34 +237,7 @@ def test_a_finished_run_without_a_valid_checkpoint_keeps_its_result(tmp_path, st
     assert run(folder).params is None  # who took them away needs none
 
 
-def test_another_config_is_refused_with_both_values(straight):
-    before = contents(straight)
-    with pytest.raises(errors.UserError) as caught:
-        run(straight, seed=7, optim__learning_rate=0.5, mesh__data=2)
-    sentence = str(caught.value)
-    assert str(straight) in sentence and "optim.learning_rate (0.001 -> 0.5), seed (0 -> 7)" in sentence
-    assert "mesh" not in sentence.partition("; what may: ")[0] and "\n" not in sentence
-    assert contents(straight) == before
-
-
 def test_what_may_change_on_resume_exists():
     keys = tiny.fields()
     for right in workdir.MAY_CHANGE:
         assert right in keys or (right.endswith(".") and any(key.startswith(right) for key in keys)), right
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"config": 3}', '{"config": {"seed": '])
-def test_a_damaged_config_is_not_resumed(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(errors.UserError, match="config.json is damaged"):
-        workdir.enter(tmp_path, {"seed": 0, "train": {"steps": 1}})
-    assert (tmp_path / "config.json").read_text() == content
-
-
-def test_json_is_written_whole_or_not_at_all(tmp_path):
-    file = tmp_path / "a.json"
-    disk.write_json(file, {"a": 1})
-    with pytest.raises(TypeError):
-        disk.write_json(file, {"a": object()})
-    assert json.loads(file.read_text()) == {"a": 1}
-    assert [left.name for left in tmp_path.iterdir()] == ["a.json"]

@@ -270,7 +270,8 @@ def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
             by_name.choose("score", wrong, scores)
     with pytest.raises(errors.UserError, match='unknown letter "arms_of_mine:cosine"; the right ones are: a'):
         by_name.choose("letter", "arms_of_mine:cosine", {"a": 1})  # no place for a program
-    assert configs.is_code("arms_of_mine:cosine") and not list(configs.codes("sample.prompt", "arms_of_mine:cosine"))
+    named = {key: list(configs.codes(key, "arms_of_mine:cosine")) for key in ("model.score", "sample.prompt")}
+    assert named == {"model.score": [("model.score", "arms_of_mine:cosine")], "sample.prompt": []}
 
 
 def test_experiments_are_found_by_their_files():

@@ -9,7 +9,7 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from experiments.engine import checkpoint, disk, workdir
+from experiments.engine import checkpoint
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -25,14 +25,6 @@ def test_a_kill_before_each_change_of_a_file(tmp_path, every):
     assert done.returncode == 0, done.stdout + done.stderr
     tried = re.search(r"killed before (\d+) of (\d+) changes of files: 0 failed", done.stdout)
     assert tried and int(tried[2]) > 50 and int(tried[1]) == len(range(every // 2, int(tried[2]), every)) > 0
-
-
-def test_a_run_killed_before_its_config_was_in_place_can_be_started_again(tmp_path):
-    config, left = {"train": {"steps": 3}}, f"config.json.0123abcd{disk.DRAFT}"
-    (tmp_path / left).write_bytes(disk.as_json(config)[:9])
-    assert not workdir.enter(tmp_path, config)
-    assert (tmp_path / "config.json").read_bytes().startswith(b'{\n  "config": ')
-    assert not (tmp_path / left).exists()
 
 
 def test_what_a_killed_run_had_still_to_remove_is_removed(tmp_path):

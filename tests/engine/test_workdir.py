@@ -141,8 +141,10 @@ def test_a_run_goes_on_with_what_may_change(tmp_path):
 
 def test_all_else_is_refused_by_name_with_what_may_change(tmp_path):
     entered(tmp_path)
+    before = (tmp_path / "config.json").read_text()
     with pytest.raises(errors.UserError) as caught:
         entered(tmp_path, train__batch_size=32, seed=1, mesh__data=2)
+    assert (tmp_path / "config.json").read_text() == before
     refused, _, right = str(caught.value).partition("; what may: ")
     assert refused.endswith("resuming may not change seed (0 -> 1), train.batch_size (64 -> 32)")
     assert "mesh.*" in right and "train.steps" in right and "\n" not in str(caught.value)
@@ -182,14 +184,19 @@ NESTED = "[" * 100_000
 HUGE = 10_000  # bytes, in place of what is too large for a JSON file
 
 
-@pytest.mark.parametrize("content", [NESTED, '{"config": {"seed": ' + NESTED, "padded"])
-def test_a_nested_or_a_huge_config_is_a_sentence(tmp_path, monkeypatch, content):
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "{}", '{"config": 3}', '{"config": {"seed": ', NESTED, '{"config": {"seed": ' + NESTED, "padded"],
+)
+def test_a_damaged_a_nested_or_a_huge_config_is_a_sentence_and_stays(tmp_path, monkeypatch, content):
     monkeypatch.setattr(disk, "LARGEST_TEXT", HUGE if content == "padded" else disk.LARGEST_TEXT)
     entered(tmp_path)
     whole = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(whole + " " * HUGE if content == "padded" else content)
+    content = whole + " " * HUGE if content == "padded" else content
+    (tmp_path / "config.json").write_text(content)
     with pytest.raises(errors.UserError, match="config.json is damaged, so this run cannot be resumed: choose another"):
         entered(tmp_path)
+    assert (tmp_path / "config.json").read_text() == content
 
 
 PADDED = '{"steps": 1000' + " " * HUGE + "}"
@@ -204,23 +211,6 @@ def test_a_damaged_summary_is_made_again(tmp_path, monkeypatch, content):
 
 
 # What a run that goes on is told about what has changed since
-
-HERE = mesh.make(data=2)
-
-
-@pytest.fixture
-def changes(tmp_path):
-    """The lines for a run that has `steps` to take by this schedule, in a folder of one with 1000 steps."""
-
-    def changes(*, steps=1000, schedule="cosine", versions=None, devices=None, content=None):
-        saved = {"config": {"train": {"steps": 1000}}, "versions": mesh.versions() | (versions or {})}
-        saved |= {"devices": devices} if devices else {}  # which an older version did not tell
-        (tmp_path / "config.json").write_text(json.dumps(saved) if content is None else content)
-        return workdir.changes(tmp_path, {"train": {"steps": steps}, "optim": {"schedule": schedule}}, HERE)
-
-    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
-    return changes
-
 
 BITS, NOW = "numbers may differ in the last bits from here on", mesh.versions()
 
@@ -239,11 +229,20 @@ BITS, NOW = "numbers may differ in the last bits from here on", mesh.versions()
         ),
         ({"devices": "2 x cpu"}, None),
         ({"devices": "8 x TPU v5 lite"}, f"it was trained on 8 x TPU v5 lite, now 2 x cpu: {BITS}"),
-        *(({"content": content}, None) for content in ("", "{", "{}", '{"config": 3, "versions": {}}')),
-        ({"content": '{"config": {}, "versions": []}'}, None),
     ],
 )
-def test_what_has_changed_since_is_told_but_of_a_damaged_config(changes, tmp_path, what, told):
-    assert changes(**what) == [told] * bool(told)
-    (tmp_path / "checkpoints" / "3").rmdir()  # nothing has been trained by the other one
-    assert changes(**what) == []
+def test_what_has_changed_since_is_told(tmp_path, capsys, what, told):
+    """Of a run with 1000 steps, some of which are taken, on two devices."""
+    steps, schedule = what.pop("steps", 1000), what.pop("schedule", "cosine")
+    entered(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    saved |= {"devices": what.get("devices"), "versions": NOW | what.get("versions", {})}
+    saved["config"]["optim"]["schedule"] = schedule
+    if not what.get("devices"):  # which an older version did not tell
+        del saved["devices"]
+    now = config(train__steps=steps, optim__schedule=schedule)
+    for trained in (True, False):
+        (tmp_path / "config.json").write_text(json.dumps(saved))
+        (tmp_path / "checkpoints" / "3").mkdir(parents=True) if trained else (tmp_path / "checkpoints" / "3").rmdir()
+        assert not workdir.enter(tmp_path, now, devices="2 x cpu")
+        assert capsys.readouterr().out.splitlines() == [told] * bool(told and trained)
