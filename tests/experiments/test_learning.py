@@ -18,6 +18,7 @@ RUNS = {
     "ring": ("synthetic", {"synthetic.task": "ring", "synthetic.N": 4}, 60, 0.5),
     "convolution": ("convolution", {"model.H": 5, "optim.learning_rate": 0.1}, 60, 0.5),
 }
+FEW = {"model.bias": False, "model.norm": "rms", "model.mlp": "relu"}  # parameters, which are soon compiled
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -28,7 +29,7 @@ def test_an_experiment_learns(name, tmp_path, monkeypatch):
     changes = {"mesh.data": 1, "train.steps": steps, "train.batch_size": 32}
     changes |= {"optim.learning_rate": 0.01, "optim.warmup_steps": 5}
     if experiment != "convolution":  # which has no layers
-        changes |= {"model.M": 1, "model.H": 1, "model.D": 32}
+        changes |= {"model.M": 1, "model.H": 1, "model.D": 32} | FEW
     if experiment == "language":
         (tmp_path / "text.txt").write_bytes(b"abcde" * 400)
         changes |= {"text.source": str(tmp_path / "text.txt")}

@@ -51,7 +51,7 @@ def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp
     """
     monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     changes = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 64, "train.steps": 160}
-    changes |= {"train.evaluate_every": 80, "train.evaluate_batch": 4}
+    changes |= {"train.evaluate_every": 80, "train.evaluate_batch": 4, "model.bias": False, "model.mlp": "relu"}
     changes |= {"optim.learning_rate": 0.01, "optim.warmup_steps": 20, "pairs.source": file}
     config, folder = tiny.config_file(tmp_path, "translation", **SIZES | changes), tmp_path / "run"
     with mock.patch.object(translation.beam, "search", wraps=translation.beam.search) as search:
