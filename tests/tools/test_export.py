@@ -3,6 +3,7 @@
 import json
 import types
 
+import jax
 import numpy as np
 import published
 import pytest
@@ -135,7 +136,7 @@ def refused(family: str, config: dict) -> str:
     except errors.UserError as error:
         return str(error)
     if family == "llama" and fields["relative_position"] == "rotary":
-        fields["relative_position"] = "rotary_halves"  # as export does, with the parameters
+        fields = fields | {"relative_position": "rotary_halves"}  # as export does, with the parameters
     return "; ".join(table.faults(hub.FAMILIES[family], fields))
 
 
@@ -150,12 +151,15 @@ def test_every_setting_has_its_row():
 
 @pytest.mark.parametrize("family", RUNS)
 def test_every_setting_is_written_or_refused_by_its_name(tmp_path, family):
-    """Each value alone is refused or taken; those that are taken then hold, all at once, in the logits."""
+    """Each value alone is refused or taken; those that are taken then hold, all at once, in logits or parameters."""
     taken, own = {}, settings_of(family).to_dict()
     for name, values in OTHERS.items():
         section, field = name.split(".")
         for value in [value for value in values if section in own and value != own[section][field]]:
-            if told := refused(family, settings_of(family, **{name: value}).to_dict()):
+            config = own | {section: own[section] | {field: value}}
+            if name in ("model.D", "model.H"):  # and K with it
+                config["model"]["K"] = config["model"]["D"] // config["model"]["H"]
+            if told := refused(family, config):
                 assert name in told
             elif name != "model.K" or family == "llama":  # theirs is D / H, which shows in the sizes
                 taken.setdefault(name, []).append(value)
@@ -163,7 +167,11 @@ def test_every_setting_is_written_or_refused_by_its_name(tmp_path, family):
     for number, changes in enumerate(taken_together(family)):
         run, out = map(open_model.open, exported(tmp_path / str(number), family, **changes))
         assert (out.kind, out.facts) == (run.kind, run.facts)
-        near(logits(out), logits(run))
+        if number:  # what is compared then is all that logits depend on
+            assert {field: run.model[field] for field in out.model} | {"score": "asymmetric"} == out.model
+            jax.tree.map(np.testing.assert_array_equal, out.params, run.params)
+        else:
+            near(logits(out), logits(run))
     if family != "llama":
         run = published.run(tmp_path / "run", kind_of(family), **RUNS[family] | {"model.K": 6})
         told = tiny.refusal(export, checkpoint=run, family=family, workdir=tmp_path / "out")
