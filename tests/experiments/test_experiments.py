@@ -25,8 +25,8 @@ from tfm.attention import relative_position, score, value
 SIZES = "model.M=2 model.D=8 model.H=2 train.batch_size=16 train.evaluate_batch=64 train.steps=2 optim.warmup_steps=1"
 # What each run changes. Together they name every variant (a test below says so), several at once; of the scores some.
 RUNS = {
-    "causal": "text.N=16 model.M=1 model.D=32 model.bias=false model.mlp=relu train.steps=60 train.log_every=20 train.evaluate_every=30"
-    " optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
+    "causal": "text.N=16 model.M=1 model.D=32 model.bias=false model.mlp=relu train.steps=60 train.log_every=20"
+    " train.evaluate_every=30 optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
     "causal characters": "text.N=7 text.tokenizer=characters text.tied_output=true sample.prompt=A model.score=tied"
     " model.scale=1/sqrt(D) model.norm=token_plain model.mlp=relu model.position=sinusoidal model.block=post_norm"
     " model.final_norm=false model.bias=false model.remat=true model.unroll=1 optim.schedule=linear optim.clip=0"
