@@ -89,7 +89,6 @@ class Family(NamedTuple):
     ids: tuple[str, ...] = TEXT_IDS  # the fields of config.json that are ids of words (hub.py)
     unprefixed: tuple[str, ...] = ("lm_head.",)  # beginnings of names that stand outside of the prefix
     spellings: tuple[tuple[str, str], ...] = ()  # (regular expression, replacement): other names for the same tensors
-    aliases: tuple[str, ...] = ()  # other model_types with the same tensors
 
 
 def only(*values: Any) -> dict[Any, Any]:

@@ -87,8 +87,7 @@ def write(
 
     params is our tree, `model` the fields of a config's `model`, `extras` what `read` gives: heads kept there are
     written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`. Heads
-    and layers that were shared in a file are written one by one. UserError, with the reason, where the model is none
-    of the family.
+    that were shared are written one by one. UserError, with the reason, where the model is none of the family.
     """
     spec, extras, what = _family(family), dict(extras or {}), f"this model cannot be written as {family}"
     tree = dict(params) | {"extras": {name: extras[name] for name in ASIDE if name in extras}}
@@ -127,10 +126,9 @@ def write(
 
 
 def _family(name: Any) -> families.Family:
-    for family in FAMILIES.values():
-        if name in (family.name, *family.aliases):
-            return family
-    raise errors.UserError(f"there is no family of models {name!r} here: those known are {', '.join(FAMILIES)}")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise errors.UserError(f"there is no family of models {name!r} here: those known are {', '.join(FAMILIES)}")
+    return FAMILIES[name]
 
 
 def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str]) -> dict[str, int | list[int]]:

@@ -24,8 +24,6 @@ LINES = (
     tensors.Line("norm.weight", "D", ("norm/gain_D",)),
     tensors.Line("lm_head.weight", "W D", ("head/G_WD",), "untied"),
 )
-
-
 KNOWN = (
     tensors.constant(
         "layers.{m}.self_attn.rotary_emb.inv_freq",
@@ -61,7 +59,7 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
 
 
 def complete(config: families.Config, facts: families.Facts) -> families.Facts:
-    """The base of the rotary wavelengths, from rope_theta or rope_parameters; and how often a layer is used."""
+    """The base of the rotary wavelengths, from rope_theta or rope_parameters."""
     theta = {}
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
@@ -72,17 +70,14 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
             raise errors.UserError(f"config.json: {name} asks for the type {kind!r}, and only 'default' is supported")
         families.value(rope, WHOLE_ROTARY)
         theta |= {"rope_theta": rope["rope_theta"]} if rope.get("rope_theta") is not None else {}
-    base = families.value({**config, **theta}, Field("rope_theta", "rotary_base", 10000.0))
-    twice = families.value(config, Field("layer_sharing", "", families.NO))  # MobileLLM (Liu et al. 2024)
-    return {"rotary_base": base, "layers": facts["M"], "M": facts["M"] * (2 if twice else 1)}
+    return {"rotary_base": families.value({**config, **theta}, Field("rope_theta", "rotary_base", 10000.0))}
 
 
 def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
-    """Every head has its own keys and values, every layer its own numbers."""
+    """Every head has its own keys and values."""
     if facts["D"] % facts["H"]:  # they insist, whatever head_dim is
-        raise errors.UserError(
-            f"config.json: hidden_size = {facts['D']} is not divisible by num_attention_heads = {facts['H']}"
-        )
+        wrong = f"hidden_size = {facts['D']} is not divisible by num_attention_heads = {facts['H']}"
+        raise errors.UserError(f"config.json: {wrong}")
     base = facts["rotary_base"]
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -104,5 +99,4 @@ FAMILY = families.Family(
     fields=FIELDS,
     extra=extra,
     complete=complete,
-    aliases=("mobilellm",),
 )

@@ -108,7 +108,7 @@ def _give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) ->
     return np.ascontiguousarray(stacked.transpose(np.argsort(order))).reshape(_shape(line, sizes))
 
 
-def _how(line: Line, sizes: Mapping[str, int], layers: int) -> str:
+def _how(line: Line, sizes: Mapping[str, int]) -> str:
     """In words, what was done to their tensor."""
     theirs, _, order = _axes(line)
     steps = [f"split in {len(line.ours)}"] if len(line.ours) > 1 else []
@@ -116,8 +116,6 @@ def _how(line: Line, sizes: Mapping[str, int], layers: int) -> str:
         steps.append(f"each of {sizes['G']} heads repeated {sizes['H'] // sizes['G']} times")
     if order != sorted(order):
         steps.append("transposed")
-    if "{m}" in line.theirs and layers < sizes["M"]:
-        steps.append(f"each of {layers} layers repeated {sizes['M'] // layers} times")
     same = _shape(line, sizes) == shapes.size(line.ours[0].split("/")[-1], sizes)
     return ", ".join(steps) or ("matched" if same else "reshaped")
 
@@ -127,17 +125,15 @@ def read(
 ) -> tuple[dict[str, np.ndarray], str]:
     """Our arrays by path, and for a person the table of what became of each tensor (of every layer's, as *).
 
-    facts: as of Known. Where fewer `layers` than M are stored, each is used M / layers times in a row. UserError, after
-    `what`, for tensors that are missing, of another shape, left over, or not what they must be.
+    facts: as of Known. UserError, after `what`, for tensors that are missing, of another shape, left over, or not what
+    they must be.
     """
-    layers = facts.get("layers", facts["M"])
+    layers = facts["M"]
     if layers * sum("{m}" in line.theirs for line in lines) > 2 * len(tensors):  # before lists as long as that are made
         complain(what, [f"{layers} layers are asked for, and there are {len(tensors)} tensors"])
-    wanted = {
-        name: jax.ShapeDtypeStruct(_shape(line, facts), np.float32)
-        for line in lines
-        for name in _names(line.theirs, layers)
-    }
+    wanted = {}
+    for line in lines:
+        wanted |= dict.fromkeys(_names(line.theirs, layers), jax.ShapeDtypeStruct(_shape(line, facts), np.float32))
     buffers = {name: one for one in known for name in _names(one.theirs, layers) if name in tensors}
     faults = differences({name: tensors[name] for name in tensors if name in wanted or name not in buffers}, wanted)
     whole = [name for name in wanted if name in tensors and tensors[name].dtype.kind in "iubc"]
@@ -146,13 +142,10 @@ def read(
     complain(what, [f"{name} is not {one.what}" for name, one in buffers.items() if not held[name]])
     flat, rows = {}, [("theirs", "ours", "how")]
     for line in lines:
-        parts = [_take(line, tensors[name], facts) for name in _names(line.theirs, layers)]
-        if "{m}" in line.theirs:
-            parts = [part for part in parts for _ in range(facts["M"] // layers)]
-            flat |= {path: np.stack(arrays) for path, arrays in zip(line.ours, zip(*parts, strict=True), strict=True)}
-        else:
-            flat |= dict(zip(line.ours, parts[0], strict=True))
-        rows.append((line.theirs.replace("{m}", "*"), ", ".join(line.ours), _how(line, facts, layers)))
+        parts = zip(*(_take(line, tensors[name], facts) for name in _names(line.theirs, layers)), strict=True)
+        for path, arrays in zip(line.ours, parts, strict=True):
+            flat[path] = np.stack(arrays) if "{m}" in line.theirs else arrays[0]
+        rows.append((line.theirs.replace("{m}", "*"), ", ".join(line.ours), _how(line, facts)))
     rows += dict.fromkeys((one.theirs.replace("{m}", "*"), "", one.what) for one in buffers.values())
     width, next_width = (max(len(row[i]) for row in rows) for i in range(2))
     return flat, "\n".join(f"{a:<{width}}  {b:<{next_width}}  {c}".rstrip() for a, b, c in rows)

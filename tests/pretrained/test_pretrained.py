@@ -38,6 +38,7 @@ def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
     second = hub.read(tmp_path / "ours")
     assert second.model == read.model and second.family == family
+    assert "each of 2 heads repeated 3 times" in read.table or family != "llama"
     jax.tree.map(np.testing.assert_array_equal, second.params, read.params)
 
 
@@ -215,19 +216,6 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
     (tmp_path / "config.json").unlink()
     with refused("there is no .*config.json"):
         hub.read(tmp_path)
-
-
-def test_stored_layers_may_be_used_twice(tmp_path):
-    """MobileLLM (Liu et al. 2024): a block is computed twice in a row; ours are then two equal blocks."""
-    read = hub.read(published.save(tmp_path / "a", "llama", model_type="mobilellm", layer_sharing=True))
-    apart = hub.read(published.save(tmp_path / "b", "llama"))
-    assert read.model["M"] == 2 * M and read.family == "llama"
-    for ours, once in zip(*(jax.tree.leaves(one.params["blocks"]) for one in (read, apart)), strict=True):
-        np.testing.assert_array_equal(ours, once[[0, 0, 1, 1]])
-    assert "each of 2 layers repeated 2 times" in read.table
-    assert "each of 2 heads repeated 3 times" in read.table
-    again(tmp_path / "c", read)
-    assert json.loads((tmp_path / "c" / "config.json").read_text())["num_hidden_layers"] == 4
 
 
 def test_what_is_none_of_the_family_is_not_written(tmp_path):
