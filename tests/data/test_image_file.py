@@ -59,11 +59,7 @@ def test_what_is_said_of_the_images_must_be_usable(tmp_path):
         for value in values:
             with pytest.raises(errors.UserError, match=rf"data\.json: {name} must be .* is not$"):
                 of_run(tmp_path, 3, **right | {name: value})
-    wrong = {
-        "image_mean": [None, 10**400],
-        "image_std": [[0, 0, 0]],
-        "rescale_factor": ["1", 0],
-    }  # json reads any digits
+    wrong = {"image_mean": [None, 10**400], "image_std": [[0, 0, 0]], "rescale_factor": ["1", 0]}  # any digits
     for name, values in wrong.items():
         for value in values:
             with pytest.raises(errors.UserError, match=rf"preprocessor_config\.json: {name} must be"):
@@ -71,6 +67,7 @@ def test_what_is_said_of_the_images_must_be_usable(tmp_path):
 
 
 CROP = {"do_center_crop": True, "crop_size": {"height": 4, "width": 6}}
+SQUARE = {"do_center_crop": True, "crop_size": 4}
 PLAIN = {"do_normalize": False}
 MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its pixels
     "not normalised": (PLAIN | {"image_mean": [0.3] * 3, "size": [12, 24]}, lambda x: x / 255),
@@ -79,12 +76,9 @@ MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its
     "null is false": ({"do_resize": None, "do_normalize": None}, lambda x: x / 255),
     "cropped": ({"do_resize": False} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
     "as high, and cropped": ({"size": {"shortest_edge": 12}} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
-    "cropped square": (
-        {"default_to_square": False, "size": 12, "do_center_crop": True, "crop_size": 4} | PLAIN,
-        lambda x: x[4:8, 10:14] / 255,
-    ),
+    "cropped square": ({"default_to_square": False, "size": 12} | SQUARE | PLAIN, lambda x: x[4:8, 10:14] / 255),
     "cropped beyond": (
-        {"do_resize": False, "do_center_crop": True, "crop_size": [15, 24]} | PLAIN,
+        {"do_resize": False} | SQUARE | {"crop_size": [15, 24]} | PLAIN,
         lambda x: np.pad(x, ((2, 1), (0, 0), (0, 0))) / 255,
     ),
     "nearest": ({"resample": 0, "size": [4, 8]} | PLAIN, lambda x: x[1::3, 1::3] / 255),
