@@ -51,15 +51,13 @@ class Pairs(NamedTuple):
 def load(source: str, *, share: float = 1.0) -> Pairs:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
-    The first column is the source and the second the target; further columns are ignored, so are empty lines, and files
-    and folders whose names begin with a dot or an underscore. A folder or zip without such files may hold parallel
+    Empty lines and columns after source and target are ignored. A folder or zip without such files may hold parallel
     ones, as said.en and said.es, whose lines are pairs, or a path be what the names of two share (said); the source is
     the language that comes first in the alphabet. What is gzipped is unpacked. Sentences are in Unicode's form NFC.
 
-    The names of files tell what is held out, as train.tsv and valid.tsv do (`files.by_names`). Where they do not, about
-    5 % of the source sentences are held out, with all their translations; sources that differ only in case,
-    punctuation and spaces fall on the same side. `share` of the others is for training. UserError for what is not
-    there, damaged, dangerous or too large, a line that is no pair, a share outside (0, 1], too few sentences to split.
+    Where no names of files tell what is held out (`files.by_names`), about 5 % of the sources are, with all their
+    translations; sources of the same `sentence_key` fall on one side. `share` of the others is for training. UserError
+    for what is not there, damaged, dangerous or too large, a line that is no pair, too few sentences to split.
     """
     if not 0 < share <= 1:
         raise errors.UserError(f"the share of the pairs must be above 0 and at most 1, and {share} is not")
@@ -120,8 +118,8 @@ def _found(source: str, zips: contextlib.ExitStack) -> list[files.File]:
     alike = sorted(path.parent.glob(pattern)) if path.name and os.path.isdir(path.parent) else []
     two = [file for file in alike if file.is_file() and "." not in _bare(file).name[len(path.name) + 1 :]]
     if len(two) != 2:
-        wrong = f"{source!r} is neither a named set of pairs ({', '.join(NAMED)}) nor a path that exists"
-        raise errors.UserError(wrong)
+        named = ", ".join(NAMED)
+        raise errors.UserError(f"{source!r} is neither a named set of pairs ({named}) nor a path that exists")
     first, second = map(files.on_disk, two)
     return [first._replace(size=first.size + second.size, beside=second)]
 
@@ -137,10 +135,8 @@ def _by_twos(found: Sequence[files.File]) -> list[files.File]:
     languages = [[_bare(file.inside).suffix for file in group] for group in groups]
     if any(len(some) > 2 or some != languages[0] for some in languages):
         every = sorted({language for some in languages for language in some})
-        raise errors.UserError(
-            f"{groups[0][0].name} and others are parallel in more than two languages ({', '.join(every)}): "
-            "put those of two into a folder of their own"
-        )
+        wrong = f"{groups[0][0].name} and others are parallel in more than two languages ({', '.join(every)})"
+        raise errors.UserError(f"{wrong}: put those of two into a folder of their own")
     return alone or [first._replace(size=first.size + second.size, beside=second) for first, second in groups]
 
 
@@ -155,10 +151,8 @@ def _pairs(file: files.File) -> Iterator[Pair]:
         sides = [[line.strip() for line in _lines(one)] for one in (file, file.beside)]
         counts = [len(side) - (side[-1] == "") for side in sides]  # without what stands behind the last line's end
         if counts[0] != counts[1]:
-            raise errors.UserError(
-                f"{file.name} has {counts[0]:,} lines and {file.beside.name} has {counts[1]:,} lines: a line of one "
-                "must be the translation of the other's (pairs.source = PATH names other files)"
-            )
+            wrong = f"{file.name} has {counts[0]:,} lines and {file.beside.name} has {counts[1]:,} lines"
+            raise errors.UserError(f"{wrong}: a line of one must be the translation of the other's")
         yield from ((source, target) for source, target in zip(*sides, strict=False) if source and target)
         return
     for number, line in enumerate(_lines(file), 1):
@@ -214,10 +208,8 @@ def train(sentences: Iterable[str], *, W: int) -> Subwords:
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=W, initial_alphabet=alphabet, special_tokens=[*SPECIALS], show_progress=False
-    )
+    begin = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": [*SPECIALS]}
+    trainer = trainers.BpeTrainer(vocab_size=W, show_progress=False, **begin)
     library.train_from_iterator(map(tokenizer.checked, sentences), trainer)
     library.encode_special_tokens = True  # as the letters that they are in a text
     return Subwords(library)
@@ -248,12 +240,11 @@ def rows(words: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
 
     UserError where not one pair fits, and for more than the memory has room for.
     """
-    needed = 4 * 4 * N * len(pairs)  # int32, and those that fit once more
-    disk.check_memory(f"{len(pairs):,} pairs of 2 x {N} tokens", needed)
-    (source_BN, source_fits_B), (target_BN, target_fits_B) = (
-        padded(words, [pair[side] for pair in pairs], N=N) for side in (0, 1)
-    )
-    fits_B = source_fits_B & target_fits_B
+    # int32, and those that fit once more
+    disk.check_memory(f"{len(pairs):,} pairs of 2 x {N} tokens", 4 * 4 * N * len(pairs))
+    source_BN, fits_B = padded(words, [source for source, _ in pairs], N=N)
+    target_BN, target_fits_B = padded(words, [target for _, target in pairs], N=N)
+    fits_B &= target_fits_B
     if not fits_B.any():
         raise errors.UserError(f"not one of {len(pairs)} pairs has at most N = {N} tokens a side: choose a larger N")
     return Rows(source_BN[fits_B], target_BN[fits_B], int(np.sum(~fits_B)))
@@ -268,11 +259,10 @@ def examples(of: Rows) -> tuple[batches.Fetch, int]:
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         source_BS, target_BN = of.source_BS[index_B], of.target_BN[index_B]
-        begin_B1 = np.full((len(index_B), 1), BOS, np.int32)
         return {
             "source_BS": source_BS,
             "valid_BS": source_BS != PAD,
-            "w_BN": np.concatenate([begin_B1, target_BN[:, :-1]], axis=1),
+            "w_BN": np.pad(target_BN[:, :-1], ((0, 0), (1, 0)), constant_values=BOS),
             "target_BN": target_BN,
             "weight_BN": (target_BN != PAD).astype(np.float32),
         }

@@ -129,17 +129,16 @@ def make(
 
 def from_json(saved: dict, kind_of: type[Plain] = Plain) -> Plain:
     """The tokenizer that its file describes. Raises UserError where the description does not hold together."""
-    if set(saved) != {"kind", "characters", "specials"}:
-        raise errors.UserError("a saved tokenizer has the entries kind, characters and specials, and no others")
-    kind, characters, specials = saved["kind"], saved["characters"], saved["specials"]
-    _check_kind(kind)
-    right = isinstance(characters, str) and list(characters) == sorted(set(characters))
-    if not right or (characters and kind == "bytes"):
-        wrong = "are one string, sorted and without repetition (of bytes an empty one)"
-        raise errors.UserError(f"the characters of a saved tokenizer {wrong}")
-    if not isinstance(specials, list) or not all(isinstance(name, str) for name in specials):
-        raise errors.UserError("the specials of a saved tokenizer are a list of names")
-    return kind_of(kind, characters, tuple(specials))
+    match saved:
+        case {"kind": kind, "characters": str(characters), "specials": [*specials]} if len(saved) == 3:
+            _check_kind(kind)
+            whole = list(characters) == sorted(set(characters)) and not (characters and kind == "bytes")
+            if whole and all(isinstance(name, str) for name in specials):
+                return kind_of(kind, characters, tuple(specials))
+    raise errors.UserError(
+        "a saved tokenizer has a kind, characters (one string, sorted and without repetition, of bytes an empty one), "
+        "specials (a list of names), and nothing else"
+    )
 
 
 def checked(text: str) -> str:

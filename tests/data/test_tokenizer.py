@@ -105,7 +105,7 @@ SAVED = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
         (SAVED | {"kind": "bytes"}, "of bytes an empty one"),
         *((SAVED | {"characters": wrong}, "one string, sorted and without repetition") for wrong in ("ba", "aa", 3)),
         *((SAVED | {"specials": wrong}, "a list of names") for wrong in ("[UNK]", [1])),
-        (SAVED | {"more": 1}, "a saved tokenizer has the entries kind, characters and specials"),
+        (SAVED | {"more": 1}, "a saved tokenizer has a kind, .* and nothing else"),
     ],
 )
 def test_a_damaged_json_is_refused(tmp_path, content, sentence):
