@@ -57,9 +57,7 @@ def describe(data: images.Images) -> dict[str, Any]:
 def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
     """What `describe` says about the images of a trained model of Z channels and C classes: of a run's folder, or of a
     published ViT (`extras`). And `processor`: how a file becomes such an image, in the words of transformers;
-    `assumed`: whether nobody says it. UserError where the file that says it is absent or damaged, or asks for what is
-    not done here.
-    """
+    `assumed`: whether nobody says it. UserError where that is absent, damaged, or not done here."""
     if "image" not in extras:
         file, prefix, assumed, fields = path / "data.json", "", False, VIT | {"image_processor_type": NAME}
         facts = disk.read_json(file, says="what the model's images are like")
@@ -114,11 +112,9 @@ def _processor(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int, Z: in
     names = ("image_processor_type", "do_resize", "do_center_crop", "do_convert_rgb")
     rules, model = {name: fields[name] for name in names}, {"height": Y, "width": X}
     _check(file, "do_convert_rgb", Z == 3 or not rules["do_convert_rgb"], f"false for {Z} channels", True)
-    last = None
-    for name, asked in (("size", rules["do_resize"]), ("crop_size", rules["do_center_crop"])):
-        if not asked:
-            continue
-        last, sides = name, fields[name]
+    steps = ["size"] * rules["do_resize"] + ["crop_size"] * rules["do_center_crop"]
+    for name in steps:
+        sides = fields[name]
         if sides is None and name == "size":
             sides = 224 if rules["do_center_crop"] else model
         if type(sides) is int:
@@ -134,9 +130,9 @@ def _processor(file: pathlib.Path, fields: dict[str, Any], Y: int, X: int, Z: in
         rules["resample"] = resample = fields["resample"]
         right = type(resample) is int and resample in [*Image.Resampling]
         _check(file, "resample", right, "the number of a filter of Pillow", resample)
-    if last and rules[last] != model:
-        shorter = last == "size" and "shortest_edge" in rules["size"]  # what becomes of an image depends on it
-        _check(file, last, shorter, f"the {Y} x {X} pixels that the model reads", fields[last])
+    for last in steps[-1:]:  # of the shorter side alone it depends on the image what becomes of it
+        right = rules[last] == model or (last == "size" and "shortest_edge" in rules["size"])
+        _check(file, last, right, f"the {Y} x {X} pixels that the model reads", fields[last])
     return rules
 
 
@@ -154,8 +150,8 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it.
 
     As transformers does it with Pillow: turned as its camera says, resized, cropped around its middle. Black and
-    white become the least and the greatest of `values`; then image = (image - mean) / std. UserError where there is no
-    image, or a damaged one, of too many pixels, of more than 8 bits a value, or that does not get the model's sides.
+    white become the least and the greatest of `values`; then image = (image - mean) / std. UserError for no image, a
+    damaged one, too many pixels, more than 8 bits a value, or other sides than the model's.
     """
     from PIL import Image, ImageOps
 
@@ -166,8 +162,7 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
         if path.stat().st_size > LARGEST_FILE:
             raise errors.UserError(f"{path} has {path.stat().st_size:,} bytes, and at most {LARGEST_FILE:,} are read")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the size is looked at here
-            warnings.simplefilter("ignore", UserWarning)  # what it says of damaged metadata is of no use here
+            warnings.simplefilter("ignore")  # of a large size, which is looked at here, and of damaged metadata
             with disk.opened(path) as content, Image.open(content, formats=FORMATS) as file:
                 was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
                 _check_pixels(path, *file.size)

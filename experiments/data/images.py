@@ -78,9 +78,8 @@ def load(source: str) -> Images:
             where = f"put the files {', '.join(FILES)} (gzipped or not) into {' or '.join(map(str, places))}"
             raise errors.UserError(f"{source} is not here: {where}")
     elif not source or not os.path.exists(path):
-        names = ", ".join(sorted(["digits", *FOLDERS]))
-        wrong = f"{source!r} is neither a named set of images ({names}) nor an existing path ({path.absolute()})"
-        raise errors.UserError(wrong)
+        names = f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})"
+        raise errors.UserError(f"{source!r} is neither {names} nor an existing path ({path.absolute()})")
     if os.path.isdir(path):
         return _images(source, *_folder(path), known)
     if path.suffix != ".npz" or not os.path.isfile(path):
@@ -95,22 +94,22 @@ def _folder(path: pathlib.Path) -> tuple[list, list]:
     places = {file: [path / file, path / f"{file}.gz"] for file in FILES}
     idx = {file: place for file, some in places.items() for place in reversed(some) if os.path.isfile(place)}
     named: dict[str, pathlib.Path] = {}
-    for file in (path / f"{word}.npz" for word in files.PARTS if not idx):
-        if os.path.isfile(file):
-            part = files.PARTS[file.stem]
-            if part in named:
-                both = f"{named[part].name} and {file.name}"
-                raise errors.UserError(f"{path} has {both}: let one of them have another name")
-            named[part] = file
+    for word, part in files.PARTS.items():
+        file = path / f"{word}.npz"
+        if idx or not os.path.isfile(file):
+            continue
+        if part in named:
+            both = f"{named[part].name} and {file.name}"
+            raise errors.UserError(f"{path} has {both}: let one of them have another name")
+        named[part] = file
     if not named:
         if missing := [file for file in FILES if file not in idx]:
             raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
         arrays = [read_idx(idx[file], axes=axes) for file, axes in zip(FILES, (3, 1, 3, 1), strict=True)]
         return [arrays[:2], arrays[2:]], FILES[::2]
     if files.TRAIN not in named:
-        raise errors.UserError(
-            f"there is nothing to train on beside {files.listed([*named.values()])}: call it train.npz"
-        )
+        beside = files.listed([*named.values()])
+        raise errors.UserError(f"there is nothing to train on beside {beside}: call it train.npz")
     used = [named[part] for part in (files.TRAIN, files.evaluated(named)) if part in named]
     return [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in used], used
 
@@ -138,18 +137,14 @@ def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
 
 def _images(name: str, arrays: list, files_of: Sequence = (), known: tuple[str, ...] = ()) -> Images:
     """The images of two parts, or of one in two, chosen by their bytes; classes are those known, or 0 .. max(label).
-
-    UserError where the parts differ in shape, or labels are out of range: below 0, none from 0 on, beyond the classes,
-    or as many classes as images, which only a wrong label can cause.
-    """
+    UserError where the parts differ in shape, or labels are out of range (also as many classes as images)."""
     names = [f"{name}, training part", f"{name}, evaluation part"] if len(arrays) == 2 else [name]
     checked = [_labelled(part, *some) for part, some in zip(names, arrays, strict=True)]
-    shapes = [image_BYXZ.shape[1:] for image_BYXZ, _ in checked]
-    if shapes[0] != shapes[-1]:
-        raise errors.UserError(f"{name}: the images of the two parts differ in shape, {shapes[0]} and {shapes[1]}")
-    train_label_B = checked[0][1]
+    first, last = checked[0][0].shape[1:], checked[-1][0].shape[1:]
+    if first != last:
+        raise errors.UserError(f"{name}: the images of the two parts differ in shape, {first} and {last}")
+    train_label_B, why = checked[0][1], ""
     least, most = min(int(label_B.min()) for _, label_B in checked), int(train_label_B.max())
-    why = ""
     if most < 0:
         why = f"the label {most} is out of range: classes are counted from 0"
     elif least > 0:
@@ -161,10 +156,10 @@ def _images(name: str, arrays: list, files_of: Sequence = (), known: tuple[str, 
     classes = known or tuple(map(str, range(most + 1)))
     for part, (_, label_B) in zip(names, checked, strict=True):
         if len(wrong_B := label_B[(label_B < 0) | (label_B >= len(classes))]):
-            wrong = f"the label {wrong_B[0]} is out of range: it must lie in 0 .. {len(classes) - 1}"
-            raise errors.UserError(f"{part}: {wrong}")
+            right = f"it must lie in 0 .. {len(classes) - 1}"
+            raise errors.UserError(f"{part}: the label {wrong_B[0]} is out of range: {right}")
     if len(checked) == 1:
-        ((image_BYXZ, label_B),) = checked
+        image_BYXZ, label_B = checked[0]
         out_B = files.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
         checked = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
         said = "split by content"
@@ -176,9 +171,7 @@ def _images(name: str, arrays: list, files_of: Sequence = (), known: tuple[str, 
 
 def _labelled(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """`image_BYXZ` of (B, Y, X) or (B, Y, X, Z) numbers: uint8 if they are whole and lie in 0 .. 255, else float32; and
-    one integer label for each, of shape (B,) or (B, 1). UserError, naming `part`, for other arrays, and for channels
-    that seem to come first (Y up to 4 and Z above 4).
-    """
+    one integer label for each, of shape (B,) or (B, 1). UserError for other arrays."""
     why = ""
     if image.dtype.kind not in "buif":
         why = f"images must be real numbers, and these are of type {image.dtype}"
@@ -221,8 +214,8 @@ def examples(
     linearly between pixels (the digits fill their 8 rows, and a whole pixel would cut one off); the border it uncovers
     has raw pixel value 0, the background. UserError for a shift that is negative or could move it out of sight.
     """
-    if not 0 <= shift < min(image_BYXZ.shape[1:3]):
-        rows, columns = image_BYXZ.shape[1:3]
+    rows, columns = image_BYXZ.shape[1:3]
+    if not 0 <= shift < min(rows, columns):
         raise errors.UserError(f"images of {rows} x {columns} pixels cannot be shifted by {shift}")
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
@@ -239,8 +232,7 @@ def examples(
 
 def both(data: Images, *, shift: float = 0.0) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
     """`examples` of the training part, moved by up to `shift`, and of the other; and the pixels' statistics."""
-    mean_Z, std_Z = statistics(data.train_image_BYXZ)
-    normal = {"mean_Z": mean_Z, "std_Z": std_Z}
+    normal = dict(zip(("mean_Z", "std_Z"), statistics(data.train_image_BYXZ), strict=True))
     train = examples(data.train_image_BYXZ, data.train_label_B, shift=shift, **normal)
     return train, examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal), normal
 

@@ -31,9 +31,9 @@ def load(source: str) -> Text:
     """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path.
 
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
-    gzipped is unpacked. One file is cut in two, its first 90 % for training; of several their names tell what is held
-    out, as train.txt and valid.txt do (`files.by_names`), or else about 10 % are, chosen by their contents. UserError
-    for what is not there, cannot be read, is no text, too little to split, or more than the memory has room for.
+    gzipped is unpacked. One file is cut in two, its first 90 % for training; of several about 10 % are held out, chosen
+    by their contents, where names do not tell it (`files.by_names`). UserError for what is not there, cannot be read,
+    is no text, too little to split, or more than the memory has room for.
     """
     path = pathlib.Path(os.path.expanduser(source))
     if source in (STDLIB, DOCSTRINGS):
@@ -41,8 +41,8 @@ def load(source: str) -> Text:
     elif source in download.NAMED:
         found = [files.on_disk(download.fetch(source))]
     elif not source or _absent(path):
-        wrong = f"{source!r} is neither a named text ({', '.join(NAMED)}) nor a path that exists ({path.absolute()})"
-        raise errors.UserError(wrong)
+        named = f"a named text ({', '.join(NAMED)})"
+        raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()})")
     else:
         found = files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
     if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
@@ -81,11 +81,12 @@ def _absent(path: pathlib.Path) -> bool:
 def _as_named(name: str, named: Mapping[str, Sequence[files.File]]) -> Text:
     """The parts as names tell them."""
     used = files.TRAIN, files.evaluated(named)
-    contents = iter(_contents(name, [file for part in used for file in named[part]]))
-    train, evaluation = (list(filter(None, (next(contents) for _ in named[part]))) for part in used)
-    for part, some in zip(used, (train, evaluation), strict=True):
-        if not some:
+    contents, sides = iter(_contents(name, [file for part in used for file in named[part]])), []
+    for part in used:
+        sides.append([content for content in (next(contents) for _ in named[part]) if content])
+        if not sides[-1]:
             raise errors.UserError(f"{name}: the part {part} holds no text ({files.listed(named[part])})")
+    train, evaluation = sides
     said = files.told(name, "by their names,", named)
     if both := len({*train} & {*evaluation}):
         said += f" ({both:,} of {len(evaluation):,} texts to evaluate are trained on, too)"

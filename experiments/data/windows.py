@@ -66,9 +66,8 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
     """
     count = round(share * N) if 0 <= share <= 1 else 0
     if not 0 < count < N:
-        raise errors.UserError(
-            f"of {N} patches at least one must be hidden and one be seen: image.mask_ratio = {share} does not suit"
-        )
+        wrong = f"image.mask_ratio = {share} does not suit"
+        raise errors.UserError(f"of {N} patches at least one must be hidden and one be seen: {wrong}")
 
     def fetch_hidden(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         image_BYXZ = fetch(index_B, rng)["image_BYXZ"]
@@ -81,10 +80,8 @@ def patches(fetch: batches.Fetch, *, N: int, share: float) -> batches.Fetch:
 def _places(token_T: np.ndarray, *, N: int, more: int, evaluation: bool) -> tuple[int, int]:
     """From one window to the next, and how many there are. UserError where not one has N tokens and `more` after it."""
     if len(token_T) < N + more:
-        part = "evaluation" if evaluation else "training"
-        raise errors.UserError(
-            f"the {part} part has {len(token_T)} tokens, and one window needs {N + more}: give more text or a smaller N"
-        )
+        part = f"the {'evaluation' if evaluation else 'training'} part has {len(token_T)} tokens"
+        raise errors.UserError(f"{part}, and one window needs {N + more}: give more text or a smaller N")
     T = len(token_T) - more
     return (N, -(-T // N)) if evaluation else (1, T - N + 1)
 
