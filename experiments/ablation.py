@@ -79,7 +79,6 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
                     line.say(str(one))
                     began = time.perf_counter()
                     programs.train(one, folder, devices, line, measure=settings.train.probe, requests=requests)
-                    line.end()
                     requests.heed()
                     took = time.perf_counter() - began
                     line.say(f"  {number} of {len(waiting)} done, in {took:.1f} s")
@@ -122,7 +121,7 @@ def enter(folder: pathlib.Path, settings: configs.Settings, runs: list[study.Run
     """Make the folders of the study and of its runs, or come back to them. UserError where one was another before."""
     workdir.enter(folder, settings.to_dict(), settings.defaults())
     for run in runs:
-        with programs.naming(run):
+        with study.naming(f"condition {run.condition}, arm {run.arm}"):
             disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             workdir.enter(folder / run.name, run.settings.to_dict(), run.settings.defaults())
 

@@ -15,7 +15,6 @@ from experiments.studies import attention, statistics, styles, words
 from experiments.studies import runs as finished
 from experiments.studies import study as studies
 
-APART = 0.008  # of a panel's height: lines that are closer lie on one another
 SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
 MOST = 6  # layers shown, evenly spread
 MANY = 6  # arms above which bands are paler
@@ -106,7 +105,7 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     return drawing, (
         f"training loss (smoothed), {condition.metric} on held-out data, and its difference to {condition.reference} "
         f"of the same seed over training. Lines are means over seeds, bands reach from the smallest to the largest. "
-        f"Early differences are cut off where they would hide the later ones.{threshold}{_coinciding((left, right))}"
+        f"Early differences are cut off where they would hide the later ones.{threshold}"
     )
 
 
@@ -116,32 +115,10 @@ def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Sty
         return
     every = max(2, len(step_I) // 8) if len(step_I) > 2 else 1
     marks, zorder = (style.turn % every, every), 2 if style.line == "-" else 3
-    panel.plot(step_I, value_RI.mean(0), **style.look, markevery=marks, zorder=zorder, gid=style.label)
+    panel.plot(step_I, value_RI.mean(0), **style.look, markevery=marks, zorder=zorder)
     if len(value_RI) > 1:
         alpha = 0.10 if pale else 0.18
         panel.fill_between(step_I, value_RI.min(0), value_RI.max(0), color=style.colour, alpha=alpha, lw=0)
-
-
-def _coinciding(panels: Iterable[Any]) -> str:
-    """A sentence on lines that cannot be told apart for most of the steps, in one panel or more."""
-    groups: list[list[str]] = []
-    for panel in panels:
-        panel.get_ylim()  # settles the limits
-        to_heights = panel.transScale + panel.transLimits  # 0 at the bottom of the panel, 1 at its top
-        height_I = {one.get_gid(): to_heights.transform(one.get_xydata())[:, 1] for one in panel.lines if one.get_gid()}
-        together: list[list[str]] = []
-        for name, mine_I in height_I.items():
-            for group in together:
-                its = [height_I[other] for other in group]
-                if all(mine_I.shape == its_I.shape and np.mean(np.abs(mine_I - its_I) < APART) > 0.5 for its_I in its):
-                    group.append(name)
-                    break
-            else:
-                together.append([name])
-        groups += [group for group in together if len(group) > 1 and group not in groups]
-    largest = [group for group in groups if not any(set(group) < set(other) for other in groups)]
-    phrases = "; ".join(words.joined([words.quoted(name) for name in group]) for group in largest)
-    return f" Lines that lie on one another, for most of the steps in a panel or more: {phrases}." if groups else ""
 
 
 def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -202,7 +179,7 @@ def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Draw
         "for a skew one, about 0 for a random one (1/D is expected of D features). d is of the sum over heads: 0 for a "
         "symmetric form, negative where the key side dominates. With few features d is anywhere between -1 and 1 "
         "before any training (95 % of random factors: -1 to 1 at D = 32 and 64, -0.53 to 0.70 at D = 256), so read it "
-        f"against step 0. Means over seeds, bands from smallest to largest.{_coinciding(panels.flat)}"
+        "against step 0. Means over seeds, bands from smallest to largest."
     )
 
 

@@ -61,15 +61,6 @@ class Checked(NamedTuple):
         return f"{self.program.name}: {each} {log.si(3 * self.flops, 'FLOP')}"
 
 
-@contextlib.contextmanager
-def naming(run: study.Run) -> Iterator[None]:
-    """Within this, a UserError says whose it is."""
-    try:
-        yield
-    except errors.UserError as error:
-        raise errors.UserError(f"condition {run.condition}, arm {run.arm}: {error}") from error
-
-
 def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     """UserError, which says whose it is, where a run of the program could not be trained, or not be compared."""
     spread = devices.shape.get(mesh.SEED, 1)
@@ -79,7 +70,7 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
         )
     first_of = {run.arm: run for run in reversed(program.runs)}
     for run in reversed(first_of.values()):
-        with naming(run):
+        with study.naming(f"condition {run.condition}, arm {run.arm}"):
             work = _work(run, devices)
             task, t = work.task, run.settings.train
             plan = single.plan(run.settings, task, devices)

@@ -1,7 +1,5 @@
 """The live line of a whole study: which program is under way, how much is done, how long the rest will take."""
 
-import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,13 +14,10 @@ class Progress(log.Line):
         self._waiting, self._current, self._step, self._loss = waiting, 0, 0, ""
         super().__init__("{desc}", total=sum(one.ahead(0)[0] for one in waiting))
         self._known = self._pace  # of the newest program that tells something; self._pace is of the one under way
-        self._around: list[float] = []  # of each program that is done, the seconds beside its training
-        self._began = time.perf_counter()
 
     def begin(self, number: int) -> None:
         """The program of this number is made ready and compiled from here on."""
-        self._current, self._step, self._loss = number, 0, ""
-        self._pace, self._began = log.Pace(), time.perf_counter()
+        self._current, self._step, self._loss, self._pace = number, 0, "", log.Pace()
         self._bar.set_description_str(self._where(), refresh=False)
         self._bar.set_postfix_str(f"compiling, {self._ahead()}")
 
@@ -43,29 +38,14 @@ class Progress(log.Line):
         told = f"step {step:,}/{one.steps:,}{self._loss}, {self._ahead()}"
         self._show(told, done=done, plain=f"{self._where()}: {told}" if loss is not None else "")
 
-    def end(self) -> None:
-        """The program under way is done, with its results."""
-        self._around.append(self._beside())
-
-    def _beside(self) -> float:
-        """Of this program's seconds, those in which it was not trained: of data, compilation, saves, results."""
-        return time.perf_counter() - self._began - self._pace.steps.seconds - self._pace.evaluations.seconds
-
     def _where(self) -> str:
         return f"{self._current + 1} of {len(self._waiting)}, {self._waiting[self._current].program.name}"
 
     def _ahead(self) -> str:
-        """What is left: of steps and evaluations; and beside them, of which later programs are thought to need as much
-        as those before them, or as this one so far. What is compiled for the first time takes longest."""
+        """What is left of steps and evaluations."""
         later = self._waiting[self._current + 1 :]
         ahead = [self._waiting[self._current].ahead(self._step), *(one.ahead(0) for one in later)]
-        steps, evaluations = zip(*ahead, strict=True)
-        known = self._known.left(sum(steps), sum(evaluations))
-        told = f"{log.clock(known)} left"
-        if not (later and known):
-            return told
-        compiling = len(later) * (statistics.median(self._around) if self._around else self._beside())
-        return f"{told}, and {log.clock(compiling)} to compile {len(later)} more"
+        return f"{log.clock(self._known.left(*map(sum, zip(*ahead, strict=True))))} left"
 
     def evaluated(self, seconds: float) -> None:
         """An evaluation of the program under way has taken so long."""

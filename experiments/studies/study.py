@@ -1,10 +1,11 @@
 """A study as its config says it: conditions x arms x seeds, and which of these runs one program trains together."""
 
+import contextlib
 import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,6 +85,15 @@ class Program(NamedTuple):
         return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
 
 
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Within this, a UserError says whose it is."""
+    try:
+        yield
+    except errors.UserError as error:
+        raise errors.UserError(f"{where}: {error}") from error
+
+
 def read(settings: config.Settings) -> Study:
     """The study of a config. UserError for arms, conditions, seeds or a metric that are none."""
     s = settings.study
@@ -93,13 +103,11 @@ def read(settings: config.Settings) -> Study:
     metric, threshold = {}, {}
     for condition in conditions:
         changes = {key: value for key, value in condition.changes.items() if key in OWN}
-        try:
+        with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
             own = settings.changed(changes).study
             if not own.metric.startswith(loop.EVAL):
                 raise errors.UserError(f'study.metric = "{own.metric}" must be of an evaluation, as {loop.EVAL}loss')
             checkpoint.check_best(own.metric, key="study.metric")
-        except errors.UserError as error:
-            raise errors.UserError(f"condition {condition.name}: {error}" if changes else str(error)) from error
         metric[condition.name], threshold[condition.name] = own.metric, own.threshold
     if not s.seeds or any(type(seed) is not int for seed in s.seeds) or len(set(s.seeds)) < len(s.seeds):
         raise errors.UserError(f"study.seeds must be different whole numbers, and {config.shown(s.seeds)} are not")
@@ -142,10 +150,8 @@ def runs(settings: config.Settings, study: Study) -> list[Run]:
                     raise errors.UserError(f"{where}: {key} is the same for a whole study")
         if both := sorted(of_condition.keys() & arm.changes.keys()):
             raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
-        try:
+        with naming(f"condition {condition.name}, arm {arm.name}"):
             alone = settings.changed(plain | of_condition | arm.changes | {"seed": seed}, without="study")
-        except errors.UserError as error:
-            raise errors.UserError(f"condition {condition.name}, arm {arm.name}: {error}") from error
         every.append(Run(condition.name, arm.name, seed, alone))
     return every
 

@@ -13,7 +13,7 @@ from experiments.studies import programs, progress
 
 STEP, COMPILING = 0.1, 20.0  # seconds
 SIZES = [16] * 300 + [32] * 300 + [48] * 400  # of batches
-LINE = re.compile(r"step ([\d,]+)/.*? ([\d:]+|\?) left(?:, and ([\d:]+) to compile \d more)?(?:, loss.*)?$", re.M)
+LINE = re.compile(r"step ([\d,]+)/.*? ([\d:]+|\?) left(?:, loss.*)?$", re.M)
 
 
 @pytest.fixture
@@ -27,10 +27,8 @@ def clock(monkeypatch):
 
 
 def seconds(told):
-    """'1:02:03' -> 3723.0; None for '?', and for what is not told."""
-    if told in ("?", ""):
-        return None
-    return float(sum(60**i * int(part) for i, part in enumerate(reversed(told.split(":")))))
+    """'1:02:03' -> 3723.0; None for '?'."""
+    return None if told == "?" else float(sum(60**i * int(part) for i, part in enumerate(told.split(":")[::-1])))
 
 
 def near(announced, truth):
@@ -39,8 +37,8 @@ def near(announced, truth):
 
 
 def announced(out):
-    """[(step, seconds left, seconds to compile what is more)] of every plain line."""
-    return [(int(n.replace(",", "")), *map(seconds, told)) for n, *told in LINE.findall(out)]
+    """[(step, seconds left)] of every plain line."""
+    return [(int(n.replace(",", "")), seconds(left)) for n, left in LINE.findall(out)]
 
 
 def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, grows=False, slow=0):
@@ -89,7 +87,7 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
 def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run, known):
     ends = trained(clock, **run)
     out, start = capsys.readouterr().out, run.get("start", 0)
-    said = {n: left for n, left, _ in announced(out)}
+    said = dict(announced(out))
     assert out.splitlines()[0].endswith("? left, loss 1.5000")  # and no throughput, that of a step that compiles
     assert said[start + 1] is None and len(said) == len(ends)
     for n, then in list(ends.items())[known - 1 :]:
@@ -151,7 +149,6 @@ def train_study(clock, line, waiting, *, power, start):
                     line.evaluated(one.evaluation * took)
                     trained += one.evaluation * took
         clock.now += 1  # results
-        line.end()
     line.close()
     return told, trained
 
@@ -165,8 +162,6 @@ def test_after_ten_steps_the_time_left_of_a_study_is_about_right(clock, capsys, 
     ]
     told, trained = train_study(clock, progress.Progress(waiting), waiting, power=power, start=start)
     said = announced(capsys.readouterr().out)
-    assert len(said) == len(told) and said[0][1:] == (None, None)
-    for (number, n, so_far), (_, left, compiling) in zip(told[9:], said[9:], strict=True):
+    assert len(said) == len(told) and said[0][1] is None
+    for (number, n, so_far), (_, left) in zip(told[9:], said[9:], strict=True):
         assert near(left, trained - so_far), f"after step {n} of program {number}"
-        more = len(waiting) - number - 1
-        assert (compiling is None) == (not more) and (not more or near(compiling, more * (2 * COMPILING + 1)))
