@@ -4,12 +4,13 @@ import itertools
 
 import numpy as np
 import pytest
+import study_folder
 from matplotlib import colors, figure, image, text
-from sklearn import datasets
 
 from experiments import convolution
 from experiments.figures import convolution as kernels
 from experiments.figures import images, plots
+from experiments.studies import figures, runs, statistics, styles
 
 DIGITS = [str(c) for c in range(10)]
 CLOTHES = "T-shirt/top Trouser Pullover Dress Coat Sandal Shirt Sneaker Bag Boots-and-more-boots".split()
@@ -28,18 +29,10 @@ def curves(path, rows, title="vit"):
 
 
 def predictions(path, *, B, wrong=(), classes=DIGITS, Z=1):
-    digits = datasets.load_digits()
-    label_B, predicted_B = digits.target[:B], digits.target[:B].copy()
-    predicted_B[list(wrong)] = (predicted_B[list(wrong)] + 1) % 10
-    images.predictions(
-        path,
-        image_BYXZ=np.repeat(digits.images[:B, ..., None], Z, -1),
-        label_B=label_B,
-        predicted_B=predicted_B,
-        probability_B=np.full(B, 0.973),
-        classes=classes,
-        title=f"{len(wrong)} of {B} wrong",
-    )
+    label_B = np.arange(B) % 10
+    predicted_B = (label_B + np.isin(np.arange(B), wrong)) % 10
+    given = {"image_BYXZ": RNG.random((B, 8, 8, Z)), "probability_B": np.full(B, 0.973), "classes": classes}
+    images.predictions(path, label_B=label_B, predicted_B=predicted_B, title=f"{len(wrong)} of {B} wrong", **given)
 
 
 def confusion(path, C, classes):
@@ -68,6 +61,16 @@ def hidden(path, *, B, Y, Z=1):
     return arrays
 
 
+def of_study(path, kind):
+    """A figure of 13 arms, which has the most words."""
+    study = study_folder.study([r"$\nosuch$", *(f"arm_{i}_of_many" for i in range(11)), "asymmetric"], seeds=(0, 1))
+    folder = path.parent.parent / "study"
+    study_folder.whole(folder, study, steps=100)
+    finished = runs.load(folder, study)
+    drawing, _ = figures.drawn(kind, statistics.analyse(study, finished)[0], finished, styles.of(study))
+    plots.write(drawing, path)
+
+
 WORDS = ["The", " permutation-equivariant", "\n", "漢", "\t", "$"]
 DRAWN = {
     "curves": lambda p: curves(p, FALLING + RISING),
@@ -76,7 +79,7 @@ DRAWN = {
     "curves, a decade and a bit": lambda p: curves(p, [{"step": n, "train/loss": 0.3**n} for n in range(3)]),
     "curves, long title": lambda p: curves(p, FALLING, title="a title of many words " * 8),
     "curves, dollars": lambda p: curves(p, FALLING, title=r"$\nosuch$"),
-    "predictions": lambda p: predictions(p, B=53, wrong=[3, 11], classes=CLOTHES),
+    "predictions": lambda p: predictions(p, B=13, wrong=[3, 11], classes=CLOTHES),
     "predictions, one, colour": lambda p: predictions(p, B=1, wrong=[0], classes=["$x^2$"] * 10, Z=3),
     "confusion": lambda p: confusion(p, 10, CLOTHES),
     "confusion, many": lambda p: confusion(p, 61, [f"category {c}" for c in range(61)]),
@@ -88,7 +91,10 @@ DRAWN = {
         p, M=1, H=2, queries=list("costs $5\nand $7"), keys=list("costs $5\nand $7")
     ),
     "matrices, mean": lambda p: matrices(p, M=2, H=2, queries=list("abcdefg"), keys=list("one $"), mean=True),
-    "hidden patches": lambda p: hidden(p, B=11, Y=8),
+    "course of a study": lambda p: of_study(p, "course"),
+    "differences of a study": lambda p: of_study(p, "differences"),
+    "symmetry of a study": lambda p: of_study(p, "symmetry"),
+    "hidden patches": lambda p: hidden(p, B=4, Y=8),
     "hidden patches, one, colour": lambda p: hidden(p, B=1, Y=4, Z=3),
 }
 
@@ -178,11 +184,12 @@ def test_smoothed_curve_is_the_centred_mean(drawing):
 
 
 def test_wrong_predictions_are_red_and_say_the_truth(drawing):
-    shown = drawing(predictions, B=13, wrong=[4])
-    for b, panel in enumerate(shown.axes[:13]):
+    shown = drawing(predictions, B=53, wrong=[4])
+    assert len(shown.axes) == 40
+    for b, panel in enumerate(shown.axes):
         assert panel.get_title() == ("5  97 %\ntrue: 4" if b == 4 else f"\n{b % 10}  97 %")
         assert panel.title.get_color() == (plots.RED if b == 4 else "black")
-    assert "1 of 13 wrong" in said(shown) and len(drawing(predictions, B=53).axes) == 40
+    assert "1 of 53 wrong" in said(shown)
 
 
 def test_pixels_are_coloured_between_the_darkest_and_the_brightest():
@@ -202,11 +209,8 @@ def test_confusion_has_true_rows_normalised_and_predicted_columns(drawing):
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.75, 0.25, 0], [0, 0, 0], [0, 0.25, 0.75]])
     found = {(t.get_text(), *t.get_position()) for t in axes.texts}
     assert found == {("3", 0, 0), ("1", 1, 0), ("4", 1, 2), ("12", 2, 2)}
-    assert axes.get_title() == "accuracy 75.00 %\n15 of 20 right" and ticks(axes.get_yticklabels()) == [
-        "cat",
-        "dog",
-        "cow",
-    ]
+    assert axes.get_title() == "accuracy 75.00 %\n15 of 20 right"
+    assert ticks(axes.get_yticklabels()) == "cat dog cow".split()
     nothing = drawing(plots.confusion, count_CC=np.zeros((3, 3), int), classes=["a", "b", "c"])
     assert nothing.axes[0].get_title() == "no examples"
 

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import study_folder
-from matplotlib import colors, text
+from matplotlib import colors
 
 from experiments.engine import errors
 from experiments.figures import plots as engine
@@ -187,29 +187,3 @@ def test_names_in_figures():
     assert styles.label("x" * 28) == "x" * 28 and styles.label("x" * 29) == "x" * 27 + "…"
     assert styles.label("a b\n\x00") == "a b↵<0>"
     assert engine.spread(12, 4) == [0, 4, 7, 11] and engine.spread(2, 4) == [0, 1]
-
-
-def test_no_words_touch_with_thirteen_arms(tmp_path, monkeypatch):
-    """Of the figures that have the most words; they are drawn, which alone tells where these stand."""
-    boxes, draw = {}, text.Text.draw
-
-    def recorded(self, renderer):
-        draw(self, renderer)
-        if self.get_visible() and self.get_text().strip():
-            boxes[self] = self.get_window_extent(renderer).frozen(), self.get_figure().bbox.frozen()
-
-    monkeypatch.setattr(text.Text, "draw", recorded)
-    arms = ["$_{many}$", *(f"arm_{i}_of_many" for i in range(1, 12)), "asymmetric"]
-    study = study_folder.study(arms, seeds=(0, 1))
-    study_folder.whole(tmp_path, study, steps=100)
-    for kind in ("course", "differences", "symmetry"):
-        boxes.clear()
-        engine.write(drawn(kind, tmp_path, study)[0], tmp_path / f"{kind}.png")
-        named = [words for words in boxes if words.get_text().startswith("$_{many}$")]
-        assert named and not any(words.get_parse_math() for words in named), kind
-        for words, (box, whole) in boxes.items():
-            inside = whole.x0 - 1 <= box.x0 and box.x1 <= whole.x1 + 1 and whole.y0 - 1 <= box.y0 and box.y1 <= whole.y1
-            assert inside, (kind, words)
-        for (a, (one, _)), (b, (other, _)) in itertools.combinations(boxes.items(), 2):
-            beside = min(one.x1, other.x1) - max(one.x0, other.x0) < 1
-            assert beside or min(one.y1, other.y1) - max(one.y0, other.y0) < 1, (kind, a, b)
