@@ -22,15 +22,15 @@ from tfm import attention, block, head, mlp, norm, position
 from tfm.attention import mask as masks
 from tfm.attention import relative_position, score, value
 
-SIZES = "model.M=2 model.D=8 model.H=2 train.batch_size=16 train.evaluate_batch=64 train.steps=2 optim.warmup_steps=1"
+SIZES = "model.M=1 model.D=8 model.H=2 train.batch_size=16 train.evaluate_batch=64 train.steps=2 optim.warmup_steps=1"
 # What each run changes. Together they name every variant (a test below says so), several at once; of the scores some.
 RUNS = {
-    "causal": "text.N=16 model.M=1 model.D=32 model.bias=false model.mlp=relu train.steps=60 train.log_every=20"
+    "causal": "text.N=16 model.D=32 model.bias=false model.mlp=relu train.steps=60 train.log_every=20"
     " train.evaluate_every=30 optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
     "causal characters": "text.N=7 text.tokenizer=characters text.tied_output=true sample.prompt=A model.score=tied"
     " model.scale=1/sqrt(D) model.norm=token_plain model.mlp=relu model.position=sinusoidal model.block=post_norm"
-    " model.final_norm=false model.bias=false model.remat=true model.unroll=1 optim.schedule=linear optim.clip=0"
-    " train.accumulation=2",
+    " model.final_norm=false model.bias=false model.remat=true model.M=2 model.unroll=1 optim.schedule=linear"
+    " optim.clip=0 train.accumulation=2",
     "masked": "text.objective=masked text.N=31 text.transform=true model.score=none model.scale=1 model.mlp=gelu_tanh"
     " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
     " optim.schedule=constant",
@@ -41,7 +41,7 @@ RUNS = {
     " model.position=learned_concatenated model.relative_position=relative model.dropout=0.2 model.embed_norm=true"
     " optim.schedule=wsd",
     "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary"
-    " model.norm=instance model.mlp=two_hidden_gelu model.unroll=1",
+    " model.norm=instance model.mlp=two_hidden_gelu model.M=2 model.unroll=1",
     "npz": "image.patch=2 model.K=3 model.F=5 model.remat=true model.score=constant model.relative_position=alibi"
     " model.position=sinusoidal_concatenated model.attention=fused model.window=2 mesh.data=2",
 }
@@ -131,26 +131,20 @@ def test_hidden_words_are_filled_in(tmp_path):
         assert int(right.split()[0]) <= len(differ) <= int(right.split()[2]) <= hidden[8:].count("_")
 
 
-def test_a_prefix_is_continued_through_the_cache(tmp_path):
-    settings = settings_of("prefix", tmp_path)
-    work, files, out = tiny.shown(settings, tmp_path, [])
-    written = files[2].read_text(encoding="utf-8")
-    assert written.startswith("A") and len(written.encode()) >= 1 + 20 and written in out
-    long = settings.changed({"sample.max_new_tokens": 32})
-    with pytest.raises(errors.UserError, match="32 tokens after a prompt of 1 do not fit into text.N = 32"):
-        tiny.work_of(long)
-
-
-def test_the_whole_prompt_of_a_prefix_is_read_both_ways_also_beyond_the_half_of_training(tmp_path, monkeypatch):
+def test_a_prefix_is_continued_through_the_cache_and_is_read_both_ways_also_beyond_the_half_of_training(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(language, "TEMPERATURE", 0.0)
-    plain = {"model.compute_dtype": "float32", "model.remat": False, "model.window": 0}
+    plain = {"model.compute_dtype": "float32", "model.remat": False}
     prompt = "A king who reads is wort"
     settings = settings_of("prefix", tmp_path).changed({"sample.prompt": prompt, "sample.max_new_tokens": 8} | plain)
-    work = tiny.work_of(settings)
-    params, w_N = jax.tree.map(lambda leaf: 4 * leaf, tiny.drawn(work.task)), [*prompt.encode()]
+    with pytest.raises(errors.UserError, match="9 tokens after a prompt of 24 do not fit into text.N = 32"):
+        tiny.work_of(settings.changed({"sample.max_new_tokens": 9}))
+    work, w_N = tiny.work_of(settings), [*prompt.encode()]
+    params = jax.tree.map(lambda leaf: 4 * leaf, tiny.drawn(work.task))
     *_, sample = work.figures(params, tmp_path, [])
     model = models.language(settings.model, answer=head.next_word, W=256, N=32, tied_output=False)
-    mask = masks.either(masks.causal, masks.prefix(len(prompt)))
+    mask = models.masked(settings.model, masks.either(masks.causal, masks.prefix(len(prompt))))
     apply = jax.jit(functools.partial(model.apply, mask=mask))
     while len(w_N) < 32:
         logits_BNW, _ = apply(params, np.array([w_N + [0] * (32 - len(w_N))]))
@@ -235,17 +229,12 @@ def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
     """Shapes and types of what a step computes, without compiling it; their numbers are in test_score, test_heads."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     changes = dict(text__source=str(tmp_path / "text.txt"), text__N=8, model__score=name)
-    for more in ({}, {"model__compute_dtype": "bfloat16", "model__attention": "flash", "model__bias": False}):
-        task = tiny.task_of(tiny.settings("language", **changes | more))
-        batch = task.train[0]
-
-        def total(params, task=task, batch=batch):
-            return task.loss_and_metrics(params, batch, None)["loss"][0]
-
-        params = jax.eval_shape(task.init, jax.random.key(0))
-        loss, gradient = jax.eval_shape(jax.value_and_grad(total), params)
-        assert loss.shape == () and loss.dtype == np.float32
-        assert jax.tree.map(lambda leaf: leaf.shape, gradient) == jax.tree.map(lambda leaf: leaf.shape, params)
+    task = tiny.task_of(tiny.settings("language", **changes, model__compute_dtype="bfloat16", model__attention="flash"))
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    total = jax.value_and_grad(lambda params: task.loss_and_metrics(params, task.train[0], None)["loss"][0])
+    loss, gradient = jax.eval_shape(total, params)
+    assert loss.shape == () and loss.dtype == np.float32
+    assert jax.tree.map(lambda leaf: leaf.shape, gradient) == jax.tree.map(lambda leaf: leaf.shape, params)
 
 
 def test_together_the_runs_name_every_variant(tmp_path):
