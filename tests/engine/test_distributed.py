@@ -2,55 +2,29 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
 import pathlib
 import signal
 import socket
-import subprocess
 import sys
+import tempfile
 import threading
 import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
 import pytest
 import tiny
 
+import launch
 from experiments.engine import checkpoint, distributed, errors, log, mesh
 from experiments.engine import run as runs
 
-ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 150  # in which everything here must end, also on a busy machine
 STEPS = 6
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-# What the processes agree on, then something that ends one of them, while the others wait for it.
-SCRIPT = """
-import sys, time
-import jax, numpy as np
-from experiments.engine import distributed, errors, mesh
-
-try:
-    with distributed.joined(distributed.given(None, None, None), how_to_go_on="; go on"):
-        me = jax.process_index()
-        late = distributed.Late()
-        print("first" if me == 0 else "nobody reads this")
-        numbers = [distributed.agree(3 + 5 * me), distributed.same(me), distributed.same(7), distributed.agree(-me)]
-        numbers += [late.agree(4 * me), late.agree(0), late.agree(0)]
-        place = jax.sharding.NamedSharding(mesh.make(data=2), jax.P("data"))
-        whole = distributed.fetch(distributed.put({"x": np.arange(6)}, {"x": place}))["x"]
-        distributed.barrier()
-        print(numbers, whole.tolist(), file=sys.stderr, flush=True)
-        if sys.argv[1] == "refuses" and me == 0:
-            raise errors.UserError("no such thing")
-        while sys.argv[1] == "dies":
-            distributed.barrier()
-        time.sleep(100 if sys.argv[1] != "ends" else 0)
-except (errors.UserError, errors.RunError) as error:
-    print(f"error: {error}", file=sys.stderr)
-    distributed.leave(2 if isinstance(error, errors.UserError) else 1)
-distributed.leave(0)
-"""
-AGREED = "[8, False, True, 0, 0, 4, 0] [0, 1, 2, 3, 4, 5]\n"
 
 
 @pytest.fixture(scope="module")
@@ -67,39 +41,90 @@ def free_port() -> int:
         return sock.getsockname()[1]
 
 
+def act(folder: pathlib.Path, variables: dict[str, str], action, *arguments) -> None:
+    """In a process of its own, whose output goes into the folder."""
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.update(variables)
+    with tiny.without_figures():
+        action(*arguments)
+
+
+def train(*arguments: str) -> None:
+    distributed.leave(launch.main(["launch.py", *arguments]))
+
+
+def talk(ending: str) -> None:
+    """What the processes agree on, then something that ends one of them, while the others wait for it."""
+    try:
+        with distributed.joined(distributed.given(None, None, None), how_to_go_on="; go on"):
+            me = jax.process_index()
+            late = distributed.Late()
+            print("first" if me == 0 else "nobody reads this")
+            numbers = [distributed.agree(3 + 5 * me), distributed.same(me), distributed.same(7), distributed.agree(-me)]
+            numbers += [late.agree(4 * me), late.agree(0), late.agree(0)]
+            place = jax.sharding.NamedSharding(mesh.make(data=2), jax.P("data"))
+            whole = distributed.fetch(distributed.put({"x": np.arange(6)}, {"x": place}))["x"]
+            distributed.barrier()
+            print(numbers, whole.tolist(), file=sys.stderr, flush=True)
+            if ending == "refuses" and me == 0:
+                raise errors.UserError("no such thing")
+            while ending == "dies":
+                distributed.barrier()
+            time.sleep(100)
+    except (errors.UserError, errors.RunError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        distributed.leave(2 if isinstance(error, errors.UserError) else 1)
+
+
+AGREED = "[8, False, True, 0, 0, 4, 0] [0, 1, 2, 3, 4, 5]\n"
+
+
+class Started(NamedTuple):
+    """A process, and the folder of what it says."""
+
+    process: multiprocessing.Process
+    folder: pathlib.Path
+
+    def said(self, name: str = "err") -> str:
+        """Until now, without what libraries say at their import."""
+        file = self.folder / name
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return "".join(line for line in lines if not line.startswith("WARNING:absl:") and "[Gloo]" not in line)
+
+    def ended(self) -> tiny.Outcome:
+        """What it said in the end."""
+        self.process.join(SECONDS)
+        return tiny.Outcome(self.process.exitcode, self.said("out"), self.said())
+
+
 @contextlib.contextmanager
-def pair(*command: str, cache: pathlib.Path | None = None):
-    """Two processes of a command, with one device each; they do not outlive this."""
-    environment = os.environ | {VARIABLES[0]: f"127.0.0.1:{free_port()}", VARIABLES[1]: "2"}
-    environment |= {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")}
-    environment |= {"JAX_ENABLE_COMPILATION_CACHE": "true", "JAX_COMPILATION_CACHE_DIR": str(cache or "")}
-    environment |= {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests/engine")))}
+def pair(folder: pathlib.Path, action, *arguments: str):
+    """Two processes of an action, with one device each; they do not outlive this. Both are forks of a process that has
+    imported everything and started no device."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    variables = {VARIABLES[0]: f"127.0.0.1:{free_port()}", VARIABLES[1]: "2"}
+    variables |= {"XLA_FLAGS": os.environ["XLA_FLAGS"].replace("device_count=8", "device_count=1")}
+    variables |= {"JAX_COMPILATION_CACHE_DIR": str(folder / "cache")}
     with contextlib.ExitStack() as stack:
         started = []
         for i in range(2):
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            own = environment | {VARIABLES[2]: str(i)}
-            started.append(subprocess.Popen([sys.executable, *command], cwd=ROOT, env=own, **pipes))
-            stack.callback(started[-1].communicate)
-            stack.callback(started[-1].kill)
+            own = pathlib.Path(tempfile.mkdtemp(dir=folder))
+            process = context.Process(target=act, args=(own, variables | {VARIABLES[2]: str(i)}, action, *arguments))
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            started.append(Started(process, own))
         yield started
 
 
-def ended(process: subprocess.Popen) -> tiny.Outcome:
-    """What it said in the end, without what libraries say at their import."""
-    out, err = process.communicate(timeout=SECONDS)
-    spoken = [line for line in err.splitlines(keepends=True) if not line.startswith("WARNING:absl:")]
-    return tiny.Outcome(process.returncode, out, "".join(spoken))
-
-
-def wait_for(what, started: list[subprocess.Popen]) -> None:
+def wait_for(what, started: list[Started]) -> None:
     """Until this is so; fails with what the processes said where one of them ends before, or nothing happens."""
     until = time.monotonic() + SECONDS
     while not what():
-        if time.monotonic() > until or any(process.poll() is not None for process in started):
-            for process in started:
-                process.kill()
-            pytest.fail(f"nothing happened: {[process.communicate() for process in started]}")
+        if time.monotonic() > until or not all(one.process.is_alive() for one in started):
+            pytest.fail(f"nothing happened: {[one.said() for one in started]}")
         time.sleep(0.05)
 
 
@@ -110,20 +135,20 @@ def losses(folder: pathlib.Path) -> dict[int, float]:
 def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_path):
     """A signal to one stops and saves both; both go on to the end, as one process with two devices does in one go."""
     folder, alone = tmp_path / "run", tmp_path / "alone"
-    launcher = "launch.py", *arguments, "--workdir", str(folder)
-    with pair(*launcher, "--config.train.steps=1000000", cache=tmp_path / "cache") as started:
+    words = *arguments, "--workdir", str(folder)
+    with pair(tmp_path, train, *words, "--config.train.steps=1000000") as started:
         wait_for(lambda: len(losses(folder)) > 2, started)
-        started[1].send_signal(signal.SIGTERM)
-        stopped = [ended(process) for process in started]
+        os.kill(started[1].process.pid, signal.SIGTERM)
+        stopped = [one.ended() for one in started]
     saved = checkpoint.newest(folder / "checkpoints")
     for one in stopped:
         assert one.code == 143 and f"stopped after step {saved:,}" in one.err and "Traceback" not in one.err
     assert max(losses(folder)) == saved
-    with pair(*launcher, f"--config.train.steps={saved + STEPS}", cache=tmp_path / "cache") as started:
-        first, second = [ended(process) for process in started]
+    with pair(tmp_path, train, *words, f"--config.train.steps={saved + STEPS}") as started:
+        first, second = [one.ended() for one in started]
     assert (first.code, second.code) == (0, 0) and (first.err, second.err) == ("", "")
     assert f"resuming {folder} at step {saved}" in first.out and "eval/loss" in first.out and "mesh" in first.out
-    assert [line for line in second.out.splitlines() if "[Gloo]" not in line] == []
+    assert second.out == ""
     assert not list(tmp_path.glob("cache/*step*"))  # what comes from there would wait
     one = "--config.mesh.data=1", f"--config.train.steps={saved + STEPS}"
     with tiny.without_figures():
@@ -135,48 +160,24 @@ def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_
     assert digests == [checkpoint.digest(params)] * 2
 
 
-@pytest.fixture
-def started(tmp_path, request):
-    """Two processes of SCRIPT, behind their agreements, with what each has said until then."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    with pair(str(tmp_path / "script.py"), request.param) as processes:
-        yield processes
-
-
-def said(process: subprocess.Popen) -> str:
-    """The next line that is not a library's."""
-    return next(line for line in process.stderr if line.startswith("["))
-
-
-@pytest.mark.parametrize("started", ["dies"], indirect=True)
-def test_the_others_end_where_one_is_killed(started):
-    assert [said(process) for process in started] == [AGREED] * 2
-    began = time.monotonic()
-    started[1].kill()
-    code, out, err = ended(started[0])
-    assert code == 1 and time.monotonic() - began < 60
-    assert distributed.LOST in err and err.count("\n") == 1, err
-    assert out.startswith("first\n") or "\nfirst\n" in out
-
-
-@pytest.mark.parametrize("started", ["waits"], indirect=True)
-def test_a_signal_to_one_ends_all_at_once(started):
-    assert [said(process) for process in started] == [AGREED] * 2
-    began = time.monotonic()
-    started[1].send_signal(signal.SIGTERM)
-    first, second = [ended(process) for process in started]
-    assert time.monotonic() - began < 30
-    assert (first.code, second.code) == (143, 143) and first.err == second.err == "stopped; go on\n"
-    assert "nobody" not in second.out
-
-
-@pytest.mark.parametrize("started", ["refuses"], indirect=True)
-def test_what_one_process_refuses_ends_the_others(started):
-    began = time.monotonic()
-    first, second = [ended(process) for process in started]
-    assert time.monotonic() - began < 60 and (first.code, second.code) == (2, 2)
-    assert first.err == f"{AGREED}error: no such thing\n"
-    assert second.err == f"{AGREED}error: process 0 stopped: no such thing\n"
+@pytest.mark.parametrize("ending", ["dies", "waits", "refuses"])
+def test_two_processes_agree_and_where_one_is_killed_or_stopped_or_refuses_the_other_ends_too(tmp_path, ending):
+    with pair(tmp_path, talk, ending) as started:
+        if ending != "refuses":
+            wait_for(lambda: all(one.said() == AGREED for one in started), started)
+            os.kill(started[1].process.pid, signal.SIGKILL if ending == "dies" else signal.SIGTERM)
+        began = time.monotonic()
+        first, second = [one.ended() for one in started]
+    assert time.monotonic() - began < 60
+    if ending == "dies":
+        assert (first.code, second.code) == (1, -signal.SIGKILL) and first.out == "first\n"
+        assert first.err.startswith(AGREED) and distributed.LOST in first.err and first.err.count("\n") == 2
+    elif ending == "waits":
+        assert (first.code, second.code) == (143, 143) and second.out == ""
+        assert first.err == second.err == f"{AGREED}stopped; go on\n"
+    else:
+        assert (first.code, second.code) == (2, 2) and first.err == f"{AGREED}error: no such thing\n"
+        assert second.err == f"{AGREED}error: process 0 stopped: no such thing\n"
 
 
 def test_who_belongs_together_is_said_whole_or_not_at_all(monkeypatch):
