@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from typing import NamedTuple
+from unittest import mock
 
 import jax
 import numpy as np
@@ -112,7 +113,8 @@ def pair(folder: pathlib.Path, action, *arguments: str):
         for i in range(2):
             own = pathlib.Path(tempfile.mkdtemp(dir=folder))
             process = context.Process(target=act, args=(own, variables | {VARIABLES[2]: str(i)}, action, *arguments))
-            process.start()
+            with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):  # for what is imported once
+                process.start()
             stack.callback(process.join)
             stack.callback(process.kill)
             started.append(Started(process, own))
