@@ -26,7 +26,7 @@ def same(first: batches.Batch, second: batches.Batch) -> bool:
 
 
 @hypothesis.given(SIZES, st.integers(0, 2**32 - 1), st.integers(0, 3))
-@hypothesis.settings(deadline=None, max_examples=25)
+@hypothesis.settings(deadline=None, max_examples=12)
 def test_an_epoch_has_every_example_once(sizes, seed, epoch):
     batch, n = sizes
     dataset = batches.train(numbers, n=n, batch=batch, seed=seed)
@@ -63,7 +63,7 @@ GROWTHS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 13)), min_size=1,
 
 
 @hypothesis.given(GROWTHS, st.integers(1, 13), st.integers(13, 41), st.integers(0, 2**32 - 1))
-@hypothesis.settings(deadline=None, max_examples=10)
+@hypothesis.settings(deadline=None, max_examples=6)
 def test_where_batches_grow_the_stream_of_examples_goes_on(gaps, batch, n, seed):
     """The examples, joined, are those of batches of one; a batch has its size, and the numbers of its examples."""
     pairs, expected, step = [], [], 0
@@ -124,7 +124,7 @@ def test_what_is_no_growth(pairs, said):
 
 
 @hypothesis.given(st.integers(1, 41), st.integers(1, 13))
-@hypothesis.settings(deadline=None, max_examples=25)
+@hypothesis.settings(deadline=None, max_examples=12)
 def test_evaluation_has_every_example_once_in_order(n, batch):
     dataset = batches.evaluation(numbers, n=n, batch=batch)
     parts = [dataset[step] for step in range(len(dataset))]
@@ -186,7 +186,7 @@ TOKENS = st.integers(2, 13).flatmap(lambda N: st.tuples(st.just(N), st.integers(
 
 
 @hypothesis.given(TOKENS)
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=25)
 def test_causal_training_windows_start_anywhere(sizes):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32) * 3
@@ -203,7 +203,7 @@ def test_causal_training_windows_start_anywhere(sizes):
 
 
 @hypothesis.given(TOKENS, st.integers(1, 7))
-@hypothesis.settings(deadline=None)
+@hypothesis.settings(deadline=None, max_examples=25)
 def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
@@ -244,7 +244,7 @@ def test_masking_follows_the_rule():
 
 
 @hypothesis.given(TOKENS, st.integers(1, 7), st.integers(1, 7))
-@hypothesis.settings(deadline=None, max_examples=25)
+@hypothesis.settings(deadline=None, max_examples=12)
 def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_size(sizes, first, second):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)

@@ -1,6 +1,6 @@
 """A step whose numbers go wrong changes nothing: what is judged, what is left alone, and what a run says of it."""
 
-import json
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,18 +16,16 @@ from experiments.engine import step as steps
 BAD, DEVICES = 7, 2
 
 
-def task_with(value, *, n=61):
-    """The linear task whose loss is `value` times larger where example BAD is in the batch, and with a running mean."""
-    task = tiny.linear_task(n=n)
+def guarded(task):
+    """The linear task whose loss is multiplied on a device by a number of the batch, and with a running mean."""
 
     def loss_and_metrics(params, batch, key_B, *layout):
         ratios = task.loss_and_metrics(params, batch, key_B, *layout)
         if key_B is None:
             return ratios
         total, count = ratios["loss"]
-        bad = jnp.sum(batch["example_B"] == BAD)
         mean = {"running/mean_D": (batch["x_BD"].sum(0), jnp.float32(len(batch["x_BD"])))}
-        return ratios | {"loss": (total * jnp.where(bad > 0, jnp.float32(value), 1), count)} | mean
+        return ratios | {"loss": (total * jnp.max(batch["factor_B"]), count)} | mean
 
     def init(key):
         return task.init(key) | {"mean_D": jnp.zeros(tiny.D)}
@@ -35,21 +33,29 @@ def task_with(value, *, n=61):
     return task._replace(loss_and_metrics=loss_and_metrics, init=init)
 
 
-def bad_step(task):
-    """The first step, counted from 0, whose batch holds BAD."""
-    return next(i for i in range(20) if BAD in task.train[i]["example_B"])
+def with_factor(batch, value):
+    """A batch whose loss is so many times larger where example BAD is in it."""
+    return batch | {"factor_B": np.where(batch["example_B"] == BAD, np.float32(value), np.float32(1))}
 
 
-def machine(task, **options):
-    """(step function, fresh state)"""
-    rate = optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3, final_fraction=0.1, decay_fraction=0.0)
+TASK = guarded(tiny.linear_task())
+BAD_STEP = next(i for i in range(20) if BAD in TASK.train[i]["example_B"])  # the first, counted from 0
+
+
+@functools.cache
+def machine(rate=None, **options):
+    """(a function of state, batch number, factor of BAD and `alive`, a function that makes a fresh state)"""
+    rate = rate or optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3, final_fraction=0.1)
     optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
     if options.get("spike"):
         optimiser = steps.remembering(optimiser)
     mesh = meshes.make(data=DEVICES)
-    state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
-    step = steps.update(task, optimiser, rate, mesh, accumulation=1, **options)
-    return lambda state, batch, *rest: step(state, meshes.place_batch(mesh, batch), *rest), state
+    compiled = steps.update(TASK, optimiser, rate, mesh, accumulation=1, **options)
+
+    def step(state, i, factor, *alive):
+        return compiled(state, meshes.place_batch(mesh, with_factor(TASK.train[i], factor)), *alive)
+
+    return step, lambda: steps.initial_state(TASK, optimiser, seed=0, mesh=mesh)
 
 
 def numbers(state, *without):
@@ -65,61 +71,60 @@ def same(one, other):
 
 @pytest.mark.parametrize("value", [np.nan, 1e38])  # the last: a finite loss whose gradient's norm is not
 def test_abort_leaves_the_state_exactly_as_it_was_and_later_steps_do_nothing(value):
-    task = task_with(value)
-    step, state = machine(task)
-    bad, alive = bad_step(task), True
-    for i in range(bad):
-        state, metrics = step(state, task.train[i], alive)
+    (step, fresh), alive = machine(), True
+    state = fresh()
+    for i in range(BAD_STEP):
+        state, metrics = step(state, i, value, alive)
         alive = metrics["alive"]
     assert bool(alive) and "skipped" not in metrics
     before = numbers(state)
-    for i in (bad, bad + 1):
-        state, metrics = step(state, task.train[i], alive)
+    for i in (BAD_STEP, BAD_STEP + 1):
+        state, metrics = step(state, i, value, alive)
         alive = metrics["alive"]
         assert not bool(alive) and same(numbers(state), before)
-    assert np.isfinite(float(metrics["loss"]))  # of step bad + 1, which was not to blame, but too late
+    assert np.isfinite(float(metrics["loss"]))  # of the second, which was not to blame, but too late
     assert np.any(before[".params['mean_D']"] != 0)
 
 
 @pytest.mark.parametrize("value", [np.nan, 1e38])
 def test_skip_leaves_everything_but_the_step_and_goes_on_as_if_there_had_been_no_such_batch(value):
-    task = task_with(value)
-    step, state = machine(task, nan="skip")
-    bad = bad_step(task)
-    skipped, rates = [], []
-    for i in range(bad + 2):
+    step, fresh = machine(nan="skip")
+    state, skipped, rates = fresh(), [], []
+    for i in range(BAD_STEP + 2):
         before = numbers(state, ".step")
-        state, metrics = step(state, task.train[i])
+        state, metrics = step(state, i, value)
         skipped.append(int(metrics["skipped"]))
         rates.append(float(metrics["learning_rate"]))
-        assert bool(metrics["alive"]) and same(numbers(state, ".step"), before) == (i == bad)
-    assert skipped == [0] * bad + [1, 1] and int(state.step) == bad + 2
-    assert rates[bad + 1] == rates[bad]  # the rate that was used, which waits with the moments
+        assert bool(metrics["alive"]) and same(numbers(state, ".step"), before) == (i == BAD_STEP)
+    assert skipped == [0] * BAD_STEP + [1, 1] and int(state.step) == BAD_STEP + 2
+    assert rates[BAD_STEP + 1] == rates[BAD_STEP]  # the rate that was used, which waits with the moments
     assert np.all([np.isfinite(leaf).all() for leaf in numbers(state).values()])
+
+
+def infinite(step):
+    return jnp.float32(np.inf)
 
 
 def test_parameters_that_would_not_be_finite_are_refused_though_loss_and_gradient_are():
     """Without this, a checkpoint could hold them, and train.nan = skip would skip all that follows."""
-    task = tiny.linear_task()
-    rate = lambda step: jnp.float32(np.inf)  # noqa: E731
-    optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
-    mesh = meshes.make(data=DEVICES)
-    state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
+    step, fresh = machine(infinite)
+    state = fresh()
     before = numbers(state)
-    step = steps.update(task, optimiser, rate, mesh, accumulation=1)
-    state, metrics = step(state, meshes.place_batch(mesh, task.train[0]))
+    state, metrics = step(state, 0, 1)
     assert np.isfinite([float(metrics["loss"]), float(metrics["gradient_norm"])]).all()
     assert not bool(metrics["alive"]) and same(numbers(state), before)
 
 
 # Spikes
 
+RULE = steps.remembering(optax.identity())
+REMEMBER = jax.jit(RULE.update)
+
 
 def history(losses, norms=None):
-    rule = steps.remembering(optax.identity())
-    state, remember = rule.init(0.0), jax.jit(rule.update)
+    state = RULE.init(0.0)
     for loss, norm in zip(losses, norms if norms is not None else np.ones(len(losses)), strict=True):
-        _, state = remember(0.0, state, value=loss, norm=norm)
+        _, state = REMEMBER(0.0, state, value=loss, norm=norm)
     return state.history
 
 
@@ -150,30 +155,20 @@ def test_nothing_is_judged_before_there_is_enough_to_judge_by_and_rounding_is_no
     assert bool(steps.is_spike(past, jnp.float32(0.501), jnp.float32(1), 6.0))
 
 
-def test_a_jump_is_skipped_and_leaves_the_history_and_the_rest_alone(monkeypatch):
-    monkeypatch.setattr(steps, "ENOUGH", 3)
-    task = task_with(1000.0, n=241)  # from 16 examples a step, BAD comes behind a few steps
-    bad = bad_step(task)
-    assert bad >= 3
-    for spike, stays in ((6.0, True), (1e6, False)):
-        step, state = machine(task, spike=spike)
-        for i in range(bad + 2):
-            before = numbers(state, ".step")
-            state, metrics = step(state, task.train[i])
-            if i == bad:
-                assert same(before, numbers(state, ".step")) == stays
-        assert int(metrics["skipped"]) == (1 if stays else 0) and bool(metrics["alive"])
-        assert int(state.opt_state.history.count) == bad + 2 - stays
-        losses_T = np.asarray(state.opt_state.history.loss_T)
-        assert (losses_T.max() > 100) != stays and np.count_nonzero(losses_T) == bad + 2 - stays
-
-
-def test_both_options_together():
-    task = task_with(np.nan)
-    step, state = machine(task, spike=6.0)  # nan = abort
-    for i in range(bad_step(task) + 1):
-        state, metrics = step(state, task.train[i])
-    assert not bool(metrics["alive"]) and int(metrics["skipped"]) == 0
+def test_a_jump_is_skipped_and_leaves_the_history_and_the_rest_alone_and_nan_still_aborts():
+    step, fresh = machine(spike=6.0)
+    state, n = fresh(), steps.ENOUGH
+    for i in range(n):
+        state, metrics = step(state, i, 1)
+    bad = next(i for i in range(n, n + 20) if BAD in TASK.train[i]["example_B"])
+    for value, skipped in ((1000, 1), (1, 1), (np.nan, 1)):
+        before = numbers(state, ".step")
+        state, metrics = step(state, bad, value)
+        assert same(before, numbers(state, ".step")) == (value != 1)
+        assert int(metrics["skipped"]) == skipped and bool(metrics["alive"]) == np.isfinite(value)
+    assert int(state.step) == n + 2 and int(state.opt_state.history.count) == n + 1
+    losses_T = np.asarray(state.opt_state.history.loss_T)
+    assert losses_T.max() < 100 and np.count_nonzero(losses_T) == n + 1
 
 
 def test_patience_ends_where_nothing_is_learnt_any_more(tmp_path):
@@ -196,56 +191,26 @@ def test_patience_ends_where_nothing_is_learnt_any_more(tmp_path):
 # A run
 
 
-def long_task():
-    """BAD is in one batch of the first 15 only."""
-    return task_with(np.nan, n=241)
-
-
 @pytest.fixture
 def run(tmp_path):
-    quick = {"train__steps": bad_step(long_task()) + 2, "train__log_every": 1, "train__save_every": 1}
-    return lambda **changes: (
-        tiny.trained(tmp_path / "run", long_task(), **(quick | {"mesh__data": DEVICES} | changes)).folder
-    )
-
-
-def test_a_run_aborts_with_a_sentence_and_its_last_good_checkpoint_and_goes_on_from_there(run, tmp_path, capsys):
-    bad = bad_step(long_task())
+    """A function that trains where the loss of one batch of the first 15, that of step `bad`, is NaN."""
+    task = guarded(tiny.linear_task(n=241))
+    task = task._replace(train=task.train.map(lambda batch: with_factor(batch, np.nan)))
+    bad = next(i for i in range(15) if BAD in task.train[i]["example_B"])
     assert bad > 0
-    with pytest.raises(errors.RunError) as caught:
-        run()
-    sentence, batch = str(caught.value), long_task().train[bad]
-    listed = ", ".join(str(number) for number in batch["example_B"][:8].tolist())
-    for words in (
-        f"step {bad + 1}: the loss (nan) and the gradient norm (nan) are not finite",
-        "the first such number is in gradient/G_CD",
-        f"the examples were {listed}, ... (16 in all)",
-        f"python launch.py --replay {tmp_path / 'run' / 'replay' / f'step_{bad + 1}'} shows it again",
-    ):
-        assert words in sentence
-    assert "\n" not in sentence
-    assert [row["step"] for row in log.read(tmp_path / "run")] == list(range(1, bad + 1))
-    assert max(int(file.name) for file in (tmp_path / "run" / "checkpoints").iterdir()) == bad
-    assert not (tmp_path / "run" / "summary.json").exists()
-    # train.nan may change on resume: the run goes on from there, and counts the step that it leaves out.
-    for steps_more in (1, 3):
-        folder = run(train__nan="skip", train__steps=bad + steps_more)
-        summary = json.loads((folder / "summary.json").read_text())
-        assert summary["skipped"] == 1 and summary["steps"] == bad + steps_more
-        rows = [row["train/skipped"] for row in log.read(folder) if "train/skipped" in row]
-        assert rows == [1] * steps_more
-    assert f"train.steps was {bad + 1} and is {bad + 3}: the rest of the learning" in capsys.readouterr().out
+
+    def run(**changes):
+        quick = {"train__steps": bad + 2, "train__log_every": 1, "train__save_every": 0, "mesh__data": DEVICES}
+        return tiny.trained(tmp_path / "run", task, **(quick | changes)).summary
+
+    run.bad, run.batch = bad, task.train[bad]
+    return run
 
 
-@pytest.mark.parametrize(("changes", "skipped"), [({}, None), ({"train__spike": 6.0}, 0)])
-def test_a_run_that_may_leave_steps_out_tells_how_many_it_has(run, changes, skipped):
-    summary = json.loads((run(train__steps=bad_step(long_task()), **changes) / "summary.json").read_text())
-    assert summary.get("skipped") == skipped
-
-
-def test_an_aborted_run_keeps_the_state_before_the_step(run, tmp_path, monkeypatch):
-    bad = bad_step(long_task())
-    folder, only_at_the_end = tmp_path / "run" / "checkpoints", {"train__save_every": 0}
+def test_a_run_aborts_with_a_sentence_and_the_state_before_the_step_and_goes_on_from_there(
+    run, tmp_path, capsys, monkeypatch
+):
+    folder, bad = tmp_path / "run", run.bad
 
     def full(self, step, state, metrics=None):
         raise errors.RunError("the disk is full")
@@ -253,11 +218,34 @@ def test_an_aborted_run_keeps_the_state_before_the_step(run, tmp_path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint.Checkpoints, "save", full)
         with pytest.raises(errors.RunError, match=rf"step {bad + 1}: .* from its last checkpoint \(the disk is full"):
-            run(**only_at_the_end)
+            run()
+    listed = ", ".join(str(number) for number in run.batch["example_B"][:8].tolist())
     for _ in range(2):  # the second time from there
-        with pytest.raises(errors.RunError, match=f"step {bad + 1}: .* can go on with .* from step {bad}, which is"):
-            run(**only_at_the_end)
-        assert [file.name for file in folder.iterdir()] == [str(bad)]
+        with pytest.raises(errors.RunError) as caught:
+            run()
+        for words in (
+            f"step {bad + 1}: the loss (nan) and the gradient norm (nan) are not finite",
+            "the first such number is in batch/factor_B",
+            f"the examples were {listed}, ... (16 in all)",
+            f"python launch.py --replay {folder / 'replay' / f'step_{bad + 1}'} shows it again",
+            f"can go on with train.nan = skip from step {bad}, which is saved",
+        ):
+            assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert [file.name for file in (folder / "checkpoints").iterdir()] == [str(bad)]
+    assert [row["step"] for row in log.read(folder)] == list(range(1, bad + 1))
+    assert not (folder / "summary.json").exists()
+    # train.nan may change on resume: the run goes on from there, and counts the step that it leaves out.
+    for steps_more in (1, 3):
+        summary = run(train__nan="skip", train__steps=bad + steps_more)
+        assert summary["skipped"] == 1 and summary["steps"] == bad + steps_more
+        rows = [row["train/skipped"] for row in log.read(folder) if "train/skipped" in row]
+        assert rows == [1] * steps_more
+    assert f"train.steps was {bad + 1} and is {bad + 3}: the rest of the learning" in capsys.readouterr().out
+
+
+def test_a_run_that_may_leave_steps_out_tells_that_it_has_not(run):
+    assert run(train__steps=run.bad, train__spike=6.0)["skipped"] == 0
 
 
 @pytest.mark.parametrize(
