@@ -148,7 +148,7 @@ def test_both_generate_all_words_that_were_asked_for_and_flax_those_that_its_mod
         patch.setattr(jax, "device_get", lambda words: drawn.append(np.asarray(words)) or words)
         assert steps(1) == 0.0
     w_BN = np.concatenate([sizes.prompt(size), drawn[0].T], axis=1)
-    logits_BNW = flax_peer.GPT2(size).apply({"params": params}, w_BN[:, :-1])
+    logits_BNW = jax.jit(flax_peer.GPT2(size).apply)({"params": params}, w_BN[:, :-1])
     np.testing.assert_array_equal(logits_BNW.argmax(-1), w_BN[:, 1:])
     assert mine.steps(2) == 0.0  # each counts its words, or fails
     monkeypatch.setattr(sizes.Workload, "counted", 41)

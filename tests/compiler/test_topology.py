@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
+import tiny_study
 
 from experiments import model as models
 from experiments.compiler import report, topology
@@ -23,15 +24,16 @@ SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batc
 @pytest.fixture(autouse=True)
 def as_before():
     """JAX's flags are those of the other tests again."""
-    before = {name: getattr(jax.config, name) for name in ("jax_platforms", "jax_enable_compilation_cache")}
+    names = "jax_platforms", "jax_enable_compilation_cache", "jax_optimization_level"
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_optimization_level", "O0")  # what is compiled need not be fast
     yield
     for name, value in before.items():
         jax.config.update(name, value)
 
 
-def dry(tmp_path, *more, experiment="vision", **changes):
-    config = tiny.config_file(tmp_path, experiment, **(SMALL if experiment == "vision" else {}) | changes)
-    return tiny.run("--config", config, "--dry_run", *more)
+def dry(tmp_path, *more, **changes):
+    return tiny.run("--config", tiny.config_file(tmp_path, "vision", **SMALL | changes), "--dry_run", *more)
 
 
 # ----------------------------------------------------------------------------------------------------------- sentences
@@ -216,13 +218,12 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
 
 @libtpu
 def test_of_a_study_the_dearest_program_is_compiled(tmp_path):
-    study = {"study.experiment": "vision", "study.arms": [("wide", {"model.D": 12}), ("narrow", {})]}
-    file = tmp_path / "said.json"
-    flags = "--topology=v5e-1", f"--json={file}"
-    shown = dry(tmp_path, *flags, experiment="ablation", **SMALL, **study | {"study.seeds": [0, 1]})
+    file, arms = tmp_path / "said.json", [("few", {}), ("many", {"train.batch_size": 8})]
+    config = tiny_study.config_file(tmp_path, study__arms=arms)
+    shown = tiny.run("--config", config, "--dry_run", "--topology=v5e-1", f"--json={file}")
     assert shown.code == 0, shown.err
     told = {one["name"]: one for one in json.loads(file.read_text())["programs"]}
-    assert list(told) == ["step of wide x 2 seeds", "evaluation of wide x 2 seeds"]
+    assert list(told) == ["step of many x 2 seeds", "evaluation of many x 2 seeds"]
     assert all(one["compiled"] for one in told.values())
 
 
