@@ -17,7 +17,7 @@ from tfm.attention import score
 def initialised(depth: int = M, **settings) -> dict[str, np.ndarray]:
     """The leaves of a model, by their paths."""
     init = cases.model(sizes=dict(M=depth), **settings).init
-    return jax.device_get(shapes.flat(jax.jit(init)(jax.random.key(5))))
+    return jax.device_get(shapes.flat(init(jax.random.key(5))))
 
 
 OTHERS = dict(class_token=True, tied_output=True, norm=norm.token_plain, score=score.tied)

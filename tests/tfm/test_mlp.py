@@ -51,8 +51,8 @@ def test_mlp_equals_the_reference_and_keeps_bfloat16():
         lambda trees, x_BND: [MLPS[name].apply(p, x_BND) for (name, _), p in zip(chosen, trees, strict=True)]
     )
     with cases.float64():
-        trees, x_BND = [mlp_params(name, bias) for name, bias in chosen], cases.normal(1, B, N, D)
-        found = every(trees, x_BND)
+        trees, x_BND = jax.device_get(([mlp_params(*one) for one in chosen], cases.normal(1, B, N, D)))
+        found = jax.device_get(every(trees, x_BND))
     narrow = every(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (trees, x_BND)))
     for (name, bias), params, y_BND, narrow_BND in zip(chosen, trees, found, narrow, strict=True):
         assert {key for key in params if key.startswith("W")} == MATRICES[name]

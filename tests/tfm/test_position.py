@@ -42,9 +42,9 @@ def table(name: str, params: dict, positions) -> np.ndarray:
 @cases.float64()
 def test_added_and_concatenated_positions_equal_the_reference(name):
     params = cases.drawn(lambda key: POSITIONS[name].init(key, N=37, D=D))
-    x_BND, places = cases.normal(1, B, N, D), (None, ANY_N, ANY_BN)
+    x_BND, places = np.asarray(cases.normal(1, B, N, D)), (None, ANY_N, ANY_BN)
     every = jax.jit(lambda params: [POSITIONS[name].apply(params, x_BND, n) for n in places])
-    for n, y_BND in zip(places, every(params), strict=True):
+    for n, y_BND in zip(places, jax.device_get(every(params)), strict=True):
         for b, positions in enumerate(np.broadcast_to(np.arange(N) if n is None else n, (B, N))):
             X, P = translate.columns(x_BND[b]), table(name, params, positions)
             if name.endswith("concatenated"):

@@ -31,12 +31,14 @@ each_rotary, each_bias = pytest.mark.parametrize("name", ROTARY), pytest.mark.pa
 @cases.float64()
 def test_rotary_equals_the_reference(name):
     halves = name == "rotary_halves"
-    q_BHNK, k_BHNK = cases.normal(1, B, H, N, EVEN), cases.normal(2, B, 1, N, EVEN)  # one head of keys for all
+    both = q_BHNK, k_BHNK = jax.device_get(
+        (cases.normal(1, B, H, N, EVEN), cases.normal(2, B, 1, N, EVEN))
+    )  # shared keys
     for base, n in ((1e4, ANY_BN), (5e5, ANY_N)):
         variant = ROTARY[name] if base == 1e4 else relative_position.rotary_of(base, halves=halves)
-        turned = jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n)
+        turned = jax.device_get(jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n))
         for b, positions in enumerate(np.broadcast_to(n, (B, N))):
-            for plain, fast in zip((q_BHNK, k_BHNK), turned, strict=True):
+            for plain, fast in zip(both, turned, strict=True):
                 for h in range(plain.shape[1]):
                     cases.close(fast[b, h], slow.rotary(plain[b, h].T, positions, base=base, halves=halves).T)
 
@@ -88,12 +90,12 @@ def test_biases_equal_the_reference(name):
     bias = jax.jit(functools.partial(BIASES[name].bias, params, H=H))
     s_S = np.concatenate([np.arange(S), WIDE])
     for n in (ANY_N, ANY_BN, WIDE):
-        b_BHNS = bias(n, s_S)
+        b_BHNS = np.asarray(bias(n, s_S))
         assert b_BHNS.shape == (*n.shape[:-1], H, n.shape[-1], len(s_S))
         for b, h in itertools.product(range(len(n) if n.ndim == 2 else 1), range(H)):
             one = b_BHNS[b, h] if n.ndim == 2 else b_BHNS[h]
             cases.close(one, slow.biases(slow_bias(name, params, h), s_S, n[b] if n.ndim == 2 else n).T)
-    b_HNN = bias(np.arange(N), np.arange(N))
+    b_HNN = np.asarray(bias(np.arange(N), np.arange(N)))
     assert np.array_equal(b_HNN, b_HNN.swapaxes(1, 2)) == (name == "alibi")
 
 

@@ -35,11 +35,11 @@ def attend(values: str, scores: str, params: dict, score_params: dict, x_BND, x_
 @cases.float64()
 def test_values_of_full_rank_and_the_tokens_themselves_are_averaged_as_in_the_reference(scores):
     """The score `none` has one head for all: then also the averages have one. (Of low rank: test_heads.py.)"""
-    x_BND, x_BSD = cases.normal(2, B, N, D), cases.normal(3, B, S, D)
+    x_BND, x_BSD = jax.device_get((cases.normal(2, B, N, D), cases.normal(3, B, S, D)))
     chosen = [("full_rank", True), ("full_rank", False), ("identity", True)]
     trees, score_params = [value_params(*one) for one in chosen], cases.score_params(scores, True)
     run = jax.jit(lambda trees: [attend(one[0], scores, *trees[i]) for i, one in enumerate(chosen)])
-    found = run([(params, score_params, x_BND, x_BSD) for params in trees])
+    found = jax.device_get(run([(params, score_params, x_BND, x_BSD) for params in trees]))
     for ((name, bias), params, (y_BND, A_BHNS)), b in itertools.product(
         zip(chosen, trees, found, strict=True), range(B)
     ):
