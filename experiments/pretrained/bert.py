@@ -34,12 +34,7 @@ KNOWN = (
     tensors.constant("embeddings.position_ids", "the numbers from 0", lambda facts: np.arange(facts["N"])[None]),
     tensors.copy("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight", unless="untied"),
     tensors.copy("cls.predictions.decoder.bias", "cls.predictions.bias", unless="untied/bias"),
-    tensors.Known(
-        "cls.predictions.bias",
-        "not used, since cls.predictions.decoder.bias is",
-        lambda array, tensors, facts: True,
-        unless="head/bias",
-    ),
+    tensors.Known("cls.predictions.bias", "not used, since its decoder.bias is", lambda *_: True, unless="head/bias"),
 )
 FIELDS = (
     *families.sizes(12, 768, 12, 3072),
@@ -62,9 +57,8 @@ def groups(facts: families.Facts, names: set[str]) -> set[str]:
     if "head" not in heads:
         return heads
     if facts["mlp"] != "gelu":  # theirs is one setting for the MLPs and the head, and our head has no other one
-        raise errors.UserError(
-            f"a BERT that fills words in has the exact gelu (hidden_act = 'gelu', model.mlp), and not {facts['mlp']!r}"
-        )
+        right = "the exact gelu (hidden_act = 'gelu', model.mlp)"
+        raise errors.UserError(f"a BERT that fills words in has {right}, and not {facts['mlp']!r}")
     if facts["tied_output"]:
         return heads | {"head/bias"}
     return heads | {"untied", "untied/bias" if "cls.predictions.decoder.bias" in names else "head/bias"}

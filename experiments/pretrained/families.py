@@ -111,8 +111,7 @@ def value(config: Config, field: Field, facts: Facts | None = None) -> Any:
     if isinstance(default, str):
         what, fits = "a text", isinstance(said, str)
     elif isinstance(default, float):
-        number = isinstance(said, int | float) and not isinstance(said, bool)
-        what, fits = "a number from 0", number and 0 <= said < float("inf")
+        what, fits = "a number from 0", type(said) in (int, float) and 0 <= said < float("inf")
     else:
         what, fits = "a whole number from 1", said is None or type(said) is int and said >= 1
     if not fits:

@@ -23,11 +23,7 @@ LINES = (
 )
 KNOWN = (
     tensors.constant("h.{m}.attn.bias", "the causal mask", lambda facts: np.tri(facts["N"])[None, None]),
-    tensors.Known(
-        "h.{m}.attn.masked_bias",
-        "the number that stands for minus infinity",
-        lambda array, tensors, facts: array.size == 1 and array.item() <= -1e4,
-    ),
+    tensors.Known("h.{m}.attn.masked_bias", "minus infinity", lambda x, *_: x.size == 1 and x.item() <= -1e4),
     tensors.copy("lm_head.weight", "wte.weight", unless="untied"),
 )
 FIELDS = (

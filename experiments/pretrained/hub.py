@@ -37,9 +37,7 @@ class Imported(NamedTuple):
 
 def read(path: str | pathlib.Path) -> Imported:
     """The model in a folder (config.json and its safetensors), or in a safetensors file with config.json beside it.
-
-    UserError for a family or a setting that is not supported, and as `tensors.read`.
-    """
+    UserError for a family or a setting that is not supported, and as `tensors.read`."""
     path = pathlib.Path(path)
     file = safetensors.file_of(path).parent / "config.json"
     config = disk.read_json(file, says="what the model beside it is")

@@ -16,7 +16,7 @@ import numpy as np
 from experiments import model as models
 from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import checkpoint, disk, errors
-from experiments.pretrained import families, hub, llama2c, safetensors, tensors
+from experiments.pretrained import families, hub, llama2c, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
 
@@ -116,10 +116,8 @@ def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
     """The .bin of llama2.c: this file, or the only one in a folder that holds nothing else a model could be."""
     if not path.is_dir():
         return path if path.suffix == ".bin" else None
-    if any((path / name).exists() for name in ("config.json", safetensors.FILE)):
-        return None
     candidates = []
-    for file in sorted(path.glob("*.bin")):
+    for file in [] if (path / "config.json").exists() else sorted(path.glob("*.bin")):
         with contextlib.suppress(errors.UserError):  # a file of pickles, or of words
             llama2c.read(file)
             candidates.append(file)

@@ -18,19 +18,15 @@ NOT_WHOLE = (safetensors.SafetensorError, AttributeError, KeyError, MemoryError,
 
 
 def read(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """All arrays by name, of the file that `file_of` finds, or of all files that an index names.
-
-    UserError: as `file_of`; a file that does not hold together; an index that leads out of its folder, or is not true.
-    """
+    """All arrays by name, of the file that `file_of` finds, or of all files that an index names. UserError: as there; a
+    file that does not hold together; an index that leads out of its folder, or is not true."""
     path = file_of(path)
     return _read_indexed(path) if path.name.endswith(".index.json") else _read_file(path)
 
 
 def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Write the arrays, whatever `np.asarray` takes; the file is whole, or it stays what it was.
-
-    UserError: an array of a dtype that the format does not know; the file cannot be written.
-    """
+    """Write the arrays, whatever `np.asarray` takes; the file is whole, or it stays what it was. UserError: an array of
+    a dtype that the format does not know; the file cannot be written."""
     path = pathlib.Path(path)
     rows = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     try:
@@ -56,28 +52,22 @@ def refusal(path: str | os.PathLike) -> errors.UserError:
 
 
 def file_of(path: str | os.PathLike) -> pathlib.Path:
-    """The file that a path means: this file; of a folder model.safetensors, or the index of several files.
-
-    UserError: there is none; a file of pickles, with the way out, also where there are only such files in a folder.
-    """
+    """The file that a path means: this file; of a folder model.safetensors, or the index of several files. UserError:
+    there is none; a file of pickles, with the way out, also where there are only such files in a folder."""
     path = pathlib.Path(path)
     try:
-        if path.is_dir():
-            files = [path / name for name in (FILE, INDEX) if (path / name).is_file()]
-            # what else is pickled there (the state of an optimiser, ...) is not what is meant
-            pickles = [] if files else [file for file in path.iterdir() if file.suffix in PICKLES]
-            pickles.sort(key=lambda file: (not file.name.startswith("pytorch_model"), file.name))
-        else:
-            files, pickles = [path] if path.is_file() else [], [path] if path.suffix in PICKLES else []
+        folder = path.is_dir()
+        files = [file for file in ([path / FILE, path / INDEX] if folder else [path]) if file.is_file()]
+        # what else is pickled in a folder (the state of an optimiser, ...) is not what is meant
+        others = [path] if not folder else [] if files else path.iterdir()
+        pickles = [file for file in others if file.suffix in PICKLES]
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
     if pickles:
-        raise refusal(pickles[0])
-    if not files and path.is_dir():
-        wrong = f"holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
-        raise errors.UserError(f"{path} {wrong}")
+        raise refusal(min(pickles, key=lambda file: (not file.name.startswith("pytorch_model"), file.name)))
     if not files:
-        raise errors.UserError(f"{path} is not there, or not a file")
+        neither = f"holds neither a run nor a published model (config.json with {FILE}, or a llama2c .bin)"
+        raise errors.UserError(f"{path} {neither if folder else 'is not there, or not a file'}")
     return files[0]
 
 

@@ -33,11 +33,9 @@ def pair(
 ) -> tuple[Line, Line]:
     """The lines of a weight and of the bias beside it, `bias` in our node. axes: those of one; and of the other."""
     weight_axes, bias_axes = axes.split("; ")
-    node = ours.rpartition("/")[0]
-    return (
-        Line(f"{theirs}.weight", weight_axes, (ours,), group),
-        Line(f"{theirs}.bias", bias_axes, (f"{node}/{bias}",), group if bias_group is None else bias_group),
-    )
+    beside = (f"{ours.rpartition('/')[0]}/{bias}",)
+    weight = Line(f"{theirs}.weight", weight_axes, (ours,), group)
+    return weight, Line(f"{theirs}.bias", bias_axes, beside, group if bias_group is None else bias_group)
 
 
 class Known(NamedTuple):
@@ -54,9 +52,11 @@ class Known(NamedTuple):
 
 def copy(theirs: str, original: str, unless: str) -> Known:
     """Tied tensors: this one must equal the original."""
-    return Known(
-        theirs, f"a copy of {original}", lambda array, tensors, _: np.array_equal(array, tensors[original]), unless
-    )
+
+    def holds(array: np.ndarray, tensors: Arrays, facts: Mapping[str, Any]) -> bool:
+        return np.array_equal(array, tensors[original])
+
+    return Known(theirs, f"a copy of {original}", holds, unless)
 
 
 def constant(theirs: str, what: str, expected: Callable[[Mapping[str, Any]], np.ndarray]) -> Known:

@@ -86,15 +86,12 @@ def test_known_buffers_and_copies_are_checked_and_named(tmp_path):
     read = hub.read(published.save(tmp_path / "a", "gpt2", arrays))
     assert [re.split("  +", line) for line in read.table.splitlines()[-3:]] == [
         ["h.*.attn.bias", "the causal mask"],
-        ["h.*.attn.masked_bias", "the number that stands for minus infinity"],
+        ["h.*.attn.masked_bias", "minus infinity"],
         ["lm_head.weight", "a copy of wte.weight"],
     ]
     wrong = {"lm_head.weight": arrays["transformer.wte.weight"] + 1}
     wrong |= {"transformer.h.1.attn.bias": np.ones((1, 1, N, N), bool), "transformer.h.0.attn.masked_bias": np.ones(1)}
-    with refused(
-        "h.1.attn.bias is not the causal mask; h.0.attn.masked_bias is not the number .*"
-        "lm_head.weight is not a copy of wte.weight"
-    ):
+    with refused("h.1.attn.bias is not the causal mask; h.0.*is not minus infinity; lm_head.* not a copy of wte"):
         hub.read(published.save(tmp_path / "b", "gpt2", arrays | wrong))
     untied = published.tensors("gpt2") | {"lm_head.weight": wrong["lm_head.weight"]}
     read = hub.read(published.save(tmp_path / "c", "gpt2", untied, tie_word_embeddings=False))
@@ -141,9 +138,8 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         hub.read(published.save(tmp_path / "a", "gpt2", arrays))
     told = str(error.value)
     assert f"h.1.ln_2.bias ({D},) is missing" in told and f"score.weight (2, {D}) is left over" in told
-    assert (
-        f"wpe.weight has shape ({N - 1}, {D}) and not ({N}, {D})" in told and "ln_f.bias holds no real numbers" in told
-    )
+    assert f"wpe.weight has shape ({N - 1}, {D}) and not ({N}, {D})" in told
+    assert "ln_f.bias holds no real numbers" in told
     with refused("h.2.attn.c_attn.weight .* is missing"):
         hub.read(published.save(tmp_path / "b", "gpt2", n_layer=3))
     with refused("h.1.*left over"):
@@ -176,11 +172,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling asks for the type 'llama3'"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "type 'yarn'"),
         ("llama", {"sliding_window": 7}, "sliding_window = 7"),
-        (
-            "llama",
-            {"tie_word_embeddings": None},
-            "tie_word_embeddings = None is not supported here, only False or True",
-        ),
+        ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings = None is not supported .* only False or True"),
         ("vit", {"pooler_act": 3}, "pooler_act must be a text, and is 3"),
         ("llama", {"attention_bias": True}, "attention_bias = True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
@@ -194,9 +186,7 @@ def test_a_setting_that_is_not_ours_is_refused_by_its_name(tmp_path, family, cha
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with refused(
-        r"holds neither a run nor a published model \(config.json with model.safetensors, or a llama2c .bin\)"
-    ):
+    with refused(r"holds neither a run nor a published model \(config.json with model.safetensors, or a llama2c .bin"):
         hub.read(tmp_path)
     for name in ("pytorch_model.bin", "alone.pt"):  # said first, before the lack of config.json
         (tmp_path / name).write_bytes(b"\x80\x04.")
