@@ -127,9 +127,8 @@ def test_files_and_arrays_are_used_by_their_names(tmp_path, valid):
         assert not number or (data.evaluation_image_BYXZ == number).all() and len(data.evaluation_label_B) == TRAIN
     how = "by their names, {0}train{1} to train on; {0}" + valid + "{1} to evaluate; all else left alone"
     assert data.name == str(folder) and data.said == how.format(f"{folder}/", ".npz")
-    three = {f"x_{name}": image for name, image in pixels.items()} | {
-        f"y_{name}": arrays()["y_train"] for name in pixels
-    }
+    three = {f"x_{name}": image for name, image in pixels.items()}
+    three |= {f"y_{name}": arrays()["y_train"] for name in pixels}
     data = images.load(archive(tmp_path / "a.npz", **three))
     assert (data.evaluation_image_BYXZ == 2).all() and data.said == how.format("x_", "")
     source = idx_folder(tmp_path / "idx")

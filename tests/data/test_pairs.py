@@ -55,16 +55,13 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
     ("content", "words"),
     [
         (b"a\tb\nno tab here\nc\td", "said.tsv, line 2: no second column"),
-        (b"a\tb\n \n", "said.tsv, line 2: no second column"),
         (b"a\tb\nc\td\n\t\n", "line 3: the first column is empty"),
         (b"a\tb\n \tc", "line 2: the first column is empty"),
         (b"a\t\xc2\xa0\n", "line 1: the second column is empty"),
         (b"a\tb\n\xff\tc", "line 2: not UTF-8"),
         (b"\n\n", "said.tsv holds no sentence pairs"),
         (b"a\tb\na.\tc", "not two examples that differ"),
-        (b"PAR1\x15\x04" + text(SAID), "said.tsv is a Parquet table"),
         (text(SAID) + b"a\0\tb\n", f"said.tsv holds a NUL at byte {len(text(SAID)) + 1}"),
-        (text(SAID).decode().encode("utf-16"), "said.tsv is text in UTF-16.*convert it to UTF-8"),
         (gzip.compress(text(SAID))[:-1], "said.tsv is a damaged gzip file"),
         (zipped([("b.tsv", b"a\0\tb\n")]), "said.tsv:b.tsv holds a NUL"),
         (LZMA[:60] + b"\xff" * 20 + LZMA[80:], "said.tsv:b.tsv is a damaged gzip file or zip"),
@@ -130,11 +127,7 @@ def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
     one = side_by_side(tmp_path / "one", "europarl-v7.es-en", SAID)
     packed = side_by_side(tmp_path / "packed", "said", SAID, ends=(".pt_BR.gz", ".zh-CN"), between="\r\n")
     named = side_by_side(tmp_path / "named", "said", SAID, ends=(".eng", ".spa.gz"))
-    members = [
-        ("README", b"about"),
-        ("LICENSE", b"free"),
-        *((found.name, found.read_bytes()) for found in one.iterdir()),
-    ]
+    members = [("README", b"about"), ("LICENSE", b"free")] + [(file.name, file.read_bytes()) for file in one.iterdir()]
     moses = write(tmp_path, **{"moses.zip": zipped(members)}) / "moses.zip"
     for source in (file, one, one / "europarl-v7.es-en", packed, named / "said", moses):
         assert pairs.load(str(source))[1:3] == pairs.load(str(file))[1:3]

@@ -87,9 +87,8 @@ def refused_in_memory(file, words):
 
 def test_what_is_small_on_the_disk_is_not_unpacked_into_more_than_there_is(tmp_path, monkeypatch):
     """2 GB of holes took 10 GB and half a minute."""
-    write(
-        tmp_path, **{"a.gz": gzip.compress(b"a" * 2**23, 1), "zeros.gz": gzip.compress(bytes(2**23), 1), "sparse": KING}
-    )
+    write(tmp_path, **{"a.gz": gzip.compress(b"a" * 2**23, 1), "zeros.gz": gzip.compress(bytes(2**23), 1)})
+    write(tmp_path, sparse=KING)
     with (tmp_path / "sparse").open("r+b") as file:
         file.truncate(2**31)
     refused_in_memory(tmp_path / "sparse", f"sparse holds a NUL at byte {len(KING)}|needs 6 GiB of memory")

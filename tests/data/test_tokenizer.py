@@ -207,8 +207,7 @@ def test_a_character_is_streamed_when_its_last_byte_is_there_and_the_space_befor
     assert list(MADE.stream(ids[:2])) == ["\N{REPLACEMENT CHARACTER}"]  # it ends inside a character
     assert list(MADE.stream(ids[2:], after=ids[:2])) == ["€", "a"]
     assert list(MADE.stream([], after=ids)) == []
-    prompt, ids = MADE.encode("ab"), MADE.encode("c ab")
-    assert "".join(MADE.stream(ids[2:], after=prompt)) == "c ab" == MADE.decode(ids)
+    prompt = MADE.encode("ab")
     more = MADE.encode("ab ab")[len(prompt) :]
     assert "".join(MADE.stream(more, after=prompt)) == " ab" and "".join(MADE.stream(more)) == "ab"
     assert "".join(MADE.stream(more, after=[MADE.bos])) == "ab"

@@ -169,8 +169,7 @@ PROCESSING = {
     "no normalising, with a mean there": {"do_normalize": False, "image_mean": [0.1, 0.5, 0.9], "image_std": [0.2] * 3},
     "another mean": {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.3, 0.2, 0.4]},
     "one mean for all": {"image_mean": 0.1, "image_std": 0.3},
-    "no rescaling": {"do_rescale": False, "rescale_factor": 0.5}
-    | {"image_mean": [90, 130, 120], "image_std": [60, 50, 70]},
+    "no rescaling": {"do_rescale": False, "image_mean": [90, 130, 120], "image_std": [60, 50, 70]},
     "another factor": {"rescale_factor": 1 / 100},
     "a crop": {"size": {"height": 24, "width": 29}} | CROP,
     "a crop of the same form": {"size": {"shortest_edge": 17}} | CROP,
@@ -215,9 +214,8 @@ def photograph(folder, mode="RGB"):
 def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
     folder, of_theirs, of_ours = classes
     file = photograph(tmp_path, "RGBA" if case == "opacity" else "RGB")
-    says = {
-        name: value for name, value in (SIDES | PROCESSING[case]).items() if name != "image_processor_type" or value
-    }
+    says = SIDES | PROCESSING[case]
+    says = {name: value for name, value in says.items() if name != "image_processor_type" or value}
     (folder / "preprocessor_config.json").write_text(json.dumps(says))
     with Image.open(file) as image:
         processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
