@@ -234,10 +234,9 @@ def test_the_arguments_above_would_run_but_for_the_mistake(experiment, request, 
 
 def test_the_real_command(tmp_path):
     """What a shell sees: exit code 2, and one line on stderr that is ours (a library may warn as it is imported)."""
-    command = [sys.executable, str(ROOT / "launch.py"), "--config", str(ROOT / "configs" / "vit.py")]
-    command += ["--workdir", str(tmp_path / "run"), "--config.image.patch=3"]
+    command = [sys.executable, str(ROOT / "launch.py"), "--config", "no.py", "--workdir", str(tmp_path / "run")]
     outcome = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert outcome.returncode == 2
     lines = [line for line in outcome.stderr.splitlines() if not line.startswith("WARNING:absl:")]
-    assert lines == ["error: images of 8 x 8 pixels do not divide into patches of 3 x 3 (image.patch)"]
+    assert lines == ["error: there is no config file no.py"]
     assert not list(tmp_path.iterdir())

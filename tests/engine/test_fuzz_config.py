@@ -201,7 +201,7 @@ def told():
 
 
 @hypothesis.given(st.data())
-@fuzz.settings(150)
+@fuzz.settings(100)
 def test_values_are_taken_or_refused(data):
     """Loading and overriding alone, of which there can be thousands: what is taken has the type it had."""
     config = base.get_config(data.draw(st.sampled_from(tiny.EXPERIMENTS)))
@@ -227,7 +227,7 @@ def test_values_are_taken_or_refused(data):
     st.sampled_from(["arguments", "json", "python"]),
     st.booleans(),
 )
-@fuzz.settings(30)
+@fuzz.settings(24)
 def test_a_config_is_accepted_or_refused_in_a_sentence(place, until_compiling, tmp_path_factory, name, edits, way, dry):
     folder, configs_of = place
     new = tmp_path_factory.mktemp("case")
@@ -271,7 +271,7 @@ def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path
 
 
 @hypothesis.given(st.lists(st.sampled_from(sorted(STUDY)), max_size=2).flatmap(studies))
-@fuzz.settings(60)
+@fuzz.settings(40)
 def test_any_study_has_its_runs_or_is_refused(changes):
     """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
     config = base.get_config("ablation", of="synthetic")

@@ -76,9 +76,9 @@ def assert_outlived(straight, folder, *, last, capfd):
     assert {file.name for file in (folder / "checkpoints").iterdir()} == {"6", "9"}
 
 
-@pytest.mark.parametrize("part", [1, 4, 6])
+@pytest.mark.parametrize("part", [1, 5])
 def test_a_drive_that_is_gone_in_the_middle_is_outlived(tmp_path, straight, capfd, part):
-    """While it starts, in saves, and at the end."""
+    """While it starts, and in a save."""
     folder, uses = straight
     assert uses > 100
     assert_outlived(folder, tmp_path / "run", last=part * uses // 7, capfd=capfd)

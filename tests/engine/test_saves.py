@@ -1,8 +1,6 @@
 """When a run saves without being told to stop, and what is there where an evaluation, a save or the disk fails."""
 
-import errno
 import json
-import os
 import signal
 
 import dots
@@ -138,24 +136,6 @@ def test_a_metric_that_there_is_not(tmp_path, metric):
     outcome = dots.launched(tmp_path, f"--config.train.keep_best={metric}")
     words = "train.keep_best" if metric == "eval/perplexity" else "what is measured is eval/accuracy, eval/loss"
     assert outcome.code == 2 and words in outcome.err and not (tmp_path / "run").exists()
-
-
-def test_a_disk_that_is_full_is_one_sentence_and_what_was_saved_is_whole(tmp_path, monkeypatch, unbroken):
-    write, full = log.Log.write, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.jsonl")
-
-    def writes_four(self, step, values):
-        if step == 5:
-            raise full
-        write(self, step, values)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(log.Log, "write", writes_four)
-        outcome = dots.launched(tmp_path, "--config.train.save_every=2")
-    assert outcome.code == 1 and outcome.err.startswith(
-        "error: metrics.jsonl: No space left on device; once that is mended"
-    )
-    assert dots.saved(tmp_path) == [2, 4]
-    assert dots.resumed(tmp_path) == unbroken
 
 
 def test_what_is_open_is_closed_where_a_save_failed(tmp_path, monkeypatch):

@@ -169,13 +169,15 @@ def test_the_first_signal_is_the_one_that_counts_and_none_is_kept_outside():
 
 
 BUSY = """
-import hashlib, sys
+import ctypes, sys
 sys.path.insert(0, sys.argv[1])
 from experiments.engine import signals
 signals.from_the_start()
 with signals.at_once("; go on"):
     print("computing", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes outside of Python, as a compiled program may take
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+    for _ in range(2):  # it waits for itself outside of Python, as a compiled program may, whatever signal comes
+        library.pthread_mutex_lock(mutex)
 """
 
 
