@@ -36,10 +36,8 @@ def shape(mesh: Mesh) -> str:
 
 def describe(mesh: Mesh) -> str:
     """Versions, backend and mesh in one line: what a person should see before anything else."""
-    software, of = (
-        ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax")),
-        compilation.described.get(),
-    )
+    software = ", ".join(f"{name} {versions()[name]}" for name in ("jax", "flax", "optax"))
+    of = compilation.described.get()
     used = f"{mesh.size} of {len(of.devices if of else jax.devices())} devices"
     if of:
         used += f" of {of.name}, which need not be there"
@@ -57,7 +55,8 @@ def backend(mesh: Mesh) -> str:
 def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, seed: int = 1) -> Mesh:
     """A mesh with the axes data, fsdp, tensor and sequence; one of them may be -1 and takes what is left. Where `seed`
     is not 1 there is that axis too, before the others. UserError for sizes that do not fit the devices there are."""
-    devices = compilation.described.get().devices if compilation.described.get() else jax.devices()
+    of = compilation.described.get()
+    devices = of.devices if of else jax.devices()
     sizes = ({} if seed == 1 else {SEED: seed}) | {DATA: data, FSDP: fsdp, TENSOR: tensor, SEQUENCE: sequence}
     there = f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
     for axis, n in sizes.items():
@@ -96,7 +95,7 @@ def check_layout(mesh: Mesh, layout: layouts.Layout, params: Any, batch: dict) -
     for axis in (FSDP, TENSOR, SEQUENCE):
         if mesh.shape[axis] > 1 and getattr(layout, axis) is None:
             raise errors.UserError(
-                f"this experiment is not shared over mesh.{axis}, which must be 1; mesh.data may be more"
+                f"this experiment is not shared over mesh.{axis}, which must be 1 (mesh.data need not)"
             )
     shared = []  # what, its size, and the axis over which it is shared
     specs = jax.tree.leaves(shapes.specs(params, layout.rules), is_leaf=is_spec)
@@ -192,13 +191,13 @@ def of_rows(mesh: Mesh, spec: PartitionSpec) -> PartitionSpec:
 
 def _striped(mesh: Mesh, batch: dict) -> dict:
     """Of P devices that share a sequence, the tokens 0, P, 2 P, ..., then 1, P + 1, ...: the parts of one each."""
-
-    def stripe(x: np.ndarray, i: int) -> np.ndarray:
-        cut = x.reshape(*x.shape[:i], -1, mesh.shape[SEQUENCE], *x.shape[i + 1 :])
-        return cut.swapaxes(i, i + 1).reshape(x.shape)
-
-    dimension = {name: shapes.letters(name).find("N") for name in batch if mesh.shape[SEQUENCE] > 1}
-    return {name: stripe(x, dimension[name]) if dimension.get(name, -1) >= 0 else x for name, x in batch.items()}
+    striped = dict(batch)
+    for name, x in batch.items():
+        i = shapes.letters(name).find("N")
+        if i >= 0 and mesh.shape[SEQUENCE] > 1:
+            cut = x.reshape(*x.shape[:i], -1, mesh.shape[SEQUENCE], *x.shape[i + 1 :])
+            striped[name] = cut.swapaxes(i, i + 1).reshape(x.shape)
+    return striped
 
 
 def shardings(mesh: Mesh, tree: Any, layout: layouts.Layout) -> Any:

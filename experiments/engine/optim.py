@@ -14,13 +14,11 @@ from tfm import shapes
 EPS = 1e-7  # of the norm that Newton-Schulz begins with: a gradient of zeros stays zeros
 
 
-def schedule(
-    name: str, *, peak: float, steps: int, warmup_steps: int, final_fraction: float, decay_fraction: float = 0.2
-) -> optax.Schedule:
+def schedule(name: str, *, peak: float, steps: int, warmup_steps: int, final_fraction: float) -> optax.Schedule:
     """Learning rate against step: linear warm-up from 0 to `peak`, then by name.
 
     'constant'; 'linear' and 'cosine' fall to peak * final_fraction at `steps`; 'wsd' (warm-up, stable, decay) stays at
-    the peak and falls linearly over the last `decay_fraction` of all steps.
+    the peak and falls linearly over the last fifth of all steps.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
@@ -29,7 +27,7 @@ def schedule(
     if ":" in name:
         raise errors.UserError(f'unknown schedule "{name}": a schedule is named, and cannot be imported')
     rest, final = steps - warmup_steps, peak * final_fraction
-    fall = min(max(1, round(steps * decay_fraction)), rest)
+    fall = min(max(1, round(steps / 5)), rest)
     after = by_name.choose(
         "schedule",
         name,

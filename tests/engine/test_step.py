@@ -39,7 +39,7 @@ def trained(*, devices, seed):
 
 
 def plain(task):
-    """(params, batch, key_B) -> gradient and means by their definition, sum / count of the whole batch, on one device."""
+    """(params, batch, key_B) -> gradient and means by their definition: sum / count over the batch, on one device."""
 
     def means(params, batch, key_B=None):
         ratios = task.loss_and_metrics(params, batch, key_B)

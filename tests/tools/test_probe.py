@@ -59,7 +59,7 @@ def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
 
 def adamw():
     """A schedule, and AdamW with it."""
-    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1, decay_fraction=0.0)
+    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1)
     return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
 
 
