@@ -69,8 +69,7 @@ def main(words: list[str]) -> int:
         else:
             size = WORKLOADS[name].toy() if given.toy else WORKLOADS[name]
             size = size.changed(rounds=given.rounds or size.rounds)
-            say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-            results[name] = session.measure(name, size, session.peers(size), say=say)
+            results[name] = session.measure(name, size, session.peers(size))
             text = report.workload(name, results[name], dtype=size.dtype)
         print(f"{text}\n", flush=True)
         write()  # after each, so that nothing is lost where the session is stopped

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import statistics
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,6 @@ def measure(
     others: Mapping[str, tuple[str, ...]],
     *,
     start: Callable[..., participant.Participant] = participant.Participant,
-    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """The workload's times: {"title", "ours", "peers", "missing", "fastest_peer", "ratio", "ratio_spread", ...}.
 
@@ -42,14 +42,14 @@ def measure(
     participants, missing = [], {}
     with contextlib.ExitStack() as stack:
         for who, command in {OURS: ("benchmarks.ours",), **others}.items():
-            say(f"{name}: {who} is built and warmed up")
+            print(f"{name}: {who} is built and warmed up", file=sys.stderr, flush=True)
             try:
                 one = start(who, command, size, AS_LAUNCHED if who == OURS else {})
             except participant.Unavailable as reason:
                 missing[who] = str(reason)
-                say(f"{name}: without {who}: {reason}")
-                continue
-            participants.append(stack.enter_context(contextlib.closing(one)))
+                print(f"{name}: without {who}: {reason}", file=sys.stderr, flush=True)
+            else:
+                participants.append(stack.enter_context(contextlib.closing(one)))
         counts = {one.name: one.facts["parameters"] for one in participants}
         if len(set(counts.values())) > 1:
             each = ", ".join(f"{who} {count:,}" for who, count in counts.items())

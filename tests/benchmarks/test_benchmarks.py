@@ -49,7 +49,7 @@ def measured(size=SIZE, seconds=SECONDS, **counts: int):
         return sleepers[name]
 
     try:
-        return session.measure("step_a", size, session.PEERS, start=start, say=lambda line: None), turns
+        return session.measure("step_a", size, session.PEERS, start=start), turns
     finally:
         assert all(sleeper.closed for sleeper in sleepers.values())
 

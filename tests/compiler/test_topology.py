@@ -4,7 +4,6 @@ import functools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -14,8 +13,8 @@ from experiments import model as models
 from experiments.compiler import report, topology
 from experiments.engine import compilation, mesh, step
 from experiments.tools import sample
-from tfm import head, kernels, linear
-from tfm.attention import explicit, fused, mask
+from tfm import head
+from tfm.attention import mask
 
 libtpu = pytest.mark.skipif(compilation.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
 SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch_size": 16, "train.evaluate_batch": 16}
@@ -158,41 +157,7 @@ def test_the_ideal_time_is_that_of_the_chips_that_are_used():
     assert ideal == {1: pytest.approx(7 / 197), 4: pytest.approx(7 / 4 / 197)}
 
 
-# --------------------------------------------------------------------------------------------- nothing for CPUs only
-
-
-def lowered(function, *shapes):
-    """The text of the program for the first device of a mesh."""
-    place = mesh.replicated(mesh.make(data=1))
-    return jax.jit(function).lower(*(jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=place) for s in shapes)).as_text()
-
-
-QUERIES = explicit.attention, functools.partial(explicit.attention, by_keys=True)
-TRICKS = {  # name -> (function, its arguments, what stands in the program of a CPU only)
-    "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
-    "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
-    "few rows of heads": (kernels.heads_product, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
-    "fused": (
-        functools.partial(fused.attention, mask=mask.causal, scale=1.0),
-        [(1, 2, 8, 16)] * 3,
-        "tensor<1x8x2x16xbf16>) -> tensor<1x8x2x16xf32>",
-    ),
-    "answers are looked at": (
-        functools.partial(kernels.few_queries, *(functools.partial(f, mask=None, scale=1.0) for f in QUERIES)),
-        [(1, 2, 1, 5), (1, 2, 7, 5), (1, 2, 7, 5)],
-        "stablehlo.is_finite",
-    ),
-}
-
-
-@libtpu
-@pytest.mark.parametrize("name", TRICKS)
-def test_what_is_for_cpus_alone_is_in_no_tpus_program(name):
-    function, shapes, mark = TRICKS[name]
-    arguments = [jax.ShapeDtypeStruct(shape, jnp.bfloat16 if name == "fused" else jnp.float32) for shape in shapes]
-    assert mark in lowered(function, *arguments)
-    with topology.of("v5e-1"):
-        assert mark not in lowered(function, *arguments)
+# ------------------------------------------------------------------------------------------- loops, studies, generation
 
 
 @libtpu
@@ -211,9 +176,6 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
     assert not loops(mesh.make(data=1))
     with topology.of("v5e-1"):
         assert loops(mesh.make(data=1)) == loop
-
-
-# -------------------------------------------------------------------------------------------------- studies, generation
 
 
 @libtpu

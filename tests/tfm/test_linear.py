@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tfm import kernels, linear
-from tfm.attention import explicit
+from tfm.attention import explicit, fused, mask
 
 
 @pytest.mark.parametrize("rows", [1, 2, kernels.FEW, kernels.FEW + 1])
@@ -40,6 +40,11 @@ FOR_CPUS = {  # name -> (function, the shapes of its arguments, what stands in t
         [(1, 2, 1, 5), (1, 2, 7, 5), (1, 2, 7, 5)],
         "stablehlo.is_finite",
     ),
+    "fused": (
+        functools.partial(fused.attention, mask=mask.causal, scale=1.0),
+        [(1, 2, 8, 16)] * 3,
+        "tensor<1x8x2x16xbf16>) -> tensor<1x8x2x16xf32>",
+    ),
     "one after the other": (kernels.after, [(3,), (5,)], "stablehlo.maximum"),
 }
 
@@ -48,7 +53,8 @@ FOR_CPUS = {  # name -> (function, the shapes of its arguments, what stands in t
 def test_what_is_for_cpus_alone_is_in_no_tpus_program(name):
     function, shapes, mark = FOR_CPUS[name]
     whole = {"one new token": 2, "one after the other": 0}.get(name)  # which argument is of whole numbers
-    arguments = [jax.ShapeDtypeStruct(s, jnp.int32 if i == whole else jnp.float32) for i, s in enumerate(shapes)]
+    dtype = jnp.bfloat16 if name == "fused" else jnp.float32
+    arguments = [jax.ShapeDtypeStruct(s, jnp.int32 if i == whole else dtype) for i, s in enumerate(shapes)]
     traced = jax.jit(function).trace(*arguments)
     cpu, tpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu"))
     assert mark in cpu and mark not in tpu
