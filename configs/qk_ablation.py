@@ -8,16 +8,12 @@ python launch.py --config configs/qk_ablation.py --workdir runs/qk
 
 from configs import base
 
+SCORES = ["none", "tied", "symmetric_init", "asymmetric_std", "asymmetric"]
+
 
 def get_config():
     config = base.get_config("ablation", of="language")
-    config.study.arms = [
-        ("none", {"model.score": "none"}),
-        ("tied", {"model.score": "tied"}),
-        ("symmetric_init", {"model.score": "symmetric_init"}),
-        ("asymmetric_std", {"model.score": "asymmetric_std"}),
-        ("asymmetric", {"model.score": "asymmetric"}),
-    ]
+    config.study.arms = [(score, {"model.score": score}) for score in SCORES]
     config.study.conditions = [
         ("causal", {"text.objective": "causal", "study.threshold": 2.0}),
         ("masked", {"text.objective": "masked", "study.threshold": 2.5}),

@@ -7,13 +7,12 @@ better and 0.027 worse (95 % for all five together).
 
 from configs import base
 
+SCORES = ["none", "tied", "tied_noself", "pairwise", "symmetric_init", "asymmetric"]
+
 
 def get_config():
     config = base.get_config("ablation", of="vision")
-    config.study.arms = [
-        (name, {"model.score": name})
-        for name in ("none", "tied", "tied_noself", "pairwise", "symmetric_init", "asymmetric")
-    ]
+    config.study.arms = [(score, {"model.score": score}) for score in SCORES]
     config.study.threshold = 0.2
     config.model.update(M=2, D=64)
     config.image.shift = 0.5

@@ -38,7 +38,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     N, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
     parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)))
-    model, mask = build(settings, N=N, P=P), models.masked(settings.model, None)
+    places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
+    model, mask = models.build(settings.model, **places, N=N), models.masked(settings.model, None)
 
     def cut(image_BYXZ: Any, over: layouts.Layout = layouts.ONE) -> Any:
         return layouts.own(embed.cut(image_BYXZ, size=i.patch), over)
@@ -65,12 +66,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     )
     show = functools.partial(figures, settings, data, normal, task, predict)
     return run.Work(task, show, lambda *inputs: predict(*inputs)[0], lines=data.said.splitlines())
-
-
-def build(settings: configs.Settings, *, N: int, P: int) -> models.Model:
-    """The transformer from patches, some of them hidden, to the pixels of all of them."""
-    places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
-    return models.build(settings.model, **places, N=N)
 
 
 def figures(

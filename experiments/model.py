@@ -22,6 +22,7 @@ MOST_UNROLLED = 512  # layers written out in a program
 # Layers that are written out for a TPU unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each
 # of step and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
 WRITTEN_OUT = 4
+DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
 
@@ -129,8 +130,6 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
     config.at_least(0, {f"model.{name}": getattr(m, name) for name in ("eps", "dropout", "score_std", "output_std")})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
-    if m.diagonal not in ("keep", "exclude"):
-        raise errors.UserError(f'unknown diagonal "{m.diagonal}"; the right ones are: keep, exclude')
     if m.score == "identity_query" and m.D != m.H * m.K:
         raise errors.UserError(
             f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
@@ -147,7 +146,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         compute=by_name.choose("attention", m.attention, attention.IMPLEMENTATIONS),
         scale=by_name.choose("scale", m.scale, score.SCALES),
         H=m.H,
-        itself=m.diagonal == "keep" and getattr(chosen["score"], "itself", True),
+        itself=by_name.choose("diagonal", m.diagonal, DIAGONALS) and getattr(chosen["score"], "itself", True),
     )
     order = by_name.choose("block", m.block, block.ORDERS)
     return block.Parts(own, chosen["norm"], chosen["mlp"], order, m.eps, m.dropout, m.score_std)

@@ -11,7 +11,7 @@ import tiny
 import translate
 from cases import B, D, N
 
-from experiments import masked_image
+from experiments import model as models
 from tfm import embed, head, loss, shapes
 
 P = 31
@@ -80,7 +80,8 @@ def test_initial_parameters():
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():
     """Not even NaN; a visible one reaches the outputs of all patches, also of the hidden ones."""
-    model = masked_image.build(tiny.settings("masked_image", model__M=1), N=N, P=P)
+    places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
+    model = models.build(tiny.settings("masked_image", model__M=1).model, **places, N=N)
     params = cases.drawn(model.init)
 
     @jax.jit
