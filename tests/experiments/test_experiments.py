@@ -34,9 +34,9 @@ RUNS = {
     "masked": "text.objective=masked text.N=31 text.transform=true model.score=none model.scale=1 model.mlp=gelu_tanh"
     " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
     " optim.schedule=constant",
-    "prefix": "text.objective=prefix text.N=32 model.relative_position=rotary_halves model.mlp=swiglu model.window=11"
-    " model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=true sample.prompt=A"
-    " sample.max_new_tokens=20",
+    "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
+    " model.window=11 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=true"
+    " sample.prompt=A sample.max_new_tokens=20",
     "digits": "image.patch=4 image.shift=1 model.norm=batch model.value=identity model.mlp=two_hidden_relu"
     " model.position=learned_concatenated model.relative_position=relative model.dropout=0.2 model.embed_norm=true"
     " optim.schedule=wsd",
@@ -135,16 +135,16 @@ def test_a_prefix_is_continued_through_the_cache_and_is_read_both_ways_also_beyo
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(language, "TEMPERATURE", 0.0)
-    plain = {"model.compute_dtype": "float32", "model.remat": False}
+    plain = {"model.compute_dtype": "float32", "model.remat": False, "model.window": 0}
     prompt = "A king who reads is wort"
     settings = settings_of("prefix", tmp_path).changed({"sample.prompt": prompt, "sample.max_new_tokens": 8} | plain)
     with pytest.raises(errors.UserError, match="9 tokens after a prompt of 24 do not fit into text.N = 32"):
         tiny.work_of(settings.changed({"sample.max_new_tokens": 9}))
     work, w_N = tiny.work_of(settings), [*prompt.encode()]
-    params = jax.tree.map(lambda leaf: 4 * leaf, tiny.drawn(work.task))
+    params = tiny.drawn(work.task)  # by which a prompt that is read one way is continued otherwise
     *_, sample = work.figures(params, tmp_path, [])
     model = models.language(settings.model, answer=head.next_word, W=256, N=32, tied_output=False)
-    mask = models.masked(settings.model, masks.either(masks.causal, masks.prefix(len(prompt))))
+    mask = masks.either(masks.causal, masks.prefix(len(prompt)))
     apply = jax.jit(functools.partial(model.apply, mask=mask))
     while len(w_N) < 32:
         logits_BNW, _ = apply(params, np.array([w_N + [0] * (32 - len(w_N))]))
