@@ -49,11 +49,8 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
             own = (np.random.Generator(np.random.Philox(key=[HELD_OUT, number])) for number in index_B.tolist())
             u_BRX = np.stack([each.random(sizes) for each in own])
         w_BN, target_BN, weight_BN = rule.make(u_BRX, N=N, W=W)
-        return {
-            "w_BN": w_BN.astype(np.int32),
-            "target_BN": target_BN.astype(np.int32),
-            "weight_BN": weight_BN.astype(np.float32),
-        }
+        w_BN, target_BN = w_BN.astype(np.int32), target_BN.astype(np.int32)
+        return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN.astype(np.float32)}
 
     return fetch
 

@@ -135,10 +135,8 @@ def from_json(saved: dict, kind_of: type[Plain] = Plain) -> Plain:
             whole = list(characters) == sorted(set(characters)) and not (characters and kind == "bytes")
             if whole and all(isinstance(name, str) for name in specials):
                 return kind_of(kind, characters, tuple(specials))
-    raise errors.UserError(
-        "a saved tokenizer has a kind, characters (one string, sorted and without repetition, of bytes an empty one), "
-        "specials (a list of names), and nothing else"
-    )
+    letters = "characters (one string, sorted and without repetition, of bytes an empty one)"
+    raise errors.UserError(f"a saved tokenizer has a kind, {letters}, specials (a list of names), and nothing else")
 
 
 def checked(text: str) -> str:
@@ -175,6 +173,5 @@ def _texts(document: bytes) -> Iterator[str]:
         except UnicodeDecodeError as error:
             at = first - rest + error.start
             near = bytes(document[max(at - 20, 0) : at + 20])
-            raise errors.UserError(
-                f"a document is not UTF-8 text (byte {at}, near {near!r}): use the 'bytes' tokenizer for it"
-            ) from error
+            wrong = f"a document is not UTF-8 text (byte {at}, near {near!r})"
+            raise errors.UserError(f"{wrong}: use the 'bytes' tokenizer for it") from error

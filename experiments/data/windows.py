@@ -51,8 +51,7 @@ def masked(
         w_BN = np.where(hidden_BN & (kind_BN < HIDE), np.int32(mask_id), target_BN)
         replaced_BN = hidden_BN & (kind_BN >= HIDE) & (kind_BN < HIDE + REPLACE)
         w_BN = np.where(replaced_BN, (other_BN * ordinary).astype(np.int32), w_BN)
-        weight_BN = hidden_BN.astype(np.float32)
-        return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": weight_BN, "valid_BS": valid_BS}
+        return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": hidden_BN.astype(np.float32), "valid_BS": valid_BS}
 
     return fetch, n
 

@@ -78,13 +78,9 @@ def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
     if facts["D"] % facts["H"]:  # they insist, whatever head_dim is
         wrong = f"hidden_size = {facts['D']} is not divisible by num_attention_heads = {facts['H']}"
         raise errors.UserError(f"config.json: {wrong}")
-    base = facts["rotary_base"]
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "num_key_value_heads": facts["H"],
-        "rope_theta": base,  # read by transformers before 5
-        "rope_parameters": {"rope_type": "default", "rope_theta": base},
-    }
+    rope = {"rope_type": "default", "rope_theta": facts["rotary_base"]}
+    old = {"rope_theta": facts["rotary_base"]}  # read by transformers before 5
+    return {"architectures": ["LlamaForCausalLM"], "num_key_value_heads": facts["H"], "rope_parameters": rope} | old
 
 
 FAMILY = families.Family(
