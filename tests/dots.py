@@ -39,7 +39,14 @@ def prepare(settings, devices):
             batch = batch | {"x_BD": batch["x_BD"] * stays_BD}
         return task.loss_and_metrics({"b_C": jnp.zeros(tiny.C)} | params, batch, None)
 
-    whole = task._replace(init=init, loss_and_metrics=loss_and_metrics)
+    def probe(params):  # as if there were two layers of scores
+        return {f"symmetry/{m}": m * params["G_CD"].mean() for m in (1, 2)}
+
+    def maps(params, batch):  # and two heads, of five tokens
+        A_BNN = jax.nn.softmax(batch["x_BD"][:, :, None] * batch["x_BD"][:, None, :])
+        return jnp.broadcast_to(A_BNN[:, None], (2, len(A_BNN), 2, tiny.D, tiny.D))
+
+    whole = task._replace(init=init, loss_and_metrics=loss_and_metrics, probe=probe, maps=maps)
     return run.Work(
         whole, lambda *arguments: figures(*arguments), apply, files={"dots.txt": b"1"}, lines=["dots: 61 points"]
     )

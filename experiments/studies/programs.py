@@ -71,7 +71,7 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     first_of = {run.arm: run for run in reversed(program.runs)}
     for run in reversed(first_of.values()):
         with study.naming(f"condition {run.condition}, arm {run.arm}"):
-            work = _work(run, devices)
+            work = by_name.experiment(run.settings.experiment).prepare(run.settings, devices)
             task, t = work.task, run.settings.train
             plan = single.plan(run.settings, task, devices)
             if t.growth or t.nan != "abort" or t.spike or t.keep_best:
@@ -90,11 +90,6 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     return Checked(program, work.lines, plan.steps, shapes.total(params), flops, evaluation, plan.every["evaluate"])
 
 
-def _work(run: study.Run, devices: Mesh) -> single.Work:
-    """What the experiment makes of one run."""
-    return by_name.experiment(run.settings.experiment).prepare(run.settings, devices)
-
-
 class Ready(NamedTuple):
     """A program with its data."""
 
@@ -107,7 +102,10 @@ class Ready(NamedTuple):
 def prepare(program: study.Program, devices: Mesh) -> Ready:
     """The program, which was checked. Its runs are computed side by side where devices share them, and not on a CPU."""
     first, rows = program.runs[0], len(program.runs)
-    tasks = {seed: _work(run, devices).task for seed, run in {run.seed: run for run in program.runs}.items()}
+    prepared = by_name.experiment(first.settings.experiment).prepare
+    tasks = {
+        seed: prepared(run.settings, devices).task for seed, run in {run.seed: run for run in program.runs}.items()
+    }
     task = tasks[first.seed]
     plan = single.plan(first.settings, task, devices)
     optimiser = functools.partial(single.optimiser, first.settings)
@@ -163,12 +161,13 @@ def train(
             probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else None,
         )
         stack.enter_context(contextlib.closing(training))
-        inputs = {seed: batches.iterate(task.train, start=start) for seed, task in tasks.items()}
+        inputs = zip(*(batches.iterate(task.train, start=start) for task in tasks.values()), strict=True)
+        seed_R = [list(tasks).index(run.seed) for run in program.runs]
         state = loop.train(
             training,
             lambda state, batch, alive: compiled(state, batch, alive, numbers),
             state,
-            _rows(inputs, program),
+            ([batch[i] for i in seed_R] for batch in inputs),  # rows of the same seed have the same
             start=start,
             alive=np.asarray(jax.device_get(state.step) == start),
             place=mesh.place_rows,
@@ -193,13 +192,6 @@ def _resumed(saved: pathlib.Path, like: step.State) -> tuple[int, step.State] | 
     disk.remove(aside)
     saved.rename(aside)
     return None
-
-
-def _rows(inputs: dict[int, Iterator[dict]], program: study.Program) -> Iterator[list[dict]]:
-    """For every step the batches of all rows. Rows of the same seed have the same."""
-    while True:
-        now = {seed: next(of_seed) for seed, of_seed in inputs.items()}
-        yield [now[run.seed] for run in program.runs]
 
 
 def _write(

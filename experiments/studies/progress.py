@@ -11,14 +11,15 @@ class Progress(log.Line):
 
     def __init__(self, waiting: Sequence[Any]):
         """waiting: the programs that are still to be trained (programs.Checked)."""
-        self._waiting, self._current, self._step, self._loss = waiting, 0, 0, ""
+        self._waiting, self._current, self._step, self._loss, self._title = waiting, 0, 0, "", ""
         super().__init__("{desc}", total=sum(one.ahead(0)[0] for one in waiting))
         self._known = self._pace  # of the newest program that tells something; self._pace is of the one under way
 
     def begin(self, number: int) -> None:
         """The program of this number is made ready and compiled from here on."""
         self._current, self._step, self._loss, self._pace = number, 0, "", log.Pace()
-        self._bar.set_description_str(self._where(), refresh=False)
+        self._title = f"{number + 1} of {len(self._waiting)}, {self._waiting[number].program.name}"
+        self._bar.set_description_str(self._title, refresh=False)
         self._bar.set_postfix_str(f"compiling, {self._ahead()}")
 
     def go_on(self, step: int) -> None:
@@ -36,10 +37,7 @@ class Progress(log.Line):
         if loss is not None:
             self._loss = f", loss {loss:.4f}"
         told = f"step {step:,}/{one.steps:,}{self._loss}, {self._ahead()}"
-        self._show(told, done=done, plain=f"{self._where()}: {told}" if loss is not None else "")
-
-    def _where(self) -> str:
-        return f"{self._current + 1} of {len(self._waiting)}, {self._waiting[self._current].program.name}"
+        self._show(told, done=done, plain=f"{self._title}: {told}" if loss is not None else "")
 
     def _ahead(self) -> str:
         """What is left of steps and evaluations."""
