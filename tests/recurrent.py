@@ -59,7 +59,7 @@ def incremental() -> Incremental:
     return Incremental(start, step, traces)
 
 
-def prompts(*lengths: int, columns: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+def prompts(*lengths: int, columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Random prompts of these lengths, with words, not id 0, for padding; and the lengths."""
     w_BN = np.random.default_rng(seed).integers(1, W, (len(lengths), columns))
-    return jnp.asarray(w_BN, jnp.int32), jnp.asarray(lengths, jnp.int32)
+    return w_BN.astype(np.int32), np.array(lengths, np.int32)

@@ -47,7 +47,8 @@ def compiled(size: int):
     search = jax.jit(functools.partial(beam.search, model.start, model.step, beam=size, steps=6))
 
     def run(prompt_BN=PROMPTS_BN, length_B=LENGTH_B, *, stop, alpha: float):
-        return search(prompt_BN, length_B, stop=jnp.array([*stop, -1, -1][:2]), length_penalty=jnp.asarray(alpha))
+        data = dict(stop=np.array([*stop, -1, -1][:2]), length_penalty=np.float32(alpha))
+        return jax.device_get(search(prompt_BN, length_B, **data))
 
     return run, model.traces
 
@@ -105,7 +106,7 @@ def test_a_beam_as_wide_as_all_continuations_finds_them_in_order():
     """27 = 3^3 hypotheses hold everything that three words can make in three steps; the rest of the beam is empty."""
     search = jax.jit(functools.partial(beam.search, *by_few(), beam=27, steps=3))
     for stop, alpha in itertools.product([(-1, -1), (14, -1), (13, 15)], (0.0, 2.0, -0.5)):
-        words, score = search(PROMPTS_BN, LENGTH_B, stop=jnp.array(stop), length_penalty=alpha)
+        words, score = jax.device_get(search(PROMPTS_BN, LENGTH_B, stop=np.array(stop), length_penalty=alpha))
         for b, length in enumerate(LENGTH_B):
             expected = searched(PROMPTS_BN[b, :length].tolist(), few, size=29**3, steps=3, stop=stop, alpha=alpha)
             assert len(expected) == {(-1, -1): 27, (14, -1): 1 + 2 + 12, (13, 15): 2 + 2 + 3}[stop]

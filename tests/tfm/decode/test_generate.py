@@ -29,7 +29,8 @@ def compiled(chance: str):
     generate = jax.jit(functools.partial(decode.generate, model.start, model.step, steps=STEPS, **CHANCES[chance]))
 
     def run(key, *, prompt_BN=PROMPTS_BN, length_B=LENGTH_B, stop=()):
-        return generate(prompt_BN, length_B, key, stop=jnp.array([*stop, -1, -1][:2]))  # no word is -1
+        stops = np.array([*stop, -1, -1][:2])  # no word is -1
+        return jax.device_get(generate(prompt_BN, length_B, key, stop=stops))
 
     return run, model.traces
 
@@ -90,7 +91,7 @@ def pieces():
 def test_a_text_made_in_pieces_is_the_text_made_at_once(size, stop):
     """A word more is a word read: after the first, which `start` gives, each costs one step and the last costs none."""
     begin, more, traces = pieces()
-    data = jnp.array([*stop, -1, -1][:2])
+    data = np.array([*stop, -1, -1][:2])
     state, count = begin(PROMPTS_BN, LENGTH_B, KEY, stop=data), 0
     np.testing.assert_array_equal(state.length_B, LENGTH_B + 1)
     while not state.done_B.all() and count < STEPS:
@@ -109,13 +110,13 @@ def test_a_text_made_in_pieces_is_the_text_made_at_once(size, stop):
 def test_neither_the_other_sequences_nor_the_bucket_have_a_part_in_a_text():
     run, _ = compiled("all")
     words, _ = run(KEY)
-    wide_BN = jnp.pad(PROMPTS_BN, ((0, 0), (0, 3)), constant_values=4)
+    wide_BN = np.pad(PROMPTS_BN, ((0, 0), (0, 3)), constant_values=4)
     key_B = sampling.one_per_sequence(KEY, len(LENGTHS))
     last = slice(None, 0, -1)  # three of four, in the other order, each with its own key
     found, _ = run(key_B[last], prompt_BN=wide_BN[last], length_B=LENGTH_B[last])
     np.testing.assert_array_equal(found[:, : words.shape[1]], words[last])
     assert (found[:, words.shape[1] :] == 0).all()
-    same, _ = run(jax.random.key(0), prompt_BN=jnp.tile(PROMPTS_BN[:1], (4, 1)), length_B=jnp.full(4, 4))
+    same, _ = run(jax.random.key(0), prompt_BN=np.tile(PROMPTS_BN[:1], (4, 1)), length_B=np.full(4, 4, np.int32))
     assert len({tuple(row) for row in same.tolist()}) == 4  # equal prompts of one batch go on differently
 
 
@@ -123,7 +124,7 @@ def test_no_words_are_appended_where_none_are_asked_for():
     model = recurrent.incremental()
     nothing = jax.jit(functools.partial(decode.generate, model.start, model.step, steps=0))
     words, length_B = nothing(PROMPTS_BN, LENGTH_B, KEY)
-    np.testing.assert_array_equal(words, jnp.where(jnp.arange(5) < LENGTH_B[:, None], PROMPTS_BN, 0))
+    np.testing.assert_array_equal(words, np.where(np.arange(5) < LENGTH_B[:, None], PROMPTS_BN, 0))
     np.testing.assert_array_equal(length_B, LENGTH_B)
 
 
