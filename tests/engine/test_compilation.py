@@ -2,8 +2,6 @@
 
 import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
 import jax
@@ -12,7 +10,6 @@ from test_checkpoint_log_workdir import Stopped, run
 
 from experiments.engine import batches, compilation, mesh
 
-ROOT = pathlib.Path(__file__).parents[2]
 BACKEND = "/jax/core/compile/backend_compile_duration"
 compilations: list[str] = []  # the names of what has been compiled
 
@@ -51,28 +48,6 @@ def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(t
     assert list(seen) == [5, 6] and seen[6] == seen[5]
 
 
-# A process of its own that keeps what it compiles, and says how much of it was there.
-COMPILES = """
-import os
-import sys
-import jax
-from experiments.engine import compilation
-os.environ[compilation.FOLDER] = sys.argv[1]
-compilation.keep()
-hits = []
-jax.monitoring.register_event_listener(lambda event, **more: hits.append(event.endswith("/cache_hits")))
-print(jax.jit(lambda x: jax.numpy.tanh(x) * 2 + 1)(3.0), sum(hits) > 0)
-"""
-
-
-def test_a_second_start_takes_its_programs_from_the_cache(tmp_path):
-    environment = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "true", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", COMPILES, str(tmp_path / "cache")]
-    told = [subprocess.run(command, capture_output=True, text=True, env=environment, check=True) for _ in range(2)]
-    (first, hit), (second, again) = (one.stdout.split() for one in told)
-    assert first == second and (hit, again) == ("False", "True") and any((tmp_path / "cache").iterdir())
-
-
 @pytest.fixture
 def settings_of_jax(monkeypatch):
     """The cache is allowed, and what a test sets is set back."""
@@ -82,6 +57,18 @@ def settings_of_jax(monkeypatch):
     yield
     for name, value in before.items():
         jax.config.update(name, value)
+    compilation.forget_folder()
+
+
+def test_a_second_start_takes_its_programs_from_the_cache(settings_of_jax, tmp_path, monkeypatch):
+    monkeypatch.setenv(compilation.FOLDER, str(tmp_path / "cache"))
+    hits, values = [], []
+    jax.monitoring.register_event_listener(lambda event, **more: hits.append(event) if "cache_hits" in event else None)
+    for _ in range(2):
+        compilation.keep()
+        values.append((float(jax.jit(lambda x: jax.numpy.tanh(x) * 2 + 1)(3.0)), len(hits) > 0))  # unknown to jit
+    (first, hit), (second, again) = values
+    assert first == second and (hit, again) == (False, True) and any((tmp_path / "cache").iterdir())
 
 
 def test_where_programs_are_kept(settings_of_jax, tmp_path, monkeypatch, capsys):

@@ -57,8 +57,8 @@ def copied(folder, to):
     return shutil.copytree(bundle_of(folder), to / "step")
 
 
-def replayed(folder, *more, bundle=None):
-    return tiny.run("--replay", str(bundle or bundle_of(folder)), "--config.experiment=my_dots", *more)
+def replayed(bundle):
+    return tiny.run("--replay", str(bundle), "--config.experiment=my_dots")
 
 
 def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
@@ -84,7 +84,7 @@ def test_a_run_that_aborts_leaves_a_whole_bundle(aborted):
 def test_the_bundle_shows_it_again_on_one_device_and_writes_nothing(aborted):
     folder, outcome = aborted
     before = sorted(str(file) for file in folder.rglob("*"))
-    again = replayed(folder)
+    again = replayed(bundle_of(folder))
     assert again.code == 1 and "1 of 8 devices" in again.out
     words = outcome.err.partition("; python launch.py")[0]
     assert again.err == words + "\n"  # the same step, numbers, place and examples
@@ -102,19 +102,13 @@ def test_what_is_finite_here_is_said_to_be_and_what_only_the_update_makes_is_not
         state = dict(file)
     state |= {"params/b_C": 0 * state["params/b_C"]}
     np.savez(bundle / "state.npz", **state)
-    again = replayed(folder, bundle=bundle)
+    again = replayed(bundle)
     assert again.code == 0 and again.err == "" and "all of it is finite here" in again.out
     assert "not finite" not in again.out and "loss           nan" not in again.out
     (mean,) = [name for name in state if name.endswith("/mu/b_C")]
     np.savez(bundle / "state.npz", **(state | {mean: np.full_like(state[mean], np.inf)}))
-    again = replayed(folder, bundle=bundle)
+    again = replayed(bundle)
     assert again.code == 1 and "an updated parameter is not finite" in again.err and "finite here" not in again.out
-
-
-def test_code_in_a_bundle_is_not_run_unless_it_is_named(aborted):
-    folder, _ = aborted
-    told = tiny.run("--replay", str(bundle_of(folder)))
-    assert told.code == 2 and 'has experiment = "my_dots", a program that would be run' in told.err
 
 
 @pytest.mark.parametrize("name", ["config.json", "info.json", "batch.npz", "state.npz"])
@@ -127,7 +121,7 @@ def test_a_damaged_bundle_is_told_in_a_sentence(aborted, tmp_path, name, damage)
         (bundle / name).unlink()
     else:
         (bundle / name).write_bytes(content[: len(content) // 2] if damage == "cut" else b"[1, 2]")
-    told = replayed(folder, bundle=bundle)
+    told = replayed(bundle)
     assert told.code == 2 and told.err.startswith("error: ") and told.err.count("\n") == 1
 
 
@@ -196,21 +190,22 @@ def test_numbers_of_a_bundle_that_are_none_are_a_sentence(tmp_path, monkeypatch,
         replay.read(bundle, state)
 
 
-def test_a_state_of_another_model_is_refused(aborted):
-    folder, _ = aborted
-    told = replayed(folder, "--config.dots.bias=False")
-    assert told.code == 2 and "is not that of the config beside it" in told.err
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("", 'has experiment = "my_dots", a program that would be run'),  # unless it is named
+        ("--config.experiment=my_dots --config.dots.bias=False", "is not that of the config beside it"),
+        ("--config.experiment=my_dots --dry_run", "leave the other flags out"),
+        ("--config.experiment=my_dots --workdir=elsewhere", "leave the other flags out"),
+    ],
+)
+def test_a_replay_runs_no_code_that_is_not_named_and_takes_its_own_model_and_flags(aborted, words, sentence):
+    told = tiny.run("--replay", str(bundle_of(aborted[0])), *words.split())
+    assert told.code == 2 and sentence in told.err
 
 
-def test_a_replay_takes_no_other_flags(aborted, tmp_path):
-    folder, _ = aborted
-    for more in (("--dry_run",), ("--workdir", str(tmp_path))):
-        told = replayed(folder, *more)
-        assert told.code == 2 and "leave the other flags out" in told.err
-    assert replayed(folder, bundle=tmp_path).err == f"error: {tmp_path} is no replay bundle: it has no config.json\n"
-
-
-def test_what_trains_no_single_model_leaves_no_bundle(tmp_path):
-    (tmp_path / "config.json").write_text('{"config": {"experiment": "ablation"}}')
-    told = tiny.run("--replay", str(tmp_path))
-    assert told.code == 2 and told.err == f"error: {tmp_path} is no replay bundle: ablation leaves none\n"
+def test_what_is_no_bundle_or_trains_no_single_model_is_a_sentence(tmp_path):
+    for sentence in ("it has no config.json", "ablation leaves none"):
+        told = tiny.run("--replay", str(tmp_path))
+        assert (told.code, told.err) == (2, f"error: {tmp_path} is no replay bundle: {sentence}\n")
+        (tmp_path / "config.json").write_text('{"config": {"experiment": "ablation"}}')
