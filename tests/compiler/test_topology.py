@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 import tiny
-import tiny_study
 
 from experiments import model as models
 from experiments.compiler import report, topology
@@ -180,12 +179,13 @@ def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
 
 @libtpu
 def test_of_a_study_the_dearest_program_is_compiled(tmp_path):
-    file, arms = tmp_path / "said.json", [("few", {}), ("many", {"train.batch_size": 8})]
-    config = tiny_study.config_file(tmp_path, study__arms=arms)
+    file = tmp_path / "said.json"
+    study = {"study.experiment": "vision", "study.arms": [("wide", {"model.D": 12}), ("narrow", {})]}
+    config = tiny.config_file(tmp_path, "ablation", **SMALL, **study | {"study.seeds": [0, 1]})
     shown = tiny.run("--config", config, "--dry_run", "--topology=v5e-1", f"--json={file}")
     assert shown.code == 0, shown.err
     told = {one["name"]: one for one in json.loads(file.read_text())["programs"]}
-    assert list(told) == ["step of many x 2 seeds", "evaluation of many x 2 seeds"]
+    assert list(told) == ["step of wide x 2 seeds", "evaluation of wide x 2 seeds"]
     assert all(one["compiled"] for one in told.values())
 
 
