@@ -19,9 +19,9 @@ from tfm.decode import kv_cache
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parameters
 MOST_UNROLLED = 512  # layers written out in a program
-# Layers that are written out for a TPU unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each
-# of step and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
-WRITTEN_OUT = 4
+# Layers that are written out unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each of step and
+# evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
+WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
@@ -100,8 +100,9 @@ def build(
             f" soon: at most {MOST_UNROLLED} are possible, and model.unroll = 1 makes a loop of any number"
         )
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
+    by_name.choose("remat", m.remat, transformer.REMAT)
     parts = transformer.Parts(embed, variants.choose(m, "position"), block_parts(m, cross=cross), head)
-    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.unroll or (1 if m.remat else True)}
+    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.unroll or True}
     tree |= sizes(m) | {"N": N, "final_norm": m.final_norm, "bias": m.bias}
     tree |= {} if cross else {"embed_norm": m.embed_norm}
     whole, one_by_one = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
@@ -113,11 +114,14 @@ def build(
 
     def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         """over: the devices that share the model (inside shard_map). Maps are made by the way that forms them."""
-        compute = flash.attention if over.sequence else explicit.attention if maps else parts.block.attention.compute
+        compute = explicit.attention if maps else parts.block.attention.compute
+        if over.sequence or compute is flash.attention:
+            compute = attention.ON.get(over.platform, flash.attention)
         own = parts.block.attention._replace(compute=compute)
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
-        # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long on a TPU.
-        if call["unroll"] is True and (over.fsdp or (over.platform == "tpu" and m.M > WRITTEN_OUT)):
+        # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long.
+        deep = m.M > (SHALLOW if over.platform in ("", "cpu") else WRITTEN_OUT)
+        if not m.unroll and (over.fsdp or deep or m.remat != "none"):
             changed["unroll"] = 1
         return whole.apply(*arrays, **call | changed, maps=maps, **options)
 
@@ -186,10 +190,6 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
     rooms = {"mlp": parts.mlp, "value": parts.attention.value}
     whole = [f'model.{name} = "{getattr(m, name)}"' for name, own in rooms.items() if not getattr(own, "shared", False)]
     for holds, reason in (
-        (
-            over.sequence and m.attention == "fused",
-            "model.attention = fused needs whole sequences: choose flash, or mesh.sequence = 1",
-        ),
         (
             over.sequence and head == "class_token",
             "the class token is no part of the image that devices could share: choose image.head = pooled, or "

@@ -74,12 +74,6 @@ def gathered(params: Any, layout: Layout) -> Any:
         return jax.tree.map(gather, params, shapes.specs(params, layout.rules))
 
 
-def products(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy of jax.checkpoint: where weights are gathered, the backward pass of a block keeps products and sums over
-    devices, but no gathered weight and nothing made from one."""
-    return primitive.name in ("dot_general", "psum", "psum_invariant")
-
-
 def positions(layout: Layout, N: int) -> jax.Array | None:
     """Where this device's N tokens stand, where sequences are shared; else None, which means 0 ... N-1. Tokens are
     dealt out like cards: of P devices, device i holds the tokens i, P + i, 2 P + i, ... With a causal mask all then

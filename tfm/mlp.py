@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm import initial, linear
 from tfm import layout as layouts
@@ -37,10 +38,11 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
         h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
     else:
         h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
+    h_BNF = checkpoint_name(h_BNF, "activation")
     if "Wh_FF" in params:
         if layout.tensor:
             h_BNF = jax.lax.all_gather(h_BNF, layout.tensor, axis=2, tiled=True)
-        h_BNF = activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F")))
+        h_BNF = checkpoint_name(activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F"))), "activation")
     return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
 
 

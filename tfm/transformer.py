@@ -4,6 +4,7 @@ params = {embed, position, blocks, head} and, where the model has them, {class, 
 optional is read off the tree. `Parts` has the function for each of them.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +16,25 @@ from tfm import head as heads
 from tfm import initial, variant
 from tfm import layout as layouts
 
+
+
+def _keeping(*names: str) -> Callable[..., bool]:
+    """A policy of jax.checkpoint: products, sums over devices and what has one of these names are kept; no weight that
+    was gathered from several devices (FSDP), which is gathered again, and nothing that is made of one element by
+    element, which a loop would have to write in float32."""
+
+    def kept(primitive: Any, *_: Any, name: str = "", **__: Any) -> bool:
+        return primitive.name in ("dot_general", "psum", "psum_invariant") or name in names
+
+    return kept
+
+
+# What the backward pass computes again: norms; also what an MLP makes of its products; all of a block.
+REMAT = {
+    "none": _keeping("product", "attention", "activation"),
+    "products": _keeping("product", "attention"),
+    "full": None,
+}
 KEPT_WIDE = ("mean_D", "var_D", "b_HR")  # running averages, and what is added to logits, keep their precision
 
 
@@ -68,16 +88,14 @@ def stack(
     key_B: jax.Array | None = None,
     caches: list[dict] | None = None,
     layout: layouts.Layout = layouts.ONE,
-    remat: bool = False,
+    remat: str = "none",
     unroll: int | bool = True,
     **call: Any,
 ) -> tuple[jax.Array, dict]:
     """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and what the blocks saw, stacked over layers.
 
-    remat: a block's intermediates are computed again in the backward pass instead of kept; where a layer's weights are
-    gathered from several devices (FSDP) all but the products always are: weights are gathered a second time. unroll:
-    how many layers of the scan are written out (True: all); on CPU writing out is 1.15-1.25 times faster at depths up
-    to 6. call: mask, n, memory, maps, keep (block.apply). With caches, one for each layer, the new ones are in a list.
+    remat: what the backward pass computes again (REMAT). unroll: how many layers of the scan are written out (True: all,
+    of which the compiler keeps what it likes); on CPU writing out is 1.15-1.25 times faster at depths up to 6. call: mask, n, memory, maps, keep (block.apply). With caches, one for each layer, the new ones are in a list.
     """
 
     def layer(x_BND: jax.Array, numbered: tuple, cache: dict | None = None) -> tuple[jax.Array, dict]:
@@ -87,8 +105,8 @@ def stack(
 
     with jax.named_scope("blocks"):
         if caches is None:
-            if remat or layout.fsdp:
-                layer = jax.checkpoint(layer, policy=None if remat else layouts.products)
+            if unroll is not True or remat != "none" or layout.fsdp:
+                layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=unroll is True)
             numbers = jnp.arange(jax.tree.leaves(layers)[0].shape[0])
             return jax.lax.scan(layer, x_BND, (numbers, layers), unroll=unroll)
         new = []

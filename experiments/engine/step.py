@@ -187,14 +187,18 @@ def one_step(
     def step(state: State, batch: dict, alive: jax.Array | bool = True) -> tuple[State, dict]:
         params, opt_state, norm, numbers, _ = propose(state, batch)
         loss, metrics = numbers[LOSS], {name: x for name, x in numbers.items() if not name.startswith(RUNNING)}
+        learning_rate, followed = rate(updates_made(state.opt_state)), numbers.keys() - metrics.keys()
         with jax.named_scope("guard"):
-            finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves((loss, norm, params))]))
+            # Known before the parameters are updated, so that this is decided in the pass that updates them.
+            before = [loss, norm, learning_rate, *(numbers[name] for name in sorted(followed))]
+            finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in before]))
             alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
             usual = ~is_spike(state.opt_state.history, loss, norm, spike) if spike else True
             accepted, old = alive & finite & usual, (state.params, state.opt_state)
             new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), (params, opt_state), old)
+            sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new[0])]))
         new = state.replace(step=state.step + alive, params=new[0], opt_state=new[1])
-        metrics |= {"gradient_norm": norm, "learning_rate": rate(updates_made(state.opt_state)), "alive": alive}
+        metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive & sound}
         if spike or nan == "skip":
             metrics["skipped"] = new.step - updates_made(new.opt_state)
         new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were

@@ -22,6 +22,7 @@ gradient.
 from tfm.attention import block_mask, chunked, explicit, flash, fused, heads, mask, nan_guard, online_softmax  # noqa: F401
 
 # isort: split
-from tfm.attention import relative_position, ring, score, score_symmetric, value  # noqa: F401
+from tfm.attention import relative_position, ring, score, score_symmetric, splash, value  # noqa: F401
 
-IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention, "fused": fused.attention}
+IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention}
+ON = {"tpu": splash.attention, "gpu": fused.attention}  # flash attention by the kernels of these devices

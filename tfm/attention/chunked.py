@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 import numpy as np
 
 from tfm.attention import block_mask, online_softmax
@@ -73,7 +74,7 @@ def _average(rules: block_mask.Rules, query: dict, key: dict) -> jax.Array:
 def _forward(rules: block_mask.Rules, query: dict, key: dict) -> tuple[jax.Array, Any]:
     sums = online_softmax.empty(rules, query, key)
     sums = online_softmax.block_forward(rules, query, key, rules.allowed(query, key), *sums)
-    y_BHNV, lse_BHN1 = online_softmax.finish(sums)
+    y_BHNV, lse_BHN1 = (checkpoint_name(x, "attention") for x in online_softmax.finish(sums))
     return y_BHNV, (rules, query, key, y_BHNV, lse_BHN1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm.attention import block_mask, chunked, online_softmax, ring
 
@@ -80,7 +81,7 @@ def _forward(axis: str | None, rules: block_mask.Rules, query: dict, key: dict) 
     else:  # what is needed of other devices' keys is not kept for the gradient
         sums_I = ring.around(one_turn, jax.lax.map(empty, query), key, axis)
         need_IJ, finished = None, jax.lax.map(online_softmax.finish, sums_I)
-    y_IBHNV, lse_IBHN1 = finished
+    y_IBHNV, lse_IBHN1 = (checkpoint_name(x, "attention") for x in finished)
     return y_IBHNV, (rules, query, key, y_IBHNV, lse_IBHN1, need_IJ)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import Partial
 
 from tfm.attention import block_mask
@@ -73,3 +74,31 @@ def either(first: Mask, second: Mask) -> Mask:
 
 def _joined(how: Callable, first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
     return how(first(n, s_S), second(n, s_S))
+
+
+def known(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
+    """(N, S), what the mask says of these positions while a program is made, and valid_BS of the padding in it, or None
+    where it has none. (None, None) for a mask that is more than these two `both` hold."""
+    terms, valid_BS, shown_NS = _terms(mask), None, np.ones((n.size, s_S.size), bool)
+    for term in terms:
+        arrays = jax.tree.leaves(block_mask.arrays_of(term))
+        if isinstance(term, Partial) and term.func is _padding:
+            valid_BS = term.args[0] if valid_BS is None else valid_BS & term.args[0]
+            continue
+        if any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return None, None
+        with jax.ensure_compile_time_eval():
+            shown = term(n, s_S)
+        if isinstance(shown, jax.core.Tracer) or shown.ndim > 2:
+            return None, None
+        shown_NS &= np.asarray(shown)
+    return shown_NS, valid_BS
+
+
+def _terms(mask: Mask | None) -> list[Mask]:
+    """The masks that must all allow it."""
+    if mask is None:
+        return []
+    if isinstance(mask, Partial) and getattr(mask.func, "args", None) == (operator.and_,):
+        return [term for one in mask.args for term in _terms(one)]
+    return [mask]

@@ -43,10 +43,9 @@ def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout =
     U_HDV = params["Uo_HDK"] if "Uo_HDK" in params else params["V_HDD"]
     if y_BHNV.shape[1] == 1:  # all heads average alike: sum_h U_h y = (sum_h U_h) y
         U_HDV = U_HDV.sum(0, keepdims=True)
-    y_TD = kernels.heads_product(y_BHNV, U_HDV)
-    y_TD = y_TD if layout.tensor is None else jax.lax.psum(y_TD, layout.tensor)
-    y_TD = y_TD if "bo_D" not in params else y_TD + params["bo_D"]
-    return y_TD.reshape(y_BHNV.shape[0], y_BHNV.shape[2], -1)
+    y_BND = kernels.combined(y_BHNV, U_HDV)
+    y_BND = y_BND if layout.tensor is None else jax.lax.psum(y_BND, layout.tensor)
+    return y_BND if "bo_D" not in params else y_BND + params["bo_D"]
 
 
 def _full_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
