@@ -73,11 +73,11 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         mask = masks.padding(batch["valid_BS"]) if hidden else causal
         return model.apply(params, batch["w_BN"], mask=models.masked(m, mask), **options)
 
-    task = tasks.of_model(
+    task = tasks.of_words(
         settings,
         model,
         logits,
-        models.word_measures,
+        few=t.objective != "causal",
         tokens_per_example=t.N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=most_frequent)},
         guess={"accuracy": "always the training part's most frequent token"},

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from experiments import variants
 from experiments.engine import by_name, config, errors, mesh
-from experiments.engine import step as steps
-from tfm import attention, block, embed, head, loss, symmetry, transformer, variant
+from tfm import attention, block, embed, head, symmetry, transformer, variant
 from tfm import encoder_decoder as seq2seq
 from tfm import initial as initials
 from tfm import layout as layouts
@@ -165,13 +164,6 @@ def sizes(m: config.Settings) -> dict[str, int]:
             f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
         )
     return numbers
-
-
-def word_measures(logits_BNW: jax.Array, batch: dict, over: layouts.Layout) -> steps.Ratios:
-    """Loss and accuracy at every token that is asked for (target_BN, weight_BN), whatever devices share the words."""
-    answer = logits_BNW, batch["target_BN"], batch["weight_BN"]
-    measures = {steps.LOSS: loss.cross_entropy, "accuracy": loss.accuracy}
-    return {name: of(*answer, vocab=over.vocab) for name, of in measures.items()}
 
 
 def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:

@@ -42,11 +42,10 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["w_BN"], mask=mask, **options)
 
-    task = tasks.of_model(
+    task = tasks.of_words(
         settings,
         model,
         logits,
-        models.word_measures,
         tokens_per_example=s.N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W)},
         guess={"accuracy": "always the held-out examples' most frequent answer"},

@@ -10,7 +10,7 @@ import numpy as np
 from experiments import model as models
 from experiments.engine import batches, config, errors, step
 from tfm import layout as layouts
-from tfm import loss
+from tfm import loss, word_loss
 
 Examples = tuple[batches.Fetch, int]  # and how many there are
 
@@ -40,6 +40,20 @@ def of_model(
 
     own = {"probe": models.probe(settings.model), "maps": maps}
     return step.Task(init=model.init, loss_and_metrics=loss_and_metrics, **own | more)
+
+
+def of_words(
+    settings: config.Settings, model: models.Model, answer: Callable, *, few: bool = False, **more: Any
+) -> step.Task:
+    """Of a model of words: loss and accuracy of every token that is asked (target_BN, weight_BN), without its logits
+    where these are many (word_loss.py). few: whether many tokens are not asked. answer: as in of_model."""
+
+    def asked(params: Any, batch: dict, **options: Any) -> Any:
+        if "maps" not in options:
+            options["asked"] = word_loss.Asked(batch["target_BN"], batch["weight_BN"], few)
+        return answer(params, batch, **options)
+
+    return of_model(settings, model, asked, lambda found, batch, over: found, **more)
 
 
 def example(task: step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:

@@ -61,11 +61,11 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
 
-    task = tasks.of_model(
+    task = tasks.of_words(
         settings,
         model,
         logits,
-        models.word_measures,
+        few=True,  # sides are filled up
         tokens_per_example=2 * p.N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": ANOTHER, "bleu": ANOTHER},

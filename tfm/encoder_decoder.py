@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from tfm import block as blocks
-from tfm import initial, transformer
+from tfm import initial, transformer, word_loss
 from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import kv_cache
@@ -56,15 +56,16 @@ def apply(
     *,
     key_B: jax.Array | None = None,
     maps: bool = False,
+    asked: word_loss.Asked | None = None,
     **model: Any,
-) -> tuple[jax.Array, dict]:
+) -> tuple[Any, dict]:
     """(logits_BNW, aux): the next word of the target after each of its words w_BN, given the whole source (E24, E26).
     The arguments are those of transformer.apply; aux has A_MBHNS and A_cross_MBHNS of the decoder with maps."""
     memory, at_encoder = encode(params, source_BS, valid_BS, key_B=key_B, **model)
     call = {"mask": masks.causal, "memory": memory, "key_B": blocks.keys(key_B, "decoder"), "maps": maps}
-    logits_BNW, aux = transformer.apply(side(params, "decoder"), w_BN, **call, **model)
+    answer, aux = transformer.apply(side(params, "decoder"), w_BN, asked=asked, **call, **model)
     running = {name: s["running"] for name, s in (("encoder", at_encoder), ("decoder", aux)) if "running" in s}
-    return logits_BNW, aux | ({"running": running} if running else {})
+    return answer, aux | ({"running": running} if running else {})
 
 
 def start(

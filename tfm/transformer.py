@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from tfm import block as blocks
 from tfm import embed as embeds
 from tfm import head as heads
-from tfm import initial, variant
+from tfm import initial, variant, word_loss
 from tfm import layout as layouts
 
 
@@ -160,8 +160,11 @@ def hidden_states(
     return x_BND, result | ({"running": running} if running else {})
 
 
-def logits(params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """What the head says (E24-E27). A head without a matrix of its own takes the embedding: g_w is row w of it."""
+def logits(
+    params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layout = layouts.ONE, asked: Any = None
+) -> Any:
+    """What the head says (E24-E27); asked (word_loss.Asked), a model of words has its loss and accuracy instead. A head
+    without a matrix of its own takes the embedding: g_w is row w of it."""
     head = layouts.gathered(params["head"], layout)
     with jax.named_scope("head"):
         if "transform" in head:
@@ -169,6 +172,8 @@ def logits(params: dict, x_BND: jax.Array, *, parts: Parts, layout: layouts.Layo
             x_BND = heads.transform(head["transform"], x_BND, norm=norm, eps=eps, layout=layout)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():
             head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, layout)["E_WD"]}
+        if asked is not None:
+            return word_loss.measures(head, x_BND, asked, layout=layout)
         return layouts.on(layout, parts.head)(head, x_BND)
 
 
@@ -185,9 +190,16 @@ def cast(params: dict, dtype: Any) -> dict:
 
 
 def apply(
-    params: dict, inputs: Any, *, parts: Parts, layout: layouts.Layout = layouts.ONE, dtype: Any = None, **call: Any
-) -> tuple[jax.Array, dict]:
-    """(logits, aux) of words w_BN or patches v_BNP.
+    params: dict,
+    inputs: Any,
+    *,
+    parts: Parts,
+    layout: layouts.Layout = layouts.ONE,
+    dtype: Any = None,
+    asked: word_loss.Asked | None = None,
+    **call: Any,
+) -> tuple[Any, dict]:
+    """(logits, aux) of words w_BN or patches v_BNP; asked, (word_loss.measures, aux) of words.
 
     dtype: that of products and tokens (None: the parameters' own); softmax, statistics of norms and logits are float32
     at least. call: key_B, one random key for each sequence in training (dropout, batch statistics), None in evaluation;
@@ -197,4 +209,4 @@ def apply(
     """
     params = cast(params, dtype)
     x_BND, aux = hidden_states(params, inputs, parts=parts, layout=layout, **call)
-    return logits(params, x_BND, parts=parts, layout=layout), aux
+    return logits(params, x_BND, parts=parts, layout=layout, asked=asked), aux
