@@ -15,13 +15,14 @@ from tfm import layout as layouts
 from tfm import linear, loss
 from tfm.attention import block_mask
 
-# Logits of a device, from which on it makes them in chunks, and of a chunk. 8 x 1,024 tokens, D = 768, W = 50,304,
-# bfloat16, loss and gradient as libtpu 0.0.50 estimates them for v5e-1: 27.5 ms and 2.30 GiB of temporaries at once; in
-# chunks of 2**24, 2**25, 2**26, 2**27 logits 31, 23.5, 20.5, 21.1 ms, and 0.51 GiB with 2**26 (each chunk reads and
-# writes the sum of G's gradients: 0.5 ms); 33 to 36 ms as a scan of jax.checkpoint, which makes the logits twice. The
-# step of GPT-2's 124 M parameters: 153 instead of 160 ms, and 5.2 instead of 9.1 GiB.
-# On a CPU, two cores of a busy machine, 4 x 256 tokens: 1.0 s at once, 0.8 in chunks of 2**24 (D = 128).
-FROM, LOGITS = 2**24, 2**26
+# Logits of a device from which on it makes them in chunks; of a chunk; and of one on a CPU.
+# 8 x 1,024 tokens, D = 768, W = 50,304, bfloat16, loss and gradient as libtpu 0.0.50 estimates them for v5e-1: at once
+# 27.5 ms and 2.30 GiB of temporaries; in chunks of 2**24, 2**25, 2**26, 2**27 logits 26.2, 23.5, 20.5, 21.1 ms, with
+# 2**26 in 0.51 GiB (each chunk reads and writes the sum of G's gradients: 0.5 ms); as a scan of jax.checkpoint, which
+# makes the logits twice, 33 to 36 ms. The step of GPT-2's 124 M: 153 instead of 160 ms, 5.2 instead of 9.1 GiB.
+# On a CPU, two cores (AMD EPYC), 4 x 256 tokens, D = 128: 0.49 s at once; 0.46, 0.46, 0.65 s in chunks of 2**24, 2**25,
+# 2**26; with D = 512: 1.08 s; 1.03, 1.08, 1.23 s.
+FROM, LOGITS, ON_CPU = 2**24, 2**26, 2**24
 FEW = 4  # times smaller chunks where few tokens are asked, since half of the last chunk is for nothing
 
 Sums = tuple[jax.Array, jax.Array]  # of losses, and of right answers
@@ -50,7 +51,8 @@ def measures(
         answer = linear.answers(x_BND, *matrix), asked.target_BN, asked.weight_BN
         measured = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
         return {name: of(*answer, vocab=layout.vocab) for name, of in measured.items()}
-    size = block_mask.size(T, max(8, LOGITS // (W * (FEW if asked.few else 1))))
+    most = min(LOGITS, ON_CPU) if layout.platform == "cpu" else LOGITS
+    size = block_mask.size(T, max(8, most // (W * (FEW if asked.few else 1))))
     flat = x_BND.reshape(T, -1), asked.target_BN.ravel(), asked.weight_BN.ravel().astype(wide)
     chunks = -(-T // size)
     if asked.few:  # they come first
