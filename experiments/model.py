@@ -138,7 +138,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
             f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
         )
-    chosen = variants.checked(m, sizes(m), cross=cross)
+    chosen = variants.checked(m, sizes(m) | {"G": m.G}, cross=cross)
     if m.relative_position in variants.ROTARY:
         halves = m.relative_position == "rotary_halves"
         chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, halves=halves)
@@ -156,9 +156,11 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
 
 
 def sizes(m: config.Settings) -> dict[str, int]:
-    """The sizes M, D, H, K, F, checked."""
+    """The sizes M, D, H, K, F, checked, and G with them."""
     numbers = {letter: getattr(m, letter) for letter in "MDHKF"}
-    config.at_least(1, {f"model.{letter}": n for letter, n in numbers.items()})
+    config.at_least(1, {f"model.{letter}": n for letter, n in {**numbers, "G": m.G}.items()})
+    if m.H % m.G:
+        raise errors.UserError(f"model.G = {m.G} heads of keys and values do not divide model.H = {m.H} heads")
     if m.D % m.H and m.K == m.D // m.H:
         raise errors.UserError(
             f"model.D = {m.D} is not divisible by model.H = {m.H} heads: choose one that is, or set model.K"
@@ -189,6 +191,7 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
         ),
         (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),
         (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
+        (m.G % tensor, f"model.G = {m.G} heads of keys and values do not divide evenly over mesh.tensor = {tensor}"),
         (
             over.tensor and m.score == "identity_query",
             "model.score = identity_query cuts whole tokens into heads, and devices would have to share those: "

@@ -53,7 +53,7 @@ class Trial(NamedTuple):
             answer = shapes.check(params)
         except shapes.ShapeError as error:
             raise self.refusal(f"of its parameters, {error}") from error
-        for letter in "HKDF":
+        for letter in "HGKDF":
             n = self.size[letter]
             if answer.get(letter, n) != n:
                 raise self.refusal(f"model.{letter} is {n}, and {letter} in its parameters {answer[letter]}")
@@ -64,11 +64,11 @@ class Trial(NamedTuple):
         return jax.ShapeDtypeStruct(tuple(self.size[letter] for letter in axes), dtype)
 
     def check(self, what: str, axes: str, answer: Any, *, free: str = "") -> None:
-        """UserError where the answer has other axes: H may be 1, which all heads share, and `free` any number."""
+        """UserError where the answer has other axes: H or G may be 1, which all share, and `free` any number."""
         right = ["any" if letter in free else self.size[letter] for letter in axes]
         shape = getattr(answer, "shape", ())
         each = zip(axes, shape, right, strict=False)
-        fits = (m in (n, "any") or (letter, n) == ("H", 1) for letter, n, m in each)
+        fits = (m in (n, "any") or (letter in "HG" and n == 1) for letter, n, m in each)
         if len(shape) != len(axes) or not all(fits):
             raise self.refusal(
                 f"({', '.join(axes)}) is expected of its {what}, here ({', '.join(map(str, right))}), and it gives "
@@ -84,9 +84,20 @@ class Trial(NamedTuple):
 
 def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -> dict[str, Any]:
     """The variants that the section `m` names, by their rooms. UserError where a user's own does not do what its room
-    says. cross: tokens are also compared with those of another sequence. sizes: M, D, H, K, F. Of any score that rotary
-    positions are to turn, UserError too where it does not declare that they may, or has no pairs of features."""
+    says. cross: tokens are also compared with those of another sequence. sizes: M, D, H, G, K, F. Of any score that
+    rotary positions are to turn, UserError too where it does not declare that they may, or has no pairs of features;
+    and where heads are to share keys, of one that does not declare that they may."""
     chosen = {name: choose(m, name) for name in ROOMS}
+    for name in ("score", "value") if sizes["G"] < sizes["H"] else ():
+        if getattr(chosen[name], "grouped", False):
+            chosen[name] = chosen[name]._replace(init=functools.partial(chosen[name].init, G=sizes["G"]))
+        elif name == "score":
+            right = [arm for arm, of in by_name.candidates(score).items() if getattr(of, "grouped", False)]
+            raise errors.UserError(
+                f"model.G = {sizes['G']} heads of keys for model.H = {sizes['H']} heads need a matrix of the keys "
+                f"alone, and model.score = {m.score} declares none (grouped, score.py): those here that do are "
+                f"{', '.join(right)}"
+            )
     own, turned = {name for name in ROOMS if ":" in getattr(m, name)}, m.relative_position in ROTARY
     B, N, S, *_ = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]
     size = {**sizes, "B": B, "N": N, "S": S}
@@ -123,7 +134,7 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
     params, x_BND, expected = of.init("HKD", bias=bias), of.array("BND"), "queries and keys"
     q, k = of.pair(expected, of.ask(lambda params, x: of.variant.apply(params, x, x), params, x_BND))
     others = of.pair(expected, of.ask(of.variant.apply, params, x_BND, of.array("BSD"))) if cross else (q, k)
-    for queries, keys, axes in ((q, k, "BHNK"), (*others, "BHSK" if cross else "BHNK")):
+    for queries, keys, axes in ((q, k, "BGNK"), (*others, "BGSK" if cross else "BGNK")):
         of.check("queries", "BHNK", queries, free="K")
         of.check("keys", axes, keys, free="K")
         if queries.shape[-1] != keys.shape[-1]:
@@ -151,6 +162,6 @@ def _value(of: Trial, *, bias: bool, heads: int) -> None:
     """heads: of the queries, 1 where all share one map."""
     params = of.init("HKDM", bias=bias)
     v = of.ask(of.variant.apply, params, of.array("BND"))
-    of._replace(size={**of.size, "V": 0}).check("values", "BHNV", v, free="V")
+    of._replace(size={**of.size, "V": 0}).check("values", "BGNV", v, free="V")
     y = jax.ShapeDtypeStruct((v.shape[0], max(heads, v.shape[1]), *v.shape[2:]), v.dtype)
     of.check("tokens", "BND", of.ask(of.variant.combine, params, y))

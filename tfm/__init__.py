@@ -1,7 +1,8 @@
 """The mathematics of the transformer as pure functions of arrays and parameter trees.
 
 Letters (every array's name ends in its axes; tokens are rows, while Turner and Prince write them as columns):
-B sequences, N query positions, S key positions, T = B * N rows, D features, H heads, K query/key features of a head,
+B sequences, N query positions, S key positions, T = B * N rows, D features, H heads, G heads of keys and values where
+these are fewer (GQA, of one MQA: groups.py), K query/key features of a head,
 V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
 patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
 Y X Z rows, columns and channels of an image.
@@ -20,6 +21,7 @@ Y X Z rows, columns and channels of an image.
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |
 | E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD          | value.py             |
 | E10 | Omega_c [Sa_1; ...; Sa_H]                 | the sum over heads as one product | value.py             |
+|     | heads that share keys and values          | Uk_GKD, bk_GK, Uv_GKD, bv_GK      | groups.py            |
 | E11 | beta_q 1^T + Omega_q X, ...               | bq_HK, bk_HK, bv_HK, bo_D         | score.py, value.py   |
 | E12 | W_1, W_2; one or two hidden layers; gated | W1_FD, Wh_FF, Wg_FD, W2_DF, b...  | mlp.py               |
 | E13 | x + res(x)                                | the stages of `apply`; dropout    | block.py             |

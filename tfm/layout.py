@@ -33,7 +33,8 @@ class Layout(NamedTuple):
     @property
     def rules(self) -> dict[str, tuple[str, ...]]:
         """The mesh axes that may share a letter of a weight (shapes.specs)."""
-        rules = {"H": (self.tensor,), "F": (self.tensor, self.fsdp), "W": (self.vocab,), "D": (self.fsdp,)}
+        rules = {"F": (self.tensor, self.fsdp), "W": (self.vocab,), "D": (self.fsdp,)}
+        rules |= dict.fromkeys("HG", (self.tensor,))
         return {letter: tuple(filter(None, axes)) for letter, axes in rules.items() if any(axes)}
 
     @property

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 _SUFFIX = re.compile(r"_([A-Z]+)$")
 STACKED = "blocks"  # the node whose leaves are stacked over layers
-COPIES = "MH"  # layers and heads count copies of a matrix; they are not one of its two sides
+COPIES = "MHG"  # layers, heads and groups of heads count copies of a matrix; they are not one of its two sides
 
 
 class ShapeError(ValueError):

@@ -19,7 +19,7 @@ TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model
 # which config.json or the tensors say.
 ANY = ()
 SETTINGS = {
-    **dict.fromkeys(("M", "D", "H", "K", "F", "eps"), ANY),
+    **dict.fromkeys(("M", "D", "H", "G", "K", "F", "eps"), ANY),
     "score": ("asymmetric", "symmetric_init", "asymmetric_std"),  # they differ where they begin
     "diagonal": ("keep",),
     "scale": ("1/sqrt(K)",),
@@ -131,6 +131,7 @@ def describe(family: Family, config: Config) -> Facts:
             theirs = {ours: f"{name} = {facts.get(ours)}" for name, ours, _ in family.fields}
             raise errors.UserError(f"config.json: {theirs[many]} is not divisible by {theirs[few]}")
     facts.setdefault("K", facts["D"] // facts["H"])
+    facts.setdefault("G", facts["H"])
     return facts | family.complete(config, facts)
 
 
@@ -156,6 +157,8 @@ def faults(family: Family, model: Mapping[str, Any]) -> list[str]:
     wrong = [f"model.{name} is missing" for name in family.model if name not in model]
     unknown = sorted(model.keys() - family.model.keys() - FREE.keys())
     wrong += [f"model.{name} is not known here, nor whether a {family.name} has it" for name in unknown]
+    if all(field.ours != "G" for field in family.fields) and model.get("G") != model.get("H"):
+        wrong.append(f"model.G is {model.get('G')} and not {model.get('H')}, the number of heads")
     for name, values in family.model.items():
         if values and name in model and model[name] not in values:
             wrong.append(f"model.{name} is {model[name]!r} and not {' or '.join(map(repr, values))}")

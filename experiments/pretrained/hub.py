@@ -61,7 +61,7 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
             raise errors.UserError(f"the file has the tensor {short} twice, once of them as {name}")
         plain[short] = array
     groups = family.groups(facts, set(plain))
-    lines = [line for line in family.lines if line.group in groups | {""}]
+    lines = [tensors.own_keys(line, facts) for line in family.lines if line.group in groups | {""}]
     known = [one for one in family.known if one.unless not in groups]
     what = f"{path} is not the {family.name} that its config.json describes"
     flat, table = tensors.read(lines, known, plain, facts, what)
@@ -84,15 +84,16 @@ def write(
     from_pretrained, and of a model that goes on with a text generation_config.json, which says where the text ends.
 
     params is our tree, `model` the fields of a config's `model`, `extras` what `read` gives: heads kept there are
-    written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`. Heads
-    that were shared are written one by one. UserError, with the reason, where the model is none of the family.
+    written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`. UserError, with
+    the reason, where the model is none of the family.
     """
     spec, extras, what = _family(family), dict(extras or {}), f"this model cannot be written as {family}"
     tree = dict(params) | {"extras": {name: extras[name] for name in ASIDE if name in extras}}
-    flat = shapes.flat(tree)
-    groups = {line.group for line in spec.lines if any(path in flat for path in line.ours)} | {""}
-    lines = [line for line in spec.lines if line.group in groups and line.group.split("/")[0] in groups]
     tensors.complain(what, families.faults(spec, model))
+    flat = shapes.flat(tree)
+    every = [tensors.own_keys(line, model) for line in spec.lines]
+    groups = {line.group for line in every if any(path in flat for path in line.ours)} | {""}
+    lines = [line for line in every if line.group in groups and line.group.split("/")[0] in groups]
     wanted = [path for line in lines for path in line.ours]
     faults = [f"{path} is missing" for path in wanted if path not in flat]
     tensors.complain(what, faults + [f"{path} is left over" for path in flat if path not in wanted])
@@ -100,7 +101,7 @@ def write(
         sizes = shapes.check(tree)
     except shapes.ShapeError as error:
         raise errors.UserError(f"{what}: {error}") from error
-    facts = extras | dict(model) | sizes | {"G": sizes["H"]}
+    facts = extras | {**model, "G": sizes["H"]} | sizes
     facts |= {"tied_output": "untied" not in groups, "query_bias": "query_bias" in groups}
     config = families.config(spec, facts, groups)
     again = families.describe(spec, config)  # as they will read it: a size or a setting that they cannot say shows here

@@ -14,8 +14,8 @@ LINES = (
     tensors.Line("embed_tokens.weight", "W D", ("embed/E_WD",)),
     tensors.Line("layers.{m}.input_layernorm.weight", "D", ("blocks/norm1/gain_D",)),
     tensors.Line("layers.{m}.self_attn.q_proj.weight", "HK D", ("blocks/score/Uq_HKD",)),
-    tensors.Line("layers.{m}.self_attn.k_proj.weight", "GK D", ("blocks/score/Uk_HKD",)),
-    tensors.Line("layers.{m}.self_attn.v_proj.weight", "GK D", ("blocks/value/Uv_HKD",)),
+    tensors.Line("layers.{m}.self_attn.k_proj.weight", "GK D", ("blocks/score/Uk_GKD",)),
+    tensors.Line("layers.{m}.self_attn.v_proj.weight", "GK D", ("blocks/value/Uv_GKD",)),
     tensors.Line("layers.{m}.self_attn.o_proj.weight", "D HK", ("blocks/value/Uo_HDK",)),
     tensors.Line("layers.{m}.post_attention_layernorm.weight", "D", ("blocks/norm2/gain_D",)),
     tensors.Line("layers.{m}.mlp.gate_proj.weight", "F D", ("blocks/mlp/Wg_FD",)),
@@ -52,7 +52,7 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
     """The same model, its rotary positions turning the pairs (i, i + K/2) instead of (2i, 2i+1): queries and keys with
     the features K of each head in another order. params is our tree, `model` the fields of a config's `model`."""
     score = dict(params["blocks"]["score"])
-    for name in ("Uq_HKD", "Uk_HKD"):
+    for name in score.keys() & {"Uq_HKD", "Uk_HKD", "Uk_GKD"}:
         score[name] = np.concatenate([score[name][:, :, 0::2], score[name][:, :, 1::2]], axis=2)
     blocks = dict(params["blocks"]) | {"score": score}
     return dict(params) | {"blocks": blocks}, dict(model) | {"relative_position": "rotary_halves"}
@@ -74,13 +74,13 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
 
 
 def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
-    """Every head has its own keys and values."""
+    """What the fields do not say."""
     if facts["D"] % facts["H"]:  # they insist, whatever head_dim is
         wrong = f"hidden_size = {facts['D']} is not divisible by num_attention_heads = {facts['H']}"
         raise errors.UserError(f"config.json: {wrong}")
     rope = {"rope_type": "default", "rope_theta": facts["rotary_base"]}
     old = {"rope_theta": facts["rotary_base"]}  # read by transformers before 5
-    return {"architectures": ["LlamaForCausalLM"], "num_key_value_heads": facts["H"], "rope_parameters": rope} | old
+    return {"architectures": ["LlamaForCausalLM"], "rope_parameters": rope} | old
 
 
 FAMILY = families.Family(

@@ -69,6 +69,13 @@ def constant(theirs: str, what: str, expected: Callable[[Mapping[str, Any]], np.
     return Known(theirs, what, holds)
 
 
+def own_keys(line: Line, sizes: Mapping[str, int]) -> Line:
+    """The line where every query head has keys and values of its own: H stands there for the G of shared ones."""
+    if sizes["G"] < sizes["H"]:
+        return line
+    return line._replace(axes=line.axes.replace("G", "H"), ours=tuple(path.replace("_G", "_H") for path in line.ours))
+
+
 def _names(theirs: str, layers: int) -> list[str]:
     return [theirs.format(m=m) for m in range(layers)] if "{m}" in theirs else [theirs]
 
@@ -78,8 +85,7 @@ def _axes(line: Line) -> tuple[str, str, list[int]]:
     theirs = line.axes.replace(" ", "").replace("1", "")
     ours = "".join(PARTS.get(letter, letter) for letter in shapes.letters(line.ours[0].split("/")[-1]))
     ours = "3" + ours if "3" in theirs else ours
-    alike = theirs.replace("G", "H")
-    return theirs, ours, list(range(len(ours))) if alike == ours else [alike.index(letter) for letter in ours]
+    return theirs, ours, list(range(len(ours))) if theirs == ours else [theirs.index(letter) for letter in ours]
 
 
 def _sizes(letters: str, sizes: Mapping[str, int]) -> list[int]:
@@ -91,18 +97,16 @@ def _shape(line: Line, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def _take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.ndarray]:
-    """Our arrays from their one, in float32. G heads of keys or values become H: each is repeated H / G times."""
-    theirs, ours, order = _axes(line)
+    """Our arrays from their one, in float32."""
+    theirs, _, order = _axes(line)
     array = np.array(array, np.float32).reshape(_sizes(theirs, sizes)).transpose(order)
-    if "G" in theirs:
-        array = np.repeat(array, sizes["H"] // sizes["G"], axis=ours.index("H"))
     parts = array if "3" in theirs else array[None]
     ends = [shapes.size(path.split("/")[-1], sizes) for path in line.ours]
     return [np.ascontiguousarray(part).reshape(end) for part, end in zip(parts, ends, strict=True)]
 
 
 def _give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
-    """Their array from our ones, the inverse of `_take` for G = H."""
+    """Their array from our ones, the inverse of `_take`."""
     _, ours, order = _axes(line)
     stacked = np.stack([np.asarray(array, np.float32) for array in arrays]).reshape(_sizes(ours, sizes))
     return np.ascontiguousarray(stacked.transpose(np.argsort(order))).reshape(_shape(line, sizes))
@@ -110,10 +114,8 @@ def _give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) ->
 
 def _how(line: Line, sizes: Mapping[str, int]) -> str:
     """In words, what was done to their tensor."""
-    theirs, _, order = _axes(line)
+    _, _, order = _axes(line)
     steps = [f"split in {len(line.ours)}"] if len(line.ours) > 1 else []
-    if "G" in theirs and sizes["G"] < sizes["H"]:
-        steps.append(f"each of {sizes['G']} heads repeated {sizes['H'] // sizes['G']} times")
     if order != sorted(order):
         steps.append("transposed")
     same = _shape(line, sizes) == shapes.size(line.ours[0].split("/")[-1], sizes)

@@ -4,25 +4,26 @@
 |--------------------------------------------|-------------------------------------------------------------------------|
 | heads.py                                   | multi-head self-attention and cross-attention: from tokens to tokens    |
 | score.py, score_symmetric.py, value.py     | how two tokens are compared; what is averaged                           |
+| groups.py                                  | query heads that share keys and values (MQA, GQA)                       |
 | mask.py, relative_position.py              | who may attend to whom; positions inside the attention                  |
 | explicit.py                                | the average as it is defined, with the N x S weights in memory          |
 | flash.py                                   | flash attention: the same averages, block by block                      |
 | online_softmax.py, block_mask.py           | one block of it: its softmax; what its mask allows                      |
 | chunked.py                                 | flash attention of a few hundred tokens, written out                    |
 | ring.py                                    | ring attention: flash attention of tokens that devices share            |
-| fused.py                                   | the backend's own kernels                                               |
+| splash.py, fused.py                        | flash attention by the kernels of a TPU, and of a GPU                   |
 | nan_guard.py                               | what a mask hides never reaches an average                              |
 
 A way of computing the average is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`;
-one that never forms the weights returns None for A. Common to all: an axis of heads of size one is shared by all heads;
-a value that a mask hides never reaches an output, even if it is NaN; a query that sees nothing gets zeros, with zero
-gradient.
+one that never forms the weights returns None for A. Common to all: an axis of heads of size one is shared by all heads,
+and one of G keys and values by groups of H/G queries (groups.py); a value that a mask hides never reaches an output,
+even if it is NaN; a query that sees nothing gets zeros, with zero gradient.
 """
 
-from tfm.attention import block_mask, chunked, explicit, flash, fused, heads, mask, nan_guard, online_softmax  # noqa: F401
+from tfm.attention import block_mask, chunked, explicit, flash, fused, groups, heads, mask, nan_guard  # noqa: F401
 
 # isort: split
-from tfm.attention import relative_position, ring, score, score_symmetric, splash, value  # noqa: F401
+from tfm.attention import online_softmax, relative_position, ring, score, score_symmetric, splash, value  # noqa: F401
 
 IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention}
 ON = {"tpu": splash.attention, "gpu": fused.attention}  # flash attention by the kernels of these devices

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from tfm.attention import groups
 from tfm.attention import mask as masks
 
 
@@ -42,6 +43,9 @@ def attention(
     positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at 0 .. S-1. by_keys: with
     logits from k q^T instead of q k^T (kernels.few_queries).
     """
+    if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
+        call = {"mask": mask, "scale": scale, "bias": bias, "n": n, "by_keys": by_keys}
+        return groups.each(attention, q_BHNK, k_BHSK, v_BHSV, **call)
     first, second = (k_BHSK, q_BHNK) if by_keys else (q_BHNK, k_BHSK)
     l_BHNS = logits(first, second, scale=scale)
     l_BHNS = l_BHNS.swapaxes(-1, -2) if by_keys else l_BHNS

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm.attention import block_mask, chunked, online_softmax, ring
+from tfm.attention import block_mask, chunked, groups, online_softmax, ring
 
 # Forward and gradient under the causal mask on two CPU cores (Zen 4), JAX 0.10.2, K = 32, in seconds: for 8,192 tokens
 # and 4 heads 0.47 in blocks of 512 x 512 and of 512 x 256, 0.52 of 1024 x 256, 0.85 of 256 x 256 (one core alone
@@ -22,7 +22,7 @@ Tree = Any
 
 
 def attention(
-    q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None, queries=None, keys=None, axis: str | None = None
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None, queries=None, keys=None, axis=None, of: int = 1
 ) -> tuple[jax.Array, None]:
     """y_n = sum_s A_{n,s} v_s (E3) from at most `queries` x `keys` weights at a time; arguments as of explicit.py.
 
@@ -32,10 +32,13 @@ def attention(
 
     axis: the axis of a device mesh over which the tokens are spread (inside `jax.shard_map`): q, k, v, n and y are a
     device's own tokens, which attend to those of all devices; mask and bias are asked for positions of all. ValueError
-    where n is not (N,), or not as many keys as queries are given.
+    where n is not (N,), or not as many keys as queries are given. of: groups of heads that are computed at once.
     """
+    if (G := groups.count(q_BHNK, k_BHSK, v_BHSV)) > 1:
+        call = {"mask": mask, "scale": scale, "bias": bias, "n": n, "queries": queries, "keys": keys, "axis": axis}
+        return groups.each(attention, q_BHNK, k_BHSK, v_BHSV, of=G, **call)
     N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
-    tables = q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
+    tables = of * q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
     chunks = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
     if chunks:
         return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, bias=bias), None

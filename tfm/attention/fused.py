@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tfm.attention import groups
 from tfm.attention import mask as masks
 
 
@@ -22,13 +23,15 @@ def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None) 
     if bias is not None:
         b_BHNS = bias(n, s_S).astype(jnp.promote_types(q_BHNK.dtype, jnp.float32))
         b_BHNS = b_BHNS if b_BHNS.ndim == 4 else b_BHNS[None]
-    # As many heads and features as the largest: shared heads repeated, features filled up with zeros, which change no
-    # product q . k and are cut off the averages, to a multiple of eight, which is what cuDNN asks for.
+    # As many heads and features as the largest: a head that all share repeated (the kernels know groups of heads),
+    # features filled up with zeros, which change no product q . k and are cut off the averages, to a multiple of eight,
+    # which is what cuDNN asks for.
     qkv = q_BHNK, k_BHSK, v_BHSV
     heads = max(1 if b_BHNS is None else b_BHNS.shape[1], *(x.shape[1] for x in qkv))
     features = -(-max(x.shape[-1] for x in qkv) // 8) * 8
     padded = [jnp.pad(x, [(0, 0)] * 3 + [(0, features - x.shape[-1])]) for x in qkv]
-    rows = [jnp.broadcast_to(x, (x.shape[0], heads, *x.shape[2:])).swapaxes(1, 2) for x in padded]
+    each = heads, *[G if (G := groups.count(*qkv)) > 1 else heads] * 2
+    rows = [jnp.broadcast_to(x, (len(x), H, *x.shape[2:])).swapaxes(1, 2) for x, H in zip(padded, each, strict=True)]
     if allowed is not None and not triangle:
         mask_BHNS = _heads(allowed | ~seeing)  # a row without a key may be NaN
     y_BNHV = _averages(*rows, bias=b_BHNS, mask=mask_BHNS, is_causal=triangle, scale=scale)

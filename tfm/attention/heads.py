@@ -12,10 +12,10 @@ from jax.tree_util import Partial
 
 from tfm import kernels
 from tfm import layout as layouts
-from tfm.attention import block_mask, explicit, flash, nan_guard, relative_position, score, value
+from tfm.attention import block_mask, explicit, flash, groups, nan_guard, relative_position, score, value
 from tfm.attention import mask as masks
 
-KVCache = dict[str, jax.Array]  # k_BHSK and v_BHSV
+KVCache = dict[str, jax.Array]  # k_BHSK and v_BHSV, of G heads where these are shared (groups.py)
 
 
 class Parts(NamedTuple):
@@ -63,19 +63,12 @@ def self_attention(
     if not parts.itself:
         bias = Partial(relative_position.apart, bias)
     if bias is not None and layout.tensor is not None:
-        bias = Partial(functools.partial(_own_heads, layout.tensor, parts.H), bias)
+        own = parts.H // jax.lax.axis_size(layout.tensor)
+        bias = Partial(functools.partial(groups.own_heads, own), bias, jax.lax.axis_index(layout.tensor))
     call = {"mask": mask, "n": n, "bias": bias, "cached": cache is not None}
     if layout.sequence and cache is None:
         call["axis"] = layout.sequence
     return _attention(params, x_BND, q_BHNK, attended, parts, layout, **call)
-
-
-def _own_heads(axis: str, H: int, bias: masks.Bias, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    """This device's heads of a bias; one made from shared parameters has these alone already."""
-    b_HNS, own = bias(n, s_S), H // jax.lax.axis_size(axis)
-    if b_HNS.shape[-3] <= own:
-        return b_HNS
-    return jax.lax.dynamic_slice_in_dim(b_HNS, jax.lax.axis_index(axis) * own, own, b_HNS.ndim - 3)
 
 
 def cross_attention(

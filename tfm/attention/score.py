@@ -19,6 +19,9 @@ is shared by all heads. In self-attention both arguments are the same array. Wha
 | symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
 | constant                    | 0                                 | 0                 | E28                            |
 
+Keys of a matrix of their own, U_k, may be shared by the heads of a group (groups.py): then they are D K parameters a
+group, and in symmetric_init the heads of a group also begin with one U_q.
+
 Initial values make the logits of a query with the keys of other tokens vary alike, with variance 1, where tokens are
 independent, of mean 0 and of D features of variance 1, as a token norm makes them, and where the scale is
 1/sqrt(the features of a query).
@@ -33,6 +36,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear
+from tfm.attention import groups
 from tfm.attention import score_symmetric as one
 
 Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of a bilinear form
@@ -46,6 +50,7 @@ class Score(NamedTuple):
     itself: whether a token attends to itself where it may attend to others too (heads.py).
     rotatable: whether rotary positions may turn queries and keys (relative_position.py). They may where all features
     are of one kind and nothing but the product of two tokens is asked for: not where one of them is a square or a 1.
+    grouped: whether init also takes G, the heads of keys.
     """
 
     init: Callable[..., dict[str, Any]]
@@ -53,6 +58,7 @@ class Score(NamedTuple):
     factors: Callable[..., Pair] | None = None
     itself: bool = True
     rotatable: bool = False
+    grouped: bool = False
 
 
 def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -67,8 +73,7 @@ def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
 def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11)."""
-    q_BHNK = linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK"))
-    return q_BHNK, linear.heads(x_BSD, params["Uk_HKD"], params.get("bk_HK"))
+    return linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), groups.heads(params, "k", x_BSD)
 
 
 # ------------------------------------------------------------------------------------------- parameters and their forms
@@ -77,12 +82,12 @@ def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 def _init(*biases: str, **std: Callable[[int, int], float]) -> Callable[..., dict]:
     """The `init` of matrices of normal numbers, whose standard deviations follow from (K, D), and of biases."""
 
-    def init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
-        sizes, params = {"H": H, "K": K, "D": D, "Q": 2 * K}, {}
+    def init(key: jax.Array, *, H: int, K: int, D: int, bias: bool, G: int | None = None) -> dict:
+        sizes, params = {"H": H, "G": G, "K": K, "D": D, "Q": 2 * K}, {}
         for name, of in std.items():
-            params |= initial.normal(key, name, of(K, D), **sizes)
+            params |= initial.normal(key, groups.named(name, H, G), of(K, D), **sizes)
         for name in biases if bias else ():
-            params |= initial.zeros(name, **sizes)
+            params |= initial.zeros(groups.named(name, H, G), **sizes)
         return params
 
     return init
@@ -117,23 +122,28 @@ def _signed_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
     return _init("b_HK", U_HKD=_unit)(key, H=H, K=K, D=D, bias=bias) | {"sigma_HK": jnp.tile(sign_K, (H, 1))}
 
 
-def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, bias: bool) -> dict:
+def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
     if D != H * K:
         raise ValueError(f"queries that are the token cut into heads need D = H K, and {D} is not {H} x {K}")
-    return _init("bk_HK", Uk_HKD=_unit)(key, H=H, K=K, D=D, bias=bias)
+    return _init("bk_GK", Uk_GKD=_unit)(key, H=H, K=K, D=D, **more)
 
 
-def _symmetric_init(key: jax.Array, **sizes: Any) -> dict:
-    params = asymmetric_std.init(key, **sizes)
-    return params | {"Uk_HKD": params["Uq_HKD"].copy()}  # a training step may give away an array only once
+def _symmetric_init(key: jax.Array, *, H: int, G: int | None = None, **sizes: Any) -> dict:
+    params, share = asymmetric_std.init(key, H=H, G=G, **sizes), H // (G or H)
+    Uk_GKD = params["Uq_HKD"][::share]
+    # A training step may give away an array only once.
+    return params | {"Uq_HKD": jnp.repeat(Uk_GKD, share, 0), groups.named("Uk_GKD", H, G): Uk_GKD.copy()}
 
 
 def _factors(params: dict, *, D: int) -> Pair:
-    """U_q and U_k, by the names of the leaves; where there is none of queries it is the identity, cut into heads."""
+    """U_q and U_k, by the names of the leaves; where there is none of queries it is the identity, cut into heads. That
+    of a group's keys is repeated for its heads."""
     U = params.get("U_HKD", params.get("U_HQD"))
-    Uq_HKD, Uk_HKD = params.get("Uq_HKD", U), params.get("Uk_HKD", U)
+    Uq_HKD, Uk_HKD = params.get("Uq_HKD", U), params.get("Uk_HKD", params.get("Uk_GKD", U))
     if Uq_HKD is None:
-        Uq_HKD = jnp.eye(D).reshape((1, D, D) if Uk_HKD is None else Uk_HKD.shape)
+        Uq_HKD = jnp.eye(D).reshape(-1, D if Uk_HKD is None else Uk_HKD.shape[-2], D)
+    if "Uk_GKD" in params:
+        Uk_HKD = jnp.repeat(Uk_HKD, len(Uq_HKD) // len(Uk_HKD), 0)
     if "sigma_HK" in params:
         Uq_HKD = params["sigma_HK"][..., None] * Uq_HKD
     if "P_HKK" in params:
@@ -165,10 +175,10 @@ l2_tied = Score(_init(U_HKD=_l2), one.l2_tied, _l2_factors)  # a bias would canc
 pairwise = _product(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), one.pairwise)
 _wider = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
 pairwise_sym = _product(_wider, one.pairwise_sym, factors=_pairwise_sym_factors)
-identity_query = _product(_identity_query_init, one.identity_query)
-symmetric_init = _product(_symmetric_init, _asymmetric)
-asymmetric = _product(_init("bq_HK", "bk_HK", Uq_HKD=_unit, Uk_HKD=_unit), _asymmetric)
-asymmetric_std = _product(_init("bq_HK", "bk_HK", Uq_HKD=_narrow, Uk_HKD=_narrow), _asymmetric)
+identity_query = _product(_identity_query_init, one.identity_query, grouped=True)
+symmetric_init = _product(_symmetric_init, _asymmetric, grouped=True)
+asymmetric = _product(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, grouped=True)
+asymmetric_std = _product(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, grouped=True)
 constant = Score(_init(), _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.

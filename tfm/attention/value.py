@@ -2,7 +2,9 @@
 
 A value path is `(init, apply, combine)`: `apply(params, x_BSD) -> v_BHSV` before the average over tokens and
 `combine(params, y_BHNV) -> y_BND` after it. V is K for values of low rank and D for the others; a head axis of size one
-is shared by all heads. Where `shared`, combine also takes `layout`, since devices may have some of the heads each.
+is shared by all heads. Where `shared`, combine also takes `layout`, since devices may have some of the heads each, and
+where `grouped`, init also takes `G`: so many heads of values are shared by the H (groups.py). Values that are the
+tokens themselves are one head for all, whatever G is.
 """
 
 from collections.abc import Callable
@@ -11,8 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, kernels, linear
+from tfm import initial, kernels
 from tfm import layout as layouts
+from tfm.attention import groups
 
 
 class Value(NamedTuple):
@@ -20,18 +23,22 @@ class Value(NamedTuple):
     apply: Callable[[dict, jax.Array], jax.Array]
     combine: Callable[..., jax.Array]
     shared: bool = False
+    grouped: bool = False
 
 
-def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
+def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool, G: int | None = None) -> dict:
     """U_h starts at 1/sqrt(2 M H K), so that the 2 M residual terms of a stack add up to unit variance."""
-    params = initial.normal(key, "Uv_HKD", D**-0.5, H=H, K=K, D=D)
+    params = initial.normal(key, groups.named("Uv_GKD", H, G), D**-0.5, H=H, G=G, K=K, D=D)
     params |= initial.normal(key, "Uo_HDK", (2 * M * H * K) ** -0.5, H=H, D=D, K=K)
-    return params | (initial.zeros("bv_HK", H=H, K=K) | initial.zeros("bo_D", D=D) if bias else {})
+    biases = (groups.named("bv_GK", H, G), "bo_D") if bias else ()
+    for name in biases:
+        params |= initial.zeros(name, H=H, G=G, K=K, D=D)
+    return params
 
 
 def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
     """v_{h,s} = U_{v,h} x_s (+ b_v), K features per head (E9, E11)."""
-    return linear.heads(x_BSD, params["Uv_HKD"], params.get("bv_HK"))
+    return groups.heads(params, "v", x_BSD)
 
 
 def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -72,6 +79,6 @@ def _mean_over_heads(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout 
     return mean_BND if layout.tensor is None else jax.lax.pmean(mean_BND, layout.tensor)
 
 
-low_rank = Value(_low_rank_init, _low_rank, _sum_over_heads, shared=True)
+low_rank = Value(_low_rank_init, _low_rank, _sum_over_heads, shared=True, grouped=True)
 full_rank = Value(_full_rank_init, _tokens, _sum_over_heads, shared=True)
 identity = Value(_identity_init, _tokens, _mean_over_heads, shared=True)
