@@ -60,7 +60,7 @@ def common() -> ml_collections.ConfigDict:
     model.M = 4  # layers
     model.D = 128  # features of a token
     model.H = 4  # heads
-    model.G = model.get_ref("H")  # heads of keys and values: fewer are shared, by H/G heads each (GQA; 1: MQA)
+    model.G = model.get_ref("H") * 1  # heads of keys and values, each for H/G heads (GQA; 1: MQA); without * 1 it is H
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
     model.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,

@@ -34,6 +34,7 @@ MODEL = {
     "M": [3],
     "D": [32],  # and K with it
     "H": [4],
+    "G": [1],
     "K": [6],
     "F": [9],
     "score": ["tied", "tied_noself", "symmetric_init", "asymmetric_std", "pairwise"],
@@ -78,7 +79,9 @@ TAKEN = {  # the values of OTHERS that a family has beside those of its run abov
     "gpt2": ALWAYS | keyed("text", TEXT) | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
     "bert": ALWAYS | keyed("text", TEXT) | {"model.segments": [1]},
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
-    "llama": ALWAYS | keyed("text", TEXT) | {"model.K": [6], "model.relative_position": ["rotary_halves"]},
+    "llama": ALWAYS
+    | keyed("text", TEXT)
+    | {"model.G": [1], "model.K": [6], "model.relative_position": ["rotary_halves"]},
 }
 
 

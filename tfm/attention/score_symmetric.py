@@ -96,6 +96,6 @@ def symmetric(params: dict) -> dict:
 
 def identity_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """l_{n,s} = x_n^(h) . (U_k x_s + b_k), x^(h) the features hK ... (h+1)K-1 of x: D K parameters (Karbevski 2025)."""
-    k_BHSK = groups.heads(params, "k", x_BSD)
-    q_BHNK = x_BND.reshape(*x_BND.shape[:-1], -1, k_BHSK.shape[-1]).swapaxes(-2, -3)
-    return q_BHNK, k_BHSK
+    K = params["Uk_HKD" if "Uk_HKD" in params else "Uk_GKD"].shape[-2]
+    q_BHNK = x_BND.reshape(*x_BND.shape[:-1], -1, K).swapaxes(-2, -3)
+    return q_BHNK, groups.heads(params, "k", x_BSD)

@@ -37,7 +37,7 @@ MASKS = {
 
 def drawn(N: int, heads=(H, H, H)) -> dict[str, np.ndarray]:
     """Queries, keys and values, and the parameters of a bias."""
-    shapes = (B, heads[0], N, K), (B, heads[1], N, K), (B, heads[2], N, V), (H, 2 * N - 1)
+    shapes = (B, heads[0], N, K), (B, heads[1], N, K), (B, heads[2], N, V), (max(H, *heads), 2 * N - 1)
     return {name: np.array(cases.normal(i, *shape)) for i, (name, shape) in enumerate(zip(NAMES, shapes, strict=True))}
 
 
@@ -94,6 +94,7 @@ def spread(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowere
         ("none", 2, contiguous, False, (1, 1, H)),
         ("prefix", 4, striped, True, (1, 1, 1)),
         ("padding", 2, mixed, True, (H, H, H)),
+        ("prefix", 8, striped, True, (6, 2, 2)),
     ],
 )
 @cases.float64()
@@ -108,7 +109,7 @@ def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, he
     expected, y_BHNV = jax.device_get(whole(arrays, np.arange(N)))
     found = spread(arrays, n, P, **settings).compile()(dealt(arrays, n), jnp.asarray(n))
     cases.agree(found, (dealt(expected, n), dealt({"y": y_BHNV}, n)["y"]))
-    assert y_BHNV.shape == (B, H, N, V)
+    assert y_BHNV.shape == (B, max(H, *heads), N, V)
     assert all(expected[x].any() for x in "qkv") and expected["b_HR"].any() == bias
     assert y_BHNV.any((1, 3)).all() != bad  # there, some queries see nothing
     assert all(np.isfinite(gradient).all() for gradient in expected.values())

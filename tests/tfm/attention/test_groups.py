@@ -1,0 +1,166 @@
+"""Heads that share keys and values in groups (MQA, GQA) are heads with their own, some of them equal: in the slow
+reference, in every way of computing the averages (on a ring: test_ring.py), in a smaller cache, on several devices."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+import reference_scores
+import test_ring
+import tiny
+from cases import B, N
+from jax.sharding import PartitionSpec as P
+from test_score import SCORES
+
+from experiments import model as models
+from experiments.engine import compilation, errors, optim
+from experiments.engine import mesh as meshes
+from tfm import layout as layouts
+from tfm import shapes
+from tfm.attention import IMPLEMENTATIONS, explicit, heads, mask, relative_position, value
+
+H, K = 8, 2
+D = H * K
+
+
+def drawn(variant, G: int, **sizes) -> dict:
+    """Parameters of a score or value whose keys or values have G heads."""
+    return cases.drawn(lambda key: variant.init(key, G=G, H=H, K=K, D=D, **sizes))
+
+
+def repeated(params: dict) -> dict:
+    """The same where each query head has keys and values of its own, those of one group equal ones."""
+    many = {name: jnp.repeat(leaf, H // len(leaf), 0) if "_G" in name else leaf for name, leaf in params.items()}
+    return {name.replace("_G", "_H"): leaf for name, leaf in many.items()}
+
+
+def parameters(G: int, bias: bool = True) -> dict:
+    params = {"score": drawn(SCORES["asymmetric"], G, bias=bias), "value": drawn(value.low_rank, G, M=1, bias=bias)}
+    return params | {"relative_position": {}}
+
+
+def attended(params: dict, x_BND: jax.Array, *, alibi: bool = False, **call) -> tuple:
+    positions = relative_position.alibi if alibi else relative_position.none
+    parts = cases.parts(score=SCORES["asymmetric"], H=H, relative_position=positions).attention
+    return heads.self_attention(params, x_BND, parts=parts, mask=mask.causal, **call)
+
+
+@pytest.mark.parametrize(("G", "bias"), [(2, True), (1, False)])
+@cases.float64()
+def test_the_slow_reference_with_equal_keys_and_values_for_the_heads_of_a_group(G, bias):
+    params, x_BND = parameters(G, bias), cases.normal(1, 1, N, D)
+    y_BND, A_BHNS, kept = attended(params, x_BND)
+    assert shapes.check(params) == dict(H=H, G=G, K=K, D=D) and {x.shape[1] for x in kept.values()} == {G}
+    own, p = (jax.tree.map(np.asarray, repeated(params[name])) for name in ("score", "value"))
+    X, A, seen = np.asarray(x_BND[0]).T, [], np.triu(np.ones((N, N), bool))
+    for h in range(H):
+        L = reference.scaled(reference_scores.logits("asymmetric", own, X, X, h), "1/sqrt(K)", K=K, D=D)
+        A += [reference.attention_matrix(L, seen)]
+        cases.close(A_BHNS[0, h], A[h].T)
+    Y = reference.low_rank_multi_head(X, p["Uo_HDK"], p["Uv_HKD"], A, p.get("bv_HK"), p.get("bo_D"))
+    cases.close(y_BND[0], Y.T)
+
+
+WAYS = {"explicit": {}, "flash": {}, "flash in blocks": dict(queries=3, keys=2), "fused": {}}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("G", "of_values"), [(2, 2), (4, 1)])
+@cases.float64()
+def test_every_way_and_its_gradient_equal_explicit_attention_of_repeated_heads(way, G, of_values):
+    """Beside a bias that is learned, and the lengths of a batch."""
+    shape = {"q": (B, H, N, K), "k": (B, G, N, K), "v": (B, of_values, N, 7), "b_HR": (H, 2 * N - 1)}
+    arrays = {name: cases.normal(i, *size) for i, (name, size) in enumerate(shape.items())}
+
+    def of_own_heads(*qkv, **call) -> tuple:
+        return explicit.attention(*(jnp.repeat(x, H // x.shape[1], 1) for x in qkv), **call)
+
+    def gradients(compute, **how) -> tuple:
+        compute, call = functools.partial(compute, **how), dict(n=None, name="padding", bias=True, N=N)
+        return jax.jit(functools.partial(test_ring.gradients, compute=compute, **call))(arrays)
+
+    found, expected = gradients(IMPLEMENTATIONS[way.split()[0]], **WAYS[way]), gradients(of_own_heads)
+    cases.agree(found, expected, 1e-5 if way == "fused" else 1e-10)
+    assert all(expected[0][name].any() for name in arrays)
+
+
+@cases.float64()
+def test_devices_that_share_heads_and_tokens_compute_what_one_does():
+    """Of four heads of keys each of two devices has two, for four of the eight of queries; the bias has all eight."""
+    mesh, dealt = meshes.make(fsdp=2, tensor=2, sequence=2), jnp.array([0, 2, 4, 6, 1, 3, 5, 7])
+    params, x_BND, over = parameters(4), cases.normal(1, 2, 8, D), meshes.layout(mesh)
+    specs = shapes.specs(params, over.rules)
+    assert specs["score"]["Uk_GKD"] == P("tensor", None, "fsdp") and specs["value"]["bv_GK"] == P("tensor")
+
+    def gradients(params: dict, x_BND: jax.Array, layout: layouts.Layout = layouts.ONE) -> dict:
+        def total(params: dict) -> jax.Array:
+            own, n = layouts.gathered(params, layout), layouts.positions(layout, x_BND.shape[1])
+            y_BND, *_ = attended(own, x_BND, alibi=True, n=n, layout=layout)
+            return jax.lax.psum(jnp.sin(y_BND).sum(), over.tokens if layout.sequence else ())
+
+        return jax.grad(total)(params)
+
+    share = functools.partial(gradients, layout=over)
+    spread = meshes.sharded(share, mesh, in_specs=(specs, P("fsdp", "sequence")), out_specs=specs)
+    found, expected = jax.jit(spread)(params, x_BND[:, dealt]), jax.jit(gradients)(params, x_BND)
+    cases.agree(found, expected, 1e-6)  # alibi's slopes are float32
+
+
+@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].grouped])
+def test_factors_queries_and_keys_are_those_of_repeated_keys(name):
+    params, x_BND = drawn(SCORES[name], 2, bias=True), cases.normal(1, B, N, D)
+    cases.agree(*(SCORES[name].factors(p, D=D) for p in (params, repeated(params))), 1e-12)
+    (q, k), own = (SCORES[name].apply(p, x_BND, x_BND) for p in (params, repeated(params)))
+    cases.agree((q, jnp.repeat(k, H // 2, 1)), own, 1e-6)
+    begun = SCORES[name].init(jax.random.key(0), G=2, H=H, K=K, D=D, bias=False)
+    keys = jnp.repeat(begun["Uk_GKD"], H // 2, 0)
+    assert name == "identity_query" or (keys == begun["Uq_HKD"]).all() == (name == "symmetric_init")
+
+
+def test_the_optimiser_takes_heads_of_keys_for_heads():
+    for name in ("blocks/score/Uk_GKD", "blocks/value/Uv_GKD"):
+        assert optim.dimensions(name) == optim.dimensions(name.replace("G", "H")) and shapes.is_matrix(name)
+    assert not shapes.is_matrix("blocks/score/bk_GK")
+
+
+def language(**changes) -> models.Model:
+    m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.relative_position": "rotary"} | changes).model
+    return models.language(m, answer=models.head.next_word, W=11, N=8, tied_output=False)
+
+
+def test_a_cache_of_fewer_heads_says_the_same_in_less_memory_after_fewer_products():
+    own, few = language(), language(**{"model.G": 2})
+    params, call = cases.drawn(few.init), dict(mask=mask.causal)
+    w_BN, length_B = jnp.asarray(np.random.default_rng(0).integers(0, 11, (3, 8))), jnp.array([3, 3, 3])
+    apply, step = (jax.jit(functools.partial(of, **call)) for of in (few.apply, few.step))
+    logits_BNW, _ = apply(params, w_BN)
+    _, cache = jax.jit(functools.partial(few.start, capacity=8, **call))(params, w_BN[:, :3], length_B)
+    for n in range(3, 8):
+        found_BW, cache = step(params, cache, w_BN[:, n], length_B + n - 3)
+        cases.close(found_BW, logits_BNW[:, n], 1e-5)
+    params_own = jax.eval_shape(own.init, jax.random.key(0))
+    whole = jax.eval_shape(functools.partial(own.start, capacity=8, **call), params_own, w_BN[:, :3], length_B)[1]
+    assert 3 * compilation.tree_bytes(cache) == compilation.tree_bytes(whole)
+    flops = compilation.flops(functools.partial(own.apply, **call), params_own, w_BN)
+    saved = 2 * 2 * (6 - 2) * 2 * 12 * 2 * w_BN.size  # layers, keys and values, heads, K, D, two FLOPs, tokens
+    assert compilation.flops(apply, params, w_BN) == flops - saved
+
+
+REFUSED = {
+    "model.G = 4 heads of keys and values do not divide model.H = 6": {"model.G": 4},
+    "model.G must be at least 1": {"model.G": 0},
+    "model.score = tied declares none .* are identity_query, symmetric_init, as": {"model.G": 2, "model.score": "tied"},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_no_group_can_share_is_refused(words):
+    with pytest.raises(errors.UserError, match=words):
+        language(**REFUSED[words])
+    m = tiny.settings("language", **{"model.D": 12, "model.H": 6, "model.G": 3}).model
+    with pytest.raises(errors.UserError, match="model.G = 3 heads of keys and values do not divide evenly over mesh.t"):
+        models.layout(m, meshes.make(tensor=2))
