@@ -138,7 +138,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
             f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
         )
-    chosen = variants.checked(m, sizes(m) | {"G": m.G}, cross=cross)
+    chosen = variants.checked(m, sizes(m), cross=cross)
     if m.relative_position in variants.ROTARY:
         halves = m.relative_position == "rotary_halves"
         chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, halves=halves)

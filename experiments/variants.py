@@ -17,7 +17,7 @@ from tfm.attention import relative_position, score, value
 
 ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23)  # those that are no size of the model: an axis is known by its size
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # those that are no size of the model: an axis is known by its size
 
 
 def choose(m: config.Settings, name: str) -> Any:
@@ -31,6 +31,11 @@ class Trial(NamedTuple):
     called: str  # 'model.score = my_file:my_score'
     variant: Any
     size: dict[str, int]
+
+    @property
+    def shared(self) -> str:
+        """The letter of the heads of keys and values."""
+        return "G" if self.size["G"] < self.size["H"] else "H"
 
     def refusal(self, says: str) -> errors.UserError:
         """The error that says this of the variant."""
@@ -84,23 +89,23 @@ class Trial(NamedTuple):
 
 def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -> dict[str, Any]:
     """The variants that the section `m` names, by their rooms. UserError where a user's own does not do what its room
-    says. cross: tokens are also compared with those of another sequence. sizes: M, D, H, G, K, F. Of any score that
+    says. cross: tokens are also compared with those of another sequence. sizes: M, D, H, K, F. Of any score that
     rotary positions are to turn, UserError too where it does not declare that they may, or has no pairs of features;
     and where heads are to share keys, of one that does not declare that they may."""
     chosen = {name: choose(m, name) for name in ROOMS}
-    for name in ("score", "value") if sizes["G"] < sizes["H"] else ():
+    for name in ("score", "value") if m.G < sizes["H"] else ():
         if getattr(chosen[name], "grouped", False):
-            chosen[name] = chosen[name]._replace(init=functools.partial(chosen[name].init, G=sizes["G"]))
+            chosen[name] = chosen[name]._replace(init=functools.partial(chosen[name].init, G=m.G))
         elif name == "score":
             right = [arm for arm, of in by_name.candidates(score).items() if getattr(of, "grouped", False)]
             raise errors.UserError(
-                f"model.G = {sizes['G']} heads of keys for model.H = {sizes['H']} heads need a matrix of the keys "
+                f"model.G = {m.G} heads of keys for model.H = {sizes['H']} heads need a matrix of the keys "
                 f"alone, and model.score = {m.score} declares none (grouped, score.py): those here that do are "
                 f"{', '.join(right)}"
             )
     own, turned = {name for name in ROOMS if ":" in getattr(m, name)}, m.relative_position in ROTARY
-    B, N, S, *_ = [n for n in PRIMES if n not in {*sizes.values(), 2 * sizes["K"]}]
-    size = {**sizes, "B": B, "N": N, "S": S}
+    B, N, S, *_ = [n for n in PRIMES if n not in {*sizes.values(), m.G, 2 * sizes["K"]}]
+    size = {**sizes, "G": m.G, "B": B, "N": N, "S": S}
     trials = {name: Trial(f"model.{name} = {getattr(m, name)}", choice, size) for name, choice in chosen.items()}
     if turned:
         config.at_least(1, {"model.rotary_base": m.rotary_base})
@@ -132,9 +137,10 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
 def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
     """Queries and keys in self-attention, where both arguments are the same array."""
     params, x_BND, expected = of.init("HKD", bias=bias), of.array("BND"), "queries and keys"
+    G = of.shared
     q, k = of.pair(expected, of.ask(lambda params, x: of.variant.apply(params, x, x), params, x_BND))
     others = of.pair(expected, of.ask(of.variant.apply, params, x_BND, of.array("BSD"))) if cross else (q, k)
-    for queries, keys, axes in ((q, k, "BGNK"), (*others, "BGSK" if cross else "BGNK")):
+    for queries, keys, axes in ((q, k, f"B{G}NK"), (*others, f"B{G}SK" if cross else f"B{G}NK")):
         of.check("queries", "BHNK", queries, free="K")
         of.check("keys", axes, keys, free="K")
         if queries.shape[-1] != keys.shape[-1]:
@@ -162,6 +168,6 @@ def _value(of: Trial, *, bias: bool, heads: int) -> None:
     """heads: of the queries, 1 where all share one map."""
     params = of.init("HKDM", bias=bias)
     v = of.ask(of.variant.apply, params, of.array("BND"))
-    of._replace(size={**of.size, "V": 0}).check("values", "BGNV", v, free="V")
+    of._replace(size={**of.size, "V": 0}).check("values", f"B{of.shared}NV", v, free="V")
     y = jax.ShapeDtypeStruct((v.shape[0], max(heads, v.shape[1]), *v.shape[2:]), v.dtype)
     of.check("tokens", "BND", of.ask(of.variant.combine, params, y))

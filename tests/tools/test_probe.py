@@ -24,7 +24,9 @@ NAMES = [f"{name}/{layer}" for name in ("symmetry", "symmetry_sum", "directional
 
 def by_hand(score: dict, m: int) -> list[float]:
     """s (mean over heads, median, of the sum) and d of layer m, by the reference."""
-    Uq_HDK, Uk_HDK = (np.swapaxes(np.asarray(score[f"U{side}_HKD"][m], np.float64), 1, 2) for side in "qk")
+    Uq_HKD, Uk_GKD = score["Uq_HKD"][m], score["Uk_HKD" if "Uk_HKD" in score else "Uk_GKD"][m]
+    Uk_HKD = np.repeat(Uk_GKD, len(Uq_HKD) // len(Uk_GKD), 0)
+    Uq_HDK, Uk_HDK = (np.swapaxes(np.asarray(U_HKD, np.float64), 1, 2) for U_HKD in (Uq_HKD, Uk_HKD))
     of_heads = [reference.symmetry(reference.form([q], [k])) for q, k in zip(Uq_HDK, Uk_HDK, strict=True)]
     M_DD = reference.form(Uq_HDK, Uk_HDK)
     return [np.mean(of_heads), np.median(of_heads), reference.symmetry(M_DD), reference.directionality(M_DD)]
