@@ -21,7 +21,7 @@ from experiments.engine import compilation, errors, optim
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 from tfm import shapes
-from tfm.attention import IMPLEMENTATIONS, explicit, heads, mask, relative_position, value
+from tfm.attention import explicit, flash, fused, heads, mask, relative_position, value
 
 H, K = 8, 2
 D = H * K
@@ -65,7 +65,8 @@ def test_the_slow_reference_with_equal_keys_and_values_for_the_heads_of_a_group(
     cases.close(y_BND[0], Y.T)
 
 
-WAYS = {"explicit": {}, "flash": {}, "flash in blocks": dict(queries=3, keys=2), "fused": {}}
+WAYS = {"explicit": explicit.attention, "flash": flash.attention, "fused": fused.attention}
+WAYS["flash in blocks"] = functools.partial(flash.attention, queries=3, keys=2)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -79,11 +80,11 @@ def test_every_way_and_its_gradient_equal_explicit_attention_of_repeated_heads(w
     def of_own_heads(*qkv, **call) -> tuple:
         return explicit.attention(*(jnp.repeat(x, H // x.shape[1], 1) for x in qkv), **call)
 
-    def gradients(compute, **how) -> tuple:
-        compute, call = functools.partial(compute, **how), dict(n=None, name="padding", bias=True, N=N)
-        return jax.jit(functools.partial(test_ring.gradients, compute=compute, **call))(arrays)
+    def gradients(compute) -> tuple:
+        call = dict(compute=compute, n=None, name="padding", bias=True, N=N)
+        return jax.jit(functools.partial(test_ring.gradients, **call))(arrays)
 
-    found, expected = gradients(IMPLEMENTATIONS[way.split()[0]], **WAYS[way]), gradients(of_own_heads)
+    found, expected = gradients(WAYS[way]), gradients(of_own_heads)
     cases.agree(found, expected, 1e-5 if way == "fused" else 1e-10)
     assert all(expected[0][name].any() for name in arrays)
 
