@@ -20,10 +20,10 @@ and one of G keys and values by groups of H/G queries (groups.py); a value that 
 even if it is NaN; a query that sees nothing gets zeros, with zero gradient.
 """
 
-from tfm.attention import block_mask, chunked, explicit, flash, fused, groups, heads, mask, nan_guard  # noqa: F401
+from tfm.attention import block_mask, chunked, explicit, flash, fused, heads, mask, nan_guard, online_softmax  # noqa: F401
 
 # isort: split
-from tfm.attention import online_softmax, relative_position, ring, score, score_symmetric, splash, value  # noqa: F401
+from tfm.attention import relative_position, ring, score, score_symmetric, splash, value  # noqa: F401
 
 IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention}
 ON = {"tpu": splash.attention, "gpu": fused.attention}  # flash attention by the kernels of these devices
