@@ -71,7 +71,7 @@ WORKLOADS = {
     "read": Workload("1 GiB read from memory", "read", N=2**28, steps=4, lead=1),
 }
 _GPT2 = Workload(  # 124 million parameters; 50,304 words, a multiple of 128 as is usual, instead of 50,257
-    "GPT-2, bfloat16, fused attention", "words", M=12, H=12, D=768, N=1024, B=16, W=50304, attention="fused",
+    "GPT-2, bfloat16, flash attention", "words", M=12, H=12, D=768, N=1024, B=16, W=50304, attention="flash",
     dtype="bfloat16", platform="gpu", steps=10, lead=2, rounds=5,
 )  # fmt: skip
 _PRODUCT = WORKLOADS["product"].changed(N=8192, dtype="bfloat16", platform="gpu")

@@ -18,8 +18,8 @@ from tfm.decode import kv_cache
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parameters
 MOST_UNROLLED = 512  # layers written out in a program
-# Layers that are written out unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each of step and
-# evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
+# Layers that are written out unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each of step
+# and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
 WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP

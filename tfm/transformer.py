@@ -17,7 +17,6 @@ from tfm import initial, variant, word_loss
 from tfm import layout as layouts
 
 
-
 def _keeping(*names: str) -> Callable[..., bool]:
     """A policy of jax.checkpoint: products, sums over devices and what has one of these names are kept; no weight that
     was gathered from several devices (FSDP), which is gathered again, and nothing that is made of one element by
@@ -94,8 +93,9 @@ def stack(
 ) -> tuple[jax.Array, dict]:
     """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and what the blocks saw, stacked over layers.
 
-    remat: what the backward pass computes again (REMAT). unroll: how many layers of the scan are written out (True: all,
-    of which the compiler keeps what it likes); on CPU writing out is 1.15-1.25 times faster at depths up to 6. call: mask, n, memory, maps, keep (block.apply). With caches, one for each layer, the new ones are in a list.
+    remat: what the backward pass computes again (REMAT). unroll: how many layers of the scan are written out (True:
+    all, of which the compiler keeps what it likes); on CPU writing out is 1.15-1.25 times faster at depths up to 6.
+    call: mask, n, memory, maps, keep (block.apply). With caches, one for each layer, the new ones are in a list.
     """
 
     def layer(x_BND: jax.Array, numbered: tuple, cache: dict | None = None) -> tuple[jax.Array, dict]:

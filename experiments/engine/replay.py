@@ -115,6 +115,11 @@ def abort(
     """
     loss, norm = jax.device_get((metrics[step.LOSS], metrics["gradient_norm"]))
     failure = Failure(n, float(loss), float(norm), batch)
+    if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(distributed.fetch(state.params))):
+        raise errors.RunError(
+            f"{failure}, which the optimiser made of finite numbers: nothing of it is saved, and the run can go on from"
+            " its last checkpoint with a smaller optim.learning_rate"
+        )
     bundle = write(folder, failure, state)
     place = "its beginning"
     if n > 1:

@@ -28,7 +28,7 @@ PAST = 128  # accepted steps by which a new one is judged
 ENOUGH = 32  # of them before there is a judgement at all: the spread of fewer says little
 OUT_OF_MEMORY = (
     "a device ran out of memory; --dry_run shows what the step needs, and a smaller train.batch_size or "
-    "train.evaluate_batch, a larger train.accumulation, model.remat = True or a larger mesh.fsdp needs less"
+    "train.evaluate_batch, a larger train.accumulation, model.remat = products or full or a larger mesh.fsdp needs less"
 )
 ROUNDING = 1e-6  # of the mean: what float32 sums alone may differ by, where all of the past is the same number
 

@@ -42,9 +42,9 @@ FREE = {
     "output_std": 1.0,
     "rotary_base": 10000.0,
     "dropout": 0.0,
-    "attention": "explicit",
+    "attention": "flash",
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less
-    "remat": False,
+    "remat": "none",
     "unroll": 0,
 }
 

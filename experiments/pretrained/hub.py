@@ -84,8 +84,8 @@ def write(
     from_pretrained, and of a model that goes on with a text generation_config.json, which says where the text ends.
 
     params is our tree, `model` the fields of a config's `model`, `extras` what `read` gives: heads kept there are
-    written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`. UserError, with
-    the reason, where the model is none of the family.
+    written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`.
+    UserError, with the reason, where the model is none of the family.
     """
     spec, extras, what = _family(family), dict(extras or {}), f"this model cannot be written as {family}"
     tree = dict(params) | {"extras": {name: extras[name] for name in ASIDE if name in extras}}

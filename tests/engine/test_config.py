@@ -163,7 +163,7 @@ TAKEN = {
     "mesh.data": {"-1": -1},
     "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
     "model.bias": {"false": False, "False": False, "0": False},
-    "model.remat": {"true": True, "1": True},
+    "model.final_norm": {"false": False, "0": False},
     "sample.prompt": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
     "model.scale": {"1": "1"},
     "train.growth": {"[[2, 3]]": [[2, 3]]},
@@ -224,7 +224,7 @@ LISTED = {
     "relative_position": (by_name.candidates(relative_position), "none rotary rotary_halves relative buckets alibi"),
     "scale": (score.SCALES, "1/sqrt(K) 1/sqrt(D) 1"),
     "block": (block.ORDERS, "pre_norm post_norm"),
-    "attention": (attention.IMPLEMENTATIONS, "explicit flash fused"),
+    "attention": (attention.IMPLEMENTATIONS, "explicit flash"),
     "compute_dtype": (models.DTYPES, "float32 bfloat16"),
 }
 
@@ -325,7 +325,7 @@ def test_settings_are_values_by_name():
 
 def test_a_changed_setting_that_is_never_read_is_refused():
     settings().refuse_unused()
-    found = settings(train__steps=7, model__remat=True, seed=1)
+    found = settings(train__steps=7, model__remat="full", seed=1)
     _ = found.train
     with pytest.raises(errors.UserError) as caught:
         found.refuse_unused()
@@ -334,7 +334,7 @@ def test_a_changed_setting_that_is_never_read_is_refused():
     with pytest.raises(errors.UserError, match="^model.remat is set, but this experiment does not use it$"):
         found.refuse_unused()
     inner = found.model
-    assert inner.remat and inner.D == 128
+    assert inner.remat == "full" and inner.D == 128
     found.refuse_unused()
 
 

@@ -46,7 +46,7 @@ HEAD = 2 * B * N * D * W
     ("changes", "expected"),
     [
         ({"model__unroll": 0}, M * layer() + HEAD),  # however the layers are run
-        ({"model__unroll": 1, "model__remat": True}, M * layer() + HEAD),
+        ({"model__unroll": 1, "model__remat": "full"}, M * layer() + HEAD),
         ({"model__unroll": 2}, M * layer() + HEAD),
         ({"model__M": 1}, layer() + HEAD),
         ({"model__K": 11}, M * layer(K=11) + HEAD),
@@ -68,7 +68,7 @@ def test_the_backward_pass_costs_twice_the_forward_one_and_remat_one_more(text):
 
     whole, counted = gradient(task(text))
     assert whole == 3 * counted
-    again, _ = gradient(task(text, model__remat=True))
+    again, _ = gradient(task(text, model__remat="full"))
     assert 3 * counted < again <= 4 * counted
 
 

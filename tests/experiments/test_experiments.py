@@ -18,7 +18,7 @@ from experiments.engine import by_name, compilation, config, config_file, errors
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 from experiments.figures import images
-from tfm import attention, block, head, mlp, norm, position
+from tfm import attention, block, head, mlp, norm, position, transformer
 from tfm.attention import mask as masks
 from tfm.attention import relative_position, score, value
 
@@ -29,21 +29,22 @@ RUNS = {
     " train.evaluate_every=30 optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
     "causal characters": "text.N=7 text.tokenizer=characters text.tied_output=true sample.prompt=A model.score=tied"
     " model.scale=1/sqrt(D) model.norm=token_plain model.mlp=relu model.position=sinusoidal model.block=post_norm"
-    " model.final_norm=false model.bias=false model.remat=true model.M=2 model.unroll=1 optim.schedule=linear"
+    " model.final_norm=false model.bias=false model.remat=full model.M=2 model.unroll=1 optim.schedule=linear"
     " optim.clip=0 train.accumulation=2",
     "masked": "text.objective=masked text.N=31 text.transform=true model.score=none model.scale=1 model.mlp=gelu_tanh"
     " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
     " optim.schedule=constant",
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
-    " model.window=11 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=true"
+    " model.window=11 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
     " sample.prompt=A sample.max_new_tokens=20",
     "digits": "image.patch=4 image.shift=1 model.norm=batch model.value=identity model.mlp=two_hidden_relu"
-    " model.position=learned_concatenated model.relative_position=relative model.dropout=0.2 model.embed_norm=true"
+    " model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
+    " model.attention=explicit model.embed_norm=true"
     " optim.schedule=wsd",
     "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary"
     " model.norm=instance model.mlp=two_hidden_gelu model.M=2 model.unroll=1",
-    "npz": "image.patch=2 model.K=3 model.F=5 model.remat=true model.score=constant model.relative_position=alibi"
-    " model.position=sinusoidal_concatenated model.attention=fused model.window=2 mesh.data=2",
+    "npz": "image.patch=2 model.K=3 model.F=5 model.remat=products model.score=constant model.relative_position=alibi"
+    " model.position=sinusoidal_concatenated model.attention=flash model.window=2 mesh.data=2",
 }
 
 
@@ -135,7 +136,7 @@ def test_a_prefix_is_continued_through_the_cache_and_is_read_both_ways_also_beyo
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(language, "TEMPERATURE", 0.0)
-    plain = {"model.compute_dtype": "float32", "model.remat": False, "model.window": 0}
+    plain = {"model.compute_dtype": "float32", "model.remat": "none", "model.window": 0}
     prompt = "A king who reads is wort"
     settings = settings_of("prefix", tmp_path).changed({"sample.prompt": prompt, "sample.max_new_tokens": 8} | plain)
     with pytest.raises(errors.UserError, match="9 tokens after a prompt of 24 do not fit into text.N = 32"):
@@ -240,13 +241,14 @@ def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
 def test_together_the_runs_name_every_variant(tmp_path):
     with pytest.raises(errors.UserError) as refused:
         optim.schedule("?", peak=1.0, steps=2, warmup_steps=1, final_fraction=0.1)
-    switches = "final_norm bias remat embed_norm".split()
+    switches = "final_norm bias embed_norm".split()
     rooms = {"value": value, "norm": norm, "mlp": mlp, "position": position, "relative_position": relative_position}
     offered = {f"model.{name}": set(by_name.candidates(room)) for name, room in rooms.items()} | {
         "model.scale": set(score.SCALES),
         "model.block": set(block.ORDERS),
         "model.attention": set(attention.IMPLEMENTATIONS),
         "model.unroll": {0, 1},
+        "model.remat": set(transformer.REMAT),
         "model.compute_dtype": set(models.DTYPES),
         "text.objective": set(language.OBJECTIVES),
         "text.tokenizer": set(tokenizer.KINDS),

@@ -33,7 +33,9 @@ QUERIES = (functools.partial(explicit.attention, mask=None, scale=1.0, by_keys=b
 FOR_CPUS = {  # name -> (function, the shapes of its arguments, what stands in the program of a CPU only)
     "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
-    "few rows of heads": (kernels.heads_product, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
+    "few rows of heads": (kernels.combined, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
+    "many rows of heads": (kernels.heads, [(2, 32, 5), (2, 3, 5)], "tensor<64x5xf32>"),
+    "many heads of rows": (kernels.combined, [(2, 3, 32, 5), (3, 7, 5)], "tensor<64x15xf32>"),
     "one new token": (kernels.write, [(1, 2, 7, 5), (1, 2, 1, 5), (1, 1)], "stablehlo.while"),
     "few queries": (
         functools.partial(kernels.few_queries, *QUERIES),

@@ -83,7 +83,7 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
 # ----------------------------------------------------------------------------------------------------------- causality
 
 
-def stack_of(params, x_BND, *, unroll=1, remat=False, maps=False, **parts):
+def stack_of(params, x_BND, *, unroll=1, remat="none", maps=False, **parts):
     parts = cases.parts(**parts)
     y_BND, seen = transformer.stack(params, x_BND, mask=mask.causal, parts=parts, unroll=unroll, remat=remat, maps=maps)
     return y_BND, seen.get("A")
@@ -121,10 +121,13 @@ def loss_of(**settings):
 
 @cases.float64()
 def test_scan_unrolled_and_remat_are_equal():
-    given, remat = (layers(2), cases.normal(1, 1, N, D)), dict(remat=True, unroll=1)
-    scan, again = (jax.jit(jax.value_and_grad(loss_of(**how), argnums=(0, 1)))(*given) for how in ({}, remat))
-    cases.agree(again, scan, 1e-12)
-    cases.close(jax.jit(loss_of(unroll=True))(*given), scan[0], 1e-12)
+    given, ways = (
+        (layers(2), cases.normal(1, 1, N, D)),
+        [dict(unroll=True), *(dict(remat=r) for r in transformer.REMAT)],
+    )
+    plain, *others = (jax.jit(jax.value_and_grad(loss_of(**how), argnums=(0, 1)))(*given) for how in ways)
+    for other in others:
+        cases.agree(other, plain, 1e-12)
 
 
 def primitives(jaxpr) -> list[str]:
@@ -139,20 +142,25 @@ def primitives(jaxpr) -> list[str]:
 
 
 def test_the_settings_really_make_different_programs():
-    """Rematerialisation repeats the forward products in the backward pass; unrolled layers are no loop."""
+    """What a loop keeps for the backward pass: products are repeated with "full" alone, what an MLP makes of them with
+    "products" too, norms always; unrolled layers are no loop."""
     params, x_BND = layers(), cases.normal(1, 5, 7, D)  # of few tokens a product would be two, for CPU and others
 
+    def names(**settings) -> list[str]:
+        return primitives(jax.make_jaxpr(jax.grad(loss_of(**settings)))(params, x_BND).jaxpr)
+
     def count(**settings) -> int:
-        names = primitives(jax.make_jaxpr(jax.grad(loss_of(**settings)))(params, x_BND).jaxpr)
-        return names.count("dot_general")
+        return names(**settings).count("dot_general")
 
     def loops(**settings) -> int:
         return jax.jit(loss_of(**settings)).lower(params, x_BND).as_text().count("stablehlo.while")
 
     forward, plain = 8, 8 + 2 * 8  # q, k, v, logits, average, output, W_1, W_2: the gradient has two for each
-    assert count(unroll=1) == plain
-    again = count(unroll=1, remat=True) - plain
+    assert count(unroll=1) == count(unroll=1, remat="products") == plain
+    again = count(unroll=1, remat="full") - plain
     assert forward - 2 <= again <= forward  # the last product, W_2 h, is not needed again
+    erfs = [names(unroll=1, remat=remat).count("erf") for remat in transformer.REMAT]
+    assert erfs[0] + 1 == erfs[1] == erfs[2]
     assert (loops(unroll=True), loops(unroll=1), loops(unroll=M)) == (0, 1, 0)
 
 

@@ -54,9 +54,9 @@ MODEL = {
     **dict.fromkeys(["final_norm", "embed_norm", "bias"], [True, False]),
     "segments": [0, 1],
     "dropout": [0.5],
-    "attention": ["flash", "fused"],
+    "attention": ["explicit"],
     "compute_dtype": ["bfloat16"],
-    "remat": [True],
+    "remat": ["full"],
     "unroll": [2],
 }
 TEXT = {"source": ["docstrings"], "tokenizer": ["characters"], "N": [12], "tied_output": [True]}

@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm.attention import block_mask, online_softmax
 

@@ -1,6 +1,7 @@
 """Flash attention on a TPU: jax's splash kernel, which passes over the blocks in which a mask allows nothing.
 
-jax.experimental.pallas.ops.tpu.splash_attention; flash.py computes what a kernel cannot know (`reason`).
+jax.experimental.pallas.ops.tpu.splash_attention; flash.py computes what a kernel cannot: a bias, positions of their own,
+heads of many features, masks of arrays that the program is given, but padding.
 """
 
 import functools
@@ -15,7 +16,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from tfm.attention import block_mask, flash
+from tfm.attention import flash
 from tfm.attention import mask as masks
 
 LANES = 128  # a block's sides are multiples of these
@@ -36,7 +37,8 @@ def attention(
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     known, valid_BS = masks.known(mask, np.arange(S - N, S), np.arange(S))
     short = S < FEWEST and not interpret
-    if known is None or short or reason(q_BHNK, k_BHSK, v_BHSV, bias=bias, n=n, axis=axis):
+    wide = max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > FEATURES or k_BHSK.dtype == jnp.float64
+    if known is None or short or wide or (bias, n, axis) != (None,) * 3:
         return flash.attention(q_BHNK, k_BHSK, v_BHSV, mask=mask, scale=scale, bias=bias, n=n, axis=axis)
     H, G = (max(x.shape[1] for x in arrays) for arrays in ((q_BHNK, k_BHSK, v_BHSV), (k_BHSK, v_BHSV)))
     q_BHNK = (scale * q_BHNK.astype(jnp.float32)).astype(k_BHSK.dtype)
@@ -57,19 +59,6 @@ def attention(
     return jnp.where(seeing[..., None] if seeing.ndim == 1 else seeing[:, None, :, None], y_BHNV, 0), None
 
 
-def reason(q_BHNK, k_BHSK, v_BHSV, *, bias=None, n=None, axis: str | None = None) -> str:
-    """Why the kernel cannot compute this; '' where it can."""
-    for holds, why in (
-        (bias is not None, "its logits have a bias"),
-        (n is not None or axis is not None, "its tokens have positions of their own"),
-        (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > FEATURES, f"its heads have more than {FEATURES} features"),
-        (k_BHSK.dtype == jnp.float64, "its numbers have 64 bits"),
-    ):
-        if holds:
-            return why
-    return ""
-
-
 def _filled(x_BHNK: jax.Array, heads: int) -> jax.Array:
     """So many heads, those of one being shared by all, and tokens up to a multiple of LANES."""
     x_BHNK = jnp.broadcast_to(x_BHNK, (len(x_BHNK), heads, *x_BHNK.shape[2:]))
@@ -81,12 +70,15 @@ def _kernel(mask: Any, H: int, interpret: bool, q_BHNK, k_BGSK, v_BGSV, ids: tup
     features there, half of GPT-2's would be padding."""
     rows, keys = (next(side for side in SIDES if x.shape[2] % side == 0) for x in (q_BHNK, k_BGSK))
     along = dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash.QKVLayout.SEQ_MINOR)
-    names = ("block_q", "block_q_dkv", "block_q_dq"), (
-        "block_kv",
-        "block_kv_compute",
-        "block_kv_dkv",
-        "block_kv_dkv_compute",
-        "block_kv_dq",
+    names = (
+        ("block_q", "block_q_dkv", "block_q_dq"),
+        (
+            "block_kv",
+            "block_kv_compute",
+            "block_kv_dkv",
+            "block_kv_dkv_compute",
+            "block_kv_dq",
+        ),
     )
     sizes = splash.BlockSizes(**dict.fromkeys(names[0], rows), **dict.fromkeys(names[1], keys), **along)
     of_heads = splash.MultiHeadMask([mask] * H)

@@ -10,7 +10,7 @@ import pytest
 from cases import N
 
 from tfm import attention, norm, position
-from tfm.attention import mask, relative_position, score, value
+from tfm.attention import fused, mask, relative_position, score, value
 from tfm.decode import generate, kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
@@ -28,7 +28,7 @@ CASES = {  # each with parts that no other has
         position=position.learned_concatenated,
         relative_position=relative_position.alibi,
         norm=norm.batch,
-        compute=attention.IMPLEMENTATIONS["fused"],
+        compute=fused.attention,
     ),
     "window": NOWHERE  # and no token itself
     | dict(relative_position=relative_position.rotary_halves, score=score.tied_noself, itself=False),

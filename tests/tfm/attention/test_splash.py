@@ -1,0 +1,121 @@
+"""The TPU's kernel, in Pallas' interpreter: the averages of explicit.py and their gradients, on several devices too."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from tfm.attention import explicit, flash, mask, splash
+
+B, H, K, V = 2, 4, 16, 24
+SPLASH = functools.partial(splash.attention, interpret=True)
+VALID_BS = np.arange(130) % 5 < np.array([[3], [0]])  # of the second sequence nothing may be seen
+PREFIX = mask.either(mask.causal, mask.prefix(30))
+CASES = {  # (queries, keys, heads of keys, heads of values, mask)
+    "causal, blocks of 128": (128, 128, H, H, mask.causal),
+    "causal, several blocks": (640, 640, 1, 1, mask.causal),
+    "no mask, tokens that do not fill a block": (65, 65, H, H, None),
+    "later queries, shared keys": (100, 130, 2, 2, mask.causal),
+    "a window": (130, 130, 2, 1, mask.both(mask.causal, mask.window(40))),
+    "padding": (130, 130, 1, 2, mask.both(PREFIX, mask.padding(VALID_BS))),
+}
+
+
+def drawn(N, S, G, J):
+    shapes = (B, H, N, K), (B, G, S, K), (B, J, S, V)
+    return [np.asarray(cases.normal(i, *shape), np.float32) for i, shape in enumerate(shapes)]
+
+
+def gradients(qkv, *, compute, who):
+    """(y, gradients of a sum over y) of one way."""
+
+    def total(*qkv):
+        y_BHNV, _ = compute(*qkv, mask=who, scale=0.3)
+        return jnp.sum(jnp.sin(y_BHNV)), y_BHNV
+
+    (_, y_BHNV), slopes = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(*qkv)
+    return y_BHNV, slopes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_averages_and_gradients_are_those_of_the_definition(name):
+    *sizes, who = CASES[name]
+    qkv = drawn(*sizes)
+    found, expected = (
+        jax.jit(functools.partial(gradients, compute=c, who=who))(qkv) for c in (SPLASH, explicit.attention)
+    )
+    jax.tree.map(lambda a, b: cases.close(a, b, 2e-5), found, expected)
+    blind = ~np.asarray(found[0]).any((1, 3))
+    assert blind[1].all() == (name == "padding") and not blind[0].any()
+
+
+def test_inside_shard_map_a_kernel_computes_each_devices_sequences():
+    mesh, qkv = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,)), drawn(128, 128, 2, 2)
+
+    def total(q, k, v):
+        y_BHNV, _ = SPLASH(q, k, v, mask=mask.causal, scale=0.3)
+        return jax.lax.psum(jnp.sum(jnp.sin(y_BHNV)), "data")
+
+    sharded = jax.shard_map(total, mesh=mesh, in_specs=P("data"), out_specs=P())
+    found = jax.jit(jax.grad(sharded, argnums=(0, 1, 2)))(*qkv)
+    expected = jax.jit(functools.partial(gradients, compute=explicit.attention, who=mask.causal))(qkv)[1]
+    jax.tree.map(lambda a, b: cases.close(a, b, 2e-5), found, expected)
+
+
+def kernels(jaxpr) -> int:
+    """How many kernels a program starts."""
+    inner = [getattr(p, "jaxpr", p) for one in jaxpr.eqns for p in jax.tree.leaves(list(one.params.values()))]
+    own = sum(one.primitive.name == "pallas_call" for one in jaxpr.eqns)
+    return own + sum(kernels(one) for one in inner if hasattr(one, "eqns") and one is not jaxpr)
+
+
+@pytest.mark.parametrize("policy", ["attention", "nothing"])
+def test_what_has_a_name_is_kept_and_the_kernel_not_started_again(policy):
+    kept = jax.checkpoint_policies.save_only_these_names(policy)
+    qkv = drawn(128, 128, H, H)
+
+    def total(*qkv):
+        return jnp.sum(jnp.sin(SPLASH(*qkv, mask=mask.causal, scale=1.0)[0]))
+
+    found = jax.make_jaxpr(jax.grad(jax.checkpoint(total, policy=kept)))(*qkv)
+    assert kernels(found.jaxpr) >= 3
+    assert (kernels(found.jaxpr) == 3) == (policy == "attention")  # forwards, and two backwards
+
+
+@pytest.mark.parametrize(
+    ("call", "sizes"),
+    [
+        ({"bias": lambda n, s_S: jnp.ones((H, n.size, s_S.size))}, (128, 128, H, H)),
+        ({"n": jnp.arange(128)}, (128, 128, H, H)),
+        ({"mask": mask.padding(jnp.ones((B, 128), bool)), "interpret": False}, (128, 128, H, H)),
+    ],
+)
+def test_what_a_kernel_cannot_know_or_is_short_is_computed_in_blocks(call, sizes):
+    qkv, call = drawn(*sizes), {"mask": mask.causal, "scale": 0.3} | call
+    ours = call | {"interpret": call.get("interpret", True)}
+    programs = [
+        jax.jit(functools.partial(way, **how)).lower(*qkv).as_text()
+        for way, how in (
+            (splash.attention, ours),
+            (flash.attention, {k: v for k, v in call.items() if k != "interpret"}),
+        )
+    ]
+    assert programs[0] == programs[1]
+
+
+def test_masks_of_unknown_arrays_are_not_known_but_padding_is():
+    def known(length):
+        assert mask.known(mask.prefix(length), np.arange(3), np.arange(3)) == (None, None)
+        return length
+
+    jax.jit(known)(jnp.int32(2))
+    both = mask.both(mask.both(mask.causal, mask.padding(VALID_BS)), mask.padding(~VALID_BS))
+    shown_NS, valid_BS = mask.known(both, np.arange(130), np.arange(130))
+    np.testing.assert_array_equal(shown_NS, np.tri(130, dtype=bool))
+    assert not np.asarray(valid_BS).any()
+    shown_NS, valid_BS = mask.known(None, np.arange(2), np.arange(3))
+    assert shown_NS.all() and shown_NS.shape == (2, 3) and valid_BS is None
