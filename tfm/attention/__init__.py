@@ -20,10 +20,21 @@ and one of G keys and values by groups of H/G queries (groups.py); a value that 
 even if it is NaN; a query that sees nothing gets zeros, with zero gradient.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
 from tfm.attention import block_mask, chunked, explicit, flash, fused, heads, mask, nan_guard, online_softmax  # noqa: F401
 
 # isort: split
 from tfm.attention import relative_position, ring, score, score_symmetric, splash, value  # noqa: F401
 
 IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention}
-ON = {"tpu": splash.attention, "gpu": fused.attention}  # flash attention by the kernels of these devices
+
+
+def on(platform: str, dtype: Any) -> Callable:
+    """Flash attention by the devices' kernels: splash on a TPU, cuDNN's for 16-bit numbers on a GPU, else ours."""
+    if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16):
+        return fused.attention
+    return splash.attention if platform == "tpu" else flash.attention

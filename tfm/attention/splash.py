@@ -1,7 +1,7 @@
 """Flash attention on a TPU: jax's splash kernel, which passes over the blocks in which a mask allows nothing.
 
-jax.experimental.pallas.ops.tpu.splash_attention; flash.py computes what a kernel cannot: a bias, positions of their own,
-heads of many features, masks of arrays that the program is given, but padding.
+jax.experimental.pallas.ops.tpu.splash_attention. flash.py computes what the kernel cannot: a bias, own positions,
+heads of many features, masks of arrays that the program is given (but padding).
 """
 
 import functools
