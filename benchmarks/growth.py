@@ -20,22 +20,22 @@ COLUMNS = {  # name in a row -> the factor and form in which it is shown
 
 
 def grown(toy: bool) -> list[sizes.Workload]:
-    """step_a of M layers, written out and as a loop; step_d of N tokens, by flash attention and with all weights."""
+    """step_a of M layers; step_d of N tokens, by flash attention and with all weights."""
     a, d = (sizes.WORKLOADS[name] for name in ("step_a", "step_d"))
     if toy:
-        return [a.toy().changed(unroll=1), d.toy(), d.toy().changed(attention="explicit")]
-    deep = [a.changed(M=M, unroll=unroll) for M in DEPTHS for unroll in (0, 1)]
+        return [a.toy(), d.toy(), d.toy().changed(attention="explicit")]
+    deep = [a.changed(M=M) for M in DEPTHS]
     return deep + [d.changed(N=N, attention=way) for N in LENGTHS for way in ("flash", "explicit")]
 
 
 def measure(*, toy: bool = False) -> list[dict[str, Any]]:
-    """A row for each size: M, N, attention, unroll, and the COLUMNS; of steps the median of five, None where
+    """A row for each size: M, N, attention and the COLUMNS; of steps the median of five, None where
     one would take too much memory. Each is a process of its own."""
     rows = []
     for size in grown(toy):
         ours = (session.OURS, ("benchmarks.ours",), size.changed(warm_up=0), session.AS_LAUNCHED | UNCACHED)
         with contextlib.closing(participant.Participant(*ours)) as one:
-            row = {name: getattr(size, name) for name in ("M", "N", "attention", "unroll")}
+            row = {name: getattr(size, name) for name in ("M", "N", "attention")}
             row |= {name: one.facts.get(name) for name in COLUMNS}
             if row["temporary_bytes"] <= MOST:
                 answers = [one.take(1, lead=2 * (i == 0)) for i in range(5)]
@@ -47,10 +47,10 @@ def measure(*, toy: bool = False) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]]) -> str:
     """A table."""
-    lines = [f"{'M':>4}{'N':>8}  {'attention':10}{'unroll':>6}" + "".join(f"{name:>18}" for name in COLUMNS)]
+    lines = [f"{'M':>4}{'N':>8}  {'attention':10}" + "".join(f"{name:>18}" for name in COLUMNS)]
     for row in rows:
         shown = {name: "-" if row[name] is None else form.format(x * row[name]) for name, (x, form) in COLUMNS.items()}
-        head = f"{row['M']:4}{row['N']:8,}  {row['attention']:10}{row['unroll']:6}"
+        head = f"{row['M']:4}{row['N']:8,}  {row['attention']:10}"
         lines.append(head + "".join(f"{cell:>18}" for cell in shown.values()))
     return "\n".join(lines)
 

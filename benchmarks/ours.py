@@ -31,7 +31,7 @@ def settings(experiment: str, size: sizes.Workload, changes: dict[str, Any]) -> 
     """The config of configs/base.py, which is executed by its path, as launch.py executes the file of --config, with
     the fields of `model` that the workload has otherwise, and these changes."""
     get_config = runpy.run_path(str(participant.ROOT / "configs" / "base.py"))["get_config"]
-    same = {f"model.{name}": getattr(size, name) for name in ("M", "H", "D", "attention", "unroll")}
+    same = {f"model.{name}": getattr(size, name) for name in ("M", "H", "D", "attention")}
     made = config.Settings(get_config(experiment), get_config(experiment))
     return made.changed(same | {"model.compute_dtype": size.dtype} | changes)
 

@@ -26,7 +26,6 @@ class Workload:
     C: int = 10  # classes
     new: int = 0  # words generated after a prompt of one
     attention: str = "flash"  # how ours computes it (model.attention); a peer has its own fastest
-    unroll: int = 0  # layers of ours that are written out (model.unroll)
     dtype: str = "float32"  # of products
     platform: str = "cpu"  # cpu, gpu
     devices: int = 1  # as which ours takes the cores (mesh.data), where there are so many

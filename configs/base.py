@@ -83,10 +83,9 @@ def common() -> ml_collections.ConfigDict:
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
     model.bias = True  # on queries, keys, values, outputs and the MLP
     model.dropout = 0.0  # share of each stage's output, and of the embedding's, set to 0 in training
-    model.attention = "flash"  # flash: memory linear in N, by the kernels of a TPU or GPU; explicit: as it is defined
+    model.attention = "flash"  # explicit, flash (memory linear in N, by the kernels of a TPU or a GPU)
     model.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)
-    model.remat = "none"  # what the backward pass computes again: none (but norms), products (all but them), full
-    model.unroll = 0  # layers written out; 1: a loop; 0: all of a shallow model, and a loop with remat or fsdp
+    model.remat = "none"  # none, products, full (what the backward pass computes again: transformer.py)
 
     # The optimiser and its learning rate.
     optim.name = "adamw"  # adamw, or muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest

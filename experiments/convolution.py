@@ -42,6 +42,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     H = settings.model.H
     data = images.configured(settings.image)
     _, Y, X, Z = data.train_image_BYXZ.shape
+    if settings.model.G != H:
+        raise errors.UserError(f"model.G = {settings.model.G}: each of the {H} heads of a convolution has its own keys")
     configs.at_least(1, {"model.H": H})
     if H > X:
         raise errors.UserError(f"a kernel of {H} pixels (model.H) does not fit into rows of {X} pixels")

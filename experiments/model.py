@@ -17,8 +17,7 @@ from tfm.attention import explicit, flash, heads, mask, relative_position, score
 from tfm.decode import kv_cache
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parameters
-MOST_UNROLLED = 512  # layers written out in a program
-# Layers that are written out unless model.unroll says otherwise. libtpu 0.0.50 compiles one in 5 s, for each of step
+# Layers that are written out where nothing is computed again. libtpu 0.0.50 compiles one in 5 s, for each of step
 # and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
 WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
@@ -91,17 +90,12 @@ def build(
     m: config.Settings, *, embed: variant.Variant, head: variant.Variant, N: int, cross: bool = False, **tree: bool
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. tree: class_token, tied_output (transformer.init).
-    cross: an encoder-decoder. Raises UserError for a wrong name or size, or more layers than can be written out."""
-    config.at_least(0, {"model.window": m.window, "model.unroll": m.unroll})
-    if min(m.unroll or m.M, m.M) > MOST_UNROLLED:
-        raise errors.UserError(
-            f"model.unroll = {m.unroll} would write out {min(m.unroll or m.M, m.M)} layers, and compiling would not end"
-            f" soon: at most {MOST_UNROLLED} are possible, and model.unroll = 1 makes a loop of any number"
-        )
+    cross: an encoder-decoder. Raises UserError for a wrong name or size."""
+    config.at_least(0, {"model.window": m.window})
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)
     parts = transformer.Parts(embed, variants.choose(m, "position"), block_parts(m, cross=cross), head)
-    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.unroll or True}
+    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1}
     tree |= sizes(m) | {"N": N, "final_norm": m.final_norm, "bias": m.bias}
     tree |= {} if cross else {"embed_norm": m.embed_norm}
     whole, one_by_one = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
@@ -120,7 +114,7 @@ def build(
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
         # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long.
         deep = m.M > (SHALLOW if over.platform in ("", "cpu") else WRITTEN_OUT)
-        if not m.unroll and (over.fsdp or deep or m.remat != "none"):
+        if over.fsdp or deep:
             changed["unroll"] = 1
         return whole.apply(*arrays, **call | changed, maps=maps, **options)
 

@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-PURE = set("jax numpy math functools itertools operator typing collections dataclasses zlib re tfm".split())
+PURE = set("jax numpy math functools itertools operator typing collections dataclasses concurrent zlib re tfm".split())
 NEVER = ("pickle", "cloudpickle", "dill", "tensorflow")
 OUTSIDE = ("tests", "docs", ".ci")  # these use whatever a user may
 DEVICES = {"shard_map", "distributed", "devices", "local_devices", "__version__", "version"}  # of jax

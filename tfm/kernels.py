@@ -84,7 +84,9 @@ def _forward(cpu: Callable, default: Callable, x: jax.Array, W: jax.Array) -> tu
 
 def _backward(cpu: Callable, default: Callable, saved: tuple, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     def gradient(way: Callable, x: jax.Array, W: jax.Array, dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.vjp(way, x, W)[1](dy)
+        (dx,) = jax.linear_transpose(lambda x: way(x, W), x)(dy)
+        (dW,) = jax.linear_transpose(lambda W: way(x, W), W)(dy)
+        return dx, dW
 
     ways = {"cpu": functools.partial(gradient, cpu), "default": functools.partial(gradient, default)}
     return jax.lax.platform_dependent(*saved, dy, **ways)

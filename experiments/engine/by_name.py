@@ -30,7 +30,7 @@ RENAMED = {
     "image.hide": "image.mask_ratio",
     "sample.length": "sample.max_new_tokens",
     "model.relation": "model.relative_position",
-    "model.attention = blockwise": "model.attention = flash",
+    **dict.fromkeys(("model.attention = blockwise", "model.attention = fused"), "model.attention = flash"),
 }
 _DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
 _TOOL = "python -m experiments.tools."
@@ -48,6 +48,7 @@ REMOVED = {
     "compilation_cache": "set JAX_COMPILATION_CACHE_DIR to the folder, or JAX_ENABLE_COMPILATION_CACHE=false",
     **{f"debug.{name}": f"set {flag}" for name, flag in _DEBUG.items()},
     "debug.check_shapes": "shapes are checked in every run",
+    "model.unroll": "layers are a loop where there are more than six, or with model.remat = products",
     "optim.eps": "it is 1e-8",
     "optim.rounds": "five steps of Newton-Schulz are made",
     "optim.batch_rule": "the rate stays as it is where train.growth makes batches larger",

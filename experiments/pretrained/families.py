@@ -45,7 +45,6 @@ FREE = {
     "attention": "flash",
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less
     "remat": "none",
-    "unroll": 0,
 }
 
 

@@ -15,7 +15,7 @@ from experiments.pretrained import open_model, positions, tensors
 from tfm import shapes
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
-FREE = ("dropout", "attention", "compute_dtype", "remat", "unroll")
+FREE = ("dropout", "attention", "compute_dtype", "remat")
 TABLE, PATCHES = "position/P_ND", "embed/W_DP"
 # A published model's facts -> the config's fields that must say the same, by experiment.
 FIELDS = {

@@ -231,10 +231,10 @@ def test_every_bar_is_as_high_as_its_ratio_or_is_cut_and_says_so():
 
 
 def test_growth_and_start_are_tables():
-    row = {"M": 3, "N": 64, "attention": "flash", "unroll": 1, "trace_seconds": 0.5, "compile_seconds": 2.0}
+    row = {"M": 3, "N": 64, "attention": "flash", "trace_seconds": 0.5, "compile_seconds": 2.0}
     row |= {"temporary_bytes": 2**21, "seconds": None, "peak_bytes": None}
-    assert growth.show([row]).splitlines()[1].split()[4:] == ["0.5", "2", "2", "MiB", "-", "-"]
-    seen = {(size.M, size.N, size.attention, size.unroll) for size in growth.grown(toy=False)}
-    assert {(48, 64, "flash", 0), (48, 64, "flash", 1), (1, 16384, "explicit", 0)} <= seen
+    assert growth.show([row]).splitlines()[1].split()[3:] == ["0.5", "2", "2", "MiB", "-", "-"]
+    seen = {(size.M, size.N, size.attention) for size in growth.grown(toy=False)}
+    assert {(48, 64, "flash"), (1, 16384, "explicit")} <= seen
     lines = growth.show_start({"missing": {"flax": "no flax"}, "ours": {"cold": 7.31, "warm": 4.0}}).splitlines()
     assert lines[1].split() == ["ours", "7.3", "s", "4.0", "s"] and lines[2].endswith("not measured: no flax")

@@ -162,7 +162,7 @@ def test_the_ideal_time_is_that_of_the_chips_that_are_used():
 @libtpu
 @pytest.mark.parametrize(("M", "loop"), [(models.WRITTEN_OUT, False), (models.WRITTEN_OUT + 1, True)])
 def test_many_layers_are_a_loop_on_a_tpu_only(M, loop):
-    settings = tiny.settings("vision", image__patch=4, model__M=M, model__unroll=0)
+    settings = tiny.settings("vision", image__patch=4, model__M=M, model__remat="none")
 
     def loops(devices):
         layout = models.layout(settings.model, devices)

@@ -99,7 +99,6 @@ model.H=3 | model.D = 8 | model.H = 3
 model.H=0 | model.H
 model.M=0 | model.M | at least 1
 model.K=-1 | model.K | at least 1
-model.unroll=-1 | model.unroll | at least 0
 image.patch=3 | 8 x 8 | 3 x 3 | image.patch
 image.patch=0 | 8 x 8 | image.patch
 image.shift=8 | 8 x 8 | shifted by 8

@@ -23,7 +23,7 @@ def text(tmp_path_factory):
 
 
 def task(text, **changes):
-    sizes = {"model__D": D, "model__H": H, "model__M": M, "model__F": F, "text__N": N}
+    sizes = {"model__D": D, "model__H": H, "model__M": M, "model__F": F, "text__N": N, "model__attention": "explicit"}
     return tiny.task_of(tiny.settings("language", text__source=text, **(sizes | changes)))
 
 
@@ -45,9 +45,8 @@ HEAD = 2 * B * N * D * W
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model__unroll": 0}, M * layer() + HEAD),  # however the layers are run
-        ({"model__unroll": 1, "model__remat": "full"}, M * layer() + HEAD),
-        ({"model__unroll": 2}, M * layer() + HEAD),
+        ({"model__remat": "none"}, M * layer() + HEAD),  # however the layers are run
+        ({"model__remat": "full"}, M * layer() + HEAD),
         ({"model__M": 1}, layer() + HEAD),
         ({"model__K": 11}, M * layer(K=11) + HEAD),
         ({"model__score": "tied"}, M * layer(projections=3) + HEAD),

@@ -29,7 +29,7 @@ RUNS = {
     " train.evaluate_every=30 optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
     "causal characters": "text.N=7 text.tokenizer=characters text.tied_output=true sample.prompt=A model.score=tied"
     " model.scale=1/sqrt(D) model.norm=token_plain model.mlp=relu model.position=sinusoidal model.block=post_norm"
-    " model.final_norm=false model.bias=false model.remat=full model.M=2 model.unroll=1 optim.schedule=linear"
+    " model.final_norm=false model.bias=false model.remat=full model.M=2 optim.schedule=linear"
     " optim.clip=0 train.accumulation=2",
     "masked": "text.objective=masked text.N=31 text.transform=true model.score=none model.scale=1 model.mlp=gelu_tanh"
     " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
@@ -42,7 +42,7 @@ RUNS = {
     " model.attention=explicit model.embed_norm=true"
     " optim.schedule=wsd",
     "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary"
-    " model.norm=instance model.mlp=two_hidden_gelu model.M=2 model.unroll=1",
+    " model.norm=instance model.mlp=two_hidden_gelu model.M=2",
     "npz": "image.patch=2 model.K=3 model.F=5 model.remat=products model.score=constant model.relative_position=alibi"
     " model.position=sinusoidal_concatenated model.attention=flash model.window=2 mesh.data=2",
 }
@@ -247,7 +247,6 @@ def test_together_the_runs_name_every_variant(tmp_path):
         "model.scale": set(score.SCALES),
         "model.block": set(block.ORDERS),
         "model.attention": set(attention.IMPLEMENTATIONS),
-        "model.unroll": {0, 1},
         "model.remat": set(transformer.REMAT),
         "model.compute_dtype": set(models.DTYPES),
         "text.objective": set(language.OBJECTIVES),

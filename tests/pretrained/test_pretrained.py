@@ -34,7 +34,6 @@ def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
         np.testing.assert_array_equal(found[name], array, err_msg=name)
     second = hub.read(tmp_path / "ours")
     assert second.model == read.model and second.family == family
-    assert "each of 2 heads repeated 3 times" in read.table or family != "llama"
     jax.tree.map(np.testing.assert_array_equal, second.params, read.params)
 
 

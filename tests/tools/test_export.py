@@ -19,7 +19,7 @@ W, N = 23, 13  # the fewest words of a run below
 WORDS_BN = np.random.default_rng(1).integers(0, W, (2, 11))
 SEGMENT_BN = (np.arange(11)[None] >= np.array([[5], [2]])).astype(int)
 IMAGE_BYXZ = np.random.default_rng(2).standard_normal((2, 8, 8, 1)).astype(np.float32)
-SMALL = {"model.M": 2, "model.D": 24, "model.H": 2, "model.F": 7, "model.unroll": 1}
+SMALL = {"model.M": 2, "model.D": 24, "model.H": 2, "model.F": 7, "model.remat": "products"}
 WORDS = SMALL | {"text.N": N}
 BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.block": "post_norm"}
 LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.relative_position": "rotary"}
@@ -32,7 +32,7 @@ RUNS = {
 # For each field of `model`, and of the other sections, values of which at least one is another than a family's.
 MODEL = {
     "M": [3],
-    "D": [32],  # and K with it
+    "D": [32],  # and K and G with it
     "H": [4],
     "G": [1],
     "K": [6],
@@ -57,7 +57,6 @@ MODEL = {
     "attention": ["explicit"],
     "compute_dtype": ["bfloat16"],
     "remat": ["full"],
-    "unroll": [2],
 }
 TEXT = {"source": ["docstrings"], "tokenizer": ["characters"], "N": [12], "tied_output": [True]}
 IMAGE = {"source": ["mnist"], "patch": [2], "shift": [1.0]}
@@ -73,7 +72,7 @@ def keyed(section: str, values: dict) -> dict:
 
 
 OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | REFUSED
-FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat unroll rotary_base".split()
+FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary_base".split()
 ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"score": ["symmetric_init", "asymmetric_std"]})
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
     "gpt2": ALWAYS | keyed("text", TEXT) | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
@@ -161,7 +160,7 @@ def test_every_setting_is_written_or_refused_by_its_name(tmp_path, family):
         for value in [value for value in values if section in own and value != own[section][field]]:
             config = own | {section: own[section] | {field: value}}
             if name in ("model.D", "model.H"):  # and K with it
-                config["model"]["K"] = config["model"]["D"] // config["model"]["H"]
+                config["model"] |= {"K": config["model"]["D"] // config["model"]["H"], "G": config["model"]["H"]}
             if told := refused(family, config):
                 assert name in told
             elif name != "model.K" or family == "llama":  # theirs is D / H, which shows in the sizes

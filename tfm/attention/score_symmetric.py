@@ -17,7 +17,7 @@ def tied(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 
     D K parameters a head.
     """
-    q_BHNK = linear.heads(x_BND, params["U_HKD"], params.get("b_HK"))
+    q_BHNK = _rounded(linear.heads(x_BND, params["U_HKD"], params.get("b_HK")), x_BND.dtype)
     return q_BHNK, q_BHNK if x_BSD is x_BND else linear.heads(x_BSD, params["U_HKD"], params.get("b_HK"))
 
 

@@ -56,7 +56,7 @@ def test_a_relative_bias_breaks_the_argument():
     np.testing.assert_array_equal(odds_HN, [[0, *[1] * (N - 1)]])
 
 
-STUDIED = {"model.M": 1, "model.H": 1, "model.D": 64, "model.unroll": 0, "synthetic.task": "ring"}
+STUDIED = {"model.M": 1, "model.H": 1, "model.D": 64, "synthetic.task": "ring"}
 STUDIED |= {"optim.learning_rate": 3e-3, "optim.warmup_steps": 50, "optim.weight_decay": 0.0}
 STUDIED |= {"train.steps": 300, "train.batch_size": 32, "train.evaluate_batch": 512}
 
