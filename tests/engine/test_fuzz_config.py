@@ -270,6 +270,7 @@ def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path
     launched("files", "--config", str(file), "--dry_run")
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # a study of a thousand arms
 @hypothesis.given(st.lists(st.sampled_from(sorted(STUDY)), max_size=2).flatmap(studies))
 @fuzz.settings(40)
 def test_any_study_has_its_runs_or_is_refused(changes):
