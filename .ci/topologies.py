@@ -74,10 +74,10 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
     import launch
     from configs import base
-    from experiments.engine import config, errors
+    from experiments.engine import config, config_file, errors
 
     command = launch.Command(str(ROOT / "configs" / f"{name}.py"), None, [], config.assign)
-    given = launch.loaded(command, base.get_config)
+    given = config_file.load(command.config, base=base.get_config)
     own = stand_ins(given, pathlib.Path(folder))
     file, began, said = pathlib.Path(folder) / f"{name}_{topology}.json", time.monotonic(), io.StringIO()
     command = command._replace(changes=[*(changes | own).items()], dry_run=True, topology=(topology, str(file)))
