@@ -129,6 +129,8 @@ def test_what_a_saved_config_derived_stays_derived(tmp_path):
     found = loaded(saved_in(tmp_path, {"model": {"D": 96, "H": 2, "K": 48, "F": 7}}))
     configs.override(found, "model.D", "64")
     assert values(found)["model.K"] == 32 and values(found)["model.F"] == 7
+    found = values(loaded(saved_in(tmp_path, {"model": {"K": 32, "F": 512, "D": 256}})))  # as D = 128 would have them
+    assert found["model.K"] == 32 and found["model.F"] == 512
 
 
 def test_an_error_in_a_config_file_is_told_with_its_last_line_there(tmp_path):

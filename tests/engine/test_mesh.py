@@ -324,3 +324,5 @@ def test_a_cpu_is_as_many_devices_as_cores_and_a_dry_run_simulates_those_that_ar
 def test_fewer_devices_are_named_that_a_batch_divides_over_with_its_accumulated_parts():
     with pytest.raises(errors.UserError, match="a multiple of 32, or fewer devices with mesh.data = 3$"):
         meshes.check_batch(meshes.make(), "train.batch_size", batch=12, parts=4)
+    with pytest.raises(errors.UserError, match="a multiple of 24, or fewer devices with mesh.data = 1$"):
+        meshes.check_batch(meshes.make(fsdp=2), "train.batch_size", batch=6, parts=3)
