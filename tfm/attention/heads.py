@@ -109,6 +109,6 @@ def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, 
             y_BHNV, A_BHNS = kernels.few_queries(plain, by_keys, *qkv)
         else:
             compute = flash.attention if "axis" in call else parts.compute
-            y_BHNV, A_BHNS = nan_guard.guarded(compute)(*qkv, **call)
+            y_BHNV, A_BHNS = nan_guard.guarded(compute, platform=layout.platform)(*qkv, **call)
     with jax.named_scope("combine"):
         return layouts.on(layout, parts.value, "combine")(params["value"], y_BHNV), A_BHNS, attended
