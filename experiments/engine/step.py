@@ -177,10 +177,11 @@ def one_step(
 ) -> Callable[..., tuple[State, dict]]:
     """The step (state, batch, alive) -> (state, metrics).
 
-    Where loss, gradient norm or new parameters are not finite, the state stays as it was. nan='abort': then and from
-    then on the metric `alive`, which the next step gets, is False, and nothing changes. nan='skip': the step counts,
-    without an update; spike > 0: so does one that jumps by more sigmas (`is_spike`; the optimiser is `remembering`).
-    The metric `skipped` counts those. probe_due: after which steps n the metrics have what the task's probe finds.
+    Where loss, gradient norm, learning rate or running statistics are not finite, the state stays as it was.
+    nan='abort': then and from then on the metric `alive`, which the next step gets, is False, and nothing changes; so
+    it is where the optimiser makes new parameters of them that are not finite. nan='skip': the step counts, without an
+    update; spike > 0: so does one that jumps by more sigmas (`is_spike`; the optimiser is `remembering`). The metric
+    `skipped` counts those. probe_due: after which steps n the metrics have what the task's probe finds.
     """
     propose = proposal(task, optimiser, mesh, accumulation=accumulation, sharded=sharded)
 

@@ -76,7 +76,8 @@ class Trained:
             if isinstance(value, str) and ":" in value and value not in self.trust:
                 what = f'{"image.head" if name == "head" else f"model.{name}"} = "{value}", a program that would be run'
                 raise errors.UserError(f"{self.path} has {what}: give --trust={value} if you trust it")
-        return types.SimpleNamespace(**{**families.FREE, "G": self.model.get("H"), **self.model})
+        how = {name: families.FREE[name] for name in ("attention", "remat")}  # change no model, and had other names
+        return types.SimpleNamespace(**{**families.FREE, "G": self.model.get("H"), **self.model, **how})
 
     def network(self, **size: int) -> models.Model:
         """The model as functions, where the parameters are those that it has. size: Y and X of images.

@@ -337,3 +337,14 @@ def test_transformers_ends_a_text_where_we_do(tmp_path):
             told = theirs.generate(torch.tensor([[0]]), max_new_tokens=12, do_sample=False)[0].tolist()
             assert told[-1] in np.atleast_1d(ends) and len(told) < 13
             assert "".join(LETTERS[id] for id in told[1:-1]) == gained(path)
+
+
+def test_a_run_of_an_earlier_version_is_opened(tmp_path):
+    """Its config says how it was computed in words that are no longer there."""
+    file = published.run(tmp_path / "run", "language", **RUNS["gpt2"]) / "config.json"
+    config = json.loads(file.read_text())["config"]
+    config["model"] |= {"remat": False, "attention": "fused", "unroll": config["model"].pop("G")}
+    file.write_text(json.dumps({"config": config}))
+    model = open_model.open(str(file.parent))
+    assert (model.fields.remat, model.fields.attention, model.fields.G) == ("none", "flash", model.fields.H)
+    assert np.isfinite(model({"w_BN": np.zeros((1, 3), int)})).all()
