@@ -66,6 +66,7 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
         (zipped([("b.tsv", b"a\0\tb\n")]), "said.tsv:b.tsv holds a NUL"),
         (LZMA[:60] + b"\xff" * 20 + LZMA[80:], "said.tsv:b.tsv is a damaged gzip file or zip"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "content",  # a zip's bytes say the time
 )
 def test_a_wrong_line_or_what_is_no_text_is_refused_by_file_and_number(tmp_path, content, words):
     write(tmp_path, **{"said.tsv": content})
