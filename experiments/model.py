@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments import variants
-from experiments.engine import by_name, config, errors, mesh
+from experiments.engine import by_name, compilation, config, errors, mesh
 from tfm import attention, block, embed, head, symmetry, transformer, variant
 from tfm import encoder_decoder as seq2seq
 from tfm import initial as initials
@@ -112,7 +112,7 @@ def build(
             compute = flash.attention
         elif compute is flash.attention:
             compute = attention.on(over.platform, dtype)
-        own = parts.block.attention._replace(compute=compute)
+        own = parts.block.attention._replace(compute=_told(compute))
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
         # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long.
         deep = m.M > (SHALLOW if over.platform in ("", "cpu") else WRITTEN_OUT)
@@ -122,6 +122,17 @@ def build(
 
     start, step = (functools.partial(function, **call) for function in (one_by_one.start, one_by_one.step))
     return Model(initial, applied, start, step)
+
+
+def _told(compute: Callable) -> Callable:
+    """The same, and what it does with the arrays that it is given is said once in the log."""
+
+    @functools.wraps(compute)
+    def attend(*qkv: jax.Array, **call: Any) -> tuple[jax.Array, jax.Array | None]:
+        compilation.remark(f"attention: {attention.way(compute, *qkv, **call)}")
+        return compute(*qkv, **call)
+
+    return attend
 
 
 def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:

@@ -14,7 +14,7 @@ import pathlib
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -33,6 +33,26 @@ FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's own variable
 simulated: list[int] = []  # not empty: `simulate` was called
 # Chips that are only described (.name, .devices), of which meshes are made: programs for them are not run.
 described: contextvars.ContextVar[Any] = contextvars.ContextVar("described", default=None)
+
+_remarks: contextvars.ContextVar[set[str] | None] = contextvars.ContextVar("remarks", default=None)
+
+
+@contextlib.contextmanager
+def remarks() -> Iterator[None]:
+    """What is said with `remark` of the programs that are made within this is printed once."""
+    token = _remarks.set(set())
+    try:
+        yield
+    finally:
+        _remarks.reset(token)
+
+
+def remark(line: str) -> None:
+    """Say how the program that is being made computes something."""
+    said = _remarks.get()
+    if said is not None and line not in said:
+        said.add(line)
+        print(f"  {line}", flush=True)
 
 
 def start(device: str) -> None:

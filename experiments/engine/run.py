@@ -185,7 +185,8 @@ def describe(plan: step.Plan, state: step.State) -> int:
 def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compiled, float]:
     """The training step, compiled for every batch size, and the seconds it took."""
     batches = (mesh.abstract_batch(plan.mesh, plan.task.train[first]) for first in plan.growth.firsts)
-    return compilation.ahead(plan.step, state, batches, step.abstract_alive(plan.mesh))
+    with compilation.remarks():
+        return compilation.ahead(plan.step, state, batches, step.abstract_alive(plan.mesh))
 
 
 def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan:

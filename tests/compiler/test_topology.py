@@ -133,6 +133,7 @@ def test_a_step_is_compiled_and_told(tmp_path):
     assert "guard" in said["by_scope"] and said["collectives"]["all-reduce"]["times"] > 0
     for words in ("compiler's estimate", "waited for", "where it would go", "15.75 GiB", "evaluation of 16 examples"):
         assert words in shown.out
+    assert shown.out.count("attention: blocks") == 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -104,7 +104,15 @@ def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, 
     assert {file.name for file in drawn} == {"loss.png", "attention.png"} and all(
         str(file) in outcome.out for file in drawn
     )
-    for said in ("total", "FLOP per step", "eval/loss", "eval/accuracy", "tokens/s", "compiling", "most frequent"):
+    for said in (
+        "total",
+        "FLOP per step",
+        "eval/loss",
+        "eval/accuracy",
+        "tokens/s",
+        "compiling",
+        "attention: blocks\n",
+    ):
         assert said in outcome.out
     assert (folder / "checkpoints" / "60").is_dir()
     rows = log.read(folder)

@@ -23,6 +23,7 @@ even if it is NaN; a query that sees nothing gets zeros, with zero gradient.
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from tfm.attention import block_mask, chunked, explicit, flash, fused, heads, mask, nan_guard, online_softmax  # noqa: F401
@@ -38,3 +39,12 @@ def on(platform: str, dtype: Any) -> Callable:
     if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16):
         return fused.attention
     return splash.attention if platform == "tpu" else flash.attention
+
+
+def way(compute: Callable, *qkv: jax.Array, scale: float, **call: Any) -> str:
+    """What `compute`, one of these, does with such queries, keys and values, and why no kernel does: for a person."""
+    for module, kernel, other in ((splash, "splash kernel (TPU)", "blocks"), (fused, "cuDNN's kernel (GPU)", "XLA")):
+        if compute is module.attention:
+            reason = module.refused(*qkv, **call)
+            return f"{other}: {reason}" if reason else kernel
+    return "blocks" if compute is flash.attention else "explicit: all weights in memory"

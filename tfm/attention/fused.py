@@ -13,6 +13,7 @@ from tfm.attention import mask as masks
 
 def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None) -> tuple[jax.Array, None]:
     """y_n = sum_s A_{n,s} v_s (E3); arguments as of explicit.py. The softmax is in float32, of 64-bit numbers too."""
+    reason = refused(q_BHNK, k_BHSK, v_BHSV, mask=mask, bias=bias, n=n)
     N, S, V = q_BHNK.shape[2], k_BHSK.shape[2], v_BHSV.shape[-1]
     triangle = mask is masks.causal and n is None and N == S  # kernels know this one, and need no N x S array for it
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)
@@ -34,13 +35,28 @@ def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None) 
     rows = [jnp.broadcast_to(x, (len(x), H, *x.shape[2:])).swapaxes(1, 2) for x, H in zip(padded, each, strict=True)]
     if allowed is not None and not triangle:
         mask_BHNS = _heads(allowed | ~seeing)  # a row without a key may be NaN
-    y_BNHV = _averages(*rows, bias=b_BHNS, mask=mask_BHNS, is_causal=triangle, scale=scale)
+    y_BNHV = _averages(*rows, reason, bias=b_BHNS, mask=mask_BHNS, is_causal=triangle, scale=scale)
     y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V].astype(v_BHSV.dtype)
     return (y_BHNV if allowed is None else jnp.where(_heads(seeing), y_BHNV, 0)), None
 
 
-def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, **how: Any) -> jax.Array:
-    """cuDNN averages numbers of 16 bits, up to 128 features and, beside an array of a mask or bias, even lengths."""
+def refused(q_BHNK, k_BHSK, v_BHSV, *, mask, bias=None, n=None) -> str:
+    """Why XLA computes these averages, in a part of a sentence; '' where cuDNN does: it takes numbers of 16 bits, up to
+    128 features and, beside an array of a mask or bias, even lengths."""
+    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
+    arrays = bias is not None or not (mask is None or (mask is masks.causal and n is None and N == S))
+    for holds, reason in (
+        (q_BHNK.dtype not in (jnp.bfloat16, jnp.float16), "numbers of more than 16 bits"),
+        (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > 128, "more than 128 features of a head"),
+        (arrays and (N % 2 or S % 2), f"{N} queries and {S} keys beside an array of a mask or bias"),
+    ):
+        if holds:
+            return reason
+    return ""
+
+
+def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, reason: str, **how: Any) -> jax.Array:
+    """By cuDNN on a GPU, where there is no reason against it."""
     attend = functools.partial(jax.nn.dot_product_attention, **how)
     xla, cudnn = (functools.partial(attend, implementation=name) for name in ("xla", "cudnn"))
 
@@ -49,10 +65,8 @@ def _averages(q_BNHK: jax.Array, k_BSHK: jax.Array, v_BSHV: jax.Array, **how: An
 
     if q_BNHK.dtype not in (jnp.bfloat16, jnp.float16):
         return xla(q_BNHK, k_BSHK, v_BSHV)
-    odd = q_BNHK.shape[1] % 2 or k_BSHK.shape[1] % 2
-    fits = q_BNHK.shape[-1] <= 128 and not (odd and (how["bias"] is not None or how["mask"] is not None))
     there = jax.default_backend() == "gpu"  # where cuDNN is not, its call cannot even be traced
-    own = {"cpu": wide, "cuda": cudnn} if fits and there else {"cpu": wide}
+    own = {"cpu": wide, "cuda": cudnn} if there and not reason else {"cpu": wide}
     return jax.lax.platform_dependent(q_BNHK, k_BSHK, v_BSHV, **own, default=xla)
 
 

@@ -27,7 +27,7 @@ def guarded(compute: Callable, *, keys: int = 512, platform: str = "") -> Callab
         y_BHNV, A_BHNS = compute(q_BHNK, k_BHSK, v_BHSV, mask=mask, n=n, **call)
         if call.get("axis") is not None:
             sound_BS = kernels.after(sound_BS + block_mask.zero(y_BHNV), y_BHNV) > 0
-        if A_BHNS is None and compute is not fused.attention:
+        if A_BHNS is None and getattr(compute, "__wrapped__", compute) is not fused.attention:
             hit_BN = _hit(mask, n, sound_BS, N=q_BHNK.shape[2], keys=keys, axis=call.get("axis"), platform=platform)
         else:  # who forms all weights, or asks a kernel for them, has formed the whole mask too
             N, S = q_BHNK.shape[2], k_BHSK.shape[2]

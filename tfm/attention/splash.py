@@ -34,12 +34,11 @@ def attention(
     Logits, weights and sums are float32 or, of wider numbers, flash.py's. Differentiable in reverse mode. interpret: in
     Pallas' interpreter, on any device, whatever the number of keys.
     """
+    call = {"mask": mask, "bias": bias, "n": n, "axis": axis}
+    if refused(q_BHNK, k_BHSK, v_BHSV, **call, interpret=interpret):
+        return flash.attention(q_BHNK, k_BHSK, v_BHSV, scale=scale, **call)
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     known, valid_BS = masks.known(mask, np.arange(S - N, S), np.arange(S))
-    short = S < FEWEST and not interpret
-    wide = max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > FEATURES or k_BHSK.dtype == jnp.float64
-    if known is None or short or wide or (bias, n, axis) != (None,) * 3:
-        return flash.attention(q_BHNK, k_BHSK, v_BHSV, mask=mask, scale=scale, bias=bias, n=n, axis=axis)
     H, G = (max(x.shape[1] for x in arrays) for arrays in ((q_BHNK, k_BHSK, v_BHSV), (k_BHSK, v_BHSV)))
     q_BHNK = (scale * q_BHNK.astype(jnp.float32)).astype(k_BHSK.dtype)
     qkv = [_filled(x, heads) for x, heads in ((q_BHNK, H), (k_BHSK, G), (v_BHSV, G))]
@@ -57,6 +56,26 @@ def attention(
         return y_BHNV, None
     seeing = mask(jnp.arange(S - N, S), jnp.arange(S)).any(-1)
     return jnp.where(seeing[..., None] if seeing.ndim == 1 else seeing[:, None, :, None], y_BHNV, 0), None
+
+
+def refused(
+    q_BHNK, k_BHSK, v_BHSV, *, mask, bias=None, n=None, axis: str | None = None, interpret: bool = False
+) -> str:
+    """Why flash.py computes these averages, in a part of a sentence; '' where the kernel does."""
+    N, S = q_BHNK.shape[2], k_BHSK.shape[2]
+    for holds, reason in (
+        (bias is not None, "the score has a bias, which the kernel does not take"),
+        (axis is not None, "devices share the tokens"),
+        (n is not None, "the tokens stand at positions of their own"),
+        (k_BHSK.dtype == jnp.float64, "numbers of 64 bits"),
+        (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > FEATURES, f"more than {FEATURES} features of a head"),
+        (S < FEWEST and not interpret, f"{S} keys, and the kernel is worth its start from {FEWEST} on"),
+    ):
+        if holds:
+            return reason
+    if mask in (None, masks.causal) or masks.known(mask, np.arange(S - N, S), np.arange(S))[0] is not None:
+        return ""
+    return "the mask depends on arrays that the program is given"
 
 
 def _filled(x_BHNK: jax.Array, heads: int) -> jax.Array:

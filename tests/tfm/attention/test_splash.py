@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tfm.attention import explicit, flash, mask, splash
+from tfm import attention
+from tfm.attention import explicit, flash, fused, mask, splash
 
 B, H, K, V = 2, 4, 16, 24
 SPLASH = functools.partial(splash.attention, interpret=True)
@@ -105,6 +106,32 @@ def test_what_a_kernel_cannot_know_or_is_short_is_computed_in_blocks(call, sizes
         )
     ]
     assert programs[0] == programs[1]
+
+
+@pytest.mark.parametrize(
+    ("compute", "call", "said"),
+    [
+        (explicit.attention, {}, "explicit"),
+        (flash.attention, {}, "blocks"),
+        (splash.attention, {}, "splash kernel (TPU)"),
+        (splash.attention, {"mask": mask.window(3)}, "splash kernel (TPU)"),
+        (splash.attention, {"bias": jnp.add}, "blocks: the score has a bias"),
+        (splash.attention, {"n": jnp.arange(256)}, "blocks: the tokens stand"),
+        (splash.attention, {"S": 255}, "blocks: 255 keys"),
+        (splash.attention, {"K": 513}, "blocks: more than 512 features"),
+        (splash.attention, {"dtype": jnp.float64}, "blocks: numbers of 64 bits"),
+        (splash.attention, {"mask": mask.prefix(jnp.array([3, 5]))}, "blocks: the mask depends on arrays"),
+        (fused.attention, {}, "cuDNN's kernel (GPU)"),
+        (fused.attention, {"dtype": jnp.float32}, "XLA: numbers of more than 16 bits"),
+        (fused.attention, {"K": 129}, "XLA: more than 128 features"),
+        (fused.attention, {"S": 255}, "XLA: 256 queries and 255 keys"),
+    ],
+)
+def test_what_computes_is_said_with_the_reason(compute, call, said):
+    S, dtype = call.pop("S", 256), call.pop("dtype", jnp.bfloat16)
+    q_BHNK, k_BHSK = (jax.ShapeDtypeStruct((B, H, N, call.get("K", K)), dtype) for N in (256, S))
+    call.pop("K", 0)
+    assert attention.way(compute, q_BHNK, k_BHSK, k_BHSK, **{"mask": mask.causal, "scale": 1.0} | call).startswith(said)
 
 
 def test_masks_of_unknown_arrays_are_not_known_but_padding_is():
