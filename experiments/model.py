@@ -108,10 +108,8 @@ def build(
     def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         """over: the devices that share the model (inside shard_map). Maps are made by the way that forms them."""
         compute = explicit.attention if maps else parts.block.attention.compute
-        if over.sequence:
-            compute = flash.attention
-        elif compute is flash.attention:
-            compute = attention.on(over.platform, dtype)
+        if over.sequence or compute is flash.attention:
+            compute = attention.on(over.platform, dtype, shared=bool(over.sequence))
         own = parts.block.attention._replace(compute=_told(compute))
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
         # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long.

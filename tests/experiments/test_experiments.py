@@ -112,6 +112,7 @@ def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, 
         "tokens/s",
         "compiling",
         "attention: blocks\n",
+        "most frequent",
     ):
         assert said in outcome.out
     assert (folder / "checkpoints" / "60").is_dir()

@@ -34,9 +34,10 @@ from tfm.attention import relative_position, ring, score, score_symmetric, splas
 IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention}
 
 
-def on(platform: str, dtype: Any) -> Callable:
-    """Flash attention by the devices' kernels: splash on a TPU, cuDNN's for 16-bit numbers on a GPU, else ours."""
-    if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16):
+def on(platform: str, dtype: Any, *, shared: bool = False) -> Callable:
+    """Flash attention by the devices' kernels: splash on a TPU, cuDNN's for 16-bit numbers on a GPU, else ours. shared:
+    of tokens that devices share, which cuDNN does not know."""
+    if platform == "gpu" and not shared and dtype in (jnp.bfloat16, jnp.float16):
         return fused.attention
     return splash.attention if platform == "tpu" else flash.attention
 

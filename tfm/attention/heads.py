@@ -108,7 +108,7 @@ def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, 
             by_keys = functools.partial(explicit.attention, by_keys=True, **call)
             y_BHNV, A_BHNS = kernels.few_queries(plain, by_keys, *qkv)
         else:
-            compute = flash.attention if "axis" in call else parts.compute
+            compute = flash.attention if "axis" in call and parts.compute is explicit.attention else parts.compute
             y_BHNV, A_BHNS = nan_guard.guarded(compute, platform=layout.platform)(*qkv, **call)
     with jax.named_scope("combine"):
         return layouts.on(layout, parts.value, "combine")(params["value"], y_BHNV), A_BHNS, attended

@@ -79,12 +79,9 @@ def _joined(how: Callable, first: Mask, second: Mask, n: jax.Array, s_S: jax.Arr
 def known(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
     """(N, S), what the mask says of these positions while a program is made, and valid_BS of the padding in it, or None
     where it has none. (None, None) for a mask that is more than these two `both` hold."""
-    terms, valid_BS, shown_NS = _terms(mask), None, np.ones((n.size, s_S.size), bool)
+    (terms, valid_BS), shown_NS = parted(mask), np.ones((n.size, s_S.size), bool)
     for term in terms:
         arrays = jax.tree.leaves(block_mask.arrays_of(term))
-        if isinstance(term, Partial) and term.func is _padding:
-            valid_BS = term.args[0] if valid_BS is None else valid_BS & term.args[0]
-            continue
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
             return None, None
         with jax.ensure_compile_time_eval():
@@ -93,6 +90,17 @@ def known(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray
             return None, None
         shown_NS &= np.asarray(shown)
     return shown_NS, valid_BS
+
+
+def parted(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
+    """The masks that must all allow it but those of padding, and what these say together: valid_BS, or None."""
+    terms, valid_BS = [], None
+    for term in _terms(mask):
+        if isinstance(term, Partial) and term.func is _padding:
+            valid_BS = term.args[0] if valid_BS is None else valid_BS & term.args[0]
+        else:
+            terms.append(term)
+    return terms, valid_BS
 
 
 def _terms(mask: Mask | None) -> list[Mask]:

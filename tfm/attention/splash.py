@@ -1,7 +1,8 @@
 """Flash attention on a TPU: jax's splash kernel, which passes over the blocks in which a mask allows nothing.
 
 jax.experimental.pallas.ops.tpu.splash_attention. flash.py computes what the kernel cannot: a bias, own positions,
-heads of many features, masks of arrays that the program is given (but padding).
+heads of many features, masks of arrays that the program is given (but padding). Of tokens that devices share the kernel
+averages the keys of one device in each turn of the ring, under a causal mask and padding.
 """
 
 import functools
@@ -16,13 +17,14 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from tfm.attention import flash
+from tfm.attention import block_mask, flash, ring
 from tfm.attention import mask as masks
 
 LANES = 128  # a block's sides are multiples of these
 SIDES = (512, 384, 256, 128)  # of a block, the first that divides the tokens: what published runs found fast is 512
 FEATURES = 512  # of a head at most: more do not fit beside the matrix units
 FEWEST = 256  # keys for which a kernel is worth its start; fewer are written out (chunked.py)
+BLIND = -1e30  # the logarithm of a sum over no key is below: the kernel masks logits with -2.4e38
 Tree = Any
 
 
@@ -37,11 +39,11 @@ def attention(
     call = {"mask": mask, "bias": bias, "n": n, "axis": axis}
     if refused(q_BHNK, k_BHSK, v_BHSV, **call, interpret=interpret):
         return flash.attention(q_BHNK, k_BHSK, v_BHSV, scale=scale, **call)
+    if axis is not None:
+        return _around(q_BHNK, k_BHSK, v_BHSV, n, axis, mask=mask, scale=scale, interpret=interpret), None
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     known, valid_BS = masks.known(mask, np.arange(S - N, S), np.arange(S))
-    H, G = (max(x.shape[1] for x in arrays) for arrays in ((q_BHNK, k_BHSK, v_BHSV), (k_BHSK, v_BHSV)))
-    q_BHNK = (scale * q_BHNK.astype(jnp.float32)).astype(k_BHSK.dtype)
-    qkv = [_filled(x, heads) for x, heads in ((q_BHNK, H), (k_BHSK, G), (v_BHSV, G))]
+    qkv = _filled(scale, q_BHNK, k_BHSK, v_BHSV)
     shown_NS = np.zeros((qkv[0].shape[2], qkv[1].shape[2]), bool)
     shown_NS[:N, :S] = known
     ids = None
@@ -50,7 +52,7 @@ def attention(
         hidden_BS = jnp.pad(~valid_BS, rest, constant_values=True).astype(jnp.int32)
         ids = jnp.zeros_like(hidden_BS, shape=(len(hidden_BS), shown_NS.shape[0])), hidden_BS
     causal = mask is masks.causal and shown_NS.shape == (N, N)  # which the kernel forms by itself
-    make = functools.partial(_kernel, splash.CausalMask((N, N)) if causal else splash.NumpyMask(shown_NS), H, interpret)
+    make = functools.partial(_kernel, splash.CausalMask((N, N)) if causal else splash.NumpyMask(shown_NS), interpret)
     y_BHNV = _average(make, *qkv, ids)[:, :, :N].astype(v_BHSV.dtype)
     if valid_BS is None and known.any(-1).all():
         return y_BHNV, None
@@ -63,45 +65,46 @@ def refused(
 ) -> str:
     """Why flash.py computes these averages, in a part of a sentence; '' where the kernel does."""
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
+    around = axis is not None
     for holds, reason in (
         (bias is not None, "the score has a bias, which the kernel does not take"),
-        (axis is not None, "devices share the tokens"),
-        (n is not None, "the tokens stand at positions of their own"),
+        (n is not None and not around, "the tokens stand at positions of their own"),
         (k_BHSK.dtype == jnp.float64, "numbers of 64 bits"),
         (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > FEATURES, f"more than {FEATURES} features of a head"),
         (S < FEWEST and not interpret, f"{S} keys, and the kernel is worth its start from {FEWEST} on"),
     ):
         if holds:
             return reason
-    if mask in (None, masks.causal) or masks.known(mask, np.arange(S - N, S), np.arange(S))[0] is not None:
+    if around and any(getattr(term, "func", term) is not masks.causal for term in masks.parted(mask)[0]):
+        return "devices share the tokens, and the mask is more than causal and padding"
+    if around or mask in (None, masks.causal) or masks.known(mask, np.arange(S - N, S), np.arange(S))[0] is not None:
         return ""
     return "the mask depends on arrays that the program is given"
 
 
-def _filled(x_BHNK: jax.Array, heads: int) -> jax.Array:
-    """So many heads, those of one being shared by all, and tokens up to a multiple of LANES."""
-    x_BHNK = jnp.broadcast_to(x_BHNK, (len(x_BHNK), heads, *x_BHNK.shape[2:]))
-    return jnp.pad(x_BHNK, ((0, 0), (0, 0), (0, -x_BHNK.shape[2] % LANES), (0, 0)))
+def _filled(scale: float, *qkv: jax.Array) -> list[jax.Array]:
+    """Queries times the scale, keys and values: of as many heads as each needs, those of one being shared by all, and
+    with tokens up to a multiple of LANES."""
+    H, G = (max(x.shape[1] for x in arrays) for arrays in (qkv, qkv[1:]))
+    queries = (scale * qkv[0].astype(jnp.float32)).astype(qkv[1].dtype)
+    each = [
+        jnp.broadcast_to(x, (len(x), heads, *x.shape[2:]))
+        for x, heads in zip((queries, *qkv[1:]), (H, G, G), strict=True)
+    ]
+    return [jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % LANES), (0, 0))) for x in each]
 
 
-def _kernel(mask: Any, H: int, interpret: bool, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None) -> jax.Array:
-    """y_BHNV of the kernel. Tokens lie along the lanes, of which there are more than a head has features: with the
-    features there, half of GPT-2's would be padding."""
+def _kernel(mask: Any, interpret: bool, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None, *, sums: bool = False) -> Any:
+    """y_BHNV of the kernel, and with `sums` the logarithms of the sums too, (y_BHNV, (lse_BHN,)).
+
+    Tokens lie along the lanes, of which there are more than a head has features: with the features there, half of
+    GPT-2's would be padding."""
     rows, keys = (next(side for side in SIDES if x.shape[2] % side == 0) for x in (q_BHNK, k_BGSK))
     along = dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash.QKVLayout.SEQ_MINOR)
-    names = (
-        ("block_q", "block_q_dkv", "block_q_dq"),
-        (
-            "block_kv",
-            "block_kv_compute",
-            "block_kv_dkv",
-            "block_kv_dkv_compute",
-            "block_kv_dq",
-        ),
-    )
-    sizes = splash.BlockSizes(**dict.fromkeys(names[0], rows), **dict.fromkeys(names[1], keys), **along)
-    of_heads = splash.MultiHeadMask([mask] * H)
-    kernel = splash.make_splash_mha_single_device(of_heads, block_sizes=sizes, interpret=interpret)
+    names = [f"block_{name}" for name in "q q_dkv q_dq kv kv_compute kv_dkv kv_dkv_compute kv_dq".split()]
+    sizes = splash.BlockSizes(**dict.fromkeys(names[:3], rows), **dict.fromkeys(names[3:], keys), **along)
+    how = {"block_sizes": sizes, "save_residuals": sums, "interpret": interpret}
+    kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * q_BHNK.shape[1]), **how)
     if ids is None:
         return jax.vmap(kernel)(q_BHNK, k_BGSK, v_BGSV)
     return jax.vmap(lambda q, k, v, *ids: kernel(q, k, v, splash.SegmentIds(*ids)))(q_BHNK, k_BGSK, v_BGSV, *ids)
@@ -118,13 +121,18 @@ def _forward(make: Callable, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None) -> tuple
 
     y_BHNV, back = _elsewhere(both, q_BHNK, k_BGSK, v_BGSV, ids)
     y_BHNV = checkpoint_name(y_BHNV, "attention")
+    return y_BHNV, _with(back, (q_BHNK, k_BGSK, v_BGSV), y_BHNV, lambda lse: checkpoint_name(lse, "attention"))
 
-    def kept(x: jax.Array) -> jax.Array:  # the averages once, and the logarithms of the sums
-        if any(x is one for one in (q_BHNK, k_BGSK, v_BGSV)) or not jnp.issubdtype(x.dtype, jnp.floating):
+
+def _with(back: Callable, qkv: tuple, y_BHNV: jax.Array, lse: Callable) -> Callable:
+    """The gradient of a kernel from these averages, and these logarithms of the sums, in place of those it made."""
+
+    def other(x: jax.Array) -> jax.Array:
+        if any(x is one for one in qkv) or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        return y_BHNV if x.shape == y_BHNV.shape else checkpoint_name(x, "attention")
+        return y_BHNV if x.shape == y_BHNV.shape else lse(x)
 
-    return y_BHNV, jax.tree.map(kept, back)
+    return jax.tree.map(other, back)
 
 
 def _backward(make: Callable, back: Callable, dy_BHNV: jax.Array) -> tuple:
@@ -132,6 +140,89 @@ def _backward(make: Callable, back: Callable, dy_BHNV: jax.Array) -> tuple:
 
 
 _average.defvjp(_forward, _backward)
+
+
+def _around(q_BHNK, k_BHSK, v_BHSV, n, axis: str, *, mask, scale: float, interpret: bool) -> jax.Array:
+    """y_BHNV where devices share the tokens, at positions n of layout.positions: token a of device i stands at i + P a.
+    In each turn (ring.py) the kernel averages the values of one device. With a causal mask token b of device j is seen
+    where b <= a for j <= i, else where b < a: two masks that are known."""
+    N, (terms, valid_BS), hidden_BS = q_BHNK.shape[2], masks.parted(mask), None
+    qkv = _filled(scale, q_BHNK, k_BHSK, v_BHSV)
+    size = qkv[0].shape[2]
+    shown = (
+        [splash.CausalMask((size, size), offset) for offset in (0, -1)] if terms else [splash.FullMask((size, size))]
+    )
+    if valid_BS is not None or not terms and size > N:
+        valid_BS = jnp.ones((1, N), bool) if valid_BS is None else valid_BS[:, n]
+        hidden_BS = jnp.pad(~valid_BS, ((0, 0), (0, size - N)), constant_values=True).astype(jnp.int32)
+        hidden_BS = jnp.broadcast_to(hidden_BS, (len(q_BHNK), size)) + block_mask.zero(qkv)
+    make = [functools.partial(_kernel, mask, interpret) for mask in shown]
+    key = {"k": qkv[1], "v": qkv[2], "hidden": hidden_BS, "device": jax.lax.axis_index(axis)}
+    return _turns(make, axis, qkv[0], key)[:, :, :N].astype(v_BHSV.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _turns(make: list[Callable], axis: str, q_BHNK: jax.Array, key: dict) -> jax.Array:
+    """y_BHNV from the keys of all devices; make: the kernel of keys of a device not behind this one, and of others."""
+    return _turns_forward(make, axis, q_BHNK, key)[0]
+
+
+def _turns_forward(make: list[Callable], axis: str, q_BHNK: jax.Array, key: dict) -> tuple[jax.Array, tuple]:
+    """Of two sets of keys the averages are together e^(l1 - l) y1 + e^(l2 - l) y2, l = log(e^l1 + e^l2)."""
+
+    def averages(kernel: Callable, *arrays: Any) -> tuple[jax.Array, jax.Array]:
+        y_BHNV, (lse_BHN,) = kernel(*arrays, sums=True)
+        return y_BHNV, lse_BHN
+
+    def turn(sums: tuple, key: dict) -> tuple:
+        more = _one_turn(averages, make, axis, q_BHNK, key)
+        lse_BHN = jnp.logaddexp(sums[1], more[1])
+        return sum(y_BHNV * jnp.exp(lse - lse_BHN)[..., None] for y_BHNV, lse in (sums, more)), lse_BHN
+
+    zero = block_mask.zero((q_BHNK, key)).astype(jnp.float32)
+    nothing = jnp.full((*q_BHNK.shape[:3], key["v"].shape[3]), zero), jnp.full(q_BHNK.shape[:3], zero - jnp.inf)
+    y_BHNV, lse_BHN = ring.around(turn, nothing, key, axis)
+    blind_BHN = lse_BHN < BLIND
+    y_BHNV, lse_BHN = jnp.where(blind_BHN[..., None], 0, y_BHNV), jnp.where(blind_BHN, jnp.inf, lse_BHN)
+    y_BHNV, lse_BHN = (checkpoint_name(x, "attention") for x in (y_BHNV.astype(q_BHNK.dtype), lse_BHN))
+    return y_BHNV, (q_BHNK, key, y_BHNV, lse_BHN)
+
+
+def _turns_backward(make: list[Callable], axis: str, saved: tuple, dy_BHNV: jax.Array) -> tuple[jax.Array, dict]:
+    """The kernel forms the weights again from the sums over the keys of all devices, so gradients only add up."""
+    q_BHNK, key, *whole = saved
+
+    def gradients(kernel: Callable, q_BHNK, k_BGSK, v_BGSV, ids, y_BHNV, lse_BHN, dy_BHNV) -> tuple:
+        qkv = q_BHNK, k_BGSK, v_BGSV
+        _, back = jax.vjp(lambda *qkv: kernel(*qkv, ids), *qkv)  # its own averages are not used, so not made
+        return _with(back, qkv, y_BHNV, lambda _: lse_BHN)(dy_BHNV)
+
+    def turn(carry: tuple, key: dict) -> tuple:
+        dq_BHNK, dkv = carry
+        more = _one_turn(gradients, make, axis, q_BHNK, key, *whole, dy_BHNV)
+        dkv = jax.tree.map(jnp.add, ring.onward(dkv, axis), tuple(more[1:]))
+        return dq_BHNK + more[0], dkv
+
+    zero = block_mask.zero((q_BHNK, key, dy_BHNV)).astype(jnp.float32)
+    nothing = jax.tree.map(lambda x: jnp.full(x.shape, zero), (q_BHNK, (key["k"], key["v"])))
+    dq_BHNK, dkv = ring.around(turn, nothing, key, axis)
+    dkv = {name: x.astype(key[name].dtype) for name, x in zip("kv", ring.onward(dkv, axis), strict=True)}
+    return dq_BHNK.astype(q_BHNK.dtype), dict.fromkeys(key) | dkv
+
+
+_turns.defvjp(_turns_forward, _turns_backward)
+
+
+def _one_turn(function: Callable, make: list[Callable], axis: str, q_BHNK: jax.Array, key: dict, *more: Any) -> tuple:
+    """function(kernel, q, k, v, ids, *more) by the kernel for the device whose keys these are."""
+    hidden_BS = key["hidden"]
+    ids = None if hidden_BS is None else (jnp.zeros_like(hidden_BS), hidden_BS)
+
+    def chosen(later: jax.Array, *arrays: Any) -> Any:
+        ways = [functools.partial(function, kernel) for kernel in make]
+        return ways[0](*arrays) if len(ways) == 1 else jax.lax.cond(later, *ways[::-1], *arrays)
+
+    return _elsewhere(chosen, key["device"] > jax.lax.axis_index(axis), q_BHNK, key["k"], key["v"], ids, *more)
 
 
 def _elsewhere(function: Callable, *arguments: Tree) -> Tree:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
+from jax.sharding import PartitionSpec as Spec
 
 from tfm import attention
 from tfm.attention import explicit, flash, fused, mask, splash
@@ -61,7 +61,7 @@ def test_inside_shard_map_a_kernel_computes_each_devices_sequences():
         y_BHNV, _ = SPLASH(q, k, v, mask=mask.causal, scale=0.3)
         return jax.lax.psum(jnp.sum(jnp.sin(y_BHNV)), "data")
 
-    sharded = jax.shard_map(total, mesh=mesh, in_specs=P("data"), out_specs=P())
+    sharded = jax.shard_map(total, mesh=mesh, in_specs=Spec("data"), out_specs=Spec())
     found = jax.jit(jax.grad(sharded, argnums=(0, 1, 2)))(*qkv)
     expected = jax.jit(functools.partial(gradients, compute=explicit.attention, who=mask.causal))(qkv)[1]
     jax.tree.map(lambda a, b: cases.close(a, b, 2e-5), found, expected)
@@ -146,3 +146,27 @@ def test_masks_of_unknown_arrays_are_not_known_but_padding_is():
     assert not np.asarray(valid_BS).any()
     shown_NS, valid_BS = mask.known(None, np.arange(2), np.arange(3))
     assert shown_NS.all() and shown_NS.shape == (2, 3) and valid_BS is None
+
+
+@pytest.mark.parametrize(
+    ("P", "size", "G", "who", "padding"),
+    [(2, 128, 2, mask.causal, False), (4, 65, H, mask.causal, True), (2, 70, 1, None, False)],
+)
+def test_devices_that_share_tokens_start_a_kernel_in_each_turn(P, size, G, who, padding):
+    """The tokens dealt out like cards; of the second sequence nothing may be seen where there is padding."""
+    N, axis = P * size, "sequence"
+    if padding:
+        who = mask.both(who, mask.padding(np.arange(N) % 5 < np.array([[3], [0]])))
+    qkv, n = drawn(N, N, G, G), np.arange(N).reshape(-1, P).T.ravel()
+    mesh, tokens = jax.make_mesh((P,), (axis,), axis_types=(jax.sharding.AxisType.Auto,)), Spec(None, None, axis)
+
+    def total(n, *qkv):
+        y_BHNV, _ = SPLASH(*qkv, mask=who, scale=0.3, n=n, axis=axis)
+        return jax.lax.psum(jnp.sum(jnp.sin(y_BHNV)), axis), y_BHNV
+
+    sharded = jax.shard_map(total, mesh=mesh, in_specs=(Spec(axis), *[tokens] * 3), out_specs=(Spec(), tokens))
+    run = jax.jit(jax.value_and_grad(sharded, argnums=(1, 2, 3), has_aux=True))
+    (_, y_BHNV), slopes = run(n, *[x[:, :, n] for x in qkv])
+    expected = jax.jit(functools.partial(gradients, compute=explicit.attention, who=who))(qkv)
+    back = np.argsort(n)
+    jax.tree.map(lambda a, b: cases.close(a[:, :, back], b, 2e-5), (y_BHNV, slopes), expected)
