@@ -33,17 +33,18 @@ def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layo
     """W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12; in seed 004 with row vectors, x W_1). With a
     second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), and with a gate activation(W_g x_n + b_g)
     * (W_1 x_n + b_1) (Shazeer 2020, eq. 6, without biases)."""
+    x_TD = x_BND.reshape(-1, x_BND.shape[-1])  # rows throughout: between two shapes the activation is a pass of its own
     if "Wg_FD" in params:
-        gate_BNF = activation(linear.rows(x_BND, params["Wg_FD"], params.get("bg_F")))
-        h_BNF = gate_BNF * linear.rows(x_BND, params["W1_FD"], params.get("b1_F"))
+        gate_TF = activation(linear.rows(x_TD, params["Wg_FD"], params.get("bg_F")))
+        h_TF = gate_TF * linear.rows(x_TD, params["W1_FD"], params.get("b1_F"))
     else:
-        h_BNF = activation(linear.rows(x_BND, params["W1_FD"], params.get("b1_F")))
-    h_BNF = checkpoint_name(h_BNF, "activation")
+        h_TF = activation(linear.rows(x_TD, params["W1_FD"], params.get("b1_F")))
+    h_TF = checkpoint_name(h_TF, "activation")
     if "Wh_FF" in params:
         if layout.tensor:
-            h_BNF = jax.lax.all_gather(h_BNF, layout.tensor, axis=2, tiled=True)
-        h_BNF = checkpoint_name(activation(linear.rows(h_BNF, params["Wh_FF"], params.get("bh_F"))), "activation")
-    return linear.rows(h_BNF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor)
+            h_TF = jax.lax.all_gather(h_TF, layout.tensor, axis=1, tiled=True)
+        h_TF = checkpoint_name(activation(linear.rows(h_TF, params["Wh_FF"], params.get("bh_F"))), "activation")
+    return linear.rows(h_TF, params["W2_DF"], params.get("b2_D"), tensor=layout.tensor).reshape(x_BND.shape)
 
 
 def _Phi(x: jax.Array) -> jax.Array:

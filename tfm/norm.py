@@ -11,11 +11,13 @@ model with a causal mask is causal no longer), and a NaN reaches the others. In 
 the statistics of past batches, paddings and all; `instance` has none, and cannot be decoded token by token.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tfm import layout as layouts
 from tfm import linear
@@ -44,18 +46,34 @@ def _init(*names: str) -> Callable[..., dict[str, jax.Array]]:
     return init
 
 
-def _mean(x: jax.Array, axes: str | tuple[str, ...] | None, **over: Any) -> jax.Array:
-    """The mean, also over the devices of these mesh axes, which have as many numbers each."""
-    own = jnp.mean(x, **over)
+def _mean(x: jax.Array, axes: str | tuple[str, ...] | None, *, axis: Any, **keep: bool) -> jax.Array:
+    """The mean, also over the devices of these mesh axes, which have as many numbers each. Divided before it is summed:
+    a TPU's compiler makes a division of the sums a pass of its own, which takes as long as a small sum does."""
+    own = jnp.sum(x * float(1 / np.take(x.shape, axis).prod()), axis=axis, **keep)
     return jax.lax.pmean(own, axes) if axes else own
 
 
-def _standardise(x: jax.Array, *, axis: int, eps: float, axes: str | None = None) -> jax.Array:
-    """(x - mean) / sqrt(var + eps) along one axis, var dividing by its length; in float32 or wider."""
-    x = linear.wide(x)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
+def _standardise(x: jax.Array, axis: int, eps: float, axes: str | None = None) -> jax.Array:
+    """(x - mean) / sqrt(var + eps) along one axis, var dividing by its length; x in float32 or wider."""
+    return _standardised(x, axis, eps, axes)[0]
+
+
+def _standardised(x: jax.Array, axis: int, eps: float, axes: str | None) -> tuple[jax.Array, jax.Array]:
+    """The same, and 1 / sqrt(var + eps)."""
     centred = x - _mean(x, axes, axis=axis, keepdims=True)
-    variance = _mean(jnp.square(centred), axes, axis=axis, keepdims=True)
-    return centred * jax.lax.rsqrt(variance + eps)
+    factor = jax.lax.rsqrt(_mean(jnp.square(centred), axes, axis=axis, keepdims=True) + eps)
+    return centred * factor, factor
+
+
+@_standardise.defjvp
+def _standardise_jvp(axis: int, eps: float, axes: str | None, primals: tuple, tangents: tuple) -> tuple:
+    """dy = (dx - mean(dx) - y mean(y dx)) / sqrt(var + eps): its transpose is the same, of two means that one pass over
+    x gives, where the derivative of each operation would ask for one mean after the other."""
+    (x,), (dx,) = primals, tangents
+    y, factor = _standardised(x, axis, eps, axes)
+    mean, along = (_mean(one, axes, axis=axis, keepdims=True) for one in (dx, y * dx))
+    return y, factor * (dx - mean - y * along)
 
 
 def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
@@ -72,18 +90,18 @@ def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def apply(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
     """LayerNorm(X)_{d,n} = (x_{d,n} - mean(x_n)) / sqrt(var(x_n) + eps) * gain_d + shift_d (E14 with eps = 0, E16).
     Without gain and shift in the tree it is E15, where with eps = 0 a constant token is 0/0 = NaN."""
-    return _scale(params, _standardise(x_BND, axis=-1, eps=eps), x_BND.dtype)
+    return _scale(params, _standardise(linear.wide(x_BND), -1, eps), x_BND.dtype)
 
 
 def _rms(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
     """x_{d,n} / sqrt(mean_d x_{d,n}^2 + eps) * gain_d: E16 without mean and shift (Zhang and Sennrich 2019, eq. 4)."""
     x = linear.wide(x_BND)
-    return _scale(params, x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps), x_BND.dtype)
+    return _scale(params, x * jax.lax.rsqrt(_mean(jnp.square(x), None, axis=-1, keepdims=True) + eps), x_BND.dtype)
 
 
 def _instance(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """(x_{d,n} - mean_n x_{d,n}) / sqrt(var_n x_{d,n} + eps) * gain_d + shift_d: E17, over the sequence."""
-    return _scale(params, _standardise(x_BND, axis=-2, eps=eps, axes=layout.sequence), x_BND.dtype)
+    return _scale(params, _standardise(linear.wide(x_BND), -2, eps, layout.sequence), x_BND.dtype)
 
 
 def _batch(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:

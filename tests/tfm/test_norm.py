@@ -141,29 +141,41 @@ def test_eight_devices_equal_one_in_statistics_output_and_gradients():
     assert not of_params["mean_D"].any() and not of_params["var_D"].any()
 
 
+AXES = {"batch": (0, 1), "token": -1, "instance": 1}  # over which each standardises
+
+
 @cases.float64()
-def test_gradients_pass_through_the_statistics():
+@pytest.mark.parametrize("name", AXES)
+def test_gradients_pass_through_the_statistics(name):
     """As through the formula written out, in which mean and variance are functions of the tokens."""
-    params, x_BND, w_BND = norm_params("batch"), cases.normal(1, B, N, D), cases.normal(2, B, N, D)
+    params, x_BND, w_BND = norm_params(name), cases.normal(1, B, N, D), cases.normal(2, B, N, D)
 
     def by_hand(x_BND):
-        return jnp.sum(w_BND * params["gain_D"] * (x_BND - x_BND.mean((0, 1))) / jnp.sqrt(x_BND.var((0, 1)) + 0.1))
+        mean, variance = (of(x_BND, AXES[name], keepdims=True) for of in (jnp.mean, jnp.var))
+        return jnp.sum(w_BND * params["gain_D"] * (x_BND - mean) / jnp.sqrt(variance + 0.1))
 
     def observed(x_BND):
-        return jnp.sum(w_BND * norm.batch.apply(params | norm.batch.observe(x_BND), x_BND, eps=0.1))
+        own = norm.batch.observe(x_BND) if name == "batch" else {}
+        return jnp.sum(w_BND * NORMS[name].apply(params | own, x_BND, eps=0.1))
 
     cases.close(*(jax.jit(jax.grad(loss))(x_BND) for loss in (observed, by_hand)))
 
 
 @cases.float64()
 def test_instance_norm_of_tokens_that_devices_share_is_that_of_all():
+    """Its gradient too."""
     params, x_BND = norm_params("instance"), cases.normal(1, B, 16, D) * 3 + 2
-    over = layout.Layout(sequence="data")
+
+    def loss(x_BND, **over):
+        return jnp.sin(norm.instance.apply(params, x_BND, eps=0.1, **over)).sum((1, 2))
 
     def local(x_BND):
-        y_BND = norm.instance.apply(params, x_BND, eps=0.1, layout=over)
-        return jax.lax.psum(jnp.sin(y_BND).sum((1, 2)), "data"), jax.lax.pmax(jnp.abs(y_BND).max(), "data")
+        def shared(x_BND):
+            return jax.lax.psum(loss(x_BND, layout=layout.Layout(sequence="data")), "data")
 
-    whole_BND = norm.instance.apply(params, x_BND, eps=0.1)
-    right = jnp.sin(whole_BND).sum((1, 2)), jnp.abs(whole_BND).max()
+        dx_BND = jax.grad(lambda x_BND: shared(x_BND).sum())(x_BND)
+        return shared(x_BND), jax.lax.psum(dx_BND.mean(1) ** 2, "data")
+
+    dx_BND = jax.grad(lambda x_BND: loss(x_BND).sum())(x_BND)
+    right = loss(x_BND), (dx_BND.reshape(B, 8, -1, D).mean(2) ** 2).sum(1)
     cases.agree(eight_devices(local, P(None, "data"))(x_BND), right)
