@@ -22,7 +22,7 @@ _LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/")
 _WHOLE = re.compile(r"[su]\d+\[\]")  # one whole number
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s16": 2, "u16": 2, "f64": 8, "s64": 8, "u64": 8}  # else 4
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d{1,18})"')  # 2**63 - 1: none is known (v6e's gathers)
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
 _CHAIN = re.compile(r'chain_id="\d+"|$')  # the same for all parts of a collective that several fusions do
 _ALONE = re.compile(r"replica_groups=(?:\{(?:\{\d+\},?)*\}|\[\d+,1\])")  # every device a group of its own

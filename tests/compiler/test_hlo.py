@@ -54,6 +54,7 @@ LOOP = """
   %copy.1 = s32[]{:T(128)} copy(%first.1)
   %tuple.1 = (s32[]{:T(128)}, f32[3,5]{1,0:T(8,128)S(1)}, s32[]{:T(128)}) tuple(%copy.1, %x.1, %last.1)
   %while.1 = (s32[]{:T(128)}, f32[3,5]{1,0}, s32[]) while(%tuple.1), condition=%condition.1, body=%body.1
+  %gather.1 = f32[3,5]{1,0:T(8,128)} fusion(%x.1), kind=kCustom, calls=%sparse_core.1, 9223372036854775807 cycles
   ROOT %sin.1 = f32[3,5]{1,0:T(8,128)} sine(%x.1), metadata={op_name="jit(step)/sin"}, 11 cycles
 """
 

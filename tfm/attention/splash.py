@@ -97,10 +97,11 @@ def _filled(scale: float, *qkv: jax.Array) -> list[jax.Array]:
 def _kernel(mask: Any, interpret: bool, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None, *, sums: bool = False) -> Any:
     """y_BHNV of the kernel, and with `sums` the logarithms of the sums too, (y_BHNV, (lse_BHN,)).
 
-    Tokens lie along the lanes, of which there are more than a head has features: with the features there, half of
-    GPT-2's would be padding."""
+    Tokens lie along the lanes where a head's features do not fill these: with GPT-2's there, half would be padding."""
     rows, keys = (next(side for side in SIDES if x.shape[2] % side == 0) for x in (q_BHNK, k_BGSK))
-    along = dict.fromkeys(("q_layout", "k_layout", "v_layout"), splash.QKVLayout.SEQ_MINOR)
+    narrow = q_BHNK.shape[3] % LANES or v_BGSV.shape[3] % LANES
+    layout = splash.QKVLayout.SEQ_MINOR if narrow else splash.QKVLayout.HEAD_DIM_MINOR
+    along = dict.fromkeys(("q_layout", "k_layout", "v_layout"), layout)
     names = [f"block_{name}" for name in "q q_dkv q_dq kv kv_compute kv_dkv kv_dkv_compute kv_dq".split()]
     sizes = splash.BlockSizes(**dict.fromkeys(names[:3], rows), **dict.fromkeys(names[3:], keys), **along)
     how = {"block_sizes": sizes, "save_residuals": sums, "interpret": interpret}

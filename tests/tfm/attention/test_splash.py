@@ -74,6 +74,15 @@ def kernels(jaxpr) -> int:
     return own + sum(kernels(one) for one in inner if hasattr(one, "eqns") and one is not jaxpr)
 
 
+def test_features_that_fill_the_lanes_are_handed_to_the_kernel_as_they_lie():
+    def moves(K: int) -> int:
+        x_BHNK = jax.ShapeDtypeStruct((1, 1, 128, K), jnp.float32)
+        call = functools.partial(SPLASH, mask=mask.causal, scale=1.0)
+        return str(jax.make_jaxpr(call)(x_BHNK, x_BHNK, x_BHNK)).count("transpose[")
+
+    assert moves(128) == moves(256) == 0 < moves(64)
+
+
 @pytest.mark.parametrize("policy", ["attention", "nothing"])
 def test_what_has_a_name_is_kept_and_the_kernel_not_started_again(policy):
     kept = jax.checkpoint_policies.save_only_these_names(policy)
