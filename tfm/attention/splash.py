@@ -17,13 +17,13 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from tfm.attention import block_mask, flash, ring
+from tfm.attention import block_mask, chunked, explicit, flash, ring
 from tfm.attention import mask as masks
 
 LANES = 128  # a block's sides are multiples of these
 SIDES = (512, 384, 256, 128)  # of a block, the first that divides the tokens: what published runs found fast is 512
 FEATURES = 512  # of a head at most: more do not fit beside the matrix units
-FEWEST = 256  # keys for which a kernel is worth its start; fewer are written out (chunked.py)
+FEWEST = 256  # keys for which a kernel is worth its start; of fewer all weights are formed at once
 BLIND = -1e30  # the logarithm of a sum over no key is below: the kernel masks logits with -2.4e38
 Tree = Any
 
@@ -37,6 +37,9 @@ def attention(
     Pallas' interpreter, on any device, whatever the number of keys.
     """
     call = {"mask": mask, "bias": bias, "n": n, "axis": axis}
+    weights = q_BHNK.size // q_BHNK.shape[-1] * k_BHSK.shape[2]
+    if k_BHSK.shape[2] < FEWEST and weights <= chunked.WEIGHTS and axis is None and not interpret:
+        return _at_once(q_BHNK, k_BHSK, v_BHSV, mask=mask, scale=scale, bias=bias, n=n), None
     if refused(q_BHNK, k_BHSK, v_BHSV, **call, interpret=interpret):
         return flash.attention(q_BHNK, k_BHSK, v_BHSV, scale=scale, **call)
     if axis is not None:
@@ -58,6 +61,13 @@ def attention(
         return y_BHNV, None
     seeing = mask(jnp.arange(S - N, S), jnp.arange(S)).any(-1)
     return jnp.where(seeing[..., None] if seeing.ndim == 1 else seeing[:, None, :, None], y_BHNV, 0), None
+
+
+def _at_once(*qkv: jax.Array, **call: Any) -> jax.Array:
+    """By explicit.py, whose weights are formed again for the gradient: of 64, 128 and 192 tokens in 0.9, 0.5 and 0.5 of
+    the time of the chunks that are fast on a CPU, as libtpu 0.0.50 estimates it (v5e; D = 128, H = 4, B = 12)."""
+    y_BHNV = jax.checkpoint(lambda *qkv: explicit.attention(*qkv, **call)[0])(*qkv)
+    return checkpoint_name(y_BHNV, "attention")
 
 
 def refused(
