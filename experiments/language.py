@@ -14,12 +14,13 @@ from ml_collections import ConfigDict
 from experiments import model as models
 from experiments import task as tasks
 from experiments.data import pretrained_tokenizer, text, tokenizer, windows
-from experiments.engine import batches, by_name, disk, errors, run
+from experiments.engine import batches, by_name, disk, errors, mesh, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
 from tfm import head
+from tfm import layout as layouts
 from tfm.attention import mask as masks
-from tfm.decode import generate, kv_cache
+from tfm.decode import generate
 
 MASK, MASK_RATE = "[MASK]", 0.15  # share of hidden words, as of BERT's
 PIECE = 2**20  # tokens counted at a time
@@ -84,7 +85,11 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         layout=models.layout(m, devices, W=W),
         **parts,
     )
-    show = filled(corpus, task, logits) if hidden else generated(settings, corpus, model, logits)
+    show = (
+        filled(corpus, task, logits)
+        if hidden
+        else generated(settings, corpus, model, logits, layouts.Layout(platform=mesh.backend(devices)))
+    )
     draw = functools.partial(figures, settings, corpus, task, show)
     return run.Work(task, draw, lambda *inputs: logits(*inputs)[0], corpus.tokenizer.files, lines=corpus.lines)
 
@@ -129,7 +134,7 @@ def masked_windows(corpus: Corpus, *, N: int) -> list[tasks.Examples]:
 
 
 def generated(
-    settings: configs.Settings, corpus: Corpus, model: models.Model, logits: Callable
+    settings: configs.Settings, corpus: Corpus, model: models.Model, logits: Callable, over: layouts.Layout
 ) -> Callable[[Any], str]:
     """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window.
 
@@ -158,10 +163,11 @@ def generated(
 
     @jax.jit
     def words(params: Any) -> jax.Array:
-        layers = kv_cache.by_layer(params)
+        layers = model.by_layer(params)
 
         def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
-            return model.start(params, w_BN, length_B, capacity=prompt_BN.size + s.max_new_tokens, mask=of_prompt)
+            call = {"capacity": prompt_BN.size + s.max_new_tokens, "mask": of_prompt, "over": over}
+            return model.start(params, w_BN, length_B, **call)
 
         def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
             return model.step(layers, cache, w_B, n_B, mask=later)

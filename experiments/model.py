@@ -30,8 +30,9 @@ class Model(NamedTuple):
 
     init(key, **numbers) -> params; or with a number, score_std=..., that is not the config's but one of several runs'
     apply(params, inputs, *, mask, key_B=None, maps=False, over=layout.ONE) -> (logits, aux)    (transformer.apply)
-    start(params, prompt_BN, length_B, *, capacity, mask) -> (logits_BW, cache)       (kv_cache.start)
-    step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                  (kv_cache.step)
+    start(params, prompt_BN, length_B, *, capacity, mask, over=layout.ONE) -> (logits_BW, cache)     (kv_cache.start)
+    by_layer(params) -> the parameters for many steps                                             (kv_cache.by_layer)
+    step(params, cache, w_B, n_B, *, mask) -> (logits_BW, cache)                                      (kv_cache.step)
 
     Of a sequence-to-sequence model (encoder_decoder.py) apply(params, source_BS, valid_BS, w_BN, ...) and
     start(params, source_BS, valid_BS, prompt_BN, length_B, *, capacity); they and step know their masks.
@@ -40,6 +41,7 @@ class Model(NamedTuple):
     init: Callable
     apply: Callable
     start: Callable
+    by_layer: Callable
     step: Callable
 
 
@@ -105,8 +107,8 @@ def build(
         params = whole.init(key, parts=own, **tree)
         return params if m.output_std == 1 else initials.scaled(params, m.output_std, OUTPUTS)
 
-    def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        """over: the devices that share the model (inside shard_map). Maps are made by the way that forms them."""
+    def on(over: layouts.Layout, *, maps: bool = False) -> dict:
+        """How it is computed on such devices. Maps are made by the way that forms them."""
         compute = explicit.attention if maps else parts.block.attention.compute
         if over.sequence or compute is flash.attention:
             compute = attention.on(over.platform, dtype, shared=bool(over.sequence))
@@ -116,10 +118,18 @@ def build(
         deep = m.M > (SHALLOW if over.platform in ("", "cpu") else WRITTEN_OUT)
         if over.fsdp or deep:
             changed["unroll"] = 1
-        return whole.apply(*arrays, **call | changed, maps=maps, **options)
+        return call | changed
 
-    start, step = (functools.partial(function, **call) for function in (one_by_one.start, one_by_one.step))
-    return Model(initial, applied, start, step)
+    def applied(*arrays: Any, maps: bool = False, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        """over: the devices that share the model (inside shard_map)."""
+        return whole.apply(*arrays, **on(over, maps=maps), maps=maps, **options)
+
+    def start(*arrays: Any, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        """over: of one device, whose platform may have a kernel for the prompts."""
+        return one_by_one.start(*arrays, **on(over), **options)
+
+    by_layer = functools.partial(kv_cache.by_layer, dtype=dtype)
+    return Model(initial, applied, start, by_layer, functools.partial(one_by_one.step, **call))
 
 
 def _told(compute: Callable) -> Callable:

@@ -24,6 +24,7 @@ from experiments.compiler import topology as topologies
 from experiments.engine import compilation, config, distributed, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command
+from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache, sampling
 
@@ -144,7 +145,8 @@ class Generator:
         capacity = self.most if B * self.most < grows else max(N + AT_ONCE, self.quarter)
 
         def begin(params: Any, prompt_BN: jax.Array, length_B: jax.Array, key: jax.Array) -> generate.State:
-            start = functools.partial(model.start, params, capacity=capacity, mask=mask(length_B))
+            over = layouts.Layout(platform=mesh.backend(mesh.make(data=1)))  # when it is made: `described` has chips
+            start = functools.partial(model.start, params, capacity=capacity, mask=mask(length_B), over=over)
             return generate.begin(start, prompt_BN, length_B, key, steps=steps, **how)
 
         def more(layers: Any, state: generate.State) -> generate.State:
@@ -153,7 +155,7 @@ class Generator:
         step = self.step = functools.partial(model.step, mask=mask())  # a closure of self would keep params longer
         self.begin = jax.jit(begin)  # (params, prompt_BN, length_B, key) -> state with the first word
         self.more = jax.jit(more, donate_argnums=1)  # (by_layer(params), state) -> AT_ONCE words later
-        self.by_layer = jax.jit(kv_cache.by_layer)
+        self.by_layer = jax.jit(model.by_layer)
         self.grow = jax.jit(kv_cache.grow, static_argnums=1)
 
 
@@ -170,7 +172,7 @@ def described(of: Generator) -> Iterator[topologies.Request]:
     arguments = abstract(lambda *arrays: (*arrays, jax.random.key(0)), of.params, of.prompt_BN, lengths)
     name = f"reading {B} x {N} tokens and drawing the first"
     yield topologies.Request(name, of.begin, arguments, compilation.flops(of.begin, *arguments))
-    layers, state = abstract(kv_cache.by_layer, of.params), abstract(of.begin, *arguments)
+    layers, state = abstract(of.by_layer, of.params), abstract(of.begin, *arguments)
     flops = AT_ONCE * compilation.flops(of.step, layers, state.cache, state.length_B, state.length_B)
     yield topologies.Request(f"drawing the next {AT_ONCE}, {B} at a time", of.more, (layers, state), flops)
 

@@ -192,8 +192,8 @@ def test_of_a_study_the_dearest_program_is_compiled(tmp_path):
 
 @libtpu
 def test_generation_is_compiled_reading_the_prompt_and_going_on():
-    model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=16, tied_output=False)
-    prompt_BN, how = np.ones((1, 4), np.int32), {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": []}
+    model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=272, tied_output=False)
+    prompt_BN, how = np.ones((1, 256), np.int32), {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": []}
     params = jax.eval_shape(model.init, jax.random.key(0))
     generator = sample.Generator(model, params, prompt_BN, steps=9, mask=lambda length_B=None: mask.causal, **how)
     with topology.of("v5e-1") as of:
@@ -201,5 +201,6 @@ def test_generation_is_compiled_reading_the_prompt_and_going_on():
         programs = topology.compiled(wanted)
         assert [one.reason for one in programs] == ["", ""]
         reading, further = (report.record(one, of) for one in programs)
-    assert reading["name"].startswith("reading 1 x 4 tokens") and "next 8" in further["name"]
+    assert "splash" in programs[0].compiled.as_text()
+    assert reading["name"].startswith("reading 1 x 256 tokens") and "next 8" in further["name"]
     assert 0 < further["ideal_seconds"] and further["alias_bytes"] > 0  # the state is used up

@@ -29,7 +29,7 @@ def test_answers_of_bfloat16_are_added_up_in_float32():
     np.testing.assert_array_equal(y_BNO, np.full((2, 3, 5), 258))  # 257 in bfloat16 is 256
 
 
-QUERIES = (functools.partial(explicit.attention, mask=None, scale=1.0, by_keys=by_keys) for by_keys in (False, True))
+QUERIES = [functools.partial(explicit.attention, mask=None, scale=1.0, by_keys=by_keys) for by_keys in (False, True)]
 FOR_CPUS = {  # name -> (function, the shapes of its arguments, what stands in the program of a CPU only)
     "one row": (linear.rows, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.rows, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
@@ -58,5 +58,41 @@ def test_what_is_for_cpus_alone_is_in_no_tpus_program(name):
     dtype = jnp.bfloat16 if name == "fused" else jnp.float32
     arguments = [jax.ShapeDtypeStruct(s, jnp.int32 if i == whole else dtype) for i, s in enumerate(shapes)]
     traced = jax.jit(function).trace(*arguments)
+    other = "cuda" if name == "few queries" else "tpu"
+    cpu, other = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", other))
+    assert mark in cpu and mark not in other
+
+
+NEWEST = {  # what a TPU computes in its own way: (function, shapes, the same sums, what stands in a TPU's program only)
+    "a row": (kernels.product, [(1, 5), (7, 5)], lambda x, W: x @ W.T, "tensor<8x5xf32>"),
+    "heads": (
+        kernels.combined,
+        [(1, 3, 1, 5), (3, 7, 5)],
+        functools.partial(np.einsum, "bhnv,hdv->bnd"),
+        "1x3x8x5xf32",
+    ),
+    "a query": (
+        lambda *qkv: kernels.few_queries(*QUERIES, *qkv)[0],
+        [(2, 3, 1, 5), (2, 3, 7, 5), (2, 3, 7, 5)],
+        lambda *qkv: QUERIES[0](*qkv)[0],
+        "2x3x8x5xf32",
+    ),
+    "a place": (
+        lambda cache_BHSK, new_BHNK: kernels.write(cache_BHSK, new_BHNK, jnp.array([[4]])),
+        [(1, 3, 7, 5), (1, 3, 1, 5)],
+        lambda cache_BHSK, new_BHNK: np.where(np.arange(7)[:, None] == 4, new_BHNK, cache_BHSK),
+        "LayoutConstraint",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NEWEST)
+def test_of_the_newest_words_a_tpus_way_is_the_same(name, monkeypatch):
+    function, shapes, slow, mark = NEWEST[name]
+    arrays = [np.random.default_rng(i).standard_normal(shape, np.float32) for i, shape in enumerate(shapes)]
+    traced = jax.jit(function).trace(*arrays)
     cpu, tpu = (traced.lower(lowering_platforms=(platform,)).as_text() for platform in ("cpu", "tpu"))
-    assert mark in cpu and mark not in tpu
+    assert mark in tpu and mark not in cpu
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *xs, tpu=None, default, cpu: (tpu or default)(*xs))
+    found = jax.jit(lambda *arrays: function(*arrays))(*arrays)
+    np.testing.assert_allclose(found, slow(*arrays), rtol=1e-5, atol=1e-5)

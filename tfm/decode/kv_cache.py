@@ -13,7 +13,14 @@ from tfm import norm, transformer
 
 
 def start(
-    params: dict, prompt_BN: jax.Array, length_B: jax.Array, *, capacity: int, parts: transformer.Parts, **model: Any
+    params: dict,
+    prompt_BN: jax.Array,
+    length_B: jax.Array,
+    *,
+    capacity: int,
+    parts: transformer.Parts,
+    dtype: Any = None,
+    **model: Any,
 ) -> tuple[jax.Array, list[dict]]:
     """The logits_BW of the word after each prompt, and the cache: for each layer keys and values of `capacity` places.
 
@@ -23,9 +30,10 @@ def start(
     """
     if parts.block.norm is norm.instance:
         raise ValueError("instance norm looks at later tokens, so there is no incremental representation")
-    logits_BNW, aux = transformer.apply(params, prompt_BN, parts=parts, keep=True, **model)
-    last_BW = jnp.take_along_axis(logits_BNW, (length_B - 1)[:, None, None], axis=1)[:, 0]
-    return last_BW, grow(transformer.layers_of(aux["cache"]), capacity)
+    params = transformer.cast(params, dtype)
+    x_BND, aux = transformer.hidden_states(params, prompt_BN, parts=parts, keep=True, **model)
+    last_B1D = jnp.take_along_axis(x_BND, (length_B - 1)[:, None, None], axis=1)
+    return transformer.logits(params, last_B1D, parts=parts)[:, 0], grow(transformer.layers_of(aux["cache"]), capacity)
 
 
 def places(cache: list[dict]) -> int:
@@ -47,6 +55,8 @@ def step(params: dict, cache: list[dict], w_B: jax.Array, n_B: jax.Array, **mode
     return logits_B1W[:, 0], aux["cache"]
 
 
-def by_layer(params: dict) -> dict:
-    """The parameters for many steps, made once: with a list of layers, so that no step cuts them out of the stack."""
+def by_layer(params: dict, dtype: Any = None) -> dict:
+    """The parameters for many steps, made once: with a list of layers, so that no step cuts them out of the stack, and
+    in the dtype of the products (transformer.apply), so that none makes them narrower."""
+    params = transformer.cast(params, dtype)
     return params | {"blocks": transformer.layers_of(params["blocks"])}

@@ -81,6 +81,7 @@ def test_parameters_of_numpy_are_decoded_with_as_those_of_jax():
     numpys, call = jax.device_get(cases.drawn(model.init)), dict(mask=mask.causal, parts=model.parts)
     start = functools.partial(kv_cache.start, numpys, capacity=N + 3, **call)
     step = functools.partial(kv_cache.step, kv_cache.by_layer(numpys), **call)
+    assert kv_cache.by_layer(numpys, jnp.bfloat16)["embed"]["E_WD"].dtype == jnp.bfloat16
 
     def text(w_BN):
         return generate.generate(start, step, w_BN, np.array([2, 4]), jax.random.key(0), steps=5, temperature=0)[0]
