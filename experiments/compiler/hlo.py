@@ -8,6 +8,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "collective-permute", "all-to-all")
+# Bytes that come to each of n devices in a ring, from both sides, for one of the result; what is permuted comes from
+# one side, which takes twice as long. (Austin et al. 2025, How to scale your model, chapters 2 and 3.)
+PASSED: dict[str, Callable[[int], float]] = {
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: n - 1,
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "collective-permute": lambda n: 2,
+    "all-to-all": lambda n: n / 4,
+}
 NO_SCOPE = "(none)"  # what the compiler added, or what stands in no named scope
 _NAME = r"%?([\w.\-]+)"
 _INSTRUCTION = re.compile(rf"^\s*(ROOT )?{_NAME} = (\(.*?\)|\S+) ([\w\-]+)\((.*)$")
@@ -25,7 +34,7 @@ _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d{1,18})"')  # 2**63 - 1: none is known (v6e's gathers)
 _FLOPS = re.compile(r'"cost_estimate":\{[^}]*?"flops":"(\d+)"')
 _CHAIN = re.compile(r'chain_id="\d+"|$')  # the same for all parts of a collective that several fusions do
-_ALONE = re.compile(r"replica_groups=(?:\{(?:\{\d+\},?)*\}|\[\d+,1\])")  # every device a group of its own
+_GROUP = re.compile(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])")  # its devices, or their number
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\].*? \{([^}]*)\}")  # the groups as mesh['x'=4,'y'=2] {'x'}
 # What JAX puts into the path beside the scopes: transformations around a scope, and calls of functions.
 _AROUND = re.compile(r"((jvp|transpose|vmap|linearize)\()*")
@@ -54,18 +63,25 @@ class Kernel(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What the TPU compiler says of a program. Its seconds are those of neither kernels nor collectives."""
+    """What the TPU compiler says of a program. Its seconds are those of neither kernels nor collectives.
+
+    A collective takes as long as its bytes need over the links of a ring of chips, one after the other; it is waited
+    for where what is computed meanwhile takes less (kernels, of whose time nothing is said, count as nothing).
+    """
 
     seconds: float
     by_scope: dict[str, float]  # seconds, the dearest scope first
     kernels: list[Kernel]
     collectives: dict[str, Traffic]
+    passing: float  # seconds of all collectives
+    waited: float  # those of them in which nothing is computed
     unknown_loops: int  # their number of turns does not follow from the text, and they count once
 
 
-def estimate(text: str, *, clock: float) -> Estimate:
-    """Of a TPU program (`compiled.as_text()`), as `traffic`, its `estimated_cycles`; clock: cycles in a second."""
-    program = _parse(text)
+def estimate(text: str, *, clock: float, ring: float = math.inf) -> Estimate:
+    """Of a TPU program (`compiled.as_text()`), as `traffic`, its `estimated_cycles`; clock: cycles in a second; ring:
+    bytes that a chip of a ring can be sent in a second, from both sides."""
+    program = _parse(text)._replace(bytes_per_cycle=ring / clock)
     total = _of_computation(program.entry, program)
     seconds = {scope: n / clock for scope, n in collections.Counter(_part(total, "cycles")).most_common()}
     flops = {name: _FLOPS.search(program.lines[name].rest) for name in _part(total, "kernel")}
@@ -74,6 +90,8 @@ def estimate(text: str, *, clock: float) -> Estimate:
         by_scope=seconds,
         kernels=[Kernel(total["kernel", name], int(match[1]) if match else None) for name, match in flops.items()],
         collectives=_traffic(total),
+        passing=total["passing", ""] / clock,
+        waited=total["waited", ""] / clock,
         unknown_loops=len(_part(total, "unknown")),
     )
 
@@ -105,6 +123,7 @@ class _Program(NamedTuple):
     bodies: dict[str, list[_Line]]
     roots: dict[str, _Line]
     lines: dict[str, _Line]
+    bytes_per_cycle: float = math.inf  # that collectives bring
 
     def inputs(self, line: _Line) -> list[_Line]:
         """What an instruction takes."""
@@ -149,11 +168,12 @@ def _parse(text: str) -> _Program:
     return program
 
 
-# Amounts by what they are of: ("cycles", scope), ("kernel", its name), ("times" or "size" or "beside", kind), ...
+# Amounts by what they are of: ("cycles", scope), ("kernel", its name), ("times" or "size" or "beside", kind), ...;
+# ("takes", ""): cycles of a collective, ("passing" or "waited", ""): those in which any passes, or nothing is computed.
 _Total = collections.Counter[tuple[str, str]]
 
 
-def _part(total: _Total, what: str) -> dict[str, int]:
+def _part(total: _Total, what: str) -> dict[str, float]:
     return {of: n for (kind, of), n in total.items() if kind == what and n}
 
 
@@ -169,15 +189,27 @@ def _work(total: _Total) -> int:
 def _of_computation(name: str, program: _Program) -> _Total:
     """What is done in a computation."""
     total: _Total = collections.Counter()
-    under_way: dict[str, tuple[_Total, int]] = {}  # collectives, and the work before them
+    under_way: dict[str, tuple[_Total, float, float]] = {}  # collectives, the work before them, and when they end
+    # Cycles in which something was computed or waited for; and when the links are free again, in both directions.
+    now, free = 0.0, [0.0, 0.0]
     for line in program.bodies[name]:
         done = _of_line(line, program)
-        began, before = under_way.pop(_end(line, program), (None, 0))
+        began, before, end = under_way.pop(_end(line, program), (None, 0, 0.0))
         if began and _work(total) > before:
             total.update({("beside", kind): n for kind, n in _part(began, "times").items()})
+        start = _start(line, program)
+        if takes := done.pop(("takes", ""), 0):
+            used, last = _directions(line), max(free)
+            end = max(now, *(free[i] for i in used)) + takes
+            free = [end if i in used else free[i] for i in (0, 1)]
+            total["passing", ""] += min(takes, max(0.0, end - last))
+        if start:
+            under_way[start] = done, _work(total + done), end
+        elif end > now:
+            total["waited", ""] += end - now
+            now = end
+        now += sum(_part(done, "cycles").values())
         total.update(done)
-        if start := _start(line, program):
-            under_way[start] = done, _work(total)
     return total
 
 
@@ -194,13 +226,22 @@ def _of_line(line: _Line, program: _Program) -> _Total:
         of_branches = [_of_computation(name, program) for name in branches]
         return max(of_branches, key=lambda total: (_work(total), sum(_part(total, "size").values())))
     if line.opcode in ("call", "async-start", "call-start"):
-        return _of_computation(line.called.get("to_apply") or line.called["calls"], program)
+        inside = _of_computation(line.called.get("to_apply") or line.called["calls"], program)
+        if line.opcode != "call":
+            inside["takes", ""] = inside.pop(("passing", ""), 0)
+            inside.pop(("waited", ""), 0)
+        return inside
     total: _Total = collections.Counter()
     for one in (line, *program.inside(line)):
         kind = one.opcode.removesuffix("-start")
+        if kind == "all-reduce" and "all-reduce-scatter" in line.called.get("calls", ""):  # and a part of the result
+            kind, one = "reduce-scatter", one._replace(shape=line.shape)
         goes_on = '"async_collective_fusion_config"' in one.rest and not _start(line, program)  # another began it
-        if kind in KINDS and not _alone(one.rest) and not goes_on:
-            total.update({("times", kind): 1, ("size", kind): _arrived(one)})
+        n = _group(one.rest)
+        if kind in KINDS and n > 1 and not goes_on:
+            size = _arrived(one)
+            cycles = PASSED[kind](n) * size / program.bytes_per_cycle
+            total.update({("times", kind): 1, ("size", kind): size, ("takes", ""): cycles})
         elif one.opcode == "custom-call" and '"tpu_custom_call"' in one.rest:
             total["kernel", one.name] += 1
     if cycles := _CYCLES.search(line.rest):
@@ -229,12 +270,25 @@ def _marked(mark: str, fusion: _Line, program: _Program) -> str:
     return next(line.opcode + _CHAIN.search(line.rest)[0] for line in inside if line.opcode in KINDS)
 
 
-def _alone(rest: str) -> bool:
-    """Whether every device of a collective is a group of its own."""
+def _group(rest: str) -> int:
+    """Among how many devices something passes; 2 of those that go in pairs."""
     if named := _AXES.search(rest):
         size = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-        return all(size.get(axis) == "1" for axis in re.findall(r"'(\w+)'", named[2]))
-    return bool(_ALONE.search(rest))
+        return math.prod(int(size.get(axis, 2)) for axis in re.findall(r"'(\w+)'", named[2]))
+    if match := _GROUP.search(rest):
+        return int(match[2] or match[1].count(",") + 1)
+    return 1 if "replica_groups={}" in rest else 2
+
+
+def _directions(line: _Line) -> tuple[int, ...]:
+    """Which of a ring's directions a collective needs: what is permuted one, by the first device's neighbours, and all
+    others both."""
+    pairs = re.findall(r"\{(\d+),(\d+)\}", line.rest.partition("source_target_pairs=")[2].partition("}}")[0] + "}")
+    if not pairs:
+        return (0, 1)
+    before = {there: here for here, there in pairs}
+    here, there = pairs[0]
+    return (int(int(there) > int(before.get(here, 0))),)
 
 
 def _arrived(line: _Line) -> int:

@@ -75,7 +75,8 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
     facts |= {"ideal_seconds": request.flops / (chip.peak * used)}
     if program.compiled is None:
         return facts
-    memory, of = program.compiled.memory_analysis(), hlo.estimate(program.compiled.as_text(), clock=chip.clock)
+    memory = program.compiled.memory_analysis()
+    of = hlo.estimate(program.compiled.as_text(), clock=chip.clock, ring=chip.ring)
     bytes_of = {name: getattr(memory, f"{name}_size_in_bytes") for name in BYTES}
     bytes_of["code"] = memory.generated_code_size_in_bytes
     kernels = sum(one.times * (one.flops or 0) for one in of.kernels) / (KERNELS * chip.peak)
@@ -90,6 +91,8 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
             kind: {"times": one.times, "bytes": one.size, "beside": one.beside, "waited": one.times - one.beside}
             for kind, one in of.collectives.items()
         },
+        "collective_seconds": of.passing,
+        "waiting_seconds": of.waited,  # of those, and not among the estimated ones
         "by_scope": of.by_scope,
     }
 
@@ -116,6 +119,9 @@ def _lines(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topol
                 for kind, n in one["collectives"].items()
             )
             yield f"    between chips: {', '.join(passed) or 'nothing'}"
+        if seconds := chips > 1 and one["collective_seconds"]:
+            waited, rate = one["waiting_seconds"], numbers.si(of.chip.ring, "B/s")
+            yield f"    which takes {1e3 * seconds:.3g} ms at {rate}; {waited / seconds:.1%} of it is not beside computation"
         if not one["beside"]:
             yield from _time(one, of.chip)
 

@@ -37,13 +37,14 @@ class Chip(NamedTuple):
     hbm: float  # bytes that a program may use
     peak: float  # FLOP/s of products of bfloat16 numbers, which those of float32 numbers are by default too
     clock: float  # Hz
+    ring: float  # bytes in a second to a chip from its two neighbours in a ring: two of its four links, or six (v4, v5p)
 
 
 CHIPS = {
-    "v4": Chip(30.75 * GIB, 275e12, 1.05e9),
-    "v5e": Chip(15.75 * GIB, 197e12, 1.5e9),
-    "v5p": Chip(95.73 * GIB, 459e12, 1.75e9),
-    "v6e": Chip(31.24 * GIB, 918e12, 1.75e9),
+    "v4": Chip(30.75 * GIB, 275e12, 1.05e9, 100e9),
+    "v5e": Chip(15.75 * GIB, 197e12, 1.5e9, 100e9),
+    "v5p": Chip(95.73 * GIB, 459e12, 1.75e9, 200e9),
+    "v6e": Chip(31.24 * GIB, 918e12, 1.75e9, 200e9),
 }
 ONE_CHIP, EIGHT_CHIPS = {"chips_per_host_bounds": (1, 1, 1)}, {"chips_per_host_bounds": (2, 4, 1)}  # of one host
 TWO_CORES = {"chip_config_name": "megacore"}  # which are one device

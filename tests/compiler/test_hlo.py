@@ -4,6 +4,7 @@ The texts are cut from what libtpu 0.0.23 and 0.0.50 wrote; a last test, which t
 """
 
 import functools
+import math
 import re
 
 import jax
@@ -17,12 +18,12 @@ from experiments.compiler import hlo
 from experiments.engine import compilation
 
 
-def estimate(entry: str, *computations: str, clock: float = 1.0) -> hlo.Estimate:
+def estimate(entry: str, *computations: str, clock: float = 1.0, ring: float = math.inf) -> hlo.Estimate:
     """Of a program with these computations. 'N cycles' stands for how libtpu writes it."""
     head = "HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[3,5]{1,0})->f32[3,5]{1,0}}"
     text = "\n\n".join([head, *computations, f"ENTRY %main.1 (x.1: f32[3,5]) -> f32[3,5] {{\n{entry.strip()}\n}}"])
     config = r'backend_config={"flag_configs":[],"window_config":{"estimated_cycles":"\1","is_mask":false}}'
-    return hlo.estimate(re.sub(r"(\d+) cycles", config, text + "\n"), clock=clock)
+    return hlo.estimate(re.sub(r"(\d+) cycles", config, text + "\n"), clock=clock, ring=ring)
 
 
 BODY = """
@@ -246,9 +247,88 @@ def test_computation_that_is_started_counts_once(named):
     reduced = "%sum.1 = f32[3,5] all-reduce(%given.1), replica_groups={{0,1}}, to_apply=%add"
     body = replaced(BRANCH, N=1, CYCLES=5).replace("  ROOT", f"  {reduced}\n  ROOT")
     entry = replaced(entry, NAME=named, CALLED={"async": "calls", "call": "to_apply"}[named])
-    found = estimate(entry, body)
+    found = estimate(entry, body, ring=1.0)
+    assert (found.passing, found.waited) == (60, 60 - 28)
     assert found.seconds == 28 and found.collectives == {"all-reduce": (1, 60, 1)}
     assert estimate(entry.replace("-update(", "-copy("), body).collectives == {"all-reduce": (1, 60, 0)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "groups", "bytes_passed"),
+    [
+        ("all-gather", "{{0,1,2,3},{4,5,6,7}}", 3 / 4 * 60),
+        ("all-gather", "[2,4]<=[8]", 3 / 4 * 60),
+        ("reduce-scatter", "mesh['a'=2,'b'=3] {'a','b'}", 5 * 60),
+        ("all-reduce", "mesh['a'=2,'b'=3] {'b'}", 2 * 2 / 3 * 60),
+        ("all-reduce", "{{0},{1}}", 0),
+        ("all-to-all", "{{0,1,2,3}}", 60),
+        ("collective-permute", "{{0,1}}", 2 * 60),
+    ],
+)
+def test_collective_takes_as_long_as_its_bytes_pass_a_ring(kind, groups, bytes_passed):
+    entry = f"%x.1 = f32[3,5] parameter(0)\n ROOT %sum.1 = f32[3,5] {kind}(%x.1), replica_groups={groups}, to_apply=%add"
+    found = estimate(entry, clock=2.0, ring=3.0)
+    assert found.passing == found.waited == pytest.approx(bytes_passed / 3)
+
+
+def test_sum_of_which_a_fusion_keeps_a_part_is_scattered():
+    summed = FUSED.replace("%fused.1", "%all-reduce-scatter.1").replace(
+        "exponential(%param_0.1)", "all-reduce(%param_0.1), replica_groups={{0,1,2}}"
+    )
+    entry = "%x.1 = f32[3,5] parameter(0)\n ROOT %f.1 = f32[1,5] fusion(%x.1), calls=%all-reduce-scatter.1"
+    assert estimate(entry, summed).collectives == {"reduce-scatter": (1, 20, 0)}
+
+
+SLICED = "collective-permute-start(%x.1), channel_id=1"
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "passing", "waited"),
+    [
+        (0, 0, 60, 60),
+        (0, 50, 60, 10),
+        (70, 0, 60, 60),  # what was computed before it began
+        (0, 70, 60, 0),
+    ],
+)
+def test_collective_is_waited_for_as_long_as_it_takes_longer_than_what_is_computed_beside(
+    before, between, passing, waited
+):
+    entry = f"""
+  %x.1 = f32[3,5]{{1,0}} parameter(0)
+  %cos.1 = f32[3,5]{{1,0}} cosine(%x.1), {before} cycles
+  %start.1 = (f32[3,5], f32[3,5]) {SLICED}
+  %copy.1 = (f32[3,5], f32[3,5]) copy-start(%x.1)
+  %copied.1 = f32[3,5] copy-done(%copy.1)
+  %tan.1 = f32[3,5]{{1,0}} tangent(%x.1), {between} cycles
+  %done.1 = f32[3,5] collective-permute-done(%start.1)
+"""
+    found = estimate(entry, ring=2.0)
+    assert (found.passing, found.waited) == (passing, waited)
+
+
+def test_collectives_pass_one_after_the_other_and_with_the_turns_of_a_loop():
+    started = "".join(f"\n  %s.{n} = (f32[3,5], f32[3,5]) {SLICED.replace('x.1', 'x.2')}" for n in (1, 2))
+    ended = "".join(f"\n  %d.{n} = f32[3,5] collective-permute-done(%s.{n})" for n in (1, 2))
+    now = "\n  %sum.1 = f32[3,5] all-reduce(%x.2), replica_groups={{0,1}}, to_apply=%add"
+    body = replaced(BODY, STEP=1, END=13, DIRECTION="LT", TO="end").replace("7 cycles", "50 cycles")
+
+    def waited(before="", after=""):
+        turn = body.replace("\n  %tanh.1", f"{before}\n  %tanh.1").replace("\n  ROOT %t", f"{after}\n  ROOT %t")
+        return estimate(replaced(LOOP, FIRST=0), turn, ring=2.0).waited / 13
+
+    assert waited(started, ended) == 2 * 60 - 50
+    assert waited(started + now, ended) == 2 * 60 + 30  # it waits for both before it
+    assert waited(started, now + ended) == 2 * 60 - 50 + 30
+
+
+@pytest.mark.parametrize(("pairs", "passing"), [("{0,1},{1,2},{2,0}", 120), ("{0,2},{1,0},{2,1}", 60)])
+def test_both_directions_of_a_ring_are_used_at_once(pairs, passing):
+    lines = [f"%s.{n} = (f32[3,5], f32[3,5]) {SLICED}, source_target_pairs={{" for n in (1, 2)]
+    ended = "".join(f"\n  %d.{n} = f32[3,5] collective-permute-done(%s.{n})" for n in (1, 2))
+    entry = f"%x.1 = f32[3,5] parameter(0)\n {lines[0]}{{0,1}},{{1,2}},{{2,0}}}}\n {lines[1]}{pairs}}}{ended}"
+    found = estimate(entry, ring=2.0)
+    assert found.passing == found.waited == passing
 
 
 @pytest.fixture
