@@ -68,11 +68,38 @@ def gathered(params: Any, layout: Layout) -> Any:
     def gather(leaf: jax.Array, spec: Any) -> jax.Array:
         if layout.fsdp not in spec:
             return leaf
-        leaf = leaf + zero.astype(leaf.dtype)
-        return jax.lax.all_gather(leaf, layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True)
+        leaf, i = leaf + zero.astype(leaf.dtype), tuple(spec).index(layout.fsdp)
+        if layout.platform == "tpu" and leaf.ndim > 1:  # gradients of vectors are sent together
+            return _around(leaf, layout.fsdp, i)
+        return jax.lax.all_gather(leaf, layout.fsdp, axis=i, tiled=True)
 
     with jax.named_scope("gather"):
         return jax.tree.map(gather, params, shapes.specs(params, layout.rules))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _around(part: jax.Array, axis: str, i: int) -> jax.Array:
+    """The whole of the parts along axis i of an array. Its gradient is summed and scattered in steps around a ring, one
+    half of each part in each direction, since libtpu (0.0.50) computes nothing beside a reduce-scatter of its own."""
+    return jax.lax.all_gather(part, axis, axis=i, tiled=True)
+
+
+def _scattered(axis: str, i: int, _: None, x: jax.Array) -> tuple[jax.Array]:
+    """This device's part of the sum. What comes from a neighbour is the sum of what all behind it have of a part, whose
+    device is as many steps ahead as are left. Of a line of chips every second one is met on the way there, the others
+    on the way back: nothing is computed beside what goes all along the line either."""
+    n, size = jax.lax.axis_size(axis), x.shape[i] // jax.lax.axis_size(axis)
+    ring, halves = [*range(0, n, 2), *reversed(range(1, n, 2))], []
+    here = jnp.array([ring.index(device) for device in range(n)])[jax.lax.axis_index(axis)]
+    for turn, first, last in ((1, 0, size // 2), (-1, size // 2, size)):
+        ahead = [jnp.array(ring)[(here - turn * step) % n] for step in range(1, n + 1)]
+        own = [jax.lax.dynamic_slice_in_dim(x, device * size + first, last - first, i) for device in ahead]
+        neighbours = [(device, ring[(place + turn) % n]) for place, device in enumerate(ring)]
+        halves.append(functools.reduce(lambda so_far, own: jax.lax.ppermute(so_far, axis, neighbours) + own, own))
+    return (jnp.concatenate(halves, i),)
+
+
+_around.defvjp(lambda part, axis, i: (_around(part, axis, i), None), _scattered)
 
 
 def positions(layout: Layout, N: int) -> jax.Array | None:

@@ -120,8 +120,8 @@ def _lines(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topol
             )
             yield f"    between chips: {', '.join(passed) or 'nothing'}"
         if seconds := chips > 1 and one["collective_seconds"]:
-            waited, rate = one["waiting_seconds"], numbers.si(of.chip.ring, "B/s")
-            yield f"    which takes {1e3 * seconds:.3g} ms at {rate}; {waited / seconds:.1%} of it is not beside computation"
+            share, rate = one["waiting_seconds"] / seconds, numbers.si(of.chip.ring, "B/s")
+            yield f"    which takes {1e3 * seconds:.3g} ms at {rate}; {share:.1%} of it is not beside computation"
         if not one["beside"]:
             yield from _time(one, of.chip)
 

@@ -37,7 +37,7 @@ class Chip(NamedTuple):
     hbm: float  # bytes that a program may use
     peak: float  # FLOP/s of products of bfloat16 numbers, which those of float32 numbers are by default too
     clock: float  # Hz
-    ring: float  # bytes in a second to a chip from its two neighbours in a ring: two of its four links, or six (v4, v5p)
+    ring: float  # bytes in a second to a chip from its neighbours in a ring: by two of its four links, or six (v4, v5p)
 
 
 CHIPS = {

@@ -208,9 +208,10 @@ def one_step(
     return step
 
 
-def update(*of: Any, **how: Any) -> Callable[..., tuple[State, dict]]:
+def update(task: Task, optimiser: Any, rate: Any, mesh: Mesh, **how: Any) -> Callable[..., tuple[State, dict]]:
     """`one_step`, jitted; the old state is donated."""
-    return jax.jit(one_step(*of, **how), donate_argnums=0)
+    step, options = one_step(task, optimiser, rate, mesh, **how), compilation.for_steps(mesh)
+    return jax.jit(step, donate_argnums=0, compiler_options=options)
 
 
 def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **how: Any) -> Callable:

@@ -119,6 +119,21 @@ def test_a_topology_has_a_device_for_each_chip(name, chips, kind, monkeypatch):
 
 
 @libtpu
+@pytest.mark.parametrize("name", ["v5e-4", "v5e-8"])
+def test_chips_that_gather_are_neighbours_and_compute_beside(name, monkeypatch):
+    with topology.of(name):
+        chips = [chip.coords for chip in mesh.make(data=1, fsdp=-1).devices.flat]
+        ring = chips[::2] + chips[::-2]
+        options = compilation.for_steps(mesh.make(data=1, fsdp=-1))
+        assert options == dict.fromkeys(compilation.BESIDE, True) and not compilation.for_steps(mesh.make(data=-1))
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{compilation.BESIDE[0]}=false")
+        assert compilation.for_steps(mesh.make(data=1, fsdp=-1)) == {compilation.BESIDE[1]: True}
+    assert not compilation.for_steps(mesh.make(data=1, fsdp=-1))
+    hops = [np.abs(np.subtract(here, there)).sum() for here, there in zip(ring, ring[1:] + ring[:1], strict=True)]
+    assert set(hops) == {1} and len(set(map(tuple, ring))) == len(ring)
+
+
+@libtpu
 def test_a_step_is_compiled_and_told(tmp_path):
     file = tmp_path / "said.json"
     shown = dry(tmp_path, "--topology=v5e-4", f"--json={file}")
@@ -131,7 +146,15 @@ def test_a_step_is_compiled_and_told(tmp_path):
     assert 0 < said["ideal_seconds"] < said["estimated_seconds"] < 1
     assert sum(said["by_scope"].values()) == pytest.approx(said["estimated_seconds"])
     assert "guard" in said["by_scope"] and said["collectives"]["all-reduce"]["times"] > 0
-    for words in ("compiler's estimate", "waited for", "where it would go", "15.75 GiB", "evaluation of 16 examples"):
+    assert 0 < said["waiting_seconds"] <= said["collective_seconds"]
+    shown_all = (
+        "compiler's estimate",
+        "not beside computation",
+        "where it would go",
+        "15.75 GiB",
+        "evaluation of 16 examples",
+    )
+    for words in shown_all:
         assert words in shown.out
     assert shown.out.count("attention: blocks") == 1
     assert not (tmp_path / "runs").exists()
