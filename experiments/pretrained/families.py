@@ -52,8 +52,9 @@ class Field(NamedTuple):
     """A field of config.json, and ours that it says: a size by its letter, a field of `model`, or another fact.
 
     The default holds where it is absent, and tells what it may be: an int, a whole number from 1; a float, a finite
-    number from 0; a str, any text; a dictionary, one of its keys, and ours is the value; a function, a size that it
-    makes of the facts before; None, a size that may be unknown. '' for `ours`: only the default is supported.
+    number from 0; a str, any text; a dictionary, one of its keys, and ours is the value, or where that is None any
+    other one; a function, a size that it makes of the facts before; None, a size that may be unknown. '' for `ours`:
+    only the default is supported.
     """
 
     theirs: str
@@ -140,7 +141,7 @@ def config(family: Family, facts: Facts, groups: set[str]) -> dict[str, Any]:
     try:
         for theirs, ours, default in family.fields:
             if isinstance(default, dict):
-                config[theirs] = next(name for name, said in default.items() if not ours or said == facts[ours])
+                config[theirs] = next(name for name, said in default.items() if not ours or said in (facts[ours], None))
             else:
                 config[theirs] = facts.get(ours, default) if isinstance(default, str) else facts[ours]
         return config | family.extra(facts, groups)

@@ -15,13 +15,13 @@ from experiments.engine import disk, errors
 from experiments.pretrained import bert, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes
 
-FAMILIES = {module.FAMILY.name: module.FAMILY for module in (gpt2, bert, vit, llama)}
+FAMILIES = {one.name: one for one in (gpt2.FAMILY, gpt2.BIGCODE, bert.FAMILY, vit.FAMILY, llama.FAMILY)}
 GENERATION = "generation_config.json"  # beside config.json: where a text ends
 ASIDE = ("pooler", "next_sentence")  # heads that our models do not have: kept in `extras`
 
 
 class Imported(NamedTuple):
-    """What a folder holds. family: gpt2, bert, vit or llama. params: our tree, float32.
+    """What a folder holds. family: one of FAMILIES. params: our tree, float32.
 
     model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `ids` of
     `_token_ids`, ...), with the arrays of heads that our models do not have (`pooler`, `next_sentence`) and `headless`,

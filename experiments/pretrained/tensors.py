@@ -2,7 +2,9 @@
 
 A `Line` gives their name and axes and our paths; the rest follows from the letters in our names. "D 3HK" beside three
 paths ending in HKD is a matrix of D rows and 3HK columns: cut into D, 3, H and K, brought into the order 3, H, K, D,
-and dealt out to the three. A layer index stands in their names as {m}; ours are stacked over layers.
+and dealt out to the three. "+K" are the heads of queries, of keys and of values, H + G + G, one after the other; where
+each head has its own keys those three stand side by side in it, "H3K". A layer index stands in their names as {m}; ours
+are stacked over layers.
 """
 
 import math
@@ -73,7 +75,9 @@ def own_keys(line: Line, sizes: Mapping[str, int]) -> Line:
     """The line where every query head has keys and values of its own: H stands there for the G of shared ones."""
     if sizes["G"] < sizes["H"]:
         return line
-    return line._replace(axes=line.axes.replace("G", "H"), ours=tuple(path.replace("_G", "_H") for path in line.ours))
+    return line._replace(
+        axes=line.axes.replace("G", "H").replace("+", "H3"), ours=tuple(path.replace("_G", "_H") for path in line.ours)
+    )
 
 
 def _names(theirs: str, layers: int) -> list[str]:
@@ -84,11 +88,12 @@ def _axes(line: Line) -> tuple[str, str, list[int]]:
     """Their letters, ours in the same alphabet, and the order that turns the first into the second."""
     theirs = line.axes.replace(" ", "").replace("1", "")
     ours = "".join(PARTS.get(letter, letter) for letter in shapes.letters(line.ours[0].split("/")[-1]))
-    ours = "3" + ours if "3" in theirs else ours
+    ours = "3" + ours if "3" in theirs else "+" + ours[1:] if "+" in theirs else ours
     return theirs, ours, list(range(len(ours))) if theirs == ours else [theirs.index(letter) for letter in ours]
 
 
 def _sizes(letters: str, sizes: Mapping[str, int]) -> list[int]:
+    sizes = {**sizes, "+": sizes["H"] + 2 * sizes["G"]}
     return [int(letter) if letter.isdigit() else sizes[letter] for letter in letters]
 
 
@@ -101,6 +106,8 @@ def _take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.nd
     theirs, _, order = _axes(line)
     array = np.array(array, np.float32).reshape(_sizes(theirs, sizes)).transpose(order)
     parts = array if "3" in theirs else array[None]
+    if "+" in theirs:
+        parts = np.split(array, [sizes["H"], sizes["H"] + sizes["G"]])
     ends = [shapes.size(path.split("/")[-1], sizes) for path in line.ours]
     return [np.ascontiguousarray(part).reshape(end) for part, end in zip(parts, ends, strict=True)]
 
@@ -108,7 +115,8 @@ def _take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.nd
 def _give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
     """Their array from our ones, the inverse of `_take`."""
     _, ours, order = _axes(line)
-    stacked = np.stack([np.asarray(array, np.float32) for array in arrays]).reshape(_sizes(ours, sizes))
+    arrays = [np.asarray(array, np.float32) for array in arrays]
+    stacked = (np.concatenate(arrays) if "+" in ours else np.stack(arrays)).reshape(_sizes(ours, sizes))
     return np.ascontiguousarray(stacked.transpose(np.argsort(order))).reshape(_shape(line, sizes))
 
 

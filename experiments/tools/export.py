@@ -1,4 +1,4 @@
-"""A model trained here as a published family (gpt2, bert, vit, llama): files that the transformers library opens.
+"""A model trained here as a published one (gpt2, gpt_bigcode, bert, vit, llama): files that transformers opens.
 
 python -m experiments.tools.export --checkpoint=DIR --family=gpt2 --workdir=OUT
 export.run("DIR", family="gpt2", workdir="OUT")
@@ -27,7 +27,9 @@ FACTS = {  # a fact of a model, the field of a config that says it, and what the
 }
 
 
-@command.tool(family="In whose form it is written: gpt2, bert, vit, llama.", workdir="A new folder to write it into.")
+@command.tool(
+    family="In whose form it is written: gpt2, gpt_bigcode, bert, vit, llama.", workdir="A new folder to write it into."
+)
 def run(
     checkpoint: str | os.PathLike,
     *,

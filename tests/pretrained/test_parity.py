@@ -43,6 +43,12 @@ CASES = {  # their class, and the fields of its config
         "GPT2LMHeadModel",
         GPT2 | dict(activation_function="gelu", scale_attn_weights=False, tie_word_embeddings=False),
     ),
+    "bigcode": ("GPTBigCodeForCausalLM", GPT2),
+    "bigcode, a key for each head, relu": (
+        "GPTBigCodeForCausalLM",
+        GPT2 | dict(multi_query=False, activation_function="relu", n_inner=None, tie_word_embeddings=False),
+    ),
+    "bigcode, one head": ("GPTBigCodeForCausalLM", GPT2 | dict(n_head=1)),
     "bert": ("BertForPreTraining", BERT),
     "bert, untied": ("BertForMaskedLM", BERT | dict(type_vocab_size=5, tie_word_embeddings=False)),
     "vit": ("ViTForImageClassification", VIT),

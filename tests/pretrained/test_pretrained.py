@@ -23,7 +23,7 @@ def again(folder, read: hub.Imported) -> dict[str, np.ndarray]:
     return safetensors.read(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("family", ["gpt2", "bert", "vit", "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_bigcode", "bert", "vit", "llama"])
 @pytest.mark.parametrize("prefixed", [True, False])
 def test_there_and_back_is_bitwise(tmp_path, family, prefixed):
     arrays = published.tensors(family, prefix=None if prefixed else "")
@@ -147,7 +147,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
 @pytest.mark.parametrize(
     ("family", "changed", "words"),
     [
-        ("gpt2", {"model_type": "opt"}, "'opt' here: those known are gpt2, bert, vit, llama"),
+        ("gpt2", {"model_type": "opt"}, "'opt' here: those known are gpt2, gpt_bigcode, bert, vit, llama"),
         ("gpt2", {"model_type": ["gpt2"]}, "those known are"),
         ("gpt2", {"activation_function": "tanh"}, "activation_function = 'tanh' is not supported"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
@@ -191,7 +191,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path):
     published.save(tmp_path, "gpt2")
     assert hub.read(tmp_path / "model.safetensors").family == "gpt2"
     for content, sentence in (
-        ("{}", "config.json has no model_type, which must be one of gpt2, bert, vit, llama"),
+        ("{}", "config.json has no model_type, which must be one of gpt2, gpt_bigcode, bert, vit, llama"),
         ("{", "cannot be read as JSON"),
         ("[1]", "must hold an object"),
     ):

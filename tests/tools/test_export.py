@@ -200,14 +200,17 @@ def test_transformers_reads_every_setting_that_is_written(tmp_path, family):
 
 def test_what_the_family_does_not_have_is_named(tmp_path):
     runs = {"text": published.run(tmp_path / "text", "language"), "image": published.run(tmp_path / "image", "vision")}
+    runs["two"] = published.run(tmp_path / "two", "language", **{"model.D": 8, "model.H": 4, "model.G": 2})
     changes = {"text__objective": "masked", "text__transform": False, "model__segments": 0}
     runs["masked"] = published.changed(runs["text"], tmp_path / "masked", **changes)
     out = tmp_path / "out"
     for run, family, sentence in (
         ("text", "llama", "model.norm is 'token' and not 'rms'"),
         ("text", "bert", "fills hidden words in is needed"),
-        ("text", "gpt3", "the right ones are: gpt2, bert"),
-        ("text", "experiments.pretrained.gpt2:FAMILY", "the right ones are: gpt2, bert"),
+        ("two", "gpt2", "model.G is 2 and not 4, the number of heads"),
+        ("two", "gpt_bigcode", "model.G is 2 and not 4"),
+        ("text", "gpt3", "the right ones are: gpt2, gpt_bigcode, bert"),
+        ("text", "experiments.pretrained.gpt2:FAMILY", "the right ones are: gpt2, gpt_bigcode, bert"),
         ("masked", "bert", "text.transform is False and not True; model.segments is 0 and not 1 or more"),
         ("image", "vit", "image.head is 'pooled' and not 'class_token'"),
     ):
