@@ -80,7 +80,7 @@ TAKEN = {  # the values of OTHERS that a family has beside those of its run abov
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
     "llama": ALWAYS
     | keyed("text", TEXT)
-    | {"model.G": [1], "model.K": [6], "model.relative_position": ["rotary_halves"]},
+    | keyed("model", {"G": [1], "K": [6], "relative_position": ["rotary_halves"]}),
 }
 
 
@@ -199,16 +199,15 @@ def test_transformers_reads_every_setting_that_is_written(tmp_path, family):
 
 
 def test_what_the_family_does_not_have_is_named(tmp_path):
-    runs = {"text": published.run(tmp_path / "text", "language"), "image": published.run(tmp_path / "image", "vision")}
-    runs["two"] = published.run(tmp_path / "two", "language", **{"model.D": 8, "model.H": 4, "model.G": 2})
+    kinds = {"text": ("language", {"model.D": 8, "model.H": 4, "model.G": 2}), "image": ("vision", {})}
+    runs = {name: published.run(tmp_path / name, kind, **changed) for name, (kind, changed) in kinds.items()}
     changes = {"text__objective": "masked", "text__transform": False, "model__segments": 0}
     runs["masked"] = published.changed(runs["text"], tmp_path / "masked", **changes)
     out = tmp_path / "out"
     for run, family, sentence in (
         ("text", "llama", "model.norm is 'token' and not 'rms'"),
         ("text", "bert", "fills hidden words in is needed"),
-        ("two", "gpt2", "model.G is 2 and not 4, the number of heads"),
-        ("two", "gpt_bigcode", "model.G is 2 and not 4"),
+        ("text", "gpt_bigcode", "model.G is 2 and not 4"),
         ("text", "gpt3", "the right ones are: gpt2, gpt_bigcode, bert"),
         ("text", "experiments.pretrained.gpt2:FAMILY", "the right ones are: gpt2, gpt_bigcode, bert"),
         ("masked", "bert", "text.transform is False and not True; model.segments is 0 and not 1 or more"),
@@ -221,9 +220,7 @@ def test_what_the_family_does_not_have_is_named(tmp_path):
     assert "is there already" in tiny.refusal(export, checkpoint=runs["text"], family="gpt2", workdir=out)
 
 
-# Where a text ends.
-
-LETTERS = "abcdefghijklmnopqrstuvw"  # of 23 words
+LETTERS = "abcdefghijklmnopqrstuvw"  # of 23 words, in tests of where a text ends
 
 
 def published_with_words(folder, family="gpt2", generation=None, **fields):
