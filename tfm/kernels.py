@@ -146,7 +146,8 @@ def write(cache_BHSK: jax.Array, new_BHNK: jax.Array, n: jax.Array) -> jax.Array
 
     if N > 1:
         return at_once(cache_BHSK)
-    return jax.lax.platform_dependent(cache_BHSK, cpu=one_by_one, tpu=written_out, default=at_once)
+    tpu = written_out if B <= FEW else at_once  # or the program would be long
+    return jax.lax.platform_dependent(cache_BHSK, cpu=one_by_one, tpu=tpu, default=at_once)
 
 
 def few_queries(plain: Callable, by_keys: Callable, *qkv: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -96,3 +96,9 @@ def test_of_the_newest_words_a_tpus_way_is_the_same(name, monkeypatch):
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda *xs, tpu=None, default, cpu: (tpu or default)(*xs))
     found = jax.jit(lambda *arrays: function(*arrays))(*arrays)
     np.testing.assert_allclose(found, slow(*arrays), rtol=1e-5, atol=1e-5)
+
+
+def test_many_newest_words_are_not_written_out():
+    many = [jax.ShapeDtypeStruct((kernels.FEW + 1, *shape), jnp.float32) for shape in ((3, 7, 5), (3, 1, 5))]
+    traced = jax.jit(lambda *arrays: kernels.write(*arrays, jnp.zeros((kernels.FEW + 1, 1), int))).trace(*many)
+    assert "stablehlo.scatter" in traced.lower(lowering_platforms=("tpu",)).as_text()
