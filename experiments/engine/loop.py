@@ -17,6 +17,7 @@ from experiments.engine import step as training_step
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
 SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves
+SUSPECT = 2  # steps skipped in a row, for which parameters that are not finite may be the reason
 PATIENCE = 128  # steps skipped in a row, after which nothing more is expected of a run
 
 
@@ -122,6 +123,8 @@ class Training:
             skipped = int(jax.device_get(metrics["skipped"]))
             self._in_a_row = self._in_a_row + 1 if skipped > self._skipped else 0
             self._skipped = skipped
+            if self._in_a_row == SUSPECT and self._failed:
+                replay.check(n, state)
             if self._in_a_row >= PATIENCE:
                 raise errors.RunError(
                     f"step {n:,}: {PATIENCE} steps in a row have been skipped, so nothing is learnt any more: go back"
@@ -167,6 +170,8 @@ class Training:
             self._save(n, state)
 
     def _save(self, n: int, state: training_step.State) -> None:
+        if self._failed:  # of several runs, those that failed are kept as they are
+            replay.check(n, state)
         self._saves.save(n, state, self.alone() if self._final_at == n else None)
         self._saved, self._saved_at = n, time.monotonic()
 
@@ -188,7 +193,7 @@ class Training:
             self.evaluate(n, state)
         except BaseException:
             if jax.process_count() == 1:  # where one of several fails, the others would not join in
-                self._saves.save(n, state)
+                self._save(n, state)
             raise
         new = score(self.alone(), self.plan.keep_best)
         if distributed.agree(new > self._best) > 0:

@@ -106,6 +106,17 @@ def _plain(state: step.State) -> step.State:
     return state.replace(key=jax.random.key_data(state.key))
 
 
+def check(n: int, state: step.State) -> None:
+    """RunError where the parameters behind step n are not finite, though the numbers of every step were: they must not
+    be saved over a good checkpoint. Each process looks at its own part; all call it, and all raise."""
+    own = (shard.data for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards)
+    if distributed.agree(not all(np.isfinite(np.asarray(part, np.float32)).all() for part in own)):
+        raise errors.RunError(
+            f"step {n:,}: an updated parameter is not finite, which the optimiser made of finite numbers: nothing of it"
+            " is saved, and the run can go on from its last checkpoint with a smaller optim.learning_rate"
+        )
+
+
 def abort(
     plan: step.Plan, folder: pathlib.Path, saves: checkpoint.Checkpoints, n: int, state: Any, batch: dict, metrics: dict
 ) -> None:
@@ -113,13 +124,9 @@ def abort(
 
     The state before it is saved, so that the run can go on without this step, or look at it again.
     """
+    check(n - 1, state)
     loss, norm = jax.device_get((metrics[step.LOSS], metrics["gradient_norm"]))
     failure = Failure(n, float(loss), float(norm), batch)
-    if not all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(distributed.fetch(state.params))):
-        raise errors.RunError(
-            f"{failure}, which the optimiser made of finite numbers: nothing of it is saved, and the run can go on from"
-            " its last checkpoint with a smaller optim.learning_rate"
-        )
     bundle = write(folder, failure, state)
     place = "its beginning"
     if n > 1:

@@ -178,10 +178,11 @@ def one_step(
     """The step (state, batch, alive) -> (state, metrics).
 
     Where loss, gradient norm, learning rate or running statistics are not finite, the state stays as it was.
-    nan='abort': then and from then on the metric `alive`, which the next step gets, is False, and nothing changes; so
-    it is where the optimiser makes new parameters of them that are not finite. nan='skip': the step counts, without an
-    update; spike > 0: so does one that jumps by more sigmas (`is_spike`; the optimiser is `remembering`). The metric
-    `skipped` counts those. probe_due: after which steps n the metrics have what the task's probe finds.
+    nan='abort': then and from then on the metric `alive`, which the next step gets, is False, and nothing changes.
+    nan='skip': the step counts, without an update; spike > 0: so does one that jumps by more sigmas (`is_spike`; the
+    optimiser is `remembering`). The metric `skipped` counts those. What the optimiser makes of finite numbers is not
+    looked at here, a pass over all parameters, but by the next step's loss, and where it is to be saved (replay.py).
+    probe_due: after which steps n the metrics have what the task's probe finds.
     """
     propose = proposal(task, optimiser, mesh, accumulation=accumulation, sharded=sharded)
 
@@ -197,9 +198,8 @@ def one_step(
             usual = ~is_spike(state.opt_state.history, loss, norm, spike) if spike else True
             accepted, old = alive & finite & usual, (state.params, state.opt_state)
             new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), (params, opt_state), old)
-            sound = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new[0])]))
         new = state.replace(step=state.step + alive, params=new[0], opt_state=new[1])
-        metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive & sound}
+        metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
         if spike or nan == "skip":
             metrics["skipped"] = new.step - updates_made(new.opt_state)
         new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were

@@ -9,7 +9,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import checkpoint, errors, log, optim, replay
+from experiments.engine import checkpoint, errors, log, optim
 from experiments.engine import mesh as meshes
 from experiments.engine import step as steps
 
@@ -115,18 +115,20 @@ def test_parameters_that_would_not_be_finite_are_refused_though_loss_and_gradien
     assert not bool(metrics["alive"]) and same(numbers(state), before)
 
 
-def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_saved(tmp_path):
-    rate, mesh = optim.schedule("constant", peak=0.1, steps=9, warmup_steps=0, final_fraction=1.0), meshes.make(data=1)
-    adamw = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
-    optimiser = optax.chain(adamw, optax.scale(1e30), optax.scale(1e30))
-    step = steps.update(TASK, optimiser, rate, mesh, accumulation=1)
-    state = steps.initial_state(TASK, optimiser, seed=0, mesh=mesh)
-    batch = with_factor(TASK.train[0], 1)
-    state, metrics = step(state, meshes.place_batch(mesh, batch))
-    assert np.isfinite(float(metrics["loss"])) and not bool(metrics["alive"])
-    with pytest.raises(errors.RunError, match="step 7: an updated parameter is not finite.*last checkpoint"):
-        replay.abort(None, tmp_path, None, 7, state, batch, metrics)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("steps", "nan", "at"),
+    [(1, "abort", 1), (5, "abort", 1), (5, "skip", 3)],
+    ids=["where it is to be saved", "by the next step's loss", "where steps are skipped in a row"],
+)
+def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_saved(
+    tmp_path, monkeypatch, steps, nan, at
+):
+    adamw, huge = optim.adamw, (optax.scale(1e30), optax.scale(1e30))
+    monkeypatch.setattr(optim, "adamw", lambda *of, **how: optax.chain(adamw(*of, **how), *huge))
+    quick = {"train__steps": steps, "train__nan": nan, "train__save_every": 0, "optim__warmup_steps": 0}
+    with pytest.raises(errors.RunError, match=f"step {at}: an updated parameter is not finite.*last checkpoint"):
+        tiny.trained(tmp_path / "run", tiny.linear_task(), **quick)
+    assert not any((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "replay").exists()
 
 
 # Spikes
