@@ -35,5 +35,4 @@ def wide(x: jax.Array) -> jax.Array:
 def heads(x_BND: jax.Array, U_HKD: jax.Array, b_HK: jax.Array | None = None) -> jax.Array:
     """U_h x_n (+ b_h) for every head and token: q_BHNK. Heads come before tokens because products of (B, H, N, K)
     operands cost about half of (B, N, H, K) ones on CPU."""
-    q_BHNK = kernels.heads(x_BND, U_HKD)
-    return q_BHNK if b_HK is None else q_BHNK + b_HK[:, None]
+    return kernels.heads(x_BND, U_HKD, b_HK)

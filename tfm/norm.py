@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm import layout as layouts
 from tfm import linear
@@ -61,8 +62,9 @@ def _standardise(x: jax.Array, axis: int, eps: float, axes: str | None = None) -
 
 def _standardised(x: jax.Array, axis: int, eps: float, axes: str | None) -> tuple[jax.Array, jax.Array]:
     """The same, and 1 / sqrt(var + eps)."""
-    centred = x - _mean(x, axes, axis=axis, keepdims=True)
+    centred = x - checkpoint_name(_mean(x, axes, axis=axis, keepdims=True), "statistic")
     factor = jax.lax.rsqrt(_mean(jnp.square(centred), axes, axis=axis, keepdims=True) + eps)
+    factor = checkpoint_name(factor, "statistic")
     return centred * factor, factor
 
 

@@ -30,8 +30,8 @@ def _keeping(*names: str) -> Callable[..., bool]:
 
 # What the backward pass computes again: norms; also what an MLP makes of its products; all of a block.
 REMAT = {
-    "none": _keeping("product", "attention", "activation"),
-    "products": _keeping("product", "attention"),
+    "none": _keeping("product", "attention", "statistic", "activation"),
+    "products": _keeping("product", "attention", "statistic"),
     "full": None,
 }
 KEPT_WIDE = ("mean_D", "var_D", "b_HR")  # running averages, and what is added to logits, keep their precision

@@ -6,7 +6,7 @@ twice, and the backward pass only scales. T counts tokens, of a device or of a c
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +16,12 @@ from tfm import linear, loss
 from tfm.attention import block_mask
 
 # Logits of a device from which on it makes them in chunks; of a chunk; and of one on a CPU.
-# 8 x 1,024 tokens, D = 768, W = 50,304, bfloat16, loss and gradient as libtpu 0.0.50 estimates them for v5e-1: at once
-# 27.5 ms and 2.30 GiB of temporaries; in chunks of 2**24, 2**25, 2**26, 2**27 logits 26.2, 23.5, 20.5, 21.1 ms, with
-# 2**26 in 0.51 GiB (each chunk reads and writes the sum of G's gradients: 0.5 ms); as a scan of jax.checkpoint, which
-# makes the logits twice, 33 to 36 ms. The step of GPT-2's 124 M: 153 instead of 160 ms, 5.2 instead of 9.1 GiB.
+# 8 x 1,024 tokens, D = 768, W = 50,304, bfloat16, loss and gradient as libtpu 0.0.50 estimates them for v5e-1, in the
+# step of GPT-2's 124 M: in chunks of 2**26, 2**27, 2**28 logits 17.8, 15.6, 15.6 ms, with 2**27 in 0.9 GiB; at once, by
+# loss.py, 27.5 ms and 2.3 GiB (each chunk reads and writes the sum of G's gradients: 0.5 ms).
 # On a CPU, two cores (AMD EPYC), 4 x 256 tokens, D = 128: 0.49 s at once; 0.46, 0.46, 0.65 s in chunks of 2**24, 2**25,
 # 2**26; with D = 512: 1.08 s; 1.03, 1.08, 1.23 s.
-FROM, LOGITS, ON_CPU = 2**24, 2**26, 2**24
+FROM, LOGITS, ON_CPU = 2**24, 2**27, 2**24
 FEW = 4  # times smaller chunks where few tokens are asked, since half of the last chunk is for nothing
 
 Sums = tuple[jax.Array, jax.Array]  # of losses, and of right answers
@@ -77,25 +76,37 @@ def _sums(size: int, vocab: str | None, x_TD, matrix: tuple, target_T, weight_T,
     """The sums over the first so many chunks."""
 
     def step(i: jax.Array, sums: Sums) -> Sums:
-        part = _cut(i, size, x_TD, target_T, weight_T)
-        return _add(sums, _logits(vocab, matrix, *part)[0])
+        x_CD, target_C, weight_C = _cut(i, size, x_TD, target_T, weight_T)
+        found = _logits(vocab, matrix, x_CD, target_C)
+        return _add(sums, _measured(vocab, found, found.e_TW.sum(-1), weight_C)[0])
 
     return jax.lax.fori_loop(0, chunks, step, _none_yet(weight_T))
 
 
 def _forward(size: int, vocab: str | None, x_TD, matrix: tuple, target_T, weight_T, chunks) -> tuple[Sums, tuple]:
-    """The sums, and the gradients of the first of them with respect to x_TD, and to G_WD and b_W."""
+    """The sums, and the gradients of the first of them with respect to x_TD, and to G_WD and b_W.
+
+    That of x_t is weight_t (sum_w e_tw g_w / sum_w e_tw - g_target): a column of ones beside G has one product make
+    both sums, and no pass over the logits is needed for the second. Of 16-bit tokens these e are 16-bit numbers too,
+    which moves the loss by 1e-5 of it at most; `_sums`, without a gradient, adds up wide ones.
+    """
+    G_WD, b_W = matrix
+    beside_WD, first = jnp.concatenate([G_WD, jnp.ones_like(G_WD[:, :1])], 1), _first(vocab, G_WD)
 
     def step(i: jax.Array, carry: tuple) -> tuple:
         sums, dx_TD, dmatrix = carry
-        part = _cut(i, size, x_TD, target_T, weight_T)
-        more, l_TW, log_sum_T, is_target_TW = _logits(vocab, matrix, *part)
-        dl_TW = part[-1][:, None] * (jnp.exp(l_TW - log_sum_T[:, None]) - is_target_TW)
-        narrow_TW, wide = dl_TW.astype(x_TD.dtype), l_TW.dtype  # as wide as the products, which add up in float32
-        dx_CD = jnp.matmul(narrow_TW, matrix[0], preferred_element_type=wide).astype(x_TD.dtype)
-        dG_WD = jnp.matmul(narrow_TW.T, part[0], preferred_element_type=wide)
-        dx_TD = jax.lax.dynamic_update_slice_in_dim(dx_TD, dx_CD, i * size, 0)
-        return _add(sums, more), dx_TD, _add(dmatrix, (dG_WD, None if matrix[1] is None else dl_TW.sum(0)))
+        x_CD, target_C, weight_C = _cut(i, size, x_TD, target_T, weight_T)
+        found = _logits(vocab, matrix, x_CD, target_C)
+        wide = found.e_TW.dtype  # products of what is as narrow as x add up in it
+        y_CD = jnp.matmul(found.e_TW.astype(x_TD.dtype), beside_WD, preferred_element_type=wide)
+        more, sum_C = _measured(vocab, found, y_CD[:, -1], weight_C)
+        own_CD = G_WD.at[target_C - first].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        dx_CD = weight_C[:, None] * (y_CD[:, :-1] / sum_C[:, None] - own_CD)
+        dx_TD = jax.lax.dynamic_update_slice_in_dim(dx_TD, dx_CD.astype(x_TD.dtype), i * size, 0)
+        is_target_CW = first + jnp.arange(len(G_WD)) == target_C[:, None]
+        dl_CW = (weight_C / sum_C)[:, None] * found.e_TW - jnp.where(is_target_CW, weight_C[:, None], 0)
+        dG_WD = jnp.matmul(dl_CW.astype(x_TD.dtype).T, x_CD, preferred_element_type=wide)
+        return _add(sums, more), dx_TD, _add(dmatrix, (dG_WD, None if b_W is None else dl_CW.sum(0)))
 
     zeros = jnp.zeros_like(x_TD), jax.tree.map(lambda a: jnp.zeros_like(a, weight_T.dtype), matrix)
     sums, dx_TD, dmatrix = jax.lax.fori_loop(0, chunks, step, (_none_yet(weight_T), *zeros))
@@ -124,22 +135,45 @@ def _cut(i: jax.Array, size: int, x_TD: jax.Array, *of_T: jax.Array) -> tuple[ja
     return jnp.where(weight_T[:, None] > 0, x_TD, 0), target_T, weight_T
 
 
-def _logits(
-    vocab: str | None, matrix: tuple, x_TD: jax.Array, target_T: jax.Array, weight_T: jax.Array
-) -> tuple[Sums, jax.Array, jax.Array, jax.Array]:
-    """The sums over a chunk; its logits, the logarithm of the sum of their exponentials, and which the targets' are.
+class _Found(NamedTuple):
+    """Of a chunk: e_TW = exp(l_TW - highest_T), the logits of the targets, and which of these are the answer."""
 
-    A compiler makes two passes over the logits of it: the largest comes with the product, and the three sums together.
-    Of equal logits the first is the answer, as in argmax: before_T counts those that would be it instead of the target.
+    e_TW: jax.Array
+    highest_T: jax.Array
+    chosen_T: jax.Array
+    right_T: jax.Array
+
+
+def _logits(vocab: str | None, matrix: tuple, x_TD: jax.Array, target_T: jax.Array) -> _Found:
+    """Of equal logits the first is the answer, as in argmax: of a word before the target the next larger number counts.
+    So one largest number says both, and comes with the product; the numbers are compared as integers in their order.
     """
-    l_TW = linear.answers(x_TD, *matrix)
-    first = 0 if vocab is None else jax.lax.axis_index(vocab) * l_TW.shape[1]
-    word_W, highest_T, target_T1 = first + jnp.arange(l_TW.shape[1]), l_TW.max(-1), target_T[:, None]
-    highest_T = highest_T if vocab is None else jax.lax.pmax(highest_T, vocab)
-    highest_T1, is_target_TW = highest_T[:, None], word_W == target_T1
-    each_TW = jnp.exp(l_TW - highest_T1), jnp.where(is_target_TW, l_TW, 0), (l_TW == highest_T1) & (word_W < target_T1)
-    sums = tuple(a_TW.sum(-1, dtype=l_TW.dtype) for a_TW in each_TW)
-    sum_T, chosen_T, before_T = sums if vocab is None else jax.lax.psum(sums, vocab)
-    log_sum_T, right_T = highest_T + jnp.log(sum_T), (chosen_T == highest_T) & (before_T == 0)
-    measured = jnp.where(weight_T > 0, (log_sum_T - chosen_T) * weight_T, 0), right_T * weight_T
-    return tuple(a_T.sum() for a_T in measured), l_TW, log_sum_T, is_target_TW
+    l_TW, first = linear.answers(x_TD, *matrix), _first(vocab, matrix[0])
+    integer = jnp.dtype(f"int{8 * l_TW.dtype.itemsize}")
+
+    def ordered(i: jax.Array) -> jax.Array:  # its own inverse
+        return jnp.where(i < 0, i ^ jnp.iinfo(integer).max, i)
+
+    def place(l_T: jax.Array) -> jax.Array:
+        return ordered(jax.lax.bitcast_convert_type(l_T, integer))
+
+    W, at_T1 = l_TW.shape[1], (target_T - first)[:, None]
+    highest_T = (place(l_TW) + (jnp.arange(W) < at_T1)).max(-1)
+    chosen_T = jnp.take_along_axis(l_TW, jnp.clip(at_T1, 0, W - 1), -1)[:, 0]
+    if vocab is not None:
+        own_T = (at_T1[:, 0] >= 0) & (at_T1[:, 0] < W)
+        highest_T, chosen_T = jax.lax.pmax(highest_T, vocab), jax.lax.psum(jnp.where(own_T, chosen_T, 0), vocab)
+    right_T, highest_T = place(chosen_T) == highest_T, jax.lax.bitcast_convert_type(ordered(highest_T), l_TW.dtype)
+    return _Found(jnp.exp(l_TW - highest_T[:, None]), highest_T, chosen_T, right_T)
+
+
+def _measured(vocab: str | None, found: _Found, sum_T: jax.Array, weight_T: jax.Array) -> tuple[Sums, jax.Array]:
+    """The sums over a chunk, and sum_T over the words of all devices; sum_T: sum_w e_tw over a device's own."""
+    sum_T = sum_T if vocab is None else jax.lax.psum(sum_T, vocab)
+    loss_T = (found.highest_T + jnp.log(sum_T) - found.chosen_T) * weight_T
+    return (jnp.where(weight_T > 0, loss_T, 0).sum(), (found.right_T * weight_T).sum()), sum_T
+
+
+def _first(vocab: str | None, G_WD: jax.Array) -> Any:
+    """The word of a device's first row of G."""
+    return 0 if vocab is None else jax.lax.axis_index(vocab) * len(G_WD)

@@ -90,7 +90,7 @@ def test_large_logits_and_narrow_products(chunks):
     for few in (False, True):
         found, expected = (gradient(of, *narrow, asked(few)) for of in (word_loss.measures, at_once))
         assert [a.dtype for a in jax.tree.leaves(found)] == [a.dtype for a in jax.tree.leaves(expected)]
-        cases.agree(found[1], expected[1], 1e-6)
+        cases.agree(found[1], expected[1], 1e-4)  # the exponentials are as narrow in the product that adds them up
         jax.tree.map(
             lambda one, other: cases.close(*(a.astype(np.float32) for a in (one, other)), 1e-2), found, expected
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from tfm import kernels
 from tfm.attention import block_mask, fused
@@ -23,7 +24,8 @@ def guarded(compute: Callable, *, keys: int = 512, platform: str = "") -> Callab
         if mask is None:
             return compute(q_BHNK, k_BHSK, v_BHSV, mask=None, n=n, **call)
         sound_BS = jnp.isfinite(k_BHSK).all((1, 3)) & jnp.isfinite(v_BHSV).all((1, 3))
-        k_BHSK, v_BHSV = (jnp.where(sound_BS[:, None, :, None], x, 0) for x in (k_BHSK, v_BHSV))
+        sound_BS = checkpoint_name(sound_BS, "attention")
+        k_BHSK, v_BHSV = _finite(k_BHSK), _finite(v_BHSV)
         y_BHNV, A_BHNS = compute(q_BHNK, k_BHSK, v_BHSV, mask=mask, n=n, **call)
         if call.get("axis") is not None:
             sound_BS = kernels.after(sound_BS + block_mask.zero(y_BHNV), y_BHNV) > 0
@@ -35,6 +37,16 @@ def guarded(compute: Callable, *, keys: int = 512, platform: str = "") -> Callab
         return jnp.where(hit_BN[:, None, :, None], jnp.nan, y_BHNV), A_BHNS
 
     return attention
+
+
+@jax.custom_jvp
+def _finite(x: jax.Array) -> jax.Array:
+    """x with 0 for what is not finite. Its gradient is that of x, as no query has one for such a key: those that see it
+    are NaN, and the weight of the others is 0."""
+    return jnp.where(jnp.isfinite(x), x, 0)
+
+
+_finite.defjvps(lambda dx, y, x: dx)
 
 
 def _hit(mask, n, sound_BS: jax.Array, *, N: int, keys: int, axis: str | None, platform: str) -> jax.Array:

@@ -46,7 +46,7 @@ def attention(
         return _around(q_BHNK, k_BHSK, v_BHSV, n, axis, mask=mask, scale=scale, interpret=interpret), None
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     known, valid_BS = masks.known(mask, np.arange(S - N, S), np.arange(S))
-    qkv = _filled(scale, q_BHNK, k_BHSK, v_BHSV)
+    qkv = [_kept(x) for x in _filled(scale, q_BHNK, k_BHSK, v_BHSV)]
     shown_NS = np.zeros((qkv[0].shape[2], qkv[1].shape[2]), bool)
     shown_NS[:N, :S] = known
     ids = None
@@ -102,6 +102,13 @@ def _filled(scale: float, *qkv: jax.Array) -> list[jax.Array]:
         for x, heads in zip((queries, *qkv[1:]), (H, G, G), strict=True)
     ]
     return [jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % LANES), (0, 0))) for x in each]
+
+
+def _kept(x_BHNK: jax.Array) -> jax.Array:
+    """What a loop over layers keeps for the gradient, with tokens along the lanes where a head does not fill these."""
+    if x_BHNK.shape[3] % LANES == 0:
+        return checkpoint_name(x_BHNK, "attention")
+    return checkpoint_name(x_BHNK.swapaxes(2, 3), "attention").swapaxes(2, 3)
 
 
 def _kernel(mask: Any, interpret: bool, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None, *, sums: bool = False) -> Any:
