@@ -66,13 +66,13 @@ def measures(
     # All vary over the same devices from here on, so that what JAX sums over devices is the finished gradient.
     zero = block_mask.zero((x_TD, matrix, weight_T))
     x_TD, matrix = jax.tree.map(lambda a: a + zero.astype(a.dtype), (x_TD, matrix))
-    total, right = _sums(size, layout.vocab, x_TD, matrix, target_T, weight_T, chunks)
+    total, right = _sums(size, layout.vocab, layout.platform != "cpu", x_TD, matrix, target_T, weight_T, chunks)
     count = jnp.sum(asked.weight_BN)
     return {"loss": (total, count), "accuracy": (right, count)}
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _sums(size: int, vocab: str | None, x_TD, matrix: tuple, target_T, weight_T, chunks) -> Sums:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _sums(size: int, vocab: str | None, beside: bool, x_TD, matrix: tuple, target_T, weight_T, chunks) -> Sums:
     """The sums over the first so many chunks."""
 
     def step(i: jax.Array, sums: Sums) -> Sums:
@@ -83,29 +83,37 @@ def _sums(size: int, vocab: str | None, x_TD, matrix: tuple, target_T, weight_T,
     return jax.lax.fori_loop(0, chunks, step, _none_yet(weight_T))
 
 
-def _forward(size: int, vocab: str | None, x_TD, matrix: tuple, target_T, weight_T, chunks) -> tuple[Sums, tuple]:
+def _forward(
+    size: int, vocab: str | None, beside: bool, x_TD, matrix: tuple, target_T, weight_T, chunks
+) -> tuple[Sums, tuple]:
     """The sums, and the gradients of the first of them with respect to x_TD, and to G_WD and b_W.
 
-    That of x_t is weight_t (sum_w e_tw g_w / sum_w e_tw - g_target): a column of ones beside G has one product make
-    both sums, and no pass over the logits is needed for the second. Of 16-bit tokens these e are 16-bit numbers too,
-    which moves the loss by 1e-5 of it at most; `_sums`, without a gradient, adds up wide ones.
+    beside: that of x_t is weight_t (sum_w e_tw g_w / sum_w e_tw - g_target), and a column of ones beside G has one
+    product make both sums: no pass over the logits is needed for the second, which a CPU makes sooner than that product.
+    Of 16-bit tokens these e are 16-bit numbers too, which moves the loss by 1e-5 of it at most; `_sums`, without a
+    gradient, adds up wide ones.
     """
     G_WD, b_W = matrix
-    beside_WD, first = jnp.concatenate([G_WD, jnp.ones_like(G_WD[:, :1])], 1), _first(vocab, G_WD)
+    first = _first(vocab, G_WD)
+    columns_WD = jnp.concatenate([G_WD, jnp.ones_like(G_WD[:, :1])], 1) if beside else None
 
     def step(i: jax.Array, carry: tuple) -> tuple:
         sums, dx_TD, dmatrix = carry
         x_CD, target_C, weight_C = _cut(i, size, x_TD, target_T, weight_T)
         found = _logits(vocab, matrix, x_CD, target_C)
-        wide = found.e_TW.dtype  # products of what is as narrow as x add up in it
-        y_CD = jnp.matmul(found.e_TW.astype(x_TD.dtype), beside_WD, preferred_element_type=wide)
-        more, sum_C = _measured(vocab, found, y_CD[:, -1], weight_C)
-        own_CD = G_WD.at[target_C - first].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        dx_CD = weight_C[:, None] * (y_CD[:, :-1] / sum_C[:, None] - own_CD)
-        dx_TD = jax.lax.dynamic_update_slice_in_dim(dx_TD, dx_CD.astype(x_TD.dtype), i * size, 0)
+        product = functools.partial(jnp.matmul, preferred_element_type=found.e_TW.dtype)  # it adds up in float32
+        y_CD = product(found.e_TW.astype(x_TD.dtype), columns_WD) if beside else None
+        more, sum_C = _measured(vocab, found, y_CD[:, -1] if beside else found.e_TW.sum(-1), weight_C)
         is_target_CW = first + jnp.arange(len(G_WD)) == target_C[:, None]
         dl_CW = (weight_C / sum_C)[:, None] * found.e_TW - jnp.where(is_target_CW, weight_C[:, None], 0)
-        dG_WD = jnp.matmul(dl_CW.astype(x_TD.dtype).T, x_CD, preferred_element_type=wide)
+        narrow_CW = dl_CW.astype(x_TD.dtype)
+        if beside:
+            own_CD = G_WD.at[target_C - first].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+            dx_CD = weight_C[:, None] * (y_CD[:, :-1] / sum_C[:, None] - own_CD)
+        else:
+            dx_CD = product(narrow_CW, G_WD)
+        dx_TD = jax.lax.dynamic_update_slice_in_dim(dx_TD, dx_CD.astype(x_TD.dtype), i * size, 0)
+        dG_WD = product(narrow_CW.T, x_CD)
         return _add(sums, more), dx_TD, _add(dmatrix, (dG_WD, None if b_W is None else dl_CW.sum(0)))
 
     zeros = jnp.zeros_like(x_TD), jax.tree.map(lambda a: jnp.zeros_like(a, weight_T.dtype), matrix)
@@ -113,7 +121,7 @@ def _forward(size: int, vocab: str | None, x_TD, matrix: tuple, target_T, weight
     return sums, (dx_TD, jax.tree.map(lambda d, a: d.astype(a.dtype), dmatrix, matrix))
 
 
-def _backward(size: int, vocab: str | None, gradients: tuple, incoming: Sums) -> tuple:
+def _backward(size: int, vocab: str | None, beside: bool, gradients: tuple, incoming: Sums) -> tuple:
     """Right answers have no gradient, nor have weights."""
     return *jax.tree.map(lambda d: (incoming[0] * d).astype(d.dtype), gradients), None, None, None
 

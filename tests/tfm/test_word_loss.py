@@ -10,7 +10,7 @@ import pytest
 import reference
 from cases import B, D, N, W
 
-from tfm import linear, loss, word_loss
+from tfm import layout, linear, loss, word_loss
 
 ROWS = 8  # tokens of a chunk, the fewest there may be: 14 are two chunks, the second not full
 
@@ -52,11 +52,12 @@ def gradient(of, params, x_BND, asked):
 @pytest.mark.parametrize("few", [False, True])
 @cases.float64()
 def test_loss_and_gradient_in_chunks_equal_the_reference_and_those_of_all_at_once(few, chunks):
-    """Whatever stands where nothing is asked; there the gradient is zero."""
-    for bias in (True, False):
+    """Whatever stands where nothing is asked; there the gradient is zero. On a CPU, and elsewhere."""
+    for bias, platform in ((True, "tpu"), (False, "tpu"), (True, "cpu")):
+        in_chunks = functools.partial(word_loss.measures, layout=layout.Layout(platform=platform))
         given = *drawn(bias=bias), asked(few)
         dirty = jnp.where(given[-1].weight_BN[..., None] > 0, given[1], jnp.nan)
-        (d_params, dx_BND), found = gradient(word_loss.measures, given[0], dirty, given[2])
+        (d_params, dx_BND), found = gradient(in_chunks, given[0], dirty, given[2])
         cases.agree(((d_params, dx_BND), found), gradient(at_once, *given))
         np.testing.assert_array_equal(np.asarray(dx_BND).any(-1), given[-1].weight_BN > 0)
     slow = 0.0
