@@ -89,7 +89,7 @@ def _forward(
     """The sums, and the gradients of the first of them with respect to x_TD, and to G_WD and b_W.
 
     beside: that of x_t is weight_t (sum_w e_tw g_w / sum_w e_tw - g_target), and a column of ones beside G has one
-    product make both sums: no pass over the logits is needed for the second, which a CPU makes sooner than that product.
+    product make both sums, without a pass over the logits for the second, which on a CPU takes less than that product.
     Of 16-bit tokens these e are 16-bit numbers too, which moves the loss by 1e-5 of it at most; `_sums`, without a
     gradient, adds up wide ones.
     """
