@@ -57,6 +57,7 @@ def run(executed: str | None = None) -> None:
         f"{FIGURES} figures of vit": sum("image/png" in data for data in shown) == FIGURES,
         "the report of a study": any("Paired differences" in data.get("text/html", "") for data in shown),
         "a sample": "The function " in printed,
+        "the speed of this machine": "is in results.json" in printed,
         "a run that goes on": "resuming " in printed,
         "warnings": not any(output.get("name") == "stderr" for output in outputs),
     }

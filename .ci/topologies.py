@@ -35,6 +35,7 @@ SHARDED = {  # on v5e-8: config -> what is changed
 }
 DATA = {  # setting and its value -> the file or folder in $TFM_DATA
     ("text.source", "tinyshakespeare"): "tinyshakespeare.txt",
+    ("text.tokenizer", "gpt2/tokenizer.json"): ROOT / "gpt2/tokenizer.json",
     ("pairs.source", "spa-eng"): "spa-eng.zip",
     ("image.source", "fashion_mnist"): "fashion-mnist",
     ("image.source", "mnist"): "mnist",
@@ -101,7 +102,8 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
 def stand_ins(given, folder: pathlib.Path) -> dict[str, str]:
     """Settings that name a stand-in, made here, for data that are not there: a text of 65 characters, as many as
-    tinyshakespeare's; pairs of short sentences, of thousands of words; images of 28 x 28 pixels in ten classes."""
+    tinyshakespeare's; GPT-2's 50,257 words; pairs of short sentences, of thousands of words; images of 28 x 28 pixels
+    in ten classes."""
     import numpy as np
 
     letters = itertools.product("bcdfgklmnprst", "aeiou", "bcdfgklmnprst", "aeiou")
@@ -112,9 +114,13 @@ def stand_ins(given, folder: pathlib.Path) -> dict[str, str]:
         section, field = key.split(".")
         if section not in given or given[section][field] != value or (there / file).exists():
             continue
-        path = folder / f"{os.getpid()}_{section}.{'npz' if section == 'image' else 'txt'}"
+        path = folder / f"{os.getpid()}_{section}_{field}.{'npz' if section == 'image' else 'txt'}"
         changes[key] = str(path)
-        if section == "text":
+        if field == "tokenizer":
+            model = {"type": "BPE", "vocab": {chr(33 + i): i for i in range(50257)}, "merges": []}
+            bytes_of = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+            path.write_text(json.dumps({"model": model, "pre_tokenizer": bytes_of}), encoding="utf-8")
+        elif section == "text":
             path.write_text((alphabet + " ".join(words[:3000]) + "\n") * 20, encoding="utf-8")
         elif section == "pairs":
             lines = (f"{one} {words[-i]}.\t{one[::-1]} {words[i // 2][::-1]}.\n" for i, one in enumerate(words))

@@ -187,6 +187,47 @@ page = html.escape((study.folder / "report.html").read_text(encoding="utf-8"))
 HTML(f'<div><iframe srcdoc="{page}" width="100%" height="900"></iframe></div>')
 
 # %% [markdown]
+# ## How fast is this chip?
+# We have none: what we say of speed is a compiler's estimate. This cell trains a model that suits the chip for a few
+# steps, asks the compiler what it would have expected, and writes both into `results.json`.
+
+# %%
+import json
+import subprocess
+import sys
+
+chip = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}.get(jax.devices()[0].device_kind)
+config = f"configs/colab_{chip}.py" if chip else "configs/causal_lm.py"
+few = {"train.steps": 30, "train.log_every": 1, "optim.warmup_steps": 10, "sample.max_new_tokens": 1}
+few |= {} if chip else {"train.steps": 15, "model.M": 1}
+if chip:  # GPT-2's words
+    import huggingface_hub
+
+    huggingface_hub.hf_hub_download("openai-community/gpt2", "tokenizer.json", local_dir="gpt2")
+speed = launch.run(config, workdir="runs/speed", **few)
+
+# %%
+said = {}
+if chip:
+    flags = [f"--topology={chip}-1", "--json=says.json", *(f"--config.{key}={few[key]}" for key in few)]
+    done = subprocess.run([sys.executable, "launch.py", "--config", config, "--dry_run", *flags], check=False)
+    said = {} if done.returncode else json.loads(pathlib.Path("says.json").read_text())
+estimate = {key: said.get(key) for key in ("estimated_seconds", "ideal_seconds", "needed_bytes", "versions")}
+saved = json.loads((speed.folder / "config.json").read_text())
+tokens = saved["config"]["train"]["batch_size"] * saved["config"]["text"]["N"]
+measured = {"seconds_per_step": tokens / speed.summary["tokens_per_second"]}
+measured["share_of_peak"] = said["ideal_seconds"] / measured["seconds_per_step"] if said else None
+measured["memory"] = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+chips = {"chip": jax.devices()[0].device_kind, "chips": jax.device_count(), "config": config, "changes": few}
+results = chips | {"measured": measured, "estimate": estimate, "summary": speed.summary}
+pathlib.Path("results.json").write_text(json.dumps(results, indent=1))
+print(json.dumps(results["measured"]), "is in results.json")
+
+# %% [markdown]
+# Please send us `results.json` (*Files* panel at the left, folder `tfm`), whatever it says: as an issue of `REPOSITORY`
+# above. It holds the numbers of this run, the versions and the commit, and nothing about you.
+
+# %% [markdown]
 # ## Keep it, and go on after the runtime was taken away
 # Colab takes a runtime back after a while, with all its files. A folder on your Drive stays.
 

@@ -53,7 +53,7 @@ def measures(
     most = min(LOGITS, ON_CPU) if layout.platform == "cpu" else LOGITS
     size = block_mask.size(T, max(8, most // (W * (FEW if asked.few else 1))))
     flat = x_BND.reshape(T, -1), asked.target_BN.ravel(), asked.weight_BN.ravel().astype(wide)
-    chunks = -(-T // size)
+    chunks = None  # all
     if asked.few:  # they come first
         order_T = jnp.argsort(flat[-1] <= 0, stable=True)
         flat = tuple(a.at[order_T].get(unique_indices=True) for a in flat)
@@ -73,14 +73,14 @@ def measures(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _sums(size: int, vocab: str | None, beside: bool, x_TD, matrix: tuple, target_T, weight_T, chunks) -> Sums:
-    """The sums over the first so many chunks."""
+    """The sums over the first so many chunks, or over all."""
 
     def step(i: jax.Array, sums: Sums) -> Sums:
         x_CD, target_C, weight_C = _cut(i, size, x_TD, target_T, weight_T)
         found = _logits(vocab, matrix, x_CD, target_C)
         return _add(sums, _measured(vocab, found, found.e_TW.sum(-1), weight_C)[0])
 
-    return jax.lax.fori_loop(0, chunks, step, _none_yet(weight_T))
+    return jax.lax.fori_loop(0, _number(chunks, size, x_TD), step, _none_yet(weight_T))
 
 
 def _forward(
@@ -117,7 +117,8 @@ def _forward(
         return _add(sums, more), dx_TD, _add(dmatrix, (dG_WD, None if b_W is None else dl_CW.sum(0)))
 
     zeros = jnp.zeros_like(x_TD), jax.tree.map(lambda a: jnp.zeros_like(a, weight_T.dtype), matrix)
-    sums, dx_TD, dmatrix = jax.lax.fori_loop(0, chunks, step, (_none_yet(weight_T), *zeros))
+    carry = _none_yet(weight_T), *zeros
+    sums, dx_TD, dmatrix = jax.lax.fori_loop(0, _number(chunks, size, x_TD), step, carry)
     return sums, (dx_TD, jax.tree.map(lambda d, a: d.astype(a.dtype), dmatrix, matrix))
 
 
@@ -127,6 +128,11 @@ def _backward(size: int, vocab: str | None, beside: bool, gradients: tuple, inco
 
 
 _sums.defvjp(_forward, _backward)
+
+
+def _number(chunks: jax.Array | None, size: int, x_TD: jax.Array) -> Any:
+    """How many chunks; where it is all of them the program says so, and what it does can be counted."""
+    return len(x_TD) // size if chunks is None else chunks
 
 
 def _none_yet(weight_T: jax.Array) -> Sums:

@@ -79,13 +79,17 @@ class Topology(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A program to compile: the jitted `step` for these arguments, which are abstract and say where they lie."""
+    """A program to compile: the jitted `step` for these arguments, which are abstract and say where they lie.
+
+    flops: of the matrix products that it needs, over all chips; of these kernel_flops in Pallas kernels.
+    """
 
     name: str
     step: Callable
     arguments: tuple
-    flops: float  # of the matrix products that it needs, over all chips
+    flops: float
     beside: bool = False  # as an evaluation is, beside what the chips are there for
+    kernel_flops: float = 0.0
 
 
 class Program(NamedTuple):

@@ -276,23 +276,26 @@ def ahead(step: Callable, state: Any, batches: Iterable[dict], *rest: Any) -> tu
     return compiled, time.perf_counter() - began
 
 
-def flops(function: Callable, *arguments: Any) -> int:
+def flops(function: Callable, *arguments: Any, kernels: bool = False) -> int:
     """Floating-point operations of all matrix products in function(*arguments), two per multiply-add, counted on the
-    traced program (XLA's own analysis counts the body of a loop once). Arguments may be abstract."""
-    return _count(jax.make_jaxpr(function)(*arguments).jaxpr)
+    traced program (XLA's own analysis counts the body of a loop once). Arguments may be abstract. kernels: of those in
+    Pallas kernels alone; there, as elsewhere, blocks that a mask hides count."""
+    return _count(jax.make_jaxpr(function)(*arguments).jaxpr, not kernels)
 
 
-def _count(jaxpr: Any) -> int:
+def _count(jaxpr: Any, counts: bool) -> int:
     total = 0
     for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
+        kernel = equation.primitive.name == "pallas_call"
+        if equation.primitive.name == "dot_general" and counts:
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        times = math.prod(equation.params["grid_mapping"].grid) if kernel else times
         for value in equation.params.values():  # a branch, of which the dearest counts, a body, or something else
             inner = [getattr(one, "jaxpr", one) for one in (value if isinstance(value, tuple) else (value,))]
-            total += times * max((_count(one) for one in inner if hasattr(one, "eqns")), default=0)
+            total += times * max((_count(one, counts or kernel) for one in inner if hasattr(one, "eqns")), default=0)
     return total
 
 

@@ -29,6 +29,7 @@ from experiments.engine import (
     step,
     workdir,
 )
+from tfm import layout as layouts
 from tfm import shapes
 
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
@@ -171,7 +172,7 @@ def write_result(
 def describe(plan: step.Plan, state: step.State) -> int:
     """Print the parameter table and the FLOPs of a step, and return these: three times the forward pass."""
     shapes.check(state.params)
-    forward = compilation.flops(plan.task.loss_and_metrics, state.params, plan.task.train[0], None)
+    forward = forward_flops(plan, state)
     batch, each = plan.growth.sizes[0], plan.task.tokens_per_example
     print(log.table(state.params))
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
@@ -180,6 +181,16 @@ def describe(plan: step.Plan, state: step.State) -> int:
         flops = log.si(3 * forward * size / batch, "FLOP")
         print(f"  {flops} per step{begin} of {size} examples, {size * each:,} tokens{end}", flush=True)
     return 3 * forward
+
+
+def forward_flops(plan: step.Plan, state: step.State, **how: Any) -> int:
+    """`compilation.flops` of the first batch, as these devices compute it, but by one alone."""
+    alone = layouts.ONE._replace(platform=plan.task.layout.platform)
+
+    def loss(params: Any, batch: dict) -> step.Ratios:
+        return plan.task.loss_and_metrics(params, batch, None, alone)
+
+    return compilation.flops(loss, state.params, plan.task.train[0], **how)
 
 
 def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compiled, float]:

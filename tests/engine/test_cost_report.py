@@ -11,8 +11,8 @@ import pytest
 import tiny
 
 from experiments.engine import compilation, log, mesh
-from tfm import attention
-from tfm.attention import mask
+from tfm import attention, word_loss
+from tfm.attention import mask, splash
 
 B, N, D, H, M, F, W = 2, 7, 12, 3, 5, 20, 256
 
@@ -86,6 +86,20 @@ def test_flops_of_nested_programs():
     for name in ("flash", "explicit"):
         call = functools.partial(attention.IMPLEMENTATIONS[name], mask=mask.causal, scale=1.0)
         assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK) == 2 * 2 * 2 * 64 * 64 * 8
+        assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 0
+    x_BHNK = jnp.ones((3, 2, 1024, 8))
+    call = functools.partial(splash.attention, mask=mask.causal, scale=1.0, interpret=True)
+    assert compilation.flops(call, x_BHNK, x_BHNK, x_BHNK, kernels=True) == 3 * 2 * 2 * 2 * 1024 * 1024 * 8
+    assert compilation.flops(lambda x: call(x, x, x)[0] @ jnp.ones((8, 5)), x_BHNK) == 3 * 2 * 2 * 1024 * 8 * (2048 + 5)
+
+
+def test_flops_of_a_head_in_chunks_are_those_of_all_tokens(monkeypatch):
+    monkeypatch.setattr(word_loss, "FROM", 1)
+    monkeypatch.setattr(word_loss, "LOGITS", 16 * 24)
+    asked = word_loss.Asked(jnp.zeros((2, 32), jnp.int32), jnp.ones((2, 32)))
+    head = {"G_WD": jnp.ones((24, 5))}
+    found = compilation.flops(lambda x_BND: word_loss.measures(head, x_BND, asked)["loss"], jnp.ones((2, 32, 5)))
+    assert found == 2 * 64 * 24 * 5
 
 
 def test_bytes_of_a_tree():

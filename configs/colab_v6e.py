@@ -1,0 +1,17 @@
+"""170 M parameters for one v6e chip, whose matrix units are 256 x 256: five heads of 256 features, one of keys.
+
+hf download openai-community/gpt2 tokenizer.json --local-dir gpt2
+python launch.py --config configs/colab_v6e.py --config.text.source=TEXT
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config("language")
+    config.model.update(M=6, D=1280, H=5, G=1, F=3584, norm="rms", mlp="swiglu", bias=False)
+    config.model.update(position="none", relative_position="rotary_halves", compute_dtype="bfloat16", remat="products")
+    config.text.update(tokenizer="gpt2/tokenizer.json", N=2048, tied_output=True)
+    config.optim.update(learning_rate=1e-3, beta2=0.95)
+    config.train.update(steps=1000, batch_size=64, accumulation=16, evaluate_batch=16)
+    return config

@@ -1,0 +1,19 @@
+"""GPT-2's 124 M parameters in bfloat16, from a text or from OpenAI's weights, on one TPU chip.
+
+hf download openai-community/gpt2 tokenizer.json config.json model.safetensors --local-dir gpt2
+python launch.py --config configs/gpt2.py --config.text.source=TEXT
+python launch.py --config configs/gpt2.py --config.text.source=TEXT --config.init_from=gpt2
+
+TEXT is a file or a folder; without it, Python's own sources. From a text only tokenizer.json is needed.
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config("language")
+    config.model.update(M=12, D=768, H=12, mlp="gelu_tanh", compute_dtype="bfloat16", remat="products")
+    config.text.update(tokenizer="gpt2/tokenizer.json", N=1024, tied_output=True)
+    config.optim.update(learning_rate=6e-4, beta2=0.95)
+    config.train.update(steps=1000, batch_size=64, accumulation=2, evaluate_batch=16)
+    return config
