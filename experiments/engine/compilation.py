@@ -29,14 +29,17 @@ GOOGLE, OTHERS = "0x1ae0", ("0x01", "0x02")  # a vendor, and what else it has in
 SET = {"TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH"}  # by JAX and libtpu themselves as they are imported
 MOST_SIMULATED = 4096  # each has threads of its own
 DESCRIBED = 2**50  # bytes of a device that is only described (--dry_run): none has as many
-# Flags of libtpu (0.0.23, 0.0.50). 1.3 B parameters on v5e-8, estimated: without them 7.3 of 71.6 ms of what passes is
-# waited for beside 590 ms of computation, with both 3.8 beside 592.
-BESIDE = (
-    # Weights pass beside what is computed element by element too, not only beside products: a block begins with a norm.
-    "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions",
-    # And beside kernels: those of attention.
-    "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call",
-)
+# Flags of libtpu (0.0.23, 0.0.50) for what passes along an axis of the mesh; docs/tpu.md has what they do.
+BESIDE = {
+    "fsdp": (
+        "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions",  # weights pass beside norms: a block begins so
+        "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call",  # and beside the kernels of attention
+    ),
+    "tensor": (  # sums of the backward pass are started, and done beside the products of weights' gradients
+        "xla_enable_async_all_reduce",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+    ),
+}
 FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's own variable
 simulated: list[int] = []  # not empty: `simulate` was called
 # Chips that are only described (.name, .devices), of which meshes are made: programs for them are not run.
@@ -245,12 +248,12 @@ def for_one_run(mesh: Mesh) -> dict[str, int]:
     return {level: 1} if cpu and level not in os.environ.get("XLA_FLAGS", "") else {}
 
 
-def for_steps(mesh: Mesh) -> dict[str, bool]:
-    """`compiler_options` of jax.jit for training on TPU chips that gather weights. What XLA_FLAGS or LIBTPU_INIT_ARGS
-    say of one of them stays."""
-    gathers = mesh.devices.flat[0].platform == "tpu" and mesh.shape.get("fsdp", 1) > 1
+def for_steps(mesh: Mesh) -> dict[str, str]:
+    """`compiler_options` of jax.jit for training on TPU chips. What XLA_FLAGS or LIBTPU_INIT_ARGS say of one stays."""
     given = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
-    return {name: True for name in BESIDE if gathers and name not in given}
+    axes = BESIDE if mesh.devices.flat[0].platform == "tpu" else ()
+    flags = (flag for axis in axes if mesh.shape.get(axis, 1) > 1 for flag in BESIDE[axis])
+    return {flag: "true" for flag in flags if flag not in given}
 
 
 class Compiled(dict):

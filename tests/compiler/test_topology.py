@@ -125,9 +125,11 @@ def test_chips_that_gather_are_neighbours_and_compute_beside(name, monkeypatch):
         chips = [chip.coords for chip in mesh.make(data=1, fsdp=-1).devices.flat]
         ring = chips[::2] + chips[::-2]
         options = compilation.for_steps(mesh.make(data=1, fsdp=-1))
-        assert options == dict.fromkeys(compilation.BESIDE, True) and not compilation.for_steps(mesh.make(data=-1))
-        monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{compilation.BESIDE[0]}=false")
-        assert compilation.for_steps(mesh.make(data=1, fsdp=-1)) == {compilation.BESIDE[1]: True}
+        first, second = compilation.BESIDE["fsdp"]
+        assert options == {first: "true", second: "true"} and not compilation.for_steps(mesh.make(data=-1))
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{first}=false")
+        both = compilation.for_steps(mesh.make(data=1, fsdp=-1, tensor=2))
+        assert both == dict.fromkeys((second, *compilation.BESIDE["tensor"]), "true")
     assert not compilation.for_steps(mesh.make(data=1, fsdp=-1))
     hops = [np.abs(np.subtract(here, there)).sum() for here, there in zip(ring, ring[1:] + ring[:1], strict=True)]
     assert set(hops) == {1} and len(set(map(tuple, ring))) == len(ring)
