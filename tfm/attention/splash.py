@@ -37,8 +37,7 @@ def attention(
     Pallas' interpreter, on any device, whatever the number of keys.
     """
     call = {"mask": mask, "bias": bias, "n": n, "axis": axis}
-    weights = q_BHNK.size // q_BHNK.shape[-1] * k_BHSK.shape[2]
-    if k_BHSK.shape[2] < FEWEST and weights <= chunked.WEIGHTS and axis is None and not interpret:
+    if few(q_BHNK, k_BHSK, axis=axis) and not interpret:
         return _at_once(q_BHNK, k_BHSK, v_BHSV, mask=mask, scale=scale, bias=bias, n=n), None
     if refused(q_BHNK, k_BHSK, v_BHSV, **call, interpret=interpret):
         return flash.attention(q_BHNK, k_BHSK, v_BHSV, scale=scale, **call)
@@ -61,6 +60,12 @@ def attention(
         return y_BHNV, None
     seeing = mask(jnp.arange(S - N, S), jnp.arange(S)).any(-1)
     return jnp.where(seeing[..., None] if seeing.ndim == 1 else seeing[:, None, :, None], y_BHNV, 0), None
+
+
+def few(q_BHNK: jax.Array, k_BHSK: jax.Array, *, axis: str | None = None) -> bool:
+    """Whether there are so few keys and weights that all of these are formed at once."""
+    S, weights = k_BHSK.shape[2], q_BHNK.size // q_BHNK.shape[-1] * k_BHSK.shape[2]
+    return S < FEWEST and weights <= chunked.WEIGHTS and axis is None
 
 
 def _at_once(*qkv: jax.Array, **call: Any) -> jax.Array:

@@ -134,7 +134,8 @@ def test_of_few_keys_all_weights_are_formed_at_once_and_not_kept():
         (splash.attention, {"mask": mask.window(3)}, "splash kernel (TPU)"),
         (splash.attention, {"bias": jnp.add}, "blocks: the score has a bias"),
         (splash.attention, {"n": jnp.arange(256)}, "blocks: the tokens stand"),
-        (splash.attention, {"S": 255}, "blocks: 255 keys"),
+        (splash.attention, {"S": 255}, "all weights at once"),
+        (splash.attention, {"S": 255, "B": 99}, "blocks: 255 keys"),
         (splash.attention, {"K": 513}, "blocks: more than 512 features"),
         (splash.attention, {"dtype": jnp.float64}, "blocks: numbers of 64 bits"),
         (splash.attention, {"mask": mask.prefix(jnp.array([3, 5]))}, "blocks: the mask depends on arrays"),
@@ -146,8 +147,8 @@ def test_of_few_keys_all_weights_are_formed_at_once_and_not_kept():
 )
 def test_what_computes_is_said_with_the_reason(compute, call, said):
     S, dtype = call.pop("S", 256), call.pop("dtype", jnp.bfloat16)
-    q_BHNK, k_BHSK = (jax.ShapeDtypeStruct((B, H, N, call.get("K", K)), dtype) for N in (256, S))
-    call.pop("K", 0)
+    q_BHNK, k_BHSK = (jax.ShapeDtypeStruct((call.get("B", B), H, N, call.get("K", K)), dtype) for N in (256, S))
+    call = {name: x for name, x in call.items() if name not in "BK"}
     assert attention.way(compute, q_BHNK, k_BHSK, k_BHSK, **{"mask": mask.causal, "scale": 1.0} | call).startswith(said)
 
 
