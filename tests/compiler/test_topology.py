@@ -148,7 +148,7 @@ def test_a_step_is_compiled_and_told(tmp_path):
     assert 0 < said["ideal_seconds"] < said["estimated_seconds"] < 1
     assert sum(said["by_scope"].values()) == pytest.approx(said["estimated_seconds"])
     assert "guard" in said["by_scope"] and said["collectives"]["all-reduce"]["times"] > 0
-    assert 0 < said["waiting_seconds"] <= said["collective_seconds"]
+    assert 0 < said["waiting_seconds"] < 1.001 * said["collective_seconds"]  # all of it: sums in another order
     shown_all = (
         "compiler's estimate",
         "not beside computation",
