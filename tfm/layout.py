@@ -52,9 +52,9 @@ ONE = Layout()  # one device has it all
 
 
 def on(layout: Layout, variant: Any, function: str = "apply") -> Callable:
-    """The function of a variant (variant.py), with the layout where it takes one and devices do share the model."""
-    apply, parted = getattr(variant, function), layout.tensor or layout.vocab or layout.sequence
-    return functools.partial(apply, layout=layout) if parted and getattr(variant, "shared", False) else apply
+    """The function of a variant (variant.py), with the layout where it takes one."""
+    apply = getattr(variant, function)
+    return functools.partial(apply, layout=layout) if getattr(variant, "shared", False) else apply
 
 
 def gathered(params: Any, layout: Layout) -> Any:

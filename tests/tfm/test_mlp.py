@@ -14,7 +14,7 @@ from cases import B, D, F, N
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import by_name, mesh
-from tfm import mlp, shapes
+from tfm import layout, mlp, shapes
 
 MLPS = by_name.candidates(mlp)
 MATRICES = dict.fromkeys(("relu", "gelu", "gelu_tanh"), {"W1_FD", "W2_DF"})
@@ -44,11 +44,12 @@ def slow_mlp(name: str, params: dict, X):
     return reference.mlp(X, *first, *last, activation)
 
 
-def test_mlp_equals_the_reference_and_keeps_bfloat16():
+@pytest.mark.parametrize("platform", ["", "tpu"])
+def test_mlp_equals_the_reference_and_keeps_bfloat16(platform):
     """Every one, with biases and without; the reference treats each token alike and alone."""
-    chosen = [*itertools.product(MATRICES, [True, False])]
+    chosen, over = [*itertools.product(MATRICES, [True, False])], {"layout": layout.Layout(platform=platform)}
     every = jax.jit(
-        lambda trees, x_BND: [MLPS[name].apply(p, x_BND) for (name, _), p in zip(chosen, trees, strict=True)]
+        lambda trees, x_BND: [MLPS[name].apply(p, x_BND, **over) for (name, _), p in zip(chosen, trees, strict=True)]
     )
     with cases.float64():
         trees, x_BND = jax.device_get(([mlp_params(*one) for one in chosen], cases.normal(1, B, N, D)))
