@@ -85,9 +85,15 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
                 functools.reduce(getattr, key.split("."), run.settings)  # the whole study has read it
             run.settings.refuse_unused()
     params = jax.eval_shape(task.init, jax.random.key(0))
-    flops = compilation.flops(task.loss_and_metrics, params, task.train[0], None)
+    flops = _forward(task)
     evaluation = loop.evaluation_work(task, batch=plan.growth.sizes[0])
     return Checked(program, work.lines, plan.steps, shapes.total(params), flops, evaluation, plan.every["evaluate"])
+
+
+def _forward(task: step.Task) -> int:
+    """FLOPs of the forward pass of one run, for one batch."""
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    return compilation.flops(task.loss_and_metrics, params, task.train[0], None)
 
 
 class Ready(NamedTuple):
@@ -100,7 +106,7 @@ class Ready(NamedTuple):
 
 
 def prepare(program: study.Program, devices: Mesh) -> Ready:
-    """The program, which was checked. Its runs are computed side by side where devices share them, and not on a CPU."""
+    """The program, which was checked."""
     first, rows = program.runs[0], len(program.runs)
     prepared = by_name.experiment(first.settings.experiment).prepare
     tasks = {
@@ -109,7 +115,7 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     task = tasks[first.seed]
     plan = single.plan(first.settings, task, devices)
     optimiser = functools.partial(single.optimiser, first.settings)
-    batched = mesh.SEED in devices.axis_names or mesh.side_by_side(devices)
+    batched = vmapped_runs.side_by_side(devices, 3 * _forward(task))
     vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)
     batch = mesh.abstract_batch(devices, task.train[0], rows=rows)
     return Ready(plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)))

@@ -23,6 +23,11 @@ from tfm import shapes
 Numbers = dict[str, np.ndarray]  # name -> R numbers
 OPTIMISER = ("learning_rate", "weight_decay")  # numbers of the optimiser; the others are of the initial values
 
+# FLOPs of a run's step from which on a TPU computes runs one after the other. Eight side by side libtpu 0.0.50 expects
+# (v5e-1) to take 4.4 times one's time with 4e9 FLOPs, and 12, 23 and 11 times with 4e10, 2e11 and 6e11, where tokens
+# no longer stay in the fast memory; one after the other 9.4 times with 4e10.
+LARGE = 1e10
+
 
 class VmappedRuns(NamedTuple):
     """What the runs have in common, and how they are computed."""
@@ -32,6 +37,13 @@ class VmappedRuns(NamedTuple):
     mesh: Mesh
     accumulation: int
     batched: bool  # rows side by side in every operation (vmap), or one after the other in a loop (lax.map)
+
+
+def side_by_side(mesh: Mesh, flops: float) -> bool:
+    """Whether runs are computed side by side, whose steps take so many FLOPs each: where devices share them; else not
+    on a CPU, nor on a TPU for which one is enough."""
+    enough = meshes.backend(mesh) == "tpu" and flops > LARGE
+    return meshes.SEED in mesh.axis_names or (meshes.side_by_side(mesh) and not enough)
 
 
 def over_rows(of: VmappedRuns, function: Callable) -> Callable:

@@ -122,3 +122,11 @@ def test_seeds_take_devices_like_every_other_axis_and_rows_side_by_side_are_for_
     with pytest.raises(errors.UserError, match="mesh.seed = 3 does not fit"):
         mesh.make(seed=3)
     assert not mesh.side_by_side(mesh.make(data=1)) and not mesh.side_by_side(mesh.make(data=2, seed=4))
+
+
+def test_a_tpu_computes_large_runs_one_after_the_other(monkeypatch):
+    one, spread = mesh.make(data=1), mesh.make(data=1, seed=2)
+    for platform, right in (("cpu", [False, False]), ("gpu", [True, True]), ("tpu", [True, False])):
+        monkeypatch.setattr(mesh, "backend", lambda _, platform=platform: platform)
+        assert [vmapped_runs.side_by_side(one, flops) for flops in (4e9, 4e10)] == right
+        assert vmapped_runs.side_by_side(spread, 4e10)
