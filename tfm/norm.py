@@ -84,7 +84,8 @@ def _scale(params: dict, y_BND: jax.Array, dtype: jnp.dtype) -> jax.Array:
     rows = y_BND.size // y_BND.shape[-1], y_BND.shape[-1]
     for name, of in (("gain_D", jnp.multiply), ("shift_D", jnp.add)):
         if name in params:
-            y_BND = of(y_BND, jnp.broadcast_to(params[name], rows).reshape(y_BND.shape))
+            leaf_TD = jnp.broadcast_to(params[name].astype(y_BND.dtype), rows)  # whose gradient is rounded as a sum
+            y_BND = of(y_BND, leaf_TD.reshape(y_BND.shape))
     return y_BND.astype(dtype)
 
 
