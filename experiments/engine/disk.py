@@ -292,4 +292,4 @@ def size(n: float) -> str:
     while n >= 1024 and len(units) > 1:
         n /= 1024
         units.pop(0)
-    return f"{n:,.3g} {units[0]}" if n < 1000 else f"{n:,.0f} {units[0]}"
+    return f"{n:.3g} {units[0]}" if round(n) < 1000 else f"{n:,.0f} {units[0]}"
