@@ -126,10 +126,15 @@ def test_chips_that_gather_are_neighbours_and_compute_beside(name, monkeypatch):
         ring = chips[::2] + chips[::-2]
         options = compilation.for_steps(mesh.make(data=1, fsdp=-1))
         first, second = compilation.BESIDE["fsdp"]
-        assert options == {first: "true", second: "true"} and not compilation.for_steps(mesh.make(data=-1))
-        monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{first}=false")
+        memory = compilation.MEMORY
+        assert (
+            options == memory | {first: "true", second: "true"} and compilation.for_steps(mesh.make(data=-1)) == memory
+        )
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{first}=false --{next(iter(memory))}=65536")
         both = compilation.for_steps(mesh.make(data=1, fsdp=-1, tensor=2))
         assert both == dict.fromkeys((second, *compilation.BESIDE["tensor"]), "true")
+        monkeypatch.setattr(compilation, "MEMORY", {"xla_tpu_flag_of_another_libtpu": "1"})
+        assert not compilation.for_steps(mesh.make(data=-1))
     assert not compilation.for_steps(mesh.make(data=1, fsdp=-1))
     hops = [np.abs(np.subtract(here, there)).sum() for here, there in zip(ring, ring[1:] + ring[:1], strict=True)]
     assert set(hops) == {1} and len(set(map(tuple, ring))) == len(ring)
