@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from experiments.engine import disk, errors
 
@@ -29,20 +29,6 @@ GOOGLE, OTHERS = "0x1ae0", ("0x01", "0x02")  # a vendor, and what else it has in
 SET = {"TPU_SKIP_MDS_QUERY", "TPU_LIBRARY_PATH"}  # by JAX and libtpu themselves as they are imported
 MOST_SIMULATED = 4096  # each has threads of its own
 DESCRIBED = 2**50  # bytes of a device that is only described (--dry_run): none has as many
-# Flags of libtpu (0.0.23, 0.0.50). KiB beside the matrix units for one fusion, twice the usual: 3 % less is estimated for
-# a step of GPT-2's 124 M (v5e-1; with twice as many again, as long as with the usual number).
-MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
-# And for what passes along an axis of the mesh; docs/tpu.md has what they do.
-BESIDE = {
-    "fsdp": (
-        "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions",  # weights pass beside norms: a block begins so
-        "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call",  # and beside the kernels of attention
-    ),
-    "tensor": (  # sums of the backward pass are started, and done beside the products of weights' gradients
-        "xla_enable_async_all_reduce",
-        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
-    ),
-}
 FOLDER = "JAX_COMPILATION_CACHE_DIR"  # JAX's own variable
 simulated: list[int] = []  # not empty: `simulate` was called
 # Chips that are only described (.name, .devices), of which meshes are made: programs for them are not run.
@@ -249,29 +235,6 @@ def for_one_run(mesh: Mesh) -> dict[str, int]:
     the numbers are the same. A level in XLA_FLAGS stays."""
     level, cpu = "xla_backend_optimization_level", mesh.devices.flat[0].platform == "cpu"
     return {level: 1} if cpu and level not in os.environ.get("XLA_FLAGS", "") else {}
-
-
-def for_steps(mesh: Mesh) -> dict[str, str]:
-    """`compiler_options` of jax.jit for training on TPU chips: those that this libtpu knows, of others it would compile
-    nothing. What XLA_FLAGS or LIBTPU_INIT_ARGS say of one stays."""
-    given = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
-    if mesh.devices.flat[0].platform != "tpu":
-        return {}
-    axes = (axis for axis in BESIDE if mesh.shape.get(axis, 1) > 1)
-    flags = MEMORY | {flag: "true" for axis in axes for flag in BESIDE[axis]}
-    return {flag: value for flag, value in flags.items() if flag not in given and _known({flag: value}, mesh)}
-
-
-def _known(options: dict[str, str], mesh: Mesh) -> bool:
-    """Whether the compiler has such options: it is given them with a program of no work."""
-    scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec()))
-    try:
-        jax.jit(lambda x: x, compiler_options=options).lower(scalar).compile()
-    except jax.errors.JaxRuntimeError as error:
-        if "No such compile option" in str(error):
-            return False
-        raise
-    return True
 
 
 class Compiled(dict):

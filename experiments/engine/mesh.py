@@ -20,6 +20,20 @@ DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
 SEED = "seed"  # an axis before these, where several runs are trained side by side (studies/vmapped_runs.py)
 BATCH = (DATA, FSDP)  # the axes over which the examples of a batch are spread
 WHOLE = PartitionSpec()  # every device holds all of it
+# Flags of libtpu (0.0.23, 0.0.50). KiB beside the matrix units for one fusion, twice the usual: 3 % less is estimated
+# for a step of GPT-2's 124 M (v5e-1; with twice as many again, as long as with the usual number).
+MEMORY = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
+# And for what passes along an axis of the mesh; docs/tpu.md has what they do.
+BESIDE = {
+    FSDP: (
+        "xla_tpu_enable_async_collective_fusion_fuse_kloop_fusions",  # weights pass beside norms: a block begins so
+        "xla_tpu_enable_async_collective_fusion_with_mosaic_custom_call",  # and beside the kernels of attention
+    ),
+    TENSOR: (  # sums of the backward pass are started, and done beside the products of weights' gradients
+        "xla_enable_async_all_reduce",
+        "xla_tpu_enable_async_collective_fusion_fuse_all_reduce",
+    ),
+}
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")  # those that can change a number
 
 
@@ -153,6 +167,29 @@ def side_by_side(mesh: Mesh) -> bool:
     if SEED in mesh.axis_names and jax.__version_info__ < (0, 10):  # vmap inside shard_map takes types for wrong
         return False
     return backend(mesh) != "cpu"
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """`compiler_options` of jax.jit for training on TPU chips: those that this libtpu knows, of others it would compile
+    nothing. What XLA_FLAGS or LIBTPU_INIT_ARGS say of one stays."""
+    given = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"))
+    if backend(mesh) != "tpu":
+        return {}
+    axes = (axis for axis in BESIDE if mesh.shape.get(axis, 1) > 1)
+    flags = MEMORY | {flag: "true" for axis in axes for flag in BESIDE[axis]}
+    return {flag: value for flag, value in flags.items() if flag not in given and _known({flag: value}, mesh)}
+
+
+def _known(options: dict[str, str], mesh: Mesh) -> bool:
+    """Whether the compiler has such options: it is given them with a program of no work."""
+    scalar = jax.ShapeDtypeStruct((), np.float32, sharding=replicated(mesh))
+    try:
+        jax.jit(lambda x: x, compiler_options=options).lower(scalar).compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" in str(error):
+            return False
+        raise
+    return True
 
 
 def keys(key: jax.Array, n: int) -> jax.Array:

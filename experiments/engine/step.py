@@ -210,7 +210,7 @@ def one_step(
 
 def update(task: Task, optimiser: Any, rate: Any, mesh: Mesh, **how: Any) -> Callable[..., tuple[State, dict]]:
     """`one_step`, jitted; the old state is donated."""
-    step, options = one_step(task, optimiser, rate, mesh, **how), compilation.for_steps(mesh)
+    step, options = one_step(task, optimiser, rate, mesh, **how), meshes.compiler_options(mesh)
     return jax.jit(step, donate_argnums=0, compiler_options=options)
 
 

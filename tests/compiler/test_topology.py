@@ -124,18 +124,18 @@ def test_chips_that_gather_are_neighbours_and_compute_beside(name, monkeypatch):
     with topology.of(name):
         chips = [chip.coords for chip in mesh.make(data=1, fsdp=-1).devices.flat]
         ring = chips[::2] + chips[::-2]
-        options = compilation.for_steps(mesh.make(data=1, fsdp=-1))
-        first, second = compilation.BESIDE["fsdp"]
-        memory = compilation.MEMORY
+        options = mesh.compiler_options(mesh.make(data=1, fsdp=-1))
+        first, second = mesh.BESIDE["fsdp"]
+        memory = mesh.MEMORY
         assert (
-            options == memory | {first: "true", second: "true"} and compilation.for_steps(mesh.make(data=-1)) == memory
+            options == memory | {first: "true", second: "true"} and mesh.compiler_options(mesh.make(data=-1)) == memory
         )
         monkeypatch.setenv("LIBTPU_INIT_ARGS", f"--{first}=false --{next(iter(memory))}=65536")
-        both = compilation.for_steps(mesh.make(data=1, fsdp=-1, tensor=2))
-        assert both == dict.fromkeys((second, *compilation.BESIDE["tensor"]), "true")
-        monkeypatch.setattr(compilation, "MEMORY", {"xla_tpu_flag_of_another_libtpu": "1"})
-        assert not compilation.for_steps(mesh.make(data=-1))
-    assert not compilation.for_steps(mesh.make(data=1, fsdp=-1))
+        both = mesh.compiler_options(mesh.make(data=1, fsdp=-1, tensor=2))
+        assert both == dict.fromkeys((second, *mesh.BESIDE["tensor"]), "true")
+        monkeypatch.setattr(mesh, "MEMORY", {"xla_tpu_flag_of_another_libtpu": "1"})
+        assert not mesh.compiler_options(mesh.make(data=-1))
+    assert not mesh.compiler_options(mesh.make(data=1, fsdp=-1))
     hops = [np.abs(np.subtract(here, there)).sum() for here, there in zip(ring, ring[1:] + ring[:1], strict=True)]
     assert set(hops) == {1} and len(set(map(tuple, ring))) == len(ring)
 
