@@ -111,7 +111,7 @@ def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, 
         "eval/accuracy",
         "tokens/s",
         "compiling",
-        "attention: blocks\n",
+        "attention: flash, in blocks\n",
         "most frequent",
     ):
         assert said in outcome.out

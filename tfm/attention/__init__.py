@@ -44,10 +44,11 @@ def on(platform: str, dtype: Any, *, shared: bool = False) -> Callable:
 
 def way(compute: Callable, *qkv: jax.Array, scale: float, **call: Any) -> str:
     """What `compute`, one of these, does with such queries, keys and values, and why no kernel does: for a person."""
-    for module, kernel, other in ((splash, "splash kernel (TPU)", "blocks"), (fused, "cuDNN's kernel (GPU)", "XLA")):
+    kernels = (splash, "the splash kernel (TPU)", "in blocks"), (fused, "cuDNN's kernel (GPU)", "by XLA")
+    for module, kernel, other in kernels:
         if compute is module.attention:
             if module is splash and splash.few(*qkv[:2], axis=call.get("axis")):
-                return "all weights at once: few keys"
+                return "flash, all weights at once: few keys"
             reason = module.refused(*qkv, **call)
-            return f"{other}: {reason}" if reason else kernel
-    return "blocks" if compute is flash.attention else "explicit: all weights in memory"
+            return f"flash, {other}: {reason}" if reason else f"flash, {kernel}"
+    return "flash, in blocks" if compute is flash.attention else "explicit, all weights in memory"
