@@ -163,7 +163,7 @@ def test_a_step_is_compiled_and_told(tmp_path):
     )
     for words in shown_all:
         assert words in shown.out
-    assert shown.out.count("attention: all weights at once") == 1
+    assert shown.out.count("attention: flash, all weights at once") == 1
     assert not (tmp_path / "runs").exists()
 
 
