@@ -22,7 +22,7 @@ COMPILED = tempfile.mkdtemp(prefix="tfm-compiled-")
 os.environ["JAX_COMPILATION_CACHE_DIR"] = COMPILED
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
-# Tracing makes many objects that live long: looking for garbage among them took a tenth of the suite's time.
+# Tracing makes many objects that live long: looking for garbage among them took some 5 % of the suite's time.
 gc.set_threshold(20_000, 50, 100)
 HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE), *(str(room) for room in HERE.iterdir() if room.is_dir())]
