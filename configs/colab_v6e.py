@@ -10,14 +10,11 @@ step of 131,072 tokens, 30 % of the peak, 6.4 of 31.2 GiB; nine layers of 1,024 
 Made by `python launch.py --config configs/colab_v6e.py --dry_run --topology=v6e-1`.
 """
 
-from configs import base
+from configs import colab_v5e
 
 
 def get_config():
-    config = base.get_config("language")
-    config.model.update(M=6, D=1280, H=5, G=1, F=3584, norm="rms", mlp="swiglu", bias=False)
-    config.model.update(position="none", relative_position="rotary_halves", compute_dtype="bfloat16", remat="products")
-    config.text.update(tokenizer="gpt2/tokenizer.json", N=2048, tied_output=True)
-    config.optim.update(learning_rate=1e-3, beta2=0.95)
-    config.train.update(steps=1000, batch_size=64, accumulation=16, evaluate_batch=16)
+    config = colab_v5e.get_config()
+    config.model.update(M=6, D=1280, H=5, F=3584)
+    config.train.accumulation = 16
     return config
