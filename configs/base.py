@@ -105,8 +105,8 @@ def common() -> ml_collections.ConfigDict:
     train.batch_size = 64  # examples of a step, over all devices and accumulated parts
     train.growth = []  # larger batches later: [[500, 128], [800, 256]], 128 from 500 steps on, 256 from 800 on
     train.accumulation = 1  # parts a batch is computed in, one after the other; the gradient is that of the whole
-    train.nan = "abort"  # where loss, gradient or new parameters are not finite: abort, or skip the step
-    train.spike = 0.0  # a step whose loss or gradient norm jumps by more standard deviations is skipped (6); 0: none
+    train.nan = "abort"  # where loss or gradient are not finite: abort, skip (the step), skip_spikes (that and steps
+    # whose loss or gradient norm lies more than six standard deviations above those of the last 128)
     train.probe = False  # log with the loss how symmetric and how directional every layer's scores are; a study does
     train.log_every = 10  # steps between lines of metrics.jsonl
     train.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only

@@ -28,7 +28,7 @@ def config() -> dict[str, ConfigDict]:
     study = ConfigDict()
     study.experiment = ""  # whose runs these are: language, vision, synthetic, translation, masked_image
     study.arms = []  # what is compared: [["tied", {"model.score": "tied"}], ...], a name and the settings that differ;
-    # never train.growth, nan, spike or keep_best, which must be as they are here: a run that goes wrong stops alone
+    # never train.growth, nan or keep_best, which must be as they are here: a run that goes wrong stops alone
     study.conditions = []  # written like arms: comparisons beside each other, as on other data; []: a single one
     study.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
     study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own

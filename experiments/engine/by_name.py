@@ -54,6 +54,7 @@ REMOVED = {
     "optim.batch_rule": "the rate stays as it is where train.growth makes batches larger",
     "optim.decay_fraction": "wsd falls over the last fifth of all steps",
     "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",
+    "train.spike": "train.nan = skip_spikes skips what lies six standard deviations above the last 128 steps",
     "train.save_minutes": "a checkpoint is saved every five minutes, and every train.save_every steps",
     "study.reference": "arms are compared with the last one",
     "study.batched": "seeds are side by side with mesh.seed, or on a GPU or TPU",

@@ -128,7 +128,7 @@ class Training:
             if self._in_a_row >= PATIENCE:
                 raise errors.RunError(
                     f"step {n:,}: {PATIENCE} steps in a row have been skipped, so nothing is learnt any more: go back"
-                    " to an earlier checkpoint with a smaller optim.learning_rate, or a larger train.spike"
+                    " to an earlier checkpoint with a smaller optim.learning_rate"
                 )
         loss = None
         if self._due("log", n):

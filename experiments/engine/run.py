@@ -209,8 +209,8 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         raise errors.UserError(f"in a batch, {error}") from error
     config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
     every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
-    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()} | {"train.spike": t.spike})
-    named = {"train.nan": (t.nan, ("abort", "skip")), "resume": (settings.resume, ("latest", "latest_valid"))}
+    config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
+    named = {"train.nan": (t.nan, step.NAN), "resume": (settings.resume, ("latest", "latest_valid"))}
     for key, (name, right) in named.items():
         if name not in right:
             raise errors.UserError(f'unknown {key} "{name}"; the right ones are: {", ".join(right)}')
@@ -230,9 +230,9 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
             "that tell it (tfm/attention/score.py)"
         )
     rate, rule = optimiser(settings)
-    rule = step.remembering(rule) if t.spike else rule
+    rule = step.remembering(rule) if t.nan == "skip_spikes" else rule
     due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if t.probe else None
-    options = {"accumulation": t.accumulation, "nan": t.nan, "spike": t.spike, "probe_due": due}
+    options = {"accumulation": t.accumulation, "nan": t.nan, "probe_due": due}
     return step.Plan(
         task=task,
         mesh=devices,
@@ -244,7 +244,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         seed=settings.seed,
         every=every,
         keep_best=t.keep_best,
-        may_skip=t.nan == "skip" or t.spike > 0,
+        may_skip=t.nan != "abort",
         fall_back=settings.resume == "latest_valid",
     )
 

@@ -24,6 +24,8 @@ LOSS = "loss"
 RUNNING = "running/"  # begins the names of statistics that a parameter follows
 PROBE = "probe/"  # begins the names of what a task's probe finds
 MOMENTUM = 0.9  # of running averages, for each step
+NAN = ("abort", "skip", "skip_spikes")  # what happens to a bad step
+SIGMAS = 6.0  # standard deviations above the mean of the past, from which on a loss or gradient norm is a spike
 PAST = 128  # accepted steps by which a new one is judged
 ENOUGH = 32  # of them before there is a judgement at all: the spread of fewer says little
 OUT_OF_MEMORY = (
@@ -171,7 +173,6 @@ def one_step(
     *,
     accumulation: int,
     nan: str = "abort",
-    spike: float = 0.0,
     probe_due: Callable[[jax.Array], jax.Array] | None = None,
     sharded: Callable = meshes.sharded,
 ) -> Callable[..., tuple[State, dict]]:
@@ -179,8 +180,8 @@ def one_step(
 
     Where loss, gradient norm, learning rate or running statistics are not finite, the state stays as it was.
     nan='abort': then and from then on the metric `alive`, which the next step gets, is False, and nothing changes.
-    nan='skip': the step counts, without an update; spike > 0: so does one that jumps by more sigmas (`is_spike`; the
-    optimiser is `remembering`). The metric `skipped` counts those. What the optimiser makes of finite numbers is not
+    nan='skip': the step counts, without an update; 'skip_spikes': so does one that jumps (`is_spike`; the optimiser is
+    `remembering`). The metric `skipped` counts those. What the optimiser makes of finite numbers is not
     looked at here, a pass over all parameters, but by the next step's loss, and where it is to be saved (replay.py).
     probe_due: after which steps n the metrics have what the task's probe finds.
     """
@@ -195,12 +196,12 @@ def one_step(
             before = [loss, norm, learning_rate, *(numbers[name] for name in sorted(followed))]
             finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in before]))
             alive = (finite if nan == "abort" else True) & jnp.bool_(alive)
-            usual = ~is_spike(state.opt_state.history, loss, norm, spike) if spike else True
+            usual = ~is_spike(state.opt_state.history, loss, norm) if nan == "skip_spikes" else True
             accepted, old = alive & finite & usual, (state.params, state.opt_state)
             new = jax.tree.map(lambda a, b: jnp.where(accepted, a, b), (params, opt_state), old)
         new = state.replace(step=state.step + alive, params=new[0], opt_state=new[1])
         metrics |= {"gradient_norm": norm, "learning_rate": learning_rate, "alive": alive}
-        if spike or nan == "skip":
+        if nan != "abort":
             metrics["skipped"] = new.step - updates_made(new.opt_state)
         new = jax.lax.with_sharding_constraint(new, meshes.shardings(mesh, new, task.layout))  # where they were
         return new, metrics | (probed(task, new, probe_due) if probe_due else {})
@@ -264,8 +265,8 @@ def remembering(optimiser: optax.GradientTransformation) -> optax.GradientTransf
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def is_spike(history: History, loss: jax.Array, norm: jax.Array, sigmas: float) -> jax.Array:
-    """Whether loss or norm lies more than `sigmas` standard deviations above the mean of the history.
+def is_spike(history: History, loss: jax.Array, norm: jax.Array) -> jax.Array:
+    """Whether loss or norm lies more than SIGMAS standard deviations above the mean of the history.
 
     What is small is never a spike, and no step is one before the history holds ENOUGH.
     """
@@ -275,7 +276,7 @@ def is_spike(history: History, loss: jax.Array, norm: jax.Array, sigmas: float) 
     def jumps(new: jax.Array, past_T: jax.Array) -> jax.Array:
         mean = jnp.sum(past_T, where=known_T) / n
         spread = jnp.sqrt(jnp.sum(jnp.square(past_T - mean), where=known_T) / n)
-        return new - mean > sigmas * spread + ROUNDING * jnp.abs(mean)
+        return new - mean > SIGMAS * spread + ROUNDING * jnp.abs(mean)
 
     return (n >= ENOUGH) & (jumps(loss, history.loss_T) | jumps(norm, history.norm_T))
 

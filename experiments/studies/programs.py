@@ -74,9 +74,9 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
             work = by_name.experiment(run.settings.experiment).prepare(run.settings, devices)
             task, t = work.task, run.settings.train
             plan = single.plan(run.settings, task, devices)
-            if t.growth or t.nan != "abort" or t.spike or t.keep_best:
+            if t.growth or t.nan != "abort" or t.keep_best:
                 raise errors.UserError(
-                    "train.growth, nan, spike and keep_best are not for a study: leave them as they are in"
+                    "train.growth, nan and keep_best are not for a study: leave them as they are in"
                     " configs/base.py (a run whose numbers go wrong stops there, and the others go on)"
                 )
             if metric not in (measured := single.measured(task)):

@@ -41,7 +41,7 @@ image.head pooled class_token
 synthetic.task ring previous reachability beats membership nearest
 optim.name adamw muon
 optim.schedule cosine linear constant wsd
-train.nan abort skip
+train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name

@@ -47,7 +47,7 @@ def machine(rate=None, **options):
     """(a function of state, batch number, factor of BAD and `alive`, a function that makes a fresh state)"""
     rate = rate or optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3, final_fraction=0.1)
     optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
-    if options.get("spike"):
+    if options.get("nan") == "skip_spikes":
         optimiser = steps.remembering(optimiser)
     mesh = meshes.make(data=DEVICES)
     compiled = steps.update(TASK, optimiser, rate, mesh, accumulation=1, **options)
@@ -157,32 +157,31 @@ def test_a_spike_is_upward_by_so_many_deviations_of_the_last_steps():
         for factor, spike in ((0.999, False), (1.001, True), (-5, False)):
             new = list(usual)
             new[at] = limits[at] * factor
-            assert bool(steps.is_spike(past, *map(jnp.float32, new), 6.0)) == spike
-    assert not bool(steps.is_spike(past, jnp.float32(np.nan), jnp.float32(100), 6.0))  # that is for train.nan
-    assert bool(steps.is_spike(past, jnp.float32(np.inf), jnp.float32(100), 6.0))
+            assert bool(steps.is_spike(past, *map(jnp.float32, new))) == spike
+    assert bool(steps.is_spike(past, jnp.float32(np.inf), jnp.float32(100)))
 
 
 def test_nothing_is_judged_before_there_is_enough_to_judge_by_and_rounding_is_no_spike():
     for n in (0, 31, 32):
         past = history(([2.0, 2.1] * 16)[:n])
-        assert bool(steps.is_spike(past, jnp.float32(1e6), jnp.float32(1), 6.0)) == (n == steps.ENOUGH)
+        assert bool(steps.is_spike(past, jnp.float32(1e6), jnp.float32(1))) == (n == steps.ENOUGH)
     past = history(np.full(40, 0.5))  # whose mean is exact, and whose spread is 0
-    assert not bool(steps.is_spike(past, jnp.nextafter(jnp.float32(0.5), jnp.float32(1)), jnp.float32(1), 6.0))
-    assert bool(steps.is_spike(past, jnp.float32(0.501), jnp.float32(1), 6.0))
+    assert not bool(steps.is_spike(past, jnp.nextafter(jnp.float32(0.5), jnp.float32(1)), jnp.float32(1)))
+    assert bool(steps.is_spike(past, jnp.float32(0.501), jnp.float32(1)))
 
 
-def test_a_jump_is_skipped_and_leaves_the_history_and_the_rest_alone_and_nan_still_aborts():
-    step, fresh = machine(spike=6.0)
+def test_a_jump_is_skipped_as_nan_is_and_leaves_the_history_and_the_rest_alone():
+    step, fresh = machine(nan="skip_spikes")
     state, n = fresh(), steps.ENOUGH
     for i in range(n):
         state, metrics = step(state, i, 1)
     bad = next(i for i in range(n, n + 20) if BAD in TASK.train[i]["example_B"])
-    for value, skipped in ((1000, 1), (1, 1), (np.nan, 1)):
+    for value, skipped in ((1000, 1), (1, 1), (np.nan, 2)):
         before = numbers(state, ".step")
         state, metrics = step(state, bad, value)
         assert same(before, numbers(state, ".step")) == (value != 1)
-        assert int(metrics["skipped"]) == skipped and bool(metrics["alive"]) == np.isfinite(value)
-    assert int(state.step) == n + 2 and int(state.opt_state.history.count) == n + 1
+        assert int(metrics["skipped"]) == skipped and bool(metrics["alive"])
+    assert int(state.step) == n + 3 and int(state.opt_state.history.count) == n + 1
     losses_T = np.asarray(state.opt_state.history.loss_T)
     assert losses_T.max() < 100 and np.count_nonzero(losses_T) == n + 1
 
@@ -261,15 +260,13 @@ def test_a_run_aborts_with_a_sentence_and_the_state_before_the_step_and_goes_on_
 
 
 def test_a_run_that_may_leave_steps_out_tells_that_it_has_not(run):
-    assert run(train__steps=run.bad, train__spike=6.0)["skipped"] == 0
+    assert run(train__steps=run.bad, train__nan="skip_spikes")["skipped"] == 0
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"train__nan": "stop"}, 'unknown train.nan "stop"; the right ones are: abort, skip'),
-        ({"train__spike": -1.0}, "train.spike must be at least 0"),
-        ({"train__spike": float("inf")}, "train.spike = inf"),
+        ({"train__nan": "stop"}, 'unknown train.nan "stop"; the right ones are: abort, skip, skip_spikes'),
         ({"resume": "newest"}, 'unknown resume "newest"; the right ones are: latest, latest_valid'),
     ],
 )

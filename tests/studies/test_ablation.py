@@ -116,7 +116,7 @@ BAD = {  # what an arm may not be
     'unknown score "tide"': {"model.score": "tide"},
     'unknown config key "image.patch"': {"image.patch": 3},
     "optim.muon_lr_multiplier is set, but this experiment does not use it": {"optim.muon_lr_multiplier": 3.0},
-    "train.growth, nan, spike and keep_best are not for a study": {"train.nan": "skip"},
+    "train.growth, nan and keep_best are not for a study": {"train.nan": "skip"},
     "optim.weight_decay must be at least 0": {"optim.weight_decay": -1.0},
     "model.score_std must be at least 0": {"model.score_std": -1.0},
     "train.probe is the same for a whole study": {"train.probe": True},
