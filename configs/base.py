@@ -69,6 +69,7 @@ def common() -> ml_collections.ConfigDict:
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
     model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     model.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
+    model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
     model.value = "low_rank"  # low_rank, full_rank, identity (value.py)
     model.norm = "token"  # token, token_plain, rms, batch, instance (norm.py)
     model.eps = 1e-5  # inside the root of the norm

@@ -111,7 +111,7 @@ def build(
         """How it is computed on such devices. Maps are made by the way that forms them."""
         compute = explicit.attention if maps else parts.block.attention.compute
         if over.sequence or compute is flash.attention:
-            compute = attention.on(over.platform, dtype, shared=bool(over.sequence))
+            compute = attention.on(over.platform, dtype, shared=bool(over.sequence), cap=m.cap)
         own = parts.block.attention._replace(compute=_told(compute))
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
         # Written out, XLA:CPU would gather the weights of all layers at once, and deep models compile long.
@@ -145,7 +145,7 @@ def _told(compute: Callable) -> Callable:
 
 def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
     """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
-    config.at_least(0, {f"model.{name}": getattr(m, name) for name in ("eps", "dropout", "score_std", "output_std")})
+    config.at_least(0, {f"model.{name}": getattr(m, name) for name in "eps dropout score_std output_std cap".split()})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
     if m.score == "identity_query" and m.D != m.H * m.K:
@@ -165,6 +165,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         scale=by_name.choose("scale", m.scale, score.SCALES),
         H=m.H,
         itself=by_name.choose("diagonal", m.diagonal, DIAGONALS) and getattr(chosen["score"], "itself", True),
+        cap=m.cap,
     )
     order = by_name.choose("block", m.block, block.ORDERS)
     return block.Parts(own, chosen["norm"], chosen["mlp"], order, m.eps, m.dropout, m.score_std)

@@ -64,8 +64,8 @@ def agree(found, expected, tolerance: float = 1e-10) -> None:
 def parts(**changes) -> block.Parts:
     """The parts of a block: GPT-2's, and these, also of its attention."""
     own = dict(score=score.asymmetric, value=value.low_rank, relative_position=relative_position.none, H=H)
-    own |= dict(compute=explicit.attention, scale=score.SCALES["1/sqrt(K)"])
-    attention = heads.Parts(**{name: changes.pop(name, part) for name, part in (own | dict(itself=True)).items()})
+    own |= dict(compute=explicit.attention, scale=score.SCALES["1/sqrt(K)"], itself=True, cap=0.0)
+    attention = heads.Parts(**{name: changes.pop(name, part) for name, part in own.items()})
     return block.Parts(attention, **(dict(norm=norm.token, mlp=mlp.gelu, order=block.pre_norm) | changes))
 
 

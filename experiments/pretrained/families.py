@@ -23,6 +23,7 @@ SETTINGS = {
     "score": ("asymmetric", "symmetric_init", "asymmetric_std"),  # they differ where they begin
     "diagonal": ("keep",),
     "scale": ("1/sqrt(K)",),
+    "cap": (0.0,),
     "value": ("low_rank",),
     "norm": ("token",),
     "mlp": tuple(dict.fromkeys(ACTIVATIONS.values())),

@@ -35,7 +35,7 @@ RUNS = {
     " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
     " optim.schedule=constant",
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
-    " model.window=11 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
+    " model.window=11 model.cap=9 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
     " sample.prompt=A sample.max_new_tokens=20",
     "digits": "image.patch=4 image.shift=1 model.norm=batch model.value=identity model.mlp=two_hidden_relu"
     " model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"

@@ -42,6 +42,7 @@ MODEL = {
     "output_std": [0.0],
     "diagonal": ["exclude"],
     "scale": ["1/sqrt(D)", "1"],
+    "cap": [30.0],
     "value": ["full_rank", "identity"],
     "norm": ["token", "token_plain", "rms", "batch", "instance"],
     "eps": [0.1],
@@ -74,13 +75,12 @@ def keyed(section: str, values: dict) -> dict:
 OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | REFUSED
 FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary_base".split()
 ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"score": ["symmetric_init", "asymmetric_std"]})
+OF_WORDS = ALWAYS | keyed("text", TEXT)
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
-    "gpt2": ALWAYS | keyed("text", TEXT) | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
-    "bert": ALWAYS | keyed("text", TEXT) | {"model.segments": [1]},
+    "gpt2": OF_WORDS | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
+    "bert": OF_WORDS | {"model.segments": [1]},
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
-    "llama": ALWAYS
-    | keyed("text", TEXT)
-    | keyed("model", {"G": [1], "K": [6], "relative_position": ["rotary_halves"]}),
+    "llama": OF_WORDS | keyed("model", {"G": [1], "K": [6], "relative_position": ["rotary_halves"]}),
 }
 
 

@@ -14,10 +14,11 @@
 | splash.py, fused.py                        | flash attention by the kernels of a TPU, and of a GPU                   |
 | nan_guard.py                               | what a mask hides never reaches an average                              |
 
-A way of computing the average is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`;
-one that never forms the weights returns None for A. Common to all: an axis of heads of size one is shared by all heads,
-and one of G keys and values by groups of H/G queries (groups.py); a value that a mask hides never reaches an output,
-even if it is NaN; a query that sees nothing gets zeros, with zero gradient.
+A way of computing the average is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`,
+which is given `cap` too where there is one, and returns None for A if it never forms the weights. Common to all: an
+axis of heads of size one is shared by all heads, and one of G keys and values by groups of H/G queries (groups.py); a
+value that a mask hides never reaches an output, even if it is NaN; a query that sees nothing gets zeros, with zero
+gradient.
 """
 
 from collections.abc import Callable
@@ -34,15 +35,15 @@ from tfm.attention import relative_position, ring, score, score_symmetric, splas
 IMPLEMENTATIONS = {"explicit": explicit.attention, "flash": flash.attention}
 
 
-def on(platform: str, dtype: Any, *, shared: bool = False) -> Callable:
+def on(platform: str, dtype: Any, *, shared: bool = False, cap: float = 0.0) -> Callable:
     """Flash attention by the devices' kernels: splash on a TPU, cuDNN's for 16-bit numbers on a GPU, else ours. shared:
-    of tokens that devices share, which cuDNN does not know."""
-    if platform == "gpu" and not shared and dtype in (jnp.bfloat16, jnp.float16):
+    of tokens that devices share, which cuDNN does not know, as it knows no cap."""
+    if platform == "gpu" and not shared and not cap and dtype in (jnp.bfloat16, jnp.float16):
         return fused.attention
     return splash.attention if platform == "tpu" else flash.attention
 
 
-def way(compute: Callable, *qkv: jax.Array, scale: float, **call: Any) -> str:
+def way(compute: Callable, *qkv: jax.Array, scale: float, cap: float = 0.0, **call: Any) -> str:
     """What `compute`, one of these, does with such queries, keys and values, and why no kernel does: for a person."""
     kernels = (splash, "the splash kernel (TPU)", "in blocks"), (fused, "cuDNN's kernel (GPU)", "by XLA")
     for module, kernel, other in kernels:
@@ -51,4 +52,6 @@ def way(compute: Callable, *qkv: jax.Array, scale: float, **call: Any) -> str:
                 return "flash, all weights at once: few keys"
             reason = module.refused(*qkv, **call)
             return f"flash, {other}: {reason}" if reason else f"flash, {kernel}"
-    return "flash, in blocks" if compute is flash.attention else "explicit, all weights in memory"
+    if compute is not flash.attention:
+        return "explicit, all weights in memory"
+    return "flash, in blocks" + (": logits with a cap are for no other kernel than a TPU's" if cap else "")

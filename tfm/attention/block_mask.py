@@ -1,9 +1,10 @@
 """Tokens in blocks, and what holds between two of them: who may attend to whom, and the bias. A block of queries is a
 dict with the positions `n`, one of keys with `s` and, where blocks were filled up, `real`; N and S are its tokens."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,11 +43,15 @@ def arrays_of(function: Callable | None) -> Callable | None:
     return function if function is None or isinstance(function, Partial) else Partial(function)
 
 
-class Rules(NamedTuple):
-    """Mask and bias, each a function of positions and the arrays it depends on (`arrays_of`), or None."""
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """Mask and bias, each a function of positions and the arrays it depends on (`arrays_of`), or None; and the soft cap
+    of the logits before both (explicit.capped)."""
 
     mask: Partial | None
     bias: Partial | None
+    cap: float = dataclasses.field(metadata={"static": True})
 
     def allowed(self, query: dict, key: dict) -> jax.Array | None:
         """Which queries may attend to which keys: (N, S) or (B, N, S), or None for all."""
@@ -95,13 +100,14 @@ class Rules(NamedTuple):
 
         def block_of(learned: list) -> jax.Array:
             merged = [leaf if one is None else one for one, leaf in zip(learned, leaves, strict=True)]
-            return self._replace(bias=jax.tree.unflatten(tree, merged)).added(query, key) + jnp.zeros_like(dbias)
+            own = dataclasses.replace(self, bias=jax.tree.unflatten(tree, merged))
+            return own.added(query, key) + jnp.zeros_like(dbias)
 
         return jax.vjp(block_of, learned)[1](dbias)[0]
 
     def gradient(self, dlearned: list) -> "Rules":
         """The same as custom_vjp wants them: None for a mask's."""
-        return Rules(None, jax.tree.unflatten(jax.tree.structure(self.bias), dlearned))
+        return Rules(None, jax.tree.unflatten(jax.tree.structure(self.bias), dlearned), self.cap)
 
 
 def each(need_J: jax.Array, step: Callable[[jax.Array, Tree], Tree], carry: Tree, *, every: bool = False) -> Tree:

@@ -49,10 +49,10 @@ def cut(mask, N: int, S: int, *, tables: int, side: int = SIDE, count: int = COU
     return [(slice(0, N), slice(0, S))] if max(N, S) <= ALONE else None
 
 
-def attention(q_BHNK, k_BHSK, v_BHSV, chunks: list[Chunk], *, mask, scale: float, bias=None) -> jax.Array:
+def attention(q_BHNK, k_BHSK, v_BHSV, chunks: list[Chunk], *, mask, scale, cap=0.0, bias=None) -> jax.Array:
     """y_n = sum_s A_{n,s} v_s (E3), the chunks one beside the other; arguments as of explicit.attention."""
     N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
-    rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias))
+    rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias), cap)
     zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, rules))
     n, s_S, narrow = jnp.arange(S - N, S) + zero, jnp.arange(S) + zero, v_BHSV.dtype
     q_BHNK = scale * q_BHNK.astype(wide)

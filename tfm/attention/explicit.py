@@ -7,10 +7,15 @@ from tfm.attention import groups
 from tfm.attention import mask as masks
 
 
-def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float) -> jax.Array:
-    """l_{n,s} = scale * q_n . k_s in float32 or wider (the exponents of E6)."""
+def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float, cap: float = 0.0) -> jax.Array:
+    """l_{n,s} = scale * q_n . k_s in float32 or wider (the exponents of E6), softly capped."""
     wide = jnp.promote_types(q_BHNK.dtype, jnp.float32)
-    return scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=wide)
+    return capped(scale * jnp.matmul(q_BHNK, k_BHSK.swapaxes(-1, -2), preferred_element_type=wide), cap)
+
+
+def capped(l_BHNS: jax.Array, cap: float) -> jax.Array:
+    """cap tanh(l / cap): about l where it is small, never beyond +-cap (Gemma Team 2024, section 2); 0: l as it is."""
+    return cap * jnp.tanh(l_BHNS / cap) if cap else l_BHNS
 
 
 def weights(l_BHNS: jax.Array, allowed: jax.Array | None = None) -> jax.Array:
@@ -33,21 +38,22 @@ def attention(
     *,
     mask: masks.Mask | None,
     scale: float,
+    cap: float = 0.0,
     bias: masks.Bias | None = None,
     n: jax.Array | None = None,
     by_keys: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """y_n = sum_s A_{n,s} v_s (E3) and A: the definition, and the weights to look at.
 
-    mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled logits. n: the
-    positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at 0 .. S-1. by_keys: with
-    logits from k q^T instead of q k^T (kernels.few_queries).
+    mask, bias: functions of positions; bias(n, s_S), (H, N, S) or (B, H, N, S), is added to the scaled logits behind
+    their `cap` (capped). n: the positions of the queries, (N,) or (B, N); None: the last N of the keys', which stand at
+    0 .. S-1. by_keys: with logits from k q^T instead of q k^T (kernels.few_queries).
     """
     if groups.count(q_BHNK, k_BHSK, v_BHSV) > 1:
-        call = {"mask": mask, "scale": scale, "bias": bias, "n": n, "by_keys": by_keys}
+        call = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "by_keys": by_keys}
         return groups.each(attention, q_BHNK, k_BHSK, v_BHSV, **call)
     first, second = (k_BHSK, q_BHNK) if by_keys else (q_BHNK, k_BHSK)
-    l_BHNS = logits(first, second, scale=scale)
+    l_BHNS = logits(first, second, scale=scale, cap=cap)
     l_BHNS = l_BHNS.swapaxes(-1, -2) if by_keys else l_BHNS
     N, S = l_BHNS.shape[-2:]
     n, s_S = jnp.arange(S - N, S) if n is None else n, jnp.arange(S)

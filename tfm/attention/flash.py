@@ -22,7 +22,7 @@ Tree = Any
 
 
 def attention(
-    q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None, queries=None, keys=None, axis=None, of: int = 1
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, queries=None, keys=None, axis=None, of: int = 1
 ) -> tuple[jax.Array, None]:
     """y_n = sum_s A_{n,s} v_s (E3) from at most `queries` x `keys` weights at a time; arguments as of explicit.py.
 
@@ -35,17 +35,17 @@ def attention(
     where n is not (N,), or not as many keys as queries are given. of: groups of heads that are computed at once.
     """
     if (G := groups.count(q_BHNK, k_BHSK, v_BHSV)) > 1:
-        call = {"mask": mask, "scale": scale, "bias": bias, "n": n, "queries": queries, "keys": keys, "axis": axis}
-        return groups.each(attention, q_BHNK, k_BHSK, v_BHSV, of=G, **call)
+        call = {"mask": mask, "scale": scale, "cap": cap, "bias": bias, "n": n, "axis": axis}
+        return groups.each(attention, q_BHNK, k_BHSK, v_BHSV, of=G, queries=queries, keys=keys, **call)
     N, S, wide = q_BHNK.shape[2], k_BHSK.shape[2], jnp.promote_types(q_BHNK.dtype, jnp.float32)
     tables = of * q_BHNK.shape[0] * max(x.shape[1] for x in (q_BHNK, k_BHSK, v_BHSV))
     chunks = chunked.cut(mask, N, S, tables=tables) if (n, queries, keys, axis) == (None,) * 4 else None
     if chunks:
-        return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, bias=bias), None
+        return chunked.attention(q_BHNK, k_BHSK, v_BHSV, chunks, mask=mask, scale=scale, cap=cap, bias=bias), None
     side = next((side for side in SIDES if tables * side**2 <= WEIGHTS), SIDES[-1])
     queries, keys, narrow = block_mask.size(N, queries or side), block_mask.size(S, keys or side), v_BHSV.dtype
     varying = None if axis is None else jax.lax.axis_index(axis)
-    rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias))
+    rules = block_mask.Rules(block_mask.arrays_of(mask), block_mask.arrays_of(bias), cap)
     zero = block_mask.zero((q_BHNK, k_BHSK, v_BHSV, n, varying, rules))
     n, s_S = (x + zero for x in ring.positions(n, N, S, axis))
     # Filled up with the last position, so that what fills up a block is not what makes it needed.

@@ -28,6 +28,7 @@ class Parts(NamedTuple):
     scale: Callable[[int, int], float]  # (K, D) -> the factor on the logits
     H: int  # heads, for relative positions that have no parameter of their own to tell them by
     itself: bool = True  # whether a token attends to itself where it may attend to others too
+    cap: float = 0.0  # which no logit passes; 0: none (explicit.capped)
 
 
 def self_attention(
@@ -101,7 +102,7 @@ def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, 
     around (ring attention). call: mask, n, bias and axis.
     """
     with jax.named_scope("average"):
-        call |= {"scale": parts.scale(q_BHNK.shape[-1], x_BND.shape[-1])}
+        call |= {"scale": parts.scale(q_BHNK.shape[-1], x_BND.shape[-1])} | ({"cap": parts.cap} if parts.cap else {})
         qkv = q_BHNK, attended["k_BHSK"], attended["v_BHSV"]
         if cached:
             plain = functools.partial(nan_guard.guarded(explicit.attention), **call)

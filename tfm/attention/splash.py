@@ -29,7 +29,7 @@ Tree = Any
 
 
 def attention(
-    q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None, axis: str | None = None, interpret: bool = False
+    q_BHNK, k_BHSK, v_BHSV, *, mask, scale, cap=0.0, bias=None, n=None, axis: str | None = None, interpret: bool = False
 ) -> tuple[jax.Array, None]:
     """y_n = sum_s A_{n,s} v_s (E3); arguments as of flash.attention, which computes what the kernel cannot.
 
@@ -38,11 +38,12 @@ def attention(
     """
     call = {"mask": mask, "bias": bias, "n": n, "axis": axis}
     if few(q_BHNK, k_BHSK, axis=axis) and not interpret:
-        return _at_once(q_BHNK, k_BHSK, v_BHSV, mask=mask, scale=scale, bias=bias, n=n), None
+        return _at_once(q_BHNK, k_BHSK, v_BHSV, mask=mask, scale=scale, cap=cap, bias=bias, n=n), None
     if refused(q_BHNK, k_BHSK, v_BHSV, **call, interpret=interpret):
-        return flash.attention(q_BHNK, k_BHSK, v_BHSV, scale=scale, **call)
+        return flash.attention(q_BHNK, k_BHSK, v_BHSV, scale=scale, cap=cap, **call)
+    how = {"cap": cap, "interpret": interpret}
     if axis is not None:
-        return _around(q_BHNK, k_BHSK, v_BHSV, n, axis, mask=mask, scale=scale, interpret=interpret), None
+        return _around(q_BHNK, k_BHSK, v_BHSV, n, axis, mask=mask, scale=scale, **how), None
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     known, valid_BS = masks.known(mask, np.arange(S - N, S), np.arange(S))
     qkv = [_kept(x) for x in _filled(scale, q_BHNK, k_BHSK, v_BHSV)]
@@ -54,7 +55,7 @@ def attention(
         hidden_BS = jnp.pad(~valid_BS, rest, constant_values=True).astype(jnp.int32)
         ids = jnp.zeros_like(hidden_BS, shape=(len(hidden_BS), shown_NS.shape[0])), hidden_BS
     causal = mask is masks.causal and shown_NS.shape == (N, N)  # which the kernel forms by itself
-    make = functools.partial(_kernel, splash.CausalMask((N, N)) if causal else splash.NumpyMask(shown_NS), interpret)
+    make = functools.partial(_kernel, splash.CausalMask((N, N)) if causal else splash.NumpyMask(shown_NS), **how)
     y_BHNV = _average(make, *qkv, ids)[:, :, :N].astype(v_BHSV.dtype)
     if valid_BS is None and known.any(-1).all():
         return y_BHNV, None
@@ -116,7 +117,9 @@ def _kept(x_BHNK: jax.Array) -> jax.Array:
     return checkpoint_name(x_BHNK.swapaxes(2, 3), "attention").swapaxes(2, 3)
 
 
-def _kernel(mask: Any, interpret: bool, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None, *, sums: bool = False) -> Any:
+def _kernel(
+    mask: Any, q_BHNK, k_BGSK, v_BGSV, ids: tuple | None, *, cap: float, interpret: bool, sums: bool = False
+) -> Any:
     """y_BHNV of the kernel, and with `sums` the logarithms of the sums too, (y_BHNV, (lse_BHN,)).
 
     Tokens lie along the lanes where a head's features do not fill these: with GPT-2's there, half would be padding."""
@@ -126,7 +129,7 @@ def _kernel(mask: Any, interpret: bool, q_BHNK, k_BGSK, v_BGSV, ids: tuple | Non
     along = dict.fromkeys(("q_layout", "k_layout", "v_layout"), layout)
     names = [f"block_{name}" for name in "q q_dkv q_dq kv kv_compute kv_dkv kv_dkv_compute kv_dq".split()]
     sizes = splash.BlockSizes(**dict.fromkeys(names[:3], rows), **dict.fromkeys(names[3:], keys), **along)
-    how = {"block_sizes": sizes, "save_residuals": sums, "interpret": interpret}
+    how = {"block_sizes": sizes, "save_residuals": sums, "attn_logits_soft_cap": cap or None, "interpret": interpret}
     kernel = splash.make_splash_mha_single_device(splash.MultiHeadMask([mask] * q_BHNK.shape[1]), **how)
     if ids is None:
         return jax.vmap(kernel)(q_BHNK, k_BGSK, v_BGSV)
@@ -165,7 +168,7 @@ def _backward(make: Callable, back: Callable, dy_BHNV: jax.Array) -> tuple:
 _average.defvjp(_forward, _backward)
 
 
-def _around(q_BHNK, k_BHSK, v_BHSV, n, axis: str, *, mask, scale: float, interpret: bool) -> jax.Array:
+def _around(q_BHNK, k_BHSK, v_BHSV, n, axis: str, *, mask, scale: float, **how: Any) -> jax.Array:
     """y_BHNV where devices share the tokens, at positions n of layout.positions: token a of device i stands at i + P a.
     In each turn (ring.py) the kernel averages the values of one device. With a causal mask token b of device j is seen
     where b <= a for j <= i, else where b < a: two masks that are known."""
@@ -179,7 +182,7 @@ def _around(q_BHNK, k_BHSK, v_BHSV, n, axis: str, *, mask, scale: float, interpr
         valid_BS = jnp.ones((1, N), bool) if valid_BS is None else valid_BS[:, n]
         hidden_BS = jnp.pad(~valid_BS, ((0, 0), (0, size - N)), constant_values=True).astype(jnp.int32)
         hidden_BS = jnp.broadcast_to(hidden_BS, (len(q_BHNK), size)) + block_mask.zero(qkv)
-    make = [functools.partial(_kernel, mask, interpret) for mask in shown]
+    make = [functools.partial(_kernel, mask, **how) for mask in shown]
     key = {"k": qkv[1], "v": qkv[2], "hidden": hidden_BS, "device": jax.lax.axis_index(axis)}
     return _turns(make, axis, qkv[0], key)[:, :, :N].astype(v_BHSV.dtype)
 

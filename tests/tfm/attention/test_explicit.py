@@ -1,11 +1,13 @@
 """Attention as it is defined: weights and averages (E3, E22) against the slow reference."""
 
+import functools
 import itertools
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference
 from cases import B, H, K, N, S
 
@@ -33,20 +35,23 @@ def drawn_qkv(seed: int = 0) -> list[jax.Array]:
     return [cases.normal(seed + i, B, H, length, K) for i, length in enumerate((N, S, S))]
 
 
+@pytest.mark.parametrize("cap", [0.0, 0.9])
 @cases.float64()
-def test_weights_and_averages_equal_the_reference():
+def test_weights_and_averages_equal_the_reference(cap):
     qkv = q_BHNK, k_BHSK, v_BHSK = drawn_qkv()
 
     @jax.jit
     def every(*qkv):
-        found = {name: explicit.attention(*qkv, mask=the_mask, scale=0.3) for name, the_mask in MASKS.items()}
-        return found, explicit.attention(*qkv, mask=MASKS["both"], scale=0.3, by_keys=True)
+        attend = functools.partial(explicit.attention, *qkv, scale=0.3, cap=cap)
+        found = {name: attend(mask=the_mask) for name, the_mask in MASKS.items()}
+        return found, attend(mask=MASKS["both"], by_keys=True)
 
     found, by_keys = jax.device_get(every(*qkv))
     cases.agree(by_keys, found["both"])
     for name, b, h in itertools.product(MASKS, range(B), range(H)):
         y_BHNK, A_BHNS = found[name]
         L = 0.3 * reference.naive_logits(np.asarray(k_BHSK[b, h]).T, np.asarray(q_BHNK[b, h]).T)
+        L = cap * np.tanh(L / cap) if cap else L
         A = reference.attention_matrix(L, paper_allowed(name, b))
         cases.close(A_BHNS[b, h], A.T)
         cases.close(y_BHNK[b, h], reference.weighted_average(np.asarray(v_BHSK[b, h]).T, A).T)

@@ -37,21 +37,21 @@ def parts_of(name: str, **changes) -> heads.Parts:
 
 
 @pytest.mark.parametrize(
-    ("name", "bias", "where", "scale", "features"),
+    ("name", "bias", "where", "scale", "features", "cap"),
     [
-        ("asymmetric", True, "both", "1/sqrt(K)", K),
-        ("asymmetric", False, "causal", "1/sqrt(D)", K),
-        ("tied", True, "padding", "1", K),
-        ("none", True, "none", "1/sqrt(K)", D),
-        ("tied_wide", False, "none", "1/sqrt(K)", 2 * K),
-        ("l2_tied", True, "causal", "1/sqrt(K)", K + 4),
+        ("asymmetric", True, "both", "1/sqrt(K)", K, 0.0),
+        ("asymmetric", False, "causal", "1/sqrt(D)", K, 0.3),
+        ("tied", True, "padding", "1", K, 0.0),
+        ("none", True, "none", "1/sqrt(K)", D, 2.0),
+        ("tied_wide", False, "none", "1/sqrt(K)", 2 * K, 0.0),
+        ("l2_tied", True, "causal", "1/sqrt(K)", K + 4, 0.0),
     ],
 )
 @cases.float64()
-def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bias, where, scale, features):
+def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bias, where, scale, features, cap):
     """Queries of one sequence, keys of another (E26), whose keys and values may be kept from an earlier call."""
     params, x_BND, x_BSD = parameters(name, bias), cases.normal(1, B, N, D), cases.normal(2, B, S, D)
-    run = functools.partial(heads.cross_attention, parts=parts_of(name, scale=score.SCALES[scale]))
+    run = functools.partial(heads.cross_attention, parts=parts_of(name, scale=score.SCALES[scale], cap=cap))
     attend = jax.jit(functools.partial(run, memory=block.Memory(x_BSD, MASKS[where])))
     y_BND, A_BHNS, kept = jax.device_get(attend(params, x_BND))
     p = {leaf: np.asarray(numbers) for leaf, numbers in params["value"].items()}
@@ -59,7 +59,8 @@ def test_tokens_of_another_sequence_are_attended_to_as_in_the_reference(name, bi
         X, A = (translate.columns(x_BSD[b]), translate.columns(x_BND[b])), []
         for h in range(H):
             L = reference.naive_logits(*X) if name == "none" else reference_scores.logits(name, params["score"], *X, h)
-            A += [reference.attention_matrix(reference.scaled(L, scale, K=features, D=D), paper_allowed(where, b))]
+            L = reference.scaled(L, scale, K=features, D=D)
+            A += [reference.attention_matrix(cap * np.tanh(L / cap) if cap else L, paper_allowed(where, b))]
             cases.close(A_BHNS[b, 0 if name == "none" else h], A[h].T)
         Y = reference.low_rank_multi_head(X[0], p["Uo_HDK"], p["Uv_HKD"], A, p.get("bv_HK"), p.get("bo_D"))
         cases.close(y_BND[b], Y.T)
@@ -139,7 +140,7 @@ def test_the_bias_says_where_query_and_key_are_one_token():
 @cases.float64()
 def test_one_token_after_the_other_equals_the_whole_sequence(name):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
-    params, x_BND, made = parameters(name), np.array(cases.normal(1, B, N, D)), parts_of(name)
+    params, x_BND, made = parameters(name), np.array(cases.normal(1, B, N, D)), parts_of(name, cap=0.7)
     run = jax.jit(functools.partial(heads.self_attention, params, parts=made, mask=mask.causal))
     y_BND, _, whole = jax.device_get(run(x_BND))
     cache = jax.tree.map(lambda x: np.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
@@ -204,6 +205,7 @@ def test_the_config_and_the_score_say_who_attends_to_itself():
     def itself(**changes) -> bool:
         return models.block_parts(tiny.settings("vision", **changes).model).attention.itself
 
+    assert models.block_parts(tiny.settings("vision", model__cap=9.0).model).attention.cap == 9
     assert itself() and itself(model__score="tied")
     assert not itself(model__diagonal="exclude") and not itself(model__score="tied_noself")
     assert not itself(model__score="tied_keynorm", model__diagonal="keep")

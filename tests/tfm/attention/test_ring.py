@@ -64,12 +64,12 @@ def dealt(tree: dict, n: np.ndarray) -> dict:
     return {name: x if name == "b_HR" else x[:, :, n] for name, x in tree.items()}
 
 
-def gradients(arrays: dict, n: jax.Array, *, compute, name: str, bias: bool, N: int, over=()) -> tuple[dict, jax.Array]:
+def gradients(arrays, n, *, compute, name: str, bias: bool, N: int, over=(), **cap: float) -> tuple[dict, jax.Array]:
     """The gradients of a number that every finite output moves, summed over the devices, and the outputs."""
 
     def total(arrays: dict) -> tuple[jax.Array, jax.Array]:
         own = offsets(arrays["b_HR"]) if bias else None
-        y_BHNV, _ = compute(*[arrays[x] for x in "qkv"], mask=MASKS[name](N), bias=own, n=n, scale=0.7)
+        y_BHNV, _ = compute(*[arrays[x] for x in "qkv"], mask=MASKS[name](N), bias=own, n=n, scale=0.7, **cap)
         number = jnp.where(jnp.isfinite(y_BHNV), jnp.sin(y_BHNV + jnp.arange(V)), 0).sum()
         return jax.lax.psum(number, over), y_BHNV
 
@@ -89,22 +89,22 @@ def spread(arrays: dict, n: np.ndarray, P: int, **settings) -> jax.stages.Lowere
 
 
 @pytest.mark.parametrize(
-    ("name", "P", "order", "bias", "heads"),
+    ("name", "P", "order", "bias", "heads", "cap"),
     [
-        ("none", 2, contiguous, False, (1, 1, H)),
-        ("prefix", 4, striped, True, (1, 1, 1)),
-        ("padding", 2, mixed, True, (H, H, H)),
-        ("prefix", 8, striped, True, (6, 2, 2)),
+        ("none", 2, contiguous, False, (1, 1, H), 0.0),
+        ("prefix", 4, striped, True, (1, 1, 1), 0.0),
+        ("padding", 2, mixed, True, (H, H, H), 1.3),
+        ("prefix", 8, striped, True, (6, 2, 2), 0.0),
     ],
 )
 @cases.float64()
-def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, heads):
+def test_values_and_gradients_equal_those_of_one_device(name, P, order, bias, heads, cap):
     """Also with NaN behind the mask `padding`, in the key of token 19 and the value of token 20, and in a padding."""
     N, arrays, bad = 11 * P, drawn(11 * P, heads), name == "padding"
     if bad:
         arrays["k"][0, :, 19, 2] = arrays["v"][1, 1, 7, 3] = np.nan
         arrays["k"][1, 1, 7, 3], arrays["v"][0, 1, 20, 2] = np.inf, -np.inf
-    n, settings = order(N, P), dict(name=name, bias=bias, N=N)
+    n, settings = order(N, P), dict(name=name, bias=bias, N=N, cap=cap)
     whole = jax.jit(functools.partial(gradients, compute=EXPLICIT, **settings))
     expected, y_BHNV = jax.device_get(whole(arrays, np.arange(N)))
     found = spread(arrays, n, P, **settings).compile()(dealt(arrays, n), jnp.asarray(n))

@@ -16,13 +16,13 @@ B, H, K, V = 2, 4, 16, 24
 SPLASH = functools.partial(splash.attention, interpret=True)
 VALID_BS = np.arange(130) % 5 < np.array([[3], [0]])  # of the second sequence nothing may be seen
 PREFIX = mask.either(mask.causal, mask.prefix(30))
-CASES = {  # (queries, keys, heads of keys, heads of values, mask)
-    "causal, blocks of 128": (128, 128, H, H, mask.causal),
-    "causal, several blocks": (640, 640, 1, 1, mask.causal),
-    "no mask, tokens that do not fill a block": (65, 65, H, H, None),
-    "later queries, shared keys": (100, 130, 2, 2, mask.causal),
-    "a window": (130, 130, 2, 1, mask.both(mask.causal, mask.window(40))),
-    "padding": (130, 130, 1, 2, mask.both(PREFIX, mask.padding(VALID_BS))),
+CASES = {  # (queries, keys, heads of keys, heads of values, mask, cap)
+    "causal, blocks of 128": (128, 128, H, H, mask.causal, 0.0),
+    "causal, several blocks": (640, 640, 1, 1, mask.causal, 0.0),
+    "no mask, tokens that do not fill a block": (65, 65, H, H, None, 0.9),
+    "later queries, shared keys": (100, 130, 2, 2, mask.causal, 0.0),
+    "a window": (130, 130, 2, 1, mask.both(mask.causal, mask.window(40)), 0.0),
+    "padding": (130, 130, 1, 2, mask.both(PREFIX, mask.padding(VALID_BS)), 0.9),
 }
 
 
@@ -31,11 +31,11 @@ def drawn(N, S, G, J):
     return [np.asarray(cases.normal(i, *shape), np.float32) for i, shape in enumerate(shapes)]
 
 
-def gradients(qkv, *, compute, who):
+def gradients(qkv, *, compute, who, cap=0.0):
     """(y, gradients of a sum over y) of one way."""
 
     def total(*qkv):
-        y_BHNV, _ = compute(*qkv, mask=who, scale=0.3)
+        y_BHNV, _ = compute(*qkv, mask=who, scale=0.3, cap=cap)
         return jnp.sum(jnp.sin(y_BHNV)), y_BHNV
 
     (_, y_BHNV), slopes = jax.value_and_grad(total, argnums=(0, 1, 2), has_aux=True)(*qkv)
@@ -44,11 +44,9 @@ def gradients(qkv, *, compute, who):
 
 @pytest.mark.parametrize("name", CASES)
 def test_averages_and_gradients_are_those_of_the_definition(name):
-    *sizes, who = CASES[name]
-    qkv = drawn(*sizes)
-    found, expected = (
-        jax.jit(functools.partial(gradients, compute=c, who=who))(qkv) for c in (SPLASH, explicit.attention)
-    )
+    *sizes, who, cap = CASES[name]
+    qkv, run = drawn(*sizes), functools.partial(gradients, who=who, cap=cap)
+    found, expected = (jax.jit(functools.partial(run, compute=c))(qkv) for c in (SPLASH, explicit.attention))
     jax.tree.map(lambda a, b: cases.close(a, b, 2e-5), found, expected)
     blind = ~np.asarray(found[0]).any((1, 3))
     assert blind[1].all() == (name == "padding") and not blind[0].any()
@@ -99,7 +97,7 @@ def test_what_has_a_name_is_kept_and_the_kernel_not_started_again(policy):
 @pytest.mark.parametrize(
     ("call", "sizes"),
     [
-        ({"bias": lambda n, s_S: jnp.ones((H, n.size, s_S.size))}, (128, 128, H, H)),
+        ({"bias": lambda n, s_S: jnp.ones((H, n.size, s_S.size)), "cap": 0.9}, (128, 128, H, H)),
         ({"n": jnp.arange(128)}, (128, 128, H, H)),
     ],
 )
@@ -114,13 +112,14 @@ def test_what_a_kernel_cannot_know_is_computed_in_blocks(call, sizes):
 
 def test_of_few_keys_all_weights_are_formed_at_once_and_not_kept():
     qkv, call = drawn(64, 64, H, H), {"mask": mask.padding(jnp.arange(64) < jnp.array([[64], [9]])), "scale": 0.3}
+    call["cap"] = 0.9
 
     def both(way, *qkv):
         y_BHNV, back = jax.vjp(lambda *qkv: way(*qkv, **call)[0], *qkv)
         return (y_BHNV, back(jnp.sin(y_BHNV))), back
 
     (right, kept), (ours, own) = (both(way, *qkv) for way in (explicit.attention, splash.attention))
-    cases.agree(ours, right)
+    cases.agree(ours, right, 1e-6)
     weights = B * H * 64 * 64
     assert [max(x.size for x in jax.tree.leaves(back)) >= weights for back in (kept, own)] == [True, False]
 
@@ -130,6 +129,8 @@ def test_of_few_keys_all_weights_are_formed_at_once_and_not_kept():
     [
         (explicit.attention, {}, "explicit"),
         (flash.attention, {}, "flash, in blocks"),
+        (attention.on("gpu", jnp.bfloat16, cap=30.0), {"cap": 30.0}, "flash, in blocks: logits with a cap are for no"),
+        (splash.attention, {"cap": 30.0}, "flash, the splash kernel (TPU)"),
         (splash.attention, {}, "flash, the splash kernel (TPU)"),
         (splash.attention, {"mask": mask.window(3)}, "flash, the splash kernel (TPU)"),
         (splash.attention, {"bias": jnp.add}, "flash, in blocks: the score has a bias"),
@@ -167,10 +168,10 @@ def test_masks_of_unknown_arrays_are_not_known_but_padding_is():
 
 
 @pytest.mark.parametrize(
-    ("P", "size", "G", "who", "padding"),
-    [(2, 128, 2, mask.causal, False), (4, 65, H, mask.causal, True), (2, 70, 1, None, False)],
+    ("P", "size", "G", "who", "padding", "cap"),
+    [(2, 128, 2, mask.causal, False, 0.0), (4, 65, H, mask.causal, True, 0.9), (2, 70, 1, None, False, 0.0)],
 )
-def test_devices_that_share_tokens_start_a_kernel_in_each_turn(P, size, G, who, padding):
+def test_devices_that_share_tokens_start_a_kernel_in_each_turn(P, size, G, who, padding, cap):
     """The tokens dealt out like cards; of the second sequence nothing may be seen where there is padding."""
     N, axis = P * size, "sequence"
     if padding:
@@ -179,12 +180,12 @@ def test_devices_that_share_tokens_start_a_kernel_in_each_turn(P, size, G, who, 
     mesh, tokens = jax.make_mesh((P,), (axis,), axis_types=(jax.sharding.AxisType.Auto,)), Spec(None, None, axis)
 
     def total(n, *qkv):
-        y_BHNV, _ = SPLASH(*qkv, mask=who, scale=0.3, n=n, axis=axis)
+        y_BHNV, _ = SPLASH(*qkv, mask=who, scale=0.3, cap=cap, n=n, axis=axis)
         return jax.lax.psum(jnp.sum(jnp.sin(y_BHNV)), axis), y_BHNV
 
     sharded = jax.shard_map(total, mesh=mesh, in_specs=(Spec(axis), *[tokens] * 3), out_specs=(Spec(), tokens))
     run = jax.jit(jax.value_and_grad(sharded, argnums=(1, 2, 3), has_aux=True))
     (_, y_BHNV), slopes = run(n, *[x[:, :, n] for x in qkv])
-    expected = jax.jit(functools.partial(gradients, compute=explicit.attention, who=who))(qkv)
+    expected = jax.jit(functools.partial(gradients, compute=explicit.attention, who=who, cap=cap))(qkv)
     back = np.argsort(n)
     jax.tree.map(lambda a, b: cases.close(a[:, :, back], b, 2e-5), (y_BHNV, slopes), expected)
