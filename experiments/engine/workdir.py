@@ -27,6 +27,7 @@ MAY_CHANGE = tuple(
     "resume device study. mesh. train.steps train.probe train.log_every train.evaluate_every train.evaluate_batch "
     "train.save_every train.keep_best train.nan".split()
 )
+REMEMBERS = "skip_spikes"  # the value of train.nan whose checkpoints hold a history: none changes to it or from it
 LOCK = "lock"
 SOURCES = "source"  # the folder of the user's own code
 LARGEST_SOURCE = 2**20  # bytes of a file of it
@@ -122,9 +123,10 @@ def enter(
         if saved.exists():
             before = json.loads(disk.read_text(saved))
             old, now = dict(defaults or {}) | configs.flat(before["config"]), configs.flat(config)
-            changed = sorted(k for k in old | now if old.get(k) != now.get(k) and not may_change(k))
+            differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
+            changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
             if changed:
-                values = ", ".join(f"{k} ({old.get(k)!r} -> {now.get(k)!r})" for k in changed)
+                values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
                 right = ", ".join(key + "*" if key.endswith(".") else key for key in MAY_CHANGE)
                 what = f"{folder} holds a run with another config"
                 raise errors.UserError(f"{what}, and resuming may not change {values}; what may: {right}")

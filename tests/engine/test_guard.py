@@ -250,7 +250,9 @@ def test_a_run_aborts_with_a_sentence_and_the_state_before_the_step_and_goes_on_
         assert [file.name for file in (folder / "checkpoints").iterdir()] == [str(bad)]
     assert [row["step"] for row in log.read(folder)] == list(range(1, bad + 1))
     assert not (folder / "summary.json").exists()
-    # train.nan may change on resume: the run goes on from there, and counts the step that it leaves out.
+    with pytest.raises(errors.UserError, match=r"not change train.nan \('abort' -> 'skip_spikes'\)"):
+        run(train__nan="skip_spikes")
+    # skip may follow on abort: the run goes on from there, and counts the step that it leaves out.
     for steps_more in (1, 3):
         summary = run(train__nan="skip", train__steps=bad + steps_more)
         assert summary["skipped"] == 1 and summary["steps"] == bad + steps_more
