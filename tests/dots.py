@@ -6,6 +6,7 @@ import os
 
 import jax
 import jax.numpy as jnp
+import pytest
 import tiny
 from ml_collections import ConfigDict
 
@@ -103,3 +104,15 @@ def resumed(folder):
     """The result of the same command, after which nothing is left to do."""
     assert launched(folder).code == 0
     return result(folder)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick():
+    with tiny.without_figures():
+        yield
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """(sha256 of the last parameters, rows of the log) of a run that nothing disturbed"""
+    return resumed(tmp_path_factory.mktemp("unbroken"))

@@ -15,7 +15,7 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import batches, by_name, compilation, config, step
+from experiments.engine import batches, by_name, compilation, config, optim, step
 from experiments.engine import config_file as files
 from experiments.engine import run as runs
 from tfm import loss
@@ -122,6 +122,12 @@ def drawn(task: step.Task) -> dict:
 
 
 D, C = 5, 3  # of the linear task
+
+
+def adamw():
+    """A schedule, and AdamW with it."""
+    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1)
+    return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
 
 
 def linear_task(*, n=61, n_evaluation=29, batch=16, evaluate_batch=8, seed=0, growth=()) -> step.Task:

@@ -5,27 +5,16 @@ import signal
 
 import dots
 import pytest
-import tiny
 
 from experiments.engine import batches, errors, log, loop
 from experiments.engine import step as steps
 from experiments.engine.checkpoint import Checkpoints
 
+quick, unbroken = dots.quick, dots.unbroken
+
 
 class Killed(BaseException):
     """The process has ended."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with tiny.without_figures():
-        yield
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """(sha256 of the last parameters, rows of the log) of a run that nothing disturbed"""
-    return dots.resumed(tmp_path_factory.mktemp("unbroken"))
 
 
 def test_the_clock_saves(tmp_path, monkeypatch):

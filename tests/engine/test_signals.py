@@ -18,12 +18,7 @@ from experiments.engine import errors, signals
 from experiments.engine import step as steps
 
 STEPS = [(signal.SIGINT, 4), (signal.SIGTERM, 6)]  # 4: an evaluation too; 6: the last
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick():
-    with tiny.without_figures():
-        yield
+quick, unbroken = dots.quick, dots.unbroken
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +36,6 @@ def stopped(folder, number, step, *more):
     assert dots.saved(folder) == [step] and not (folder / "run" / "summary.json").exists()
     assert outcome.err.startswith(f"stopped after step {step}, which is saved in {folder / 'run'}; go on with: python ")
     return outcome.err
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """(sha256 of the last parameters, rows of the log) of a run that nothing disturbed"""
-    return dots.resumed(tmp_path_factory.mktemp("unbroken"))
 
 
 class Left(BaseException):

@@ -9,7 +9,6 @@ import pytest
 import tiny
 
 from experiments.engine import mesh as meshes
-from experiments.engine import optim
 from experiments.engine import step as training
 
 EIGHT = 8
@@ -20,15 +19,9 @@ def mesh(n):
     return meshes.make(data=n)
 
 
-def adamw():
-    """A schedule, and AdamW with it."""
-    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1)
-    return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
-
-
 def trained(*, devices, seed):
     """The losses and the last state of a few steps of the linear task."""
-    task, (rate, optimiser) = tiny.linear_task(seed=seed), adamw()
+    task, (rate, optimiser) = tiny.linear_task(seed=seed), tiny.adamw()
     state = training.initial_state(task, optimiser, seed=seed, mesh=mesh(devices))
     step = training.update(task, optimiser, rate, mesh(devices), accumulation=1)
     losses = []
@@ -54,7 +47,7 @@ def close(one, other, rtol=1e-5, atol=1e-6):
 
 
 def test_the_initial_values_are_those_of_the_task_or_given_by_their_paths():
-    task, (_, optimiser) = tiny.linear_task(), adamw()
+    task, (_, optimiser) = tiny.linear_task(), tiny.adamw()
     given = {"b_C": np.arange(3.0), "there/is_none": np.ones(1)}
     for params, bias in ((None, np.zeros(3)), (given, given["b_C"])):
         state = training.initial_state(task, optimiser, seed=3, mesh=mesh(EIGHT), params=params)
@@ -79,7 +72,7 @@ def test_running_averages_follow_the_statistics_of_the_batches():
         return answer | training.running({"running": {"norm": {"mean_D": now}}})
 
     task = tiny.linear_task()._replace(loss_and_metrics=loss_and_metrics)
-    rate, optimiser = adamw()
+    rate, optimiser = tiny.adamw()
     params = tiny.linear_task().init(jax.random.key(0)) | {"norm": {"mean_D": jnp.ones(tiny.D)}}
     state = training.State(jnp.int32(0), params, optimiser.init(params), jax.random.key(0))
     state = jax.device_put(state, meshes.replicated(mesh(EIGHT)))
@@ -149,7 +142,7 @@ def test_evaluation_is_exact(devices, size):
 
 
 def test_the_state_is_whole_on_every_device_and_donated_and_metrics_tell_the_norm_before_clipping():
-    task, (rate, optimiser) = tiny.linear_task(), adamw()
+    task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
     old = training.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))
     expected, means = plain(task)(old.params, task.train[0])
     step = training.update(task, optimiser, rate, mesh(EIGHT), accumulation=1)
@@ -171,7 +164,7 @@ def test_the_random_key_of_a_step_depends_on_seed_and_step():
         return {"loss": (params["G_CD"].sum(), jnp.sum(batch["weight_B"])), "draw": (draw, jnp.float32(1))}
 
     task = tiny.linear_task()._replace(loss_and_metrics=loss_and_metrics)
-    rate, optimiser = adamw()
+    rate, optimiser = tiny.adamw()
     step = training.update(task, optimiser, rate, mesh(1), accumulation=1)
     draws = []
     for seed in (0, 1):

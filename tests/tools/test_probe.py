@@ -11,7 +11,7 @@ import reference_symmetry as reference
 import tiny
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, log, loop, optim
+from experiments.engine import checkpoint, errors, log, loop
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -59,12 +59,6 @@ def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
 # The step.
 
 
-def adamw():
-    """A schedule, and AdamW with it."""
-    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1)
-    return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
-
-
 def counted(mesh, **options):
     """(metrics, calls): metrics of six steps of the linear task, and after how many the probe was computed."""
     calls = []
@@ -73,7 +67,7 @@ def counted(mesh, **options):
         jax.debug.callback(lambda: calls.append(1))
         return {"size": jnp.sum(jnp.square(params["G_CD"]))}
 
-    task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), adamw()
+    task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), tiny.adamw()
     state, metrics = steps.initial_state(task, optimiser, seed=0, mesh=mesh), []
     step = steps.update(task, optimiser, rate, mesh, **options)
     for i in range(6):
@@ -162,7 +156,7 @@ def test_a_run_without_a_form_refuses_to_look_at_it():
 def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
     with jax.debug_nans(True):
         mesh = meshes.make(data=1)
-        task, (rate, optimiser) = tiny.linear_task(), adamw()
+        task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
         task = task._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]})
         state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
         step = steps.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
