@@ -24,8 +24,7 @@ Numbers = dict[str, np.ndarray]  # name -> R numbers
 OPTIMISER = ("learning_rate", "weight_decay")  # numbers of the optimiser; the others are of the initial values
 
 # FLOPs of a run's step from which on a TPU computes runs one after the other. Eight side by side libtpu 0.0.50 expects
-# (v5e-1) to take 4.5 times one's time with 4e9 FLOPs, and 12, 23 and 11 times with 4e10, 2e11 and 6e11, where tokens
-# no longer stay in the fast memory; one after the other 9.4 times with 4e10.
+# to take 4.5 times one's time with 4e9 FLOPs (v5e-1), and 12 times with 4e10, which no longer stay in the fast memory.
 LARGE = 1e10
 
 
@@ -129,7 +128,7 @@ def step(of: VmappedRuns) -> Callable[..., tuple[steps.State, dict]]:
         places = shardings(of, new), jax.tree.map(lambda _: meshes.replicated(of.mesh), metrics)
         return jax.lax.with_sharding_constraint((new, metrics), places)  # the state where it was
 
-    return jax.jit(rows, donate_argnums=0)
+    return jax.jit(rows, donate_argnums=0, compiler_options=meshes.compiler_options(of.mesh))
 
 
 def held_out(of: VmappedRuns) -> Callable[[Any, dict], steps.Ratios]:

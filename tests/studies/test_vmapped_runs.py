@@ -130,3 +130,11 @@ def test_a_tpu_computes_large_runs_one_after_the_other(monkeypatch):
         monkeypatch.setattr(mesh, "backend", lambda _, platform=platform: platform)
         assert [vmapped_runs.side_by_side(one, flops) for flops in (4e9, 4e10)] == right
         assert vmapped_runs.side_by_side(spread, 4e10)
+
+
+def test_runs_together_are_compiled_with_the_options_of_their_mesh(monkeypatch):
+    of = vmapped_runs.VmappedRuns(TASKS[3], functools.partial(optimiser, 0.1, 0.1), mesh.make(data=1), 1, True)
+    state, batch = vmapped_runs.initial_state(of, [3], {}), mesh.place_rows(of.mesh, [TASKS[3].train[0]])
+    monkeypatch.setattr(mesh, "compiler_options", lambda _: {"none_such": "1"})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        vmapped_runs.step(of)(state, batch, np.array([True]), {})
