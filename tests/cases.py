@@ -12,6 +12,8 @@ from tfm import block, embed, head, mlp, norm, position, transformer
 from tfm.attention import explicit, heads, relative_position, score, value
 
 B, M, H, N, S, K, D, F, W, C = 2, 3, 5, 7, 11, 13, 17, 19, 23, 29
+ANY_N = np.array([9, 2, 5, 2, 0, 31, 7])  # N positions in no order, one of them twice
+ANY_BN = np.stack([ANY_N, (3 * ANY_N + 1) % 37])
 SCORES = {"none": score.none, "tied": score.tied, "asymmetric": score.asymmetric}
 NORMS = {"token": norm.token, "token_plain": norm.token_plain}
 MLPS = {"relu": mlp.relu, "gelu": mlp.gelu}

@@ -68,17 +68,8 @@ def sharded(function: Callable, mesh: Mesh, *, in_specs: Any, out_specs: Any = m
         rows_out = jax.tree.map(of_rows, out_specs, is_leaf=meshes.is_spec)
 
         def local(*arguments: Any) -> Any:
-            if meshes.side_by_side(mesh):
-                return jax.vmap(function, in_axes=jax.tree.map(lambda row: 0 if row else None, has_rows))(*arguments)
-            leaves, tree = jax.tree.flatten(arguments)
-            rows = jax.tree.leaves(tuple(has_rows))
-            shared = [None if row else leaf for leaf, row in zip(leaves, rows, strict=True)]
-
-            def run(own: list[jax.Array]) -> Any:
-                of_run = iter(own)
-                return function(*tree.unflatten([next(of_run) if leaf is None else leaf for leaf in shared]))
-
-            return jax.lax.map(run, [leaf for leaf, row in zip(leaves, rows, strict=True) if row])
+            run = function if meshes.side_by_side(mesh) else jax.custom_batching.sequential_vmap(function)
+            return jax.vmap(run, in_axes=jax.tree.map(lambda row: 0 if row else None, has_rows))(*arguments)
 
         made = meshes.sharded(local, mesh, in_specs=rows_in, out_specs=rows_out)(*arguments)
         return made, jax.tree.map(lambda _: True, made)
@@ -103,8 +94,7 @@ def initial_state(of: VmappedRuns, seeds: Sequence[int], numbers: Numbers, *, ab
     places = shardings(of, shape)
     if abstract:
         return jax.tree.map(lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shape, places)
-    options = compilation.for_one_run(of.mesh)
-    return jax.jit(make, out_shardings=places, compiler_options=options)(keys_R, initial)
+    return jax.jit(make, out_shardings=places, compiler_options=compilation.for_one_run(of.mesh))(keys_R, initial)
 
 
 def shardings(of: VmappedRuns, rows: Any) -> Any:

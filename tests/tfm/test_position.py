@@ -8,14 +8,12 @@ import pytest
 import reference
 import reference_positions as slow
 import translate
-from cases import B, D, N
+from cases import ANY_BN, ANY_N, B, D, N
 
 from experiments.engine import by_name
 from tfm import position, shapes
 
 POSITIONS = by_name.candidates(position)
-ANY_N = np.array([9, 2, 5, 2, 0, 31, 7])  # N positions in no order, one of them twice
-ANY_BN = np.stack([ANY_N, (3 * ANY_N + 1) % 37])
 
 
 @pytest.mark.parametrize("d", [D, 16, 2, 1])

@@ -17,7 +17,7 @@ from tfm import layout as layouts
 from tfm.attention import explicit, flash, heads, mask, nan_guard, relative_position, score, value
 
 BLOCKS = functools.partial(flash.attention, queries=4, keys=3)
-WAYS = attention.IMPLEMENTATIONS | {"flash": BLOCKS, "chunked": flash.attention}
+WAYS, PLATFORM = attention.IMPLEMENTATIONS | {"flash": BLOCKS, "chunked": flash.attention}, {"chunked": "tpu"}
 BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
 PLACES = {"key": (1,), "value": (2,), "both": (1, 2)}
 # Key 7 of sequence 1 is hidden from the first queries, and what is padding from all.
@@ -39,8 +39,7 @@ def averages_and_gradients(qkv: list) -> dict:
     seeing_BN = jnp.stack([x[:, s] for x, s in zip(cases.dense(MASK, N=N, S=S), (5, 7), strict=True)])
 
     def loss(qkv: list, way: str) -> tuple:
-        platform = "tpu" if way == "chunked" else ""  # which looks for bad keys in another way
-        y_BHNK, A_BHNS = nan_guard.guarded(WAYS[way], platform=platform)(*qkv, mask=MASK, scale=0.5)
+        y_BHNK, A_BHNS = nan_guard.guarded(WAYS[way], platform=PLATFORM.get(way, ""))(*qkv, mask=MASK, scale=0.5)
         return jnp.where(seeing_BN[:, None, :, None], 0.0, jnp.sin(y_BHNK)).sum(), (y_BHNK, A_BHNS)
 
     return {way: jax.grad(loss, has_aux=True)(qkv, way) for way in WAYS}

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import reference_positions as slow
 import translate
-from cases import B, D, H, K, N, S
+from cases import ANY_BN, ANY_N, B, D, H, K, N, S
 
 from tfm import shapes
 from tfm.attention import explicit, relative_position, score
 
 EVEN = 14  # features of a head that can be turned
-ANY_N = np.array([9, 2, 5, 2, 0, 31, 7])  # N positions in no order, one of them twice
-ANY_BN = np.stack([ANY_N, (3 * ANY_N + 1) % 37])
 WIDE = np.array([0, 1, 7, 8, 11, 12, 90, 91, 127, 128, 129, 500])  # around the borders of the buckets
 ROTARY = {"rotary": relative_position.rotary, "rotary_halves": relative_position.rotary_halves}
 BIASES = {name: getattr(relative_position, name) for name in ("relative", "buckets", "alibi")}
