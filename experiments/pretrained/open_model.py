@@ -159,7 +159,8 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
             facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
         if kind == "image":
             facts |= {"C": params["head"]["G_CD"].shape[0], "answer": config["image"]["head"]}
-        return Trained(folder, kind, params, config["model"], facts, {}, "", trust)
+        fields = {"cap": 0.0, **config["model"]}  # which runs of older versions have not
+        return Trained(folder, kind, params, fields, facts, {}, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
 

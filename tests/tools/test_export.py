@@ -343,7 +343,7 @@ def test_a_run_of_an_earlier_version_is_opened(tmp_path):
     """Its config says how it was computed in words that are no longer there."""
     file = published.run(tmp_path / "run", "language", **RUNS["gpt2"]) / "config.json"
     config = json.loads(file.read_text())["config"]
-    config["model"] |= {"remat": False, "attention": "fused", "unroll": config["model"].pop("G")}
+    config["model"] |= {"remat": False, "attention": "fused", "unroll": [config["model"].pop(x) for x in ("G", "cap")]}
     file.write_text(json.dumps({"config": config}))
     model = open_model.open(str(file.parent))
     assert (model.fields.remat, model.fields.attention, model.fields.G) == ("none", "flash", model.fields.H)
