@@ -32,7 +32,7 @@ def float64() -> Iterator[None]:
 
 def normal(seed: int, *shape: int, std: float = 1.0) -> jax.Array:
     """Normal numbers in the precision of the moment."""
-    return jax.numpy.asarray(std * np.random.default_rng(seed).standard_normal(shape))
+    return jax.device_put(std * np.random.default_rng(seed).standard_normal(shape))  # asarray compiles a program
 
 
 def drawn(init: Callable[[jax.Array], dict], seed: int = 0, std: float = 0.3) -> dict:
@@ -43,7 +43,7 @@ def drawn(init: Callable[[jax.Array], dict], seed: int = 0, std: float = 0.3) ->
 
 def wide(tree):
     """The tree in 64 bits; inside `float64` only. (JAX draws other random numbers there, so nothing is drawn again.)"""
-    return jax.tree.map(lambda leaf: jax.numpy.asarray(leaf, np.float64), tree)
+    return jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf, np.float64)), tree)
 
 
 def score_params(name: str, bias: bool) -> dict:
@@ -105,9 +105,9 @@ def model(
 
 def words(seed: int = 0, *, n: int = N, b: int = B) -> jax.Array:
     """Random words w_BN."""
-    return jax.numpy.asarray(np.random.default_rng(seed).integers(0, W, (b, n)))
+    return jax.device_put(np.random.default_rng(seed).integers(0, W, (b, n)))
 
 
 def dense(mask: Callable, *, N: int, S: int) -> jax.Array:
     """The whole mask for N queries, the last of S keys."""
-    return mask(jax.numpy.arange(S - N, S), jax.numpy.arange(S))
+    return mask(np.arange(S - N, S), np.arange(S))

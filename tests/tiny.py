@@ -118,7 +118,7 @@ def drawn(task: step.Task) -> dict:
     """Parameters of the task's tree, all of them normal numbers, biases and gains too; its `init` is not compiled."""
     rng = np.random.default_rng(0)
     tree = jax.eval_shape(task.init, jax.random.key(0))
-    return jax.tree.map(lambda leaf: jnp.asarray(0.3 * rng.standard_normal(leaf.shape), leaf.dtype), tree)
+    return jax.tree.map(lambda leaf: jax.device_put((0.3 * rng.standard_normal(leaf.shape)).astype(leaf.dtype)), tree)
 
 
 D, C = 5, 3  # of the linear task

@@ -26,10 +26,7 @@ class Killed(BaseException):
 # On any mesh
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [("1", "8"), ("8", "2x2x2"), ("2x2x2", "1"), ("8", "8 whole")],
-)
+@pytest.mark.parametrize(("before", "after"), [("1", "8"), ("8", "2x2x2"), ("2x2x2", "1"), ("8", "8 whole")])
 def test_a_state_comes_back_on_any_mesh(tmp_path, before, after):
     assert resumed(tmp_path) is None
     saved(tmp_path, layout=before)

@@ -28,6 +28,7 @@ from tfm import layout as layouts
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {"train__evaluate_batch": 16, "model__H": 4, "model__M": 1}
+FEW = {"model__bias": False, "model__norm": "rms", "model__mlp": "relu"}  # parameters, which are soon compiled
 KINDS = {  # what each room has beside the usual: every sum over devices is in one of the first three
     "masked_image": (
         "masked_image",
@@ -41,7 +42,7 @@ KINDS = {  # what each room has beside the usual: every sum over devices is in o
         | {"model__relative_position": "relative", "model__mlp": "two_hidden_gelu", "model__value": "full_rank"}
         | {"model__remat": "none"},
     ),
-    "pairs": ("translation", {"pairs__N": 8, "pairs__vocabulary": 300, "model__relative_position": "rotary"}),
+    "pairs": ("translation", {"pairs__N": 8, "pairs__vocabulary": 300, "model__relative_position": "rotary"} | FEW),
     "masked": ("language", {"text__objective": "masked"}),
     "vision": ("vision", {"image__patch": 2, "image__shift": 1}),
 }
@@ -59,10 +60,8 @@ def task_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     (folder / "text.txt").write_bytes(tiny.TEXT)
     (folder / "pairs.txt").write_text("".join(f"one {i} two\tuno {i} dos\n" for i in range(200)))
-    common = {
-        "language": {"text__N": 8, "text__source": str(folder / "text.txt")},
-        "translation": {"pairs__source": str(folder / "pairs.txt")},
-    }
+    common = {"language": {"text__N": 8, "text__source": str(folder / "text.txt")}}
+    common |= {"translation": {"pairs__source": str(folder / "pairs.txt")}}
 
     def task_of(experiment, mesh, **changes):
         settings = tiny.settings(experiment, **SMALL | common.get(experiment, {}) | changes)

@@ -38,7 +38,7 @@ def expected(name, step):
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
 def test_a_schedule_is_its_formula(name):
     at = np.array([0, 1, 19, WARMUP - 1, WARMUP, WARMUP + 1, 120, 159, 160, 161, 175, STEPS - 1, STEPS])
-    np.testing.assert_allclose(jax.vmap(rate(name))(at), [expected(name, step) for step in at], rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(jax.vmap(rate(name)))(at), [expected(name, step) for step in at], rtol=1e-5)
     assert float(rate(name, warmup_steps=0)(0)) == pytest.approx(PEAK)
     assert float(rate(name, warmup_steps=1)(0)) == pytest.approx(PEAK)
 
@@ -72,10 +72,15 @@ def test_decay_is_for_matrices_only():
 
 def taken(optimiser, params, gradients):
     """The parameters after a step for each gradient."""
-    state, step = optimiser.init(params), jax.jit(optimiser.update)
+    state = jax.jit(optimiser.init)(params)
+
+    @jax.jit
+    def step(gradient, state, params):
+        updates, state = optimiser.update(gradient, state, params)
+        return jax.tree.map(jnp.add, params, updates), state
+
     for gradient in gradients:
-        updates, state = step(gradient, state, params)
-        params = jax.tree.map(jnp.add, params, updates)
+        params, state = step(gradient, state, params)
     return params
 
 
@@ -138,7 +143,7 @@ def drawn(seed, names=ALL, sizes=SIZES):
         node = tree
         for part in parents:
             node = node.setdefault(part, {})
-        node[last] = jnp.asarray(rng.standard_normal([sizes[letter] for letter in shapes.letters(name)]), jnp.float32)
+        node[last] = jax.device_put(np.float32(rng.standard_normal([sizes[letter] for letter in shapes.letters(name)])))
     return tree
 
 
@@ -235,10 +240,7 @@ def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps
         ({"name": "os:path"}, 'unknown optimiser "os:path": an optimiser is named, and cannot be imported'),
         ({"name": "muon", "momentum": 1.0}, "optim.momentum must be less than 1, and 1.0 is not"),
         ({"name": "muon", "momentum": -0.1}, "optim.momentum must be at least 0, and -0.1 is not"),
-        (
-            {"name": "muon", "muon_lr_multiplier": -1.0},
-            "optim.muon_lr_multiplier must be at least 0, and -1.0 is not",
-        ),
+        ({"name": "muon", "muon_lr_multiplier": -1.0}, "optim.muon_lr_multiplier must be at least 0, and -1.0 is not"),
     ],
 )
 def test_what_cannot_be(changes, sentence):

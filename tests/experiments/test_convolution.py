@@ -11,6 +11,8 @@ from cases import B, D, N
 from experiments import convolution
 from experiments.engine import errors
 
+APPLY = jax.jit(convolution.apply)
+
 
 def drawn(heads: int) -> tuple[np.ndarray, np.ndarray]:
     """x_BND and kernel_HD."""
@@ -23,7 +25,7 @@ def test_the_constructed_layer_is_the_convolution(heads):
     """Four ways to the same numbers: attention, sliding windows, numpy.convolve and loops."""
     x_BND, kernel_HD = drawn(heads)
     params = convolution.constructed(kernel_HD, N=N)
-    y_BND, A_BHNS = convolution.apply(params, x_BND)
+    y_BND, A_BHNS = jax.device_get(APPLY(params, x_BND))
     cases.close(y_BND, convolution.convolved_by_numpy(x_BND, kernel_HD), 1e-13)
     cases.close(convolution.convolved(x_BND, kernel_HD), y_BND, 1e-6)
     assert convolution.convolved(x_BND, kernel_HD).dtype == np.float32
@@ -50,7 +52,7 @@ def test_the_weights_follow_from_positions_alone():
     params = convolution.init(jax.random.key(0), H=3, K=1, D=D, N=N)
     assert not params["relative_position"]["b_HR"].any() and params["score"] == {}
     params["relative_position"]["b_HR"] = cases.normal(4, 3, 2 * N - 1)
-    one, other = (convolution.apply(params, cases.normal(seed, 1, N, D)) for seed in (1, 2))
+    one, other = (APPLY(params, cases.normal(seed, 1, N, D)) for seed in (1, 2))
     np.testing.assert_array_equal(one[1], other[1])
     assert not np.allclose(one[0], other[0])
 
@@ -62,12 +64,13 @@ def test_the_task_and_what_is_shown(tmp_path):
     assert numbers["constructed/largest_difference"] < 1e-6 < 1 < numbers["constructed/largest_value"]
     assert f"numpy.convolve by at most {numbers['constructed/largest_difference']:.1e}" in out
     task, params = work.task, tiny.drawn(work.task)
-    x_BND, A_HNS = task.evaluation[0]["x_BND"], np.asarray(convolution.apply(params, task.evaluation[0]["x_BND"])[1][0])
+    x_BND, A_HNS = task.evaluation[0]["x_BND"], np.asarray(APPLY(params, task.evaluation[0]["x_BND"])[1][0])
     kernel_HD = np.random.default_rng(0).standard_normal((5, 8)) / np.sqrt(5)
     wrong = np.abs(convolution.learned_kernel(params, A_HNS) - kernel_HD).max()
     assert numbers["learned/largest_kernel_error"] == pytest.approx(wrong, rel=1e-4)
     cases.close(task.evaluation[0]["target_BND"], convolution.convolved_by_numpy(x_BND, kernel_HD), 1e-5)
-    every = [task.loss_and_metrics(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
+    measure = jax.jit(task.loss_and_metrics)
+    every = [measure(params, task.evaluation[i], None) for i in range(len(task.evaluation))]
     loss, explained = (np.sum([one[name] for one in every], axis=0) for name in ("loss", "explained"))
     assert explained[0] / explained[1] == pytest.approx(1 - loss[0] / loss[1] / task.baseline["loss"], rel=1e-4)
 

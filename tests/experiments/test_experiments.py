@@ -101,20 +101,11 @@ def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, 
     assert summary["commit"] == json.loads((folder / "config.json").read_text())["commit"]
     assert summary["eval/loss"] > 0 and 0 <= summary["eval/accuracy"] <= 1 and 0 < summary["baseline/accuracy"] < 1
     drawn = list((folder / "figures").iterdir())
-    assert {file.name for file in drawn} == {"loss.png", "attention.png"} and all(
-        str(file) in outcome.out for file in drawn
-    )
-    for said in (
-        "total",
-        "FLOP per step",
-        "eval/loss",
-        "eval/accuracy",
-        "tokens/s",
-        "compiling",
-        "attention: flash, in blocks\n",
-        "most frequent",
-    ):
+    assert {file.name for file in drawn} == {"loss.png", "attention.png"}
+    assert all(str(file) in outcome.out for file in drawn)
+    for said in ("total", "FLOP per step", "tokens/s", "compiling", "attention: flash, in blocks\n", "most frequent"):
         assert said in outcome.out
+    assert "eval/loss" in outcome.out and "eval/accuracy" in outcome.out
     assert (folder / "checkpoints" / "60").is_dir()
     rows = log.read(folder)
     assert max(row["step"] for row in rows) == 60 and all(math.isfinite(x) for row in rows for x in row.values())
@@ -169,10 +160,8 @@ def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):
     work, files, _ = tiny.shown(settings_of("idx", tmp_path), tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.stem for file in files] == ["loss", "predictions", "confusion", "attention"]
     assert work.task.baseline == {"accuracy": pytest.approx(11 / 23)} and "data.json" in work.files
-    wrong_B, logits_BC = (
-        given["label_B"] != given["predicted_B"],
-        work.apply(tiny.drawn(work.task), work.task.evaluation[0]),
-    )
+    wrong_B = given["label_B"] != given["predicted_B"]
+    logits_BC = jax.jit(work.apply)(tiny.drawn(work.task), work.task.evaluation[0])
     assert 0 < wrong_B.sum() < 23 and (np.diff(wrong_B.astype(int)) <= 0).all()  # these first
     assert f"; {wrong_B.sum()} of 23 test images wrong" in given["title"]
     assert sorted(given["predicted_B"]) == sorted(np.argmax(logits_BC, -1)[:23])

@@ -18,7 +18,8 @@ RUNS = {
     "ring": ("synthetic", {"synthetic.task": "ring", "synthetic.N": 4}, 60, 0.5),
     "convolution": ("convolution", {"model.H": 5, "optim.learning_rate": 0.1}, 60, 0.5),
 }
-FEW = {"model.bias": False, "model.norm": "rms", "model.mlp": "relu"}  # parameters, which are soon compiled
+FEW = {"model.norm": "rms", "model.mlp": "relu"}  # parameters, which are soon compiled
+FEW |= {"model.bias": False, "model.attention": "explicit"}
 
 
 @pytest.mark.parametrize("name", RUNS)

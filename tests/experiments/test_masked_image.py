@@ -1,5 +1,6 @@
 """Image-to-image prediction (E26): which patches are hidden, the task they make, and what is shown of it."""
 
+import jax
 import numpy as np
 import pytest
 import tiny
@@ -72,12 +73,10 @@ def test_the_task_its_baseline_and_what_is_shown(tmp_path, monkeypatch):
     assert task.baseline == {"loss": pytest.approx(wrong / (hidden_BN.sum() * 2 * 2 * 3), rel=1e-5)}
     assert task.tokens_per_example == 6 and hidden_BN.sum(1).tolist() == [4] * 5
     np.testing.assert_allclose(batch["image_BYXZ"][:5] * std_Z + mean_Z, held_out_BYXZ, atol=1e-5)
-    found = {
-        name: float(total / count)
-        for name, (total, count) in task.loss_and_metrics(tiny.drawn(task), batch, None).items()
-    }
+    measured = jax.jit(task.loss_and_metrics)(tiny.drawn(task), batch, None)
+    found = {name: float(total / count) for name, (total, count) in measured.items()}
     assert found["explained"] == pytest.approx(1 - found["loss"] / task.baseline["loss"], rel=1e-4)
-    v_BNP = np.asarray(work.apply(tiny.drawn(task), batch))[:5]
+    v_BNP = np.asarray(jax.jit(work.apply)(tiny.drawn(task), batch))[:5]
     prediction_BYXZ = v_BNP.reshape(5, 2, 3, 2, 2, 3).swapaxes(2, 3).reshape(5, 4, 6, 3) * std_Z + mean_Z
     np.testing.assert_allclose(given["prediction_BYXZ"], prediction_BYXZ, rtol=1e-4, atol=1e-4)
     assert "4 of 6 patches hidden" in given["title"] and "explains 46 %" in given["title"]

@@ -23,8 +23,14 @@ def test_masked_patches_and_pixels_equal_the_reference():
     image_BYXZ, hidden_BN = cases.normal(0, 2, 6, 9, 5), HIDDEN_BN[:, :6]
     params = cases.drawn(lambda key: embed.masked_patches.init(key, P=45, D=D))
     out = cases.drawn(lambda key: head.pixels.init(key, P=P, D=D))
-    x_BND = embed.masked_patches.apply(params, {"v_BNP": embed.cut(image_BYXZ, size=3), "hidden_BN": hidden_BN})
-    v_BNP = head.pixels.apply(out, x_BND)
+
+    @jax.jit
+    def both(image_BYXZ):
+        inputs = {"v_BNP": embed.cut(image_BYXZ, size=3), "hidden_BN": hidden_BN}
+        x_BND = embed.masked_patches.apply(params, inputs)
+        return x_BND, head.pixels.apply(out, x_BND)
+
+    x_BND, v_BNP = jax.device_get(both(image_BYXZ))
     for b in range(2):
         X = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 3)
         X = X + np.asarray(params["b_D"])[:, None]
@@ -35,15 +41,14 @@ def test_masked_patches_and_pixels_equal_the_reference():
 
 @cases.float64()
 def test_squared_error_equals_the_reference_whatever_stands_where_nothing_is_asked():
-    prediction_BNP, target_BNP = cases.normal(0, B, N, P), cases.normal(1, B, N, P)
-    shown_BN1 = ~HIDDEN_BN[..., None]
-    prediction_BNP, target_BNP = (jnp.where(shown_BN1, jnp.nan, v) for v in (prediction_BNP, target_BNP))
+    shown_BN1, error = ~HIDDEN_BN[..., None], jax.jit(loss.squared_error)
+    prediction_BNP, target_BNP = (np.where(shown_BN1, np.nan, cases.normal(i, B, N, P)) for i in (0, 1))
     for b in range(B):
         guess, truth = (np.asarray(v_BNP[b]).T for v_BNP in (prediction_BNP, target_BNP))
-        total, count = loss.squared_error(prediction_BNP[b : b + 1], target_BNP[b : b + 1], HIDDEN_BN[b : b + 1] * 1.0)
+        total, count = error(prediction_BNP[b : b + 1], target_BNP[b : b + 1], HIDDEN_BN[b : b + 1] * 1.0)
         assert count == HIDDEN_BN[b].sum() * P
         cases.close(total / count, reference_image.mean_squared_error(guess, truth, HIDDEN_BN[b]))
-    grads_BNP = jax.grad(lambda v: loss.squared_error(v, target_BNP, HIDDEN_BN * 1.0)[0])(prediction_BNP)
+    grads_BNP = jax.jit(jax.grad(lambda v: loss.squared_error(v, target_BNP, HIDDEN_BN * 1.0)[0]))(prediction_BNP)
     cases.close(grads_BNP, np.where(shown_BN1, 0, 2 * (prediction_BNP - target_BNP)))
 
 

@@ -102,10 +102,7 @@ def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
         ("def config(): return {}", "own_line.py has no prepare"),
         ("def config(): return {'line': {'slope': None}}\nprepare = 1", "line.slope = None is none of bool, int"),
         ("def config(): return {'train': {'slope': 1}}\nprepare = 1", 'a section "train", which is there already'),
-        (
-            "from configs.base import errors\ndef config(): raise errors.UserError('x')\nprepare = 1",
-            "error: x\n",
-        ),
+        ("from configs.base import errors\ndef config(): raise errors.UserError('x')\nprepare = 1", "error: x\n"),
         ("def config(): return 1 / 0\nprepare = 1", "own_line.py, line 1: ZeroDivisionError"),
         ("import nothing_of_this_name", "own_line.py, line 1: ModuleNotFoundError"),
     ],

@@ -165,12 +165,8 @@ def test_a_study_sees_where_arms_begin_with_other_values(seen):
 def test_any_other_initial_value_is_seen_and_a_scale_is_not():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, 4, 7)).astype(np.float32)
-    others = {
-        "last": x.copy(),
-        "moved": np.roll(x, finished.SUMS),
-        "turned": x[:, ::-1],
-        "drawn": rng.standard_normal(x.shape),
-    }
+    others = {"last": x.copy(), "moved": np.roll(x, finished.SUMS)}
+    others |= {"turned": x[:, ::-1], "drawn": rng.standard_normal(x.shape)}
     others["last"][-1, -1, -1] += 0.01
     scaled = {"same": x, "twice": 2 * x, "minus": -0.3 * x, "zero": 0 * x, "rounded": x * np.float32(1 + 1e-6) + 1e-7}
     sketch = {name: finished.sketches({"U_HKD": y[None]})[0] for name, y in (others | scaled).items()}

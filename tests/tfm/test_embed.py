@@ -104,12 +104,13 @@ def test_heads_equal_the_reference_and_their_logits_are_float32(name):
     variant, sizes = getattr(head, name), {"W": W} if "word" in name else {"C": C}
     with cases.float64():
         params, x_BND = cases.drawn(lambda key: variant.init(key, D=D, **sizes)), cases.normal(1, B, N, D)
-        logits = variant.apply(params, x_BND)
+        apply = jax.jit(variant.apply)
+        logits = apply(params, x_BND)
         for b in range(B):
             slow = np.asarray(HEADS[name](translate.columns(x_BND[b]), *map(np.asarray, params.values())))
             asked = ~np.isnan(slow)
             cases.close(translate.log_probabilities(logits)[b][asked], np.log(slow[asked]))
-    narrow = variant.apply(*jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (params, x_BND)))
+    narrow = apply(*jax.tree.map(lambda leaf: np.asarray(leaf, jnp.bfloat16), (params, x_BND)))
     assert narrow.dtype == jnp.float32
     cases.close(narrow, logits, 2e-2)
 
@@ -122,7 +123,7 @@ def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_word():
     params, x_BND = cases.drawn(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
     G_WD, own = params["head"].pop("G_WD"), params["head"]["transform"]
     for tree in (params | {"embed": {"E_WD": G_WD}}, {"head": params["head"] | {"G_WD": G_WD}}):
-        logits = transformer.logits(tree, x_BND, parts=parts)
+        logits = jax.jit(functools.partial(transformer.logits, parts=parts))(tree, x_BND)
         for b in range(B):
             X = reference.affine(np.asarray(own["W_DD"]), translate.columns(x_BND[b]), np.asarray(own["b_D"]))
             X = translate.norm(own["norm"], np.vectorize(reference.gelu)(X), eps=0.1)

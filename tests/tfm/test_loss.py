@@ -14,19 +14,19 @@ from tfm import loss
 @cases.float64()
 def test_cross_entropy_equals_the_reference():
     """In nats, over what is asked for only; a target there may be anything, and so may its logits."""
-    logits, target_BN = cases.normal(0, B, N, W, std=3.0), cases.words(1)
-    weight_BN = jnp.asarray(np.random.default_rng(2).integers(0, 3, (B, N)) / 2.0)
+    logits, target_BN = jax.device_get((cases.normal(0, B, N, W, std=3.0), cases.words(1)))
+    weight_BN = np.random.default_rng(2).integers(0, 3, (B, N)) / 2.0
     assert (weight_BN == 0).any() and (weight_BN == 0.5).any()
     slow = 0.0
     for b in range(B):
-        p = [reference.softmax(np.asarray(row)) for row in logits[b]]
-        slow += reference.cross_entropy(p, np.asarray(target_BN[b]), np.asarray(weight_BN[b]))
-    dirty, anything = jnp.where(weight_BN[..., None] == 0, jnp.nan, logits), jnp.where(weight_BN == 0, W + 5, target_BN)
+        slow += reference.cross_entropy([reference.softmax(row) for row in logits[b]], target_BN[b], weight_BN[b])
+    dirty, anything = np.where(weight_BN[..., None] == 0, np.nan, logits), np.where(weight_BN == 0, W + 5, target_BN)
+    cross_entropy = jax.jit(loss.cross_entropy)
     for given in ((logits, target_BN), (dirty, anything)):
-        total, count = loss.cross_entropy(*given, weight_BN)
+        total, count = cross_entropy(*given, weight_BN)
         cases.close(total, slow)
         cases.close(count, float(weight_BN.sum()))
-    assert loss.cross_entropy(logits, target_BN, jnp.zeros((B, N))) == (0, 0)
+    assert cross_entropy(logits, target_BN, 0 * weight_BN) == (0, 0)
 
 
 def test_cross_entropy_has_no_gradient_where_nothing_is_asked():
@@ -39,12 +39,13 @@ def test_cross_entropy_has_no_gradient_where_nothing_is_asked():
 
 def test_losses_of_large_and_of_bfloat16_logits_are_float32():
     """Of equal logits it is the logarithm of their number, however large they are."""
-    total, count = loss.cross_entropy(jnp.full((3, 5), 1000.0), jnp.arange(3), jnp.ones(3))
+    cross_entropy = jax.jit(loss.cross_entropy)
+    total, count = cross_entropy(np.full((3, 5), 1000.0), np.arange(3), np.ones(3))
     assert float(total / count) == pytest.approx(np.log(5), abs=1e-4)
     logits, target_BN, weight_BN = cases.normal(0, B, N, W).astype(jnp.bfloat16), cases.words(1), jnp.ones((B, N))
-    total, _ = loss.cross_entropy(logits, target_BN, weight_BN)
+    total, _ = cross_entropy(logits, target_BN, weight_BN)
     assert total.dtype == jnp.float32
-    cases.close(total, loss.cross_entropy(logits.astype(jnp.float32), target_BN, weight_BN)[0], 1e-6)
+    cases.close(total, cross_entropy(logits.astype(jnp.float32), target_BN, weight_BN)[0], 1e-6)
 
 
 def test_accuracy_by_hand():

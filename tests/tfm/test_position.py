@@ -19,8 +19,10 @@ POSITIONS = by_name.candidates(position)
 @pytest.mark.parametrize("d", [D, 16, 2, 1])
 @cases.float64()
 def test_sinusoids_equal_the_reference(d):
-    cases.close(position.sinusoids(jnp.arange(101), d), reference.sinusoids(d, 101).T, 1e-12)
-    cases.close(position.sinusoids(ANY_BN, d)[1], slow.sinusoid_columns(d, ANY_BN[1]).T, 1e-12)
+    both = jax.jit(lambda: [position.sinusoids(n, d) for n in (jnp.arange(101), ANY_BN)])
+    p_ND, p_BND = jax.device_get(both())
+    cases.close(p_ND, reference.sinusoids(d, 101).T, 1e-12)
+    cases.close(p_BND[1], slow.sinusoid_columns(d, ANY_BN[1]).T, 1e-12)
 
 
 def test_sinusoids_by_hand():
@@ -67,10 +69,10 @@ def test_more_tokens_than_learned_positions_are_refused_and_one_beyond_is_nan(na
 def test_positions_keep_the_dtype_and_do_not_round_the_angle(name):
     """In bfloat16, 1001 would be 1000, and its sine off by 0.3; only the code itself is rounded, to 2^-8."""
     params = cases.drawn(lambda key: POSITIONS[name].init(key, N=1002, D=D))
-    n, x_BND = jnp.array([1001]), jnp.zeros((1, 1, D))
-    narrow = POSITIONS[name].apply(*jax.tree.map(lambda p: p.astype(jnp.bfloat16), (params, x_BND)), n)
+    n, x_BND, apply = np.array([1001]), np.zeros((1, 1, D), np.float32), jax.jit(POSITIONS[name].apply)
+    narrow = apply(*jax.tree.map(lambda p: np.asarray(p, jnp.bfloat16), (params, x_BND)), n)
     assert narrow.dtype == jnp.bfloat16
-    cases.close(narrow.astype(jnp.float32), POSITIONS[name].apply(params, x_BND, n), 0.02)
+    cases.close(np.float32(narrow), apply(params, x_BND, n), 0.02)
 
 
 def test_initial_positions():

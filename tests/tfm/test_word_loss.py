@@ -49,29 +49,35 @@ def gradient(of, params, x_BND, asked):
     return jax.jit(jax.grad(sums, has_aux=True))((params, x_BND), asked.target_BN, asked.weight_BN)
 
 
-@pytest.mark.parametrize("few", [False, True])
 @cases.float64()
-def test_loss_and_gradient_in_chunks_equal_the_reference_and_those_of_all_at_once(few, chunks):
+def test_loss_and_gradient_in_chunks_equal_the_reference_and_those_of_all_at_once(chunks):
     """Whatever stands where nothing is asked; there the gradient is zero. On a CPU, and elsewhere."""
-    for bias, platform in ((True, "tpu"), (True, "cpu"), (False, "tpu")):
-        in_chunks = functools.partial(word_loss.measures, layout=layout.Layout(platform=platform))
-        given = *drawn(bias=bias), asked(few)
-        dirty = jnp.where(given[-1].weight_BN[..., None] > 0, given[1], jnp.nan)
-        (d_params, dx_BND), found = gradient(in_chunks, given[0], dirty, given[2])
-        cases.agree(((d_params, dx_BND), found), gradient(at_once, *given))
-        np.testing.assert_array_equal(np.asarray(dx_BND).any(-1), given[-1].weight_BN > 0)
+    for bias, ways in ((True, [("tpu", False), ("cpu", True)]), (False, [("tpu", True)])):
+        given = *drawn(bias=bias), asked()
+        expected, shown_BN = gradient(at_once, *given), np.asarray(given[-1].weight_BN) > 0
+        dirty = np.where(shown_BN[..., None], given[1], np.nan)
+        for platform, few in ways:
+            in_chunks = functools.partial(word_loss.measures, layout=layout.Layout(platform=platform))
+            (d_params, dx_BND), found = gradient(in_chunks, given[0], dirty, given[2]._replace(few=few))
+            cases.agree(((d_params, dx_BND), found), expected)
+            np.testing.assert_array_equal(np.asarray(dx_BND).any(-1), shown_BN)
     slow = 0.0
-    for x_ND, target_N, weight_N in zip(given[1], *given[2][:2], strict=True):
-        p = [reference.softmax(row) for row in np.asarray(x_ND @ given[0]["G_WD"].T)]
-        slow += reference.cross_entropy(p, np.where(weight_N > 0, target_N, 0), np.asarray(weight_N))
-    cases.close(word_loss.measures(given[0], dirty, given[2])["loss"][0], slow)
+    for x_ND, target_N, weight_N in zip(*jax.device_get((given[1], *given[2][:2])), strict=True):
+        p = [reference.softmax(row) for row in x_ND @ np.asarray(given[0]["G_WD"]).T]
+        slow += reference.cross_entropy(p, np.where(weight_N > 0, target_N, 0), weight_N)
+    cases.close(found["loss"][0], slow)
 
 
 def test_of_equal_logits_the_first_is_the_answer_in_chunks_too(chunks):
-    params = {"G_WD": jnp.zeros((W, D)), "b_W": jnp.zeros(W).at[5].set(2.0).at[7].set(2.0).at[11].set(1.0)}
-    for target, right in ((5, 14), (7, 0), (11, 0)):
+    b_W = np.float32(2 * np.isin(np.arange(W), (5, 7)) + (np.arange(W) == 11))
+
+    @jax.jit
+    def accuracy(target):
         every = word_loss.Asked(jnp.full((B, N), target), jnp.ones((B, N)))
-        assert word_loss.measures(params, jnp.ones((B, N, D)), every)["accuracy"] == (right, 14)
+        return word_loss.measures({"G_WD": jnp.zeros((W, D)), "b_W": b_W}, jnp.ones((B, N, D)), every)["accuracy"]
+
+    for target, right in ((5, 14), (7, 0), (11, 0)):
+        assert accuracy(target) == (right, 14)
 
 
 def test_nothing_asked_is_a_loss_of_nothing(chunks):
@@ -84,7 +90,7 @@ def test_nothing_asked_is_a_loss_of_nothing(chunks):
 def test_large_logits_and_narrow_products(chunks):
     """Sums are float32 whatever the products are, and gradients of the parameters' and tokens' own dtype."""
     large = {"G_WD": jnp.full((W, D), 1000.0 / D)}, jnp.ones((B, N, D))
-    total, count = word_loss.measures(*large, asked(weight_BN=jnp.ones((B, N))))["loss"]
+    total, count = jax.jit(lambda: word_loss.measures(*large, asked(weight_BN=jnp.ones((B, N))))["loss"])()
     assert float(total / count) == pytest.approx(np.log(W), abs=1e-3)
     params, x_BND = drawn(std=0.2)
     narrow = {"G_WD": params["G_WD"].astype(jnp.bfloat16), "b_W": params["b_W"]}, x_BND.astype(jnp.bfloat16)
@@ -123,8 +129,5 @@ def test_few_logits_are_made_at_once(monkeypatch):
     """As by loss.py, to the last bit: small runs stay what they were."""
     given, weight = drawn(), asked()
     monkeypatch.setattr(word_loss, "FROM", B * N * W + 1)
-    found, expected = (
-        str(jax.make_jaxpr(lambda *arrays, of=of: gradient(of, *arrays, weight))(*given))
-        for of in (word_loss.measures, at_once)
-    )
-    assert found == expected
+    makes = [lambda *arrays, of=of: gradient(of, *arrays, weight) for of in (word_loss.measures, at_once)]
+    assert len({str(jax.make_jaxpr(make)(*given)) for make in makes}) == 1

@@ -94,11 +94,7 @@ def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
 # ------------------------------------------------------------------------------------------------- not to themselves
 
 WORD_BS = np.arange(N) < np.array([[N], [1]])  # the second sequence is one word and paddings
-NEAR = {
-    "none": None,
-    "window of one": mask.window(1),
-    "causal padding": mask.both(mask.causal, mask.padding(WORD_BS)),
-}
+NEAR = {"none": None, "window of one": mask.window(1), "causal padding": mask.both(mask.causal, mask.padding(WORD_BS))}
 
 
 @pytest.mark.parametrize(("name", "variant"), [("tied_noself", "none"), ("asymmetric", "alibi")])
@@ -111,11 +107,8 @@ def test_weights_are_those_of_the_other_tokens(name, variant):
     n, other = np.arange(N)[None, :], np.arange(N)[:, None]
     for where, A_BHNN in zip(NEAR, jax.device_get(every()), strict=True):
         for b, h in [(0, 0), (1, 2)]:
-            seen = {
-                "none": other >= 0,
-                "window of one": other == n,
-                "causal padding": (other <= n) & WORD_BS[b][:, None],
-            }
+            seen = {"none": other >= 0, "window of one": other == n}
+            seen |= {"causal padding": (other <= n) & WORD_BS[b][:, None]}
             allowed = reference_scores.without_itself(np.broadcast_to(seen[where], (N, N)))
             X = np.asarray(x_BND[b]).T
             L = reference.scaled(reference_scores.logits(name, params["score"], X, X, h), "1/sqrt(K)", K=K, D=D)
@@ -171,7 +164,7 @@ SHARED = {"tied_signed": "none", "pairwise": "relative"}  # scores, and their re
 @cases.float64()
 def test_devices_that_share_features_heads_and_tokens_compute_what_one_does():
     """Eight: two for the sequences and the features of the weights, two for the heads, two for the tokens."""
-    mesh, dealt = meshes.make(fsdp=2, tensor=2, sequence=2), jnp.array([0, 2, 4, 6, 1, 3, 5, 7])
+    mesh, dealt = meshes.make(fsdp=2, tensor=2, sequence=2), np.array([0, 2, 4, 6, 1, 3, 5, 7])
     params, x_BND = {name: parameters(name, H=4, K=3, D=12) for name in SHARED}, cases.normal(1, 2, 8, 12)
     params["pairwise"]["relative_position"] = {"b_HR": cases.normal(3, 4, 15)}
     over = meshes.layout(mesh)

@@ -29,9 +29,7 @@ each_rotary, each_bias = pytest.mark.parametrize("name", ROTARY), pytest.mark.pa
 @cases.float64()
 def test_rotary_equals_the_reference(name):
     halves = name == "rotary_halves"
-    both = q_BHNK, k_BHNK = jax.device_get(
-        (cases.normal(1, B, H, N, EVEN), cases.normal(2, B, 1, N, EVEN))
-    )  # shared keys
+    q_BHNK, k_BHNK = both = jax.device_get([cases.normal(i, B, heads, N, EVEN) for i, heads in ((1, H), (2, 1))])
     for base, n in ((1e4, ANY_BN), (5e5, ANY_N)):
         variant = ROTARY[name] if base == 1e4 else relative_position.rotary_of(base, halves=halves)
         turned = jax.device_get(jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n))
@@ -45,12 +43,12 @@ def test_rotary_equals_the_reference(name):
 def test_rotary_logits_depend_on_the_difference_of_positions_only():
     q_BHNK, k_BHNK = (jnp.broadcast_to(cases.normal(i, B, H, 1, EVEN), (B, H, N, EVEN)) for i in (1, 2))
 
+    @jax.jit
     def logits(n):
-        turned = relative_position.rotary.rotate({}, q_BHNK, k_BHNK, n)
-        return np.asarray(explicit.logits(*turned, scale=1.0))
+        return explicit.logits(*relative_position.rotary.rotate({}, q_BHNK, k_BHNK, n), scale=1.0)
 
-    l_BHNS = logits(jnp.arange(N))
-    cases.close(logits(jnp.arange(N) + 1000), l_BHNS)
+    l_BHNS = np.asarray(logits(np.arange(N)))
+    cases.close(logits(np.arange(N) + 1000), l_BHNS)
     for offset in range(1 - N, N):
         along = np.diagonal(l_BHNS, offset, axis1=2, axis2=3)
         cases.close(along, np.broadcast_to(along[..., :1], along.shape))
@@ -100,11 +98,11 @@ def test_biases_equal_the_reference(name):
 def test_buckets_by_hand():
     """The edges 8 * 16^(j/8): 8, 11.3, 16, 22.6, 32, 45.3, 64, 90.5, and no end; keys after the query in 16 ... 31."""
     b_HR = jnp.broadcast_to(jnp.arange(32.0), (H, 32))
-    bias = functools.partial(relative_position.buckets.bias, {"b_HR": b_HR}, H=H)
-    distance = jnp.array([0, 1, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 45, 46, 63, 64, 90, 91, 128, 10**6])
+    bias = jax.jit(functools.partial(relative_position.buckets.bias, {"b_HR": b_HR}, H=H))
+    distance = np.array([0, 1, 7, 8, 11, 12, 15, 16, 22, 23, 31, 32, 45, 46, 63, 64, 90, 91, 128, 10**6])
     literal = [0, 1, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15, 15]
-    np.testing.assert_array_equal(bias(distance, jnp.array([0]))[0, :, 0], literal)
-    np.testing.assert_array_equal(bias(jnp.array([0]), distance[1:])[0, 0], 16 + np.array(literal[1:]))
+    np.testing.assert_array_equal(bias(distance, np.array([0]))[0, :, 0], literal)
+    np.testing.assert_array_equal(bias(np.array([0]), distance[1:])[0, 0], 16 + np.array(literal[1:]))
 
 
 def test_alibi_slopes_equal_the_reference_and_those_by_hand():
@@ -117,16 +115,14 @@ def test_alibi_slopes_equal_the_reference_and_those_by_hand():
 
 @pytest.mark.parametrize("name", ["none", *ROTARY, *BIASES])
 def test_each_relative_position_rotates_or_adds_and_starts_without_preference(name):
-    variant, leaves = (
-        getattr(relative_position, name),
-        {"relative": {"H": H, "R": 2 * N - 1}, "buckets": {"H": H, "R": 32}},
-    )
+    variant = getattr(relative_position, name)
+    leaves = {"relative": {"H": H, "R": 2 * N - 1}, "buckets": {"H": H, "R": 32}}
     assert (variant.rotate is not None, variant.bias is not None) == (name in ROTARY, name in BIASES)
     params = variant.init(jax.random.key(0), H=H, K=K, N=N)
     assert shapes.check(params) == leaves.get(name, {}) and not any(map(shapes.is_matrix, params))
     if name in BIASES:
         narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-        bias = variant.bias(narrow, jnp.arange(N), jnp.arange(S), H=H)
+        bias = jax.jit(functools.partial(variant.bias, H=H))(narrow, np.arange(N), np.arange(S))
         assert bias.dtype == jnp.float32 and bias.any() == (name == "alibi")
 
 
@@ -135,6 +131,7 @@ def test_each_relative_position_rotates_or_adds_and_starts_without_preference(na
 OFFSETS = (-2, -1, 0, 3)  # of the keys, one head each
 
 
+@jax.jit
 def weights(x_BND: jax.Array) -> jax.Array:
     """A_h of scores 0 and b_h(r) = -1000 |r - offset_h|: exp(-1000) is 0, and that of the nearest key exactly 1."""
     longest = x_BND.shape[1]

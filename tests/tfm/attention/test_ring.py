@@ -28,11 +28,7 @@ def padded(N: int) -> mask.Mask:
     return mask.both(mask.both(mask.causal, mask.window(9)), mask.padding(valid_BS))
 
 
-MASKS = {
-    "none": lambda N: None,
-    "padding": padded,
-    "prefix": lambda N: mask.either(mask.causal, mask.prefix(LENGTH_B)),
-}
+MASKS = {"none": lambda N: None, "padding": padded, "prefix": lambda N: mask.either(mask.causal, mask.prefix(LENGTH_B))}
 
 
 def drawn(N: int, heads=(H, H, H)) -> dict[str, np.ndarray]:

@@ -38,12 +38,15 @@ def test_the_log_odds_of_a_symmetric_score_sum_to_zero_over_a_ring_and_those_of_
     (R_n sigma u_n) . (R_s u_s) is not, since sigma and R do not commute."""
     variant = getattr(score, name)
     params = cases.drawn(lambda key: variant.init(key, H=H, K=2 * K, D=D, bias=True))
-    qk = variant.apply(params, *[cases.normal(1, B, N, D)] * 2)
-    for zero, sides in [
-        (name in SYMMETRIC, qk),
-        (name in TURNED, relative_position.rotary.rotate({}, *qk, jnp.arange(N))),
-    ]:
-        odds_BHN = log_odds(explicit.logits(*sides, scale=0.5))
+
+    @jax.jit
+    def logits(x_BND):
+        qk = variant.apply(params, x_BND, x_BND)
+        turned = relative_position.rotary.rotate({}, *qk, jnp.arange(N))
+        return [explicit.logits(*sides, scale=0.5) for sides in (qk, turned)]
+
+    for those, l_BHNS in zip((SYMMETRIC, TURNED), logits(cases.normal(1, B, N, D)), strict=True):
+        zero, odds_BHN = name in those, log_odds(l_BHNS)
         sum_BH = np.abs(odds_BHN.sum(-1)) / np.abs(odds_BHN).max()
         assert (sum_BH < 1e-10).all() if zero else (sum_BH > 1e-6).all()
         assert not zero or (odds_BHN.min(-1) <= 0).all()

@@ -143,7 +143,7 @@ def test_a_negative_penalty_does_not_end_it_early():
         return jnp.log(jnp.array([[0.9, 0.1, 0.0]])), {}
 
     call = dict(beam=2, steps=40, stop=[1], length_penalty=-1.0)
-    words, score = beam.search(start, step, jnp.array([[2]]), jnp.array([1]), **call)
+    words, score = jax.jit(functools.partial(beam.search, start, step, **call))(np.array([[2]]), np.array([1]))
     np.testing.assert_array_equal(words[0, :, :4], [[2, 0, 0, 1], [2, 0, 1, 0]])
     np.testing.assert_allclose(score[0], np.log([0.72, 0.18]) * [8 / 6, 7 / 6], rtol=1e-5)
 

@@ -15,11 +15,8 @@ STEPS = 9
 LENGTHS = (4, 1, 5, 2)
 PROMPTS_BN, LENGTH_B = recurrent.prompts(*LENGTHS, columns=5)
 KEY = jax.random.key(5)
-CHANCES = {
-    "greedy": dict(temperature=0.0),
-    "all": dict(temperature=1.5),
-    "filtered": dict(temperature=2.0, top_k=5, top_p=0.9),
-}
+CHANCES = {"greedy": dict(temperature=0.0), "all": dict(temperature=1.5)}
+CHANCES |= {"filtered": dict(temperature=2.0, top_k=5, top_p=0.9)}
 
 
 @functools.cache

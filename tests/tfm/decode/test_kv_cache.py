@@ -52,7 +52,10 @@ def test_every_position_through_the_cache_equals_the_full_pass(name):
         )
     w_BN, length_B, rows = np.array(cases.words()), np.array([2, 4]), np.arange(2)
     full_BNW = np.asarray(model.apply(params, w_BN, mask=the_mask))
-    assert name != "window" or np.abs(full_BNW - model.apply(params, w_BN, mask=mask.causal)).max() > 0.01
+    if name == "window":  # two layers reach back over two words each
+        other_BN = np.where(np.arange(N) == 1, w_BN[:, ::-1], w_BN)
+        unlike_BN = (model.apply(params, other_BN, mask=the_mask) != full_BNW).any(-1)
+        np.testing.assert_array_equal(unlike_BN, (w_BN[:, 1:2] != w_BN[:, -2:-1]) & (np.abs(np.arange(N) - 3) < 3))
     call = dict(mask=the_mask, parts=model.parts)
     start = jax.jit(functools.partial(kv_cache.start, capacity=6 if name == "window" else N + 3, **call))
     step = jax.jit(functools.partial(kv_cache.step, **call))

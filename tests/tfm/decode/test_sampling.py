@@ -1,5 +1,6 @@
 """From logits to a word (E24): the filters against their definitions, and the frequencies of what is drawn."""
 
+import functools
 import itertools
 
 import cases
@@ -92,8 +93,9 @@ def test_frequencies_are_the_softmax_over_what_the_filters_keep_in_their_order(t
     most_likely = np.argsort(-p)[: top_k or W]
     p = np.where(np.isin(np.arange(W), most_likely), p, 0) / p[most_likely].sum()
     p = np.where(np.isin(np.arange(W), list(smallest(p, top_p - 1e-12))), p, 0)
-    expected, logits_BW = many * p / p.sum(), jnp.tile(jnp.asarray(LOGITS), (many, 1))
-    words = sampling.draw(jax.random.key(0), logits_BW, temperature=temperature, top_k=top_k, top_p=top_p)
+    expected, logits_BW = many * p / p.sum(), np.tile(np.float32(LOGITS), (many, 1))
+    draw = functools.partial(sampling.draw, temperature=temperature, top_k=top_k, top_p=top_p)
+    words = jax.jit(draw)(jax.random.key(0), logits_BW)
     count = np.bincount(words, minlength=W)
     assert (count[expected == 0] == 0).all()
     assert ((count - expected)[expected > 0] ** 2 / expected[expected > 0]).sum() < 28
@@ -108,7 +110,8 @@ def test_temperature_zero_takes_the_most_likely_word_and_of_equals_the_first(fil
 
 def test_narrow_logits_are_drawn_from_in_32_bits():
     logits_BW = cases.normal(0, 211, W).astype(jnp.bfloat16)
-    narrow, wide = (sampling.draw(jax.random.key(0), logits_BW.astype(t), top_p=0.9) for t in (jnp.bfloat16, float))
+    draw = jax.jit(functools.partial(sampling.draw, top_p=0.9))
+    narrow, wide = (draw(jax.random.key(0), logits_BW.astype(t)) for t in (jnp.bfloat16, float))
     np.testing.assert_array_equal(narrow, wide)
 
 
