@@ -151,14 +151,14 @@ def test_a_spike_is_upward_by_so_many_deviations_of_the_last_steps():
     past = history(losses, norms)
     last = losses[-steps.PAST :], norms[-steps.PAST :]
     assert steps.PAST == 128 and not np.isclose(losses.mean(), last[0].mean(), atol=0.001)
-    limits = [x.mean() + 6 * x.std() for x in last]
+    limits, is_spike = [x.mean() + 6 * x.std() for x in last], jax.jit(steps.is_spike)
     usual = [x.mean() for x in last]
     for at in (0, 1):
         for factor, spike in ((0.999, False), (1.001, True), (-5, False)):
             new = list(usual)
             new[at] = limits[at] * factor
-            assert bool(steps.is_spike(past, *map(jnp.float32, new))) == spike
-    assert bool(steps.is_spike(past, jnp.float32(np.inf), jnp.float32(100)))
+            assert bool(is_spike(past, *map(jnp.float32, new))) == spike
+    assert bool(is_spike(past, jnp.float32(np.inf), jnp.float32(100)))
 
 
 def test_nothing_is_judged_before_there_is_enough_to_judge_by_and_rounding_is_no_spike():

@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 def copied(tree, r: int):
     """Row r, on the host: the step is to have the state's memory."""
-    return jax.tree.map(lambda x: np.array(x[r]), tree)
+    return jax.tree.map(lambda x: np.asarray(x)[r].copy(), tree)
 
 
 def idle(state, batch, alive, numbers):
