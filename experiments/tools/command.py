@@ -1,6 +1,7 @@
 """What all tools share: the arguments of a function as flags, and one sentence and an exit code for what goes wrong."""
 
 import contextlib
+import errno
 import functools
 import inspect
 import os
@@ -86,6 +87,11 @@ def exit_code(action: Callable[[], Any]) -> int:
         with contextlib.suppress(OSError), open(os.devnull, "w") as nobody:
             os.dup2(nobody.fileno(), sys.stdout.fileno())  # for what is flushed at the end
         return 1
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        print(f"error: {str(error.filename)[:100]}... can be no name of a file: {error.strerror}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -88,6 +88,11 @@ def test_a_file_that_is_no_config(refused, tmp_path, name, content, words):
     refused(["--config", str(tmp_path / name)], *words)
 
 
+def test_a_name_longer_than_those_of_files(refused, language):
+    for arguments in (["--config"], ["--replay"], [*language, "--config.init_from"]):
+        refused([*arguments[:-1], f"{arguments[-1]}={'9' * 300}"], "999... can be no name of a file")
+
+
 def test_a_config_that_is_not_there(refused, tmp_path):
     sentence = refused(["--config", str(tmp_path / "vit.py")], f"no config file {tmp_path / 'vit.py'}")
     assert "WORKDIR" not in sentence  # who has mistyped it is not told of another run's
