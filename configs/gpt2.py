@@ -7,7 +7,7 @@ python launch.py --config configs/gpt2.py --config.text.source=TEXT --config.ini
 TEXT is a file or a folder; without it, Python's own sources. From a text only tokenizer.json is needed.
 
 Compiler's estimate for one v5e chip (jax 0.12.0.1, libtpu 0.0.50.1; not measured; attention's kernels at 50 % of the
-peak): 591 ms for a step of 65,536 tokens, 48 % of the peak, 11.2 of 15.75 GiB. Made by
+peak): 575 ms for a step of 65,536 tokens, 50 % of the peak, 11.2 of 15.75 GiB. Made by
 `python launch.py --config configs/gpt2.py --dry_run --topology=v5e-1`.
 """
 
