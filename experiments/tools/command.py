@@ -72,7 +72,8 @@ def arguments(function: Callable, help: dict[str, str], argv: list[str]) -> dict
 
 
 def exit_code(action: Callable[[], Any]) -> int:
-    """Do this as a command: 0, or 2 (UserError), 1 (RunError; nobody reads what is printed), 130 (Ctrl-C)."""
+    """Do this as a command: 0, or 2 (UserError; too long a name of a file), 1 (RunError; nobody reads what is
+    printed), 130 (Ctrl-C)."""
     try:
         with signals.at_once():
             action()
