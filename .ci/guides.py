@@ -1,0 +1,95 @@
+"""Run what README.md and the guides say to do, each page in a folder of its own, but with few steps.
+
+python .ci/guides.py [PAGE ...]
+
+PAGE: README, or the name of a guide. Without one: README and all guides that need nothing which is not installed.
+
+In order: the user's files that a page speaks of are made here, by the function of its name; every Python block that
+begins with `# my_file.py` becomes that file; every line `python ...` of the blocks for a shell is run; and what stands
+in backquotes and begins with runs/ must be there then.
+"""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((ROOT / "docs/guides").glob("*.md"))}}
+FEW = ("--config.train.steps=120", "--config.train.evaluate_every=60")  # vit warms up for 100
+NEEDED = ("transformers",)  # of what is not installed everywhere
+
+
+def README(folder: pathlib.Path) -> None:
+    """Text, images, and the two lines for a notebook, which are no command."""
+    page = PAGES["README"].read_text(encoding="utf-8")
+    (notebook,) = re.findall(r"^```python\n(import launch\n.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    (folder / "notebook.py").write_text(notebook.replace("configs/", f"{ROOT}/configs/"), encoding="utf-8")
+    (folder / "my_text.txt").write_text(page * 3, encoding="utf-8")
+    draw = np.random.default_rng(0)
+    images = {f"x_{part}": draw.integers(0, 256, (300, 12, 12), np.uint8) for part in ("train", "test")}
+    np.savez(folder / "my_images.npz", **images, **{f"y_{part}": np.arange(300) % 3 for part in ("train", "test")})
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+def follow(name: str) -> None:
+    """All that the page says. Exits with the output of what fails."""
+    page = PAGES[name].read_text(encoding="utf-8")
+    shell = "".join(blocks(page, "bash")[1 if name == "README" else 0 :])  # its first is run as it stands, by .ci/run
+    commands = [line for line in shell.replace("\\\n", " ").splitlines() if line.startswith("python ")]
+    if name == "README":
+        commands.append("python notebook.py")
+    if not commands:
+        sys.exit(f"{PAGES[name]} has no command")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary)
+        for block in blocks(page, "python"):
+            if file := re.match(r"# ([\w/]+\.py)\n", block):
+                (folder / file[1]).write_text(block, encoding="utf-8")
+        if make := globals().get(name):
+            make(folder)
+        for command in commands:
+            run(command, folder)
+        for path in re.findall(r"`(runs/[^`\s]+)`", re.sub(r"^```.*?^```", "", page, flags=re.MULTILINE | re.DOTALL)):
+            if name != "README" and not list(folder.glob(path)):
+                sys.exit(f"{PAGES[name]} speaks of {path}, and it is not there")
+
+
+def run(command: str, folder: pathlib.Path) -> None:
+    """The command with the project's files and this Python, a training with few steps."""
+    print(f"  {command}", flush=True)
+    trains = "launch.py" in command and "--config" in command
+    command = command.replace("launch.py", str(ROOT / "launch.py"))
+    command = re.sub(r"(?<![\w/])configs/(\w+\.py)", rf"{ROOT}/configs/\1", command)
+    here = pathlib.Path(sys.executable).parent  # whose `python` it is
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": f"{here}:{os.environ['PATH']}"}
+    words = " ".join([command, *(FEW if trains else ())])
+    ended = subprocess.run(words, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+    if ended.returncode:
+        sys.exit(f"exit code {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
+
+
+def main(names: list[str]) -> None:
+    if unknown := [name for name in names if name not in PAGES]:
+        sys.exit(f"there is no page {unknown[0]}: the pages are {', '.join(PAGES)}")
+    for name in names or PAGES:
+        code = "".join(blocks(PAGES[name].read_text(encoding="utf-8"), r"\w+"))
+        if missing := [one for one in NEEDED if one in code and not importlib.util.find_spec(one)]:
+            if names:
+                sys.exit(f"{name} needs {missing[0]}")
+            print(f"{name}: left out, it needs {missing[0]}")
+            continue
+        print(f"{name}:", flush=True)
+        follow(name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
