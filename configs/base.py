@@ -82,7 +82,8 @@ def common() -> ml_collections.ConfigDict:
     model.final_norm = True  # a norm between the last block and the head
     model.embed_norm = False  # a norm between the positions and the first block
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
-    model.bias = True  # on queries, keys, values, outputs and the MLP
+    model.bias = ml_collections.FieldReference("all", field_type=(str, bool))  # all (or True), none (False), attention,
+    # mlp, qkv: which products add a bias; qkv: those of queries, keys and values
     model.dropout = 0.0  # share of each stage's output, and of the embedding's, set to 0 in training
     model.attention = "flash"  # explicit, flash (memory linear in N, by the kernels of a TPU or a GPU)
     model.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)

@@ -96,6 +96,7 @@ def build(
     config.at_least(0, {"model.window": m.window})
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)
+    by_name.choose("bias", m.bias, block.BIASES)
     parts = transformer.Parts(embed, variants.choose(m, "position"), block_parts(m, cross=cross), head)
     call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1}
     tree |= sizes(m) | {"N": N, "final_norm": m.final_norm, "bias": m.bias}

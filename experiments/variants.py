@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from experiments.engine import by_name, config, errors
-from tfm import mlp, norm, position, shapes
+from tfm import block, mlp, norm, position, shapes
 from tfm.attention import relative_position, score, value
 
 ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
@@ -116,7 +116,7 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
                 "does, as score.Score(init, apply, rotatable=True) (tfm/attention/score.py)"
             )
     if turned or own & {"score", "relative_position", "value"}:
-        q, k = _score(trials["score"], bias=m.bias, cross=cross)
+        q, k = _score(trials["score"], bias=block.biased("score", m.bias), cross=cross)
         if turned and q.shape[-1] % 2:
             raise errors.UserError(
                 f"model.relative_position = {m.relative_position} turns pairs of features, and those of queries are "
@@ -126,8 +126,9 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
         if "relative_position" in own:
             _relative_position(trials["relative_position"], q, k)
         if "value" in own:
-            _value(trials["value"], bias=m.bias, heads=q.shape[1])
-    rooms = {"norm": ("D", {}, {"eps": m.eps}), "mlp": ("DFM", {"bias": m.bias}, {}), "position": ("ND", {}, {})}
+            _value(trials["value"], bias=block.biased("value", m.bias), heads=q.shape[1])
+    rooms = {"norm": ("D", {}, {"eps": m.eps}), "position": ("ND", {}, {})}
+    rooms["mlp"] = "DFM", {"bias": block.biased("mlp", m.bias)}, {}
     for name in sorted(rooms.keys() & own):
         of, (letters, more, settings) = trials[name], rooms[name]
         of.check("tokens", "BND", of.ask(of.variant.apply, of.init(letters, **more), of.array("BND"), **settings))

@@ -36,10 +36,26 @@ class Memory(NamedTuple):
     mask: masks.Mask | None
 
 
+# What `bias` may be, and the stages that then have biases; the output is that of attention, b_o.
+BIASES = {
+    "all": ("score", "value", "output", "mlp"),
+    "none": (),
+    "attention": ("score", "value", "output"),
+    "mlp": ("mlp",),
+    "qkv": ("score", "value"),  # of queries, keys and values alone
+}
+
+
+def biased(stage: str, bias: bool | str) -> bool:
+    """Whether this stage has biases; `bias` is one of BIASES, or True for all and False for none."""
+    return bias if isinstance(bias, bool) else stage in BIASES[bias]
+
+
 def init(
-    key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, parts: Parts, bias: bool, cross: bool = False
+    key: jax.Array, *, D: int, H: int, K: int, F: int, M: int, N: int, parts: Parts, bias: bool | str, cross=False
 ) -> dict:
-    """Parameters of one block; M, the depth of the stack, sets the initial scale of the output projections."""
+    """Parameters of one block; M, the depth of the stack, sets the initial scale of the output projections. bias: one
+    of BIASES. cross: with cross-attention."""
     attention, params = parts.attention, {}
 
     def add(name: str, part: Any, **sizes: Any) -> None:
@@ -47,12 +63,14 @@ def init(
 
     for suffix in ("", "_cross") if cross else ("",):
         add(f"norm{suffix or 1}", parts.norm, D=D)
-        add(f"score{suffix}", attention.score, H=H, K=K, D=D, bias=bias)
-        add(f"value{suffix}", attention.value, H=H, K=K, D=D, M=M, bias=bias)
+        add(f"score{suffix}", attention.score, H=H, K=K, D=D, bias=biased("score", bias))
+        add(f"value{suffix}", attention.value, H=H, K=K, D=D, M=M, bias=biased("value", bias))
+        if not biased("output", bias):
+            params[f"value{suffix}"].pop("bo_D", None)
         params[f"score{suffix}"] = initial.scaled(params[f"score{suffix}"], parts.score_std, "U")
     add("relative_position", attention.relative_position, H=H, K=K, N=N)
     add("norm2", parts.norm, D=D)
-    add("mlp", parts.mlp, D=D, F=F, M=M, bias=bias)
+    add("mlp", parts.mlp, D=D, F=F, M=M, bias=biased("mlp", bias))
     return params
 
 

@@ -32,6 +32,7 @@ RENAMED = {
     "model.relation": "model.relative_position",
     **dict.fromkeys(("model.attention = blockwise", "model.attention = fused"), "model.attention = flash"),
 }
+TODAY = {"model.bias": {"true": "all", "false": "none"}}  # values of earlier versions, which are taken as these
 _DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
 _TOOL = "python -m experiments.tools."
 REMOVED = {
@@ -79,6 +80,11 @@ def refuse_old(name: str) -> None:
         raise errors.UserError(f"{name} is now {RENAMED[name]}")
     if name in REMOVED:
         raise errors.UserError(f"{name} is no setting any more: {REMOVED[name]}")
+
+
+def today(name: str, value: Any) -> Any:
+    """The value of a setting, as it is called now."""
+    return TODAY[name].get(str(value).lower(), value) if name in TODAY else value
 
 
 def nearest(name: str, right: Iterable[str]) -> str:

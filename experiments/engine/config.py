@@ -27,8 +27,15 @@ TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """The plain nested values, with what is derived (K = D // H) worked out."""
+
+    def today(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        return {
+            key: today(value, f"{prefix}{key}.") if isinstance(value, dict) else by_name.today(prefix + key, value)
+            for key, value in values.items()
+        }
+
     try:
-        return config.to_dict()
+        return today(config.to_dict())
     except ZeroDivisionError as error:
         raise errors.UserError("a size that others are divided by is 0: model.H must be at least 1") from error
 
@@ -44,7 +51,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, _lists(value)
+            yield prefix + key, by_name.today(prefix + key, _lists(value))
 
 
 def _lists(value: Any) -> Any:
@@ -65,7 +72,7 @@ def known(key: str, right: Mapping[str, Any]) -> str:
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     """config.<key> = value, strictly: an unknown key or a value of the wrong type is a UserError."""
-    keys, value = flat(values_of(config)), plain(value)
+    keys, value = flat(values_of(config)), by_name.today(key, plain(value))
     wanted = type(keys[known(key, keys)])
     if not (wanted is float and type(value) is int):
         check_type(key, value, wanted)

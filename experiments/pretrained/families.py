@@ -34,7 +34,7 @@ SETTINGS = {
     "final_norm": (True,),
     "embed_norm": (False,),
     "segments": (0,),
-    "bias": (True,),
+    "bias": ("all",),
 }
 # Where a model begins, or how it is trained and computed: no matter to what the trained one says. What a published
 # model's files do not say is as base.py has it.

@@ -91,7 +91,7 @@ FAMILY = families.Family(
     known=KNOWN,
     model=families.SETTINGS
     | {"norm": ("rms",), "mlp": ("swiglu",), "position": ("none",), "relative_position": ("rotary_halves",)}
-    | {"rotary_base": families.ANY, "bias": (False,)},
+    | {"rotary_base": families.ANY, "bias": ("none",)},
     fields=FIELDS,
     extra=extra,
     complete=complete,

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments import model as models
 from experiments.data import pretrained_tokenizer, tokenizer
-from experiments.engine import checkpoint, disk, errors
+from experiments.engine import by_name, checkpoint, disk, errors
 from experiments.pretrained import families, hub, llama2c, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
@@ -159,7 +159,8 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
             facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
         if kind == "image":
             facts |= {"C": params["head"]["G_CD"].shape[0], "answer": config["image"]["head"]}
-        fields = {"cap": 0.0, **config["model"]}  # which runs of older versions have not
+        model = {name: by_name.today(f"model.{name}", value) for name, value in config["model"].items()}
+        fields = {"cap": 0.0, **model}  # which runs of older versions have not
         return Trained(folder, kind, params, fields, facts, {}, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error

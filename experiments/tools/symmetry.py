@@ -20,7 +20,7 @@ from experiments import model as models
 from experiments.engine import distributed, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
-from tfm import symmetry
+from tfm import block, symmetry
 
 TITLES = ("s, mean of heads", "s, median of heads", "s of their sum", "d of their sum")
 
@@ -40,7 +40,7 @@ def run(
         score = f"model.score = {model.fields.score}"
         raise errors.UserError(f"the scores of {model.path}, {score}, have no matrix to look at")
     sizes, score = models.sizes(model.fields), models.block_parts(model.fields).attention.score
-    options = {letter: sizes[letter] for letter in "HKD"} | {"bias": model.fields.bias}
+    options = {letter: sizes[letter] for letter in "HKD"} | {"bias": block.biased("score", model.fields.bias)}
     keys_M = jax.random.split(jax.random.key(0), sizes["M"])
     expected = jax.eval_shape(jax.vmap(lambda key: score.init(key, **options)), keys_M)
     sides = [model.params[side] for side in ("encoder", "decoder") if side in model.params]

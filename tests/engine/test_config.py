@@ -164,7 +164,7 @@ TAKEN = {
     "train.steps": {"7": 7},
     "mesh.data": {"-1": -1},
     "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
-    "model.bias": {"false": False, "False": False, "0": False},
+    "model.bias": {"false": "none", "True": "all", "qkv": "qkv"},
     "model.final_norm": {"false": False, "0": False},
     "sample.prompt": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
     "model.scale": {"1": "1"},
@@ -190,7 +190,7 @@ def test_an_override_has_the_type_of_its_field(key):
         ("zzz", "3", 'unknown config key "zzz"'),
         ("train.steps", "1e3", '"train.steps" must be of type int, and "1e3" is not'),
         ("train.steps", "", '"train.steps" must be of type int, and "" is not'),
-        ("model.bias", "2", "\"model.bias\" must be of type bool, and '2' is not"),
+        ("model.final_norm", "2", "\"model.final_norm\" must be of type bool, and '2' is not"),
         ("optim.clip", "one", '"optim.clip" must be of type float, and "one" is not'),
         ("train.growth", "2, 3", """"train.growth" must be of type list, as '["One", "Two"]', and "2, 3" is not"""),
     ],
@@ -297,11 +297,12 @@ def test_absurd_numbers_are_refused():
 def test_what_a_program_gives_is_taken_as_a_config_has_it():
     config = base.get_config("ablation")
     given = {"study.seeds": (1, 2), "init_from": pathlib.Path("a"), "train.steps": np.int64(3)}
-    given |= {"optim.clip": 2, "optim.beta1": np.float32(0.5)}
+    given |= {"optim.clip": 2, "optim.beta1": np.float32(0.5), "model.bias": False}
     for key in given:
         configs.assign(config, key, given[key])
     found = [values(config)[key] for key in given]
-    assert found == [[1, 2], "a", 3, 2.0, 0.5] and [type(one) for one in found] == [list, str, int, float, float]
+    assert found == [[1, 2], "a", 3, 2.0, 0.5, "none"]
+    assert [type(one) for one in found] == [list, str, int, float, float, str]
     for key, wrong in (("train.steps", 2.0), ("train.steps", True), ("model.bias", 1), ("optim.clip", "2")):
         with pytest.raises(errors.UserError, match=f'"{key}" must be of type'):
             configs.assign(config, key, wrong)

@@ -14,7 +14,7 @@ from cases import B, D, F, H, K, N
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh
-from tfm import block, layout, norm
+from tfm import block, layout, norm, shapes
 from tfm.attention import mask
 
 SIZES = dict(D=D, H=H, K=K, F=F, M=1, N=N, bias=True)
@@ -40,6 +40,21 @@ def test_blocks_equal_the_reference(norm_name, mlp_name):
         allowed = reference.upper_triangular(N, N)
         cases.close(y_BND[0], translate.block(params, translate.columns(x_BND[0]), allowed=allowed, **settings).T)
         assert seen["A"].shape == (1, H, N, N) and seen["running"] == {} and "cache" not in seen
+
+
+@pytest.mark.parametrize("bias", block.BIASES)
+def test_biases_are_where_they_are_asked_for(bias):
+    """Of cross-attention too; True and False are all and none."""
+    QKV, OUTPUT, MLP = {"bq_HK", "bk_HK", "bv_HK"}, {"bo_D"}, {"b1_F", "b2_D"}
+    asked = {"all": QKV | OUTPUT | MLP, "none": set(), "attention": QKV | OUTPUT, "mlp": MLP, "qkv": QKV}[bias]
+
+    def names(bias):
+        call = {**SIZES, "bias": bias, "parts": cases.parts(), "cross": True}
+        return [*shapes.flat(jax.eval_shape(functools.partial(block.init, **call), jax.random.key(0)))]
+
+    found = [path.rpartition("/")[2] for path in names(bias) if path.rpartition("/")[2].startswith("b")]
+    assert set(found) == asked and len(found) == 2 * len(asked - MLP) + len(asked & MLP)
+    assert bias not in ("all", "none") or names(bias) == names(bias == "all")
 
 
 def test_in_training_a_block_returns_the_statistics_of_its_norms():
