@@ -35,6 +35,11 @@ def write(folder: pathlib.Path, **contents: bytes) -> pathlib.Path:
     return folder
 
 
+def documents(part) -> list[bytes]:
+    """Those of a part of a text."""
+    return b"".join(part).split(b"\0")
+
+
 def npy(array) -> bytes:
     file = io.BytesIO()
     np.save(file, array)

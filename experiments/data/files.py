@@ -16,7 +16,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -126,22 +126,30 @@ def glance(file: File) -> str:
     return ""
 
 
-def read(file: File, *, copies: int, text: bool = True, most: float = math.inf, hint: str = "") -> bytes:
-    """The text in the file, unpacked if it begins as gzip does, whatever its name. text = False: whatever it holds.
+def pieces(file: File, *, text: bool = True, most: float = math.inf, hint: str = "") -> Iterator[bytes]:
+    """What is in the file, a CHUNK or less at a time; unpacked if it begins as gzip does, whatever its name.
 
-    copies: bytes of memory that each byte of the text will take. most: bytes after which it is enough (one more shows
-    that there are more). hint: the end of the sentence about what is no text. UserError for that, damaged gzip or zip,
-    more than the memory has room for, or a file that cannot be read.
+    text = False: whatever it holds. most: bytes after which it is enough (one more shows that there are more). hint:
+    the end of the sentence about what is no text. UserError for that, damaged gzip or zip, an unreadable file.
     """
-    content, room = io.BytesIO(), disk.host_memory()
+    n = 0
     with _refusing(file.name), file.open() as packed:
         source = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == GZIP else packed
-        while content.tell() <= most and (chunk := source.read(int(min(CHUNK, most + 1 - content.tell())))):
-            if text and (wrong := fault(chunk, content.tell())):
+        while n <= most and (chunk := source.read(int(min(CHUNK, most + 1 - n)))):
+            if text and (wrong := fault(chunk, n)):
                 raise errors.UserError(f"{file.name} {wrong}{hint}")
-            content.write(chunk)
-            if copies * content.tell() > room:  # packed, it was small
-                disk.check_memory(f"the text in {file.name}", copies * content.tell(), room)
+            yield chunk
+            n += len(chunk)
+
+
+def read(file: File, *, copies: int, text: bool = True, most: float = math.inf) -> bytes:
+    """All `pieces` of the file. copies: bytes of memory that each of its bytes will take. UserError as there, and for
+    more than the memory has room for."""
+    content, room = io.BytesIO(), disk.host_memory()
+    for chunk in pieces(file, text=text, most=most):
+        content.write(chunk)
+        if copies * content.tell() > room:  # packed, it was small
+            disk.check_memory(f"the text in {file.name}", copies * content.tell(), room)
     return content.getvalue()
 
 
@@ -210,14 +218,24 @@ def listed(names: Sequence) -> str:
 
 
 def held_out(contents: Sequence[bytes], *, share: float) -> np.ndarray:
-    """A boolean per content: True for about `share` of the different contents, those with the smallest sha256.
+    """A boolean per content: True for about `share` of the different contents, those with the smallest `digest`.
 
     Equal contents fall on the same side. Neither side is empty: at least the smallest digest is held out, and never
     the largest. UserError for fewer than two different contents.
     """
-    digest_B = [hashlib.sha256(content).digest()[:8] for content in contents]
-    different = sorted(set(digest_B))
+    digest_B = [digest(content) for content in contents]
+    bound = held_out_below(digest_B, share=share)
+    return np.array([digest < bound for digest in digest_B])
+
+
+def digest(content: bytes) -> bytes:
+    """The first eight bytes of its sha256."""
+    return hashlib.sha256(content).digest()[:8]
+
+
+def held_out_below(digests: Iterable[bytes], *, share: float) -> bytes:
+    """The digest below which `held_out` holds out: two of the smallest different digests and the largest are enough."""
+    different = sorted({*digests})
     if len(different) < 2:
         raise errors.UserError("there are not two examples that differ, so none can be held out for evaluation")
-    bound = min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])
-    return np.array([digest < bound for digest in digest_B])
+    return min(max(int(share * 2**64).to_bytes(8, "big"), different[1]), different[-1])

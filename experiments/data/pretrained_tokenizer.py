@@ -38,7 +38,7 @@ UNKNOWN, BOS, EOS = range(len(SPECIALS))
 class OfRun(tokenizer.Plain):
     """That of a run of ours, used as a published one is: nothing stands between documents, and any id may be drawn."""
 
-    join = tokenizer.Tokenizer.join
+    parts, ids = tokenizer.Tokenizer.parts, tokenizer.Tokenizer.ids
 
     def __post_init__(self):
         super().__post_init__()
@@ -175,13 +175,13 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     raise errors.UserError(f"{path} is no tokenizer: it has neither a model, as tokenizer.json, nor a kind, as ours")
 
 
-def make(name: str, documents: Sequence[bytes], **options: Any) -> tokenizer.Tokenizer:
-    """`tokenizer.make(name, documents, **options)`, or what `read` finds in the file or folder of that name."""
+def make(name: str, text: Iterable[bytes], **options: Any) -> tokenizer.Tokenizer:
+    """`tokenizer.make(name, text, **options)`, or what `read` finds in the file or folder of that name."""
     path = pathlib.Path(os.path.expanduser(name))
     if len(path.parts) > 1 and not path.exists():
         raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there")
     if name in tokenizer.KINDS or not name or not path.exists():
-        return tokenizer.make(name, documents, **options)
+        return tokenizer.make(name, text, **options)
     return read(path)
 
 

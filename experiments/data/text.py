@@ -1,29 +1,55 @@
 """Text as the contents of files, in a training and an evaluation part that depend on these files alone."""
 
 import ast
+import dataclasses
 import errno
+import functools
+import hashlib
 import os
 import pathlib
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from experiments.data import download, files
-from experiments.engine import disk, errors
+from experiments.data import download, files, tokenizer
+from experiments.engine import errors
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 NAMED = (STDLIB, DOCSTRINGS, *sorted(download.NAMED))
 EVALUATION_SHARE = 0.1
 HINT = "; leave it out"
-COPIES = 3  # bytes in memory for each of a text: itself and its ids, of one byte or two each
+Read = Callable[[], Iterator[bytes]]  # the bytes of a document in pieces, from the beginning each time
+
+
+class Source(NamedTuple):
+    """A file that was read once."""
+
+    file: files.File
+    read: Read
+    size: int  # bytes, unpacked
+    digest: bytes  # sha256 of what is in it
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Documents. Iterated, it gives their bytes in pieces that may end anywhere, the NUL character between two
+    documents; they are read anew each time, and never held as a whole."""
+
+    reads: tuple[Read, ...]
+    size: int  # bytes
+    digest: str  # the same for the same documents
+
+    def __iter__(self) -> Iterator[bytes]:
+        for number, read in enumerate(self.reads):
+            if number:
+                yield tokenizer.SEPARATOR.encode()
+            yield from read()
 
 
 class Text(NamedTuple):
     name: str
-    train: list[bytes | memoryview]  # the contents of files
-    evaluation: list[bytes | memoryview]
+    train: Part
+    evaluation: Part
     said: str  # which file became what, '' where there is nothing to tell
 
 
@@ -33,7 +59,7 @@ def load(source: str) -> Text:
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
     gzipped is unpacked. One file is cut in two, its first 90 % for training; of several about 10 % are held out, chosen
     by their contents, where names do not tell it (`files.by_names`). UserError for what is not there, cannot be read,
-    is no text, too little to split, or more than the memory has room for.
+    is no text, or too little to split.
     """
     path = pathlib.Path(os.path.expanduser(source))
     if source in (STDLIB, DOCSTRINGS):
@@ -47,24 +73,46 @@ def load(source: str) -> Text:
         found = files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
     if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
         return _as_named(source, named)
-    both = zip(found, _contents(source, found), strict=True)
-    texts = [(file, content) for file, content in both if content]
+    texts = _scanned(source, found)
     if not texts:
         raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
-    contents = [content for _, content in texts]
-    if len(set(contents)) == 1:
-        whole, at = memoryview(contents[0]), len(contents[0]) * 9 // 10  # a slice of it is no copy
-        first = max(at - 3, 0)
-        while at > first and whole[at] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
-            at -= 1
-        if not 0 < at < len(whole):
-            raise errors.UserError(f"{source} holds too little text to keep a part of it for evaluation")
-        return Text(source, [whole[:at]], [whole[at:]], "")
-    out_B = files.held_out(contents, share=EVALUATION_SHARE)
-    train, evaluation = ([texts[i] for i in np.flatnonzero(out_B == side)] for side in (False, True))
-    shown = {files.TRAIN: [file for file, _ in train], files.TEST: [file for file, _ in evaluation]}
+    if len({text.digest for text in texts}) == 1:
+        return _cut(source, texts[0])
+    bound = files.held_out_below((text.digest[:8] for text in texts), share=EVALUATION_SHARE)
+    train, evaluation = ([text for text in texts if (text.digest[:8] < bound) == side] for side in (False, True))
+    shown = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
     said = "" if source in NAMED else files.told(source, "by their contents,", shown)
-    return Text(source, *([content for _, content in side] for side in (train, evaluation)), said)
+    return Text(source, _part(train), _part(evaluation), said)
+
+
+def _cut(name: str, text: Source) -> Text:
+    """The first nine tenths of one document, and the rest, cut between two characters."""
+    at = text.size * 9 // 10
+    first = max(at - 3, 0)
+    near = b"".join(_piece(text.read, first, at + 1))
+    while at > first and near[at - first] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character
+        at -= 1
+    if not 0 < at < text.size:
+        raise errors.UserError(f"{name} holds too little text to keep a part of it for evaluation")
+    ends = (0, at), (at, text.size)
+    return Text(name, *(_part([text._replace(read=functools.partial(_piece, text.read, *e))], e) for e in ends), "")
+
+
+def _piece(read: Read, start: int, stop: int) -> Iterator[bytes]:
+    n = 0
+    for piece in read():
+        if some := piece[max(start - n, 0) : max(stop - n, 0)]:
+            yield some
+        n += len(piece)
+        if n >= stop:
+            return
+
+
+def _part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
+    """ends: where the part of a single document begins and ends."""
+    size = ends[1] - ends[0] if ends else sum(text.size for text in texts)
+    digest = hashlib.sha256(repr([*(text.digest.hex() for text in texts), ends]).encode())
+    return Part(tuple(text.read for text in texts), size, digest.hexdigest())
 
 
 def _absent(path: pathlib.Path) -> bool:
@@ -81,31 +129,40 @@ def _absent(path: pathlib.Path) -> bool:
 def _as_named(name: str, named: Mapping[str, Sequence[files.File]]) -> Text:
     """The parts as names tell them."""
     used = files.TRAIN, files.evaluated(named)
-    contents, sides = iter(_contents(name, [file for part in used for file in named[part]])), []
-    for part in used:
-        sides.append([content for content in (next(contents) for _ in named[part]) if content])
-        if not sides[-1]:
+    sides = [_scanned(name, named[part]) for part in used]
+    for part, texts in zip(used, sides, strict=True):
+        if not texts:
             raise errors.UserError(f"{name}: the part {part} holds no text ({files.listed(named[part])})")
-    train, evaluation = sides
     said = files.told(name, "by their names,", named)
-    if both := len({*train} & {*evaluation}):
+    train, evaluation = ({text.digest for text in texts} for texts in sides)
+    if both := len(train & evaluation):
         said += f" ({both:,} of {len(evaluation):,} texts to evaluate are trained on, too)"
-    return Text(name, train, evaluation, said)
+    return Text(name, *map(_part, sides), said)
 
 
-def _contents(name: str, found: Sequence[files.File]) -> list[bytes]:
-    """What is in the files, b'' for those that are empty or no files. UserError before much is read or taken."""
-    disk.check_memory(f"the text {name}", COPIES * sum(file.size for file in found))
-    faults = [f"{file.name} {fault}" for file in found if file.size and (fault := files.glance(file))]
+def _scanned(name: str, found: Sequence[files.File]) -> list[Source]:
+    """The files that have text in them, each read once. UserError where one is no text, before much is read."""
+    found = [file for file in found if file.size]
+    faults = [f"{file.name} {fault}" for file in found if (fault := files.glance(file))]
     if faults:
         others = f" (it is one of {len(faults):,} such files among {len(found):,})" if len(faults) > 1 else ""
         raise errors.UserError(f"{faults[0]}{others}{HINT}")
-    contents = (files.read(file, copies=COPIES, hint=HINT) if file.size else b"" for file in found)
-    return [_docstrings(content) if name == DOCSTRINGS else content for content in contents]
+    texts = []
+    for file in found:
+        read, size, digest = functools.partial(_docstrings if name == DOCSTRINGS else _text, file), 0, hashlib.sha256()
+        for piece in read():
+            digest.update(piece)
+            size += len(piece)
+        texts += [Source(file, read, size, digest.digest())] * (size > 0)
+    return texts
 
 
-def _docstrings(content: bytes) -> bytes:
+def _text(file: files.File) -> Iterator[bytes]:
+    return files.pieces(file, hint=HINT)
+
+
+def _docstrings(file: files.File) -> Iterator[bytes]:
     """The docstrings of a program's modules, classes and functions."""
     described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(content)) if isinstance(node, described)]
-    return "\n\n".join(filter(None, map(ast.get_docstring, nodes))).encode()
+    nodes = [node for node in ast.walk(ast.parse(b"".join(_text(file)))) if isinstance(node, described)]
+    yield "\n\n".join(filter(None, map(ast.get_docstring, nodes))).encode()

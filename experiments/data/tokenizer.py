@@ -2,19 +2,22 @@
 
 import codecs
 import dataclasses
+import io
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from experiments.engine import by_name, disk, errors
+from experiments.engine import by_name, errors
 
 KINDS = ("bytes", "characters")
 UNKNOWN, MASK = "[UNK]", "[MASK]"
 SEPARATOR = "\0"  # stands between two documents
-CHUNK = 2**20  # bytes of a document that are made characters at a time
-COPIES = 240  # bytes in memory for each of a document while a library encodes it (measured: 177 and 238)
+LONGEST, PIECE = 2**21, 2**16  # characters: a library takes some 240 bytes of memory for each
+LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 
 
 class Tokenizer:
@@ -47,15 +50,25 @@ class Tokenizer:
         yield from filter(None, map(decoder.decode, contents))
         yield from filter(None, [decoder.decode(b"", final=True)])
 
-    def join(self, documents: Sequence[bytes]) -> np.ndarray:
-        """Ids of all documents, in the smallest integers that hold them. UserError as `encode`, and for no UTF-8."""
-        disk.check_memory("the text as words of this tokenizer", COPIES * max(map(len, documents)))
-        least = np.min_scalar_type(self.size - 1)
-        try:
-            texts = (str(document, "utf-8").split(SEPARATOR) for document in documents)
-            return np.concatenate([self.encode(text).astype(least) for some in texts for text in some])
-        except UnicodeDecodeError as error:
-            raise errors.UserError(f"the text is not UTF-8, which this tokenizer needs: {error}") from error
+    def join(self, text: Iterable[bytes]) -> np.ndarray:
+        """Ids of a text, in the smallest integers that hold them. text: the bytes of its documents, in pieces that may
+        end anywhere, NUL between two documents. UserError as `encode`, and for no UTF-8."""
+        content = io.BytesIO()
+        for part in self.parts(text):
+            content.write(np.ascontiguousarray(self.ids(part), self.dtype).data)
+        return np.frombuffer(content.getbuffer(), self.dtype)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.min_scalar_type(self.size - 1)
+
+    def parts(self, text: Iterable[bytes]) -> Iterator[Any]:
+        """Parts of a text, always the same ones, of which `ids` are made independently of each other. Here these are
+        documents; one of more than LONGEST characters counts as several, cut between two lines where it has any."""
+        return documents(text)
+
+    def ids(self, part: Any) -> np.ndarray:
+        return self.encode(part)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +95,16 @@ class Plain(Tokenizer):
         content = checked(text).encode()
         return np.frombuffer(content, np.uint8).astype(np.int32) if self.kind == "bytes" else self._known(text)
 
-    def join(self, documents: Sequence[bytes]) -> np.ndarray:
-        """Ids of all documents, the NUL character between two: one that never occurred in training is '[UNK]'."""
-        if self.kind == "bytes":  # of a single document without a copy
-            return np.frombuffer(documents[0] if len(documents) == 1 else SEPARATOR.encode().join(documents), np.uint8)
-        parts = [part for document in documents for part in (SEPARATOR.encode(), document)][1:]
-        id_T, T = np.empty(sum(map(len, parts)), np.min_scalar_type(self.size - 1)), 0  # a character has 1 to 4 bytes
-        for text in itertools.chain.from_iterable(map(_texts, parts)):
-            id_T[T : T + len(text)] = self._known(text)
-            T += len(text)
-        return id_T[:T]
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(np.uint8) if self.kind == "bytes" else super().dtype  # no text has a special of bytes
+
+    def parts(self, text: Iterable[bytes]) -> Iterator[bytes | str]:
+        """Pieces as they come, NUL among them: a character that never occurred in training is '[UNK]'."""
+        return iter(text) if self.kind == "bytes" else decoded(text)
+
+    def ids(self, part: bytes | str) -> np.ndarray:
+        return np.frombuffer(part, np.uint8) if self.kind == "bytes" else self._known(part)
 
     def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
         return (self._contents[id] if 0 <= id < self.size else b"" for id in ids)
@@ -109,20 +122,20 @@ class Plain(Tokenizer):
 
 
 def make(
-    kind: str, documents: Sequence[bytes], *, specials: tuple[str, ...] = (), evaluation: Sequence[bytes] = ()
+    kind: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> Plain:
-    """The tokenizer of these training documents: of their characters, and the separator where several are to be joined.
+    """The tokenizer of this text to train on (as in `Tokenizer.join`): of its characters, and NUL where either text has
+    several documents.
 
-    If an evaluation document holds others, '[UNK]' joins the specials. UserError for an unknown kind, and where
+    If the text to evaluate holds others, '[UNK]' joins the specials. UserError for an unknown kind, and where
     characters are asked for, a document that is not UTF-8.
     """
     _check_kind(kind)
     if kind == "bytes":
         return Plain(kind, "", specials)
-    known = _characters(documents)
-    if max(len(documents), len(evaluation)) > 1:
-        known.add(SEPARATOR)
-    if not _characters(evaluation) <= known and UNKNOWN not in specials:
+    known, asked = (set(itertools.chain.from_iterable(decoded(one))) for one in (text, evaluation))
+    known |= asked & {SEPARATOR}
+    if not asked <= known and UNKNOWN not in specials:
         specials = (*specials, UNKNOWN)
     return Plain(kind, "".join(sorted(known)), specials)
 
@@ -159,19 +172,34 @@ def _check_kind(kind: str) -> None:
         raise errors.UserError(f"there is no tokenizer {kind!r}{near}: the tokenizers are {', '.join(KINDS)}")
 
 
-def _characters(documents: Sequence[bytes]) -> set[str]:
-    return set(itertools.chain.from_iterable(itertools.chain.from_iterable(map(_texts, documents))))
-
-
-def _texts(document: bytes) -> Iterator[str]:
-    """The characters of a document, many but not all at a time: as text they may take four times the memory."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    for first in range(0, len(document), CHUNK):
-        rest = len(decoder.getstate()[0])  # bytes of a character that the chunk before had in part
+def decoded(text: Iterable[bytes]) -> Iterator[str]:
+    """The pieces of a text as characters."""
+    decoder, n, first = codecs.getincrementaldecoder("utf-8")(), 0, 0  # bytes before the piece; before its document
+    for piece in itertools.chain(text, [b""]):
+        rest = decoder.getstate()[0]  # of a character that the piece before had in part
         try:
-            yield decoder.decode(document[first : first + CHUNK], final=first + CHUNK >= len(document))
+            yield decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
-            at = first - rest + error.start
-            near = bytes(document[max(at - 20, 0) : at + 20])
-            wrong = f"a document is not UTF-8 text (byte {at}, near {near!r})"
+            before = piece[: max(error.start - len(rest), 0)]
+            first = n + before.rindex(b"\0") + 1 if b"\0" in before else first
+            near = (rest + piece)[max(error.start - 20, 0) : error.start + 20]
+            wrong = f"a document is not UTF-8 text (byte {n - len(rest) + error.start - first}, near {near!r})"
             raise errors.UserError(f"{wrong}: use the 'bytes' tokenizer for it") from error
+        first = n + piece.rindex(b"\0") + 1 if b"\0" in piece else first
+        n += len(piece)
+
+
+def documents(text: Iterable[bytes]) -> Iterator[str]:
+    """The documents of a text, without empty ones; of one longer than LONGEST, pieces of PIECE or more that end where
+    a line does, behind a letter or digit if possible: there no known byte-level tokenizer has a token that goes on."""
+    rest, most = "", LONGEST
+    for characters in decoded(text):
+        *whole, rest = (rest + characters).split(SEPARATOR)
+        yield from filter(None, whole)
+        most, at = LONGEST if whole else most, 0
+        while len(rest) - at > most:
+            end = LINE_END.search(rest, at + PIECE) or ANY_END.search(rest, at + PIECE)
+            before, at, most = at, end.start() if end else len(rest), 2 * PIECE
+            yield rest[before:at]
+        rest = rest[at:]
+    yield from filter(None, [rest])

@@ -12,7 +12,7 @@ import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from small_files import KING, write
+from small_files import KING, documents, write
 
 from experiments.data import files, text, tokenizer
 from experiments.engine import errors
@@ -25,7 +25,7 @@ def corpus(folder, *names):
 
 def became(found):
     """The files of the training and the evaluation part."""
-    return [sorted({bytes(content).decode()[: len(content) // 50] for content in part}) for part in found[1:3]]
+    return [sorted({content.decode()[: len(content) // 50] for content in documents(part)}) for part in found[1:3]]
 
 
 # Names.
@@ -99,7 +99,7 @@ def test_named_parts_that_cannot_be_used_are_refused_and_what_is_on_both_sides_i
     assert text.load(str(tmp_path / "test" / "a.txt")).said == ""  # a file alone is what it is, wherever it lies
     both = {"train/a": b"a" * 90, "train/b": b"b" * 90, "valid/a": b"a" * 90, "valid/c": b"c" * 90}
     found = text.load(str(write(tmp_path / "both", **both)))
-    assert "(1 of 2 texts to evaluate are trained on, too)" in found.said and len(found.evaluation) == 2
+    assert "(1 of 2 texts to evaluate are trained on, too)" in found.said and len(documents(found.evaluation)) == 2
 
 
 # Contents.
@@ -133,7 +133,7 @@ def test_held_out_is_the_share_and_the_smallest_digests():
 def test_one_file_is_cut_after_nine_tenths_and_never_inside_a_character(tmp_path, characters):
     content = characters.encode()
     found = text.load(str(write(tmp_path, a=content) / "a"))
-    train, evaluation = map(bytes, found.train + found.evaluation)
+    train, evaluation = map(b"".join, found[1:3])
     assert train.decode() + evaluation.decode() == characters and found.name == str(tmp_path / "a")
     assert 0 <= len(content) * 9 // 10 - len(train) < (4 if len(content) > len(characters) else 1)
 
@@ -146,25 +146,27 @@ def test_a_folder_is_read_in_order_without_what_is_hidden_or_empty(tmp_path):
     (tmp_path / "link").symlink_to(write(tmp_path / ".elsewhere", linked=b"linked"))
     found = text.load(str(tmp_path))
     expected = [name.encode() for name in [*names, "f07", "f30"]]
-    assert sorted(found.train + found.evaluation) == sorted(expected)
-    assert found.train == [name for name in expected if name in found.train]
-    assert not set(found.train) & set(found.evaluation) and found.evaluation
+    train, evaluation = map(documents, found[1:3])
+    assert sorted(train + evaluation) == sorted(expected) and train == [name for name in expected if name in train]
+    assert not set(train) & set(evaluation) and evaluation
     one = text.load(str(write(tmp_path / "twice", a=b"0123456789", b=b"0123456789")))  # a single text is cut
-    assert (one.train, one.evaluation, one.said) == ([b"012345678"], [b"9"], "")
+    assert (*map(documents, one[1:3]), one.said) == ([b"012345678"], [b"9"], "")
 
 
 def test_the_standard_library_is_text_and_its_docstrings_are_english(tmp_path, monkeypatch):
     library = pathlib.Path(sysconfig.get_path("stdlib"))
     code = text.load("stdlib")
-    assert (library / "argparse.py").read_bytes() in code.train + code.evaluation and len(code.train) > 100
-    sizes = [sum(map(len, part)) for part in (code.train, code.evaluation)]
+    both = [documents(part) for part in code[1:3]]
+    assert (library / "argparse.py").read_bytes() in sum(both, []) and len(both[0]) > 100
+    sizes = [code.train.size, code.evaluation.size]
     assert 0.02 < sizes[1] / sum(sizes) < 0.3 and code.said == ""
     some = {name: (library / name).read_bytes() for name in ("argparse.py", "ast.py", "textwrap.py", "queue.py")}
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(write(tmp_path, **some)))  # to parse all takes seconds
     words = text.load("docstrings")
-    code, everything = b"".join(some.values()), b"".join(words.train + words.evaluation)
+    contents = documents(words.train) + documents(words.evaluation)
+    code, everything = b"".join(some.values()), b"".join(contents)
     assert inspect.getdoc(argparse).encode() in everything and inspect.getdoc(textwrap.dedent).encode() in everything
-    assert 0.1 * len(code) < len(everything) < 0.5 * len(code) and len(words.train) + len(words.evaluation) == 4
+    assert 0.1 * len(code) < len(everything) < 0.5 * len(code) and len(contents) == 4
     selves = [content.count(b"self.") / len(content) for content in (everything, code)]
     assert selves[0] < 0.1 * selves[1]  # words about code, not the code
 

@@ -20,9 +20,10 @@ DOCUMENTS = st.lists(st.text(max_size=11).map(str.encode), min_size=1, max_size=
 @hypothesis.given(DOCUMENTS, st.sampled_from(tokenizer.KINDS))
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_what_is_encoded_decodes_to_itself(documents, kind):
-    made = tokenizer.make(kind, documents, specials=("[MASK]",))
-    ids = made.join(documents)
-    assert ids.dtype == np.uint8 and made.decode(ids) == "\0".join(document.decode() for document in documents)
+    joined = b"\0".join(documents)
+    made = tokenizer.make(kind, [joined], specials=("[MASK]",))
+    ids = made.join([joined])
+    assert ids.dtype == np.uint8 and made.decode(ids) == joined.decode()
     for document in documents:
         assert made.decode(made.encode(document.decode())) == document.decode()
     assert tokenizer.from_json(json.loads(made.files["tokenizer.json"])) == made
@@ -38,7 +39,7 @@ def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
     assert (made.bos, made.eos, made.pad) == (None, None, None)
     ids = made.encode("cab€é")
     np.testing.assert_array_equal(ids, ours.encode("cab€é"))
-    np.testing.assert_array_equal(made.join([b"cab", "€é".encode()]), ids)
+    np.testing.assert_array_equal(made.join([b"cab\0", "€é".encode()]), ids)
     assert made.decode(ids) == "cab€é" and made.decode([made.mask]) == "[MASK]"
     assert "".join(made.stream([*ids, made.mask, *ids[:2], -1, made.size])) == "cab€é[MASK]ca"
     assert list(made.stream(made.encode("a€")[1:], after=ids))[0] == "€"
@@ -47,7 +48,7 @@ def test_a_saved_tokenizer_of_a_run_is_read(tmp_path, kind):
 
 def test_bytes_are_their_own_ids_and_characters_are_numbered_in_order_and_specials_follow():
     made, document = tokenizer.make("bytes", []), bytes(range(256))
-    assert made.size == made.ordinary == 256 and made.join([b"a", b"b"]).tolist() == [97, 0, 98]
+    assert made.size == made.ordinary == 256 and made.join([b"a\0", b"b"]).tolist() == [97, 0, 98]
     assert made.join([document]).tolist() == list(document)
     assert made.decode(list(document)) == document.decode("utf-8", "replace")
     made = tokenizer.make("characters", ["béa😀b".encode()], specials=("[MASK]", "[SEP]"))
@@ -57,11 +58,11 @@ def test_bytes_are_their_own_ids_and_characters_are_numbered_in_order_and_specia
     assert made.decode([0, 4, 3, 5]) == "a[MASK]😀[SEP]"
     assert made.decode([0, -1, 6, 1]) == "ab"  # rows of a model that no word has
     assert tokenizer.make("characters", [b"ab"]).characters == "ab"  # the separator only where documents are joined
-    two = tokenizer.make("characters", [b"ab", b"ca"])
-    assert two.characters == "\0abc" and two.join([b"ab", b"ca"]).tolist() == [1, 2, 0, 3, 1]
+    two = tokenizer.make("characters", [b"ab", b"\0ca"])
+    assert two.characters == "\0abc" and two.join([b"ab\0ca"]).tolist() == [1, 2, 0, 3, 1]
     assert two.join([b"ab"]).tolist() == [1, 2]
-    one = tokenizer.make("characters", [b"ab"], evaluation=[b"a", b"b"])
-    assert one.join([b"a", b"b"]).tolist() == [1, 0, 2] and one.specials == ()
+    one = tokenizer.make("characters", [b"ab"], evaluation=[b"a\0b"])
+    assert one.join([b"a\0b"]).tolist() == [1, 0, 2] and one.specials == ()
 
 
 @pytest.mark.parametrize("unseen", ["c", " ", "é", "😀"])  # between, below and above the known code points
@@ -82,7 +83,7 @@ def test_an_unknown_kind_lists_the_known_ones_and_characters_need_utf8():
     with pytest.raises(errors.UserError, match="'charcters'.*did you mean .characters.*bytes, characters"):
         tokenizer.make("charcters", [])
     latin = "naïve".encode("latin-1")
-    for documents, evaluation in (([b"a", latin], []), ([b"a"], [latin])):
+    for documents, evaluation in (([b"a\0", latin], []), ([b"a"], [latin])):
         with pytest.raises(errors.UserError, match="not UTF-8 text .byte 2.*'bytes'"):
             tokenizer.make("characters", documents, evaluation=evaluation)
     with pytest.raises(errors.UserError, match="not UTF-8"):
