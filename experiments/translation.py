@@ -74,7 +74,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         **parts,
     )
     files = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
-    show = functools.partial(figures, settings, corpus, model, translator(settings, corpus, model))
+    translate = translator(model, corpus.subwords, N=p.N, batch=settings.train.evaluate_batch)
+    show = functools.partial(figures, settings, corpus, model, translate)
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=corpus.lines)
 
 
@@ -101,31 +102,31 @@ def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]
     return sources, [found[source] for source in sources]
 
 
-def translator(settings: configs.Settings, corpus: Corpus, model: models.Model) -> Callable:
-    """(params, sentences) -> {'greedy': translations, 'beam': translations}; of a sentence that is too long: ''."""
-    p, batch = settings.pairs, settings.train.evaluate_batch
+def translator(model: models.Model, words: pairs.Subwords, *, N: int, batch: int) -> Callable:
+    """(params, sentences) -> {'greedy': translations, 'beam': translations}; of one that is empty or too long: ''."""
 
     @jax.jit
     def decoded(params: Any, source_BS: jax.Array, valid_BS: jax.Array) -> dict[str, jax.Array]:
         B = len(source_BS)
         begin = jnp.full((B, 1), pairs.BOS, jnp.int32), jnp.ones(B, jnp.int32)
-        start = functools.partial(model.start, params, source_BS, valid_BS, capacity=p.N)
+        start = functools.partial(model.start, params, source_BS, valid_BS, capacity=N)
         search = functools.partial(model.step, params)
-        how = {"steps": p.N, "stop": (pairs.EOS,)}
+        how = {"steps": N, "stop": (pairs.EOS,)}
         w_BN, _ = generate.generate(start, search, *begin, jax.random.key(0), temperature=0.0, **how)
         w_BQN, _ = beam.search(start, search, *begin, beam=BEAM, length_penalty=LENGTH_PENALTY, **how)
         return {"greedy": w_BN, "beam": w_BQN[:, 0]}
 
     def translate(params: Any, sentences: list[str]) -> dict[str, list[str]]:
-        source_BS, fits_B = pairs.padded(corpus.subwords, sentences, N=p.N)
+        source_BS, fits_B = pairs.padded(words, sentences, N=N)
         found: dict[str, list[str]] = {}
         for first in range(0, len(sentences), batch):
             index_B = np.minimum(first + np.arange(batch), len(sentences) - 1)
             some = jax.device_get(decoded(params, source_BS[index_B], source_BS[index_B] != pairs.PAD))
             for way in sorted(some, reverse=True):  # greedy comes first
-                found.setdefault(way, []).extend(map(corpus.subwords.decode, some[way]))
-        ways = {way: zip(some, fits_B, strict=False) for way, some in found.items()}  # behind the last, it comes again
-        return {way: [words if fits else "" for words, fits in some] for way, some in ways.items()}
+                found.setdefault(way, []).extend(map(words.decode, some[way]))
+        asked = [fits and sentence != "" for fits, sentence in zip(fits_B, sentences, strict=True)]
+        ways = {way: zip(some, asked, strict=False) for way, some in found.items()}  # behind the last, it comes again
+        return {way: [text if one else "" for text, one in some] for way, some in ways.items()}
 
     return translate
 

@@ -148,12 +148,8 @@ def _bare(path: pathlib.PurePath) -> pathlib.PurePath:
 def _pairs(file: files.File) -> Iterator[Pair]:
     """The pairs of a file's lines, or of those of two files. UserError names file and line."""
     if file.beside:
-        sides = [[line.strip() for line in _lines(one)] for one in (file, file.beside)]
-        counts = [len(side) - (side[-1] == "") for side in sides]  # without what stands behind the last line's end
-        if counts[0] != counts[1]:
-            wrong = f"{file.name} has {counts[0]:,} lines and {file.beside.name} has {counts[1]:,} lines"
-            raise errors.UserError(f"{wrong}: a line of one must be the translation of the other's")
-        yield from ((source, target) for source, target in zip(*sides, strict=False) if source and target)
+        sides = parallel([file, file.beside])
+        yield from ((source, target) for source, target in zip(*sides, strict=True) if source and target)
         return
     for number, line in enumerate(_lines(file), 1):
         columns = line.split("\t")
@@ -164,6 +160,17 @@ def _pairs(file: files.File) -> Iterator[Pair]:
             if len(columns) > 1:
                 wrong = f"the {'second' if sides[0] else 'first'} column is empty"
             raise errors.UserError(f"{file.name}, line {number}: {wrong}")
+
+
+def parallel(some: Sequence[files.File]) -> list[list[str]]:
+    """The sentences of each file, empty lines included. UserError where one has more lines than another."""
+    sides = [[line.strip() for line in _lines(file)] for file in some]
+    sides = [side[:-1] if side[-1] == "" else side for side in sides]  # what stands behind the last line's end
+    for file, side in zip(some, sides, strict=True):
+        if len(side) != len(sides[0]):
+            wrong = f"{some[0].name} has {len(sides[0]):,} lines and {file.name} has {len(side):,} lines"
+            raise errors.UserError(f"{wrong}: a line of one must be the translation of the other's")
+    return sides
 
 
 def _lines(file: files.File) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """How near translations come to those that people wrote. Needs the extra `[text]`."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,20 @@ def scores(found: Sequence[str], references: Sequence[Sequence[str]]) -> dict[st
 
     Both over all sentences together, by sacrebleu's defaults; a sentence may have several references.
     """
-    most = max(map(len, references))
-    # The library wants one list of sentences per translator, None where he has none.
-    translators = [[some[i] if i < len(some) else None for some in references] for i in range(most)]
-    return {name: metric.corpus_score(list(found), translators).score for name, metric in metrics().items()}
+    return {
+        name: metric.corpus_score(list(found), _translators(references)).score for name, metric in metrics().items()
+    }
+
+
+def signed(found: Sequence[str], references: Sequence[Sequence[str]]) -> str:
+    """The same for a person, a line for each, behind the signature by which others can repeat it (Post 2018)."""
+    told = [(metric, metric.corpus_score(list(found), _translators(references))) for metric in metrics().values()]
+    return "\n".join(score.format(signature=str(metric.get_signature())) for metric, score in told)
+
+
+def _translators(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
+    """As the library wants them: one list of sentences per translator, None where he has none."""
+    return [list(some) for some in itertools.zip_longest(*references)]
 
 
 def metrics() -> dict[str, Any]:

@@ -26,6 +26,7 @@ DOES = {
     "prefix": "predicts the next word after a prefix",
     "masked": "fills hidden words in",
     "image": "tells the classes of images",
+    "translation": "translates sentences",
 }
 HEADS = {"causal": head.next_word, "prefix": head.next_word, "masked": head.masked_word}
 
@@ -53,7 +54,7 @@ class Trained:
         """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for
         image_BYXZ (..BC), images as `image_file.read` or the run's own data make them. UserError: it does neither.
         """
-        expect(self, self.kind if self.kind in DOES else "causal")
+        expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         return self._apply(self.params, inputs)
 
     @functools.cached_property
@@ -79,12 +80,14 @@ class Trained:
         how = {name: families.FREE[name] for name in ("attention", "remat")}  # change no model, and had other names
         return types.SimpleNamespace(**{**families.FREE, "G": self.model.get("H"), **self.model, **how})
 
-    def network(self, **size: int) -> models.Model:
+    def network(self, **size: Any) -> models.Model:
         """The model as functions, where the parameters are those that it has. size: Y and X of images.
 
         UserError that lists the parameters which are missing, left over, of another shape, or no numbers.
         """
-        make = models.vision if self.kind == "image" else functools.partial(models.language, answer=HEADS[self.kind])
+        if self.kind in HEADS:
+            size["answer"] = HEADS[self.kind]
+        make = {"image": models.vision, "translation": models.encoder_decoder}.get(self.kind, models.language)
         model = make(self.fields, **size, **self.facts)
         check(self.path, self.params, jax.eval_shape(model.init, jax.random.key(0)))
         return model
@@ -154,6 +157,9 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
             text = config["text"]
             kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output", "transform")}
             facts["W"] = params["embed"]["E_WD"].shape[0]
+        elif kind == "translation":
+            tree = {"W": params["embed"]["E_WD"].shape[0], "tied_output": not params["head"]}
+            facts = {"N": config["pairs"]["N"], **tree}
         elif kind in ("image", "masked_image"):
             patch = config["image"]["patch"]
             facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}

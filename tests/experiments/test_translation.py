@@ -19,6 +19,7 @@ pytest.importorskip("tokenizers", reason='the library tokenizers is missing: pip
 pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
 
 from experiments import translation  # noqa: E402
+from experiments.tools import translate  # noqa: E402
 
 WORDS = dict(zip("one two three four five".split(), "uno dos tres cuatro cinco".split(), strict=True))
 SOURCES = [*itertools.product(WORDS, repeat=4), *itertools.product(("one", "two"), repeat=6)]  # the last are too long
@@ -85,6 +86,31 @@ def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp
     slow = [corpus.subwords.decode(greedy(model, params, id_S, 6)) for id_S in source_BS]
     expected = [words if fits else "" for words, fits in zip(slow, fits_B, strict=True)]
     assert [greedy for _, _, greedy, _ in blocks] == expected and len(set(expected)) > 5 and sum(fits_B) == 10
+    check_tool(folder, tmp_path, blocks, summary)
+
+
+def check_tool(run, folder, blocks, summary):
+    """Of the same sentences, and an empty line, the tool makes what the run showed, and the same scores."""
+    write = {"test.en": [row[0] for row in blocks], "test.es": [row[1] for row in blocks], "two.en": [blocks[0][0], ""]}
+    write |= {"short.es": ["x"], "none.en": [""]}
+    for name, lines in write.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    given = {"checkpoint": run, "file": folder / "test.en"}
+    told = tiny.command(translate, **given, reference=[folder / "test.es"] * 2, workdir=folder / "out")
+    assert (told.code, told.err) == (0, "")
+    assert (folder / "out" / "translations.txt").read_text() == "".join(f"{row[3]}\n" for row in blocks)
+    first, _, *of_greedy, _, chrf, bleu = told.out.splitlines()
+    assert first == "11 sentences; 1 of more than 5 tokens, which are translated by nothing" and len(of_greedy) == 2
+    assert chrf.startswith("chrF2|nrefs:2|") and bleu.startswith("BLEU|nrefs:2|case:mixed|")
+    assert f" = {summary['eval/chrf_beam']:.2f}" in chrf and f" = {summary['eval/bleu_beam']:.2f}" in bleu
+    assert tiny.command(translate, **given | {"file": folder / "two.en"}).out == f"{blocks[0][3]}\n\n"
+    for changes, sentence in (
+        ({"reference": folder / "short.es"}, "test.en has 11 lines and "),
+        ({"file": folder / "none.en"}, "none.en holds no sentence"),
+        ({"file": folder / "absent"}, "absent cannot be read: No such file"),
+        ({"file": ""}, "say what to translate: --file=test.en"),
+    ):
+        assert sentence in tiny.refusal(translate, **given | changes)
 
 
 # The task.
