@@ -10,12 +10,14 @@ in backquotes and begins with runs/ must be there then.
 """
 
 import importlib.util
+import itertools
 import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 import numpy as np
 
@@ -34,6 +36,20 @@ def README(folder: pathlib.Path) -> None:
     draw = np.random.default_rng(0)
     images = {f"x_{part}": draw.integers(0, 256, (300, 12, 12), np.uint8) for part in ("train", "test")}
     np.savez(folder / "my_images.npz", **images, **{f"y_{part}": np.arange(300) % 3 for part in ("train", "test")})
+
+
+def translation(folder: pathlib.Path) -> None:
+    """Parallel files of English and Spanish: every hundredth pair of spa-eng.zip; where it is not there, numbers."""
+    numbers = zip("one two three four five six".split(), "uno dos tres cuatro cinco seis".split(), strict=True)
+    pairs = [[" ".join(side) for side in zip(*some, strict=True)] for some in itertools.product(numbers, repeat=4)]
+    file = pathlib.Path(os.environ.get("TFM_DATA", ""), "spa-eng.zip")
+    if file.is_file():
+        with zipfile.ZipFile(file) as zipped:
+            pairs = [line.split("\t") for line in zipped.read("spa-eng/spa.txt").decode().splitlines()[::100]]
+    (folder / "corpus").mkdir()
+    for part, some in {"test": pairs[::20], "valid": pairs[1::20], "train": pairs[2::20] + pairs[3::4]}.items():
+        for i, language in enumerate(("en", "es")):
+            (folder / "corpus" / f"{part}.{language}").write_text("".join(f"{pair[i]}\n" for pair in some), "utf-8")
 
 
 def blocks(page: str, language: str) -> list[str]:
