@@ -10,6 +10,6 @@ from configs import base
 def get_config():
     config = base.get_config("vision")
     config.model.update(M=2, D=64, compute_dtype="bfloat16")
-    config.image.shift = 0.5
+    config.image.augment = ["shift:0.5"]
     config.train.steps = 400
     return config

@@ -15,6 +15,6 @@ def get_config():
         ("0.001", {"optim.learning_rate": 1e-3}),
     ]
     config.model.update(M=2, D=64)
-    config.image.shift = 0.5
+    config.image.augment = ["shift:0.5"]
     config.train.update(steps=1000, evaluate_every=250)
     return config

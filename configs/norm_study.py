@@ -13,6 +13,6 @@ def get_config():
     config.study.arms = [("post_norm", {"model.block": "post_norm"}), ("rms", {"model.norm": "rms"}), ("pre_norm", {})]
     config.study.threshold = 0.2
     config.model.D = 64
-    config.image.shift = 0.5
+    config.image.augment = ["shift:0.5"]
     config.train.update(steps=500, evaluate_every=100)
     return config

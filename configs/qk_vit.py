@@ -15,6 +15,6 @@ def get_config():
     config.study.arms = [(score, {"model.score": score}) for score in SCORES]
     config.study.threshold = 0.2
     config.model.update(M=2, D=64)
-    config.image.shift = 0.5
+    config.image.augment = ["shift:0.5"]
     config.train.update(steps=1500, evaluate_every=250)
     return config

@@ -11,6 +11,6 @@ from configs import base
 def get_config():
     config = base.get_config("vision")
     config.model.update(M=2, D=64)
-    config.image.shift = 0.5
+    config.image.augment = ["shift:0.5"]
     config.train.update(steps=5000, evaluate_every=1000, save_every=1000)
     return config

@@ -11,6 +11,6 @@ def get_config():
     config = base.get_config("vision")
     config.model.update(M=2, D=64, norm="batch", mlp="two_hidden_relu")
     config.model.position = "learned_concatenated"
-    config.image.shift = 0.5
+    config.image.augment = ["shift:0.5"]
     config.train.steps = 400
     return config

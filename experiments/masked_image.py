@@ -24,7 +24,7 @@ def config() -> dict[str, ConfigDict]:
     image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
     image.patch = 2  # pixels of a patch's side
     image.mask_ratio = 0.75  # share of hidden patches
-    image.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
+    image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
     return {"image": image}
 
 
@@ -32,7 +32,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, what is hidden of them, the model, what is measured."""
     i = settings.image
     data = images.configured(i)
-    train, evaluation, normal = images.both(data, shift=i.shift)
+    train, evaluation, normal = images.both(data, i.augment)
     average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
     N, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)

@@ -1,6 +1,7 @@
 """Images to classes: patches as tokens, a pooled or class-token head (E2, E25)."""
 
 import functools
+import operator
 import pathlib
 from typing import Any
 
@@ -24,7 +25,7 @@ def config() -> dict[str, ConfigDict]:
     image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
     image.patch = 2  # pixels of a patch's side
     image.head = "pooled"  # pooled, class_token (head.py)
-    image.shift = 0.0  # augmentation: each training image is moved by up to so many pixels (or parts of one) each way
+    image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
     return {"image": image}
 
 
@@ -35,15 +36,21 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     _, Y, X, Z = data.train_image_BYXZ.shape
     model = models.vision(settings.model, answer=i.head, Y=Y, X=X, Z=Z, patch=i.patch, C=len(data.classes))
     mask = models.masked(settings.model, None)
-    train, evaluation, _ = images.both(data, shift=i.shift)
+    train, evaluation, _ = images.both(data, i.augment)
 
     def logits(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
         v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=i.patch), over)
         return model.apply(params, v_BNP, mask=mask, over=over, **options)
 
     def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
-        answer = logits_BC, batch["label_B"], batch["weight_B"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
+        answers = [(logits_BC, batch["label_B"], batch["weight_B"])]
+        if "other_label_B" in batch:  # of two images that were mixed, each counts by its share
+            weight_B, share_B = batch["weight_B"], batch["other_share_B"]
+            answers = [(logits_BC, batch["label_B"], weight_B * (1 - share_B))]
+            answers += [(logits_BC, batch["other_label_B"], weight_B * share_B)]
+        measures = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
+        ratios = [{name: of(*answer) for name, of in measures.items()} for answer in answers]
+        return jax.tree.map(lambda *sums: functools.reduce(operator.add, sums), *ratios)
 
     N, _ = models.patches(Y, X, Z, patch=i.patch)
     tokens = N + (i.head == "class_token")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import download, files
+from experiments.data import augment, download, files
 from experiments.engine import batches, config, disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -205,48 +205,31 @@ def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def examples(
-    image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, shift: float = 0.0
+    image_BYXZ: np.ndarray, label_B: np.ndarray, *, mean_Z: np.ndarray, std_Z: np.ndarray, changes: Sequence = ()
 ) -> tuple[batches.Fetch, int]:
     """`(fetch, n)` for `batches`: `image_BYXZ` less the mean, divided by the deviation (float32), `label_B` (int32),
     and `weight_B` 1 (float32).
 
-    With an `rng`, each image is first moved by its own uniform offset in [-shift, shift]^2 pixels, interpolated
-    linearly between pixels (the digits fill their 8 rows, and a whole pixel would cut one off); the border it uncovers
-    has raw pixel value 0, the background. UserError for a shift that is negative or could move it out of sight.
+    With an `rng`, the images are first changed as `augment.chain` says. Where that mixes two of the batch, there are
+    also `other_label_B`, and `other_share_B` of `weight_B`. UserError of `augment.chain`.
     """
-    rows, columns = image_BYXZ.shape[1:3]
-    if not 0 <= shift < min(rows, columns):
-        raise errors.UserError(f"images of {rows} x {columns} pixels cannot be shifted by {shift}")
+    change = augment.chain(changes, Y=image_BYXZ.shape[1], X=image_BYXZ.shape[2])
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        batch_BYXZ = image_BYXZ[index_B]
-        if shift and rng is not None:
-            down_B, right_B = rng.uniform(-shift, shift, (2, len(index_B)))
-            moved_YBXZ = _moved(batch_BYXZ.swapaxes(0, 1), down_B)
-            batch_BYXZ = _moved(moved_YBXZ.transpose(2, 1, 0, 3), right_B).transpose(1, 2, 0, 3)
+        batch_BYXZ, share_B = image_BYXZ[index_B], None
+        if rng is not None:
+            batch_BYXZ, share_B = change(batch_BYXZ, rng)
         image = (batch_BYXZ.astype(np.float32) - mean_Z) / std_Z
-        return {"image_BYXZ": image, "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
+        batch = {"image_BYXZ": image, "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
+        if share_B is not None:
+            batch |= {"other_label_B": np.roll(batch["label_B"], 1), "other_share_B": share_B}
+        return batch
 
     return fetch, len(image_BYXZ)
 
 
-def both(data: Images, *, shift: float = 0.0) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
-    """`examples` of the training part, moved by up to `shift`, and of the other; and the pixels' statistics."""
+def both(data: Images, changes: Sequence = ()) -> tuple[tuple, tuple, dict[str, np.ndarray]]:
+    """`examples` of the training part, changed so, and of the other as it is; and the pixels' statistics."""
     normal = dict(zip(("mean_Z", "std_Z"), statistics(data.train_image_BYXZ), strict=True))
-    train = examples(data.train_image_BYXZ, data.train_label_B, shift=shift, **normal)
+    train = examples(data.train_image_BYXZ, data.train_label_B, changes=changes, **normal)
     return train, examples(data.evaluation_image_BYXZ, data.evaluation_label_B, **normal), normal
-
-
-def _moved(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
-    """y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b], the offset being whole + part; 0 beyond x."""
-    L, B = x_LB.shape[:2]
-    whole_B = np.floor(offset_B).astype(int)
-    part_B = (offset_B - whole_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
-    from_LB = np.arange(L)[:, None] - whole_B
-
-    def taken(from_LB: np.ndarray) -> np.ndarray:
-        inside_LB = (from_LB >= 0) & (from_LB < L)
-        x = x_LB[np.clip(from_LB, 0, L - 1), np.arange(B)]
-        return np.where(inside_LB.reshape(L, B, *[1] * (x_LB.ndim - 2)), x, np.zeros((), x.dtype))
-
-    return (1 - part_B) * taken(from_LB) + part_B * taken(from_LB - 1)

@@ -68,6 +68,7 @@ REMOVED = {
     "pairs.length_penalty": "it is 0.6",
     "pairs.tied_output": "the output matrix is the embedding",
     "synthetic.held_out": "512 examples are held out",
+    "image.shift": "image.augment = ['shift:0.5']",
 }
 for _section in ("text", "pairs", "image"):
     for _part in ("train", "valid", "test"):

@@ -1,20 +1,17 @@
-"""Labelled images of named sets and of files: in two parts by their names or contents, normalised and moved."""
+"""Labelled images of named sets and of files: in two parts by their names or contents, and normalised."""
 
 import gzip
 import math
 import os
 import pathlib
 
-import hypothesis
 import numpy as np
 import pytest
 import tiny
-from hypothesis import strategies as st
-from scipy import ndimage
 from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, elsewhere, idx_folder, npz  # noqa: F401  a fixture
 
 from experiments.data import download, images
-from experiments.engine import batches, errors
+from experiments.engine import errors
 
 # Sets.
 
@@ -195,45 +192,6 @@ def test_examples_are_normalised():
     assert n == TRAIN and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
     assert [batch[name].dtype for name in ("image_BYXZ", "label_B", "weight_B")] == [np.float32, np.int32, np.float32]
     np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)
-
-
-@hypothesis.given(st.floats(0, 2.9), st.integers(0, 2**32))
-@hypothesis.settings(deadline=None, max_examples=15)
-def test_a_moved_image_is_the_image_moved(shift, seed):
-    image = np.random.default_rng(0).integers(1, 256, (TRAIN, Y, X, 2), np.uint8)
-    fetch, _ = plain(image, shift=shift)
-    moved = fetch(np.arange(TRAIN), np.random.default_rng(seed))["image_BYXZ"]
-    offset_2B = np.random.default_rng(seed).uniform(-shift, shift, (2, TRAIN)) if shift else np.zeros((2, TRAIN))
-    assert moved.shape == image.shape and moved.dtype == np.float32
-    for b in range(TRAIN):
-        offset = (*offset_2B[:, b], 0)
-        expected = ndimage.shift(image[b].astype(np.float64), offset, order=1, mode="grid-constant")
-        np.testing.assert_allclose(moved[b], expected, atol=1e-3)
-
-
-def test_offsets_are_uniform_and_none_is_shared():
-    n, shift = 5003, 1.5
-    image = np.zeros((n, 5, 5, 1), np.uint8)
-    image[:, 2, 2] = 1
-    fetch, _ = plain(image, shift=shift)
-    moved = fetch(np.arange(n), np.random.default_rng(0))["image_BYXZ"][..., 0]
-    down, right = moved.sum(2) @ np.arange(-2, 3), moved.sum(1) @ np.arange(-2, 3)  # centres of mass: the offsets
-    for offset in (down, right):
-        assert abs(offset).max() <= shift and abs(offset.mean()) < 5 * shift / math.sqrt(3 * n)
-        assert abs(offset.std() - shift / math.sqrt(3)) < 0.03 and len(np.unique(offset.round(6))) > n / 2
-    assert abs(np.corrcoef(down, right)[0, 1]) < 5 / math.sqrt(n)
-
-
-def test_images_stay_in_place_without_a_generator_and_the_border_is_background():
-    image = np.full((TRAIN, Y, X, 1), 9, np.uint8)
-    fetch, n = plain(image, mean=4, std=2, shift=2)
-    assert (batches.evaluation(fetch, n=n, batch=4)[0]["image_BYXZ"] == 2.5).all()  # (9 - 4) / 2
-    moved = fetch(np.arange(TRAIN), np.random.default_rng(0))["image_BYXZ"]
-    assert moved.min() >= -2.0 and moved.min() < -1.0 and np.isclose(moved.max(), 2.5)  # (0 - 4) / 2
-    for shift in (-1, X):  # a shift leaves something to see
-        with pytest.raises(errors.UserError, match=f"5 x 3 pixels.*{shift}"):
-            plain(image, shift=shift)
-    assert plain(image, shift=X - 1)[1] == TRAIN
 
 
 DATA = os.environ.get("TFM_DATA", "")  # read before a test hides it

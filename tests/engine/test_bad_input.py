@@ -106,8 +106,8 @@ model.M=0 | model.M | at least 1
 model.K=-1 | model.K | at least 1
 image.patch=3 | 8 x 8 | 3 x 3 | image.patch
 image.patch=0 | 8 x 8 | image.patch
-image.shift=8 | 8 x 8 | shifted by 8
-image.shift=-1 | 8 x 8 | shifted by -1
+image.augment=["shift:8"] | 8 x 8 | 'shift:8' | less than a side
+image.augment=[1 | "image.augment" must be of type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
 train.batch_size=20 train.evaluate_batch=3 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
 train.accumulation=4 | train.batch_size = 16 | 8 devices | 4 accumulated parts | multiple of 32

@@ -44,7 +44,7 @@ KINDS = {  # what each room has beside the usual: every sum over devices is in o
     ),
     "pairs": ("translation", {"pairs__N": 8, "pairs__vocabulary": 300, "model__relative_position": "rotary"} | FEW),
     "masked": ("language", {"text__objective": "masked"}),
-    "vision": ("vision", {"image__patch": 2, "image__shift": 1}),
+    "vision": ("vision", {"image__patch": 2, "image__augment": ["shift", "cutmix"]}),
 }
 ADAMW = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
 

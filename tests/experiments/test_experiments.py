@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from scipy import special
 
 from configs import base
 from experiments import language
@@ -37,8 +38,8 @@ RUNS = {
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
     " model.window=11 model.cap=9 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
     " sample.prompt=A sample.max_new_tokens=20",
-    "digits": "image.patch=4 image.shift=1 model.norm=batch model.value=identity model.mlp=two_hidden_relu"
-    " model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
+    "digits": 'image.patch=4 image.augment=["shift","mixup"] model.norm=batch model.value=identity'
+    " model.mlp=two_hidden_relu model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
     " model.attention=explicit model.embed_norm=true"
     " optim.schedule=wsd",
     "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary"
@@ -200,10 +201,19 @@ def test_who_sees_what_comes_later_and_padding_is_seen_by_none(tmp_path):
     assert len(set(losses["masked"])) == 5
 
 
-def test_the_evaluation_part_of_images_is_never_shifted():
-    tasks = [tiny.task_of(tiny.settings("vision", image__patch=4, image__shift=shift)) for shift in (0, 2)]
-    still, shifted = ([task.train[0]["image_BYXZ"], task.evaluation[0]["image_BYXZ"]] for task in tasks)
-    assert np.array_equal(still[1], shifted[1]) and not np.array_equal(still[0], shifted[0])
+def test_of_two_mixed_images_each_label_counts_by_its_share_and_those_evaluated_are_not_changed():
+    works = [tiny.work_of(tiny.settings("vision", image__patch=4, image__augment=some)) for some in ([], ["cutmix"])]
+    still, mixed = (work.task.evaluation[0]["image_BYXZ"] for work in works)
+    assert np.array_equal(still, mixed)
+    batch, params = works[1].task.train[0], tiny.drawn(works[1].task)
+    label_B, other_B, share_B = (batch[name] for name in ("label_B", "other_label_B", "other_share_B"))
+    logits_BC = np.asarray(works[1].apply(params, batch), np.float64)
+    surprise_BC = special.logsumexp(logits_BC, axis=-1, keepdims=True) - logits_BC
+    b, right_BC = np.arange(len(label_B)), np.eye(10)[logits_BC.argmax(-1)]
+    found = jax.jit(works[1].task.loss_and_metrics)(params, batch, None)
+    for name, x_BC in (("loss", surprise_BC), ("accuracy", right_BC)):
+        expected = np.sum((1 - share_B) * x_BC[b, label_B] + share_B * x_BC[b, other_B])
+        np.testing.assert_allclose(found[name], [expected, len(b)], rtol=1e-5)
 
 
 def test_dropout_is_drawn_for_each_key_and_never_in_an_evaluation():

@@ -60,7 +60,7 @@ MODEL = {
     "remat": ["full"],
 }
 TEXT = {"source": ["docstrings"], "tokenizer": ["characters"], "N": [12], "tied_output": [True]}
-IMAGE = {"source": ["mnist"], "patch": [2], "shift": [1.0]}
+IMAGE = {"source": ["mnist"], "patch": [2], "augment": [["shift:1"]]}
 REFUSED = {  # those of the other sections that every family refuses
     "text.objective": ["causal", "prefix", "masked"],
     "text.transform": [True, False],

@@ -1,0 +1,120 @@
+"""Training images changed at random, each in its own way: moved, mirrored, cropped, mixed with another of their batch.
+
+image.augment names what is done, in this order, as ["flip", "crop:4", "cutmix"]; behind a colon stands how much. Each
+function takes image_BYXZ, that number and a generator, and gives the new images and `share_B`: how much of each, and
+so of its label, is now the image before it in the batch (before the first: the last); None of what mixes nothing.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments.engine import by_name, errors
+
+Changed = tuple[np.ndarray, np.ndarray | None]  # image_BYXZ, share_B
+KEY = "image.augment"
+
+
+def shift(image_BYXZ: np.ndarray, most: float, rng: np.random.Generator) -> Changed:
+    """Moved by a uniform offset in [-most, most]^2 pixels, interpolated linearly between pixels (the digits fill their
+    8 rows, and a whole pixel would cut one off); the border it uncovers has raw pixel value 0, the background."""
+    down_B, right_B = rng.uniform(-most, most, (2, len(image_BYXZ)))
+    moved_YBXZ = _moved(image_BYXZ.swapaxes(0, 1), down_B)
+    return _moved(moved_YBXZ.transpose(2, 1, 0, 3), right_B).transpose(1, 2, 0, 3), None
+
+
+def _moved(x_LB: np.ndarray, offset_B: np.ndarray) -> np.ndarray:
+    """y[l, b] = (1 - part) x[l - whole, b] + part x[l - whole - 1, b], the offset being whole + part; 0 beyond x."""
+    L, B = x_LB.shape[:2]
+    whole_B = np.floor(offset_B).astype(int)
+    part_B = (offset_B - whole_B).astype(np.float32).reshape(B, *[1] * (x_LB.ndim - 2))
+    from_LB = np.arange(L)[:, None] - whole_B
+
+    def taken(from_LB: np.ndarray) -> np.ndarray:
+        inside_LB = (from_LB >= 0) & (from_LB < L)
+        x = x_LB[np.clip(from_LB, 0, L - 1), np.arange(B)]
+        return np.where(inside_LB.reshape(L, B, *[1] * (x_LB.ndim - 2)), x, np.zeros((), x.dtype))
+
+    return (1 - part_B) * taken(from_LB) + part_B * taken(from_LB - 1)
+
+
+def flip(image_BYXZ: np.ndarray, probability: float, rng: np.random.Generator) -> Changed:
+    """Left and right exchanged with this probability."""
+    flipped_B111 = rng.random((len(image_BYXZ), 1, 1, 1)) < probability
+    return np.where(flipped_B111, image_BYXZ[:, :, ::-1], image_BYXZ), None
+
+
+def crop(image_BYXZ: np.ndarray, border: float, rng: np.random.Generator) -> Changed:
+    """A window of the image's own size, anywhere in the image with a border of so many pixels of raw value 0."""
+    B, Y, X, _ = image_BYXZ.shape
+    padded = np.pad(image_BYXZ, [(0, 0), *[(int(border), int(border))] * 2, (0, 0)])
+    down_B, right_B = rng.integers(0, 2 * int(border) + 1, (2, B))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (Y, X), axis=(1, 2))
+    return windows[np.arange(B), down_B, right_B].transpose(0, 2, 3, 1), None
+
+
+def mixup(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Changed:
+    """(1 - share) x + share x', share ~ Beta(alpha, alpha) (Zhang et al. 2018, mixup)."""
+    share_B = rng.beta(alpha, alpha, len(image_BYXZ)).astype(np.float32)
+    share_B111 = share_B[:, None, None, None]
+    return (1 - share_B111) * image_BYXZ + share_B111 * np.roll(image_BYXZ, 1, axis=0), share_B
+
+
+def cutmix(image_BYXZ: np.ndarray, alpha: float, rng: np.random.Generator) -> Changed:
+    """A rectangle is that of x': its sides are sqrt(s) of the image's, s ~ Beta(alpha, alpha), its middle any pixel;
+    what lies beyond the edges is cut off, and share is what is left (Yun et al. 2019, CutMix, section 3.2)."""
+    B, *sides = image_BYXZ.shape[:3]
+    part_B, inside = np.sqrt(rng.beta(alpha, alpha, B)), []
+    for L in sides:
+        middle_B1, half_B1 = rng.integers(0, L, (B, 1)), (L * part_B / 2).round()[:, None]
+        inside.append((np.arange(L) >= middle_B1 - half_B1) & (np.arange(L) < middle_B1 + half_B1))
+    inside_BYX = inside[0][:, :, None] & inside[1][:, None]
+    mixed_BYXZ = np.where(inside_BYX[..., None], np.roll(image_BYXZ, 1, axis=0), image_BYXZ)
+    return mixed_BYXZ, inside_BYX.mean((1, 2), dtype=np.float32)
+
+
+class Kind(NamedTuple):
+    change: Callable[[np.ndarray, float, np.random.Generator], Changed]
+    usual: float  # how much, where no number is given
+    right: Callable[[float, int], bool]  # whether that much suits images whose shorter side this is
+    words: str
+    mixes: bool = False
+
+
+KINDS = {
+    "shift": Kind(shift, 1, lambda n, side: 0 <= n < side, "at least 0 and less than a side"),
+    "flip": Kind(flip, 0.5, lambda n, side: 0 <= n <= 1, "between 0 and 1"),
+    "crop": Kind(crop, 4, lambda n, side: n in range(side), "a whole number less than a side"),
+    "mixup": Kind(mixup, 0.2, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
+    "cutmix": Kind(cutmix, 1, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
+}
+
+
+def chain(names: Sequence, *, Y: int, X: int) -> Callable[[np.ndarray, np.random.Generator], Changed]:
+    """All that image.augment names, one after the other. UserError for what does not suit images of Y x X pixels."""
+    steps, mixing = [], []
+    for name in map(str, names):
+        called, colon, number = name.partition(":")
+        kind = by_name.choose("augmentation", called, KINDS)
+        try:
+            amount = float(number) if colon else kind.usual
+        except ValueError:
+            amount = math.nan
+        if not kind.right(amount, min(Y, X)):
+            wrong = f"{KEY} has {name!r}, and images of {Y} x {X} pixels"
+            raise errors.UserError(f"{wrong} need a number there that is {kind.words}")
+        steps.append((kind.change, amount))
+        mixing += [name] * kind.mixes
+    if len(mixing) > 1:
+        raise errors.UserError(f"{KEY} mixes images by {mixing[0]} and by {mixing[1]}: keep one of them")
+
+    def change(image_BYXZ: np.ndarray, rng: np.random.Generator) -> Changed:
+        share_B = None
+        for step, amount in steps:
+            image_BYXZ, share = step(image_BYXZ, amount, rng)
+            share_B = share_B if share is None else share
+        return image_BYXZ, share_B
+
+    return change

@@ -1,0 +1,139 @@
+"""Training images are moved, mirrored, cropped and mixed as slow programs do it with one; the others are not."""
+
+import math
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from experiments.data import augment, images
+from experiments.engine import batches, errors
+
+B, Y, X = 11, 5, 3
+INDEX_B = np.arange(B)
+
+
+def plain(image, *changes, mean=0, std=1):
+    label = np.arange(len(image), dtype=np.int32)
+    return images.examples(image, label, mean_Z=np.float32([mean]), std_Z=np.float32([std]), changes=changes)
+
+
+def pixels(seed=0):
+    return np.random.default_rng(seed).integers(1, 256, (B, Y, X, 2), np.uint8)
+
+
+def shifted(image, most, rng):
+    offset_2B = rng.uniform(-most, most, (2, B))
+    for b in range(B):
+        offset = (*offset_2B[:, b], 0)
+        yield ndimage.shift(image[b].astype(np.float64), offset, order=1, mode="grid-constant"), 0
+
+
+def flipped(image, probability, rng):
+    for b, uniform in enumerate(rng.random(B)):
+        yield image[b, :, ::-1] if uniform < probability else image[b], 0
+
+
+def cropped(image, border, rng):
+    """The window begins `down` rows and `right` columns behind the border's own corner: a shift by whole pixels."""
+    down_B, right_B = rng.integers(0, 2 * border + 1, (2, B))
+    for b in range(B):
+        offset = (border - down_B[b], border - right_B[b], 0)
+        yield ndimage.shift(image[b].astype(np.float64), offset, order=0, mode="grid-constant"), 0
+
+
+def mixed(image, alpha, rng):
+    for b, share in enumerate(rng.beta(alpha, alpha, B)):
+        yield image[b] * (1 - share) + image[b - 1] * share, share
+
+
+def pasted(image, alpha, rng):
+    side_B = np.sqrt(rng.beta(alpha, alpha, B))
+    middle_2B = [rng.integers(0, L, (B, 1))[:, 0] for L in (Y, X)]
+    for b in range(B):
+        made, half_2 = image[b].astype(float), [round(L * side_B[b] / 2) for L in (Y, X)]
+        corners = [
+            [max(0, middle_B[b] + sign * half) for sign in (-1, 1)]
+            for middle_B, half in zip(middle_2B, half_2, strict=True)
+        ]
+        box = tuple(slice(*corner) for corner in corners)
+        made[box] = image[b - 1][box]
+        yield made, made[box][..., 0].size / (Y * X)
+
+
+SLOW = {"shift": shifted, "flip": flipped, "crop": cropped, "mixup": mixed, "cutmix": pasted}
+AMOUNTS = {
+    "shift": st.floats(0, 2.9),
+    "flip": st.floats(0, 1),
+    "crop": st.integers(0, X - 1),
+    "mixup": st.floats(0.1, 5),
+    "cutmix": st.floats(0.1, 5),
+}
+
+
+@pytest.mark.parametrize("kind", augment.KINDS)
+@hypothesis.given(st.data(), st.integers(0, 2**32))
+@hypothesis.settings(deadline=None, max_examples=10)
+def test_a_batch_is_changed_as_its_images_are_one_by_one(kind, data, seed):
+    image, amount = pixels(), data.draw(AMOUNTS[kind])
+    batch = plain(image, f"{kind}:{amount}")[0](INDEX_B, np.random.default_rng(seed))
+    expected, share_B = zip(*SLOW[kind](image, amount, np.random.default_rng(seed)), strict=True)
+    assert batch["image_BYXZ"].dtype == np.float32 and batch["label_B"].tolist() == INDEX_B.tolist()
+    np.testing.assert_allclose(batch["image_BYXZ"], expected, atol=1e-3)
+    assert ("other_label_B" in batch) == (kind in ("mixup", "cutmix"))
+    np.testing.assert_allclose(batch.get("other_share_B", np.zeros(B)), share_B, atol=1e-6)
+    assert batch.get("other_label_B", np.roll(INDEX_B, 1)).tolist() == np.roll(INDEX_B, 1).tolist()
+
+
+def test_offsets_are_uniform_and_none_is_shared():
+    n, shift = 5003, 1.5
+    image = np.zeros((n, 5, 5, 1), np.uint8)
+    image[:, 2, 2] = 1
+    fetch, _ = plain(image, f"shift:{shift}")
+    moved = fetch(np.arange(n), np.random.default_rng(0))["image_BYXZ"][..., 0]
+    down, right = moved.sum(2) @ np.arange(-2, 3), moved.sum(1) @ np.arange(-2, 3)  # centres of mass: the offsets
+    for offset in (down, right):
+        assert abs(offset).max() <= shift and abs(offset.mean()) < 5 * shift / math.sqrt(3 * n)
+        assert abs(offset.std() - shift / math.sqrt(3)) < 0.03 and len(np.unique(offset.round(6))) > n / 2
+    assert abs(np.corrcoef(down, right)[0, 1]) < 5 / math.sqrt(n)
+
+
+def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none():
+    image = pixels()
+    fetch, n = plain(image, "flip", "shift:2", "cutmix", mean=4, std=2)
+    rng, changed = np.random.default_rng(0), image
+    for change, amount in ((augment.flip, 0.5), (augment.shift, 2.0), (augment.cutmix, 1.0)):
+        changed, share_B = change(changed, amount, rng)
+    batch = fetch(INDEX_B, np.random.default_rng(0))
+    np.testing.assert_array_equal(batch["image_BYXZ"], (changed - np.float32(4)) / np.float32(2))
+    np.testing.assert_array_equal(batch["other_share_B"], share_B)
+    evaluated = batches.evaluation(fetch, n=n, batch=4)[0]
+    assert evaluated.keys() == {"image_BYXZ", "label_B", "weight_B"}
+    np.testing.assert_allclose(evaluated["image_BYXZ"], (image[:4] - 4.0) / 2, atol=1e-6)
+    first, again, other = (batches.train(fetch, n=n, batch=8, seed=seed)[3]["image_BYXZ"] for seed in (1, 1, 2))
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            ["shift:-1"],
+            "image.augment has 'shift:-1', and images of 5 x 3 pixels need a number .* at least 0",
+        ),
+        (["shift:3"], "'shift:3', .* less than a side"),  # something is left to see
+        (["flip", "crop:1.5"], "'crop:1.5', .* a whole number less than a side"),
+        (["flip:2"], "between 0 and 1"),
+        (["mixup:0"], "above 0"),
+        (["cutmix:nan"], "above 0"),
+        (["crop:"], "a whole number"),
+        (["mixup", "cutmix:0.5"], "mixes images by mixup and by cutmix:0.5: keep one"),
+        (["flop"], r'unknown augmentation "flop" \(did you mean "flip"\?\); .* shift, flip, crop, mixup, cutmix'),
+        ([3], 'unknown augmentation "3"'),
+    ],
+)
+def test_what_does_not_suit_the_images_is_refused(changes, sentence):
+    with pytest.raises(errors.UserError, match=sentence):
+        plain(pixels(), *changes)
