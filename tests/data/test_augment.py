@@ -102,13 +102,14 @@ def test_offsets_are_uniform_and_none_is_shared():
 
 def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none():
     image = pixels()
-    fetch, n = plain(image, "flip", "shift:2", "cutmix", mean=4, std=2)
-    rng, changed = np.random.default_rng(0), image
-    for change, amount in ((augment.flip, 0.5), (augment.shift, 2.0), (augment.cutmix, 1.0)):
+    fetch, n = plain(image, "flip", "cutmix", "shift:2", mean=4, std=2)
+    rng, changed, mixed_B = np.random.default_rng(0), image, None
+    for change, amount in ((augment.flip, 0.5), (augment.cutmix, 1.0), (augment.shift, 2.0)):
         changed, share_B = change(changed, amount, rng)
+        mixed_B = mixed_B if share_B is None else share_B
     batch = fetch(INDEX_B, np.random.default_rng(0))
     np.testing.assert_array_equal(batch["image_BYXZ"], (changed - np.float32(4)) / np.float32(2))
-    np.testing.assert_array_equal(batch["other_share_B"], share_B)
+    np.testing.assert_array_equal(batch["other_share_B"], mixed_B)
     evaluated = batches.evaluation(fetch, n=n, batch=4)[0]
     assert evaluated.keys() == {"image_BYXZ", "label_B", "weight_B"}
     np.testing.assert_allclose(evaluated["image_BYXZ"], (image[:4] - 4.0) / 2, atol=1e-6)
