@@ -119,12 +119,12 @@ def generation(size: sizes.Workload) -> participant.Built:
     ids = sizes.prompt(size).tolist()
     how = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
     how |= {"steps": size.new, "stop": [], "mask": lambda *_: masks.causal}
-    generator = sample.Generator(model, params, np.array(ids, np.int32), **how)
-    collections.deque(sample.rounds(generator, ids, 0, set()), maxlen=0)  # larger caches are compiled on the way
+    generator, key = sample.Generator(model, params, **how), jax.random.key(0)
+    collections.deque(sample.rounds(generator, ids, key, set()), maxlen=0)  # larger caches are compiled on the way
 
     def steps(n: int) -> float:
         for _ in range(n):
-            gained = sum(len(row) for some in sample.rounds(generator, ids, 0, set()) for row in some)
+            gained = sum(len(row) for some in sample.rounds(generator, ids, key, set()) for row in some)
             if gained != size.counted:
                 raise RuntimeError(f"{gained} words instead of {size.counted}")
         return 0.0

@@ -88,7 +88,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     show = (
         filled(corpus, task, logits)
         if hidden
-        else generated(settings, corpus, model, logits, layouts.Layout(platform=mesh.backend(devices)))
+        else generated(settings, corpus, model, layouts.Layout(platform=mesh.backend(devices)))
     )
     draw = functools.partial(figures, settings, corpus, task, show)
     return run.Work(task, draw, lambda *inputs: logits(*inputs)[0], corpus.tokenizer.files, lines=corpus.lines)
@@ -134,12 +134,10 @@ def masked_windows(corpus: Corpus, *, N: int) -> list[tasks.Examples]:
 
 
 def generated(
-    settings: configs.Settings, corpus: Corpus, model: models.Model, logits: Callable, over: layouts.Layout
+    settings: configs.Settings, corpus: Corpus, model: models.Model, over: layouts.Layout
 ) -> Callable[[Any], str]:
-    """params -> the prompt, continued by the model: through its cache, or, beyond its context, with a window.
-
-    Each word is computed from kept keys and values (E23). The whole prompt of a prefix is read both ways.
-    """
+    """params -> the prompt, continued by the model: through its cache (E23), or, beyond its context, with a window
+    (generate.window). The whole prompt of a prefix is read both ways."""
     s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
     try:
         prompt_BN = jnp.asarray(corpus.tokenizer.encode(s.prompt))[None]
@@ -148,11 +146,11 @@ def generated(
     if prompt_BN.size == 0:
         raise errors.UserError("sample.prompt must hold at least one token")
     configs.at_least(0, {"sample.max_new_tokens": s.max_new_tokens})
-    if s.max_new_tokens > LONGEST:  # or the run would not end
-        raise errors.UserError(f"sample.max_new_tokens must be at most {LONGEST:,}, and {s.max_new_tokens:,} is not")
+    configs.at_most(LONGEST, {"sample.max_new_tokens": s.max_new_tokens})  # or the run would not end
     how = {"steps": s.max_new_tokens, "temperature": TEMPERATURE}
-    fits = prompt_BN.size + s.max_new_tokens <= context
-    if settings.text.objective == "prefix" and not fits:
+    whole = prompt_BN.size + s.max_new_tokens
+    fits = whole <= context or models.endless(settings.model, N=context)
+    if settings.text.objective == "prefix" and whole > context:
         raise errors.UserError(
             f"sample.max_new_tokens = {s.max_new_tokens} tokens after a prompt of {prompt_BN.size} do not fit into"
             f" text.N = {context}"
@@ -166,15 +164,14 @@ def generated(
         layers = model.by_layer(params)
 
         def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
-            call = {"capacity": prompt_BN.size + s.max_new_tokens, "mask": of_prompt, "over": over}
+            call = {"capacity": whole if fits else context, "mask": of_prompt, "over": over}
             return model.start(params, w_BN, length_B, **call)
 
         def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
             return model.step(layers, cache, w_B, n_B, mask=later)
 
-        if fits:
-            return generate.generate(start, step, prompt_BN, jnp.full(1, prompt_BN.size), key, **how)[0]
-        return generate.sample(lambda w_BC: logits(params, {"w_BN": w_BC})[0], prompt_BN, key, context=context, **how)
+        both = (start, step) if fits else generate.window(start, context=context, capacity=whole)
+        return generate.generate(*both, prompt_BN, jnp.full(1, prompt_BN.size), key, **how)[0]
 
     return lambda params: corpus.tokenizer.decode(np.asarray(words(params))[0])
 

@@ -193,6 +193,12 @@ def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
     return near if who is None else mask.both(who, near)
 
 
+def endless(m: config.Settings, *, N: int) -> bool:
+    """Whether the KV cache serves texts beyond the context of N: each token sees those of a window, and how far they
+    are away, both as in training. (Without a window, keys that saw what has left the context would mislead.)"""
+    return 0 < m.window <= N and m.position == "none" and ":" not in m.relative_position
+
+
 def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
     """How the model that `m` describes is shared over a mesh. W: its words; N, head: its patches and class head. Raises
     UserError for what cannot be shared so, with the reason."""

@@ -31,11 +31,6 @@ def logits(words: Sequence[int]) -> np.ndarray:
     return G_WD @ np.tanh((P_ND[: len(words)] * E_WD[list(words)]).sum(axis=0))
 
 
-def full(w_BN: jax.Array) -> jax.Array:
-    """The same after every word: logits_BNW."""
-    return jnp.tanh(jnp.cumsum(P_ND[: w_BN.shape[1]] * jnp.asarray(E_WD)[w_BN], axis=1)) @ G_WD.T
-
-
 def incremental() -> Incremental:
     """`start` and `step`. The cache also counts the words read after the prompt."""
     traces = []

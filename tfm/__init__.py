@@ -50,10 +50,10 @@ Y X Z rows, columns and channels of an image.
 |     | batch size that grows during training     | experiments/engine/batches.py     |                      |
 
 Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py writes them out, and
-online_softmax.py is the mathematics of one; sampling.py has temperature, top-k and top-p; fused.py calls the backend's
-own kernels; nan_guard.py keeps NaN behind the mask; loss.py has sums and counts, and word_loss.py those of words chunk
-by chunk. layout.py says what several devices share, and ring.py passes keys and values around those that share a
-sequence.
+online_softmax.py is the mathematics of one; sampling.py has temperature, top-k, top-p and others; fused.py calls the
+backend's own kernels; nan_guard.py keeps NaN behind the mask; loss.py has sums and counts, and word_loss.py those of
+words chunk by chunk. layout.py says what several devices share, and ring.py passes keys and values around those that
+share a sequence.
 """
 
 from tfm import attention, block, decode, embed, encoder_decoder, head, initial, layout  # noqa: F401

@@ -157,6 +157,13 @@ def at_least(least: float, values: Mapping[str, float]) -> None:
             raise errors.UserError(f"{key} must be at least {least}, and {value} is not")
 
 
+def at_most(most: int, values: Mapping[str, int]) -> None:
+    """UserError for the first of these settings, by their keys, that is larger than `most`."""
+    for key, value in values.items():
+        if value > most:
+            raise errors.UserError(f"{key} must be at most {most:,}, and {value:,} is not")
+
+
 def check_numbers(values: Mapping[str, Any]) -> None:
     """UserError for the first number, by its key, that no array index or float32 can be: absurd, infinite or NaN."""
     for key, value in leaves(values):

@@ -19,6 +19,7 @@ from experiments.engine import errors, log
 from experiments.pretrained import open_model
 from experiments.tools import export, sample
 from tfm.attention import mask as masks
+from tfm.decode import generate
 
 N = 37
 STORIES = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / "stories260K"
@@ -30,6 +31,14 @@ def run(tmp_path_factory):
     return published.run(tmp_path_factory.mktemp("causal"), "language", text__N=N, model__M=1, model__bias=False)
 
 
+def enlarged(folder) -> dict:
+    """Large parameters, by which a text depends on all that it has: the run's newest from now on."""
+    rng = np.random.default_rng(2)
+    large = jax.tree.map(lambda x: 2 * rng.standard_normal(x.shape, np.float32), open_model.open(str(folder)).params)
+    published.keep(folder, 3, large)
+    return large
+
+
 def use(**values) -> tiny.Outcome:
     return tiny.command(sample, **values)
 
@@ -38,13 +47,14 @@ def refusal(**values) -> str:
     return tiny.refusal(sample, **values)
 
 
-def continued_slowly(path, w_N, *, mask=masks.causal) -> list[int]:
-    """The likeliest words, each by the whole forward pass over all words before it, padded to one length."""
+def continued_slowly(path, w_N, *, mask=masks.causal, longest=N, context=N) -> list[int]:
+    """The likeliest words, each by the whole forward pass over the last words before it, padded to one length."""
     made, w_N = open_model.open(str(path)), list(w_N)
     apply = jax.jit(made.network().apply, static_argnames="mask")
-    while len(w_N) < N:
-        padded = np.array([w_N + [0] * (N - len(w_N))])
-        w_N.append(int(apply(made.params, padded, mask=mask)[0][0, len(w_N) - 1].argmax()))
+    while len(w_N) < longest:
+        seen = w_N[-context:]
+        padded = np.array([seen + [0] * (context - len(seen))])
+        w_N.append(int(apply(made.params, padded, mask=mask)[0][0, len(seen) - 1].argmax()))
     return w_N
 
 
@@ -52,21 +62,21 @@ def test_text_is_that_of_the_full_forward_pass_and_is_told_as_it_is_drawn(tmp_pa
     """The prompt is read both ways, as a model wants it that was trained behind prefixes."""
     folder = published.run(tmp_path / "run", "language", text__N=N, model__M=1, model__bias=False)
     folder = published.changed(folder, tmp_path / "copy", text__objective="prefix")
-    rng = np.random.default_rng(2)  # of parameters by which a prompt that is read one way is continued otherwise
-    large = jax.tree.map(lambda x: 2 * rng.standard_normal(x.shape, np.float32), open_model.open(str(folder)).params)
-    published.keep(folder, 3, large)
+    large = enlarged(folder)  # by which a prompt that is read one way is continued otherwise
     newest = open_model.open(str(folder)).params
     assert newest["embed"]["E_WD"][0, 0] == large["embed"]["E_WD"][0, 0]
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(newest))
     said = []
     monkeypatch.setattr(log, "say", said.append)
     monkeypatch.chdir(tmp_path)
-    assert use(checkpoint=folder, prompt="kings", temperature=0.0).code == 0
+    assert use(checkpoint=folder, prompt="kings", temperature=0.0, max_new_tokens=N - 5).code == 0
     slowly = continued_slowly(folder, b"kings", mask=masks.either(masks.causal, masks.prefix(5)))
     words = pretrained_tokenizer.read(folder)
     assert "".join(said) == "kings" + "".join(words.stream(slowly[5:], after=slowly[:5])) + "\n"
     assert said[0] == "kings" and len(said) > 4
     assert not (tmp_path / "runs").exists()  # nothing is written
+    wrong = refusal(checkpoint=folder, prompt="kings", max_new_tokens=N - 4)
+    assert "33 tokens after a prefix of 5 do not fit into the model's context of 37: 32 do" in wrong
 
 
 def test_several_prompts_at_once_are_each_as_alone(run, tmp_path):
@@ -80,21 +90,52 @@ def test_several_prompts_at_once_are_each_as_alone(run, tmp_path):
     assert "is there already" in refusal(checkpoint=run, **greedy, workdir=tmp_path / "out", prompt="A")
 
 
+def test_beyond_the_context_the_window_moves(run, tmp_path, monkeypatch):
+    """In the midst of the text and from the prompt on, with lines that are typed, of which one cannot be read."""
+    run = shutil.copytree(run, tmp_path / "run")
+    enlarged(run)
+    prompts = [b"A king who reads is", b"A king who reads is worth two kings who fight"]  # of 19 and 45
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(["", *map(bytes.decode, prompts)])))
+    outcome = use(checkpoint=run, prompt="-", max_new_tokens=25, temperature=0.0)
+    right = [continued_slowly(run, text, longest=len(text) + 25) for text in prompts]
+    error, found = outcome.out.split("\n", 1)
+    assert error == "error: this model needs a prompt of at least one token: --prompt='...'"
+    assert found == "".join(pretrained_tokenizer.read(run).decode(text).translate(log.CONTROL) + "\n" for text in right)
+
+
 def test_a_cache_that_grows_changes_no_text_and_chance_depends_on_the_seed_alone(run):
     model = open_model.open(run)
     ids, capacities = [[*b"A king"], [*b"w"]], []
-    prompt_BN = np.array([row + [0] * (8 - len(row)) for row in ids], np.int32)
     how = {"steps": 18, "stop": [], "mask": lambda length_B=None: masks.causal}
     how |= {"temperature": 9.0, "top_k": 0, "top_p": 1.0}
 
     def drawn(drawing, seed: int) -> list:
-        return [sum(rows, []) for rows in zip(*sample.rounds(drawing, ids, seed, set()), strict=True)]
+        return [sum(rows, []) for rows in zip(*sample.rounds(drawing, ids, jax.random.key(seed), set()), strict=True)]
 
-    whole, growing = (sample.Generator(model.network(), model.params, prompt_BN, **how, grows=n) for n in (999, 1))
+    whole, growing = (sample.Generator(model.network(), model.params, **how, grows=n) for n in (999, 1))
     grow, growing.grow = growing.grow, lambda cache, places: (capacities.append(places), grow(cache, places))[1]
     at_once = drawn(whole, 1)
     assert [len(row) for row in at_once] == [18] * 2 and drawn(whole, 2) != at_once
-    assert drawn(growing, 1) == at_once and capacities == [24, 26]
+    assert drawn(growing, 1) == at_once and capacities == [24]
+
+
+def test_a_sample_is_the_first_of_its_own_seed(run):
+    how = {"max_new_tokens": 9, "temperature": 9.0, "min_p": 0.001}
+    with contextlib.redirect_stdout(io.StringIO()):
+        several = sample.run(run, prompt="A", samples=3, seed=4, **how)
+        assert several[2] == sample.run(run, prompt="A", seed=6, **how) and len({*several}) == 3
+
+
+def test_a_cache_goes_on_beyond_the_context_where_words_see_a_window_at_relative_positions(tmp_path, monkeypatch):
+    monkeypatch.setattr(generate, "window", None)
+    settings = {"model__window": 4, "model__position": "none", "model__relative_position": "rotary"}
+    folder = published.run(tmp_path / "run", "language", text__N=N, model__M=1, model__bias=False, **settings)
+    enlarged(folder)
+    near = masks.both(masks.causal, masks.window(4))
+    right = continued_slowly(folder, b"kings", mask=near, longest=3 * N, context=3 * N)
+    with contextlib.redirect_stdout(io.StringIO()):
+        text = sample.run(folder, prompt="kings", max_new_tokens=3 * N - 5, temperature=0.0)
+    assert text == pretrained_tokenizer.read(folder).decode(right)
 
 
 def test_the_text_ends_before_the_stop_however_it_comes():
@@ -139,10 +180,10 @@ def test_stories260k_tells_its_story_and_so_does_its_export(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"prompt": "A" * 38}, "prompt has 38 tokens, and the context of the model holds 37 in all"),
-        ({"prompt": "A" * 37}, "prompt has 37 tokens, and the context of the model holds 37 in all"),
-        ({"prompt": "A king", "max_new_tokens": 32}, "32 tokens after a prompt of 6 .* context of 37: 31 do"),
+        ({"prompt": "A", "samples": 0}, "samples must be at least 1, and 0 is not"),
+        ({"prompt": "A", "repetition_penalty": 0.0}, "penalty must be a positive number"),
         ({"prompt": "A king", "max_new_tokens": -1}, "max_new_tokens"),
+        ({"prompt": "A king", "max_new_tokens": 1_000_001}, "max_new_tokens must be at most 1,000,000"),
         ({}, "a prompt of at least one token"),
         ({"prompt": "A", "json": "file"}, "--json is for --topology"),
         ({"prompt": "A", "top_p": 2.0}, "top_p must be a probability"),

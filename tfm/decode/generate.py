@@ -1,13 +1,13 @@
 """Text from a next-word model (E24): draw a word, append it, ask again.
 
-`sample` asks a causal model about the last words, all of them anew for every word. `generate` (and `begin` and `more`,
-the same in pieces) asks an incremental one, E23, that is two functions of any model:
+`generate` (and `begin` and `more`, the same in pieces) asks an incremental model, E23, which is two functions:
 
     start(prompt_BN, length_B) -> logits_BW, cache      reads right-padded prompts; logits after their last real word
     step(cache, w_B, n_B) -> logits_BW, cache           reads word w at position n; logits of the next word
 
-Every leaf of the cache has the leading axis B. Position n of sequence b is drawn with a key made of (key, b, n) alone:
-neither the other sequences nor the padding nor where the text was cut into pieces has a part in it.
+`window` makes two others of these for texts beyond the context of the model. Every leaf of the cache has the leading
+axis B. Position n of sequence b is drawn with a key made of (key, b, n) alone: neither the other sequences nor the
+padding nor where the text was cut into pieces has a part in it.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,29 +24,22 @@ Step = Callable[[Any, jax.Array, jax.Array], tuple[jax.Array, Any]]
 Stop = Sequence[int] | jax.Array | None
 
 
-def sample(
-    next_word: Callable, prompt_BN: jax.Array, key: jax.Array, *, steps: int, context: int, **chance: float
-) -> jax.Array:
-    """The prompts with `steps` words appended: w_B(N+steps). `chance`: temperature, top_k and top_p of `sampling.draw`.
+def window(start: Start, *, context: int, capacity: int) -> tuple[Start, Step]:
+    """`start` and `step` beyond the context of a causal model: each word is asked of the last `context` words, which
+    are read anew for it by the model's own `start`. The cache is the text, w_BT with T = capacity >= context places."""
 
-    `next_word` maps w_BC, C = context, to logits_BCW and must be causal. Each word sees at most the last `context`
-    words before it; while there are fewer, the rest of the window lies in the future, which a causal model ignores.
-    ValueError for prompts without a word: there is nothing to predict from.
-    """
-    B, N = prompt_BN.shape
-    if N == 0:
-        raise ValueError("a prompt must hold at least one word")
-    words = jnp.zeros((B, max(N + steps, context)), prompt_BN.dtype).at[:, :N].set(prompt_BN)
-    key_B = sampling.one_per_sequence(key, B)
+    def ask(w_BT: jax.Array, n_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+        first_B = jnp.maximum(n_B + 1 - context, 0)
+        part = jax.vmap(lambda w_T, first: jax.lax.dynamic_slice_in_dim(w_T, first, context))
+        return start(part(w_BT, first_B), n_B + 1 - first_B)[0], w_BT
 
-    def step(n: jax.Array, words: jax.Array) -> jax.Array:
-        start = jnp.maximum(n - context, 0)
-        window_BC = jax.lax.dynamic_slice_in_dim(words, start, context, axis=1)
-        logits_BW = jax.lax.dynamic_index_in_dim(next_word(window_BC), n - 1 - start, axis=1, keepdims=False)
-        word_B = sampling.draw(jax.vmap(jax.random.fold_in)(key_B, jnp.full(B, n)), logits_BW, **chance)
-        return words.at[:, n].set(word_B.astype(words.dtype))
+    def begin(w_BN: jax.Array, length_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return ask(jnp.pad(w_BN, ((0, 0), (0, capacity - w_BN.shape[1]))), length_B - 1)
 
-    return jax.lax.fori_loop(N, N + steps, step, words)[:, : N + steps]
+    def step(w_BT: jax.Array, w_B: jax.Array, n_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return ask(jnp.where(jnp.arange(capacity) == n_B[:, None], w_B[:, None], w_BT), n_B)
+
+    return begin, step
 
 
 def bucket(n: int, most: int | None = None) -> int:
@@ -121,7 +114,7 @@ def more(step: Step, state: State, *, steps: int | jax.Array, stop: Stop = None,
 def _appended(state: State, logits_BW: jax.Array, *, stop: Stop, **chance: float) -> State:
     """Every text that is not done with one word more."""
     key_B = jax.vmap(jax.random.fold_in)(state.key_B, state.length_B)
-    drawn_B = sampling.draw(key_B, logits_BW, **chance).astype(state.w_BN.dtype)
+    drawn_B = sampling.draw(key_B, logits_BW, state.w_BN, state.length_B, **chance).astype(state.w_BN.dtype)
     here_BN = (jnp.arange(state.w_BN.shape[1]) == state.length_B[:, None]) & ~state.done_B[:, None]
     length_B = state.length_B + ~state.done_B
     return state._replace(
@@ -142,9 +135,9 @@ def generate(
     """Each prompt and, directly after its own length, up to `steps` words: w_B(N+steps), length_B.
 
     prompts: prompt_BN, right-padded (to a `bucket`); length_B, the words of each; a key, or key_B. `chance`:
-    temperature, top_k and top_p of `sampling.draw`. A word among `stop` is a text's last one; after the last word
-    stands id 0. One compiled loop that ends when every text has. ValueError for prompts without a word and negative
-    steps.
+    the numbers of `sampling.filtered`, such as temperature. A word among `stop` is a text's last one; after the last
+    word stands id 0. One compiled loop that ends when every text has. ValueError for prompts without a word and
+    negative steps.
     """
     state = more(step, begin(start, *prompts, steps=steps, stop=stop, **chance), steps=steps, stop=stop, **chance)
     return state.w_BN, state.length_B

@@ -39,28 +39,78 @@ def _first(logits_BW: jax.Array, order_BW: jax.Array, count: jax.Array | int) ->
     return jnp.where((logits_BW > edge_B1) | level_BW, logits_BW, -jnp.inf)
 
 
-def draw(
-    key: jax.Array, logits_BW: jax.Array, *, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0
+def keep_min_p(logits_BW: jax.Array, p: float) -> jax.Array:
+    """Words at least p times as probable as the most likely one (min-p, Nguyen et al. 2024, section 3): l_w >= max_v
+    l_v + log p; the others are -inf. p = 0 keeps all."""
+    if p == 0:
+        return logits_BW
+    return jnp.where(logits_BW >= logits_BW.max(axis=-1, keepdims=True) + jnp.log(p), logits_BW, -jnp.inf)
+
+
+def discourage(logits_BW: jax.Array, w_BN: jax.Array, length_B: jax.Array, penalty: float) -> jax.Array:
+    """Of a word that occurs among the first length_B of w_BN, l_w / penalty where l_w > 0 (Keskar et al. 2019, section
+    4.1), and l_w * penalty elsewhere, so that a penalty above 1 makes it less likely in both cases."""
+    if penalty == 1:
+        return logits_BW
+    B, W = logits_BW.shape
+    place_BN = jnp.where(jnp.arange(w_BN.shape[1]) < length_B[:, None], w_BN, W)  # W: dropped, as no word of the model
+    said_BW = jnp.zeros((B, W), bool).at[jnp.arange(B)[:, None], place_BN].set(True, mode="drop")
+    return jnp.where(said_BW, jnp.where(logits_BW > 0, logits_BW / penalty, logits_BW * penalty), logits_BW)
+
+
+def filtered(
+    logits_BW: jax.Array,
+    w_BN: jax.Array | None = None,
+    length_B: jax.Array | None = None,
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
 ) -> jax.Array:
-    """Words w_B from softmax(l / temperature), cut to the `top_k` most likely and of these to the nucleus of `top_p`.
-    Temperature 0 takes the most likely word, and of equally likely ones the lowest id. `key` is one key for all, or
-    key_B. ValueError for numbers out of range."""
-    refuse(temperature=temperature, top_k=top_k, top_p=top_p)
+    """The logits that a word is drawn from: those of the words so far, length_B of w_BN, `discourage`d; divided by the
+    temperature; cut to the `top_k` most likely, of these to the nucleus of `top_p`, of these to `min_p`. Temperature 0
+    neither divides nor cuts: `draw` takes the most likely word. ValueError for numbers out of range."""
+    chance = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    refuse(**chance, repetition_penalty=repetition_penalty)
     l_BW = linear.wide(jnp.asarray(logits_BW))
+    if repetition_penalty != 1:
+        if w_BN is None or length_B is None:
+            raise ValueError("a repetition penalty needs the words so far")
+        l_BW = discourage(l_BW, w_BN, length_B, repetition_penalty)
     if temperature == 0:
+        return l_BW
+    return keep_min_p(keep_top_p(keep_top_k(apply_temperature(l_BW, temperature), top_k), top_p), min_p)
+
+
+def draw(key: jax.Array, logits_BW: jax.Array, *words: jax.Array, **chance: float) -> jax.Array:
+    """Words w_B from softmax(`filtered`(logits_BW, *words, **chance)), at temperature 0 the most likely word, and of
+    equally likely ones the lowest id. `key` is one key for all, or key_B."""
+    l_BW = filtered(logits_BW, *words, **chance)
+    if chance.get("temperature") == 0:
         return l_BW.argmax(axis=-1).astype(jnp.int32)
-    kept_BW = keep_top_p(keep_top_k(apply_temperature(l_BW, temperature), top_k), top_p)
-    return jax.vmap(jax.random.categorical)(one_per_sequence(key, len(l_BW)), kept_BW).astype(jnp.int32)
+    return jax.vmap(jax.random.categorical)(one_per_sequence(key, len(l_BW)), l_BW).astype(jnp.int32)
 
 
-def refuse(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> None:
-    """ValueError unless temperature >= 0, top_k >= 0 is whole and 0 <= top_p <= 1."""
+def refuse(
+    *,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+) -> None:
+    """ValueError unless temperature >= 0, top_k >= 0 is whole, 0 <= top_p, min_p <= 1 and repetition_penalty > 0."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"the temperature must be 0 or a positive number, not {temperature}")
     if isinstance(top_k, float) or top_k < 0:
         raise ValueError(f"top_k must be a number of words, or 0 for all, not {top_k}")
-    if not 0 <= top_p <= 1:
-        raise ValueError(f"top_p must be a probability between 0 and 1, not {top_p}")
+    for name, p in (("top_p", top_p), ("min_p", min_p)):
+        if not 0 <= p <= 1:
+            raise ValueError(f"{name} must be a probability between 0 and 1, not {p}")
+    if not 0 < repetition_penalty < float("inf"):
+        raise ValueError(f"the repetition penalty must be a positive number, and 1 for none, not {repetition_penalty}")
 
 
 def one_per_sequence(key: jax.Array, B: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Text from a next-word model (E24): the sliding window and the increments equal a loop over the words."""
+"""Text from a next-word model (E24): the window that moves and the increments equal a loop over the words."""
 
 import functools
 
@@ -16,14 +16,19 @@ LENGTHS = (4, 1, 5, 2)
 PROMPTS_BN, LENGTH_B = recurrent.prompts(*LENGTHS, columns=5)
 KEY = jax.random.key(5)
 CHANCES = {"greedy": dict(temperature=0.0), "all": dict(temperature=1.5)}
-CHANCES |= {"filtered": dict(temperature=2.0, top_k=5, top_p=0.9)}
+CHANCES |= {"filtered": dict(temperature=2.0, top_k=5, top_p=0.9, min_p=0.03, repetition_penalty=2.5)}
+CHANCES |= {"window": CHANCES["filtered"]}
+CONTEXT = {"window": 3}  # there are prompts that are shorter, as long, longer
 
 
 @functools.cache
 def compiled(chance: str):
     """One compiled `generate` for all tests of it, stop words being data, and the names of what was traced for it."""
     model = recurrent.incremental()
-    generate = jax.jit(functools.partial(decode.generate, model.start, model.step, steps=STEPS, **CHANCES[chance]))
+    both = model.start, model.step
+    if chance in CONTEXT:
+        both = decode.window(model.start, context=CONTEXT[chance], capacity=PROMPTS_BN.shape[1] + STEPS)
+    generate = jax.jit(functools.partial(decode.generate, *both, steps=STEPS, **CHANCES[chance]))
 
     def run(key, *, prompt_BN=PROMPTS_BN, length_B=LENGTH_B, stop=()):
         stops = np.array([*stop, -1, -1][:2])  # no word is -1
@@ -33,24 +38,17 @@ def compiled(chance: str):
 
 
 @functools.cache
-def slow(chance: str, lengths=LENGTHS, context: int = 99) -> list[list[int]]:
+def slow(chance: str) -> list[list[int]]:
     """The definition: the logits after the last words so far, a word drawn with the key of (b, n), and so on."""
     draw = jax.jit(functools.partial(sampling.draw, **CHANCES[chance]))
-    texts = [PROMPTS_BN[b, :length].tolist() for b, length in enumerate(lengths)]
+    texts = [PROMPTS_BN[b, :length].tolist() for b, length in enumerate(LENGTHS)]
     for b, words in enumerate(texts):
         for n in range(len(words), len(words) + STEPS):
             key_b = jax.random.fold_in(jax.random.fold_in(KEY, b), n)
-            words.append(int(draw(key_b[None], recurrent.logits(words[-context:])[None])[0]))
+            whole, length = np.array([words + [0] * (STEPS + 5 - n)]), np.array([n])
+            seen = words[-CONTEXT.get(chance, n) :]
+            words.append(int(draw(key_b[None], recurrent.logits(seen)[None], whole, length)[0]))
     return texts
-
-
-@pytest.mark.parametrize(("length", "steps"), [(1, STEPS), (3, 1), (5, STEPS), (5, 0)])
-def test_a_window_that_slides_gives_the_text_of_the_definition(length, steps):
-    """From prompts that are shorter than the context, as long, longer."""
-    prompt_BN, how = PROMPTS_BN[:, :length].astype(jnp.int16), dict(steps=steps, context=3, **CHANCES["filtered"])
-    words = decode.sample(recurrent.full, prompt_BN, KEY, **how)
-    assert words.shape == (4, length + steps) and words.dtype == jnp.int16
-    np.testing.assert_array_equal(words, [text[: length + steps] for text in slow("filtered", (length,) * 4, 3)])
 
 
 @pytest.mark.parametrize("stop", [(), (2, 6)])
@@ -150,6 +148,3 @@ def test_what_cannot_go_on_is_refused(prompt, lengths, settings, message):
     with pytest.raises(ValueError, match=message):
         prompt_BN, length_B = jnp.ones(prompt, int), jnp.array(lengths)
         decode.generate(model.start, model.step, prompt_BN, length_B, jax.random.key(0), **(dict(steps=1) | settings))
-    if not prompt[1]:
-        with pytest.raises(ValueError, match=message):
-            decode.sample(recurrent.full, jnp.ones(prompt, int), jax.random.key(0), steps=1, context=3, temperature=0)

@@ -74,6 +74,25 @@ def test_the_k_most_likely_stay_and_among_equals_the_lower_ids(k):
     assert kept(found) == [set(sorted(range(W), key=lambda w: (-row[w], w))[: k or W]) for row in logits_BW]
 
 
+@pytest.mark.parametrize("p", [0.0, 0.07, 0.5, 1.0])
+def test_min_p_keeps_what_is_nearly_as_likely_as_the_likeliest(p):
+    logits_BW = 2 * np.random.default_rng(0).standard_normal((11, W))
+    found = sampling.keep_min_p(jnp.asarray(logits_BW), p)
+    unchanged_or_gone(found, logits_BW)
+    assert kept(found) == [{w for w in range(W) if softmax(row)[w] >= p * softmax(row).max()} for row in logits_BW]
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.7, 0.5])
+def test_words_that_the_text_has_are_less_likely_and_what_is_behind_it_is_no_word(penalty):
+    logits_BW, w_BN = cases.normal(0, 3, W), np.array([[1, 4, 1, 6], [5, 6, 2, 0], [0, 3, 3, 2]])
+    expected = np.array(logits_BW)
+    for b, length in enumerate((4, 2, 1)):
+        for w in set(w_BN[b, :length].tolist()):
+            expected[b, w] = expected[b, w] / penalty if expected[b, w] > 0 else expected[b, w] * penalty
+    found = sampling.filtered(logits_BW, w_BN, np.array([4, 2, 1]), repetition_penalty=penalty)
+    cases.close(jax.nn.softmax(found), jax.nn.softmax(expected), 1e-6)
+
+
 def test_a_temperature_divides_and_none_is_too_low():
     logits_BW = cases.normal(0, 3, W)
     cases.close(jax.nn.softmax(sampling.apply_temperature(logits_BW, 0.7)), jax.nn.softmax(logits_BW / 0.7), 1e-6)
@@ -82,19 +101,20 @@ def test_a_temperature_divides_and_none_is_too_low():
         np.testing.assert_array_equal(found, jax.nn.one_hot(logits_BW.argmax(axis=-1), W))
 
 
-SETTINGS = [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 0, 1.0), (1.0, 4, 1.0), (1.0, 0, 0.6), (2.0, 5, 0.8)]
+SETTINGS = [(1.0, 0, 1.0, 0.0), (0.5, 0, 1.0, 0.0), (2.0, 0, 1.0, 0.0), (1.0, 4, 1.0, 0.0), (1.0, 0, 0.6, 0.0)]
+SETTINGS += [(2.0, 5, 0.8, 0.0), (2.0, 5, 0.9, 0.5)]
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
-def test_frequencies_are_the_softmax_over_what_the_filters_keep_in_their_order(temperature, top_k, top_p):
+@pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), SETTINGS)
+def test_frequencies_are_the_softmax_over_what_the_filters_keep_in_their_order(temperature, top_k, top_p, min_p):
     """Chi-square with at most six degrees of freedom exceeds 28 with probability 1e-4; the key is fixed."""
     many = 7000
     p = softmax(LOGITS / temperature)
     most_likely = np.argsort(-p)[: top_k or W]
     p = np.where(np.isin(np.arange(W), most_likely), p, 0) / p[most_likely].sum()
-    p = np.where(np.isin(np.arange(W), list(smallest(p, top_p - 1e-12))), p, 0)
+    p = np.where(np.isin(np.arange(W), list(smallest(p, top_p - 1e-12))) & (p >= min_p * p.max()), p, 0)
     expected, logits_BW = many * p / p.sum(), np.tile(np.float32(LOGITS), (many, 1))
-    draw = functools.partial(sampling.draw, temperature=temperature, top_k=top_k, top_p=top_p)
+    draw = functools.partial(sampling.draw, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     words = jax.jit(draw)(jax.random.key(0), logits_BW)
     count = np.bincount(words, minlength=W)
     assert (count[expected == 0] == 0).all()
@@ -135,6 +155,9 @@ def test_every_sequence_has_its_own_key():
         ({"top_p": 1.1}, "top_p must be a probability between 0 and 1, not 1.1"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_p": float("nan")}, "top_p"),
+        ({"min_p": 1.1}, "min_p must be a probability between 0 and 1, not 1.1"),
+        ({"repetition_penalty": 0}, "repetition penalty must be a positive number, and 1 for none, not 0"),
+        ({"repetition_penalty": 1.2}, "needs the words so far"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
