@@ -100,6 +100,7 @@ def common() -> ml_collections.ConfigDict:
     optim.beta1 = 0.9  # decay of the mean of gradients
     optim.beta2 = 0.99  # decay of the mean of their squares
     optim.weight_decay = 0.1  # on matrices only
+    optim.frozen = []  # parameters that stay as they begin: ["embed/E_WD"], ["*", "!head"] (all but the head)
     optim.clip = 1.0  # largest global norm of the gradient; 0: no clipping
 
     # The loop.

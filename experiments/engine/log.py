@@ -11,7 +11,7 @@ import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -287,15 +287,20 @@ class Progress(Line):
         super().close()
 
 
-def table(params: Any) -> str:
-    """One line per parameter: name, letters with their sizes, count; and the total."""
-    rows = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+def table(params: Any, trained: Sequence[bool] = ()) -> str:
+    """One line per parameter: name, letters with their sizes, count; and the total. trained: which of them are, where
+    not all: the others are marked as frozen."""
+    rows, leaves = [], jax.tree_util.tree_leaves_with_path(params)
+    for path, leaf in leaves:
         sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
         rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}"))
     rows.append(("total", "", f"{shapes.total(params):,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"  {name:<{widths[0]}}  {sizes:<{widths[1]}}  {count:>{widths[2]}}" for name, sizes, count in rows]
+    if not all(trained):
+        lines = [line if own else f"{line}  frozen" for line, own in zip(lines, (*trained, True), strict=True)]
+        count = sum(leaf.size for (_, leaf), own in zip(leaves, trained, strict=True) if own)
+        lines[-1] += f", of which {count:,} are trained"
     return "\n".join([*lines[:-1], "  " + "-" * (sum(widths) + 4), lines[-1]])
 
 

@@ -1,7 +1,9 @@
 """The optimiser: AdamW or Muon on optax, with the decay, the clipping and the schedules a config can name."""
 
+import fnmatch
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -125,6 +127,49 @@ def dimensions(path: Any) -> optax.contrib.MuonDimensionNumbers:
     if heads and not letters[-2] == letters[-1] != "D":
         outputs, inputs = (outputs, heads + inputs) if letters[-2] == "D" else (heads + outputs, inputs)
     return optax.contrib.MuonDimensionNumbers(reduction_axis=outputs, output_axis=inputs)
+
+
+def trained(params: Any, frozen: Sequence[str]) -> Any:
+    """Which leaves are trained: True where no pattern of `frozen` means them. A pattern is the path of a parameter or
+    of the part it lies in, where * stands for anything: 'embed/E_WD', 'blocks', '*/b?_*'. The last one that means a
+    leaf counts, and what it means is trained after all where it begins with '!': ['*', '!head']."""
+
+    def is_trained(path: Any, _: Any) -> bool:
+        name = "/".join(shapes.names(path))
+        last = next((pattern for pattern in reversed(frozen) if _means(pattern, name)), "!")
+        return last.startswith("!")
+
+    return jax.tree_util.tree_map_with_path(is_trained, params)
+
+
+def _means(pattern: str, name: str) -> bool:
+    pattern = pattern.removeprefix("!")
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
+
+
+def check_frozen(frozen: Sequence[str], params: Any) -> None:
+    """UserError for a pattern that means no parameter, or where none is left to train."""
+    names = shapes.flat(params)
+    for pattern in frozen:
+        if not any(_means(str(pattern), name) for name in names):
+            hint = by_name.nearest(str(pattern), names)
+            raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
+    if not any(jax.tree.leaves(trained(params, frozen))):
+        raise errors.UserError("optim.frozen leaves nothing to train")
+
+
+def held(loss_and_metrics: Callable, frozen: Sequence[str], *, running: str) -> Callable:
+    """The same function, through which no gradient reaches what is frozen, nor a statistic that it would follow: one
+    whose name is its path behind `running`."""
+
+    def of_the_others(params: Any, *batch: Any, **options: Any) -> dict:
+        which = trained(params, frozen)
+        params = jax.tree.map(lambda x, own: x if own else jax.lax.stop_gradient(x), params, which)
+        fixed = {running + path for path, own in shapes.flat(which).items() if not own}
+        measured = loss_and_metrics(params, *batch, **options)
+        return {name: pair for name, pair in measured.items() if name not in fixed}
+
+    return of_the_others
 
 
 def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:

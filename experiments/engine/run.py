@@ -174,7 +174,7 @@ def describe(plan: step.Plan, state: step.State) -> int:
     shapes.check(state.params)
     forward = forward_flops(plan, state)
     batch, each = plan.growth.sizes[0], plan.task.tokens_per_example
-    print(log.table(state.params))
+    print(log.table(state.params, jax.tree.leaves(optim.trained(state.params, plan.task.frozen))))
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
         token = f"; {log.si(forward / (batch * each), 'FLOP')} per token forward"
         begin, end = ("", f", after step {first:,}") if first else (" (3 x forward)", token)
@@ -221,7 +221,12 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
     mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
-    mesh.check_layout(devices, task.layout, jax.eval_shape(task.init, jax.random.key(0)), task.train[0])
+    params, frozen = jax.eval_shape(task.init, jax.random.key(0)), settings.optim.frozen
+    mesh.check_layout(devices, task.layout, params, task.train[0])
+    if frozen:
+        optim.check_frozen(frozen, params)
+        loss = optim.held(task.loss_and_metrics, frozen, running=step.RUNNING)
+        task = task._replace(loss_and_metrics=loss, frozen=frozen)
     if t.keep_best and t.keep_best not in measured(task):
         raise errors.UserError(f"train.keep_best = {t.keep_best}, but what is measured is {', '.join(measured(task))}")
     if t.probe and task.probe is None:
@@ -279,4 +284,5 @@ def optimiser(settings: config.Settings, **numbers: jax.Array) -> tuple[optax.Sc
     )
     decay = numbers.get("weight_decay", o.weight_decay)
     rule = by_name.choose("optimiser", o.name, {"adamw": optim.adamw, "muon": optim.muon})
-    return rate, rule(rate, beta1=o.beta1, beta2=o.beta2, clip=o.clip, weight_decay=decay, **muon)
+    made = rule(rate, beta1=o.beta1, beta2=o.beta2, clip=o.clip, weight_decay=decay, **muon)
+    return rate, optax.masked(made, functools.partial(optim.trained, frozen=o.frozen)) if o.frozen else made

@@ -53,6 +53,7 @@ class Task(NamedTuple):
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
+    frozen: Sequence[str] = ()  # the parameters that stay as they begin (optim.trained)
 
 
 @flax.struct.dataclass
@@ -226,8 +227,7 @@ def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **
         grads, metrics = grads_and_metrics(state.params, batch, key)
         norm = optax.tree.norm(grads)
         with jax.named_scope("optimiser"):
-            numbers = {"value": metrics[LOSS], "norm": norm}
-            updates, opt_state = optimiser.update(grads, state.opt_state, state.params, **numbers)
+            updates, opt_state = optimiser.update(grads, state.opt_state, state.params, value=metrics[LOSS], norm=norm)
             params = follow(optax.apply_updates(state.params, updates), metrics)
         return params, opt_state, norm, metrics, grads
 

@@ -112,8 +112,8 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     tasks = {
         seed: prepared(run.settings, devices).task for seed, run in {run.seed: run for run in program.runs}.items()
     }
-    task = tasks[first.seed]
-    plan = single.plan(first.settings, task, devices)
+    plan = single.plan(first.settings, tasks[first.seed], devices)
+    task = plan.task
     optimiser = functools.partial(single.optimiser, first.settings)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward(task))
     vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)

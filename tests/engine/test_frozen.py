@@ -1,0 +1,126 @@
+"""Parameters that stay as they begin (optim.frozen): the others are trained as if there were no more."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from experiments.engine import errors, log, mesh, optim
+from experiments.engine import run as runs
+from experiments.engine import step as steps
+from experiments.studies import programs, study
+from tfm import layout, loss, shapes
+
+WAYS = {
+    "adamw": dict(frozen=["embed/W_?P", "blocks/norm"], optim__clip=0.1),
+    "muon": dict(frozen=["*", "!*/W_*", "!head"], optim__name="muon", train__accumulation=2),
+}
+
+
+def small_task() -> steps.Task:
+    """Two layers that devices may share, and a statistic that a parameter follows."""
+    linear = tiny.linear_task()
+
+    def init(key):
+        x = jax.random.normal(key, (90,))
+        layers = {
+            "mlp": {"W_DD": x[:32].reshape(2, 4, 4), "b_D": x[32:40].reshape(2, 4)},
+            "norm": {"mean_D": x[40:48].reshape(2, 4)},
+        }
+        return {"embed": {"W_DP": x[48:68].reshape(4, 5)}, "blocks": layers, "head": {"G_CD": x[68:80].reshape(3, 4)}}
+
+    def loss_and_metrics(params, batch, key_B=None, over=layout.ONE):
+        own = layout.gathered(params["embed"] | params["head"], over)
+        x_BD = batch["x_BD"] @ own["W_DP"].T
+        for m in range(2):
+            layer = layout.gathered(jax.tree.map(lambda leaf, m=m: leaf[m], params["blocks"]), over)
+            x_BD = jnp.tanh(x_BD @ layer["mlp"]["W_DD"].T + layer["mlp"]["b_D"])
+        answer = x_BD @ own["G_CD"].T, batch["label_B"], batch["weight_B"]
+        return {"loss": loss.cross_entropy(*answer), "running/blocks/norm/mean_D": (jnp.ones((2, 4)), jnp.float32(1))}
+
+    return linear._replace(init=init, loss_and_metrics=loss_and_metrics)
+
+
+def others(tree, frozen):
+    """The tree with None, which is no leaf, in the places of what is frozen."""
+    return jax.tree.map(lambda x, own: x if own else None, tree, optim.trained(tree, frozen))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
+    """On devices that share the weights too: no decay, no state, and it counts nothing in the gradient's norm."""
+    changes = {key: value for key, value in WAYS[name].items() if key != "frozen"}
+    settings, frozen, task = tiny.settings("vision", **changes), WAYS[name]["frozen"], small_task()
+    devices = mesh.make(data=2, fsdp=2) if name == "muon" else mesh.make(data=1)
+    shared = task._replace(layout=layout.Layout(batch=mesh.BATCH, fsdp="fsdp" if name == "muon" else None))
+    plan = runs.plan(settings.changed({"optim.frozen": frozen}), shared, devices)
+    state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices)
+    begun, batch = jax.device_get(state.params), plan.task.train[0]
+
+    @jax.jit
+    def by_hand(params):
+        def mean(own):
+            every = jax.tree.map(lambda x, y: x if y is None else y, params, own)
+            total, count = task.loss_and_metrics(every, batch)["loss"]
+            return total / count
+
+        own, (_, rule) = others(params, frozen), runs.optimiser(settings)
+        gradient = jax.grad(mean)(own)
+        updates, _ = rule.update(gradient, rule.init(own), own)
+        return optax.apply_updates(own, updates), optax.tree.norm(gradient)
+
+    expected, norm = by_hand(begun)
+    remembered = shapes.flat(state.opt_state)
+    state, metrics = plan.step(state, mesh.place_batch(devices, batch), True)
+    np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)
+    found, expected = (shapes.flat(jax.device_get(tree)) for tree in (state.params, expected))
+    for path, leaf in shapes.flat(begun).items():
+        assert (path in expected) == any(one.endswith(path) for one in remembered)
+        if path in expected:
+            np.testing.assert_allclose(found[path], expected[path], rtol=1e-4, atol=1e-5)
+        assert (path in expected) == (found[path] != leaf).any()
+
+
+def test_a_run_with_frozen_parameters_goes_on_as_if_it_had_not_stopped(tmp_path):
+    digests = []
+    for folder, numbers in (("once", [4]), ("twice", [2, 4])):
+        for n in numbers:
+            how = {"optim__frozen": ["b_C"], "optim__schedule": "constant", "train__steps": n, "optim__warmup_steps": 0}
+            result = tiny.trained(tmp_path / folder, tiny.linear_task(), **how)
+        digests.append(result.summary["params_sha256"])
+        assert not result.params["b_C"].any() and result.params["G_CD"].any()
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "sentence"),
+    [
+        (["embed/W_PD"], 'optim.frozen: no parameter is called "embed/W_PD" (did you mean "embed/W_DP"?); --dry_run'),
+        ([3], 'optim.frozen: no parameter is called "3"'),
+        (["*"], "optim.frozen leaves nothing to train"),
+    ],
+)
+def test_what_cannot_be_frozen(frozen, sentence):
+    params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
+    with pytest.raises(errors.UserError, match=re.escape(sentence)):
+        optim.check_frozen(frozen, params)
+
+
+def test_the_table_marks_what_is_frozen():
+    params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
+    lines = log.table(params, jax.tree.leaves(optim.trained(params, ["*", "!head"]))).splitlines()
+    assert (
+        lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
+    )
+
+
+def test_a_study_freezes_too():
+    arms = [["fixed", {"optim.frozen": ["embed"]}], ["free", {}]]
+    made = tiny.settings("ablation", study__experiment="vision", study__arms=arms, study__seeds=[1, 2])
+    program, devices = study.programs(study.runs(made, study.read(made)))[0], mesh.make(data=1)
+    ready = programs.prepare(program, devices)
+    assert ready.vmapped.task.frozen == ["embed"] and ready.vmapped.task is ready.plan.task
