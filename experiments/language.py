@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FieldReference
 
 from experiments import model as models
 from experiments import task as tasks
@@ -48,7 +48,8 @@ def config() -> dict[str, ConfigDict]:
     text.N = 64  # tokens of a window, the context
     text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
     text.tied_output = False  # the output matrix is the embedding
-    text.transform = False  # one more layer, with norm and bias, before the output matrix, as BERT has
+    text.transform = FieldReference("", field_type=(str, bool))  # one more layer, with norm and bias, before the
+    # output matrix, as BERT has, by its activation: gelu (or True), gelu_tanh, relu, silu, tanh; '' (or False): none
     sample.prompt = "\n"  # what generated text begins with (causal only)
     sample.max_new_tokens = 400  # tokens generated (causal only)
     return {"text": text, "sample": sample}

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from experiments import variants
 from experiments.engine import by_name, compilation, config, errors, mesh
-from tfm import attention, block, embed, head, symmetry, transformer, variant
+from tfm import attention, block, embed, head, mlp, symmetry, transformer, variant
 from tfm import encoder_decoder as seq2seq
 from tfm import initial as initials
 from tfm import layout as layouts
@@ -45,17 +45,23 @@ class Model(NamedTuple):
     step: Callable
 
 
-def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: bool = False) -> Model:
-    """A model of words: `answer` is the head. transform: one more layer before the output matrix, as BERT has, and a
-    bias for each word."""
+def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: str = "", C: int = 0) -> Model:
+    """A model of words: `answer` is the head. transform: the activation of one more layer before the output matrix, as
+    BERT has; beside it each word has a bias. C: classes, of the heads that answer with classes."""
     config.at_least(0, {"model.segments": m.segments})
-    output = sized(answer, W=W)
+    output, activation = sized(answer, **({"C": C} if C else {"W": W})), None
     if transform:
+        names = dict.fromkeys(mlp.ACTIVATIONS, "")
+        activation = mlp.ACTIVATIONS[by_name.choose("transform", transform, names) or transform]
+    if transform and C:
+        output = output._replace(apply=head.first_word_of(activation).apply)
+    elif transform:
         if m.norm == "batch":
             raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
         init = functools.partial(head.transformed_init, output.init, norm=variants.choose(m, "norm"))
         output = output._replace(init=init)
-    return build(m, embed=sized(embed.words, W=W, J=m.segments), head=output, N=N, tied_output=tied_output)
+    words = sized(embed.words, W=W, J=m.segments)
+    return build(m, embed=words, head=output, N=N, transform=activation, tied_output=tied_output)
 
 
 def sized(choice: variant.Variant, **sizes: int) -> variant.Variant:
@@ -89,15 +95,23 @@ def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) ->
 
 
 def build(
-    m: config.Settings, *, embed: variant.Variant, head: variant.Variant, N: int, cross: bool = False, **tree: bool
+    m: config.Settings,
+    *,
+    embed: variant.Variant,
+    head: variant.Variant,
+    N: int,
+    transform: Callable | None = None,
+    cross: bool = False,
+    **tree: bool,
 ) -> Model:
-    """The model that the section `m` describes, for up to N tokens. tree: class_token, tied_output (transformer.init).
-    cross: an encoder-decoder. Raises UserError for a wrong name or size."""
+    """The model that the section `m` describes, for up to N tokens. transform: the activation before the head's matrix.
+    tree: class_token, tied_output (transformer.init). cross: an encoder-decoder. Raises UserError for a wrong name or size."""
     config.at_least(0, {"model.window": m.window})
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)
     by_name.choose("bias", m.bias, block.BIASES)
     parts = transformer.Parts(embed, variants.choose(m, "position"), block_parts(m, cross=cross), head)
+    parts = parts._replace(transform=transform) if transform else parts
     call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1}
     tree |= sizes(m) | {"N": N, "final_norm": m.final_norm, "bias": m.bias}
     tree |= {} if cross else {"embed_norm": m.embed_norm}

@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear, mlp
+from tfm import initial, linear
 from tfm import layout as layouts
 from tfm.variant import Variant
 
@@ -30,9 +31,17 @@ def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm)
     return params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": transform}
 
 
-def transform(params: dict, x_BND: jax.Array, *, norm, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
-    """LN(gelu(W x_n + b)) (Devlin et al. 2019, in their code): the token once more, before it is asked."""
-    y_BND = mlp.exact_gelu(linear.rows(x_BND, params["W_DD"], params["b_D"]))
+def transform(
+    params: dict,
+    x_BND: jax.Array,
+    *,
+    activation: Callable[[jax.Array], jax.Array],
+    norm: Any,
+    eps: float,
+    layout: layouts.Layout = layouts.ONE,
+) -> jax.Array:
+    """LN(a(W x_n + b)) (Devlin et al. 2019, in their code, with a = gelu): the token once more, before it is asked."""
+    y_BND = activation(linear.rows(x_BND, params["W_DD"], params["b_D"]))
     return layouts.on(layout, norm)(params["norm"], y_BND, eps=eps)
 
 
@@ -48,6 +57,30 @@ def _class_token(params: dict, x_BND: jax.Array) -> jax.Array:
     return linear.answers(x_BND[:, 0], params["G_CD"], params["b_C"])
 
 
+def _each_word(params: dict, x_BND: jax.Array) -> jax.Array:
+    """l_{n,c} = g_c^T x_n + b_c: the class of each word, or of C = 2 whether an answer begins and ends there (Devlin
+    et al. 2019, section 4)."""
+    return linear.answers(x_BND, params["G_CD"], params["b_C"])
+
+
+def first_word_init(key: jax.Array, *, D: int, C: int) -> dict:
+    """As of a class token, and with one more layer."""
+    pooler = initial.normal(initial.key(key, "pooler"), "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
+    return _class_init(key, D=D, C=C) | {"pooler": pooler}
+
+
+def first_word_of(activation: Callable[[jax.Array], jax.Array]) -> Variant:
+    """l_c = g_c^T a(W x_0 + b) + b_c: the first word, which belongs to no text, answers for all through one more layer
+    (Devlin et al. 2019, in their code, a = tanh)."""
+
+    def apply(params: dict, x_BND: jax.Array) -> jax.Array:
+        own = params["pooler"]
+        y_BD = activation(linear.rows(x_BND[:, 0], own["W_DD"], own["b_D"]))
+        return linear.answers(y_BD, params["G_CD"], params["b_C"])
+
+    return Variant(first_word_init, apply)
+
+
 def _pixels(params: dict, x_BND: jax.Array) -> jax.Array:
     """v_n = W x_n + b, the predicted vec(patch_n), back from a token to pixels: E2 turned around (E26)."""
     return linear.answers(x_BND, params["W_PD"], params["b_P"])
@@ -59,4 +92,6 @@ next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)
 pooled = Variant(_class_init, _pooled, shared=True)
 class_token = Variant(_class_init, _class_token)
+each_word = Variant(_class_init, _each_word)
+first_word = first_word_of(jnp.tanh)
 pixels = Variant(functools.partial(_init, matrix="W_PD", bias="b_P"), _pixels)

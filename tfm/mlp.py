@@ -80,6 +80,15 @@ def tanh_gelu(x: jax.Array) -> jax.Array:
     return x / 2 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu": exact_gelu,
+    "gelu_tanh": tanh_gelu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+
+
 def _variant(activation: Callable, *more: str) -> Variant:
     return Variant(functools.partial(_init, more=more), functools.partial(_apply, activation), shared=True)
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from tfm import block as blocks
 from tfm import embed as embeds
 from tfm import head as heads
-from tfm import initial, variant, word_loss
+from tfm import initial, mlp, variant, word_loss
 from tfm import layout as layouts
 
 
@@ -44,6 +44,7 @@ class Parts(NamedTuple):
     position: variant.Variant
     block: blocks.Parts
     head: variant.Variant
+    transform: Callable[[jax.Array], jax.Array] = mlp.exact_gelu  # activation of the layer before the head, if any
 
 
 def init(
@@ -168,8 +169,8 @@ def logits(
     head = layouts.gathered(params["head"], layout)
     with jax.named_scope("head"):
         if "transform" in head:
-            norm, eps = parts.block.norm, parts.block.eps
-            x_BND = heads.transform(head["transform"], x_BND, norm=norm, eps=eps, layout=layout)
+            how = {"activation": parts.transform, "norm": parts.block.norm, "eps": parts.block.eps}
+            x_BND = heads.transform(head["transform"], x_BND, layout=layout, **how)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():
             head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, layout)["E_WD"]}
         if asked is not None:

@@ -32,7 +32,10 @@ RENAMED = {
     "model.relation": "model.relative_position",
     **dict.fromkeys(("model.attention = blockwise", "model.attention = fused"), "model.attention = flash"),
 }
-TODAY = {"model.bias": {"true": "all", "false": "none"}}  # values of earlier versions, which are taken as these
+TODAY = {  # values of earlier versions, which are taken as these
+    "model.bias": {"true": "all", "false": "none"},
+    "text.transform": {"true": "gelu", "false": ""},
+}
 _DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
 _TOOL = "python -m experiments.tools."
 REMOVED = {

@@ -1,41 +1,126 @@
-"""BERT (Devlin et al. 2019): post-norm, segments, a norm after the embedding, and a head that fills hidden words in."""
+"""BERT (Devlin et al. 2019): post-norm, segments, a norm after the embedding, and heads of words, classes and spans.
 
+What its relatives (bert_relatives.py) have too is here a function of the names by which they call it.
+"""
+
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from experiments.engine import errors
 from experiments.pretrained import families, tensors
 from experiments.pretrained.families import Field
 
-_LAYER = "encoder.layer.{m}."
-LINES = (
-    tensors.Line("embeddings.word_embeddings.weight", "W D", ("embed/E_WD",)),
-    tensors.Line("embeddings.position_embeddings.weight", "N D", ("position/P_ND",)),
-    tensors.Line("embeddings.token_type_embeddings.weight", "J D", ("embed/S_JD",)),
-    *tensors.pair("embeddings.LayerNorm", "D; D", "embed/norm/gain_D", "shift_D"),
-    *tensors.pair(_LAYER + "attention.self.query", "HK D; HK", "blocks/score/Uq_HKD", "bq_HK"),
-    *tensors.pair(_LAYER + "attention.self.key", "HK D; HK", "blocks/score/Uk_HKD", "bk_HK"),
-    *tensors.pair(_LAYER + "attention.self.value", "HK D; HK", "blocks/value/Uv_HKD", "bv_HK"),
-    *tensors.pair(_LAYER + "attention.output.dense", "D HK; D", "blocks/value/Uo_HDK", "bo_D"),
-    *tensors.pair(_LAYER + "attention.output.LayerNorm", "D; D", "blocks/norm1/gain_D", "shift_D"),
-    *tensors.pair(_LAYER + "intermediate.dense", "F D; F", "blocks/mlp/W1_FD", "b1_F"),
-    *tensors.pair(_LAYER + "output.dense", "D F; D", "blocks/mlp/W2_DF", "b2_D"),
-    *tensors.pair(_LAYER + "output.LayerNorm", "D; D", "blocks/norm2/gain_D", "shift_D"),
-    *tensors.pair("cls.predictions.transform.dense", "D D; D", "head/transform/W_DD", "b_D", "head"),
-    *tensors.pair("cls.predictions.transform.LayerNorm", "D; D", "head/transform/norm/gain_D", "shift_D", "head"),
-    tensors.Line("cls.predictions.bias", "W", ("head/b_W",), "head/bias"),
-    tensors.Line("cls.predictions.decoder.weight", "W D", ("head/G_WD",), "untied"),
-    tensors.Line("cls.predictions.decoder.bias", "W", ("head/b_W",), "untied/bias"),
-    *tensors.pair("pooler.dense", "D D; D", "extras/pooler/W_DD", "b_D", "pooler"),
-    *tensors.pair("cls.seq_relationship", "C D; C", "extras/next_sentence/G_CD", "b_C", "next_sentence"),
+
+def embeddings(D: str = "D", *, segments: bool = True) -> tuple[tensors.Line, ...]:
+    """Words, positions, segments and their norm; D: the letter of their features."""
+    tables = (("word", f"W {D}", f"embed/E_W{D}", ""), ("position", f"N {D}", f"position/P_N{D}", "unread"))
+    tables += (("token_type", f"J {D}", f"embed/S_J{D}", ""),) if segments else ()
+    return (
+        *(tensors.Line(f"embeddings.{a}_embeddings.weight", axes, (ours,), "", skip) for a, axes, ours, skip in tables),
+        *tensors.pair("embeddings.LayerNorm", f"{D}; {D}", f"embed/norm/gain_{D}", f"shift_{D}"),
+    )
+
+
+def layers(layer: str, names: str) -> tuple[tensors.Line, ...]:
+    """A layer's tensors, from what they are called in it: queries, keys, values, output, norm, the MLP's two, norm."""
+    rows = (
+        ("HK D; HK", "score/Uq_HKD", "bq_HK"),
+        ("HK D; HK", "score/Uk_HKD", "bk_HK"),
+        ("HK D; HK", "value/Uv_HKD", "bv_HK"),
+        ("D HK; D", "value/Uo_HDK", "bo_D"),
+        ("D; D", "norm1/gain_D", "shift_D"),
+        ("F D; F", "mlp/W1_FD", "b1_F"),
+        ("D F; D", "mlp/W2_DF", "b2_D"),
+        ("D; D", "norm2/gain_D", "shift_D"),
+    )
+    of = zip(names.split(), rows, strict=True)
+    return sum((tensors.pair(layer + name, axes, f"blocks/{a}", b) for name, (axes, a, b) in of), ())
+
+
+def words(dense: str, norm: str, decoder: str, bias: str, D: str = "D") -> tuple[tensors.Line, ...]:
+    """The head that fills words in. bias: that of the words where the matrix is the embedding; '': the decoder's."""
+    own = "untied/bias" if bias else "masked"
+    return (
+        *tensors.pair(dense, f"{D} D; {D}", f"head/transform/W_{D}D", f"b_{D}", "masked"),
+        *tensors.pair(norm, f"{D}; {D}", f"head/transform/norm/gain_{D}", f"shift_{D}", "masked"),
+        *((tensors.Line(bias, "W", ("head/b_W",), "masked/bias"),) if bias else ()),
+        tensors.Line(f"{decoder}.weight", f"W {D}", (f"head/G_W{D}",), "untied"),
+        tensors.Line(f"{decoder}.bias", "W", ("head/b_W",), own),
+    )
+
+
+def known(decoder: str, bias: str) -> tuple[tensors.Known, ...]:
+    """Copies and buffers that a file may hold."""
+    numbers = tensors.constant(
+        "embeddings.position_ids", "the numbers from 0", lambda facts: np.arange(facts["N"] + facts["unread"])[None]
+    )
+    weight = tensors.copy(f"{decoder}.weight", "embeddings.word_embeddings.weight", unless="untied")
+    if not bias:
+        return numbers, weight
+    return (
+        numbers,
+        weight,
+        tensors.copy(f"{decoder}.bias", bias, unless="untied/bias"),
+        tensors.Known(bias, "not used, since its decoder.bias is", lambda *_: True, unless="masked/bias"),
+    )
+
+
+def of_sequences(pooler: str, classifier: str) -> tuple[tensors.Line, ...]:
+    """The heads of a text's class, through one more layer."""
+    return (
+        *tensors.pair(pooler, "D D; D", "head/pooler/W_DD", "b_D", "classes"),
+        *tensors.pair(classifier, "C D; C", "head/G_CD", "b_C", "classes"),
+    )
+
+
+# The class of each word; and where an answer begins and ends (C = 2).
+OF_WORDS = (
+    *tensors.pair("classifier", "C D; C", "head/G_CD", "b_C", "tokens"),
+    *tensors.pair("qa_outputs", "C D; C", "head/G_CD", "b_C", "spans"),
 )
-KNOWN = (
-    tensors.constant("embeddings.position_ids", "the numbers from 0", lambda facts: np.arange(facts["N"])[None]),
-    tensors.copy("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight", unless="untied"),
-    tensors.copy("cls.predictions.decoder.bias", "cls.predictions.bias", unless="untied/bias"),
-    tensors.Known("cls.predictions.bias", "not used, since its decoder.bias is", lambda *_: True, unless="head/bias"),
-)
+
+
+def complete(config: families.Config, facts: families.Facts) -> families.Facts:
+    """Names of the classes, and sizes by letter."""
+    names, said = families.labels(config), config.get("architectures") or ["?"]
+    classes = {"C": len(names), "class_names": names, "architecture": str(said[0]) if isinstance(said, list) else "?"}
+    return {"J": facts["segments"], "unread": 0} | classes
+
+
+def groups(beginnings: Mapping[str, str], decoder: str, facts: families.Facts, names: set[str]) -> set[str]:
+    """The heads that the file holds, by how their tensors' names begin: without one, the model ends with its last block.
+
+    The pooler of a text's classes is a part of that head.
+    """
+    found = {group for group, beginning in beginnings.items() if any(name.startswith(beginning) for name in names)}
+    if {"classes", "tokens"} <= found:  # by one name: only that of texts needs a pooler, but others may have one, too
+        whole = "pooler" not in beginnings or "pooler" in found
+        found.remove("tokens" if whole and "ForTokenClassification" not in facts["architecture"] else "classes")
+    if "classes" in found and beginnings["classes"] == "classifier.":
+        found.discard("pooler")
+    if "masked" not in found:
+        return found
+    if facts["tied_output"]:
+        return found | {"masked/bias"}
+    return found | {"untied", "untied/bias" if f"{decoder}.bias" in names else "masked/bias"}
+
+
+CLASSES = {"masked": "ForMaskedLM", "classes": "ForSequenceClassification", "tokens": "ForTokenClassification"}
+CLASSES |= {"spans": "ForQuestionAnswering"}
+
+
+def architecture(name: str, facts: families.Facts, groups: set[str]) -> dict[str, Any]:
+    """Their class with these heads, and the names of its classes."""
+    kind, labels = next((kind for kind in CLASSES if kind in groups), ""), {}
+    if kind in ("classes", "tokens"):
+        labels = families.named(facts)
+    if "next_sentence" in groups:
+        return {"architectures": [f"{name}ForPreTraining" if kind else f"{name}ForNextSentencePrediction"]}
+    return {"architectures": [name + CLASSES.get(kind, "Model")]} | labels
+
+
 FIELDS = (
     *families.sizes(12, 768, 12, 3072),
     Field("vocab_size", "W", 30522),
@@ -47,43 +132,37 @@ FIELDS = (
     Field("position_embedding_type", "", families.only("absolute")),
     Field("is_decoder", "", families.only(False)),
     Field("add_cross_attention", "", families.only(False)),
+    Field("problem_type", "", families.only(None, "single_label_classification")),  # one class of several
 )
-HEADS = {"head": "cls.predictions.", "pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
-
-
-def groups(facts: families.Facts, names: set[str]) -> set[str]:
-    """The heads that the file holds: without one, the model ends with its last block."""
-    heads = {group for group, beginning in HEADS.items() if any(name.startswith(beginning) for name in names)}
-    if "head" not in heads:
-        return heads
-    if facts["mlp"] != "gelu":  # theirs is one setting for the MLPs and the head, and our head has no other one
-        right = "the exact gelu (hidden_act = 'gelu', model.mlp)"
-        raise errors.UserError(f"a BERT that fills words in has {right}, and not {facts['mlp']!r}")
-    if facts["tied_output"]:
-        return heads | {"head/bias"}
-    return heads | {"untied", "untied/bias" if "cls.predictions.decoder.bias" in names else "head/bias"}
-
-
-def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
-    """The class that holds its heads."""
-    with_next = ("BertForNextSentencePrediction", "BertForPreTraining")
-    classes = with_next if "next_sentence" in groups else ("BertModel", "BertForMaskedLM")
-    return {"architectures": [classes["head" in groups]]}
-
-
+MODEL = families.SETTINGS | {"block": ("post_norm",), "final_norm": (False,), "embed_norm": (True,)}
+MODEL |= {"segments": families.ANY}
+BEGINNINGS = {"masked": "cls.predictions.", "classes": "classifier.", "tokens": "classifier.", "spans": "qa_outputs."}
+BEGINNINGS |= {"pooler": "pooler.", "next_sentence": "cls.seq_relationship."}
+NAMES = "attention.self.query attention.self.key attention.self.value attention.output.dense attention.output.LayerNorm"
+NAMES += " intermediate.dense output.dense output.LayerNorm"
+DECODER = ("cls.predictions.decoder", "cls.predictions.bias")
+POOLER = tensors.pair("pooler.dense", "D D; D", "extras/pooler/W_DD", "b_D", "pooler")
 FAMILY = families.Family(
     "bert",
     kind="masked",
     prefix="bert.",
-    lines=LINES,
-    known=KNOWN,
-    model=families.SETTINGS
-    | {"block": ("post_norm",), "final_norm": (False,), "embed_norm": (True,), "segments": families.ANY},
+    lines=(
+        *embeddings(),
+        *layers("encoder.layer.{m}.", NAMES),
+        *words("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", *DECODER),
+        *of_sequences("pooler.dense", "classifier"),
+        *OF_WORDS,
+        *POOLER,
+        *tensors.pair("cls.seq_relationship", "C D; C", "extras/next_sentence/G_CD", "b_C", "next_sentence"),
+    ),
+    known=known(*DECODER),
+    model=MODEL,
     fields=FIELDS,
-    extra=extra,
-    groups=groups,
-    complete=lambda config, facts: {"J": facts["segments"], "C": 2},  # C: does the second sentence follow the first?
+    extra=functools.partial(architecture, "Bert"),
+    groups=functools.partial(groups, BEGINNINGS, DECODER[0]),
+    complete=complete,
     ids=("pad_token_id",),
-    unprefixed=("cls.",),
+    unprefixed=("cls.", "classifier.", "qa_outputs."),
     spellings=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),  # the first files
+    heads={"masked": None, "classes": "tanh", "tokens": "", "spans": ""},
 )

@@ -1,5 +1,6 @@
 """What a family of published models is: its config.json field by field, which of our settings it has, its tensors."""
 
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -69,6 +70,21 @@ def sizes(M: int, D: int, H: int, F: int) -> tuple[Field, ...]:
     return tuple(map(Field, names, "MDHF", (M, D, H, F)))
 
 
+def labels(config: Config) -> list[str]:
+    """The names of the classes. UserError where not every class has one."""
+    default = {str(i): f"LABEL_{i}" for i in range(value(config, Field("num_labels", "", 2)))}  # theirs
+    said = config.get("id2label") or default
+    if not isinstance(said, dict) or set(said) != {str(i) for i in range(len(said))}:
+        raise errors.UserError("config.json: id2label must give every class from 0 a name")
+    return [str(said[str(i)]) for i in range(len(said))]
+
+
+def named(facts: Facts) -> dict[str, Any]:
+    """What `labels` reads."""
+    names = facts.get("class_names") or [f"LABEL_{i}" for i in range(facts.get("C", 2))]
+    return {"id2label": {str(i): a for i, a in enumerate(names)}, "label2id": {a: i for i, a in enumerate(names)}}
+
+
 def untied(facts: Facts, names: set[str]) -> set[str]:
     """The groups of a family in which only the output may be tied or not."""
     return set() if facts["tied_output"] else {"untied"}
@@ -78,7 +94,7 @@ class Family(NamedTuple):
     """`name` is config.json's model_type; every tensor's name may begin with `prefix` or not."""
 
     name: str
-    kind: str  # what its models do, as open_model.DOES
+    kind: str  # what its models do, as open_model.DOES; what one of them does, `heads` and its tensors tell
     prefix: str
     lines: tuple[tensors.Line, ...]
     known: tuple[tensors.Known, ...]
@@ -90,6 +106,15 @@ class Family(NamedTuple):
     ids: tuple[str, ...] = TEXT_IDS  # the fields of config.json that are ids of words (hub.py)
     unprefixed: tuple[str, ...] = ("lm_head.",)  # beginnings of names that stand outside of the prefix
     spellings: tuple[tuple[str, str], ...] = ()  # (regular expression, replacement): other names for the same tensors
+    # The groups of lines that are a head, of which a model has one or none, its kind: to the activation of the layer
+    # before the head, '' where there is none, and None where it is that of the MLPs.
+    heads: Mapping[str, str | None] = types.MappingProxyType({})
+
+
+def transform(family: Family, kind: str, mlp: str) -> str:
+    """text.transform of its models of this kind, whose MLPs have this activation."""
+    said = family.heads.get(kind, "")
+    return mlp if said is None else said
 
 
 def only(*values: Any) -> dict[Any, Any]:

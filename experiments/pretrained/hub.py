@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 from flax import traverse_util
 
 from experiments.engine import disk, errors
-from experiments.pretrained import bert, families, gpt2, llama, safetensors, tensors, vit
+from experiments.pretrained import bert, bert_relatives, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes
 
-FAMILIES = {one.name: one for one in (gpt2.FAMILY, gpt2.BIGCODE, bert.FAMILY, vit.FAMILY, llama.FAMILY)}
+ENCODERS = (bert.FAMILY, bert_relatives.ROBERTA, bert_relatives.XLM_ROBERTA, bert_relatives.DISTILBERT)
+FAMILIES = {one.name: one for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, llama.FAMILY)}
 GENERATION = "generation_config.json"  # beside config.json: where a text ends
 ASIDE = ("pooler", "next_sentence")  # heads that our models do not have: kept in `extras`
 
@@ -24,7 +25,7 @@ class Imported(NamedTuple):
     """What a folder holds. family: one of FAMILIES. params: our tree, float32.
 
     model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `ids` of
-    `_token_ids`, ...), with the arrays of heads that our models do not have (`pooler`, `next_sentence`) and `headless`,
+    `_token_ids`, `kind` as open_model.DOES, ...), with the arrays of heads that our models do not have (`pooler`, `next_sentence`) and `headless`,
     true where the model ends before its logits. table: what became of each tensor, for a person.
     """
 
@@ -68,6 +69,8 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
     params = {"position": {}, "head": {}} | traverse_util.unflatten_dict(flat, sep="/")
     params["blocks"]["relative_position"] = {}
     extras = {name: fact for name, fact in facts.items() if name not in family.model} | params.pop("extras", {})
+    extras["kind"] = next((head for head in family.heads if head in groups), family.kind)
+    extras["transform"] = families.transform(family, extras["kind"], facts["mlp"])
     extras["headless"] = family.kind != "causal" and not params["head"]
     return Imported(family.name, params, {name: facts[name] for name in family.model}, extras, table)
 
@@ -93,6 +96,7 @@ def write(
     flat = shapes.flat(tree)
     every = [tensors.own_keys(line, model) for line in spec.lines]
     groups = {line.group for line in every if any(path in flat for path in line.ours)} | {""}
+    groups -= {*spec.heads} - {extras.get("kind", spec.kind)}  # some have the same arrays
     lines = [line for line in every if line.group in groups and line.group.split("/")[0] in groups]
     wanted = [path for line in lines for path in line.ours]
     faults = [f"{path} is missing" for path in wanted if path not in flat]
@@ -112,7 +116,7 @@ def write(
     spec.groups(again, set(arrays))  # may refuse
     arrays = {name if name.startswith(spec.unprefixed) else spec.prefix + name: array for name, array in arrays.items()}
     ids = {name: extras.get("ids", {}).get(name) for name in spec.ids}
-    saved = {"config.json": config | ids} | ({GENERATION: ids} if spec.kind == "causal" else {})
+    saved = {"config.json": ids | config} | ({GENERATION: ids} if spec.kind == "causal" else {})
     folder = pathlib.Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,10 +25,14 @@ DOES = {
     "causal": "predicts the next word",
     "prefix": "predicts the next word after a prefix",
     "masked": "fills hidden words in",
+    "classes": "tells the classes of texts",
+    "tokens": "tells the class of each word",
+    "spans": "tells where an answer begins and ends",
     "image": "tells the classes of images",
     "translation": "translates sentences",
 }
 HEADS = {"causal": head.next_word, "prefix": head.next_word, "masked": head.masked_word}
+HEADS |= {"classes": head.first_word, "tokens": head.each_word, "spans": head.each_word}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +159,8 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         kind, facts = {"vision": "image"}.get(config["experiment"], config["experiment"]), {}
         if kind == "language":
             text = config["text"]
-            kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output", "transform")}
+            kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output")}
+            facts["transform"] = by_name.today("text.transform", text["transform"])
             facts["W"] = params["embed"]["E_WD"].shape[0]
         elif kind == "translation":
             tree = {"W": params["embed"]["E_WD"].shape[0], "tied_output": not params["head"]}
@@ -173,10 +178,10 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
 
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
-    kind, extras, params = hub.FAMILIES[read.family].kind, read.extras, read.params
-    more = {"answer": "class_token"} if kind == "image" else {"transform": kind == "masked"}
-    names = ("patch", "C", "Z") if kind == "image" else ("W", "N", "tied_output")
-    facts = {name: extras[name] for name in names} | more
+    kind, extras, params = read.extras["kind"], read.extras, read.params
+    names = ("patch", "C", "Z") if kind == "image" else ("W", "N", "tied_output", "transform")
+    names += ("C",) * (kind in ("classes", "tokens", "spans"))
+    facts = {name: extras[name] for name in names} | ({"answer": "class_token"} if kind == "image" else {})
     if not extras.get("query_bias", True):  # zeros for queries, keys and values: ours has all biases or none
         blocks = params["blocks"]
         zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)
@@ -195,13 +200,13 @@ def _llama2c(path: pathlib.Path) -> Trained:
     return _published(path, read)
 
 
-def expect(model: Trained, *kinds: str) -> None:
-    """UserError unless the model is of one of these kinds (the first names what is needed), and has a head."""
+def expect(model: Trained, *kinds: str, whole: bool = True) -> None:
+    """UserError unless the model is of one of these kinds (the first names what is needed), and has a head (whole)."""
     wanted = DOES[kinds[0]]
     if model.kind not in kinds:
         does = DOES[model.kind] if model.kind in DOES else f"is of the experiment {model.kind}"
         raise errors.UserError(f"a model that {wanted} is needed here, and the one in {model.path} {does}")
-    if model.extras.get("headless"):
+    if whole and model.extras.get("headless"):
         raise errors.UserError(f"the model in {model.path} ends before its head, and one that {wanted} is needed here")
 
 

@@ -28,6 +28,7 @@ class Line(NamedTuple):
     axes: str
     ours: tuple[str, ...]
     group: str = ""  # lines of one group are all there or none is, of "a/b" only beside "a"; those of "" always are
+    unread: str = ""  # the size, by its name in the facts, of what is first in theirs and no part of the model
 
 
 def pair(
@@ -98,13 +99,15 @@ def _sizes(letters: str, sizes: Mapping[str, int]) -> list[int]:
 
 
 def _shape(line: Line, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(math.prod(_sizes(axis, sizes)) for axis in line.axes.split())
+    first, *others = (math.prod(_sizes(axis, sizes)) for axis in line.axes.split())
+    return first + sizes.get(line.unread, 0), *others
 
 
 def _take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.ndarray]:
     """Our arrays from their one, in float32."""
     theirs, _, order = _axes(line)
-    array = np.array(array, np.float32).reshape(_sizes(theirs, sizes)).transpose(order)
+    read = np.array(array, np.float32)[sizes.get(line.unread, 0) :]
+    array = read.reshape(_sizes(theirs, sizes)).transpose(order)
     parts = array if "3" in theirs else array[None]
     if "+" in theirs:
         parts = np.split(array, [sizes["H"], sizes["H"] + sizes["G"]])
@@ -113,11 +116,13 @@ def _take(line: Line, array: np.ndarray, sizes: Mapping[str, int]) -> list[np.nd
 
 
 def _give(line: Line, arrays: Iterable[np.ndarray], sizes: Mapping[str, int]) -> np.ndarray:
-    """Their array from our ones, the inverse of `_take`."""
+    """Their array from our ones, the inverse of `_take`; zeros for what nobody reads."""
     _, ours, order = _axes(line)
+    unread, (first, *others) = sizes.get(line.unread, 0), _shape(line, sizes)
     arrays = [np.asarray(array, np.float32) for array in arrays]
     stacked = (np.concatenate(arrays) if "+" in ours else np.stack(arrays)).reshape(_sizes(ours, sizes))
-    return np.ascontiguousarray(stacked.transpose(np.argsort(order))).reshape(_shape(line, sizes))
+    read = np.ascontiguousarray(stacked.transpose(np.argsort(order))).reshape(first - unread, *others)
+    return np.concatenate([np.zeros((unread, *others), np.float32), read]) if unread else read
 
 
 def _how(line: Line, sizes: Mapping[str, int]) -> str:

@@ -51,12 +51,9 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
     (Y, X), (patch, other) = (_sides(config, *field) for field in (("image_size", 224), ("patch_size", 16)))
     if patch != other:
         raise errors.UserError(f"config.json: patch_size = {[patch, other]} is not supported here, only square patches")
-    labels = config.get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}  # theirs where there is none
-    if not isinstance(labels, dict) or set(labels) != {str(i) for i in range(len(labels))}:
-        raise errors.UserError("config.json: id2label must give every class from 0 a name")
-    N, P, C = (Y // patch) * (X // patch) + 1, patch * patch * facts["Z"], len(labels)
-    sizes = {"Y": patch, "X": patch, "N": N, "P": P, "C": C}
-    names = [str(labels[str(i)]) for i in range(C)]
+    names = families.labels(config)
+    N, P = (Y // patch) * (X // patch) + 1, patch * patch * facts["Z"]
+    sizes = {"Y": patch, "X": patch, "N": N, "P": P, "C": len(names)}
     return sizes | {"image": (Y, X), "patch": patch, "class_token": True, "class_names": names}
 
 
@@ -79,13 +76,10 @@ def groups(facts: families.Facts, names: set[str]) -> set[str]:
 def extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
     """What `complete` reads."""
     Y, X = facts["image"]
-    labels = facts.get("class_names") or [f"LABEL_{i}" for i in range(facts.get("C", 2))]
-    return {
+    return families.named(facts) | {
         "architectures": ["ViTForImageClassification" if "classifier" in groups else "ViTModel"],
         "image_size": Y if Y == X else [Y, X],
         "patch_size": facts["patch"],
-        "id2label": {str(i): label for i, label in enumerate(labels)},
-        "label2id": {label: i for i, label in enumerate(labels)},
     }
 
 

@@ -1,4 +1,4 @@
-"""A model trained here as a published one (gpt2, gpt_bigcode, bert, vit, llama): files that transformers opens.
+"""A model trained here as a published one (gpt2, bert, vit, ...): files that transformers opens.
 
 python -m experiments.tools.export --checkpoint=DIR --family=gpt2 --workdir=OUT
 export.run("DIR", family="gpt2", workdir="OUT")
@@ -16,20 +16,12 @@ from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import by_name, disk, distributed, errors, log
-from experiments.pretrained import hub, llama, open_model, tensors
+from experiments.pretrained import families, hub, llama, open_model, tensors
 from experiments.tools import command
 from tfm import shapes
 
-FACTS = {  # a fact of a model, the field of a config that says it, and what the families of each kind have
-    "causal": ("transform", "text.transform", False),
-    "masked": ("transform", "text.transform", True),
-    "image": ("answer", "image.head", "class_token"),
-}
 
-
-@command.tool(
-    family="In whose form it is written: gpt2, gpt_bigcode, bert, vit, llama.", workdir="A new folder to write it into."
-)
+@command.tool(family=f"In whose form it is written: {', '.join(hub.FAMILIES)}.", workdir="A new folder to write into.")
 def run(
     checkpoint: str | os.PathLike,
     *,
@@ -38,21 +30,21 @@ def run(
     workdir: str | os.PathLike = "",
 ) -> list[pathlib.Path]:
     """Write the model into the folder, which must be new; the files that it is in now."""
-    kind = by_name.choose("family", family, {name: spec.kind for name, spec in hub.FAMILIES.items()})
+    spec = hub.FAMILIES[by_name.choose("family", family, {name: name for name in hub.FAMILIES})]
     model, folder = open_model.open(checkpoint, trust=trust), pathlib.Path(workdir)
-    open_model.expect(model, kind)
+    open_model.expect(model, *(spec.heads or (spec.kind,)), whole=False)
     open_model.finite(model.path, shapes.flat(model.params))
     params, fields, extras = model.params, vars(model.fields), model.facts | model.extras
-    refuse(family, model.facts, fields)
+    refuse(spec, model.kind, model.facts, fields)
     if not str(workdir):
         raise errors.UserError("say where to write it: --workdir=FOLDER")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise errors.UserError(f"{folder} is there already: choose another --workdir")
     like = None
-    if kind == "image":
+    if model.kind == "image":
         like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
         extras |= {"image": like["image"][:2], "class_names": like["classes"]}
-    extras["ids"] = token_ids(model)
+    extras |= {"ids": token_ids(model), "kind": model.kind}
     if family == "llama" and fields["relative_position"] == "rotary":  # theirs is rotary_halves
         params, fields = llama.in_halves(params, fields)
     files = hub.write(folder, family=family, params=params, model=fields, extras=extras)
@@ -66,13 +58,17 @@ def run(
     return paths
 
 
-def refuse(family: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
+def refuse(family: families.Family, kind: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
     """UserError for a field of the config that the family does not have (those of `model`: hub.write)."""
-    fact, field, right = FACTS[hub.FAMILIES[family].kind]
-    wrong = [] if facts[fact] == right else [f"{field} is {facts[fact]!r} and not {right!r}"]
-    if family == "bert" and not fields["segments"]:
+    if kind == "image":
+        said, field, right = facts["answer"], "image.head", "class_token"
+    else:
+        said, field, right = facts["transform"], "text.transform", families.transform(family, kind, fields["mlp"])
+    why = ", as model.mlp is" if family.heads.get(kind, "") is None else ""
+    wrong = [] if said == right else [f"{field} is {said!r} and not {right!r}{why}"]
+    if family.model["segments"] == families.ANY and not fields["segments"]:
         wrong.append("model.segments is 0 and not 1 or more")
-    tensors.complain(f"this model cannot be written as {family}", wrong)
+    tensors.complain(f"this model cannot be written as {family.name}", wrong)
 
 
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import types
 
 import jax
 import numpy as np
@@ -26,11 +27,13 @@ from tfm.decode import sampling  # noqa: E402
 W, N = 23, 13
 LENGTHS = np.array([11, 4, 7])
 REAL_BN = np.arange(11)[None] < LENGTHS[:, None]
-WORDS_BN = np.random.default_rng(0).integers(0, W, (3, 11))
+WORDS_BN = np.random.default_rng(0).integers(4, W, (3, 11))  # none of them pads
 SEGMENT_BN = (np.arange(11)[None] >= np.array([5, 2, 7])[:, None]).astype(int)
 IMAGE_BYXZ = np.random.default_rng(1).standard_normal((3, 15, 10, 2)).astype(np.float32)
 BERT = dict(vocab_size=W, max_position_embeddings=N, hidden_size=33, num_hidden_layers=2, num_attention_heads=3)
 BERT |= dict(intermediate_size=37)
+ROBERTA = BERT | dict(max_position_embeddings=17)
+DISTILBERT = dict(vocab_size=W, max_position_embeddings=N, dim=33, n_layers=2, n_heads=3, hidden_dim=37)
 VIT = dict(image_size=(15, 10), patch_size=5, num_channels=2, hidden_size=33, num_hidden_layers=2, num_labels=3)
 VIT |= dict(num_attention_heads=3, intermediate_size=37)
 NONE = dict(bos_token_id=None, eos_token_id=None)
@@ -51,7 +54,19 @@ CASES = {  # their class, and the fields of its config
     ),
     "bigcode, one head": ("GPTBigCodeForCausalLM", GPT2 | dict(n_head=1)),
     "bert": ("BertForPreTraining", BERT),
-    "bert, untied": ("BertForMaskedLM", BERT | dict(type_vocab_size=5, tie_word_embeddings=False)),
+    "bert, untied": (
+        "BertForMaskedLM",
+        BERT | dict(type_vocab_size=5, tie_word_embeddings=False, hidden_act="gelu_new"),
+    ),
+    "bert, classes": ("BertForSequenceClassification", BERT | dict(num_labels=3, hidden_act="relu")),
+    "bert, tokens": ("BertForTokenClassification", BERT | dict(num_labels=5)),
+    "roberta": ("RobertaForMaskedLM", ROBERTA | dict(pad_token_id=1, hidden_act="relu")),
+    "roberta, classes": ("RobertaForSequenceClassification", ROBERTA | dict(pad_token_id=3, type_vocab_size=1, num_labels=7)),
+    "xlm-roberta, spans": ("XLMRobertaForQuestionAnswering", ROBERTA | dict(pad_token_id=0)),
+    "roberta, no head": ("RobertaModel", ROBERTA),
+    "distilbert": ("DistilBertForMaskedLM", DISTILBERT | dict(tie_word_embeddings=False, activation="relu")),
+    "distilbert, classes": ("DistilBertForSequenceClassification", DISTILBERT),
+    "distilbert, tokens": ("DistilBertForTokenClassification", DISTILBERT | dict(num_labels=3)),
     "vit": ("ViTForImageClassification", VIT),
     "vit, no bias of queries, tanh gelu": (
         "ViTForImageClassification",
@@ -87,13 +102,19 @@ def opened(kind, folder):
 def answering(folder):
     """params -> our logits."""
     made = open_model.open(folder)
+    if made.extras["headless"]:  # its tokens
+        facts = {name: made.facts[name] for name in ("W", "N")} | {"tied_output": True}
+        tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
+        made = types.SimpleNamespace(
+            kind=made.kind, network=lambda: models.language(made.fields, answer=tokens, **facts), fields=made.fields
+        )
     size = {"Y": 15, "X": 10} if made.kind == "image" else {}
     apply = jax.jit(made.network(**size).apply, static_argnames="mask")
     if made.kind == "image":
         return lambda params: apply(params, embed.cut(IMAGE_BYXZ, size=5), mask=None)[0]
     real = mask.padding(REAL_BN)
-    inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if made.kind == "masked" else WORDS_BN
-    who = real if made.kind == "masked" else mask.both(mask.causal, real)
+    inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if made.fields.segments > 1 else WORDS_BN
+    who = mask.both(mask.causal, real) if made.kind == "causal" else real
     return lambda params: apply(params, inputs, mask=who)[0]
 
 
@@ -103,10 +124,13 @@ def their_answer(model):
         if model.config.model_type == "vit":
             return model(torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)).logits.numpy()
         inputs = dict(input_ids=torch.tensor(WORDS_BN), attention_mask=torch.tensor(REAL_BN).long())
-        if model.config.model_type == "bert":
+        if getattr(model.config, "type_vocab_size", 1) > 1:
             inputs["token_type_ids"] = torch.tensor(SEGMENT_BN)
         out = model(**inputs)
-        return (out.logits if "logits" in out else out.prediction_logits).numpy()
+        if "start_logits" in out:
+            return torch.stack([out.start_logits, out.end_logits], -1).numpy()
+        names = ("logits", "prediction_logits", "last_hidden_state")
+        return next(out[name] for name in names if name in out).numpy()
 
 
 def near(found, right) -> None:
