@@ -45,7 +45,9 @@ class Model(NamedTuple):
     step: Callable
 
 
-def language(m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: str = "", C: int = 0) -> Model:
+def language(
+    m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: str = "", C: int = 0
+) -> Model:
     """A model of words: `answer` is the head. transform: the activation of one more layer before the output matrix, as
     BERT has; beside it each word has a bias. C: classes, of the heads that answer with classes."""
     config.at_least(0, {"model.segments": m.segments})
@@ -104,8 +106,8 @@ def build(
     cross: bool = False,
     **tree: bool,
 ) -> Model:
-    """The model that the section `m` describes, for up to N tokens. transform: the activation before the head's matrix.
-    tree: class_token, tied_output (transformer.init). cross: an encoder-decoder. Raises UserError for a wrong name or size."""
+    """The model that the section `m` describes, for up to N tokens. transform: the activation before the output matrix.
+    tree: class_token, tied_output (transformer.init). cross: an encoder-decoder. UserError for a wrong name or size."""
     config.at_least(0, {"model.window": m.window})
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)

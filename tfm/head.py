@@ -76,7 +76,8 @@ def first_word_of(activation: Callable[[jax.Array], jax.Array]) -> Variant:
     def apply(params: dict, x_BND: jax.Array) -> jax.Array:
         own = params["pooler"]
         y_BD = activation(linear.rows(x_BND[:, 0], own["W_DD"], own["b_D"]))
-        return linear.answers(y_BD, params["G_CD"], params["b_C"])
+        # Wide, since XLA:CPU has no product of 16-bit numbers in float32 right behind another one.
+        return linear.answers(linear.wide(y_BD), params["G_CD"], params["b_C"])
 
     return Variant(first_word_init, apply)
 

@@ -4,7 +4,7 @@ What its relatives (bert_relatives.py) have too is here a function of the names 
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -90,10 +90,8 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
 
 
 def groups(beginnings: Mapping[str, str], decoder: str, facts: families.Facts, names: set[str]) -> set[str]:
-    """The heads that the file holds, by how their tensors' names begin: without one, the model ends with its last block.
-
-    The pooler of a text's classes is a part of that head.
-    """
+    """The heads that the file holds, by how the names of their tensors begin: without one, the model ends with its last
+    block. The pooler of a text's classes is a part of that head."""
     found = {group for group, beginning in beginnings.items() if any(name.startswith(beginning) for name in names)}
     if {"classes", "tokens"} <= found:  # by one name: only that of texts needs a pooler, but others may have one, too
         whole = "pooler" not in beginnings or "pooler" in found

@@ -4,7 +4,7 @@ import functools
 from typing import Any
 
 from experiments.engine import errors
-from experiments.pretrained import bert, families, tensors
+from experiments.pretrained import bert, families
 from experiments.pretrained.families import Field
 
 

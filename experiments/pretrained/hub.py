@@ -25,8 +25,9 @@ class Imported(NamedTuple):
     """What a folder holds. family: one of FAMILIES. params: our tree, float32.
 
     model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `ids` of
-    `_token_ids`, `kind` as open_model.DOES, ...), with the arrays of heads that our models do not have (`pooler`, `next_sentence`) and `headless`,
-    true where the model ends before its logits. table: what became of each tensor, for a person.
+    `_token_ids`, `kind` as open_model.DOES, ...), with the arrays of heads that our models do not have (`pooler`,
+    `next_sentence`) and `headless`, true where the model ends before its logits. table: what became of each tensor,
+    for a person.
     """
 
     family: str

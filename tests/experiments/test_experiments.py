@@ -249,7 +249,7 @@ def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
 def test_together_the_runs_name_every_variant(tmp_path):
     with pytest.raises(errors.UserError) as refused:
         optim.schedule("?", peak=1.0, steps=2, warmup_steps=1, final_fraction=0.1)
-    switches = "final_norm bias embed_norm".split()
+    switches = "final_norm embed_norm".split()
     rooms = {"value": value, "norm": norm, "mlp": mlp, "position": position, "relative_position": relative_position}
     offered = {f"model.{name}": set(by_name.candidates(room)) for name, room in rooms.items()} | {
         "model.scale": set(score.SCALES),
@@ -261,7 +261,9 @@ def test_together_the_runs_name_every_variant(tmp_path):
         "text.tokenizer": set(tokenizer.KINDS),
         "image.head": set(models.CLASS_HEADS),
         "optim.schedule": set(str(refused.value).split("are: ")[1].split(", ")),
-        **{key: {True, False} for key in ("text.tied_output", "text.transform", *(f"model.{s}" for s in switches))},
+        "text.transform": {"", "gelu"},
+        "model.bias": {"all", "none"},
+        **{key: {True, False} for key in ("text.tied_output", *(f"model.{s}" for s in switches))},
     }
     every = [config.flat(settings_of(name, tmp_path).to_dict()) for name in RUNS]
     assert {key: {run[key] for run in every if key in run} for key in offered} == offered

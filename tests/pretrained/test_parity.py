@@ -61,7 +61,10 @@ CASES = {  # their class, and the fields of its config
     "bert, classes": ("BertForSequenceClassification", BERT | dict(num_labels=3, hidden_act="relu")),
     "bert, tokens": ("BertForTokenClassification", BERT | dict(num_labels=5)),
     "roberta": ("RobertaForMaskedLM", ROBERTA | dict(pad_token_id=1, hidden_act="relu")),
-    "roberta, classes": ("RobertaForSequenceClassification", ROBERTA | dict(pad_token_id=3, type_vocab_size=1, num_labels=7)),
+    "roberta, classes": (
+        "RobertaForSequenceClassification",
+        ROBERTA | dict(pad_token_id=3, type_vocab_size=1, num_labels=7),
+    ),
     "xlm-roberta, spans": ("XLMRobertaForQuestionAnswering", ROBERTA | dict(pad_token_id=0)),
     "roberta, no head": ("RobertaModel", ROBERTA),
     "distilbert": ("DistilBertForMaskedLM", DISTILBERT | dict(tie_word_embeddings=False, activation="relu")),

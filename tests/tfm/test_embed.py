@@ -91,23 +91,34 @@ def masked_words(X, G):
     return np.array([found.get(n, np.full(len(G), np.nan)) for n in range(X.shape[1])])
 
 
+def each_words_class(X, G, b):
+    return [reference.softmax(logits) for logits in np.transpose(reference.affine(G, X, b))]
+
+
+def first_words_class(X, G, b, W, c):
+    """BERT's: softmax_c(g_c^T tanh(W x_0 + c) + b_c)."""
+    return reference.class_token_class(np.tanh(reference.affine(W, X[:, :1], c)), G, b)
+
+
 HEADS = {
     "next_word": reference.next_word,
     "masked_word": masked_words,
     "pooled": reference.pooled_class,
     "class_token": reference.class_token_class,
+    "each_word": each_words_class,
+    "first_word": first_words_class,
 }
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_heads_equal_the_reference_and_their_logits_are_float32(name):
-    variant, sizes = getattr(head, name), {"W": W} if "word" in name else {"C": C}
+    variant, sizes = getattr(head, name), {"W": W} if name in ("next_word", "masked_word") else {"C": C}
     with cases.float64():
         params, x_BND = cases.drawn(lambda key: variant.init(key, D=D, **sizes)), cases.normal(1, B, N, D)
         apply = jax.jit(variant.apply)
         logits = apply(params, x_BND)
         for b in range(B):
-            slow = np.asarray(HEADS[name](translate.columns(x_BND[b]), *map(np.asarray, params.values())))
+            slow = np.asarray(HEADS[name](translate.columns(x_BND[b]), *map(np.asarray, jax.tree.leaves(params))))
             asked = ~np.isnan(slow)
             cases.close(translate.log_probabilities(logits)[b][asked], np.log(slow[asked]))
     narrow = apply(*jax.tree.map(lambda leaf: np.asarray(leaf, jnp.bfloat16), (params, x_BND)))

@@ -208,7 +208,7 @@ def test_what_the_family_does_not_have_is_named(tmp_path):
         ("text", "gpt_bigcode", "model.G is 2 and not 4"),
         ("text", "gpt3", "the right ones are: gpt2, gpt_bigcode, bert"),
         ("text", "experiments.pretrained.gpt2:FAMILY", "the right ones are: gpt2, gpt_bigcode, bert"),
-        ("masked", "bert", "text.transform is '' and not 'gelu', as model.mlp is; model.segments is 0 and not 1 or more"),
+        ("masked", "bert", "text.transform is '' and not 'gelu', as model.mlp is; model.segments is 0 and not 1"),
         ("image", "vit", "image.head is 'pooled' and not 'class_token'"),
     ):
         assert sentence in tiny.refusal(export, checkpoint=runs[run], family=family, workdir=out)
