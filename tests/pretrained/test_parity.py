@@ -1,7 +1,6 @@
 """Models of the transformers library and ours, each read from the other's files: the same logits in float32."""
 
 import importlib.util
-import json
 import os
 import pathlib
 import types
@@ -9,17 +8,14 @@ import types
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is looked for on the network
 torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
 transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
 
 from experiments import model as models  # noqa: E402
-from experiments.data import image_file, pretrained_tokenizer  # noqa: E402
-from experiments.engine import errors  # noqa: E402
-from experiments.pretrained import hub, open_model, positions, safetensors  # noqa: E402
-from experiments.tools import export  # noqa: E402
+from experiments.data import pretrained_tokenizer  # noqa: E402
+from experiments.pretrained import hub, open_model, safetensors  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
 from tfm.decode import sampling  # noqa: E402
@@ -212,117 +208,6 @@ def test_a_vit_pools_with_its_own_activation(tmp_path):
         theirs, ours = (model(image_BZYX).pooler_output.numpy() for model in models)
     assert (theirs == 0).any() and (theirs > 1).any()
     np.testing.assert_array_equal(ours, theirs)
-
-
-# How an image file becomes what a ViT reads: what the file of its image processor says, of an image of 31 x 47 pixels.
-SIDES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "width": 10}}
-CROP = {"do_center_crop": True, "crop_size": {"height": 15, "width": 10}}
-PROCESSING = {
-    "no normalising, with a mean there": {"do_normalize": False, "image_mean": [0.1, 0.5, 0.9], "image_std": [0.2] * 3},
-    "another mean": {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.3, 0.2, 0.4]},
-    "one mean for all": {"image_mean": 0.1, "image_std": 0.3},
-    "no rescaling": {"do_rescale": False, "image_mean": [90, 130, 120], "image_std": [60, 50, 70]},
-    "another factor": {"rescale_factor": 1 / 100},
-    "a crop": {"size": {"height": 24, "width": 29}} | CROP,
-    "a crop of the same form": {"size": {"shortest_edge": 17}} | CROP,
-    "one number for the shorter side": {"size": 19, "default_to_square": False} | CROP,
-    "a crop of a square": {"size": 19, "do_center_crop": True, "crop_size": [15, 10]},
-    "a crop beyond the edges": {"size": [12, 7]} | CROP,
-    "a crop without resizing": {"do_resize": False} | CROP,
-    "null is false": {"do_normalize": None, "image_mean": None, "do_center_crop": None, "do_convert_rgb": None},
-    "DeiT": {"image_processor_type": "DeiTImageProcessor", "size": 21, "crop_size": CROP["crop_size"]},
-    "BEiT": {"image_processor_type": None, "feature_extractor_type": "BeitFeatureExtractor", "reduce_labels": True},
-    "fast": {"image_processor_type": "ViTImageProcessorFast", "data_format": "channels_first", "resample": 3},
-    "opacity": {"do_convert_rgb": True},
-} | {f"filter {number}": {"resample": number} for number in range(6)}
-PLAIN = "filter 2"  # what is done where nothing is said
-
-
-@pytest.fixture(scope="module")
-def classes(tmp_path_factory):
-    """(folder of a ViT, image -> theirs, image -> ours): the probabilities of its classes."""
-    theirs = random("ViTForImageClassification", VIT | {"num_channels": 3})
-    theirs.save_pretrained(folder := tmp_path_factory.mktemp("vit"))
-    ours = open_model.open(folder)
-
-    def of_theirs(image_1ZYX):
-        with torch.no_grad():
-            return theirs(image_1ZYX).logits.softmax(-1)[0].numpy()
-
-    return folder, of_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(ours(image_1YXZ)[0]))
-
-
-def photograph(folder, mode="RGB"):
-    """An image file with something at every place and of every size; transparent here and there, if it can be."""
-    rng, channels = np.random.default_rng(3), len(mode)
-    y_YX, x_YX = np.mgrid[:31, :47]
-    waves = [np.sin(x_YX / (3 + z) + z) + np.cos(y_YX / (5 - z)) + (x_YX > 11 * z) for z in range(channels)]
-    pixels = 40 * np.stack(waves, -1) + 80 + 30 * rng.standard_normal((31, 47, channels))
-    Image.fromarray(pixels.clip(0, 255).astype(np.uint8).squeeze()).save(folder / f"{mode}.png")
-    return folder / f"{mode}.png"
-
-
-@pytest.mark.parametrize("case", PROCESSING)
-def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
-    folder, of_theirs, of_ours = classes
-    file = photograph(tmp_path, "RGBA" if case == "opacity" else "RGB")
-    says = SIDES | PROCESSING[case]
-    says = {name: value for name, value in says.items() if name != "image_processor_type" or value}
-    (folder / "preprocessor_config.json").write_text(json.dumps(says))
-    with Image.open(file) as image:
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        image_1ZYX = processor(images=image, return_tensors="pt")["pixel_values"]
-    extras = hub.read(folder).extras
-    image_1YXZ, _ = image_file.read(file, image_file.expected(folder, extras, Z=3, C=3))
-    np.testing.assert_allclose(image_1YXZ, image_1ZYX.permute(0, 2, 3, 1), atol=1e-5, rtol=1e-5)
-    right, found = of_theirs(image_1ZYX), of_ours(image_1YXZ)
-    np.testing.assert_allclose(found, right, atol=1e-5)
-    plain_1YXZ, _ = image_file.read(file, image_file.expected(folder.parent, extras, Z=3, C=3))  # where nothing is said
-    assert (np.abs(of_ours(plain_1YXZ) - right).max() < 1e-4) == (case == PLAIN)  # so that the case says something
-
-
-@pytest.mark.parametrize(
-    "says",
-    [{"size": {"shortest_edge": 9}}, {"size": 14}, CROP | {"crop_size": 15}, {"do_resize": False}, {"resample": 99}],
-)
-def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
-    folder, of_theirs, _ = classes
-    (folder / "preprocessor_config.json").write_text(json.dumps(SIDES | says))
-    file = photograph(tmp_path)
-    with pytest.raises(ValueError):
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
-    with pytest.raises(errors.UserError, match="preprocessor_config.json: |becomes"):
-        image_file.read(file, image_file.expected(folder, hub.read(folder).extras, Z=3, C=3))
-
-
-@pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_what_export_says_of_a_runs_images_makes_the_same_pixels_there(tmp_path, mode, values):
-    Z = len(mode)
-    of_run = {"image": [15, 10, Z], "values": values, "classes": ["a"]}
-    of_run |= {"mean": [0.7, 2, -1][:Z], "std": [0.25, 3, 1][:Z]}
-    (tmp_path / "data.json").write_text(json.dumps(of_run))
-    like = image_file.expected(tmp_path, {}, Z=Z, C=1)
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(export.preprocessor(like)))
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    file = photograph(tmp_path, mode)
-    image_1YXZ, _ = image_file.read(file, like)
-    with Image.open(file) as image:
-        right = processor(images=image, return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
-    np.testing.assert_allclose(image_1YXZ, right, atol=1e-5, rtol=1e-5)
-    assert np.ptp(right) > 0.3
-    again = image_file.expected(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)  # the exported model's
-    np.testing.assert_allclose(image_file.read(file, again)[0], right, atol=1e-5, rtol=1e-5)
-
-
-def test_a_grid_of_positions_is_resized_as_torch_resizes_images():
-    P_ND = np.random.default_rng(0).standard_normal((26, 3)).astype(np.float32)
-    for new in (3, 7):
-        grid = torch.tensor(P_ND[1:].reshape(1, 5, 5, 3)).permute(0, 3, 1, 2)
-        right = torch.nn.functional.interpolate(grid, size=(new, new), mode="bilinear", align_corners=False)
-        found = positions.resize(P_ND, new * new + 1, "grid")
-        np.testing.assert_allclose(found[1:], right.permute(0, 2, 3, 1).reshape(-1, 3), atol=1e-6)
 
 
 def test_the_published_sentence_encoder(tmp_path):
