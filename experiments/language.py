@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from experiments import model as models
 from experiments import task as tasks
-from experiments.data import pretrained_tokenizer, text, tokenizer, windows
+from experiments.data import pretrained_tokenizer, text, tokenizer, tokens, windows
 from experiments.engine import batches, by_name, disk, errors, mesh, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
@@ -35,8 +35,8 @@ class Corpus(NamedTuple):
 
     name: str
     tokenizer: tokenizer.Tokenizer
-    train_T: np.ndarray
-    evaluation_T: np.ndarray
+    train_T: np.ndarray | tokens.Mapped
+    evaluation_T: np.ndarray | tokens.Mapped
     lines: list[str]  # about it, for a person
 
 
@@ -101,13 +101,13 @@ def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     documents = text.load(t.source)
     both = documents.train, documents.evaluation
     of = pretrained_tokenizer.make(t.tokenizer, both[0], specials=specials, evaluation=both[1])
-    rows = [of.join(part) for part in both]
+    rows = [tokens.of(of, part) for part in both]
     lengths = f"{len(rows[0]):,} tokens to train on, {len(rows[1]):,} to evaluate"
     lines = [*documents.said.splitlines(), f"{documents.name}: {lengths}, vocabulary {of.size}"]
     return Corpus(documents.name, of, *rows, lines)
 
 
-def token_counts(token_T: np.ndarray, *, W: int) -> np.ndarray:
+def token_counts(token_T: np.ndarray | tokens.Mapped, *, W: int) -> np.ndarray:
     """How often each token occurs, (W,): counted piece by piece, for numpy counts in a copy of 8 bytes a token."""
     pieces = (token_T[first : first + PIECE] for first in range(0, len(token_T), PIECE))
     return sum((np.bincount(piece, minlength=W) for piece in pieces), np.zeros(W, int))

@@ -4,7 +4,9 @@ A file tells its kind: tokenizer.json for the `tokenizers` library, a saved toke
 """
 
 import contextlib
+import functools
 import heapq
+import itertools
 import json
 import math
 import os
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from experiments.data import tokenizer
+from experiments.data import byte_level, tokenizer
 from experiments.engine import disk, errors
 
 LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
@@ -63,6 +65,25 @@ class Published(tokenizer.Tokenizer):
             made = f"makes the id {max(ids)} of {text[:40]!r}"
             raise errors.UserError(f"the tokenizer {made}, and it has {self.size} words")
         return np.asarray(ids, np.int32)
+
+    @functools.cached_property
+    def _words(self) -> byte_level.Words | None:
+        return byte_level.Words(self.library, self.dtype) if byte_level.applies(self.library) else None
+
+    def ids(self, part: list[str]) -> np.ndarray:
+        with _refusing("the tokenizers library fails at the text"):
+            if self._words is not None:
+                return self._words.ids(part)
+            rows = [encoding.ids for encoding in self.library.encode_batch_fast(part)]
+        id_T = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
+        if id_T.size and id_T.max() >= self.size:  # as what is put around a text may have
+            raise errors.UserError(f"the tokenizer makes the id {id_T.max()}, and it has {self.size} words")
+        return id_T.astype(self.dtype)
+
+    def each(self, parts: Iterable[list[str]]) -> Iterator[np.ndarray]:
+        if self._words is None:
+            return super().each(parts)
+        return byte_level.encoded(self.library, parts, self.dtype)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text, without the specials."""

@@ -16,7 +16,7 @@ from experiments.engine import errors
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 NAMED = (STDLIB, DOCSTRINGS, *sorted(download.NAMED))
-EVALUATION_SHARE = 0.1
+EVALUATION_SHARE, MOST_EVALUATED = 0.1, 2**24  # bytes: of 10 GB a tenth would take hours
 HINT = "; leave it out"
 Read = Callable[[], Iterator[bytes]]  # the bytes of a document in pieces, from the beginning each time
 
@@ -58,8 +58,8 @@ def load(source: str) -> Text:
 
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
     gzipped is unpacked. One file is cut in two, its first 90 % for training; of several about 10 % are held out, chosen
-    by their contents, where names do not tell it (`files.by_names`). UserError for what is not there, cannot be read,
-    is no text, or too little to split.
+    by their contents, where names do not tell it (`files.by_names`); of a large text no more than MOST_EVALUATED bytes.
+    UserError for what is not there, cannot be read, is no text, or too little to split.
     """
     path = pathlib.Path(os.path.expanduser(source))
     if source in (STDLIB, DOCSTRINGS):
@@ -78,7 +78,8 @@ def load(source: str) -> Text:
         raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
     if len({text.digest for text in texts}) == 1:
         return _cut(source, texts[0])
-    bound = files.held_out_below((text.digest[:8] for text in texts), share=EVALUATION_SHARE)
+    share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
+    bound = files.held_out_below((text.digest[:8] for text in texts), share=share)
     train, evaluation = ([text for text in texts if (text.digest[:8] < bound) == side] for side in (False, True))
     shown = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
     said = "" if source in NAMED else files.told(source, "by their contents,", shown)
@@ -86,8 +87,8 @@ def load(source: str) -> Text:
 
 
 def _cut(name: str, text: Source) -> Text:
-    """The first nine tenths of one document, and the rest, cut between two characters."""
-    at = text.size * 9 // 10
+    """The first of one document, and the rest, cut between two characters."""
+    at = max(text.size * 9 // 10, text.size - MOST_EVALUATED)
     first = max(at - 3, 0)
     near = b"".join(_piece(text.read, first, at + 1))
     while at > first and near[at - first] & 0b1100_0000 == 0b1000_0000:  # inside a UTF-8 character

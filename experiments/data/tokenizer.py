@@ -16,7 +16,7 @@ from experiments.engine import by_name, errors
 KINDS = ("bytes", "characters")
 UNKNOWN, MASK = "[UNK]", "[MASK]"
 SEPARATOR = "\0"  # stands between two documents
-LONGEST, PIECE = 2**21, 2**16  # characters: a library takes some 240 bytes of memory for each
+LONGEST, PIECE, PART = 2**21, 2**16, 2**20  # characters: a library takes some 240 bytes of memory for each
 LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 
 
@@ -55,7 +55,7 @@ class Tokenizer:
         end anywhere, NUL between two documents. UserError as `encode`, and for no UTF-8."""
         content = io.BytesIO()
         for part in self.parts(text):
-            content.write(np.ascontiguousarray(self.ids(part), self.dtype).data)
+            content.write(self.ids(part).data)
         return np.frombuffer(content.getbuffer(), self.dtype)
 
     @property
@@ -64,11 +64,23 @@ class Tokenizer:
 
     def parts(self, text: Iterable[bytes]) -> Iterator[Any]:
         """Parts of a text, always the same ones, of which `ids` are made independently of each other. Here these are
-        documents; one of more than LONGEST characters counts as several, cut between two lines where it has any."""
-        return documents(text)
+        lists of documents; one of more than LONGEST characters counts as several, cut between two lines."""
+        some, n = [], 0
+        for document in documents(text):
+            some.append(document)
+            n += len(document)
+            if n >= PART:
+                yield some
+                some, n = [], 0
+        yield some
 
     def ids(self, part: Any) -> np.ndarray:
-        return self.encode(part)
+        """Those of one of the `parts`, in these integers."""
+        return np.concatenate([np.empty(0, self.dtype), *(self.encode(text).astype(self.dtype) for text in part)])
+
+    def each(self, parts: Iterable[Any]) -> Iterator[np.ndarray]:
+        """`ids` of each of many parts, in order."""
+        return (self.ids(part) for part in parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +116,7 @@ class Plain(Tokenizer):
         return iter(text) if self.kind == "bytes" else decoded(text)
 
     def ids(self, part: bytes | str) -> np.ndarray:
-        return np.frombuffer(part, np.uint8) if self.kind == "bytes" else self._known(part)
+        return np.frombuffer(part, np.uint8) if self.kind == "bytes" else self._known(part).astype(self.dtype)
 
     def pieces(self, ids: Iterable[int]) -> Iterator[bytes]:
         return (self._contents[id] if 0 <= id < self.size else b"" for id in ids)
