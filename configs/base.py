@@ -64,7 +64,7 @@ def common() -> ml_collections.ConfigDict:
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
     model.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
-    # pairwise_sym, identity_query, symmetric_init, asymmetric, asymmetric_std, constant (score.py)
+    # pairwise_sym, identity_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, constant (score.py)
     model.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
     model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
@@ -73,10 +73,13 @@ def common() -> ml_collections.ConfigDict:
     model.value = "low_rank"  # low_rank, full_rank, identity (value.py)
     model.norm = "token"  # token, token_plain, rms, batch, instance (norm.py)
     model.eps = 1e-5  # inside the root of the norm
-    model.mlp = "gelu"  # relu, gelu, gelu_tanh, two_hidden_relu, two_hidden_gelu, swiglu (mlp.py)
+    model.mlp = "gelu"  # relu, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
+    # swiglu, geglu, geglu_tanh, reglu (mlp.py)
     model.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)
     model.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi
     model.rotary_base = 10000.0  # the longest wavelength of rotary positions is 2 pi times this
+    model.rotary_scaling = "none"  # for longer texts: linear:factor, dynamic:factor:N, llama3:factor:low:high:N,
+    # yarn:factor:N:fast:slow:length; 'linear:2' halves the angles (rotary_scaling.py)
     model.window = 0  # attention only to tokens nearer than this; 0: to all
     model.block = "pre_norm"  # pre_norm, post_norm (block.py)
     model.final_norm = True  # a norm between the last block and the head

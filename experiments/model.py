@@ -172,8 +172,11 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
     if m.relative_position in variants.ROTARY:
-        halves = m.relative_position == "rotary_halves"
-        chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, halves=halves)
+        how = {"halves": m.relative_position == "rotary_halves", "scaling": variants.scaling(m)}
+        chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, **how)
+    if getattr(chosen["score"], "normed", False):
+        own = functools.partial(chosen["score"].apply, eps=m.eps)
+        chosen["score"] = chosen["score"]._replace(apply=own)
     own = heads.Parts(
         score=chosen["score"],
         value=chosen["value"],

@@ -5,15 +5,17 @@ of tfm says. What it raises is told with its line.
 """
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.engine import by_name, config, errors
 from tfm import block, mlp, norm, position, shapes
-from tfm.attention import relative_position, score, value
+from tfm.attention import relative_position, rotary_scaling, score, value
 
 ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
@@ -23,6 +25,25 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # those that are no size of the m
 def choose(m: config.Settings, name: str) -> Any:
     """The variant of this room that the section `m` names."""
     return by_name.choose(name, getattr(m, name), by_name.candidates(ROOMS[name]))
+
+
+def scaling(m: config.Settings) -> Callable:
+    """That of rotary angles which model.rotary_scaling names with its numbers, as 'linear:2'. UserError for no such."""
+    name, *texts = m.rotary_scaling.split(":")
+    of = by_name.choose("rotary_scaling", name, rotary_scaling.KINDS)
+    right = ":".join([name, *[*inspect.signature(of).parameters][3:]])
+    try:
+        numbers = [float(text) for text in texts]
+        with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
+            angles, length = of(np.arange(3), m.K, m.rotary_base, *numbers)
+        fits = np.isfinite(angles).all() and length > 0 and min([1, *numbers]) >= 0
+    except (TypeError, ValueError, ZeroDivisionError):
+        fits = False
+    if not fits:
+        raise errors.UserError(
+            f"model.rotary_scaling = {m.rotary_scaling} gives no angles: it must be {right}, in numbers"
+        )
+    return lambda n, K, base: of(n, K, base, *numbers)
 
 
 class Trial(NamedTuple):

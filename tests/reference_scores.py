@@ -107,7 +107,10 @@ OF = {
 
 def logits(name: str, params: dict, X_key, X_query, h: int) -> np.ndarray:
     """L of head h, from the code's parameters."""
-    head = {leaf.split("_")[0]: np.asarray(value[h], np.float64) for leaf, value in params.items()}
+    own = {
+        leaf: value if leaf.startswith("gain") else value[h] for leaf, value in params.items()
+    }  # gains are all heads'
+    head = {leaf.split("_")[0]: np.asarray(value, np.float64) for leaf, value in own.items()}
     return OF[name](X_key, X_query, **head, h=h)
 
 

@@ -37,7 +37,7 @@ def _init(key: jax.Array, *, D: int, F: int, M: int, bias: bool, more: tuple[str
 def _apply(activation: Callable, params: dict, x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """W_2 h + b_2 for every token, h = activation(W_1 x_n + b_1) (E12; in seed 004 with row vectors, x W_1). With a
     second hidden layer h is activation(W_h activation(W_1 x_n + b_1) + b_h), and with a gate activation(W_g x_n + b_g)
-    * (W_1 x_n + b_1) (Shazeer 2020, eq. 6, without biases)."""
+    * (W_1 x_n + b_1) (Shazeer 2020, eq. 5 and 6, without biases)."""
     x, product = x_BND, linear.tokens
     if layout.platform != "tpu" or x.shape[1] >= ROWS:  # from here on: between two shapes activation is one more pass
         x, product = x.reshape(-1, x.shape[-1]), linear.rows
@@ -80,10 +80,16 @@ def tanh_gelu(x: jax.Array) -> jax.Array:
     return x / 2 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def sigmoid_gelu(x: jax.Array) -> jax.Array:
+    """x sigma(1.702 x), near to GELU (Hendrycks and Gimpel 2016, section 2)."""
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
 ACTIVATIONS = {
     "relu": jax.nn.relu,
     "gelu": exact_gelu,
     "gelu_tanh": tanh_gelu,
+    "quick_gelu": sigmoid_gelu,
     "silu": jax.nn.silu,
     "tanh": jnp.tanh,
 }
@@ -96,6 +102,12 @@ def _variant(activation: Callable, *more: str) -> Variant:
 relu = _variant(jax.nn.relu)
 gelu = _variant(exact_gelu)
 gelu_tanh = _variant(tanh_gelu)
+quick_gelu = _variant(sigmoid_gelu)
+silu = _variant(jax.nn.silu)
+tanh = _variant(jnp.tanh)
 two_hidden_relu = _variant(jax.nn.relu, "Wh_FF")
 two_hidden_gelu = _variant(exact_gelu, "Wh_FF")
 swiglu = _variant(jax.nn.silu, "Wg_FD")
+geglu = _variant(exact_gelu, "Wg_FD")
+geglu_tanh = _variant(tanh_gelu, "Wg_FD")  # Gemma's
+reglu = _variant(jax.nn.relu, "Wg_FD")

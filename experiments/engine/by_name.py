@@ -21,7 +21,7 @@ import jax
 from experiments.engine import compilation, disk, errors
 
 ROOT = pathlib.Path(__file__).parents[2]
-CODE = re.compile(r"[\w.]+:\w+")  # a program of the user's own: my_file:my_variant
+CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # a program of the user's own: my_file:my_variant
 # Settings of earlier versions: what each is called now, or what one does instead. None of them is taken silently.
 RENAMED = {
     "study.probe": "train.probe",

@@ -10,7 +10,11 @@ from experiments.pretrained import tensors
 Config = Mapping[str, Any]
 Facts = dict[str, Any]
 # their name of the MLP's activation -> ours; one name of theirs for each of ours is written back
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "tanh": "tanh"}
+ACTIVATIONS |= dict.fromkeys(("gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"), "gelu_tanh")
+ACTIVATIONS |= {"gelu_python": "gelu", "quick_gelu": "quick_gelu", "swish": "silu"}
+GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "reglu"}  # the MLP with such a gate
+GATED = {"silu": "swiglu"} | {theirs: GATES[ours] for theirs, ours in ACTIVATIONS.items() if ours in GATES}
 YES = {True: True, False: False}  # of a field that is true or false, and true where nothing is said
 NO = {False: False, True: True}
 TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model that writes text
@@ -43,6 +47,7 @@ FREE = {
     "score_std": 1.0,
     "output_std": 1.0,
     "rotary_base": 10000.0,
+    "rotary_scaling": "none",
     "dropout": 0.0,
     "attention": "flash",
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less
@@ -109,6 +114,10 @@ class Family(NamedTuple):
     # The groups of lines that are a head, of which a model has one or none, its kind: to the activation of the layer
     # before the head, '' where there is none, and None where it is that of the MLPs.
     heads: Mapping[str, str | None] = types.MappingProxyType({})
+    aliases: Mapping[str, str] = {}  # other names for the same fields of config.json
+    # (our arrays by path, facts) -> the same model, as we write its equations; and back.
+    ours: Callable[[tensors.Arrays, Facts], tensors.Arrays] = lambda flat, facts: flat
+    theirs: Callable[[tensors.Arrays, Facts], tensors.Arrays] = lambda flat, facts: flat
 
 
 def transform(family: Family, kind: str, mlp: str) -> str:
@@ -148,6 +157,7 @@ def value(config: Config, field: Field, facts: Facts | None = None) -> Any:
 def describe(family: Family, config: Config) -> Facts:
     """config.json in our words: sizes by letter, fields of `model`, and what else one must know (tied_output, ...)."""
     facts: Facts = {name: values[0] for name, values in family.model.items() if values}
+    config = {right: config[other] for other, right in family.aliases.items() if other in config} | dict(config)
     for field in family.fields:
         said = value(config, field, facts)
         if field.ours and said is not None:

@@ -45,6 +45,8 @@ SIZES = (
     Field("tie_word_embeddings", "tied_output", families.YES),
     Field("add_cross_attention", "", families.only(False)),
 )
+ALIASES = {"hidden_size": "n_embd", "num_attention_heads": "n_head", "num_hidden_layers": "n_layer"}
+ALIASES |= {"n_ctx": "n_positions", "max_position_embeddings": "n_positions"}
 FAMILY = families.Family(
     "gpt2",
     kind="causal",
@@ -58,6 +60,7 @@ FAMILY = families.Family(
         Field("scale_attn_by_inverse_layer_idx", "", families.only(False)),
     ),
     extra=lambda facts, groups: {"architectures": ["GPT2LMHeadModel"]},
+    aliases=ALIASES,
 )
 BIGCODE = FAMILY._replace(
     name="gpt_bigcode",

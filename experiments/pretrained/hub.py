@@ -16,7 +16,7 @@ from experiments.pretrained import bert, bert_relatives, families, gpt2, llama, 
 from tfm import shapes
 
 ENCODERS = (bert.FAMILY, bert_relatives.ROBERTA, bert_relatives.XLM_ROBERTA, bert_relatives.DISTILBERT)
-FAMILIES = {one.name: one for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, llama.FAMILY)}
+FAMILIES = {one.name: one for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, llama.FAMILY, *llama.RELATIVES)}
 GENERATION = "generation_config.json"  # beside config.json: where a text ends
 ASIDE = ("pooler", "next_sentence")  # heads that our models do not have: kept in `extras`
 
@@ -54,6 +54,8 @@ def read(path: str | pathlib.Path) -> Imported:
 def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pathlib.Path) -> Imported:
     """The model that config.json describes and the tensors hold. UserError as `read`, which names `path`."""
     family = _family(config.get("model_type"))
+    rows = [len(array) for name, array in arrays.items() if name.endswith("classifier.weight") and array.ndim]
+    config = {**config, "num_labels": rows[0]} if rows else config  # for classes that nobody named
     facts, plain = families.describe(family, config), {}
     for name, array in arrays.items():  # without the prefix, and spelled as in the lines
         short = name.removeprefix(family.prefix)
@@ -67,6 +69,7 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
     known = [one for one in family.known if one.unless not in groups]
     what = f"{path} is not the {family.name} that its config.json describes"
     flat, table = tensors.read(lines, known, plain, facts, what)
+    flat = family.ours(flat, facts)
     params = {"position": {}, "head": {}} | traverse_util.unflatten_dict(flat, sep="/")
     params["blocks"]["relative_position"] = {}
     extras = {name: fact for name, fact in facts.items() if name not in family.model} | params.pop("extras", {})
@@ -113,7 +116,7 @@ def write(
     said = [(f"model.{name}", name, value) for name, value in model.items() if spec.model.get(name) == families.ANY]
     said += [(name, name, n) for name, n in sizes.items() if name in again]
     tensors.complain(what, [f"{a} is {x!r} and not {again[name]!r}" for a, name, x in said if x != again[name]])
-    arrays = tensors.write(lines, flat, sizes=again)
+    arrays = tensors.write(lines, spec.theirs(flat, again), sizes=again)
     spec.groups(again, set(arrays))  # may refuse
     arrays = {name if name.startswith(spec.unprefixed) else spec.prefix + name: array for name, array in arrays.items()}
     ids = {name: extras.get("ids", {}).get(name) for name in spec.ids}

@@ -59,6 +59,10 @@ class Trained:
         image_BYXZ (..BC), images as `image_file.read` or the run's own data make them. UserError: it does neither.
         """
         expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
+        N, scaling = self.facts.get("N"), str(self.model.get("rotary_scaling"))
+        if self.table and scaling.startswith("dynamic") and N < getattr(inputs, "shape", (0, 0))[1]:
+            what = f"the model in {self.path} takes {N} tokens at once"  # of more, theirs turns every one otherwise
+            raise errors.UserError(f"{what}: a longer text it reads and writes word by word")
         return self._apply(self.params, inputs)
 
     @functools.cached_property
@@ -78,7 +82,7 @@ class Trained:
     def fields(self) -> Any:
         """The section `model` of the config that the model was made with. UserError for a program not in `trust`."""
         for name, value in {**self.model, "head": self.facts.get("answer")}.items():
-            if isinstance(value, str) and ":" in value and value not in self.trust:
+            if isinstance(value, str) and by_name.CODE.fullmatch(value) and value not in self.trust:
                 what = f'{"image.head" if name == "head" else f"model.{name}"} = "{value}", a program that would be run'
                 raise errors.UserError(f"{self.path} has {what}: give --trust={value} if you trust it")
         how = {name: families.FREE[name] for name in ("attention", "remat")}  # change no model, and had other names

@@ -216,12 +216,13 @@ def test_sizes_follow_from_others_unless_they_are_set():
 
 
 SCORES = """none tied tied_noself tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query
-symmetric_init asymmetric asymmetric_std constant"""
+symmetric_init asymmetric asymmetric_std asymmetric_qknorm constant"""
+MLPS = "relu gelu gelu_tanh quick_gelu silu tanh two_hidden_relu two_hidden_gelu swiglu geglu geglu_tanh reglu"
 LISTED = {
     "score": (by_name.candidates(score), SCORES),
     "value": (by_name.candidates(value), "low_rank full_rank identity"),
     "norm": (by_name.candidates(norm), "token token_plain rms batch instance"),
-    "mlp": (by_name.candidates(mlp), "relu gelu gelu_tanh two_hidden_relu two_hidden_gelu swiglu"),
+    "mlp": (by_name.candidates(mlp), MLPS),
     "position": (by_name.candidates(position), "learned sinusoidal learned_concatenated sinusoidal_concatenated none"),
     "relative_position": (by_name.candidates(relative_position), "none rotary rotary_halves relative buckets alibi"),
     "scale": (score.SCALES, "1/sqrt(K) 1/sqrt(D) 1"),

@@ -17,6 +17,10 @@ MODELS = {
     "model.dropout must be at least 0": dict(dropout=-0.1),
     "are 3 with model.score = asymmetric: model.K must be even": dict(relative_position="rotary", K=3),
     "are 9 with model.score = none: .*, or model.D": dict(relative_position="rotary_halves", score="none", D=9, H=3),
+    "rotary_scaling = yarn:2 gives no angles: it must be yarn:factor:N:fast:slow:length, in numbers": dict(
+        relative_position="rotary", rotary_scaling="yarn:2"
+    ),
+    "rotary_scaling = linear:0 gives no angles": dict(relative_position="rotary", rotary_scaling="linear:0"),
     "model.rotary_base must be at least 1": dict(relative_position="rotary", rotary_base=0.0),
     "model.score = constant does not declare": dict(relative_position="rotary", score="constant"),
     "turns .* model.score = l2_tied does not declare": dict(relative_position="rotary_halves", score="l2_tied"),

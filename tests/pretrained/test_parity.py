@@ -36,7 +36,14 @@ NONE = dict(bos_token_id=None, eos_token_id=None)
 GPT2 = dict(vocab_size=W, n_positions=N, n_embd=33, n_layer=2, n_head=3, n_inner=37) | NONE
 LLAMA = dict(vocab_size=W, max_position_embeddings=N, hidden_size=42, num_hidden_layers=2, num_attention_heads=6) | NONE
 LLAMA |= dict(intermediate_size=37)
-ROPE = {"rope_type": "default", "rope_theta": 500.0}
+RELATIVE = LLAMA | dict(num_key_value_heads=2, head_dim=10)
+
+
+def scaled(kind: str, **numbers) -> dict:
+    of = {"rope_type": kind, "rope_theta": 50.0, "factor": 2.5, "original_max_position_embeddings": 7}
+    return {"rope_parameters": of | numbers}
+
+
 CASES = {  # their class, and the fields of its config
     "gpt2": ("GPT2LMHeadModel", GPT2),
     "gpt2, exact gelu, untied, no scale": (
@@ -75,8 +82,21 @@ CASES = {  # their class, and the fields of its config
     "llama, one head of keys": ("LlamaForCausalLM", LLAMA | dict(hidden_size=36, num_key_value_heads=1)),
     "llama, tied, another base": (
         "LlamaForCausalLM",
-        LLAMA | dict(hidden_size=36, tie_word_embeddings=True, rope_parameters=ROPE),
+        LLAMA | dict(hidden_size=36, tie_word_embeddings=True, hidden_act="gelu") | scaled("default"),
     ),
+    "llama, dynamic, biases": (
+        "LlamaForCausalLM",
+        RELATIVE | dict(attention_bias=True, mlp_bias=True, **scaled("dynamic")),
+    ),
+    "llama, llama3": ("LlamaForCausalLM", RELATIVE | scaled("llama3", low_freq_factor=1.0, high_freq_factor=3.0)),
+    "mistral, window, linear": ("MistralForCausalLM", RELATIVE | dict(sliding_window=4, **scaled("linear"))),
+    "qwen2, yarn": ("Qwen2ForCausalLM", RELATIVE | scaled("yarn", beta_fast=2.0)),
+    "qwen3, window": (
+        "Qwen3ForCausalLM",
+        RELATIVE | dict(attention_bias=True, use_sliding_window=True, sliding_window=4, max_window_layers=0),
+    ),
+    "gemma": ("GemmaForCausalLM", RELATIVE),
+    "gemma, untied": ("GemmaForCausalLM", RELATIVE | dict(tie_word_embeddings=False, num_key_value_heads=1)),
 }
 
 
@@ -113,7 +133,7 @@ def answering(folder):
         return lambda params: apply(params, embed.cut(IMAGE_BYXZ, size=5), mask=None)[0]
     real = mask.padding(REAL_BN)
     inputs = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if made.fields.segments > 1 else WORDS_BN
-    who = mask.both(mask.causal, real) if made.kind == "causal" else real
+    who = models.masked(made.fields, mask.both(mask.causal, real) if made.kind == "causal" else real)
     return lambda params: apply(params, inputs, mask=who)[0]
 
 

@@ -150,7 +150,7 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
     [
         ("gpt2", {"model_type": "opt"}, "'opt' here: those known are gpt2, gpt_bigcode, bert, roberta"),
         ("gpt2", {"model_type": ["gpt2"]}, "those known are"),
-        ("gpt2", {"activation_function": "tanh"}, "activation_function = 'tanh' is not supported"),
+        ("gpt2", {"activation_function": "mish"}, "activation_function = 'mish' is not supported"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
         ("gpt2", {"n_head": 4}, "n_embd = 21 is not divisible by n_head = 4"),
         ("gpt2", {"n_layer": "2"}, "n_layer must be a whole number from 1, and is '2'"),
@@ -166,13 +166,17 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("bert", {"model_type": "roberta", "max_position_embeddings": 2}, "= 2 leave none behind pad_token_id = 1"),
         ("vit", {"patch_size": [5, 3]}, "square patches"),
         ("vit", {"id2label": {"1": "cat"}}, "id2label"),
-        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling asks for the type 'llama3'"),
+        ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling asks for the type 'longrope'"),
+        ("llama", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "of the type 'llama3' needs low_freq_factor"),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": "8"}}, "factor must be a number from 0, and is '8'"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "mscale": 1.0}}, "mscale = 1.0 is not"),
+        ("llama", {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1}, "in some of the layers"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "type 'yarn'"),
         ("llama", {"sliding_window": 7}, "sliding_window = 7"),
         ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings = None is not supported .* only False or True"),
         ("vit", {"pooler_act": 3}, "pooler_act must be a text, and is 3"),
-        ("llama", {"attention_bias": True}, "attention_bias = True"),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("llama", {"attention_bias": "yes"}, "attention_bias = 'yes'"),
+        ("llama", {"hidden_act": "tanh"}, "hidden_act = 'tanh'"),
         ("llama", {"num_key_value_heads": 4}, "num_attention_heads = 6 is not divisible by num_key_value_heads = 4"),
         ("llama", {"tie_word_embeddings": True}, "lm_head.weight is not a copy of embed_tokens.weight"),
     ],
@@ -180,6 +184,19 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
 def test_a_setting_that_is_not_ours_is_refused_by_its_name(tmp_path, family, changed, words):
     with refused(words):
         hub.read(published.save(tmp_path, family, **changed))
+
+
+def test_other_names_of_sizes_and_classes_that_nobody_named(tmp_path):
+    other = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
+    fields = {other.get(name, name): n for name, n in published.CONFIGS["gpt2"].items()} | {"n_ctx": N + 1}
+    folder = published.save(tmp_path / "gpt2", "gpt2")
+    right = hub.read(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2"} | fields))
+    assert hub.read(folder).model == right.model
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", "hidden_size": "7"} | fields))
+    for labels in ({"id2label": None}, {"id2label": None, "num_labels": 3}):
+        read = hub.read(published.save(tmp_path / "vit", "vit", **labels))
+        assert read.extras["class_names"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):

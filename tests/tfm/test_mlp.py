@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 
 import cases
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+import reference_decoders
 import reference_tokens
 import translate
 from cases import B, D, F, N
@@ -20,7 +22,11 @@ from tfm import layout, mlp, shapes
 MLPS = by_name.candidates(mlp)
 MATRICES = dict.fromkeys(("relu", "gelu", "gelu_tanh"), {"W1_FD", "W2_DF"})
 MATRICES |= dict.fromkeys(("two_hidden_relu", "two_hidden_gelu"), {"W1_FD", "Wh_FF", "W2_DF"})
-MATRICES |= {"swiglu": {"W1_FD", "Wg_FD", "W2_DF"}}
+MATRICES |= dict.fromkeys(("quick_gelu", "silu", "tanh"), {"W1_FD", "W2_DF"})
+MATRICES |= dict.fromkeys(("swiglu", "geglu", "geglu_tanh", "reglu"), {"W1_FD", "Wg_FD", "W2_DF"})
+GATES = {"geglu": reference.gelu, "geglu_tanh": reference_tokens.gelu_tanh, "reglu": reference.relu}
+PLAIN = {"gelu_tanh": reference_tokens.gelu_tanh, "quick_gelu": reference_decoders.quick_gelu}
+PLAIN |= {"silu": reference_tokens.silu, "tanh": math.tanh}
 
 
 def mlp_params(name: str, bias: bool) -> dict:
@@ -37,8 +43,10 @@ def slow_mlp(name: str, params: dict, X):
     first, last = of("W1_FD", "b1_F"), of("W2_DF", "b2_D")
     if name == "swiglu":
         return reference_tokens.swiglu(X, *of("Wg_FD", "bg_F"), *first, *last)
-    if name == "gelu_tanh":
-        return reference.mlp(X, *first, *last, reference_tokens.gelu_tanh)
+    if name in GATES:
+        return reference_decoders.gated_mlp(X, *of("Wg_FD", "bg_F"), *first, *last, GATES[name])
+    if name in PLAIN:
+        return reference.mlp(X, *first, *last, PLAIN[name])
     activation = getattr(reference, name.removeprefix("two_hidden_"))
     if name.startswith("two_hidden"):
         return reference_tokens.two_hidden_mlp(X, *first, *of("Wh_FF", "bh_F"), *last, activation)

@@ -31,12 +31,7 @@ RUNS = {
 }
 # For each field of `model`, and of the other sections, values of which at least one is another than a family's.
 MODEL = {
-    "M": [3],
-    "D": [32],  # and K and G with it
-    "H": [4],
-    "G": [1],
-    "K": [6],
-    "F": [9],
+    **dict(M=[3], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
     "score": ["tied", "tied_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     "score_std": [0.5],
     "output_std": [0.0],
@@ -46,13 +41,15 @@ MODEL = {
     "value": ["full_rank", "identity"],
     "norm": ["token", "token_plain", "rms", "batch", "instance"],
     "eps": [0.1],
-    "mlp": ["relu", "gelu", "gelu_tanh", "two_hidden_gelu", "swiglu"],
+    "mlp": ["relu", "gelu", "gelu_tanh", "two_hidden_gelu", "swiglu", "geglu"],
     "position": ["learned", "sinusoidal", "learned_concatenated", "sinusoidal_concatenated", "none"],
     "relative_position": ["none", "rotary", "rotary_halves", "relative", "buckets", "alibi"],
     "rotary_base": [50.0],
+    "rotary_scaling": ["linear:2"],
     "window": [3],
     "block": ["pre_norm", "post_norm"],
-    **dict.fromkeys(["final_norm", "embed_norm", "bias"], [True, False]),
+    **dict.fromkeys(["final_norm", "embed_norm"], [True, False]),
+    "bias": ["all", "none", "attention", "qkv"],
     "segments": [0, 1],
     "dropout": [0.5],
     "attention": ["explicit"],
@@ -73,14 +70,16 @@ def keyed(section: str, values: dict) -> dict:
 
 
 OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | REFUSED
-FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary_base".split()
+FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary_base rotary_scaling".split()
 ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"score": ["symmetric_init", "asymmetric_std"]})
 OF_WORDS = ALWAYS | keyed("text", TEXT)
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
     "gpt2": OF_WORDS | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
     "bert": OF_WORDS | {"model.segments": [1]},
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
-    "llama": OF_WORDS | keyed("model", {"G": [1], "K": [6], "relative_position": ["rotary_halves"]}),
+    "llama": OF_WORDS
+    | keyed("model", {"relative_position": ["rotary_halves"], "mlp": ["geglu"], "bias": ["all", "attention"]})
+    | {"model.G": [1], "model.K": [6]},
 }
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tfm import initial, linear, position
-from tfm.attention import mask
+from tfm.attention import mask, rotary_scaling
 
 ALONE = -1e5  # Kitaev et al. 2020 (Reformer); a larger one would leave float32 too few digits for the logit itself
 BUCKETS, FARTHEST = 32, 128  # Raffel et al. 2020, section 2.1: 32 embeddings, all offsets beyond 128 share one
@@ -50,8 +50,11 @@ def apart(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:
     return own_NS if bias is None else bias(n, s_S) + own_NS
 
 
-def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> jax.Array:
-    """Pair i of the features turned by the angle n / base^(2i/K), in float32 (Su et al. 2021, equation 34).
+def rotated(
+    x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool, scaling: Callable = rotary_scaling.none
+) -> jax.Array:
+    """Pair i of the features turned by the angle n / base^(2i/K), in float32 (Su et al. 2021, equation 34), or another
+    one that the scaling makes (rotary_scaling.py).
 
     (a, b) becomes (a cos - b sin, a sin + b cos), so that q_n . k_s depends on n - s only. Pair i is (x_2i, x_2i+1), or
     with `halves` (x_i, x_{i+K/2}). ValueError for an odd number of features.
@@ -59,9 +62,12 @@ def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> ja
     K = x_BHNK.shape[-1]
     if K % 2:
         raise ValueError(f"rotary positions turn pairs of features, and {K} features per head are not an even number")
-    angle = position.angles(n, K, base=base)[..., None, :, :]  # an axis for the heads
+    angle, length = scaling(n, K, base)
+    angle = angle[..., None, :, :]  # an axis for the heads
     axis = -2 if halves else -1  # of the two members of a pair
     cos, sin = jnp.cos(angle), jnp.sin(angle)
+    if length != 1:
+        cos, sin = cos * length, sin * length
     cos_NK, sin_NK = (jnp.stack(pair, axis=axis).reshape(*angle.shape[:-1], K) for pair in ((cos, cos), (-sin, sin)))
     x = linear.wide(x_BHNK)  # as a whole: cutting pairs apart and stacking them again is slow on CPU
     turned = x * cos_NK
@@ -72,14 +78,16 @@ def rotated(x_BHNK: jax.Array, n: jax.Array, *, base: float, halves: bool) -> ja
     return (turned + partner * sin_NK).astype(x_BHNK.dtype)
 
 
-def rotary_of(base: float, *, halves: bool = False) -> RelativePosition:
+def rotary_of(base: float, *, halves: bool = False, scaling: Callable = rotary_scaling.none) -> RelativePosition:
     """Rotary positions (Su et al. 2021) with wavelengths up to 2 pi base: 10000 there, 500000 in Llama 3.
 
     halves: features i and i + K/2 are a pair, as in the published Llama weights, instead of neighbours.
+    scaling: of the angles for longer texts, one of rotary_scaling.KINDS with its numbers.
     """
+    how = {"base": base, "halves": halves, "scaling": scaling}
 
     def rotate(params: dict, q_BHNK: jax.Array, k_BHNK: jax.Array, n: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return rotated(q_BHNK, n, base=base, halves=halves), rotated(k_BHNK, n, base=base, halves=halves)
+        return rotated(q_BHNK, n, **how), rotated(k_BHNK, n, **how)
 
     return RelativePosition(_no_init, rotate=rotate)
 

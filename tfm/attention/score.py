@@ -17,6 +17,7 @@ is shared by all heads. In self-attention both arguments are the same array. Wha
 | identity_query              | x_n, cut into heads, . U_k x_s    | D K               | Karbevski 2025                 |
 | asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; with the next one's std    |
 | symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
+| asymmetric_qknorm           | RMS(U_q x_n) . RMS(U_k x_s)       | 2 D K + 2 K shared| Henry et al. 2020; Qwen3       |
 | constant                    | 0                                 | 0                 | E28                            |
 
 Keys of a matrix of their own, U_k, may be shared by the heads of a group (groups.py): then they are D K parameters a
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear
+from tfm import initial, linear, norm
 from tfm.attention import groups
 from tfm.attention import score_symmetric as one
 
@@ -51,6 +52,7 @@ class Score(NamedTuple):
     rotatable: whether rotary positions may turn queries and keys (relative_position.py). They may where all features
     are of one kind and nothing but the product of two tokens is asked for: not where one of them is a square or a 1.
     grouped: whether init also takes G, the heads of keys.
+    normed: whether apply also takes eps, what stands inside the root of its norms.
     """
 
     init: Callable[..., dict[str, Any]]
@@ -59,6 +61,7 @@ class Score(NamedTuple):
     itself: bool = True
     rotatable: bool = False
     grouped: bool = False
+    normed: bool = False
 
 
 def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -74,6 +77,15 @@ def _constant(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
 def _asymmetric(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
     """A proportional to exp(x_s^T U_k^T U_q x_n): q_n = U_q x_n + b_q, k_s = U_k x_s + b_k (E6, biases E11)."""
     return linear.heads(x_BND, params["Uq_HKD"], params.get("bq_HK")), groups.heads(params, "k", x_BSD)
+
+
+def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
+    """q_n = RMS(U_q x_n + b_q) * g_q, k_s = RMS(U_k x_s + b_k) * g_k, over the features of each head, with gains that
+    all heads share: no logit passes |g_q| |g_k| sqrt(K) (Henry et al. 2020; with RMS norms as in Qwen3)."""
+    q_BHNK, k_BHSK = _asymmetric(params, x_BND, x_BSD)
+    return tuple(
+        norm.rms.apply({"gain_D": params[gain]}, x, eps=eps) for gain, x in (("gainq_K", q_BHNK), ("gaink_K", k_BHSK))
+    )
 
 
 # ------------------------------------------------------------------------------------------- parameters and their forms
@@ -128,6 +140,10 @@ def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any)
     return _init("bk_GK", Uk_GKD=_unit)(key, H=H, K=K, D=D, **more)
 
 
+def _qknorm_init(key: jax.Array, *, K: int, **sizes: Any) -> dict:
+    return asymmetric.init(key, K=K, **sizes) | {"gainq_K": jnp.ones(K), "gaink_K": jnp.ones(K)}
+
+
 def _symmetric_init(key: jax.Array, *, H: int, G: int | None = None, **sizes: Any) -> dict:
     params, share = asymmetric_std.init(key, H=H, G=G, **sizes), H // (G or H)
     Uk_GKD = params["Uq_HKD"][::share]
@@ -149,6 +165,12 @@ def _factors(params: dict, *, D: int) -> Pair:
     if "P_HKK" in params:
         Uk_HKD = jnp.matmul(params["P_HKK"], Uk_HKD)
     return Uq_HKD, Uq_HKD if Uk_HKD is None else Uk_HKD
+
+
+def _qknorm_factors(params: dict, *, D: int) -> Pair:
+    """Of queries and keys before they are divided by their length, which turns none."""
+    Uq_HKD, Uk_HKD = _factors(params, D=D)
+    return params["gainq_K"][..., None] * Uq_HKD, params["gaink_K"][..., None] * Uk_HKD
 
 
 def _pairwise_sym_factors(params: dict, *, D: int) -> Pair:
@@ -179,6 +201,7 @@ identity_query = _product(_identity_query_init, one.identity_query, grouped=True
 symmetric_init = _product(_symmetric_init, _asymmetric, grouped=True)
 asymmetric = _product(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, grouped=True)
 asymmetric_std = _product(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, grouped=True)
+asymmetric_qknorm = _product(_qknorm_init, _qknorm, factors=_qknorm_factors, grouped=True, normed=True)
 constant = Score(_init(), _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.

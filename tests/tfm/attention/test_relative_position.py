@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference_decoders as slow_decoders
 import reference_positions as slow
 import translate
 from cases import ANY_BN, ANY_N, B, D, H, K, N, S
 
 from tfm import shapes
-from tfm.attention import explicit, relative_position, score
+from tfm.attention import explicit, relative_position, rotary_scaling, score
 
 EVEN = 14  # features of a head that can be turned
 WIDE = np.array([0, 1, 7, 8, 11, 12, 90, 91, 127, 128, 129, 500])  # around the borders of the buckets
@@ -37,6 +38,39 @@ def test_rotary_equals_the_reference(name):
             for plain, fast in zip(both, turned, strict=True):
                 for h in range(plain.shape[1]):
                     cases.close(fast[b, h], slow.rotary(plain[b, h].T, positions, base=base, halves=halves).T)
+
+
+# Numbers by which some pairs of features stay, some are scaled and some stand between, within the positions below.
+SCALED = {
+    "linear": ((2.5,), 1.0),
+    "dynamic": ((3.0, 4.0), 1.0),
+    "llama3": ((4.0, 1.0, 5.0, 60.0), 1.0),
+    "yarn": ((4.0, 200.0, 12.0, 2.0), slow_decoders.yarn_length(4.0)),
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+@cases.float64()
+def test_scaled_rotary_equals_the_reference_and_where_nothing_is_longer_it_is_none(kind):
+    numbers, length = SCALED[kind]
+    q_BHNK, k_BHNK = jax.device_get([cases.normal(i, B, heads, N, EVEN) for i, heads in ((1, H), (2, 1))])
+    base, n, theirs = 500.0, np.stack([ANY_N + 9 * b for b in range(B)]), getattr(slow_decoders, kind)
+    same = (3.0, 1000.0) if kind == "dynamic" else (1.0, *numbers[1:])
+
+    def turned(halves: bool, own: tuple) -> tuple:
+        variant = relative_position.rotary_of(
+            base, halves=halves, scaling=lambda n, K, base: rotary_scaling.KINDS[kind](n, K, base, *own)
+        )
+        return jax.jit(variant.rotate)({}, q_BHNK, k_BHNK, n)
+
+    for plain, fast in zip((q_BHNK, k_BHNK), turned(True, numbers), strict=True):
+        for b, h in itertools.product(range(B), range(plain.shape[1])):
+            how = dict(base=base, halves=True, length=length)
+            right = slow_decoders.scaled_rotary(plain[b, h].T, n[b], lambda *of: theirs(*of, *numbers), **how)
+            cases.close(fast[b, h], right.T)
+    unscaled = relative_position.rotary_of(base).rotate({}, q_BHNK, k_BHNK, n)
+    for one, plain in zip(turned(False, same), unscaled, strict=True):
+        cases.close(one, plain)
 
 
 @cases.float64()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+import reference_decoders
 import reference_scores
 from cases import B, N, S
 
@@ -24,9 +25,11 @@ D = H * K  # what `identity_query` asks for
 COUNTS = dict.fromkeys(("none", "constant"), (0, 0)) | {"tied_signed": (D * K + K, K), "l2_tied": (D * K, 0)}
 COUNTS |= dict.fromkeys(("tied", "tied_noself", "tied_keynorm", "identity_query"), (D * K, K))
 COUNTS |= dict.fromkeys(("pairwise", "pairwise_sym"), (D * K + K * K, K))
+COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # gains that the heads share
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
 SYMMETRIC = {"none", "tied", "tied_noself", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"}
 TURNED = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # symmetric also behind rotary positions
+reference_scores.OF["asymmetric_qknorm"] = reference_decoders.qknorm_logits
 every = pytest.mark.parametrize("name", SCORES)
 SAME = {"tied_noself", "symmetric_init", "asymmetric_std", "constant"}  # they compare tokens as another one does
 both_types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -134,6 +137,10 @@ def test_factors_make_the_bilinear_form(name):
     form = np.einsum("bnd,hkd,hke,bse->bhns", TOKENS[0], Uq_HKD, Uk_HKD, TOKENS[1], optimize=True)
     if name == "tied_keynorm":
         form *= K**0.5 / np.linalg.norm(np.einsum("hkd,bsd->bhsk", params["U_HKD"], TOKENS[1]), axis=-1)[:, :, None]
+    if name == "asymmetric_qknorm":
+        for x, leaf, axis in zip(TOKENS, ("Uq_HKD", "Uk_HKD"), (3, 2), strict=True):
+            square = np.square(np.einsum("hkd,bnd->bhnk", params[leaf], x)).mean(-1)
+            form /= np.expand_dims(np.sqrt(square + 1e-5), axis)
     if name == "l2_tied":
         square = [(np.einsum("hkd,bnd->bhnk", params["U_HKD"], x) ** 2).sum(-1) for x in TOKENS]
         form -= square[0][..., None] + square[1][:, :, None]
@@ -211,7 +218,7 @@ def test_logits_of_other_tokens_begin_with_variance_one():
     """A query's scaled logits over the other keys, of tokens behind a norm: the mean over 150 models."""
     heads, k, runs, n = 4, 12, 150, 32
     d = heads * k
-    names = [*STD, "none", "tied_signed", "identity_query", "asymmetric_std", "symmetric_init"]
+    names = [*STD, "none", "tied_signed", "identity_query", "asymmetric_std", "symmetric_init", "asymmetric_qknorm"]
     keys = jax.random.split(jax.random.key(1), (2, runs))
     x_RND = jax.random.normal(keys[1, 0], (runs, n, d))
     x_RND = (x_RND - x_RND.mean(-1, keepdims=True)) / x_RND.std(-1, keepdims=True)
@@ -261,7 +268,7 @@ def test_parameters_of_one_name_begin_alike():
     """The same draws, and where scores ask for another variance those times a number."""
     begun = {name: begun_with(name, bias=True) for name in SCORES}
     common = {leaf: [name for name in SCORES if leaf in begun[name]] for leaf in ("U_HKD", "Uq_HKD", "Uk_HKD", "P_HKK")}
-    assert [len(names) for names in common.values()] == [7, 3, 4, 2]
+    assert [len(names) for names in common.values()] == [7, 4, 5, 2]
     for leaf, names in common.items():
         for first, other in itertools.combinations(names, 2):
             if leaf != "Uk_HKD" or "symmetric_init" not in (first, other):
@@ -290,7 +297,8 @@ def test_the_rest_of_a_block_begins_alike_and_the_score_with_the_scale_of_its_de
 def test_what_weight_decay_calls_a_matrix():
     decayed = {leaf: here for name in SCORES for leaf, here in optim.matrices(begun_with(name, bias=True)).items()}
     assert {leaf for leaf, here in decayed.items() if here} == {"U_HKD", "U_HQD", "Uq_HKD", "Uk_HKD", "P_HKK"}
-    assert {leaf for leaf, here in decayed.items() if not here} == {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK"}
+    others = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K"}
+    assert {leaf for leaf, here in decayed.items() if not here} == others
 
 
 def test_queries_that_are_tokens_need_as_many_features():

@@ -10,11 +10,14 @@ import pytest
 from cases import N
 
 from tfm import attention, norm, position
-from tfm.attention import fused, mask, relative_position, score, value
+from tfm.attention import fused, mask, relative_position, rotary_scaling, score, value
 from tfm.decode import generate, kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
 NOWHERE = dict(position=position.none)
+LONGER = relative_position.rotary_of(  # which turns each token by how many stand before it
+    100.0, halves=True, scaling=lambda n, K, base: rotary_scaling.dynamic(n, K, base, 3.0, 2.0)
+)
 CASES = {  # each with parts that no other has
     "tied, full rank, buckets, flash": NOWHERE
     | dict(score=score.tied, value=value.full_rank, relative_position=relative_position.buckets)
@@ -31,7 +34,7 @@ CASES = {  # each with parts that no other has
         compute=fused.attention,
     ),
     "window": NOWHERE  # and no token itself
-    | dict(relative_position=relative_position.rotary_halves, score=score.tied_noself, itself=False),
+    | dict(relative_position=LONGER, score=score.tied_noself, itself=False),
 }
 NEAR = mask.both(mask.causal, mask.window(3))
 
