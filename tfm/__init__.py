@@ -5,7 +5,7 @@ B sequences, N query positions, S key positions, T = B * N rows, D features, H h
 these are fewer (GQA, of one MQA: groups.py), K query/key features of a head,
 V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
 patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
-Y X Z rows, columns and channels of an image.
+L rank of an adapter, Y X Z rows, columns and channels of an image.
 
 | id  | paper                                     | here                              | file                 |
 |-----|-------------------------------------------|-----------------------------------|----------------------|
@@ -46,6 +46,7 @@ Y X Z rows, columns and channels of an image.
 | E28 | A_{n',n} = a(n' - n)                      | constant; relative: b_HR          | score.py,            |
 |     |                                           |                                   | relative_position.py |
 | E29 | cost                                      | the same weights in blocks        | flash.py             |
+|     | W + (alpha / r) B A                       | A_DL, B_HKL ... under lora        | lora.py              |
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py       |                      |
 |     | batch size that grows during training     | experiments/engine/batches.py     |                      |
 
@@ -59,4 +60,4 @@ share a sequence.
 from tfm import attention, block, decode, embed, encoder_decoder, head, initial, layout  # noqa: F401
 
 # isort: split
-from tfm import linear, loss, mlp, norm, position, shapes, symmetry, transformer, word_loss  # noqa: F401
+from tfm import linear, lora, loss, mlp, norm, position, shapes, symmetry, transformer, word_loss  # noqa: F401

@@ -81,6 +81,21 @@ def is_matrix(path: Any) -> bool:
     return sum(letter not in COPIES for letter in letters(path)) >= 2
 
 
+def sides(path: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which axes of a matrix are its outputs and which its inputs; the others count copies of it.
+
+    The heads' features side by side are one side, so H or G goes along: Uq_HKD maps D to all (H, K), Uo_HDK adds up
+    what it maps from all (H, K) to D, V_HDD likewise: one matrix each in every layer. A map of K to K belongs to one
+    head: P_HKK is a matrix in every head.
+    """
+    of = letters(path)
+    outputs, inputs = (len(of) - 2,), (len(of) - 1,)
+    heads = tuple(i for i, letter in enumerate(of) if letter in "HG")
+    if heads and not of[-2] == of[-1] != "D":
+        outputs, inputs = (outputs, heads + inputs) if of[-2] == "D" else (heads + outputs, inputs)
+    return outputs, inputs
+
+
 def total(params: Any) -> int:
     """How many numbers the tree holds."""
     return sum(leaf.size for leaf in jax.tree.leaves(params))

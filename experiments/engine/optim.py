@@ -115,18 +115,9 @@ def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
 
 
 def dimensions(path: Any) -> optax.contrib.MuonDimensionNumbers:
-    """Which dimensions of a leaf are the rows (outputs) and columns (inputs) of a matrix; the others count its copies.
-
-    optax, which writes x W where we write W x, calls rows `reduction_axis`. The heads' features side by side are one
-    side, so H or G goes along: Uq_HKD maps D to all (H, K), Uo_HDK adds up what it maps from all (H, K) to D, V_HDD
-    likewise: one matrix each in every layer. A map of K to K belongs to one head: P_HKK is a matrix in every head.
-    """
-    letters = shapes.letters(path)
-    outputs, inputs = (len(letters) - 2,), (len(letters) - 1,)
-    heads = tuple(i for i, letter in enumerate(letters) if letter in "HG")
-    if heads and not letters[-2] == letters[-1] != "D":
-        outputs, inputs = (outputs, heads + inputs) if letters[-2] == "D" else (heads + outputs, inputs)
-    return optax.contrib.MuonDimensionNumbers(reduction_axis=outputs, output_axis=inputs)
+    """The rows (outputs) and columns (inputs) of a leaf. optax, which writes x W where we write W x, calls rows
+    `reduction_axis`."""
+    return optax.contrib.MuonDimensionNumbers(*shapes.sides(path))
 
 
 def trained(params: Any, frozen: Sequence[str]) -> Any:
