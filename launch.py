@@ -40,7 +40,7 @@ from experiments.engine import (
 )
 from experiments.engine import config as configs
 from experiments.engine import run as runs
-from experiments.pretrained import warm_start
+from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
@@ -203,7 +203,7 @@ def trained(
 ) -> runs.Result | None:
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
     devices = runs.devices(settings)
-    work = experiment.prepare(settings, devices)
+    work = adapters.adapted(settings, experiment.prepare(settings, devices))
     for line in work.lines:
         print(line, flush=True)
     if bundle is not None:

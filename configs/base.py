@@ -104,6 +104,7 @@ def common() -> ml_collections.ConfigDict:
     optim.beta2 = 0.99  # decay of the mean of their squares
     optim.weight_decay = 0.1  # on matrices only
     optim.frozen = []  # parameters that stay as they begin: ["embed/E_WD"], ["*", "!head"] (all but the head)
+    optim.lora = ""  # adapters alone are trained, "8:score,value:16": rank, where (''), alpha ('': the rank); '': none
     optim.clip = 1.0  # largest global norm of the gradient; 0: no clipping
 
     # The loop.

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import jax
@@ -26,6 +26,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.engine import errors, signals
+from tfm import shapes
 
 START_SECONDS = 120  # for all processes to be there
 HEARTBEAT_SECONDS = 30  # without a sign of life, a process is dead
@@ -216,6 +217,15 @@ def put(tree: Any, shardings: Any) -> Any:
         return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
     return jax.tree.map(place, tree, shardings)
+
+
+def put_into(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    """The tree with these arrays, by path, in place of its leaves, and where these are; of several runs all get them."""
+    leaves = shapes.flat(tree)
+    for path in arrays.keys() & leaves.keys():
+        leaf = leaves[path]
+        leaves[path] = put(np.broadcast_to(np.asarray(arrays[path], leaf.dtype), leaf.shape), leaf.sharding)
+    return jax.tree.unflatten(jax.tree.structure(tree), leaves.values())
 
 
 def fetch(tree: Any) -> Any:

@@ -221,10 +221,10 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
     mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
-    params, frozen = jax.eval_shape(task.init, jax.random.key(0)), settings.optim.frozen
+    params, frozen = jax.eval_shape(task.init, jax.random.key(0)), [*task.frozen, *settings.optim.frozen]
     mesh.check_layout(devices, task.layout, params, task.train[0])
     if frozen:
-        optim.check_frozen(frozen, params)
+        optim.check_frozen(settings.optim.frozen, params)
         loss = optim.held(task.loss_and_metrics, frozen, running=step.RUNNING)
         task = task._replace(loss_and_metrics=loss, frozen=frozen)
     if t.keep_best and t.keep_best not in measured(task):
@@ -234,7 +234,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
             "train.probe = True, but there is nothing to look at: the scores here are no x^T M x, or have no `factors` "
             "that tell it (tfm/attention/score.py)"
         )
-    rate, rule = optimiser(settings)
+    rate, rule = optimiser(settings, frozen)
     rule = step.remembering(rule) if t.nan == "skip_spikes" else rule
     due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if t.probe else None
     options = {"accumulation": t.accumulation, "nan": t.nan, "probe_due": due}
@@ -261,8 +261,10 @@ def measured(task: step.Task) -> list[str]:
     return sorted(f"{loop.EVAL}{name}" for name in metrics if not name.startswith(step.RUNNING))
 
 
-def optimiser(settings: config.Settings, **numbers: jax.Array) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The learning rate of every step, and the optimiser with it.
+def optimiser(
+    settings: config.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """The learning rate of every step, and the optimiser with it, of what is not frozen (step.Task).
 
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
     """
@@ -285,4 +287,4 @@ def optimiser(settings: config.Settings, **numbers: jax.Array) -> tuple[optax.Sc
     decay = numbers.get("weight_decay", o.weight_decay)
     rule = by_name.choose("optimiser", o.name, {"adamw": optim.adamw, "muon": optim.muon})
     made = rule(rate, beta1=o.beta1, beta2=o.beta2, clip=o.clip, weight_decay=decay, **muon)
-    return rate, optax.masked(made, functools.partial(optim.trained, frozen=o.frozen)) if o.frozen else made
+    return rate, optax.masked(made, functools.partial(optim.trained, frozen=frozen)) if frozen else made

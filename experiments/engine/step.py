@@ -93,11 +93,7 @@ def initial_state(
     make, options = functools.partial(_state, task, optimiser), compilation.for_one_run(mesh)
     places = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(task, optimiser, mesh=mesh))
     state = jax.jit(make, out_shardings=places, compiler_options=options)(jax.random.key(seed))
-    leaves = shapes.flat(state.params)
-    for path in params.keys() & leaves.keys() if params else ():
-        leaf = leaves[path]
-        leaves[path] = distributed.put(np.asarray(params[path], leaf.dtype), leaf.sharding)
-    return state.replace(params=jax.tree.unflatten(jax.tree.structure(state.params), leaves.values()))
+    return state.replace(params=distributed.put_into(state.params, params or {}))
 
 
 def abstract_state(task: Task, optimiser: optax.GradientTransformation, *, mesh: Mesh) -> State:

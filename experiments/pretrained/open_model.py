@@ -16,7 +16,7 @@ import numpy as np
 from experiments import model as models
 from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import by_name, checkpoint, disk, errors
-from experiments.pretrained import families, hub, llama2c, tensors
+from experiments.pretrained import adapters, families, hub, llama2c, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
 
@@ -160,6 +160,7 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         wrong = f"the parameters of step {step} are not those of params_sha256 in its summary.json"
         raise errors.UserError(f"{folder} is damaged: {wrong}")
     try:
+        params = adapters.merged(params, config["optim"].get("lora", ""))
         kind, facts = {"vision": "image"}.get(config["experiment"], config["experiment"]), {}
         if kind == "language":
             text = config["text"]

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.data import pretrained_tokenizer
 from experiments.engine import by_name, config, errors
 from experiments.pretrained import open_model, positions, tensors
-from tfm import shapes
+from tfm import lora, shapes
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
 FREE = ("dropout", "attention", "compute_dtype", "remat")
@@ -42,7 +42,8 @@ def load(
     if resumed or not path:
         return {}
     model = open_model.open(path)
-    expected, theirs = shapes.flat(jax.eval_shape(init, jax.random.key(0))), shapes.flat(model.params)
+    expected = {name: node for name, node in jax.eval_shape(init, jax.random.key(0)).items() if name != lora.NODE}
+    expected, theirs = shapes.flat(expected), shapes.flat(model.params)
     for part in fresh:
         if not _any(part, (*expected, *theirs)):
             parts = sorted({path.split("/")[0] for path in expected})

@@ -19,7 +19,9 @@ from experiments.engine import (
     by_name,
     checkpoint,
     compilation,
+    config,
     disk,
+    distributed,
     errors,
     log,
     loop,
@@ -30,6 +32,7 @@ from experiments.engine import (
     workdir,
 )
 from experiments.engine import run as single
+from experiments.pretrained import adapters, warm_start
 from experiments.studies import attention, runs, study, vmapped_runs
 from experiments.studies.progress import Progress
 from tfm import shapes
@@ -71,7 +74,8 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     first_of = {run.arm: run for run in reversed(program.runs)}
     for run in reversed(first_of.values()):
         with study.naming(f"condition {run.condition}, arm {run.arm}"):
-            work = by_name.experiment(run.settings.experiment).prepare(run.settings, devices)
+            work = _work(run.settings, devices)
+            warm_start.load(run.settings, work.task.init, resumed=False, files=work.files)
             task, t = work.task, run.settings.train
             plan = single.plan(run.settings, task, devices)
             if t.growth or t.nan != "abort" or t.keep_best:
@@ -90,6 +94,11 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     return Checked(program, work.lines, plan.steps, shapes.total(params), flops, evaluation, plan.every["evaluate"])
 
 
+def _work(settings: config.Settings, devices: Mesh) -> single.Work:
+    """What the experiment of a run makes of its config, with adapters where it has some."""
+    return adapters.adapted(settings, by_name.experiment(settings.experiment).prepare(settings, devices))
+
+
 def _forward(task: step.Task) -> int:
     """FLOPs of the forward pass of one run, for one batch."""
     params = jax.eval_shape(task.init, jax.random.key(0))
@@ -103,22 +112,23 @@ class Ready(NamedTuple):
     vmapped: vmapped_runs.VmappedRuns
     tasks: dict[int, step.Task]  # by seed
     abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
+    params: dict[str, np.ndarray]  # by path, in place of random ones
 
 
 def prepare(program: study.Program, devices: Mesh) -> Ready:
     """The program, which was checked."""
     first, rows = program.runs[0], len(program.runs)
-    prepared = by_name.experiment(first.settings.experiment).prepare
-    tasks = {
-        seed: prepared(run.settings, devices).task for seed, run in {run.seed: run for run in program.runs}.items()
-    }
-    plan = single.plan(first.settings, tasks[first.seed], devices)
+    works = {seed: _work(run.settings, devices) for seed, run in {run.seed: run for run in program.runs}.items()}
+    tasks, work = {seed: work.task for seed, work in works.items()}, works[first.seed]
+    with contextlib.redirect_stdout(None):  # `check` has told it
+        start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
+    plan = single.plan(first.settings, work.task, devices)
     task = plan.task
-    optimiser = functools.partial(single.optimiser, first.settings)
+    optimiser = functools.partial(single.optimiser, first.settings, task.frozen)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward(task))
     vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)
     batch = mesh.abstract_batch(devices, task.train[0], rows=rows)
-    return Ready(plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)))
+    return Ready(plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)), {**work.params, **start})
 
 
 def train(
@@ -138,16 +148,21 @@ def train(
     program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
     ready = prepare(program, devices)
     requests.heed()
-    (plan, vmapped, tasks, abstract), began = ready, time.perf_counter()
+    (plan, vmapped, tasks, abstract, params), began = ready, time.perf_counter()
     numbers = {name: jnp.asarray(column) for name, column in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.runs], numbers)
+
+    def begin() -> step.State:
+        state = initial()
+        return state.replace(params=distributed.put_into(state.params, params))
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(step.device_errors())
-        start, state = 0, initial()
+        start, state = 0, begin()
         begun = runs.sketches(state.params)
         if checkpoint.newest(saved) is not None:
             del state  # never two at once
-            start, state = _resumed(saved, initial(abstract=True)) or (0, initial())
+            start, state = _resumed(saved, initial(abstract=True)) or (0, begin())
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
         progress.go_on(start)
         compiled, compiling, seconds = vmapped_runs.step(vmapped), time.perf_counter(), 0.0
@@ -249,7 +264,7 @@ def _write(
 
 def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """The step of a program and its evaluation, for chips that need not be there."""
-    plan, of, _, abstract = prepare(one.program, devices)
+    plan, of, _, abstract, _ = prepare(one.program, devices)
     numbers, rows, name = one.program.numbers, len(one.program.runs), one.program.name
     state = vmapped_runs.initial_state(of, [run.seed for run in one.program.runs], numbers, abstract=True)
     held_out = mesh.abstract_batch(devices, of.task.evaluation[0])

@@ -1,0 +1,78 @@
+"""LoRA in a run (optim.lora, tfm/lora.py): of an experiment's model only adapters are trained, and parts that begin
+anew (init_fresh), as a head. The run's folder gets these alone as adapters.safetensors, by the paths of our tree.
+"""
+
+import functools
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from experiments.engine import by_name, config, errors, optim, run
+from experiments.pretrained import safetensors
+from tfm import layout as layouts
+from tfm import lora, shapes
+
+FILE = "adapters.safetensors"
+FORM = "rank, rank:where or rank:where:alpha, as 8, 8:score,value or 8:Uq_HKD,Uv_HKD:16"
+
+
+def read(text: str) -> tuple[int, tuple[str, ...], float]:
+    """(rank, where, alpha) of optim.lora: without `where` all matrices of the blocks are meant, without alpha it is the
+    rank. UserError for another form."""
+    match = re.fullmatch(r"([1-9]\d{0,5})(?::([\w, ]*))?(?::(\d+(?:\.\d+)?))?", text)
+    if not match:
+        raise errors.UserError(f"optim.lora = {text!r} is not of the form {FORM}")
+    rank, where, alpha = match.groups()
+    return int(rank), tuple(part.strip() for part in (where or shapes.STACKED).split(",")), float(alpha or rank)
+
+
+def merged(params: dict, text: str) -> dict:
+    """The effective weights of a run with this optim.lora, as numpy arrays; those of another one as they are."""
+    if lora.NODE not in params:
+        return params
+    return jax.device_get(jax.jit(functools.partial(lora.merged, alpha=read(text)[2]))(params))
+
+
+def adapted(settings: config.Settings, work: run.Work) -> run.Work:
+    """The work with adapters, as optim.lora says. UserError where it means no matrix of the model."""
+    text, task = settings.optim.lora, work.task
+    if not text:
+        return work
+    if not settings.init_from and not work.params:
+        raise errors.UserError("optim.lora adapts a trained model: say which one with init_from")
+    rank, where, alpha = read(text)
+    effective = functools.partial(lora.merged, alpha=alpha)
+    paths = shapes.flat(jax.eval_shape(task.init, jax.random.key(0)))
+    matrices = {path: path.split("/") for path in paths if shapes.is_matrix(path)}
+    names = sorted({name for parts in matrices.values() for name in parts})
+    for part in where:
+        if part not in names:
+            hint = f"{by_name.nearest(part, names)}; the right ones are: {', '.join(names)}"
+            raise errors.UserError(f'optim.lora: no matrix is called "{part}", or lies in a part of that name{hint}')
+
+    def init(key: jax.Array, **numbers: Any) -> dict:
+        chosen = lambda path: path in matrices and not {*where}.isdisjoint(matrices[path])  # noqa: E731
+        return lora.init(key, task.init(key, **numbers), rank=rank, chosen=chosen)
+
+    def loss_and_metrics(params: dict, batch: dict, key_B: Any, over: layouts.Layout = layouts.ONE) -> Mapping:
+        return task.loss_and_metrics(effective(params, layout=over), batch, key_B, over)
+
+    def through(function: Callable | None) -> Callable | None:
+        return function and (lambda params, *rest: function(effective(params), *rest))
+
+    fresh = [part.strip() for part in settings.init_fresh.split(",")]
+    frozen = ("*", f"!{lora.NODE}", *(f"!{part}" for part in fresh if part))
+
+    def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
+        kept = shapes.flat(optim.trained(params, frozen))
+        safetensors.write(folder / FILE, {path: leaf for path, leaf in shapes.flat(params).items() if kept[path]})
+        found = work.figures(merged(params, text), folder, rows)
+        files, more = found if isinstance(found, tuple) else (found, {})
+        return [*files, folder / FILE], more
+
+    seen = {"probe": through(task.probe), "maps": through(task.maps)}
+    own = task._replace(init=init, loss_and_metrics=loss_and_metrics, frozen=frozen, **seen)
+    return work._replace(task=own, figures=figures, apply=through(work.apply))
