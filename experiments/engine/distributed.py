@@ -220,7 +220,7 @@ def put(tree: Any, shardings: Any) -> Any:
 
 
 def put_into(tree: Any, arrays: Mapping[str, Any]) -> Any:
-    """The tree with these arrays, by path, in place of its leaves, and where these are; of several runs all get them."""
+    """The tree with these arrays, by path, in place of leaves, where these are; of several runs all get them."""
     leaves = shapes.flat(tree)
     for path in arrays.keys() & leaves.keys():
         leaf = leaves[path]

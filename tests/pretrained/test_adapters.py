@@ -1,0 +1,114 @@
+"""optim.lora: only adapters are trained, alone and in a study; the run is then a model of effective weights."""
+
+import json
+import shutil
+
+import dots
+import jax
+import numpy as np
+import optax
+import published
+import pytest
+import test_frozen
+import tiny
+import tiny_study
+
+from experiments.engine import checkpoint, config, errors, mesh, run
+from experiments.engine import step as steps
+from experiments.pretrained import adapters, open_model, safetensors
+from tfm import layout as layouts
+from tfm import shapes
+
+dots_are_quick = dots.quick
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The folder of a trained model."""
+    return published.run(tmp_path_factory.mktemp("source") / "run", "dots", model=False)
+
+
+def test_a_run_trains_its_adapters_and_what_begins_anew_and_opens_as_the_effective_model(tmp_path, source):
+    """Its file has these alone; a run that goes on is the same, and one may begin with it."""
+    how = ["--config.optim.lora=2:G_CD:3", f"--config.init_from={source}", "--config.init_fresh=b_C"]
+    how += ["--config.train.save_every=4"]
+    assert dots.launched(tmp_path, *how).code == 0
+    begun, after = open_model.open(source).params, checkpoint.parameters(tmp_path / "run" / "checkpoints", 6)
+    kept = safetensors.read(tmp_path / "run" / adapters.FILE)
+    assert {path: leaf.shape for path, leaf in kept.items()} == {
+        "b_C": (tiny.C,),
+        "lora/G_CD/A_DL": (tiny.D, 2),
+        "lora/G_CD/B_CL": (tiny.C, 2),
+    }
+    A_DL, B_CL = kept["lora/G_CD/A_DL"], kept["lora/G_CD/B_CL"]
+    assert B_CL.any() and kept["b_C"].any() and (kept["b_C"] != begun["b_C"]).all()
+    np.testing.assert_array_equal(after["G_CD"], begun["G_CD"])
+    effective = open_model.open(tmp_path / "run").params
+    np.testing.assert_allclose(effective["G_CD"], begun["G_CD"] + 3 / 2 * B_CL @ A_DL.T, rtol=1e-5)
+    whole = dots.result(tmp_path)
+    for name in ("summary.json", adapters.FILE, "checkpoints/6"):
+        path = tmp_path / "run" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert f"resuming {tmp_path / 'run'} at step 4" in dots.launched(tmp_path, *how).out
+    assert dots.result(tmp_path)[0] == whole[0] and (tmp_path / "run" / adapters.FILE).exists()
+
+
+def test_a_study_compares_adapters_with_all_weights_from_the_same_model(tmp_path, source):
+    """Each run begins with the model, and is the one that it is alone."""
+    arms = [["adapters", {"optim.lora": "2:G_CD"}], ["all", {}]]
+    changes = {"study__arms": arms, "study__seeds": [3, 5], "init_from": str(source)}
+    told = tiny_study.run(tmp_path, **changes)
+    assert told.code == 0 and told.out.count("starting from") == 2
+    found = tiny_study.summaries(tmp_path)
+    assert len({one["params_sha256"] for one in found.values()}) == 4
+    (tmp_path / "alone").mkdir()
+    alone = tiny.config_file(
+        tmp_path / "alone", "dots", **tiny_study.TRAIN, seed=5, init_from=str(source), optim__lora="2:G_CD"
+    )
+    assert tiny.run("--config", alone, "--workdir", str(tmp_path / "alone" / "run")).code == 0
+    summary = json.loads((tmp_path / "alone" / "run" / "summary.json").read_text())
+    assert summary["eval/loss"] == pytest.approx(found["all/adapters/seed_5"]["eval/loss"], rel=1e-5)
+
+
+def small(lora: str) -> tuple[config.Settings, run.Work]:
+    settings = tiny.settings("vision", **{"init_from": "a", "optim.lora": lora, "train.accumulation": 2})
+    return settings, run.Work(test_frozen.small_task(), lambda *arguments: [])
+
+
+def test_devices_that_share_weights_and_adapters_take_the_same_step():
+    """And the optimiser remembers nothing of other weights."""
+    measured = []
+    for fsdp in (1, 2):
+        devices, (settings, work) = mesh.make(data=2, fsdp=fsdp), small("2:mlp,head")
+        layout = layouts.Layout(batch=mesh.BATCH, fsdp="fsdp" if fsdp > 1 else None)
+        task = adapters.adapted(settings, work._replace(task=work.task._replace(layout=layout))).task
+        plan = run.plan(settings, task, devices)
+        params = {path: np.asarray(leaf) for path, leaf in shapes.flat(tiny.drawn(task)).items()}  # no B is 0
+        state = steps.initial_state(plan.task, plan.optimiser, seed=0, mesh=devices, params=params)
+        remembered = {path for path in shapes.flat(state.opt_state) if "_" in path.split("/")[-1]}
+        assert remembered and all("/lora/" in path for path in remembered)
+        state, metrics = plan.step(state, mesh.place_batch(devices, plan.task.train[0]), True)
+        norm = float(optax.tree.norm(jax.device_get(state.params)))
+        measured.append([float(metrics["loss"]), float(metrics["gradient_norm"]), norm])
+    assert measured[1] == pytest.approx(measured[0], rel=1e-5) and measured[0][1] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("lora", "sentence"),
+    [
+        ("8:haed", 'no matrix is called "haed", or lies in a part of that name (did you mean "head"?); the right ones'),
+        ("8:mlp,b_D", 'no matrix is called "b_D"'),
+        ("0", "optim.lora = '0' is not of the form rank, rank:where or rank:where:alpha, as 8, 8:score,value or 8:"),
+        ("score:8", "is not of the form"),
+        ("8:score:x", "is not of the form"),
+    ],
+)
+def test_what_cannot_be_adapted(lora, sentence):
+    with pytest.raises(errors.UserError) as raised:
+        adapters.adapted(*small(lora))
+    assert sentence in str(raised.value)
+
+
+def test_without_a_trained_model_there_is_nothing_to_adapt(tmp_path):
+    told = dots.launched(tmp_path, "--config.optim.lora=2:G_CD")
+    assert told.code == 2 and "optim.lora adapts a trained model: say which one with init_from" in told.err
