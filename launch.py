@@ -176,13 +176,14 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
         config.mesh[axis] = 1
     for key, value in command.changes:
         command.change(config, key, value)
-    settings = configs.Settings(config, config_file.defaults(config, base), file=command.config)
+    given = [key for key, _ in command.changes]
+    settings = configs.Settings(config, config_file.defaults(config, base), file=command.config, given=given)
     experiment = by_name.experiment(settings.experiment)
     compilation.keep()
     if command.dry_run and not command.topology:
         compilation.simulate(settings.mesh.to_dict())
     trains = hasattr(experiment, "prepare")
-    work = functools.partial(trained, experiment) if trains else experiment.run
+    work = functools.partial(trained, experiment) if trains else functools.partial(studied, experiment)
     if command.replay is not None:
         if not trains:
             raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
@@ -202,6 +203,7 @@ def trained(
     experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None, bundle: pathlib.Path | None = None
 ) -> runs.Result | None:
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
+    settings = settings if bundle is not None else warm_start.adopted(settings, folder)
     devices = runs.devices(settings)
     work = adapters.adapted(settings, experiment.prepare(settings, devices))
     for line in work.lines:
@@ -214,6 +216,11 @@ def trained(
     if folder is None:
         return compiler_report.dry_run(settings, work, devices)
     return runs.run(settings, folder, work, devices)
+
+
+def studied(experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None) -> runs.Result | None:
+    """What an experiment that does all by itself does."""
+    return experiment.run(warm_start.adopted(settings, folder), folder)
 
 
 if __name__ == "__main__":

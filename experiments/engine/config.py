@@ -7,7 +7,7 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -26,6 +26,7 @@ TEXTS = (
 )  # ends of keys whose values name no code, also with a colon
 VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
 NAMED = ("experiment", "study.experiment")  # what may be a file of the user's own
+SOURCES = ("model.D", "model.H")  # from which others are derived
 SEEDS = ("seed", "study.seeds")
 TYPES = (bool, int, float, str, list)  # of settings
 TRUTH = {"true": True, "1": True, "false": False, "0": False}
@@ -196,10 +197,15 @@ class Settings:
     """A read-only view of a config that remembers what was read, so that a setting nobody uses can be refused."""
 
     def __init__(
-        self, config: ml_collections.ConfigDict, defaults: ml_collections.ConfigDict, *, file: str | None = None
+        self,
+        config: ml_collections.ConfigDict,
+        defaults: ml_collections.ConfigDict,
+        *,
+        file: str | None = None,
+        given: Iterable[str] = (),
     ):
-        """defaults: of the same fields. file: where the config was loaded from."""
-        self._config, self._base, self._file = config, defaults, file
+        """defaults: of the same fields. file: where the config was loaded from. given: keys on the command line."""
+        self._config, self._base, self._file, self._given = config, defaults, file, frozenset(given)
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
         for key, value in leaves(self._values):
@@ -227,7 +233,17 @@ class Settings:
                 del one[without]
         for key, value in sorted(changes.items()):  # in this order, D and H come before F and K, derived from them
             assign(config, key, value)
-        return Settings(config, defaults)
+        return Settings(config, defaults, file=self._file, given=self._given)
+
+    def chosen(self) -> set[str]:
+        """The keys that somebody has chosen a value for: on the command line, or another one in the config than the
+        default is, or than follows from other settings (F from D). Only of a whole config, not of a section."""
+        plain, values, chosen = copy.deepcopy(self._base), flat(self._values), set(self._given)
+        for key in sorted(values, key=lambda key: (key not in SOURCES, key)):
+            if values[key] != flat(values_of(plain))[key]:
+                assign(plain, key, values[key])
+                chosen.add(key)
+        return chosen
 
     def to_dict(self) -> dict[str, Any]:
         """The plain nested values."""

@@ -23,7 +23,55 @@ FIELDS = {
     "vision": {"patch": "image.patch", "answer": "image.head"},
     "masked_image": {"patch": "image.patch"},
 }
+OWN = {kind: (*fields.values(), "text.tokenizer") for kind, fields in FIELDS.items()}
 HEAD = ("tied_output", "transform")  # facts of a head, which may be a fresh one
+
+
+def adopted(settings: config.Settings, folder: pathlib.Path | None) -> config.Settings:
+    """The settings, with the architecture and the words of the model of config.init_from where nobody chose others
+    (config.Settings.chosen), which is said. A run that goes on has those with which it began, which `folder` tells."""
+    if not (path := settings.to_dict()["init_from"]):
+        return settings
+    now, kind = config.flat(settings.to_dict()), settings.to_dict().get("study", settings.to_dict())["experiment"]
+    if folder is not None and (folder / "config.json").is_file():
+        saved = config.flat(open_model.saved(folder / "config.json").get("config", {}))
+        right = {key: value for key, value in saved.items() if key.startswith("model.") or key in OWN.get(kind, ())}
+    else:
+        model = open_model.open(path)
+        fresh = parts(settings.to_dict()["init_fresh"])
+        right = needed(kind, model, fresh) | ({} if "embed" in fresh else words(kind, model, now))
+    own = now.keys() - settings.chosen()
+    settings = settings.changed({key: value for key, value in right.items() if key in own})
+    found = config.flat(settings.to_dict())
+    if changes := [f"{key} = {found[key]}" for key in now if found[key] != now[key]]:
+        print(f"as {path} has it: {', '.join(changes)}", flush=True)
+    return settings
+
+
+def parts(init_fresh: str) -> tuple[str, ...]:
+    """The parts of a model that config.init_fresh names."""
+    return tuple(filter(None, (part.strip() for part in init_fresh.split(","))))
+
+
+def needed(kind: str, model: open_model.Trained, fresh: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of an experiment that the model asks for, but for those of a fresh head."""
+    right = {f"model.{name}": value for name, value in model.model.items() if name not in FREE}
+    for fact, field in FIELDS.get(kind, {}).items():
+        if fact in model.facts and not ("head" in fresh and fact in HEAD):
+            right[field] = model.facts[fact]
+    return right
+
+
+def words(kind: str, model: open_model.Trained, now: Mapping[str, Any]) -> dict[str, str]:
+    """text.tokenizer for the words of the model, where its files tell them and the usual ones are others."""
+    there = open_model.tokenizers(model)[:1] if kind == "language" else []
+    usual = any(open_model.saved(file).get("kind") == now["text.tokenizer"] for file in there)
+    return {"text.tokenizer": str(_place(there[0]))} if there and not usual else {}
+
+
+def _place(file: pathlib.Path) -> pathlib.Path:
+    """Where a tokenizer is, as text.tokenizer names it."""
+    return file.parent if file.name == "tokenizer.json" else file
 
 
 def load(
@@ -36,7 +84,7 @@ def load(
     fields that must change and the tensors; one whose ids mean other words; numbers that are not finite.
     """
     path = settings.init_from
-    fresh = tuple(filter(None, (part.strip() for part in settings.init_fresh.split(","))))
+    fresh = parts(settings.init_fresh)
     if fresh and not path:
         raise errors.UserError("init_fresh has no meaning without init_from")
     if resumed or not path:
@@ -46,8 +94,8 @@ def load(
     expected, theirs = shapes.flat(expected), shapes.flat(model.params)
     for part in fresh:
         if not _any(part, (*expected, *theirs)):
-            parts = sorted({path.split("/")[0] for path in expected})
-            hint = f"{by_name.nearest(part, parts)}; its parts are: {', '.join(parts)}"
+            right = sorted({path.split("/")[0] for path in expected})
+            hint = f"{by_name.nearest(part, right)}; its parts are: {', '.join(right)}"
             raise errors.UserError(f'init_fresh: this model has no part "{part}"{hint}')
     ours, start = (
         {path: leaf for path, leaf in tree.items() if not any(_any(part, [path]) for part in fresh)}
@@ -105,7 +153,7 @@ def _misfit(
     reasons = _fields(settings, model, fresh)
     there, here = (_rows(tree, "embed/E_WD") for tree in (theirs, ours))
     of_words, files_there = settings.experiment == "language", open_model.tokenizers(model)
-    tokenizer = [file.parent if file.name == "tokenizer.json" else file for file in files_there[:1]]
+    tokenizer = [_place(file) for file in files_there[:1]]
     fewer_or_more = of_words and 0 not in (there, here) and there != here
     if fewer_or_more:
         which = f"= {tokenizer[0]}, for" if tokenizer else "to that of"
@@ -132,10 +180,7 @@ def _misfit(
 
 def _fields(settings: config.Settings, model: open_model.Trained, fresh: tuple[str, ...]) -> list[str]:
     """'field = right value (it is this)' for every field of the config that is not as the model needs it."""
-    right = {f"model.{name}": value for name, value in model.model.items() if name not in FREE}
-    for fact, field in FIELDS.get(settings.experiment, {}).items():
-        if fact in model.facts and not ("head" in fresh and fact in HEAD):
-            right[field] = model.facts[fact]
+    right = needed(settings.experiment, model, fresh)
     now = config.flat(settings.to_dict())
     return [f"{field} = {value!r} (it is {now[field]!r})" for field, value in right.items() if now.get(field) != value]
 

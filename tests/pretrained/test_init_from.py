@@ -253,6 +253,36 @@ def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
     assert "its subwords are not those of this run" in told
 
 
+def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
+    theirs = published.save(tmp_path / "llama", "llama", num_attention_heads=6)
+    (theirs / "tokenizer.json").write_bytes(saved_words("abcdefghijklmnopqrstuvw"))
+
+    def adopted(given=(), folder=None, **changes):
+        made = base.get_config("language")
+        made.update_from_flattened_dict({"init_from": str(theirs)} | changes)
+        settings = config.Settings(made, config_file.defaults(made, base.get_config), given=given)
+        return config.flat(warm_start.adopted(settings, folder).to_dict())
+
+    found = adopted()
+    of = open_model.open(theirs).model | {"H": 6, "G": 2, "K": 4, "norm": "rms", "bias": "none"}
+    assert {name: found[f"model.{name}"] for name in of} == of and not found["text.tied_output"]
+    assert found["text.tokenizer"] == str(theirs)
+    assert (
+        f"as {theirs} has it: model.D = 18, model.F = 19, model.G = 2, model.H = 6, model.K = 4, model.M = 2"
+        in capsys.readouterr().out
+    )
+    own = adopted({"model.norm"}, **{"model.D": 24, "text.tokenizer": "characters", "init_fresh": "head"})
+    assert [own[f"model.{name}"] for name in ("D", "F", "K", "norm")] == [24, 19, 4, "token"]  # and D is refused
+    assert own["text.tokenizer"] == "characters"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"config": {"model": {"D": 30, "F": 7}}}))
+    theirs = tmp_path / "gone"
+    again = adopted(folder=tmp_path / "run", **{"model.F": 5})
+    assert (again["model.D"], again["model.F"], again["model.norm"]) == (30, 5, "token")
+    theirs = ""
+    assert adopted()["model.D"] == 128
+
+
 def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
     (tmp_path / "text.txt").write_text("abcdefghijklmnopqrstuvw" * 20)  # 23 words
     folder = published.save(tmp_path / "gpt2", "gpt2")
@@ -274,7 +304,7 @@ def test_stories260k_goes_on_learning():
     changes = {"text.source": str(folder / "greedy.txt"), "text.N": 20}
     changes |= {"init_from": str(folder / "stories260K.bin"), "text.tokenizer": str(folder / "tok512.bin")}
     made.update_from_flattened_dict(changes)
-    settings = config.Settings(made, config_file.defaults(made, base.get_config))
+    settings = warm_start.adopted(config.Settings(made, config_file.defaults(made, base.get_config)), None)
     with contextlib.redirect_stdout(io.StringIO()):
         work = language.prepare(settings, run.devices(settings))
     found, _ = load(settings, work.task, kept=work.files)
