@@ -93,11 +93,13 @@ def common() -> ml_collections.ConfigDict:
     model.remat = "none"  # none, products, full (what the backward pass computes again: transformer.py)
 
     # The optimiser and its learning rate.
-    optim.name = "adamw"  # adamw, or muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest
+    optim.name = "adamw"  # adamw; muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest; or a
+    # factory, as optax:lion or my_file:my_rule, which gets those of the settings here that it has arguments for
     optim.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon only)
     optim.momentum = 0.95  # of those matrices (muon only)
     optim.learning_rate = 1e-3  # the peak
-    optim.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd
+    optim.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd; or my_file:fall, (step, steps) -> the
+    # fraction of the peak
     optim.warmup_steps = 100  # linear rise
     optim.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak (not for constant)
     optim.beta1 = 0.9  # decay of the mean of gradients

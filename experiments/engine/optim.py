@@ -2,17 +2,21 @@
 
 import fnmatch
 import functools
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
 
 from experiments.engine import by_name, errors
 from tfm import shapes
 
+SETTINGS = ("muon_lr_multiplier", "momentum", "beta1", "beta2", "weight_decay", "clip")  # of an optimiser
+ALSO = {"b1": "beta1", "b2": "beta2"}  # what optax calls two of the settings
 EPS = 1e-7  # of the norm that Newton-Schulz begins with: a gradient of zeros stays zeros
 
 
@@ -20,17 +24,16 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int, final_fra
     """Learning rate against step: linear warm-up from 0 to `peak`, then by name.
 
     'constant'; 'linear' and 'cosine' fall to peak * final_fraction at `steps`; 'wsd' (warm-up, stable, decay) stays at
-    the peak and falls linearly over the last fifth of all steps.
+    the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is a function of one's own, (step,
+    steps) -> the fraction of the peak at this step, an integer array, of those `steps` that follow the warm-up.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
     if final_fraction < 0:
         raise errors.UserError("optim.final_fraction must be at least 0")
-    if ":" in name:
-        raise errors.UserError(f'unknown schedule "{name}": a schedule is named, and cannot be imported')
     rest, final = steps - warmup_steps, peak * final_fraction
     fall = min(max(1, round(steps / 5)), rest)
-    after = by_name.choose(
+    chosen = by_name.choose(
         "schedule",
         name,
         {
@@ -41,10 +44,56 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int, final_fra
                 [optax.constant_schedule(peak), optax.linear_schedule(peak, final, fall)], [rest - fall]
             ),
         },
-    )()
+    )
+    after = _own_schedule(name, chosen, peak, rest) if ":" in name else chosen()
     # Step 0 of a warm-up would have learning rate 0 and do nothing: it starts at peak / warmup_steps.
     first = peak / max(warmup_steps, 1)
     return optax.join_schedules([optax.linear_schedule(first, peak, max(warmup_steps - 1, 1)), after], [warmup_steps])
+
+
+def _own_schedule(name: str, fraction: Callable, peak: Any, steps: int) -> optax.Schedule:
+    """peak * fraction(step, steps). UserError where that is not one number."""
+    with by_name.told(called := f"optim.schedule = {name}"):
+        shape = getattr(
+            jax.eval_shape(lambda n: fraction(n, steps), jax.ShapeDtypeStruct((), jnp.int32)), "shape", None
+        )
+    if shape != ():
+        raise errors.UserError(f"{called}: (step, steps) -> a number is expected, and it gives {shape or 'none'}")
+    return lambda n: peak * fraction(jnp.maximum(n, 0), steps)  # below 0 in the warm-up, where nobody asks
+
+
+def takes(rule: Callable) -> dict[str, str]:
+    """The settings that an optimiser's factory has arguments for, {argument: setting}, beside the rate, its first."""
+    names = list(inspect.signature(rule).parameters)[1:]
+    return {name: ALSO.get(name, name) for name in names if ALSO.get(name, name) in SETTINGS}
+
+
+def own(
+    name: str, rule: Callable, rate: optax.Schedule, values: Mapping[str, Any], *, clip: float
+) -> optax.GradientTransformation:
+    """What the factory of one's own makes of the rate and of the settings that it `takes`, behind the clipping by
+    global norm where it does not do that itself. Of an argument `mask`, for decay, it gets `matrices`.
+
+    UserError where it makes none. Steps are counted beside it: not every rule of optax does.
+    """
+    more = {"mask": matrices} if "mask" in inspect.signature(rule).parameters else {}
+    with by_name.told(called := f"optim.name = {name}"):
+        made = rule(rate, **values, **more)
+    if not (hasattr(made, "init") and hasattr(made, "update")):
+        raise errors.UserError(
+            f"{called}: (learning rate of a step, settings of optim) -> an optax"
+            f".GradientTransformation is expected, and it gives {type(made).__name__}"
+        )
+    made = optax.chain(made, optax.scale_by_schedule(lambda _: 1.0))
+    return made if "clip" in values else _clipped(made, clip)
+
+
+def check(name: str, rule: optax.GradientTransformation, params: Any) -> None:
+    """UserError where an optimiser of one's own raises, or its updates are not alike these (abstract) parameters."""
+    with by_name.told(called := f"optim.name = {name}"):
+        updates, _ = jax.eval_shape(rule.update, params, jax.eval_shape(rule.init, params), params)
+    if jax.tree.map(jnp.shape, updates) != jax.tree.map(jnp.shape, params):
+        raise errors.UserError(f"{called}: its updates have not the names and shapes of the parameters")
 
 
 def matrices(params: Any) -> Any:
@@ -68,12 +117,14 @@ def muon(
     ns_steps: int = 5,
     weight_decay: float,
     clip: float,
-    **adam: float,
+    beta1: float,
+    beta2: float,
+    eps: float = 1e-8,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, at `muon_lr_multiplier` times the rate.
 
     A step U V^T, where U S V^T is Nesterov's momentum, moves all directions of a map equally far. Embeddings, output
-    matrices, gains and biases stay with AdamW; adam: beta1, beta2 and eps of it. Decay as in `adamw`, in units of each
+    matrices, gains and biases stay with AdamW, whose are beta1, beta2 and eps. Decay as in `adamw`, in units of each
     one's own rate.
     """
     of_matrices = optax.chain(
@@ -82,7 +133,7 @@ def muon(
         optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
     )
-    rest = adamw(rate, weight_decay=weight_decay, clip=0, **adam)
+    rest = adamw(rate, weight_decay=weight_decay, clip=0, beta1=beta1, beta2=beta2, eps=eps)
 
     def label(path: Any, _: Any) -> str:
         return "muon" if shapes.STACKED in shapes.names(path)[:-1] and shapes.is_matrix(path) else "adamw"
@@ -165,3 +216,6 @@ def held(loss_and_metrics: Callable, frozen: Sequence[str], *, running: str) -> 
 
 def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(clip), step) if clip > 0 else step
+
+
+NAMED = {"adamw": adamw, "muon": muon}

@@ -33,7 +33,6 @@ from tfm import layout as layouts
 from tfm import shapes
 
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
-NOT_NEGATIVE = ("learning_rate", "warmup_steps", "beta1", "beta2", "weight_decay", "clip")
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
 
@@ -235,6 +234,8 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
             "that tell it (tfm/attention/score.py)"
         )
     rate, rule = optimiser(settings, frozen)
+    if ":" in settings.optim.name:
+        optim.check(settings.optim.name, rule, jax.eval_shape(task.init, jax.random.key(0)))
     rule = step.remembering(rule) if t.nan == "skip_spikes" else rule
     due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if t.probe else None
     options = {"accumulation": t.accumulation, "nan": t.nan, "probe_due": due}
@@ -269,22 +270,21 @@ def optimiser(
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
     """
     o = settings.optim
-    muon = {name: getattr(o, name) for name in (("muon_lr_multiplier", "momentum") if o.name == "muon" else ())}
-    values = muon | {name: getattr(o, name) for name in NOT_NEGATIVE}
+    rule = by_name.choose("optimiser", o.name, optim.NAMED)
+    takes = optim.takes(rule)
+    values = {name: getattr(o, name) for name in ("learning_rate", "warmup_steps", "clip", *takes.values())}
     config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
     for name in ("beta1", "beta2", "momentum"):
         if values.get(name, 0) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
-    if ":" in o.name:
-        raise errors.UserError(f'unknown optimiser "{o.name}": an optimiser is named, and cannot be imported')
+    values |= numbers
     rate = optim.schedule(
         o.schedule,
-        peak=numbers.get("learning_rate", o.learning_rate),
+        peak=values["learning_rate"],
         steps=settings.train.steps,
         warmup_steps=o.warmup_steps,
-        final_fraction=o.final_fraction if o.schedule != "constant" else 1.0,
+        final_fraction=1.0 if o.schedule == "constant" or ":" in o.schedule else o.final_fraction,
     )
-    decay = numbers.get("weight_decay", o.weight_decay)
-    rule = by_name.choose("optimiser", o.name, {"adamw": optim.adamw, "muon": optim.muon})
-    made = rule(rate, beta1=o.beta1, beta2=o.beta2, clip=o.clip, weight_decay=decay, **muon)
+    given = {argument: values[name] for argument, name in takes.items()}
+    made = optim.own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)
     return rate, optax.masked(made, functools.partial(optim.trained, frozen=frozen)) if frozen else made

@@ -5,11 +5,13 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tiny
 
 from experiments.engine import errors, mesh, optim
 from experiments.engine import run as runs
+from experiments.engine import step as steps
 from tfm import layout, shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
@@ -237,14 +239,93 @@ def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps
     ("changes", "sentence"),
     [
         ({"name": "moun"}, 'unknown optimiser "moun" (did you mean "muon"?); the right ones are: adamw, muon'),
-        ({"name": "os:path"}, 'unknown optimiser "os:path": an optimiser is named, and cannot be imported'),
+        ({"name": "os:path"}, 'the optimiser "os:path" must be a function, and it is not'),
+        (
+            {"name": "optax:identity"},
+            "optim.name = optax:identity: TypeError: identity() takes 0 positional arguments but 1 was given",
+        ),
+        (
+            {"name": "optax:constant_schedule"},
+            "optim.name = optax:constant_schedule: (learning rate of a step, settings of optim) -> an optax."
+            "GradientTransformation is expected, and it gives function",
+        ),
+        ({"name": "optax:lion", "beta1": 1.0}, "optim.beta1 must be less than 1, and 1.0 is not"),
+        ({"schedule": "os:path"}, 'the schedule "os:path" must be a function, and it is not'),
+        (
+            {"schedule": "test_optim:pairs"},
+            "optim.schedule = test_optim:pairs: (step, steps) -> a number is expected, and it gives (2,)",
+        ),
         ({"name": "muon", "momentum": 1.0}, "optim.momentum must be less than 1, and 1.0 is not"),
         ({"name": "muon", "momentum": -0.1}, "optim.momentum must be at least 0, and -0.1 is not"),
         ({"name": "muon", "muon_lr_multiplier": -1.0}, "optim.muon_lr_multiplier must be at least 0, and -1.0 is not"),
     ],
 )
 def test_what_cannot_be(changes, sentence):
-    settings = tiny.settings("language", **{f"optim__{name}": value for name, value in changes.items()})
     with pytest.raises(errors.UserError) as raised:
-        runs.optimiser(settings)
+        runs.optimiser(chosen(**changes))
     assert str(raised.value) == sentence
+
+
+# One's own
+
+
+def root(step, steps):
+    return 1 - jnp.sqrt(step / steps)
+
+
+def pairs(step, steps):
+    return jnp.stack([step, step])
+
+
+def sign(rate, *, weight_decay, slope=1.0):
+    """Of a rule that counts no steps, and holds them itself: the sign of the gradient."""
+    state = optax.EmptyState()
+
+    def update(gradient, state, params):
+        step = jax.tree.map(lambda g, p: -slope * rate(0) * (jnp.sign(g) + weight_decay * p), gradient, params)
+        return step, state
+
+    return optax.GradientTransformation(lambda params: state, update)
+
+
+def transposed(rate):
+    return optax.stateless(lambda gradient, params: jax.tree.map(jnp.transpose, gradient))
+
+
+def raises(rate):
+    return optax.stateless(lambda gradient, params: gradient["nothing"])
+
+
+def chosen(**changes):
+    return tiny.settings("language", **{f"optim__{name}": value for name, value in changes.items()})
+
+
+def test_a_schedule_of_ones_own_is_its_fraction_of_the_peak_behind_the_warm_up():
+    found = rate("test_optim:root")
+    at = np.array([0, WARMUP - 1, WARMUP, 100, STEPS])
+    wanted = [PEAK / WARMUP, PEAK, PEAK, PEAK * (1 - math.sqrt(60 / 160)), 0]
+    np.testing.assert_allclose([found(n) for n in at], wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
+    """Lion with the decay of matrices only, behind the clipping; and what it does not ask for is no setting of it."""
+    params, gradient = normal(0), normal(1)
+    settings = chosen(name="optax:lion", schedule="constant", warmup_steps=0, weight_decay=0.5, beta2=0.9, clip=1e-3)
+    _, lion = runs.optimiser(settings)
+    found = taken(lion, params, [gradient, gradient])
+    by_hand = optax.lion(1e-3, b1=0.9, b2=0.9, weight_decay=0.5, mask=optim.matrices)
+    near(found, taken(by_hand, params, [gradient, gradient]))
+    settings = chosen(name="test_optim:sign", schedule="constant", warmup_steps=0, weight_decay=0.5, momentum=0.5)
+    _, rule = runs.optimiser(settings)
+    updates, state = rule.update(gradient, rule.init(params), params)
+    near(updates, jax.tree.map(lambda g, p: -1e-3 * (jnp.sign(g) + 0.5 * p), gradient, params))
+    assert steps.updates_made(state) == 1
+    with pytest.raises(errors.UserError, match="optim.momentum"):
+        settings.refuse_unused()
+
+
+def test_a_rule_of_ones_own_is_tried_on_the_parameters():
+    for name, said in (("transposed", "have not the names and shapes of"), ("raises", r"line \d+: KeyError")):
+        with pytest.raises(errors.UserError, match=f"optim.name = test_optim:{name}: .*{said}"):
+            settings = chosen(name=f"test_optim:{name}")
+            optim.check(settings.optim.name, runs.optimiser(settings)[1], jax.eval_shape(lambda: normal(0)))
