@@ -33,7 +33,7 @@ def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -
             config[name] = section
         if of:
             config.study.experiment = config.experiment
-            config.train.probe = True
+            config.log = [*config.log, "symmetry"]
         config.experiment = experiment
     return config.lock()
 
@@ -46,6 +46,8 @@ def common() -> ml_collections.ConfigDict:
     config.init_from = ""  # a trained model to start from: a run's folder, a published model's folder or file
     config.init_fresh = ""  # parts that may be missing there and start anew, or be left behind: 'head,embed/h_D'
     config.resume = "latest"  # latest, latest_valid: the newest checkpoint, or the newest that is not damaged
+    config.log = ["tensorboard"]  # beside metrics.jsonl: tensorboard, wandb (Weights & Biases; WANDB_MODE=offline sends
+    # nothing), symmetry (how symmetric and how directional every layer's scores are, with the loss; a study does)
     config.update(mesh=mesh, model=model, optim=optim, train=train)
 
     # How devices are arranged: their number is the product of all. One may be -1: all that is left.
@@ -111,12 +113,12 @@ def common() -> ml_collections.ConfigDict:
 
     # The loop.
     train.steps = 1000  # updates of the parameters
+    train.loss = "cross_entropy"  # of words and classes, or my_file:my_loss, (logits, target, weight) -> (sum, count)
     train.batch_size = 64  # examples of a step, over all devices and accumulated parts
     train.growth = []  # larger batches later: [[500, 128], [800, 256]], 128 from 500 steps on, 256 from 800 on
     train.accumulation = 1  # parts a batch is computed in, one after the other; the gradient is that of the whole
     train.nan = "abort"  # where loss or gradient are not finite: abort, skip (the step), skip_spikes (that and steps
     # whose loss or gradient norm lies more than six standard deviations above those of the last 128)
-    train.probe = False  # log with the loss how symmetric and how directional every layer's scores are; a study does
     train.log_every = 10  # steps between lines of metrics.jsonl
     train.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only
     train.evaluate_batch = 256  # examples of an evaluation batch, over all devices

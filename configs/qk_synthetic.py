@@ -15,7 +15,7 @@ def get_config():
     config = base.get_config("ablation", of="synthetic")
     config.study.arms = [[score, {"model.score": score}] for score in SCORES]
     config.study.conditions = [[task, {"synthetic.task": task}] for task in TASKS]
-    config.study.conditions.insert(2, ["previous_causal", {"synthetic.task": "previous", "synthetic.causal": True}])
+    config.study.conditions.insert(2, ["previous_causal", {"synthetic.task": "previous_causal"}])
     config.study.update(metric="eval/accuracy", threshold=0.9)
     config.model.update(M=1, H=1, D=64)
     config.optim.update(learning_rate=3e-3, warmup_steps=50)

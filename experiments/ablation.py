@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments.compiler import report as compiler_report
-from experiments.engine import compilation, disk, errors, mesh, signals, workdir
+from experiments.engine import compilation, disk, errors, log, mesh, signals, workdir
 from experiments.engine import config as configs
 from experiments.engine import run as single
 from experiments.studies import programs, progress, study
@@ -78,7 +78,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
                     line.begin(number - 1)
                     line.say(str(one))
                     began = time.perf_counter()
-                    programs.train(one, folder, devices, line, measure=settings.train.probe, requests=requests)
+                    programs.train(one, folder, devices, line, measure=log.SYMMETRY in settings.log, requests=requests)
                     requests.heed()
                     took = time.perf_counter() - began
                     line.say(f"  {number} of {len(waiting)} done, in {took:.1f} s")

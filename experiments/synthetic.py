@@ -16,27 +16,28 @@ from experiments.engine import errors, run, step
 from tfm import head
 from tfm.attention import mask as masks
 
+CAUSAL = "_causal"  # ends the name of a task in which no token sees a later one
 HELD_OUT = 512  # examples of an evaluation, the same in every run
 
 
 def config() -> dict[str, ConfigDict]:
     """The task, whose data are made. What is compiled for one serves all of the same N and causal."""
     synthetic = ConfigDict()
-    synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (data/synthetic.py)
+    synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or
+    # ring_causal, ...: where a token attends to itself and to what came before only
     synthetic.N = 12  # tokens of an example; each is one of 2 N words, and so is its answer
-    synthetic.causal = False  # a token attends to itself and to what came before only
     return {"synthetic": synthetic}
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The task, the model, what is measured: every token is asked, and answers with one of W words or numbers."""
     s, m = settings.synthetic, settings.model
-    W = 2 * s.N
-    fetch = synthetic.examples(s.task, N=s.N, W=W)
-    if s.causal and m.norm == "instance":
-        raise errors.UserError("model.norm = instance looks at later words, which synthetic.causal forbids")
+    W, task_name, causal = 2 * s.N, s.task.removesuffix(CAUSAL), s.task.endswith(CAUSAL)
+    fetch = synthetic.examples(task_name, N=s.N, W=W)
+    if causal and m.norm == "instance":
+        raise errors.UserError(f"model.norm = instance looks at later words, which synthetic.task = {s.task} forbids")
     model = models.language(m, answer=head.masked_word, W=W, N=s.N, tied_output=False)
-    mask = models.masked(m, masks.causal if s.causal else None)
+    mask = models.masked(m, masks.causal if causal else None)
     parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT))
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
@@ -60,10 +61,9 @@ def figures(settings: configs.Settings, task: step.Task, params: Any, folder: pa
     from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
     s, folder = settings.synthetic, folder / "figures"
-    title = s.task + (", causal" if s.causal else "")
     one, A_MHNS = tasks.example(task, params)
-    tokens = synthetic.spelled(s.task, one["w_BN"][0], N=s.N, W=2 * s.N)
+    tokens = synthetic.spelled(s.task.removesuffix(CAUSAL), one["w_BN"][0], N=s.N, W=2 * s.N)
     return [
-        draw.loss_curves(folder / "loss.png", rows, unit="nats per answer", title=title),
+        draw.loss_curves(folder / "loss.png", rows, unit="nats per answer", title=s.task.replace("_", ", ")),
         draw.attention_matrices(folder / "attention.png", A_MHNS=A_MHNS, queries=tokens, keys=tokens),
     ]

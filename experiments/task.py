@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import model as models
-from experiments.engine import batches, config, errors, step
+from experiments.engine import batches, by_name, config, errors, step
 from tfm import layout as layouts
 from tfm import loss, word_loss
 
+NAMED = "cross_entropy"
 Examples = tuple[batches.Fetch, int]  # and how many there are
 
 
@@ -46,7 +47,17 @@ def of_words(
     settings: config.Settings, model: models.Model, answer: Callable, *, few: bool = False, **more: Any
 ) -> step.Task:
     """Of a model of words: loss and accuracy of every token that is asked (target_BN, weight_BN), without its logits
-    where these are many (word_loss.py). few: whether many tokens are not asked. answer: as in of_model."""
+    where these are many (word_loss.py). few: whether many tokens are not asked. answer: as in of_model.
+    A loss of one's own takes the logits: UserError where devices would share these."""
+    own = measured(settings)
+    if settings.train.loss != NAMED:
+        if more["layout"].vocab:
+            raise errors.UserError(f"train.loss = {settings.train.loss} takes whole logits: mesh.tensor must be 1")
+
+        def words(logits_BNW: Any, batch: dict, over: layouts.Layout) -> step.Ratios:
+            return own(logits_BNW, batch["target_BN"], batch["weight_BN"])
+
+        return of_model(settings, model, answer, words, **more)
 
     def asked(params: Any, batch: dict, **options: Any) -> Any:
         if "maps" not in options:
@@ -54,6 +65,20 @@ def of_words(
         return answer(params, batch, **options)
 
     return of_model(settings, model, asked, lambda found, batch, over: found, **more)
+
+
+def measured(settings: config.Settings) -> Callable[..., step.Ratios]:
+    """(logits, target, weight) -> the loss that train.loss names, and the accuracy. UserError for a loss of one's own
+    that raises, or is not (sum, count)."""
+    name = settings.train.loss
+    own = by_name.choose("loss", name, {NAMED: loss.cross_entropy})
+    if name != NAMED:
+        logits, target, weight = jnp.zeros((2, 5, 3)), jnp.zeros((2, 5), int), jnp.ones((2, 5))
+        with by_name.told(called := f"train.loss = {name}"):
+            found = jax.eval_shape(own, logits, target, weight)
+        if [getattr(one, "shape", None) for one in jax.tree.leaves(found)] != [(), ()]:
+            raise errors.UserError(f"{called}: (logits, target, weight) -> (sum, count) is expected, two numbers")
+    return lambda *answer: {"loss": own(*answer), "accuracy": loss.accuracy(*answer)}
 
 
 def example(task: step.Task, params: Any, *, tokens: int | None = None) -> tuple[dict, np.ndarray]:

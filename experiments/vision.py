@@ -15,7 +15,7 @@ from experiments import task as tasks
 from experiments.data import image_file, images
 from experiments.engine import config as configs
 from experiments.engine import disk, run, step
-from tfm import embed, loss
+from tfm import embed
 from tfm import layout as layouts
 
 
@@ -42,15 +42,15 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=i.patch), over)
         return model.apply(params, v_BNP, mask=mask, over=over, **options)
 
+    measured = tasks.measured(settings)
+
     def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
         answers = [(logits_BC, batch["label_B"], batch["weight_B"])]
         if "other_label_B" in batch:  # of two images that were mixed, each counts by its share
             weight_B, share_B = batch["weight_B"], batch["other_share_B"]
             answers = [(logits_BC, batch["label_B"], weight_B * (1 - share_B))]
             answers += [(logits_BC, batch["other_label_B"], weight_B * share_B)]
-        measures = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
-        ratios = [{name: of(*answer) for name, of in measures.items()} for answer in answers]
-        return jax.tree.map(lambda *sums: functools.reduce(operator.add, sums), *ratios)
+        return jax.tree.map(lambda *sums: functools.reduce(operator.add, sums), *(measured(*one) for one in answers))
 
     N, _ = models.patches(Y, X, Z, patch=i.patch)
     tokens = N + (i.head == "class_token")

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
 from experiments.engine import compilation, config, disk, errors, mesh
-from experiments.engine import log as numbers
+from experiments.engine import run as numbers
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 

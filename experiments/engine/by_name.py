@@ -24,7 +24,6 @@ ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # a program of the user's own: my_file:my_variant
 # Settings of earlier versions: what each is called now, or what one does instead. None of them is taken silently.
 RENAMED = {
-    "study.probe": "train.probe",
     "train.batch": "train.batch_size",
     "optim.matrix_rate": "optim.muon_lr_multiplier",
     "image.hide": "image.mask_ratio",
@@ -39,6 +38,8 @@ TODAY = {  # values of earlier versions, which are taken as these
 _DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
 _TOOL = "python -m experiments.tools."
 REMOVED = {
+    **dict.fromkeys(("study.probe", "train.probe"), 'log = ["tensorboard", "symmetry"]'),
+    "synthetic.causal": "synthetic.task = previous_causal, or another with _causal",
     "checkpoint": f"{_TOOL}sample --checkpoint=DIR (or fill, classify, export, symmetry)",
     "prompt": f"{_TOOL}sample --prompt=TEXT",
     "prompts": f"{_TOOL}sample --prompt=ONE --prompt=TWO",

@@ -1,7 +1,8 @@
-"""What a run tells: metrics.jsonl and TensorBoard events, the live line, the tables before and after training."""
+"""What a run tells: metrics.jsonl and what is told beside it, the live line."""
 
 import collections
 import contextlib
+import importlib.util
 import json
 import math
 import os
@@ -14,16 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
 import tqdm
 from tensorboardX import record_writer, summary
 from tensorboardX.proto import event_pb2
 
-from experiments.engine import disk, distributed, errors
-from tfm import shapes
+from experiments.engine import by_name, disk, distributed, errors
 
 CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
 FLUSH_SECONDS = 30.0  # events reach the disk at least so often
+KNOWN, LONG = 9, 10.0  # pieces of work, or seconds of it, before which nothing is announced: the first may be slow
 RECENT = 100  # pieces of work whose median speed counts, as some wait for something that the others do not
 
 
@@ -72,16 +72,44 @@ def finite(value: float) -> float | None:
 class Log:
     """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first.
 
-    Of several processes, the first writes. Raises the OSError of a disk that takes no more; tensorboardX's
-    SummaryWriter, with a thread of its own, would lose it and wait for that thread forever.
+    beside: who is told too, by names of BESIDE. Of several processes, the first writes. Raises the OSError of a disk
+    that takes no more.
     """
 
-    def __init__(self, folder: pathlib.Path, *, start: int):
+    def __init__(self, folder: pathlib.Path, *, start: int, beside: Sequence[str] = ("tensorboard",)):
+        self._open = contextlib.ExitStack()  # what is closed in the end, also where one fails
         self._writes = distributed.main()
         if not self._writes:
             return
         rows = [json.dumps(row) + "\n" for row in read(folder, tells=True) if row["step"] <= start]
         disk.write(folder / "metrics.jsonl", "".join(rows).encode())
+        with contextlib.ExitStack() as stack:
+            self._file = stack.enter_context((folder / "metrics.jsonl").open("a", encoding="utf-8"))
+            self._beside = [BESIDE[name](folder, start) for name in beside if name in BESIDE]
+            for one in self._beside:
+                stack.callback(one.close)
+            self._open = stack.pop_all()
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to the others."""
+        if not self._writes:
+            return
+        row = {name: finite(value) for name, value in values.items()}
+        self._file.write(json.dumps({"step": step} | row) + "\n")
+        self._file.flush()
+        for one in self._beside:
+            one.write(step, {name: x for name, x in row.items() if x is not None})
+
+    def close(self) -> None:
+        """Write what is left; all is closed also where that fails."""
+        self._open.close()
+
+
+class Events:
+    """TensorBoard's. tensorboardX's SummaryWriter, with a thread of its own, would lose what a disk does not take, and
+    wait for that thread forever."""
+
+    def __init__(self, folder: pathlib.Path, start: int):
         # `start` puts files of one second in order; nobody can have put a link under a name with random digits.
         name = f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}.{start}.{secrets.token_hex(4)}"
         self._events = record_writer.RecordWriter(str(disk.folder(folder, "events") / name))
@@ -89,16 +117,9 @@ class Log:
         self._event(file_version="brain.Event:2")
         if start:  # what an earlier session wrote of later steps does not count
             self._event(step=start + 1, session_log={"status": event_pb2.SessionLog.START})
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One line {"step": ..., name: value, ...}, in which NaN is null; and what is finite to TensorBoard."""
-        if not self._writes:
-            return
-        row = {name: finite(value) for name, value in values.items()}
-        self._file.write(json.dumps({"step": step} | row) + "\n")
-        self._file.flush()
-        scalars = [one for name, x in row.items() if x is not None for one in summary.scalar(name, x).value]
+        scalars = [one for name, x in values.items() for one in summary.scalar(name, x).value]
         self._event(step=step, summary={"value": scalars})
         if time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self._flushed = time.monotonic()
@@ -108,19 +129,61 @@ class Log:
         self._events.write(event_pb2.Event(wall_time=time.time(), **parts).SerializeToString())
 
     def close(self) -> None:
-        """Write what is left; both files are closed also where that fails."""
-        if self._writes:
-            try:
-                self._file.close()
-            finally:
-                self._events.close()
+        self._events.close()
+
+
+class Wandb:
+    """Weights & Biases: a run of the project WANDB_PROJECT or tfm; what goes on is the same run there. With
+    WANDB_MODE=offline all stays in the run's folder, for `wandb sync`. Of the machine and of code nothing is told."""
+
+    def __init__(self, folder: pathlib.Path, start: int):
+        import wandb
+
+        quiet = {"console": "off", "silent": True, "disable_git": True, "disable_code": True}
+        quiet |= {"x_disable_stats": True, "x_disable_meta": True, "x_save_requirements": False}
+        before = sorted(disk.folder(folder, "wandb").glob("*run-*-*"))  # offline-run-<time>-<id>
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "tfm"),
+                dir=folder,
+                name="/".join(folder.absolute().parts[-2:]),
+                id=before[0].name.rpartition("-")[2] if before else None,
+                resume="allow",
+                reinit="create_new",
+                config=disk.read_json(folder / "config.json", says="what runs")["config"],
+                settings=wandb.Settings(**quiet),
+            )
+        except wandb.Error as error:
+            raise errors.UserError(
+                f"log has wandb, and {errors.line(error)}; WANDB_MODE=offline asks nobody"
+            ) from error
+        self._run.define_metric("*", step_metric="step")  # its own steps only grow, and ours go back to a checkpoint
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        self._run.log({"step": step} | values)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+SYMMETRY = "symmetry"
+BESIDE = {"tensorboard": Events, "wandb": Wandb}
+LOGS = ("jsonl", *BESIDE, SYMMETRY)  # what the setting `log` may have; metrics.jsonl is written anyway
+
+
+def check(names: Sequence[str]) -> None:
+    """UserError where one of these is no log, or lacks what it is written with."""
+    for name in names:
+        by_name.choose("log", str(name), dict.fromkeys(LOGS))
+    if "wandb" in names and importlib.util.find_spec("wandb") is None:
+        raise errors.UserError('log has wandb, which is not installed: pip install -e ".[wandb]"')
 
 
 class Rate:
     """How fast work is done. Once there is another piece the first does not count: it may compile, and fills caches."""
 
-    def __init__(self) -> None:
-        self.seconds, self.work = 0.0, 0.0
+    def __init__(self, known: int = 1):
+        self.seconds, self.work, self._known = 0.0, 0.0, known
         self._pieces, self._recent = 0, collections.deque(maxlen=RECENT)
 
     def add(self, seconds: float, work: float) -> None:
@@ -134,14 +197,15 @@ class Rate:
 
     def recent(self) -> float | None:
         """Seconds per unit of work of late; None where nothing is known yet."""
-        return statistics.median(self._recent) if self._recent else None
+        known = len(self._recent) >= self._known or (self._recent and self.seconds > LONG)
+        return statistics.median(self._recent) if known else None
 
 
 class Pace:
     """The rates of the steps and of the evaluations of a program, in the same unit of work."""
 
     def __init__(self) -> None:
-        self.steps, self.evaluations, self.since = Rate(), Rate(), time.perf_counter()
+        self.steps, self.evaluations, self.since = Rate(KNOWN), Rate(), time.perf_counter()
 
     def step(self, work: float) -> None:
         """A step of this work is done, and the next one begins."""
@@ -179,10 +243,8 @@ def notebook() -> Callable | None:
 
 
 class Line:
-    """A live line on a terminal or below a notebook's cell; elsewhere a plain line every ten seconds.
-
-    tqdm draws it. The time left is our own: that of tqdm counts compilation, evaluations and saves as steps.
-    """
+    """A live line on a terminal or below a notebook's cell, drawn by tqdm; elsewhere a plain line every ten seconds.
+    The time left is our own: that of tqdm counts compilation, evaluations and saves as steps."""
 
     EVERY_SECONDS = 10.0
 
@@ -285,41 +347,3 @@ class Progress(Line):
     def close(self) -> None:
         self._bar.set_postfix_str(self._text, refresh=False)
         super().close()
-
-
-def table(params: Any, trained: Sequence[bool] = ()) -> str:
-    """One line per parameter: name, letters with their sizes, count; and the total. trained: which of them are, where
-    not all: the others are marked as frozen."""
-    rows, leaves = [], jax.tree_util.tree_leaves_with_path(params)
-    for path, leaf in leaves:
-        sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
-        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}"))
-    rows.append(("total", "", f"{shapes.total(params):,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"  {name:<{widths[0]}}  {sizes:<{widths[1]}}  {count:>{widths[2]}}" for name, sizes, count in rows]
-    if not all(trained):
-        lines = [line if own else f"{line}  frozen" for line, own in zip(lines, (*trained, True), strict=True)]
-        count = sum(leaf.size for (_, leaf), own in zip(leaves, trained, strict=True) if own)
-        lines[-1] += f", of which {count:,} are trained"
-    return "\n".join([*lines[:-1], "  " + "-" * (sum(widths) + 4), lines[-1]])
-
-
-def si(value: float, unit: str) -> str:
-    """1.23e9, 'FLOP' -> '1.23 GFLOP'."""
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if abs(value) < 1000 or prefix == "P":
-            break
-        value /= 1000
-    return f"{value:.3g} {prefix}{unit}"
-
-
-def result(summary: dict[str, Any], files: list[str]) -> str:
-    """The block at the end of a run."""
-    lines, guess = [""], summary.get("guess", {})
-    for name, value in summary.items():
-        if name.startswith(("eval/", "baseline/")):
-            lines.append(f"  {name:<22} {value:.4f}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
-    lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
-    if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
-        lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
-    return "\n".join([*lines, *(f"  {file}" for file in files)])

@@ -97,7 +97,7 @@ class Training:
         self._final_at = -1
         rows = [[row for row in log.read(run) if row["step"] == start] for run in runs]
         self._in_log = [any(f"{EVAL}{training_step.LOSS}" in row for row in of_run) for of_run in rows]  # at the start
-        self._logs = [log.Log(run, start=start) for run in runs]
+        self._logs = [log.Log(run, start=start, beside=plan.log) for run in runs]
         # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
         self._best = max((score(means, plan.keep_best) for means in saves.measured.values()), default=-math.inf)
         self._skipped, self._in_a_row = math.inf, 0

@@ -164,8 +164,46 @@ def write_result(
         "commit": workdir.commit(),
     }
     disk.write_json(folder / "summary.json", summary)
-    print(log.result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
+    print(result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
     return summary
+
+
+def result(summary: dict[str, Any], files: list[str]) -> str:
+    """The block at the end of a run."""
+    lines, guess = [""], summary.get("guess", {})
+    for name, value in summary.items():
+        if name.startswith(("eval/", "baseline/")):
+            lines.append(f"  {name:<22} {value:.4f}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
+    lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
+    if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
+        lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")
+    return "\n".join([*lines, *(f"  {file}" for file in files)])
+
+
+def table(params: Any, trained: Sequence[bool] = ()) -> str:
+    """One line per parameter: name, letters with their sizes, count; and the total. trained: which of them are, where
+    not all: the others are marked as frozen."""
+    rows, leaves = [], jax.tree_util.tree_leaves_with_path(params)
+    for path, leaf in leaves:
+        sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
+        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}"))
+    rows.append(("total", "", f"{shapes.total(params):,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [f"  {name:<{widths[0]}}  {sizes:<{widths[1]}}  {count:>{widths[2]}}" for name, sizes, count in rows]
+    if not all(trained):
+        lines = [line if own else f"{line}  frozen" for line, own in zip(lines, (*trained, True), strict=True)]
+        count = sum(leaf.size for (_, leaf), own in zip(leaves, trained, strict=True) if own)
+        lines[-1] += f", of which {count:,} are trained"
+    return "\n".join([*lines[:-1], "  " + "-" * (sum(widths) + 4), lines[-1]])
+
+
+def si(value: float, unit: str) -> str:
+    """1.23e9, 'FLOP' -> '1.23 GFLOP'."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 1000 or prefix == "P":
+            break
+        value /= 1000
+    return f"{value:.3g} {prefix}{unit}"
 
 
 def describe(plan: step.Plan, state: step.State) -> int:
@@ -173,11 +211,11 @@ def describe(plan: step.Plan, state: step.State) -> int:
     shapes.check(state.params)
     forward = forward_flops(plan, state)
     batch, each = plan.growth.sizes[0], plan.task.tokens_per_example
-    print(log.table(state.params, jax.tree.leaves(optim.trained(state.params, plan.task.frozen))))
+    print(table(state.params, jax.tree.leaves(optim.trained(state.params, plan.task.frozen))))
     for first, size in zip(plan.growth.firsts, plan.growth.sizes, strict=True):
-        token = f"; {log.si(forward / (batch * each), 'FLOP')} per token forward"
+        token = f"; {si(forward / (batch * each), 'FLOP')} per token forward"
         begin, end = ("", f", after step {first:,}") if first else (" (3 x forward)", token)
-        flops = log.si(3 * forward * size / batch, "FLOP")
+        flops = si(3 * forward * size / batch, "FLOP")
         print(f"  {flops} per step{begin} of {size} examples, {size * each:,} tokens{end}", flush=True)
     return 3 * forward
 
@@ -228,16 +266,18 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         task = task._replace(loss_and_metrics=loss, frozen=frozen)
     if t.keep_best and t.keep_best not in measured(task):
         raise errors.UserError(f"train.keep_best = {t.keep_best}, but what is measured is {', '.join(measured(task))}")
-    if t.probe and task.probe is None:
+    log.check(settings.log)
+    probes = log.SYMMETRY in settings.log
+    if probes and task.probe is None:
         raise errors.UserError(
-            "train.probe = True, but there is nothing to look at: the scores here are no x^T M x, or have no `factors` "
-            "that tell it (tfm/attention/score.py)"
+            f"log has {log.SYMMETRY}, but there is nothing to look at: the scores here are no x^T M x, or have no "
+            "`factors` that tell it (tfm/attention/score.py)"
         )
     rate, rule = optimiser(settings, frozen)
     if ":" in settings.optim.name:
-        optim.check(settings.optim.name, rule, jax.eval_shape(task.init, jax.random.key(0)))
+        optim.check(settings.optim.name, rule, params)
     rule = step.remembering(rule) if t.nan == "skip_spikes" else rule
-    due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if t.probe else None
+    due = functools.partial(loop.due, every=t.log_every, steps=t.steps) if probes else None
     options = {"accumulation": t.accumulation, "nan": t.nan, "probe_due": due}
     return step.Plan(
         task=task,
@@ -248,6 +288,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         growth=growth.reached(t.steps),
         steps=t.steps,
         seed=settings.seed,
+        log=settings.log,
         every=every,
         keep_best=t.keep_best,
         may_skip=t.nan != "abort",

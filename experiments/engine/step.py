@@ -79,6 +79,7 @@ class Plan:
     steps: int
     seed: int
     every: dict[str, int]  # of what happens every n steps (0: only at the end): log, evaluate, save
+    log: Sequence[str]  # who is told beside metrics.jsonl, and of what (log.py)
     keep_best: str  # '', or the name of a metric
     may_skip: bool  # steps are counted that changed nothing
     fall_back: bool  # resume from an earlier checkpoint where the newest is damaged
@@ -262,10 +263,8 @@ def remembering(optimiser: optax.GradientTransformation) -> optax.GradientTransf
 
 
 def is_spike(history: History, loss: jax.Array, norm: jax.Array) -> jax.Array:
-    """Whether loss or norm lies more than SIGMAS standard deviations above the mean of the history.
-
-    What is small is never a spike, and no step is one before the history holds ENOUGH.
-    """
+    """Whether loss or norm lies more than SIGMAS standard deviations above the mean of the history. What is small is
+    never a spike, and no step is one before the history holds ENOUGH."""
     n = jnp.minimum(history.count, PAST)
     known_T = jnp.arange(PAST) < n
 

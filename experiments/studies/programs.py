@@ -61,7 +61,7 @@ class Checked(NamedTuple):
 
     def __str__(self) -> str:
         each = f"{self.params:,} parameters each, {len(self.program.runs)} x {self.steps:,} steps of"
-        return f"{self.program.name}: {each} {log.si(3 * self.flops, 'FLOP')}"
+        return f"{self.program.name}: {each} {single.si(3 * self.flops, 'FLOP')}"
 
 
 def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:

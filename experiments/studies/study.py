@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.engine import checkpoint, config, errors, loop, workdir
+from experiments.engine import checkpoint, config, errors, log, loop, workdir
 
 # Settings that are numbers inside a program, by their fields: runs that differ in these alone are runs of one.
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
@@ -140,13 +140,14 @@ def _named(key: str, given: Any) -> list[Named]:
 
 def runs(settings: config.Settings, study: Study) -> list[Run]:
     """All runs, each with a config of its own, as it would be trained alone: the study's without the study."""
-    plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment, "train.probe": False}
+    plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
+    plain["log"] = [one for one in settings.log if one != log.SYMMETRY]  # which the study itself looks at
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
         for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", arm.changes)):
             for key in changes:
-                if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device") or key == "train.probe":
+                if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device", "log"):
                     raise errors.UserError(f"{where}: {key} is the same for a whole study")
         if both := sorted(of_condition.keys() & arm.changes.keys()):
             raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.engine import log
+from experiments.engine import run
 from experiments.studies import runs, statistics, words
 
 NONE, UNKNOWN = "-", "unknown"
@@ -32,7 +32,7 @@ def of_condition(condition: statistics.Condition) -> Table:
     rows = []
     for arm in condition.arms:
         params = NONE if arm.params is None else f"{arm.params:,}"
-        flops = NONE if arm.flops_per_token is None else log.si(arm.flops_per_token, "").strip()
+        flops = NONE if arm.flops_per_token is None else run.si(arm.flops_per_token, "").strip()
         row = [arm.name, params, flops, str(arm.n), _plus_minus(arm), *_difference(arm.difference)]
         row += [_steps(arm.threshold_step)] if arm.threshold_step else []
         rows.append(row + [_plus_minus(arm.others.get(name)) for name in others])

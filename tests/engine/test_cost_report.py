@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import compilation, log, mesh
+from experiments.engine import compilation, mesh, run
 from tfm import attention, word_loss
 from tfm.attention import mask, splash
 
@@ -117,7 +117,7 @@ def test_the_peak_is_a_rate_that_products_reach(monkeypatch):
 def test_the_parameter_table():
     shape = jax.ShapeDtypeStruct
     params = {"blocks": {"mlp": {"W1_FD": shape((2, 700, 3), jnp.float32)}}, "head": {"b_C": shape((11,), jnp.float32)}}
-    assert log.table(params) == "\n".join(
+    assert run.table(params) == "\n".join(
         [
             "  blocks/mlp/W1_FD  M=2 F=700 D=3  4,200",
             "  head/b_C          C=11              11",
@@ -129,14 +129,14 @@ def test_the_parameter_table():
 
 def test_numbers_with_prefixes():
     shown = {0: "0 B", 999: "999 B", 1000: "1 kB", 1.5e6: "1.5 MB", 1.23e9: "1.23 GB", 4e12: "4 TB", 5e18: "5e+03 PB"}
-    assert {number: log.si(number, "B") for number in shown} == shown
+    assert {number: run.si(number, "B") for number in shown} == shown
 
 
 def test_the_result_block():
     summary = {"experiment": "vision", "eval/loss": 0.5, "baseline/accuracy": 0.1, "wall_seconds": 12.34}
     summary |= {"compile_seconds": 3.21, "tokens_per_second": 12345.6}
     summary["guess"] = {"accuracy": "always the first", "loss": "none such"}
-    lines = log.result(summary, ["a.png", "b.json"]).splitlines()
+    lines = run.result(summary, ["a.png", "b.json"]).splitlines()
     assert lines[1] == "  eval/loss              0.5000"
     assert lines[2] == "  baseline/accuracy      0.1000  always the first"
     assert "12.3 s, 3.2 s of it compiling" in lines[3] and "12,346 tokens/s" in lines[4]
@@ -152,13 +152,13 @@ def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):
     settings = tiny.settings("vision", image__patch=4, model__M=1)
     params = jax.eval_shape(tiny.task_of(settings).init, jax.random.key(0))
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
-    assert log.table(params) in outcome.out
+    assert run.table(params) in outcome.out
     assert "FLOP per step (3 x forward) of 64 examples, 256 tokens" in outcome.out
     words = outcome.out.split("bytes per device")[1].split()
     shown = dict(zip(words, (" ".join(pair) for pair in zip(words[1:], words[2:], strict=False)), strict=False))
-    assert shown["parameters"] == shown["gradients"] == log.si(4 * numbers, "B")
+    assert shown["parameters"] == shown["gradients"] == run.si(4 * numbers, "B")
     moments = 2 * 4 * numbers + 2 * 4  # two per parameter, and two counts of steps
-    assert shown["optimiser"] == log.si(moments, "B")
+    assert shown["optimiser"] == run.si(moments, "B")
     assert "memory analysis of the compiled step" in outcome.out
     held = (
         4 * numbers + moments + 4 + 8 + 8 * (64 * 4 + 8)

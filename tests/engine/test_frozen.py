@@ -9,7 +9,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import errors, log, mesh, optim
+from experiments.engine import errors, mesh, optim
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 from experiments.studies import programs, study
@@ -112,7 +112,7 @@ def test_what_cannot_be_frozen(frozen, sentence):
 
 def test_the_table_marks_what_is_frozen():
     params = {"embed": {"W_DP": np.zeros((2, 3))}, "head": {"b_C": np.zeros(3)}}
-    lines = log.table(params, jax.tree.leaves(optim.trained(params, ["*", "!head"]))).splitlines()
+    lines = runs.table(params, jax.tree.leaves(optim.trained(params, ["*", "!head"]))).splitlines()
     assert (
         lines[0].endswith(" 6  frozen") and lines[1].endswith(" 3") and lines[-1].endswith(" 9, of which 3 are trained")
     )

@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 import struct
 
 import pytest
 from tensorboardX.proto import event_pb2
 
-from experiments.engine import log
+from experiments.engine import errors, log
 
 
 def rows(*steps):
@@ -72,7 +73,34 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     assert starts == [3]  # from here on, what an earlier session wrote does not count
 
 
+def test_weights_and_biases_gets_them_too_offline_and_what_goes_on_is_the_same_run(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    (tmp_path / "config.json").write_text('{"config": {"seed": 3}}')
+    for start in (0, 2):
+        writer = log.Log(tmp_path, start=start, beside=["wandb"])
+        writer.write(start + 1, {"train/loss": 0.5, "eval/accuracy": math.nan})
+        writer.close()
+    first, second = sorted(tmp_path.glob("wandb/offline-run-*-*"))
+    assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2]
+    told = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
+    assert all(b"train/loss" in one and b"accuracy" not in one for one in told) and b"seed" in told[0]
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
+
+
+def test_a_log_that_there_is_none_of_is_refused(monkeypatch):
+    log.check(["jsonl", "tensorboard", "wandb", "symmetry"])
+    monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: None)
+    for names, said in (
+        (["wandb"], 'pip install -e ".[wandb]"'),
+        ([3], 'unknown log "3"; the right ones are: jsonl, t'),
+    ):
+        with pytest.raises(errors.UserError, match=re.escape(said)):
+            log.check(names)
+
+
 def test_the_plain_line_counts_the_tokens_of_every_step_and_no_pause(monkeypatch, capsys):
+    monkeypatch.setattr(log, "KNOWN", 1)
     now, sizes = 0.0, [16] * 3 + [32] * 3 + [48] * 2 + [32] * 2
     monkeypatch.setattr(log.time, "perf_counter", lambda: now)
     line = log.Progress(

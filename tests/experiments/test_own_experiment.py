@@ -1,15 +1,20 @@
 """An experiment in a file outside the project, as a user has it: its own fields, from the config to a study."""
 
+import functools
 import json
+import re
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 import tiny
 
 from configs import base
 from experiments.engine import config as configs
-from experiments.engine import config_file
+from experiments.engine import config_file, errors
 from experiments.studies import study
+from tfm import loss
 
 CODE = """
 import dots
@@ -46,7 +51,7 @@ def get_config():
 """
 ARMS = """    config.study.arms = [("steep", {"line.slope": 5.0}), ("as_it_is", {})]
     config.study.seeds = [0, 1]
-    config.train.probe = False
+    config.log = []
 """
 
 
@@ -119,3 +124,41 @@ def test_a_config_of_another_experiment_is_not_one_of_this(mine):
     (mine / "one.py").write_text(text)
     told = tiny.run("--config", str(mine / "one.py"), "--dry_run")
     assert told.code == 2 and 'lacks the key "dots.bias"' in told.err and 'base.get_config("own_line")' in told.err
+
+
+# A loss of one's own, in an experiment of ours
+
+
+def entropy(logits, target, weight):
+    return loss.cross_entropy(2 * logits, target, weight)
+
+
+def mean(logits, target, weight):
+    return logits.mean()
+
+
+@pytest.mark.parametrize(("experiment", "changes"), [("vision", {"image__patch": 4}), ("synthetic", {})])
+def test_a_loss_of_ones_own_takes_logits_targets_and_weights(experiment, changes):
+    """The same batch, of twice the logits by hand: where words are fused with their loss, too."""
+    every = []
+    for name, scale in (("cross_entropy", 2), ("test_own_experiment:entropy", 1)):
+        settings = tiny.settings(experiment, train__loss=name, mesh__data=1, **changes)
+        task = tiny.task_of(settings)
+        params = tiny.drawn(task)
+        params["head"] = jax.tree.map(functools.partial(jnp.multiply, scale), params["head"])
+        found = jax.jit(task.loss_and_metrics)(params, task.train[0], None)
+        every.append({name: float(total / count) for name, (total, count) in found.items()})
+    assert every[0] == pytest.approx(every[1], rel=1e-5) and every[0].keys() == {"loss", "accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train__loss": "cross"}, 'unknown loss "cross" (did you mean "cross_entropy"?)'),
+        ({"train__loss": "test_own_experiment:mean"}, "(logits, target, weight) -> (sum, count) is expected"),
+        ({"train__loss": "test_own_experiment:entropy", "mesh__tensor": 2}, "whole logits: mesh.tensor must be 1"),
+    ],
+)
+def test_what_is_no_loss(changes, said):
+    with pytest.raises(errors.UserError, match=re.escape(said)):
+        tiny.task_of(tiny.settings("synthetic", mesh__data=1, **changes))

@@ -188,8 +188,10 @@ def test_the_smallest_sizes_are_taken(task):
 
 
 def test_a_norm_over_the_sequence_is_refused_where_later_words_are_hidden():
-    settings = tiny.settings("synthetic", synthetic__causal=True, model__norm="instance")
-    with pytest.raises(errors.UserError, match="model.norm = instance looks at later words, which synthetic.causal"):
+    settings = tiny.settings("synthetic", synthetic__task="ring_causal", model__norm="instance")
+    with pytest.raises(
+        errors.UserError, match="model.norm = instance looks at later words, which synthetic.task = ring_causal"
+    ):
         experiment.prepare(settings, mesh.make(data=1))
 
 
@@ -211,7 +213,7 @@ def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked():
 def test_only_without_causal_do_answers_depend_on_later_words():
     losses = {}
     for causal in (True, False):
-        task = task_of(synthetic__causal=causal, model__M=1)
+        task = task_of(synthetic__task="ring_causal" if causal else "ring", model__M=1)
         params, measure = tiny.drawn(task), jax.jit(task.loss_and_metrics)
         batch = dict(task.train[0])
         batch["weight_BN"] = np.float32(np.arange(12) < 5) * batch["weight_BN"]
@@ -233,6 +235,6 @@ def test_all_tasks_are_one_program():
 
 
 def test_the_figures_are_drawn_with_the_words_of_the_task(tmp_path):
-    settings = tiny.settings("synthetic", synthetic__task="previous", synthetic__causal=True, model__M=1, mesh__data=1)
+    settings = tiny.settings("synthetic", synthetic__task="previous_causal", model__M=1, mesh__data=1)
     _, files, _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.name for file in files] == ["loss.png", "attention.png"]

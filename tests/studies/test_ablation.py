@@ -23,7 +23,7 @@ OF_LANGUAGE = {"study__experiment": "language", "study__arms": [["fast", {"optim
 
 
 def test_a_study_leaves_its_runs_and_its_report(tmp_path):
-    outcome = tiny_study.run(tmp_path, draws=True, train__probe=True, study__arms=ARMS[1:])
+    outcome = tiny_study.run(tmp_path, draws=True, log=["symmetry"], study__arms=ARMS[1:])
     assert (outcome.code, outcome.err) == (0, "")
     found, of_study = tiny_study.summaries(tmp_path), tmp_path / "study"
     assert sorted(found) == sorted(ALL[2:])
@@ -68,7 +68,7 @@ def test_a_run_of_a_study_is_the_run_alone(whole, tmp_path):
     ]
     assert rows[0] == pytest.approx(rows[1], rel=1e-5) and len(rows[0]) == 3
     looks = log.read(whole / "study" / "all" / "fast" / "seed_5")
-    assert "attention" not in ours and not any("symmetry/1" in row for row in looks)  # train.probe is off
+    assert "attention" not in ours and not any("symmetry/1" in row for row in looks)  # log has no symmetry
 
 
 def test_arms_and_seeds_may_be_added_to_what_was_begun_and_other_runs_keep_their_checkpoints(
@@ -119,7 +119,7 @@ BAD = {  # what an arm may not be
     "train.growth, nan and keep_best are not for a study": {"train.nan": "skip"},
     "optim.weight_decay must be at least 0": {"optim.weight_decay": -1.0},
     "model.score_std must be at least 0": {"model.score_std": -1.0},
-    "train.probe is the same for a whole study": {"train.probe": True},
+    "log is the same for a whole study": {"log": ["wandb"]},
 }
 WRONG = {f"arm bad: {message}": {"study__arms": [["good", {}], ["bad", change]]} for message, change in BAD.items()} | {
     "study.metric = eval/explained, but what is measured is eval/accuracy, eval/loss": {

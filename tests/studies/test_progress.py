@@ -89,7 +89,7 @@ def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run, known)
     out, start = capsys.readouterr().out, run.get("start", 0)
     said = dict(announced(out))
     assert out.splitlines()[0].endswith("? left, loss 1.5000")  # and no throughput, that of a step that compiles
-    assert said[start + 1] is None and len(said) == len(ends)
+    assert {said[start + n] for n in range(1, 10)} == {None} and len(said) == len(ends)
     for n, then in list(ends.items())[known - 1 :]:
         compiling = COMPILING if n <= start + run.get("every", 0) else 0.0
         assert near(said[n], clock.now - then - compiling), f"after step {n}"

@@ -129,7 +129,7 @@ def test_on_eight_devices_the_probe_finds_what_it_finds_on_one_and_by_hand():
 
 
 def launched(folder, task):
-    looks = dict(train__probe=True, train__save_every=3, train__log_every=2, mesh__data=1)
+    looks = dict(log=["tensorboard", "symmetry"], train__save_every=3, train__log_every=2, mesh__data=1)
     return tiny.trained(folder, task, **looks)
 
 
@@ -148,8 +148,8 @@ def test_a_run_logs_what_is_probed_where_it_logs_the_loss_and_logs_the_same_wher
 
 
 def test_a_run_without_a_form_refuses_to_look_at_it():
-    changed = tiny.settings("vision", model__score="constant", train__probe=True, mesh__data=1, image__patch=4)
-    with pytest.raises(errors.UserError, match="train.probe = True, but there is nothing to look at"):
+    changed = tiny.settings("vision", model__score="constant", log=["symmetry"], mesh__data=1, image__patch=4)
+    with pytest.raises(errors.UserError, match="log has symmetry, but there is nothing to look at"):
         runs.plan(changed, tiny.task_of(changed), runs.devices(changed))
 
 
