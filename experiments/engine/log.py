@@ -147,7 +147,7 @@ class Wandb:
                 project=os.environ.get("WANDB_PROJECT", "tfm"),
                 dir=folder,
                 name="/".join(folder.absolute().parts[-2:]),
-                id=before[0].name.rpartition("-")[2] if before else None,
+                id=before[0].name.partition("run-")[2].split("-")[1] if before else None,
                 resume="allow",
                 reinit="create_new",
                 config=disk.read_json(folder / "config.json", says="what runs")["config"],

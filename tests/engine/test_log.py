@@ -82,7 +82,7 @@ def test_weights_and_biases_gets_them_too_offline_and_what_goes_on_is_the_same_r
         writer.write(start + 1, {"train/loss": 0.5, "eval/accuracy": math.nan})
         writer.close()
     first, second = sorted(tmp_path.glob("wandb/offline-run-*-*"))
-    assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2]
+    assert first.name.split("-")[3] == second.name.split("-")[3]
     told = [next(one.glob("*.wandb")).read_bytes() for one in (first, second)]
     assert all(b"train/loss" in one and b"accuracy" not in one for one in told) and b"seed" in told[0]
     assert [row["step"] for row in log.read(tmp_path)] == [1, 3] and not (tmp_path / "events").exists()
