@@ -20,6 +20,8 @@ import tempfile
 import zipfile
 
 import numpy as np
+from PIL import Image
+from sklearn import datasets
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((ROOT / "docs/guides").glob("*.md"))}}
@@ -50,6 +52,18 @@ def translation(folder: pathlib.Path) -> None:
     for part, some in {"test": pairs[::20], "valid": pairs[1::20], "train": pairs[2::20] + pairs[3::4]}.items():
         for i, language in enumerate(("en", "es")):
             (folder / "corpus" / f"{part}.{language}").write_text("".join(f"{pair[i]}\n" for pair in some), "utf-8")
+
+
+def photographs(folder: pathlib.Path) -> None:
+    """Parts of the two photographs that scikit-learn has, in two classes; and a new one."""
+    draw, photographs = np.random.default_rng(0), datasets.load_sample_images().images
+    for name, image_YX3 in zip(("temple", "flower"), photographs, strict=True):
+        (folder / "photographs" / name).mkdir(parents=True)
+        for i in range(150):
+            rows, columns = draw.integers(24, 64, 2)
+            top, left = draw.integers(0, image_YX3.shape[0] - rows), draw.integers(0, image_YX3.shape[1] - columns)
+            part = Image.fromarray(image_YX3[top : top + rows, left : left + columns])
+            part.save(folder / ("new.jpg" if (i, name) == (149, "flower") else f"photographs/{name}/{i}.jpg"))
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -40,7 +40,7 @@ def config() -> dict[str, ConfigDict]:
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The layer, which is to learn a random kernel's output; a constructed one, which needs no training, is shown."""
     H = settings.model.H
-    data = images.configured(settings.image)
+    data = images.configured(settings.image.source)
     _, Y, X, Z = data.train_image_BYXZ.shape
     if settings.model.G != H:
         raise errors.UserError(f"model.G = {settings.model.G}: each of the {H} heads of a convolution has its own keys")

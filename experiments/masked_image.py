@@ -21,7 +21,10 @@ from tfm import layout as layouts
 def config() -> dict[str, ConfigDict]:
     """The images, and how much of them is hidden."""
     image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
+    image.source = (
+        "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path: IDX files, an .npz, or DIR/class/*.jpg
+    )
+    image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
     image.patch = 2  # pixels of a patch's side
     image.mask_ratio = 0.75  # share of hidden patches
     image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
@@ -31,7 +34,7 @@ def config() -> dict[str, ConfigDict]:
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, what is hidden of them, the model, what is measured."""
     i = settings.image
-    data = images.configured(i)
+    data = images.configured(i.source, i.size)
     train, evaluation, normal = images.both(data, i.augment)
     average_YXZ = data.train_image_BYXZ.mean(axis=0, dtype=np.float64).astype(np.float32)
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]

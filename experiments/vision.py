@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments import task as tasks
-from experiments.data import image_file, images
+from experiments.data import images
 from experiments.engine import config as configs
 from experiments.engine import disk, run, step
 from tfm import embed
@@ -22,7 +22,10 @@ from tfm import layout as layouts
 def config() -> dict[str, ConfigDict]:
     """The images and their patches."""
     image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
+    image.source = (
+        "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path: IDX files, an .npz, or DIR/class/*.jpg
+    )
+    image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
     image.patch = 2  # pixels of a patch's side
     image.head = "pooled"  # pooled, class_token (head.py)
     image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
@@ -32,7 +35,7 @@ def config() -> dict[str, ConfigDict]:
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, the model, what is measured."""
     i = settings.image
-    data = images.configured(i)
+    data = images.configured(i.source, i.size)
     _, Y, X, Z = data.train_image_BYXZ.shape
     model = models.vision(settings.model, answer=i.head, Y=Y, X=X, Z=Z, patch=i.patch, C=len(data.classes))
     mask = models.masked(settings.model, None)
@@ -65,7 +68,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         layout=models.layout(settings.model, devices, N=tokens, head=i.head),
         **tasks.parts(settings, train, evaluation),
     )
-    files = {"data.json": disk.as_json(image_file.describe(data))}
+    files = {"data.json": disk.as_json(images.describe(data))}
     show = functools.partial(figures, settings, data, task, logits)
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=data.said.splitlines())
 

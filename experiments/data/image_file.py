@@ -1,14 +1,15 @@
 """One image from a file, made like the images that a model was trained on."""
 
+import contextlib
 import pathlib
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from experiments.data import images
+from experiments.data import files
 from experiments.engine import disk, errors
 
 LARGEST = 2**26  # pixels of a file, looked at before they are unpacked
@@ -43,23 +44,17 @@ HARMLESS = {  # what else stands in their files: nothing of it changes a pixel o
     *("do_reduce_labels", "reduce_labels", "_valid_processor_keys"),
 }
 PLAIN = {"mean": 0, "std": 1}  # of images that are not normalised
+GREY = ("1", "L", "LA")  # modes
+ORIENTATION = 0x0112  # in the metadata of a camera
 COLOURS = {"L": "grey", "LA": "grey and opacity", "RGB": "colour", "RGBA": "colour and opacity"}
 
 
-def describe(data: images.Images) -> dict[str, Any]:
-    """What must be known about images to make another one like them, and the names of their classes; for JSON."""
-    x_BYXZ = data.train_image_BYXZ
-    mean_Z, std_Z = images.statistics(x_BYXZ)
-    facts = {"image": list(x_BYXZ.shape[1:]), "values": [float(x_BYXZ.min()), float(x_BYXZ.max())]}
-    return facts | {"mean": mean_Z.tolist(), "std": std_Z.tolist(), "classes": list(data.classes)}
-
-
 def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -> dict[str, Any]:
-    """What `describe` says about the images of a trained model of Z channels and C classes: of a run's folder, or of a
-    published ViT (`extras`). And `processor`: how a file becomes such an image, in the words of transformers;
+    """What `images.describe` says about the images of a trained model of Z channels and C classes: of a run's folder,
+    or of a published ViT (`extras`). And `processor`: how a file becomes such an image, in the words of transformers;
     `assumed`: whether nobody says it. UserError where that is absent, damaged, or not done here."""
     if "image" not in extras:
-        file, prefix, assumed, fields = path / "data.json", "", False, VIT | {"image_processor_type": NAME}
+        file, prefix, assumed = path / "data.json", "", False
         facts = disk.read_json(file, says="what the model's images are like")
         if facts.keys() != {"image", "values", "mean", "std", "classes"}:
             raise errors.UserError(f"{file} is damaged: it does not describe images")
@@ -87,7 +82,8 @@ def expected(path: pathlib.Path, extras: Mapping[str, Any], *, Z: int, C: int) -
         facts[name] = facts[name] * (Z // len(facts[name]))
     named = isinstance(classes, list) and len(classes) == C and all(isinstance(one, str) for one in classes)
     _check(file, "classes", named, f"the names of the model's {C} classes", classes)
-    return facts | {"processor": _processor(file, fields, *image), "assumed": assumed}
+    made = {"processor": _processor(file, fields, *image)} if "image" in extras else own(*image)
+    return facts | made | {"assumed": assumed}
 
 
 def _fields(file: pathlib.Path, saved: dict[str, Any]) -> dict[str, Any]:
@@ -146,47 +142,79 @@ def _check(file: pathlib.Path, name: str, right: bool, what: str, value: Any) ->
         raise errors.UserError(f"{file}: {name} must be {what}, and {str(value)[:60]} is not")
 
 
+def own(Y: int, X: int, Z: int) -> dict[str, Any]:
+    """What `pixels` needs to know to make images of this size and so many channels, as runs of our own have them."""
+    rules = _processor(pathlib.Path(), VIT | {"image_processor_type": NAME}, Y, X, Z)
+    return {"image": [Y, X, Z], "processor": rules, "draft": True}
+
+
+@contextlib.contextmanager
+def opened(file: files.File) -> Iterator[Any]:
+    """Within this, the image of Pillow in the file, not yet unpacked. UserError for no image, a damaged one, too many
+    pixels, more than 8 bits a value."""
+    from PIL import Image
+
+    try:
+        if file.size > LARGEST_FILE:
+            raise errors.UserError(f"{file.name} has {file.size:,} bytes, and at most {LARGEST_FILE:,} are read")
+        with file.open() as content, Image.open(content, formats=FORMATS) as image:
+            _check_pixels(file.name, *image.size)
+            if image.mode.startswith(("I", "F")):
+                raise errors.UserError(f"{file.name} has more than 8 bits a value (mode {image.mode}): save it with 8")
+            yield image
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
+        formats = ", ".join(FORMATS)
+        raise errors.UserError(f"{file.name} is no image that can be read here ({formats}): {error}") from error
+
+
+def upright(image: Any) -> tuple[int, int]:
+    """Its rows and columns, when it is turned as its camera says."""
+    turned = image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
+    return image.size if turned else image.size[::-1]
+
+
+def pixels(name: str, image: Any, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
+    """An `opened` image as image_YXZ (uint8), and what was done to it, as transformers does it with Pillow: turned as
+    its camera says, resized, cropped around its middle. UserError for other sides than the model's."""
+    from PIL import Image, ImageOps
+
+    (Y, X, Z), rules = like["image"], like["processor"]
+    if like.get("draft"):
+        image.draft(
+            None, (max(Y, X),) * 2
+        )  # a large JPEG is unpacked at 1/2, 1/4 or 1/8 of its size, which is soon done
+    image = ImageOps.exif_transpose(image)
+    if rules["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    image, steps = _formed(name, image.convert(MODES[Z]), rules)
+    if (image.height, image.width) != (Y, X):
+        raise errors.UserError(f"{name} becomes {image.height} x {image.width} pixels, and the model reads {Y} x {X}")
+    return np.asarray(image).reshape(Y, X, Z), steps
+
+
 def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
     """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it.
 
-    As transformers does it with Pillow: turned as its camera says, resized, cropped around its middle. Black and
-    white become the least and the greatest of `values`; then image = (image - mean) / std. UserError for no image, a
-    damaged one, too many pixels, more than 8 bits a value, or other sides than the model's.
+    Black and white become the least and the greatest of `values`; then image = (image - mean) / std. UserError as
+    `opened` and `pixels`.
     """
-    from PIL import Image, ImageOps
-
-    Y, X, Z = like["image"]
+    Z = like["image"][2]
     if Z not in MODES:
         raise errors.UserError(f"the model reads images of {Z} channels, and no image file has them")
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise errors.UserError(f"{path} has {path.stat().st_size:,} bytes, and at most {LARGEST_FILE:,} are read")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a large size, which is looked at here, and of damaged metadata
-            with disk.opened(path) as content, Image.open(content, formats=FORMATS) as file:
-                was = f"{file.height} x {file.width} pixels, {COLOURS.get(file.mode, 'mode ' + file.mode)}"
-                _check_pixels(path, *file.size)
-                if file.mode.startswith(("I", "F")):
-                    raise errors.UserError(f"{path} has more than 8 bits a value (mode {file.mode}): save it with 8")
-                image = ImageOps.exif_transpose(file)
-                if like["processor"]["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
-                    image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-                image, steps = _formed(path, image.convert(MODES[Z]), like["processor"])
-    except FileNotFoundError:
-        raise errors.UserError(f"there is no image file {path}") from None
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise errors.UserError(f"{path} is no image that can be read here ({', '.join(FORMATS)}): {error}") from error
-    if (image.height, image.width) != (Y, X):
-        raise errors.UserError(f"{path} becomes {image.height} x {image.width} pixels, and the model reads {Y} x {X}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a large size, which is looked at here, and of damaged metadata
+        with opened(files.on_disk(path)) as image:
+            was = f"{image.height} x {image.width} pixels, {COLOURS.get(image.mode, 'mode ' + image.mode)}"
+            image_YXZ, steps = pixels(str(path), image, like)
     low, high = like["values"]
-    image_1YXZ = low + (high - low) / 255 * np.asarray(image, np.float32).reshape(1, Y, X, Z)
+    image_1YXZ = low + (high - low) / 255 * image_YXZ[None].astype(np.float32)
     colours = f"{COLOURS[MODES[Z]]}, black {low:g} and white {high:g}"
     sentence = f"{path}: {was}, {steps}, {colours} as the model's own images"
     sentence += " (assumed: there is no preprocessor_config.json)" * like["assumed"]
     return (image_1YXZ - np.float32(like["mean"])) / np.float32(like["std"]), sentence
 
 
-def _formed(path: pathlib.Path, image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
+def _formed(name: str, image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:
     """The Pillow image resized and cropped, and what was done."""
     steps = "as it is"
     if processor["do_resize"]:
@@ -195,7 +223,7 @@ def _formed(path: pathlib.Path, image: Any, processor: Mapping[str, Any]) -> tup
             columns, rows = (int(size["shortest_edge"] * side / shorter) for side in image.size)
         else:
             columns, rows = size["width"], size["height"]
-        _check_pixels(path, columns, rows)
+        _check_pixels(name, columns, rows)
         image, steps = image.resize((columns, rows), processor["resample"]), f"made {rows} x {columns}"
     if processor["do_center_crop"]:
         rows, columns = processor["crop_size"]["height"], processor["crop_size"]["width"]
@@ -205,6 +233,6 @@ def _formed(path: pathlib.Path, image: Any, processor: Mapping[str, Any]) -> tup
     return image, steps
 
 
-def _check_pixels(path: pathlib.Path, columns: int, rows: int) -> None:
+def _check_pixels(name: str, columns: int, rows: int) -> None:
     if columns * rows > LARGEST:
-        raise errors.UserError(f"{path} has {columns * rows:,} pixels, and at most {LARGEST:,} are read")
+        raise errors.UserError(f"{name} has {columns * rows:,} pixels, and at most {LARGEST:,} are read")

@@ -8,12 +8,12 @@ import math
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.data import augment, download, files
-from experiments.engine import batches, config, disk, errors
+from experiments.data import augment, download, files, image_folder
+from experiments.engine import batches, disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
@@ -27,7 +27,7 @@ FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMEN
 EVALUATION_SHARE = 0.2
 SHOWN = 10  # classes of which there is no image
 CHANNELS = 4  # grey, colour, either with opacity: more are hardly channels
-CHUNK = 4096  # images at a time: statistics need float64, and all images at once would not fit
+CHUNK, VALUES = 4096, 2**24  # at most so many images, and values, at a time: statistics need float64
 
 
 class Images(NamedTuple):
@@ -41,11 +41,12 @@ class Images(NamedTuple):
     evaluation_label_B: np.ndarray
     classes: tuple[str, ...]
     said: str
+    values: tuple[float, float]  # black and white
 
 
-def configured(section: config.Settings) -> Images:
+def configured(source: str, size: int = 0) -> Images:
     """The images of a config's image.source; says what they are. UserError as `load`."""
-    data = load(section.source)
+    data = load(source, size)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
     lines = [data.said] if data.said else []
@@ -56,14 +57,24 @@ def configured(section: config.Settings) -> Images:
     return data._replace(said="\n".join(f"{data.name}: {line}" for line in lines))
 
 
-def load(source: str) -> Images:
+def load(source: str, size: int = 0) -> Images:
     """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
 
     A path leads to an .npz file with arrays x and y, or x_train, y_train, x_valid, and so on (ARRAYS), or to a folder
-    of MNIST's four IDX files or of .npz files that are called as parts usually are. Evaluated is a validation part,
-    where there is one, else the test part, which is else left alone; of one part about 20 %, chosen by content.
-    UserError where nothing is there, and for damaged or contradictory files.
+    of MNIST's four IDX files, of .npz files that are called as parts usually are, or of image files in folders of their
+    classes, which are made size x size pixels (image_folder.py). Evaluated is a validation part, where there is one,
+    else the test part, which is else left alone; of one part about 20 %, chosen by content. UserError where nothing is
+    there, and for damaged or contradictory files.
     """
+    data = _load(source, size)
+    Y, X = data.train_image_BYXZ.shape[1:3]
+    if size and (Y, X) != (size, size):
+        wrong = f"image.size = {size} is for image files, which are made so many pixels high and wide"
+        raise errors.UserError(f"{wrong}; the images of {source} are {Y} x {X}, and stay so: leave image.size at 0")
+    return data
+
+
+def _load(source: str, size: int) -> Images:
     path, known = pathlib.Path(os.path.expanduser(source)), ()
     if source == "digits":
         from sklearn import datasets  # takes a second that no other set should cost
@@ -81,16 +92,17 @@ def load(source: str) -> Images:
         names = f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})"
         raise errors.UserError(f"{source!r} is neither {names} nor an existing path ({path.absolute()})")
     if os.path.isdir(path):
-        return _images(source, *_folder(path), known)
+        return _images(source, *(_folder(path, known) or image_folder.load(path, size)))
     if path.suffix != ".npz" or not os.path.isfile(path):
-        raise errors.UserError(f"{path} is neither a folder of IDX files nor an .npz file")
+        raise errors.UserError(f"{path} is neither a folder of images nor an .npz file")
     content = disk.read_npz(path, ARRAYS)
     arrays = [*content.values()]
     return _images(source, [arrays[at : at + 2] for at in range(0, len(arrays), 2)], [*content][::2])
 
 
-def _folder(path: pathlib.Path) -> tuple[list, list]:
-    """The parts in a folder, each images and labels, and the names of their files."""
+def _folder(path: pathlib.Path, known: tuple[str, ...]) -> tuple[list, Sequence, tuple[str, ...]] | None:
+    """The parts in a folder, each images and labels, the names of their files, and the classes, where they are known;
+    None where there are neither IDX nor .npz files."""
     places = {file: [path / file, path / f"{file}.gz"] for file in FILES}
     idx = {file: place for file, some in places.items() for place in reversed(some) if os.path.isfile(place)}
     named: dict[str, pathlib.Path] = {}
@@ -102,16 +114,18 @@ def _folder(path: pathlib.Path) -> tuple[list, list]:
             both = f"{named[part].name} and {file.name}"
             raise errors.UserError(f"{path} has {both}: let one of them have another name")
         named[part] = file
+    if not named and not idx and not known:
+        return None
     if not named:
         if missing := [file for file in FILES if file not in idx]:
             raise errors.UserError(f"the folder {path} lacks {', '.join(missing)} (gzipped or not)")
         arrays = [read_idx(idx[file], axes=axes) for file, axes in zip(FILES, (3, 1, 3, 1), strict=True)]
-        return [arrays[:2], arrays[2:]], FILES[::2]
+        return [arrays[:2], arrays[2:]], FILES[::2], known
     if files.TRAIN not in named:
         beside = files.listed([*named.values()])
         raise errors.UserError(f"there is nothing to train on beside {beside}: call it train.npz")
     used = [named[part] for part in (files.TRAIN, files.evaluated(named)) if part in named]
-    return [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in used], used
+    return [tuple(disk.read_npz(file, [("x", "y")]).values()) for file in used], used, ()
 
 
 def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
@@ -135,7 +149,13 @@ def read_idx(path: pathlib.Path, *, axes: int) -> np.ndarray:
     return np.frombuffer(content, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
 
-def _images(name: str, arrays: list, files_of: Sequence = (), known: tuple[str, ...] = ()) -> Images:
+def _images(
+    name: str,
+    arrays: list,
+    files_of: Sequence = (),
+    known: tuple[str, ...] = (),
+    values: tuple[float, float] | None = None,
+) -> Images:
     """The images of two parts, or of one in two, chosen by their bytes; classes are those known, or 0 .. max(label).
     UserError where the parts differ in shape, or labels are out of range (also as many classes as images)."""
     names = [f"{name}, training part", f"{name}, evaluation part"] if len(arrays) == 2 else [name]
@@ -166,7 +186,8 @@ def _images(name: str, arrays: list, files_of: Sequence = (), known: tuple[str, 
     else:
         said = f"by their names, {files_of[0]} to train on; {files_of[1]} to evaluate; all else left alone"
     both = [array for image_BYXZ, label_B in checked for array in (image_BYXZ, label_B.astype(np.int32))]
-    return Images(name, *both, classes, "" if known else said)
+    values = values or (float(both[0].min()), float(both[0].max()))
+    return Images(name, *both, classes, "" if name in ("digits", *FOLDERS) else said, values)
 
 
 def _labelled(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -187,6 +208,8 @@ def _labelled(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarr
     if why:
         raise errors.UserError(f"{part}: {why}")
     image_BYXZ = image if image.ndim == 4 else image[..., None]
+    if image.dtype == np.uint8:  # it may be mapped from a file that is larger than the memory
+        return np.ascontiguousarray(image_BYXZ), label.reshape(-1)
     small = image.dtype.kind in "bui" and image.min() >= 0 and image.max() <= 255
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused as such
         image_BYXZ = np.ascontiguousarray(image_BYXZ, np.uint8 if small else np.float32)
@@ -195,9 +218,17 @@ def _labelled(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarr
     return image_BYXZ, label.reshape(-1)
 
 
+def describe(data: Images) -> dict[str, Any]:
+    """What must be known about images to make another one like them, and the names of their classes; for JSON."""
+    mean_Z, std_Z = statistics(data.train_image_BYXZ)
+    facts = {"image": list(data.train_image_BYXZ.shape[1:]), "values": list(data.values)}
+    return facts | {"mean": mean_Z.tolist(), "std": std_Z.tolist(), "classes": list(data.classes)}
+
+
 def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the raw pixels of each channel, float32; a deviation of 0 is given as 1."""
-    chunks = [image_BYXZ[at : at + CHUNK] for at in range(0, len(image_BYXZ), CHUNK)]
+    most = max(1, min(CHUNK, VALUES // math.prod(image_BYXZ.shape[1:])))
+    chunks = [image_BYXZ[at : at + most] for at in range(0, len(image_BYXZ), most)]
     pixels = np.prod(image_BYXZ.shape[:-1])
     mean_Z = sum(chunk.sum((0, 1, 2), dtype=np.float64) for chunk in chunks) / pixels
     std_Z = np.sqrt(sum(np.square(chunk - mean_Z).sum((0, 1, 2)) for chunk in chunks) / pixels)

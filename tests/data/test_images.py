@@ -7,7 +7,6 @@ import pathlib
 
 import numpy as np
 import pytest
-import tiny
 from small_files import EVALUATION, TRAIN, C, X, Y, archive, arrays, elsewhere, idx_folder, npz  # noqa: F401  a fixture
 
 from experiments.data import download, images
@@ -87,7 +86,7 @@ def test_labels_from_1_on_are_refused(tmp_path):
 
 
 def told(source="digits"):
-    return images.configured(tiny.settings("vision", image__source=source).image).said.splitlines()
+    return images.configured(source).said.splitlines()
 
 
 def test_the_parts_and_the_classes_without_a_training_image_are_told(tmp_path):
@@ -161,7 +160,7 @@ def test_an_unknown_source_or_another_file_is_refused(tmp_path):
         with pytest.raises(errors.UserError, match="digits, fashion_mnist, mnist"):
             images.load(source)
     (tmp_path / "a.txt").write_bytes(b"text")
-    for source, complaint in ((tmp_path / "a.txt", "a.txt is neither"), (tmp_path, "lacks train-images")):
+    for source, complaint in ((tmp_path / "a.txt", "a.txt is neither"), (tmp_path, "has neither images in folders of")):
         with pytest.raises(errors.UserError, match=complaint):
             images.load(str(source))
 

@@ -32,9 +32,9 @@ def settings_of(file: pathlib.Path, folder: pathlib.Path) -> config.Settings:
     if "pairs" in made:
         (folder / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(2000)))
         made.pairs.source = str(folder / "pairs.tsv")
-    if "image" in made and made.image.source == "fashion_mnist":
-        np.savez(folder / "fashion.npz", x=np.random.default_rng(0).random((300, 28, 28)), y=np.arange(300) % 10)
-        made.image.source = str(folder / "fashion.npz")
+    if "image" in made and made.image.source != "digits":
+        np.savez(folder / "images.npz", x=np.random.default_rng(0).random((300, 28, 28)), y=np.arange(300) % 10)
+        made.image.source = str(folder / "images.npz")
     settings = config.Settings(made, config_file.defaults(made, base.get_config))
     return settings if made.experiment != "ablation" else study.runs(settings, study.read(settings))[0].settings
 
