@@ -60,7 +60,9 @@ def common() -> ml_collections.ConfigDict:
 
     # The transformer: sizes by their letters, variants by their names (or 'my_module:my_variant').
     model.M = 4  # layers
+    model.share = 1  # so many layers, one after the other, have the same parameters; M: all of them, as in ALBERT
     model.D = 128  # features of a token
+    model.E = 0  # features of a word's row in the embedding, of which a matrix then makes D, as in ALBERT; 0: D
     model.H = 4  # heads
     model.G = model.get_ref("H") * 1  # heads of keys and values, each for H/G heads (GQA; 1: MQA); without * 1 it is H
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head

@@ -55,15 +55,19 @@ def language(
     if transform:
         names = dict.fromkeys(mlp.ACTIVATIONS, "")
         activation = mlp.ACTIVATIONS[by_name.choose("transform", transform, names) or transform]
+    config.at_least(0, {"model.E": m.E})
+    if m.E and (m.norm == "batch" or tied_output and not (transform or C)):
+        wrong = "another model.norm than batch" if m.norm == "batch" else "text.transform, or text.tied_output = False"
+        raise errors.UserError(f"model.E = {m.E} needs {wrong}")
     if transform and C:
         output = output._replace(apply=head.first_word_of(activation).apply)
     elif transform:
         if m.norm == "batch":
             raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
-        init = functools.partial(head.transformed_init, output.init, norm=variants.choose(m, "norm"))
+        init = functools.partial(head.transformed_init, output.init, norm=variants.choose(m, "norm"), E=m.E)
         output = output._replace(init=init)
     words = sized(embed.words, W=W, J=m.segments)
-    return build(m, embed=words, head=output, N=N, transform=activation, tied_output=tied_output)
+    return build(m, embed=words, head=output, N=N, transform=activation, tied_output=tied_output, E=m.E)
 
 
 def sized(choice: variant.Variant, **sizes: int) -> variant.Variant:
@@ -104,18 +108,22 @@ def build(
     N: int,
     transform: Callable | None = None,
     cross: bool = False,
-    **tree: bool,
+    **tree: int,
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. transform: the activation before the output matrix.
-    tree: class_token, tied_output (transformer.init). cross: an encoder-decoder. UserError for a wrong name or size."""
+    tree: class_token, tied_output, E (transformer.init). cross: an encoder-decoder. UserError for a wrong name or size."""
     config.at_least(0, {"model.window": m.window})
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)
     by_name.choose("bias", m.bias, block.BIASES)
     parts = transformer.Parts(embed, variants.choose(m, "position"), block_parts(m, cross=cross), head)
     parts = parts._replace(transform=transform) if transform else parts
-    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1}
-    tree |= sizes(m) | {"N": N, "final_norm": m.final_norm, "bias": m.bias}
+    call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1, "share": m.share}
+    config.at_least(1, {"model.share": m.share})
+    if m.M % m.share or m.share > 1 and m.norm == "batch":
+        wrong = "another model.norm than batch" if m.norm == "batch" else f"to divide model.M = {m.M}"
+        raise errors.UserError(f"model.share = {m.share} needs {wrong}")
+    tree |= sizes(m) | {"share": m.share, "N": N, "final_norm": m.final_norm, "bias": m.bias}
     tree |= {} if cross else {"embed_norm": m.embed_norm}
     whole, one_by_one = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
 
@@ -275,6 +283,6 @@ def symmetries(m: config.Settings) -> Callable[[Any], dict[str, symmetry.Layer]]
     def look(params: Any) -> dict[str, symmetry.Layer]:
         sides = {f"{side}/": params[side] for side in ("encoder", "decoder") if side in params} or {"": params}
         scores = {part: trunk["blocks"]["score"] for part, trunk in sides.items()}
-        return {part: symmetry.layers(of, factors, M=m.M, D=m.D) for part, of in scores.items()}
+        return {part: symmetry.layers(of, factors, M=m.M // m.share, D=m.D) for part, of in scores.items()}
 
     return factors and look

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear
+from tfm import initial, linear, shapes
 from tfm import layout as layouts
 from tfm.variant import Variant
 
@@ -24,11 +24,15 @@ def _word(params: dict, x_BND: jax.Array) -> jax.Array:
     return linear.answers(x_BND, params["G_WD"], params.get("b_W"))
 
 
-def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm) -> dict:
-    """With what BERT puts before the output matrix, one more layer and its norm, and with a bias for each word."""
-    params, matrix = init(key, D=D), initial.normal(key, "W_DD", D**-0.5, D=D) | initial.zeros("b_D", D=D)
-    transform = matrix | {"norm": norm.init(initial.key(key, "norm"), D=D)}
-    return params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": transform}
+def transformed_init(init: Callable[..., dict], key: jax.Array, *, D: int, norm: Any, E: int = 0) -> dict:
+    """With what BERT puts before the output matrix, one more layer and its norm, and with a bias for each word. E: how
+    many features that layer makes, those of the rows of the embedding (Lan et al. 2020); 0: D."""
+    name, to = ("W_ED", E) if E else ("W_DD", D)
+    params, matrix = init(key, D=to), initial.normal(key, name, D**-0.5, D=D, E=E)
+    own = initial.zeros("b_D", D=to) | {"norm": norm.init(initial.key(key, "norm"), D=to)}
+    whole = params | {"b_W": jnp.zeros(len(params["G_WD"])), "transform": own}
+    whole = shapes.relettered(whole, "D", "E") if E else whole
+    return whole | {"transform": matrix | whole["transform"]}
 
 
 def transform(

@@ -45,6 +45,16 @@ def size(name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in letters(name))
 
 
+def relettered(tree: Mapping[str, Any], before: str, now: str) -> dict[str, Any]:
+    """The tree with another letter for an axis: {'P_ND': ...} as {'P_NE': ...}."""
+
+    def name(key: str) -> str:
+        suffix = _SUFFIX.search(key)
+        return key[: suffix.start()] + suffix.group().replace(before, now) if suffix else key
+
+    return {name(k): relettered(v, before, now) if isinstance(v, Mapping) else v for k, v in tree.items()}
+
+
 def check(params: Any) -> dict[str, int]:
     """The size of every letter in the tree. Raises ShapeError naming the leaves where name and shape disagree."""
     sizes: dict[str, tuple[int, str]] = {}

@@ -1,6 +1,6 @@
 """The whole: tokens, positions, M blocks, head. `init` makes the parameter tree, `apply` is the model.
 
-params = {embed, position, blocks, head} and, where the model has them, {class, norm}, and {norm} in embed: what is
+params = {embed, position, blocks, head} and, where the model has them, {class, norm}, and {norm, up} in embed: what is
 optional is read off the tree. `Parts` has the function for each of them.
 """
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from tfm import block as blocks
 from tfm import embed as embeds
 from tfm import head as heads
-from tfm import initial, mlp, variant, word_loss
+from tfm import initial, linear, mlp, shapes, variant, word_loss
 from tfm import layout as layouts
 
 
@@ -55,24 +55,36 @@ def init(
     class_token: bool = False,
     embed_norm: bool = False,
     tied_output: bool = False,
+    E: int = 0,
     **trunk: Any,
 ) -> dict:
     """The parameter tree for up to N tokens (class token included); trunk: as in trunk_init. With tied_output the head
-    has no matrix of its own: g_w is row w of the embedding."""
+    has no matrix of its own: g_w is row w of the embedding. E: features of a token up to the norm of the embedding,
+    from which a matrix makes D, as `head.transformed_init` makes E again (Lan et al. 2020, section 3.1); 0: D."""
     params = {name: getattr(parts, name).init(initial.key(key, name), D=D) for name in ("embed", "head")}
     params |= trunk_init(key, D=D, parts=parts, **trunk)
+    if E:
+        params["embed"] = parts.embed.init(initial.key(key, "embed"), D=E)
+        position = parts.position.init(initial.key(key, "position"), N=trunk["N"], D=E)
+        params["position"] = shapes.relettered(position, "D", "E")
     if tied_output:
-        params["head"].pop("G_WD", None)
+        params["head"].pop("G_WE" if E else "G_WD", None)
     if embed_norm:
-        params["embed"]["norm"] = parts.block.norm.init(initial.key(key, "embed_norm"), D=D)
+        params["embed"]["norm"] = parts.block.norm.init(initial.key(key, "embed_norm"), D=E or D)
+    if E:
+        up = initial.normal(initial.key(key, "up"), "W_DE", E**-0.5, D=D, E=E) | initial.zeros("b_D", D=D)
+        params["embed"] = shapes.relettered(params["embed"], "D", "E") | {"up": up}
     if class_token:
         params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D)
     return params
 
 
-def trunk_init(key: jax.Array, *, M: int, D: int, N: int, parts: Parts, final_norm: bool, **sizes: Any) -> dict:
-    """{position, blocks} and, with final_norm, {norm}: what lies between the embedding and the head."""
-    layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jnp.arange(M))
+def trunk_init(
+    key: jax.Array, *, M: int, D: int, N: int, parts: Parts, final_norm: bool, share: int = 1, **sizes: Any
+) -> dict:
+    """{position, blocks} and, with final_norm, {norm}: what lies between the embedding and the head. share: as in
+    `stack`; there are parameters of M / share layers."""
+    layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jnp.arange(M // share))
     params = {
         "position": parts.position.init(initial.key(key, "position"), N=N, D=D),
         "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, N=N, parts=parts.block, **sizes))(layer_keys),
@@ -90,9 +102,11 @@ def stack(
     layout: layouts.Layout = layouts.ONE,
     remat: str = "none",
     unroll: int | bool = True,
+    share: int = 1,
     **call: Any,
 ) -> tuple[jax.Array, dict]:
-    """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and what the blocks saw, stacked over layers.
+    """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and what the blocks saw, stacked over layers. share: so many
+    layers, one after the other, have the same parameters (Lan et al. 2020, section 3.1), which `layers` holds once.
 
     remat: what the backward pass computes again (REMAT). unroll: how many layers of the scan are written out (True:
     all, of which the compiler keeps what it likes); on CPU writing out is 1.15-1.25 times faster at depths up to 6.
@@ -109,9 +123,18 @@ def stack(
             if unroll is not True or remat != "none" or layout.fsdp:
                 layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=unroll is True)
             numbers = jnp.arange(jax.tree.leaves(layers)[0].shape[0])
-            return jax.lax.scan(layer, x_BND, (numbers, layers), unroll=unroll)
-        new = []
-        for *numbered, cache in zip(range(len(caches)), layers_of(layers), caches, strict=True):
+            if share == 1:
+                return jax.lax.scan(layer, x_BND, (numbers, layers), unroll=unroll)
+
+            def alike(x_BND: jax.Array, numbered: tuple) -> tuple[jax.Array, dict]:
+                i, params = numbered
+                m = i * share + jnp.arange(share)
+                return jax.lax.scan(lambda x_BND, m: layer(x_BND, (m, params)), x_BND, m, unroll=unroll)
+
+            x_BND, aux = jax.lax.scan(alike, x_BND, (numbers, layers), unroll=unroll)
+            return x_BND, jax.tree.map(lambda seen: seen.reshape(-1, *seen.shape[2:]), aux)
+        new, each = [], [params for params in layers_of(layers) for _ in range(share)]
+        for *numbered, cache in zip(range(len(caches)), each, caches, strict=True):
             x_BND, aux = layer(x_BND, numbered, cache)  # a loop written out: each layer's cache is updated in place
             new.append(aux["cache"])
         return x_BND, {"cache": new}
@@ -138,9 +161,9 @@ def hidden_states(
     stands (E1, E2, E21, E25)."""
     training, running = {"key_B": key_B, "layout": layout}, {}
     own = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
-    own = layouts.gathered(own, layout)
+    own = shapes.relettered(layouts.gathered(own, layout), "E", "D")
     with jax.named_scope("embed"):
-        rows = {name: leaf for name, leaf in own["embed"].items() if name != "norm"}
+        rows = {name: leaf for name, leaf in own["embed"].items() if name not in ("norm", "up")}
         x_BND = layouts.on(layout, parts.embed)(rows, inputs)
         if "class" in own:
             x_BND = embeds.class_token(own["class"], x_BND)
@@ -150,6 +173,8 @@ def hidden_states(
             x_BND, seen = blocks.statistical_norm(own["embed"]["norm"], x_BND, parts=parts.block, **training)
             running |= {"embed": {"norm": seen}} if seen else {}
         x_BND = blocks.dropped("embed", x_BND, parts=parts.block, **training)
+        if "up" in own["embed"]:
+            x_BND = linear.rows(x_BND, own["embed"]["up"]["W_DD"], own["embed"]["up"]["b_D"])
     x_BND, aux = stack(params["blocks"], x_BND, parts=parts.block, n=n, **training, **call)
     running |= {"blocks": aux["running"]} if aux.get("running") else {}
     if "norm" in params:
@@ -166,13 +191,14 @@ def logits(
 ) -> Any:
     """What the head says (E24-E27); asked (word_loss.Asked), a model of words has its loss and accuracy instead. A head
     without a matrix of its own takes the embedding: g_w is row w of it."""
-    head = layouts.gathered(params["head"], layout)
+    head = shapes.relettered(layouts.gathered(params["head"], layout), "E", "D")
     with jax.named_scope("head"):
         if "transform" in head:
             how = {"activation": parts.transform, "norm": parts.block.norm, "eps": parts.block.eps}
             x_BND = heads.transform(head["transform"], x_BND, layout=layout, **how)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():
-            head = head | {"G_WD": layouts.gathered({"E_WD": params["embed"]["E_WD"]}, layout)["E_WD"]}
+            rows = {name: params["embed"][name] for name in params["embed"].keys() & {"E_WD", "E_WE"}}
+            head |= {"G_WD": next(iter(layouts.gathered(rows, layout).values()))}
         if asked is not None:
             return word_loss.measures(head, x_BND, asked, layout=layout)
         return layouts.on(layout, parts.head)(head, x_BND)

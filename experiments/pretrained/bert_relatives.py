@@ -1,10 +1,11 @@
-"""RoBERTa (Liu et al. 2019) and XLM-R, DistilBERT (Sanh et al. 2019): BERT's blocks with other positions and heads."""
+"""RoBERTa (Liu et al. 2019) and XLM-R, DistilBERT (Sanh et al. 2019): BERT's blocks with other positions and heads; and
+ALBERT (Lan et al. 2020), whose layers share parameters and whose words have fewer features than tokens."""
 
 import functools
 from typing import Any
 
 from experiments.engine import errors
-from experiments.pretrained import bert, families
+from experiments.pretrained import bert, families, tensors
 from experiments.pretrained.families import Field
 
 
@@ -82,3 +83,54 @@ DISTILBERT = bert.FAMILY._replace(
     unprefixed=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
     heads=bert.FAMILY.heads | {"classes": "relu"},
 )
+
+
+def albert_complete(config: families.Config, facts: families.Facts) -> families.Facts:
+    """How many layers have the parameters of one."""
+    if facts["M"] % facts["groups"]:
+        wrong = f"num_hidden_layers = {facts['M']} is not divisible by num_hidden_groups = {facts['groups']}"
+        raise errors.UserError(f"config.json: {wrong}")
+    return bert.complete(config, facts) | {"share": facts["M"] // facts["groups"]}
+
+
+def albert_extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
+    """As `albert_complete` reads it."""
+    return bert.architecture("Albert", facts, groups) | {"num_hidden_groups": facts["M"] // facts["share"]}
+
+
+OF_ALBERT = ("predictions.decoder", "predictions.bias")
+ALBERT = bert.FAMILY._replace(
+    name="albert",
+    prefix="albert.",
+    lines=(
+        *bert.embeddings("E"),
+        *tensors.pair("encoder.embedding_hidden_mapping_in", "D E; D", "embed/up/W_DE", "b_D"),
+        *bert.layers(
+            "encoder.albert_layer_groups.{m}.albert_layers.0.",
+            "attention.query attention.key attention.value attention.dense attention.LayerNorm ffn ffn_output"
+            " full_layer_layer_norm",
+        ),
+        *bert.words("predictions.dense", "predictions.LayerNorm", *OF_ALBERT, "E"),
+        *bert.of_sequences("pooler", "classifier"),
+        *bert.OF_WORDS,
+        *tensors.pair("pooler", "D D; D", "extras/pooler/W_DD", "b_D", "pooler"),
+        *tensors.pair("sop_classifier.classifier", "C D; C", "extras/next_sentence/G_CD", "b_C", "next_sentence"),
+    ),
+    known=bert.known(*OF_ALBERT),
+    model=bert.MODEL | {"E": families.ANY, "share": families.ANY},
+    fields=(
+        *families.sizes(12, 4096, 64, 16384),
+        *(field for field in bert.FIELDS if field.theirs in (*SAME, "layer_norm_eps", "type_vocab_size")),
+        Field("hidden_act", "mlp", {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS),
+        Field("embedding_size", "E", 128),
+        Field("num_hidden_groups", "groups", 1),
+        Field("inner_group_num", "", families.only(1)),
+    ),
+    extra=albert_extra,
+    groups=functools.partial(
+        bert.groups, bert.BEGINNINGS | {"masked": "predictions.", "next_sentence": "sop_"}, OF_ALBERT[0]
+    ),
+    complete=albert_complete,
+    unprefixed=("predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+)
+FAMILIES = (ROBERTA, XLM_ROBERTA, DISTILBERT, ALBERT)

@@ -39,6 +39,8 @@ SETTINGS = {
     "final_norm": (True,),
     "embed_norm": (False,),
     "segments": (0,),
+    "E": (0,),
+    "share": (1,),
     "bias": ("all",),
 }
 # Where a model begins, or how it is trained and computed: no matter to what the trained one says. What a published

@@ -15,7 +15,7 @@ from experiments.engine import disk, errors
 from experiments.pretrained import bert, bert_relatives, families, gpt2, llama, safetensors, tensors, vit
 from tfm import shapes
 
-ENCODERS = (bert.FAMILY, bert_relatives.ROBERTA, bert_relatives.XLM_ROBERTA, bert_relatives.DISTILBERT)
+ENCODERS = (bert.FAMILY, *bert_relatives.FAMILIES)
 FAMILIES = {one.name: one for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, llama.FAMILY, *llama.RELATIVES)}
 GENERATION = "generation_config.json"  # beside config.json: where a text ends
 ASIDE = ("pooler", "next_sentence")  # heads that our models do not have: kept in `extras`
@@ -68,7 +68,7 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
     lines = [tensors.own_keys(line, facts) for line in family.lines if line.group in groups | {""}]
     known = [one for one in family.known if one.unless not in groups]
     what = f"{path} is not the {family.name} that its config.json describes"
-    flat, table = tensors.read(lines, known, plain, facts, what)
+    flat, table = tensors.read(lines, known, plain, facts | {"M": facts["M"] // facts["share"]}, what)
     flat = family.ours(flat, facts)
     params = {"position": {}, "head": {}} | traverse_util.unflatten_dict(flat, sep="/")
     params["blocks"]["relative_position"] = {}
@@ -109,6 +109,7 @@ def write(
         sizes = shapes.check(tree)
     except shapes.ShapeError as error:
         raise errors.UserError(f"{what}: {error}") from error
+    sizes["M"] *= model["share"]
     facts = extras | {**model, "G": sizes["H"]} | sizes
     facts |= {"tied_output": "untied" not in groups, "query_bias": "query_bias" in groups}
     config = families.config(spec, facts, groups)
@@ -116,7 +117,8 @@ def write(
     said = [(f"model.{name}", name, value) for name, value in model.items() if spec.model.get(name) == families.ANY]
     said += [(name, name, n) for name, n in sizes.items() if name in again]
     tensors.complain(what, [f"{a} is {x!r} and not {again[name]!r}" for a, name, x in said if x != again[name]])
-    arrays = tensors.write(lines, spec.theirs(flat, again), sizes=again)
+    sets = again | {"M": again["M"] // again["share"]}
+    arrays = tensors.write(lines, spec.theirs(flat, again), sizes=sets)
     spec.groups(again, set(arrays))  # may refuse
     arrays = {name if name.startswith(spec.unprefixed) else spec.prefix + name: array for name, array in arrays.items()}
     ids = {name: extras.get("ids", {}).get(name) for name in spec.ids}

@@ -166,7 +166,7 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
             text = config["text"]
             kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output")}
             facts["transform"] = by_name.today("text.transform", text["transform"])
-            facts["W"] = params["embed"]["E_WD"].shape[0]
+            facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
         elif kind == "translation":
             tree = {"W": params["embed"]["E_WD"].shape[0], "tied_output": not params["head"]}
             facts = {"N": config["pairs"]["N"], **tree}
@@ -176,7 +176,7 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         if kind == "image":
             facts |= {"C": params["head"]["G_CD"].shape[0], "answer": config["image"]["head"]}
         model = {name: by_name.today(f"model.{name}", value) for name, value in config["model"].items()}
-        fields = {"cap": 0.0, **model}  # which runs of older versions have not
+        fields = {"cap": 0.0, "E": 0, "share": 1, **model}  # which runs of older versions have not
         return Trained(folder, kind, params, fields, facts, {}, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error

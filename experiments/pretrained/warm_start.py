@@ -16,7 +16,7 @@ from tfm import lora, shapes
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
 FREE = ("dropout", "attention", "compute_dtype", "remat")
-TABLE, PATCHES = "position/P_ND", "embed/W_DP"
+TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows have D features, or E
 # A published model's facts -> the config's fields that must say the same, by experiment.
 FIELDS = {
     "language": {"tied_output": "text.tied_output", "transform": "text.transform"},
@@ -122,7 +122,7 @@ def _any(part: str, paths: Any) -> bool:
 
 def _rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
     """How many positions, or words, have learned rows; 0: there are none."""
-    return tree[table].shape[0] if table in tree else 0
+    return next((leaf.shape[0] for path, leaf in tree.items() if path.startswith(table)), 0)
 
 
 def _resized(settings: config.Settings, model: open_model.Trained, start: dict, ours: dict) -> dict[str, np.ndarray]:
@@ -139,11 +139,12 @@ def _resized(settings: config.Settings, model: open_model.Trained, start: dict, 
         if not same or model.facts.get("patch") != patch:
             return start
     rule = "grid" if model.kind in ("image", "masked_image") else "cut" if here <= there else "linear"
-    table = positions.resize(start[TABLE], here, rule)
+    path = next(path for path in start if path.startswith(TABLE))
+    table = positions.resize(start[path], here, rule)
     if table is None:
         return start
     print(f"the {there} learned positions are made {here} by the rule {rule}")
-    return start | {TABLE: table}
+    return start | {path: table}
 
 
 def _misfit(
@@ -151,7 +152,7 @@ def _misfit(
 ) -> str:
     """The fields of the config to change, and the tensors, where theirs are not what is asked; '' where they are."""
     reasons = _fields(settings, model, fresh)
-    there, here = (_rows(tree, "embed/E_WD") for tree in (theirs, ours))
+    there, here = (_rows(tree, WORDS) for tree in (theirs, ours))
     of_words, files_there = settings.experiment == "language", open_model.tokenizers(model)
     tokenizer = [_place(file) for file in files_there[:1]]
     fewer_or_more = of_words and 0 not in (there, here) and there != here

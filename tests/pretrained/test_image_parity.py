@@ -7,15 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
-transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+from test_parity import VIT, random, torch, transformers
 
-from test_parity import VIT, random  # noqa: E402
-
-from experiments.data import image_file  # noqa: E402
-from experiments.engine import errors  # noqa: E402
-from experiments.pretrained import hub, open_model, positions  # noqa: E402
-from experiments.tools import export  # noqa: E402
+from experiments.data import image_file
+from experiments.engine import errors
+from experiments.pretrained import hub, open_model, positions
+from experiments.tools import export
 
 # How an image file becomes what a ViT reads: what the file of its image processor says, of an image of 31 x 47 pixels.
 SIDES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "width": 10}}

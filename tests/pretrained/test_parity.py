@@ -30,6 +30,7 @@ BERT = dict(vocab_size=W, max_position_embeddings=N, hidden_size=33, num_hidden_
 BERT |= dict(intermediate_size=37)
 ROBERTA = BERT | dict(max_position_embeddings=17)
 DISTILBERT = dict(vocab_size=W, max_position_embeddings=N, dim=33, n_layers=2, n_heads=3, hidden_dim=37)
+ALBERT = BERT | dict(embedding_size=14, num_hidden_layers=3)
 VIT = dict(image_size=(15, 10), patch_size=5, num_channels=2, hidden_size=33, num_hidden_layers=2, num_labels=3)
 VIT |= dict(num_attention_heads=3, intermediate_size=37)
 NONE = dict(bos_token_id=None, eos_token_id=None)
@@ -73,6 +74,12 @@ CASES = {  # their class, and the fields of its config
     "distilbert": ("DistilBertForMaskedLM", DISTILBERT | dict(tie_word_embeddings=False, activation="relu")),
     "distilbert, classes": ("DistilBertForSequenceClassification", DISTILBERT),
     "distilbert, tokens": ("DistilBertForTokenClassification", DISTILBERT | dict(num_labels=3)),
+    "albert": ("AlbertForPreTraining", ALBERT),
+    "albert, two groups, untied": (
+        "AlbertForMaskedLM",
+        ALBERT | dict(num_hidden_layers=4, num_hidden_groups=2, tie_word_embeddings=False, hidden_act="relu"),
+    ),
+    "albert, classes": ("AlbertForSequenceClassification", ALBERT | dict(num_labels=5)),
     "vit": ("ViTForImageClassification", VIT),
     "vit, no bias of queries, tanh gelu": (
         "ViTForImageClassification",
