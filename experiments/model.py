@@ -111,7 +111,7 @@ def build(
     **tree: int,
 ) -> Model:
     """The model that the section `m` describes, for up to N tokens. transform: the activation before the output matrix.
-    tree: class_token, tied_output, E (transformer.init). cross: an encoder-decoder. UserError for a wrong name or size."""
+    tree: class_token, tied_output, E (transformer.init). cross: an encoder-decoder. UserError: a wrong name or size."""
     config.at_least(0, {"model.window": m.window})
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)

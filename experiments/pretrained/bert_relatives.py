@@ -87,10 +87,11 @@ DISTILBERT = bert.FAMILY._replace(
 
 def albert_complete(config: families.Config, facts: families.Facts) -> families.Facts:
     """How many layers have the parameters of one."""
-    if facts["M"] % facts["groups"]:
-        wrong = f"num_hidden_layers = {facts['M']} is not divisible by num_hidden_groups = {facts['groups']}"
+    groups = families.value(config, Field("num_hidden_groups", "", 1))
+    if facts["M"] % groups:
+        wrong = f"num_hidden_layers = {facts['M']} is not divisible by num_hidden_groups = {groups}"
         raise errors.UserError(f"config.json: {wrong}")
-    return bert.complete(config, facts) | {"share": facts["M"] // facts["groups"]}
+    return bert.complete(config, facts) | {"share": facts["M"] // groups}
 
 
 def albert_extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
@@ -123,7 +124,6 @@ ALBERT = bert.FAMILY._replace(
         *(field for field in bert.FIELDS if field.theirs in (*SAME, "layer_norm_eps", "type_vocab_size")),
         Field("hidden_act", "mlp", {"gelu_new": "gelu_tanh"} | families.ACTIVATIONS),
         Field("embedding_size", "E", 128),
-        Field("num_hidden_groups", "groups", 1),
         Field("inner_group_num", "", families.only(1)),
     ),
     extra=albert_extra,

@@ -66,8 +66,8 @@ def refuse(family: families.Family, kind: str, facts: dict[str, Any], fields: di
         said, field, right = facts["transform"], "text.transform", families.transform(family, kind, fields["mlp"])
     why = ", as model.mlp is" if family.heads.get(kind, "") is None else ""
     wrong = [] if said == right else [f"{field} is {said!r} and not {right!r}{why}"]
-    if family.model["segments"] == families.ANY and not fields["segments"]:
-        wrong.append("model.segments is 0 and not 1 or more")
+    needed = [name for name in ("segments", "E") if family.model[name] == families.ANY and not fields[name]]
+    wrong += [f"model.{name} is 0 and not 1 or more" for name in needed]
     tensors.complain(f"this model cannot be written as {family.name}", wrong)
 
 

@@ -34,10 +34,10 @@ RUNS = {
     " optim.clip=0 train.accumulation=2",
     "masked": "text.objective=masked text.N=31 text.transform=true model.score=none model.scale=1 model.mlp=gelu_tanh"
     " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
-    " optim.schedule=constant",
+    " optim.schedule=constant model.E=6",
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
     " model.window=11 model.cap=9 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
-    " sample.prompt=A sample.max_new_tokens=20",
+    " sample.prompt=A sample.max_new_tokens=20 model.share=2",
     "digits": 'image.patch=4 image.augment=["shift","mixup"] model.norm=batch model.value=identity'
     " model.mlp=two_hidden_relu model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
     " model.attention=explicit model.embed_norm=true"

@@ -35,6 +35,10 @@ TEXTS = {
     "text.N must be at least 2": dict(text__objective="prefix", text__N=1),
     "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix"),
     "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
+    "model.share = 3 needs to divide model.M": dict(model__share=3),
+    "model.share = 2 needs another model.norm": dict(model__share=2, model__norm="batch"),
+    "model.E = 3 needs text.transform": dict(model__E=3, text__tied_output=True),
+    "model.E = 3 needs another model.norm": dict(model__E=3, model__norm="batch"),
     "is a path, and nothing is there": dict(text__tokenizer="/nowhere/tok512.bin"),
 }
 TRAININGS = {

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-
 from test_parity import VIT, random, torch, transformers
 
 from experiments.data import image_file

@@ -126,14 +126,16 @@ def test_heads_equal_the_reference_and_their_logits_are_float32(name):
     cases.close(narrow, logits, 2e-2)
 
 
+@pytest.mark.parametrize("E", [0, 3])
 @cases.float64()
-def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_word():
-    """G LN(gelu(W x + b)) + b_w, with a matrix of its own and with the embedding's."""
+def test_the_head_of_bert_is_a_layer_its_norm_and_a_bias_for_each_word(E):
+    """G LN(gelu(W x + b)) + b_w, with a matrix of its own and with the embedding's; of ALBERT with E features."""
+    rows, own_rows = (f"{name}_W{'E' if E else 'D'}" for name in "EG")
     parts = transformer.Parts(embed.words, position.none, cases.parts(eps=0.1), head.masked_word)
-    init = functools.partial(head.transformed_init, functools.partial(head.masked_word.init, W=W), norm=norm.token)
+    init = functools.partial(head.transformed_init, functools.partial(head.masked_word.init, W=W), norm=norm.token, E=E)
     params, x_BND = cases.drawn(lambda key: {"head": init(key, D=D)}), cases.normal(1, B, N, D)
-    G_WD, own = params["head"].pop("G_WD"), params["head"]["transform"]
-    for tree in (params | {"embed": {"E_WD": G_WD}}, {"head": params["head"] | {"G_WD": G_WD}}):
+    G_WD, own = params["head"].pop(own_rows), shapes.relettered(params["head"]["transform"], "E", "D")
+    for tree in (params | {"embed": {rows: G_WD}}, {"head": params["head"] | {own_rows: G_WD}}):
         logits = jax.jit(functools.partial(transformer.logits, parts=parts))(tree, x_BND)
         for b in range(B):
             X = reference.affine(np.asarray(own["W_DD"]), translate.columns(x_BND[b]), np.asarray(own["b_D"]))

@@ -15,6 +15,7 @@ from cases import B, C, D, H, M, N, W
 from tfm import block, head, mlp, norm, position, transformer
 from tfm.attention import heads as multihead
 from tfm.attention import mask, relative_position, score, value
+from tfm.decode import kv_cache
 
 WHOLE = {
     "the default, class token": dict(class_token=True),
@@ -126,6 +127,46 @@ def test_scan_unrolled_and_remat_are_equal():
     plain, *others = (jax.jit(jax.value_and_grad(loss_of(mlp=mlp.relu, **how), (0, 1)))(*given) for how in ways)
     for other in others:
         cases.agree(other, plain, 1e-12)
+
+
+@cases.float64()
+def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
+    """In logits, maps, gradients (the sum of the copies'), and word by word."""
+    share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2), cases.words()
+    params = cases.drawn(model.init)
+    copies = params | {"blocks": jax.tree.map(lambda leaf: jnp.repeat(leaf, share, axis=0), params["blocks"])}
+
+    @functools.partial(jax.jit, static_argnames="share")
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def seen(params, *, share):
+        how = {"mask": mask.causal, "maps": True, "unroll": 1}
+        logits, aux = transformer.apply(params, w_BN, parts=model.parts, share=share, **how)
+        return jnp.sin(logits).sum(), (logits, aux["A_MBHNS"])
+
+    (_, found), gradient = seen(params, share=share)
+    (_, right), of_copies = seen(copies, share=1)
+    cases.agree(found, right)
+    added = jax.tree.map(lambda leaf: leaf.reshape(-1, share, *leaf.shape[1:]).sum(1), of_copies["blocks"])
+    cases.agree(gradient, of_copies | {"blocks": added})
+
+    @jax.jit
+    def word_by_word(params):
+        n_B, how = jnp.full(B, 2), {"mask": mask.causal, "parts": model.parts, "share": share}
+        first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, unroll=1, **how)
+        return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **how)[0]
+
+    cases.agree(word_by_word(params), (found[0][:, 1], found[0][:, 2]))
+
+
+@cases.float64()
+def test_words_of_fewer_features_are_those_of_an_embedding_that_is_a_product():
+    """W (e_w + p_n) + b, with e_w and p_n of E features."""
+    model, w_BN = cases.model(E=3), cases.words()
+    params = cases.drawn(model.init)
+    E_WE, P_NE, up = params["embed"]["E_WE"], params["position"]["P_NE"], params["embed"]["up"]
+    embed, position = {"E_WD": E_WE @ up["W_DE"].T + up["b_D"]}, {"P_ND": P_NE @ up["W_DE"].T}
+    product = params | {"embed": embed, "position": position}
+    cases.close(model.apply(params, w_BN), model.apply(product, w_BN))
 
 
 def primitives(jaxpr) -> list[str]:

@@ -26,12 +26,14 @@ LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "
 RUNS = {
     "gpt2": WORDS,
     "bert": WORDS | {"model.embed_norm": True, "model.final_norm": False} | BERT,
+    "albert": WORDS | {"model.embed_norm": True, "model.final_norm": False, "model.E": 5} | BERT,
     "vit": SMALL | {"image.head": "class_token", "image.patch": 4},
     "llama": WORDS | {"model.bias": False} | LLAMA,
 }
 # For each field of `model`, and of the other sections, values of which at least one is another than a family's.
 MODEL = {
-    **dict(M=[3], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
+    **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
+    **dict(share=[1, 2], E=[0, 6]),
     "score": ["tied", "tied_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     "score_std": [0.5],
     "output_std": [0.0],
@@ -76,6 +78,7 @@ OF_WORDS = ALWAYS | keyed("text", TEXT)
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
     "gpt2": OF_WORDS | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
     "bert": OF_WORDS | {"model.segments": [1]},
+    "albert": OF_WORDS | {"model.segments": [1], "model.E": [6], "model.share": [2]},
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
     "llama": OF_WORDS
     | keyed("model", {"relative_position": ["rotary_halves"], "mlp": ["geglu"], "bias": ["all", "attention"]})
