@@ -37,6 +37,7 @@ WORDS = pretrained_tokenizer.Published(LIBRARY, {}, {"tokenizer.json": LIBRARY.t
 @hypothesis.given(
     st.text(st.sampled_from("ak'sé漢1, .\n\n\t  \xa0\u2003\x1c\x1d_<") | st.characters(codec="utf-8"), max_size=40)
 )
+@hypothesis.example("a\x1c\x1cb")
 @hypothesis.settings(deadline=None, max_examples=200)
 def test_remembered_words_are_those_of_the_library(drawn):
     assert byte_level.applies(LIBRARY)
@@ -84,13 +85,11 @@ def test_a_large_text_is_made_ids_once_and_gone_on_with_where_it_was_interrupted
     with pytest.raises(KeyboardInterrupt):
         tokens.of(words, part)
     assert not list(tmp_path.rglob("*.ids"))
-    for damage, times in {"interrupted": n + 1, "whole": n + 1, "another byte": 2 * n + 1, "cut": 3 * n + 1}.items():
+    for times, damage in enumerate([bytes, bytes, lambda b: b"!" + b[1:], lambda b: b[:-1], lambda b: b + b"!"], 1):
         for file in tmp_path.rglob("*.ids"):
-            content = bytearray(file.read_bytes())
-            content[9] ^= damage == "another byte"
-            file.write_bytes(content[: -1 if damage == "cut" else None])
+            file.write_bytes(damage(file.read_bytes()))
         found = tokens.of(words, part)
-        assert len(made) == times and found.dtype == whole.dtype and len(found) == len(whole)
+        assert len(made) == n * max(times - 1, 1) + 1 and found.dtype == whole.dtype and len(found) == len(whole)
         places = np.array([[0, 7], [len(whole) - 1, 3]])
         assert np.array_equal(found[places], whole[places]) and np.array_equal(found[:], whole)
     assert {file.suffix for file in (tmp_path / "cache/tfm/tokens").iterdir()} == {".ids", ".json", ".lock"}
