@@ -43,7 +43,10 @@ class Corpus(NamedTuple):
 def config() -> dict[str, ConfigDict]:
     """The text, what is asked of it, and what is shown at the end."""
     text, sample = ConfigDict(), ConfigDict()
-    text.source = "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, or a path
+    text.source = (
+        "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME
+    )
+    text.field = ""  # of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text
     text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     text.N = 64  # tokens of a window, the context
     text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
@@ -98,7 +101,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     """The text of the config, tokenised; the vocabulary comes from the training part."""
     t = settings.text
-    documents = text.load(t.source)
+    documents = text.load(t.source, t.field)
     both = documents.train, documents.evaluation
     of = pretrained_tokenizer.make(t.tokenizer, both[0], specials=specials, evaluation=both[1])
     rows = [tokens.of(of, part) for part in both]

@@ -25,7 +25,8 @@ from experiments.engine import disk, errors
 
 DAMAGED = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError)
 CHUNK = 2**20  # bytes read at a time: a file of nothing but zeros is never read to its end
-GZIP = b"\x1f\x8b"
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+EXTRA = 'pip install -e ".[hub]"'
 TAR_AT, TAR = 257, b"ustar"
 # What a file is that begins with these bytes, and what to do. Most others that are no text hold a NUL.
 KINDS = {
@@ -39,7 +40,7 @@ KINDS = {
     b"PK\3\4": ("a zip archive (.npz, .docx, .xlsx are such, too)", ": unpack it"),
     b"BZh91AY&SY": ("packed with bzip2", ": unpack it"),
     b"\xfd7zXZ": ("packed with xz", ": unpack it"),
-    b"\x28\xb5\x2f\xfd": ("packed with zstd", ": unpack it"),
+    ZSTD: ("packed with zstd twice", ": unpack it"),
     GZIP: ("packed with gzip twice", ": unpack it"),
     **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), ("text in UTF-32", ": convert it to UTF-8")),
     **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), ("text in UTF-16", ": convert it to UTF-8")),
@@ -65,6 +66,7 @@ class File(NamedTuple):
     size: int  # bytes, unpacked from a zip; 0 for what is no regular file
     open: Callable[[], BinaryIO]
     beside: "File | None" = None  # the file whose lines are the translations of this one's
+    version: str = ""  # of no file but rows that are opened one by one: the same for the same rows
 
     def __str__(self) -> str:
         return (str(self.inside) if self.inside.parts else self.name) + (f" -> {self.beside}" if self.beside else "")
@@ -127,19 +129,38 @@ def glance(file: File) -> str:
 
 
 def pieces(file: File, *, text: bool = True, most: float = math.inf, hint: str = "") -> Iterator[bytes]:
-    """What is in the file, a CHUNK or less at a time; unpacked if it begins as gzip does, whatever its name.
+    """What is in the file, a CHUNK or less at a time; unpacked if it begins as gzip or zstd does, whatever its name.
 
     text = False: whatever it holds. most: bytes after which it is enough (one more shows that there are more). hint:
     the end of the sentence about what is no text. UserError for that, damaged gzip or zip, an unreadable file.
     """
     n = 0
     with _refusing(file.name), file.open() as packed:
-        source = gzip.GzipFile(fileobj=packed) if packed.peek(2)[:2] == GZIP else packed
+        source = _unpacked(file.name, packed)
         while n <= most and (chunk := source.read(int(min(CHUNK, most + 1 - n)))):
             if text and (wrong := fault(chunk, n)):
                 raise errors.UserError(f"{file.name} {wrong}{hint}")
             yield chunk
             n += len(chunk)
+
+
+def _unpacked(name: str, packed: BinaryIO) -> BinaryIO:
+    begin = packed.peek(len(ZSTD))
+    if begin.startswith(ZSTD):
+        with extra(f"{name}, packed with zstd,"):
+            import pyarrow
+        return pyarrow.input_stream(packed, compression="zstd")
+    return gzip.GzipFile(fileobj=packed) if begin.startswith(GZIP) else packed
+
+
+def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The lines of what comes in pieces, without their ends."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest
 
 
 def read(file: File, *, copies: int, text: bool = True, most: float = math.inf) -> bytes:
@@ -151,6 +172,15 @@ def read(file: File, *, copies: int, text: bool = True, most: float = math.inf) 
         if copies * content.tell() > room:  # packed, it was small
             disk.check_memory(f"the text in {file.name}", copies * content.tell(), room)
     return content.getvalue()
+
+
+@contextlib.contextmanager
+def extra(what: str) -> Iterator[None]:
+    """UserError where what is imported within this is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise errors.UserError(f"{what} needs the package {error.name}: {EXTRA}") from error
 
 
 @contextlib.contextmanager

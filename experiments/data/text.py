@@ -5,29 +5,34 @@ import dataclasses
 import errno
 import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from experiments.data import download, files, tokenizer
+from experiments.data import download, files, tables, tokenizer
 from experiments.engine import errors
 
 STDLIB, DOCSTRINGS = "stdlib", "docstrings"
 NAMED = (STDLIB, DOCSTRINGS, *sorted(download.NAMED))
-EVALUATION_SHARE, MOST_EVALUATED = 0.1, 2**24  # bytes: of 10 GB a tenth would take hours
+EVALUATION_SHARE, MOST_EVALUATED = 0.1, 2**22  # bytes: of 10 GB a tenth would take hours
+LARGE = 2**26  # bytes of a text from which on its ids are kept in a file
 HINT = "; leave it out"
+SEPARATOR = tokenizer.SEPARATOR.encode()
 Read = Callable[[], Iterator[bytes]]  # the bytes of a document in pieces, from the beginning each time
 
 
 class Source(NamedTuple):
-    """A file that was read once."""
+    """A text, or a table of many, that was read once."""
 
     file: files.File
     read: Read
     size: int  # bytes, unpacked
-    digest: bytes  # sha256 of what is in it
+    digest: bytes  # the same for the same documents
+    digests: tuple[bytes, ...]  # `files.digest` of those of its documents that `files.held_out_below` needs
+    rows: Read | None = None  # the documents of a table, one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,14 +41,16 @@ class Part:
     documents; they are read anew each time, and never held as a whole."""
 
     reads: tuple[Read, ...]
-    size: int  # bytes
+    size: int  # bytes; of what is held out of tables, about
     digest: str  # the same for the same documents
 
     def __iter__(self) -> Iterator[bytes]:
-        for number, read in enumerate(self.reads):
-            if number:
-                yield tokenizer.SEPARATOR.encode()
-            yield from read()
+        begun = False
+        for read in self.reads:
+            between = SEPARATOR if begun else b""
+            for piece in read():
+                yield between + piece
+                between, begun = b"", True
 
 
 class Text(NamedTuple):
@@ -53,37 +60,65 @@ class Text(NamedTuple):
     said: str  # which file became what, '' where there is nothing to tell
 
 
-def load(source: str) -> Text:
-    """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path.
+def load(source: str, field: str = "") -> Text:
+    """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path; with
+    a field, that of each row of the tables there (`tables.KINDS`), or of a data set 'hub:NAME' (`tables.hub`).
 
     A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
-    gzipped is unpacked. One file is cut in two, its first 90 % for training; of several about 10 % are held out, chosen
-    by their contents, where names do not tell it (`files.by_names`); of a large text no more than MOST_EVALUATED bytes.
-    UserError for what is not there, cannot be read, is no text, or too little to split.
+    packed with gzip or zstd is unpacked. One text is cut in two, its first 90 % for training; of several, or of rows,
+    about 10 % are held out, chosen by their contents, where names do not tell it (`files.by_names`); of a large text no
+    more than MOST_EVALUATED bytes. UserError for what is not there, cannot be read, is no text, or too little to split.
     """
+    found = _found(source, field)
+    if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
+        return _as_named(source, named, field)
+    texts = _scanned(source, found, field)
+    if not texts:
+        raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
+    rows = any(text.rows for text in texts)
+    if len({text.digest for text in texts}) == 1 and not rows:
+        return _cut(source, texts[0])
+    share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
+    bound = files.held_out_below(itertools.chain.from_iterable(text.digests for text in texts), share=share)
+    train, evaluation = ([side for text in texts if (side := _side(text, bound, held))] for held in (False, True))
+    shown = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
+    said = "" if source in NAMED else files.told(source, "by their contents,", shown)
+    if rows:
+        said = f"{source}: by their contents, about {share:.2%} of the rows of {files.listed(found)} to evaluate"
+    return Text(source, _part(train), _part(evaluation), said)
+
+
+def _found(source: str, field: str) -> list[files.File]:
     path = pathlib.Path(os.path.expanduser(source))
     if source in (STDLIB, DOCSTRINGS):
         found = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
         found = [files.on_disk(download.fetch(source))]
+    elif source.startswith(tables.HUB):
+        found = tables.hub(source, field)
     elif not source or _absent(path):
-        named = f"a named text ({', '.join(NAMED)})"
+        named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
         raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()})")
     else:
         found = files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
-    if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
-        return _as_named(source, named)
-    texts = _scanned(source, found)
-    if not texts:
-        raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
-    if len({text.digest for text in texts}) == 1:
-        return _cut(source, texts[0])
-    share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
-    bound = files.held_out_below((text.digest[:8] for text in texts), share=share)
-    train, evaluation = ([text for text in texts if (text.digest[:8] < bound) == side] for side in (False, True))
-    shown = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
-    said = "" if source in NAMED else files.told(source, "by their contents,", shown)
-    return Text(source, _part(train), _part(evaluation), said)
+    of_tables = [file for file in found if tables.kind(file)]
+    if field and not of_tables:
+        ends = ", ".join(tables.KINDS)
+        raise errors.UserError(f"text.field = {field!r} is for tables ({ends}), and {source} has none: leave it empty")
+    return of_tables if field else found
+
+
+def _side(text: Source, bound: bytes, held: bool) -> Source | None:
+    """What is held out of it, or what is not: of a text all or nothing."""
+    if not text.rows:
+        return text if (text.digest[:8] < bound) == held else None
+    digest = hashlib.sha256(text.digest + bound + bytes([held])).digest()
+    return text._replace(read=functools.partial(_joined, text.rows, bound, held), digest=digest)
+
+
+def _joined(rows: Read, bound: bytes = b"", held: bool = False) -> Iterator[bytes]:
+    """Pieces of the rows on one side of the bound."""
+    return tables.joined(row for row in rows() if (files.digest(row) < bound) == held)
 
 
 def _cut(name: str, text: Source) -> Text:
@@ -127,10 +162,10 @@ def _absent(path: pathlib.Path) -> bool:
     return False
 
 
-def _as_named(name: str, named: Mapping[str, Sequence[files.File]]) -> Text:
+def _as_named(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:
     """The parts as names tell them."""
     used = files.TRAIN, files.evaluated(named)
-    sides = [_scanned(name, named[part]) for part in used]
+    sides = [_scanned(name, named[part], field) for part in used]
     for part, texts in zip(used, sides, strict=True):
         if not texts:
             raise errors.UserError(f"{name}: the part {part} holds no text ({files.listed(named[part])})")
@@ -141,21 +176,45 @@ def _as_named(name: str, named: Mapping[str, Sequence[files.File]]) -> Text:
     return Text(name, *map(_part, sides), said)
 
 
-def _scanned(name: str, found: Sequence[files.File]) -> list[Source]:
+def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]:
     """The files that have text in them, each read once. UserError where one is no text, before much is read."""
     found = [file for file in found if file.size]
-    faults = [f"{file.name} {fault}" for file in found if (fault := files.glance(file))]
+    of_text = [file for file in found if not tables.applies(file, field)]
+    faults = [f"{file.name} {fault}" for file in of_text if (fault := files.glance(file))]
     if faults:
         others = f" (it is one of {len(faults):,} such files among {len(found):,})" if len(faults) > 1 else ""
         raise errors.UserError(f"{faults[0]}{others}{HINT}")
-    texts = []
-    for file in found:
-        read, size, digest = functools.partial(_docstrings if name == DOCSTRINGS else _text, file), 0, hashlib.sha256()
-        for piece in read():
+    read = _docstrings if name == DOCSTRINGS else _text
+    tell = (_scanned_table(file, field) if tables.applies(file, field) else _scanned_text(file, read) for file in found)
+    return [text for text in tell if text.size]
+
+
+def _scanned_text(file: files.File, read: Callable[[files.File], Iterator[bytes]]) -> Source:
+    size, digest = 0, hashlib.sha256()
+    for piece in read(file):
+        digest.update(piece)
+        size += len(piece)
+    return Source(file, functools.partial(read, file), size, digest.digest(), (digest.digest()[:8],))
+
+
+def _scanned_table(file: files.File, field: str) -> Source:
+    """The rows of a data set, and of a table of LARGE bytes or more, are not read for this alone."""
+    rows, size, digest = functools.partial(tables.rows, file, field), file.size, hashlib.sha256(field.encode())
+    digests: Sequence[bytes] = (bytes(8), bytes(7) + b"\1", b"\xff" * 8)  # as of very many rows
+    if file.version:
+        digest.update(file.version.encode())
+        size = max(size, LARGE)
+    elif size >= LARGE:
+        for piece in files.pieces(file, text=False):
             digest.update(piece)
-            size += len(piece)
-        texts += [Source(file, read, size, digest.digest())] * (size > 0)
-    return texts
+    else:
+        size, digests = 0, ()
+        for row in rows():
+            digest.update(row + SEPARATOR)
+            size += len(row) + 1
+            different = sorted({*digests, files.digest(row)})
+            digests = different[:2] + different[2:][-1:]
+    return Source(file, functools.partial(_joined, rows), size, digest.digest(), tuple(digests), rows)
 
 
 def _text(file: files.File) -> Iterator[bytes]:

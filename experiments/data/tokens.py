@@ -17,7 +17,6 @@ import numpy as np
 from experiments.data import files, text, tokenizer
 from experiments.engine import disk, errors, log
 
-LARGE = 2**26  # bytes of a text from which on its ids are kept in a file
 SAVED = 2**26  # bytes of ids, at most, that are made again after an interruption
 VERSION = 1  # of the ids in such a file
 NOTHING = {"parts": 0, "bytes": 0, "crc32": 0}
@@ -40,10 +39,10 @@ class Mapped:
 
 
 def of(words: tokenizer.Tokenizer, part: text.Part) -> np.ndarray | Mapped:
-    """The ids of a part of a text. Those of LARGE bytes of text or more are in the cache's folder `tokens`, by digests
-    of the text and of the tokenizer's files: made once, by one process at a time, which goes on where another was
-    interrupted; and made anew where the checksum is wrong. UserError for a disk that does not take them."""
-    if part.size < LARGE:
+    """The ids of a part of a text; of text.LARGE bytes or more in the cache's folder `tokens`, by digests of the text
+    and of the tokenizer's files: made once, by one process at a time, which goes on where another was interrupted,
+    and made anew where the checksum is wrong. UserError for a disk that does not take them."""
+    if part.size < text.LARGE:
         return words.join(part)
     made_by = sorted((name, files.digest(content).hex()) for name, content in words.files.items())
     name = hashlib.sha256(repr([VERSION, part.digest, words.dtype.str, made_by]).encode()).hexdigest()

@@ -24,7 +24,7 @@ def tarred():
 
 
 STRANGE = {
-    "a.parquet": (b"PAR1\x15\x04\x15" + KING, "a Parquet table"),
+    "a.pq": (b"PAR1\x15\x04\x15" + KING, "a Parquet table"),
     "a.png": (b"\x89PNG\r\n\x1a\n" + KING, "a PNG image"),
     "a.npz": (npz(x=np.arange(99)), "a zip archive"),
     "a.zip": (zipped([("a.txt", KING)]), "a zip archive .*unpack it"),

@@ -70,7 +70,7 @@ def test_a_large_text_is_made_ids_once_and_gone_on_with_where_it_was_interrupted
         monkeypatch.setattr(tokenizer, name, 700)
     whole, n, made = words.join(part), len(list(words.parts(part))), []
     assert tokens.of(words, part).tolist() == whole.tolist() and not list(tmp_path.rglob("*.ids"))
-    monkeypatch.setattr(tokens, "LARGE", 1)
+    monkeypatch.setattr(text, "LARGE", 1)
     monkeypatch.setattr(tokens, "SAVED", 1)
     each = type(words).each
 

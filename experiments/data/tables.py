@@ -1,0 +1,138 @@
+"""Documents in a field of tables: JSON lines, CSV, Parquet, and data sets of Hugging Face's `datasets`."""
+
+import contextlib
+import csv
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from experiments.data import files
+from experiments.engine import errors
+
+HUB = "hub:"  # begins the name of a data set
+SAVED = ("dataset_dict.json", "state.json")  # one of these is in a folder that `save_to_disk` has written
+LONGEST_CELL = 2**30  # characters of a cell in CSV
+Row = tuple[str, Mapping[str, Any]]  # where it stands, and what is in it
+
+
+def _json(file: files.File, field: str) -> Iterator[Row]:
+    for number, line in enumerate(files.lines(files.pieces(file, text=False)), 1):
+        if line.strip():
+            where = f"{file.name}, line {number:,}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise errors.UserError(f"{where} is no JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise errors.UserError(f"{where} must be an object with the field {field!r}")
+            yield where, row
+
+
+def _csv(file: files.File, field: str, *, delimiter: str = ",") -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_CELL)
+    lines = (line.decode("utf-8-sig") + "\n" for line in files.lines(files.pieces(file)))
+    rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    for row in rows:
+        yield f"{file.name}, line {rows.line_num:,}", {name: cell for name, cell in row.items() if name is not None}
+
+
+def _parquet(file: files.File, field: str) -> Iterator[Row]:
+    with files.extra(f"the Parquet table {file.name}"):
+        from pyarrow import parquet
+    with file.open() as content:
+        table = parquet.ParquetFile(content)
+        names = table.schema_arrow.names
+        if field not in names:
+            yield file.name, dict.fromkeys(names)
+        for batch in table.iter_batches(columns=[field], batch_size=1024):
+            yield from ((file.name, row) for row in batch.to_pylist())
+
+
+def _hub(file: files.File, field: str) -> Iterator[Row]:
+    return ((file.name, row) for row in file.open())
+
+
+KINDS: dict[str, Callable[..., Iterator[Row]]] = {
+    ".jsonl": _json,
+    ".ndjson": _json,
+    ".csv": _csv,
+    ".tsv": functools.partial(_csv, delimiter="\t"),
+    ".parquet": _parquet,
+}
+
+
+def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
+    """What reads the rows of a file, by the end of its name (before .gz or .zst); None: it is no table."""
+    if file.version:
+        return _hub
+    return KINDS.get(pathlib.PurePath(file.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix)
+
+
+def applies(file: files.File, field: str) -> bool:
+    """Whether it is read as a table: without a field, only what cannot be text itself."""
+    return kind(file) is not None and (bool(field) or kind(file) in (_parquet, _hub))
+
+
+def rows(file: files.File, field: str) -> Iterator[bytes]:
+    """The documents in a field of a table, without empty ones, in UTF-8. UserError where the field is missing (with the
+    names that are there) or holds no text, for a damaged file, and for what needs an extra."""
+    with _refusing(file.name):
+        for where, row in kind(file)(file, field):
+            if field not in row:
+                raise errors.UserError(f"{where}: text.field = {field!r} is none of its fields: {', '.join(row)}")
+            value = row[field]
+            if not isinstance(value, str | None):
+                raise errors.UserError(f"{where}: the field {field!r} is no text but {str(value)[:40]!r}")
+            if value:
+                yield value.encode("utf-8", "replace")
+
+
+def joined(documents: Iterable[bytes]) -> Iterator[bytes]:
+    """Pieces of the documents of a part of a text (`text.Part`)."""
+    some, n = [], 0
+    for document in documents:
+        some.append(document)
+        n += len(document)
+        if n >= files.CHUNK:
+            yield b"\0".join(some)
+            some, n = [b""], 0
+    if any(some):
+        yield b"\0".join(some)
+
+
+def hub(source: str, field: str) -> list[files.File]:
+    """The splits of 'hub:NAME' or 'hub:NAME:CONFIG', as files of their names: of a data set of the Hugging Face hub,
+    read as a stream, a folder of data files, or one that `save_to_disk` has written. UserError where there is none."""
+    name, _, config = source.removeprefix(HUB).partition(":")
+    folder = os.path.expanduser(name)
+    with files.extra(source), _refusing(source):
+        import datasets
+
+        if any(os.path.isfile(os.path.join(folder, saved)) for saved in SAVED):
+            found, version = datasets.load_from_disk(folder), ""
+            found = found if isinstance(found, dict) else {files.TRAIN: found}
+        else:
+            builder = datasets.load_dataset_builder(folder if os.path.isdir(folder) else name, config or None)
+            found, version = builder.as_streaming_dataset(), f"{builder.config_id} {builder.hash}"
+        return [_split(source, *split, field=field, version=version) for split in found.items()]
+
+
+def _split(source: str, name: str, rows: Any, *, field: str, version: str) -> files.File:
+    one = rows.select_columns([field]) if field in (rows.column_names or ()) else rows
+    known = getattr((rows.info.splits or {}).get(name), "num_bytes", 0)
+    made_of = f"{source} {name} {version or rows._fingerprint}"
+    return files.File(pathlib.PurePath(name), f"{source} ({name})", known or 1, lambda: one, version=made_of)
+
+
+@contextlib.contextmanager
+def _refusing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (errors.UserError, ImportError):
+        raise
+    except Exception as error:  # of csv, pyarrow, datasets, and whatever these download with
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise errors.UserError(f"{name} cannot be read: {said}") from error

@@ -1,0 +1,184 @@
+"""Rows of tables are documents: the same ones, and the same held out, in every format; and data sets of the hub."""
+
+import csv
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+
+import pytest
+from small_files import documents, elsewhere, write  # noqa: F401
+
+from experiments.data import files, text
+from experiments.engine import errors
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
+ROOT = pathlib.Path(__file__).parents[2]
+TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 ", "\ud800"]
+HUB = """
+import datasets, json, sys
+from experiments.data import text, tokenizer, tokens
+from experiments.engine import errors
+rows = {part: datasets.Dataset.from_dict({"n": [1, 2], "said": [f"{part} é", "more"]}) for part in ("train", "test")}
+datasets.DatasetDict(rows).save_to_disk("saved")
+rows["train"].save_to_disk("one")
+for source, field in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    try:
+        parts = text.load(source, field)[1:3]
+        ids = [tokens.of(tokenizer.make("bytes", []), part)[:] for part in parts for times in range(2)]
+        print(json.dumps([bytes(row).decode() for row in ids]))
+    except errors.UserError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+def jsonl(texts) -> bytes:
+    return b"\n\n".join(json.dumps({"n": 1, "said": said}).encode() for said in texts)
+
+
+def separated(texts, delimiter) -> bytes:
+    file = io.StringIO()
+    writer = csv.writer(file, delimiter=delimiter)
+    writer.writerows([["n", "said"], *([1, said and said.replace("\ud800", "?")] for said in texts)])
+    return file.getvalue().encode("utf-8-sig")
+
+
+def parquet(texts) -> bytes:
+    pyarrow, tables = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = io.BytesIO()
+    column = [said and said.replace("\ud800", "?") for said in texts]
+    tables.write_table(pyarrow.table({"n": [1] * len(texts), "said": column}), file, row_group_size=7)
+    return file.getvalue()
+
+
+def zstd(content: bytes) -> bytes:
+    return pytest.importorskip("pyarrow").Codec("zstd").compress(content, asbytes=True)
+
+
+FORMATS = {
+    ".jsonl": jsonl,
+    ".ndjson.gz": lambda texts: gzip.compress(jsonl(texts)),
+    ".csv": lambda texts: separated(texts, ","),
+    ".tsv": lambda texts: separated(texts, "\t"),
+    ".csv.zst": lambda texts: zstd(separated(texts, ",")),
+    ".parquet": parquet,
+}
+
+
+@pytest.mark.parametrize("end", FORMATS)
+def test_rows_are_documents_and_the_same_are_held_out_in_every_format(tmp_path, end, monkeypatch):
+    """Also where a table is so large that its rows are not read to know it; parts that have names keep them."""
+    monkeypatch.setattr(files, "CHUNK", 99)
+    write(tmp_path, **{f"one{end}": FORMATS[end](TEXTS), "two/README.md": b"no table"})
+    expected = [(said or "").encode("utf-8", "replace") for said in TEXTS]
+    for large in (2**26, 1):
+        monkeypatch.setattr(text, "LARGE", large)
+        found = text.load(str(tmp_path / f"one{end}"), "said")
+        train, evaluation = map(documents, found[1:3])
+        bound = text.EVALUATION_SHARE * 2**64
+        held = [one for one in expected if one and int.from_bytes(hashlib.sha256(one).digest()[:8]) < bound]
+        assert evaluation == held and train == [one for one in expected if one and one not in held]
+        assert found.train.digest != found.evaluation.digest and "about 10.00% of the rows" in found.said
+    write(tmp_path / "two", **{f"{part}{end}": FORMATS[end]([part, "more"]) for part in ("train", "valid", "test")})
+    found = text.load(str(tmp_path / "two"), "said")
+    assert [documents(part) for part in found[1:3]] == [[b"train", b"more"], [b"valid", b"more"]]
+    assert f"test{end} left alone" in found.said
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "field", "sentence"),
+    [
+        ("a.jsonl", jsonl(["x"]), "text", "line 1: text.field = 'text' is none of its fields: n, said"),
+        ("a.jsonl", jsonl(["x"]) + b"\n[]", "said", "line 2 must be an object"),
+        ("a.jsonl", jsonl(["x"]) + b"\n{", "said", "line 2 is no JSON"),
+        ("a.jsonl", jsonl(["x"]), "n", "line 1: the field 'n' is no text but '1'"),
+        ("a.jsonl", jsonl(["x", "x"]), "said", "not two examples that differ"),
+        ("a.csv", separated(["x"], ","), "text", "line 2: text.field = 'text' is none of its fields: n, said"),
+        ("a.csv", b'n,said\n1,"x', "said", "a.csv cannot be read: unexpected end of data"),
+        ("a.csv", b"n,said\n1,\xff\n", "said", "a.csv cannot be read: 'utf-8' codec"),
+        (
+            "a.csv.zst",
+            zstd(separated(TEXTS, ","))[:-9],
+            "said",
+            "a.csv.zst cannot be read: Truncated compressed stream",
+        ),
+        ("a.parquet", parquet(["x"]), "", "text.field = '' is none of its fields: n, said"),
+        ("a.parquet", b"PAR1" * 9, "said", "a.parquet cannot be read: "),
+        ("a.txt", b"said", "said", r"text.field = 'said' is for tables \(.jsonl, .*\), and .*a.txt has none"),
+    ],
+)
+def test_what_is_no_table_or_lacks_the_field_is_refused(tmp_path, name, content, field, sentence):
+    with pytest.raises(errors.UserError, match=sentence):
+        text.load(str(write(tmp_path, **{name: content}) / name), field)
+
+
+def test_without_a_field_json_lines_are_the_text_and_what_is_not_installed_is_named(tmp_path, monkeypatch):
+    write(tmp_path, **{"a.jsonl": jsonl(["x"] * 20), "a.txt.zst": zstd(b"x" * 20)})
+    assert b"".join(map(b"".join, text.load(str(tmp_path / "a.jsonl"))[1:3])) == jsonl(["x"] * 20)
+    assert b"".join(map(b"".join, text.load(str(tmp_path / "a.txt.zst"))[1:3])) == b"x" * 20
+    for missing, source in {"pyarrow": str(tmp_path / "a.txt.zst"), "datasets": "hub:me/play"}.items():
+        monkeypatch.setitem(sys.modules, missing, None)
+        with pytest.raises(errors.UserError, match=rf'needs the package {missing}: pip install -e ".\[hub\]"'):
+            text.load(source)
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """As much of the Hugging Face hub as a data set of two files needs."""
+
+    FILES = {"train.jsonl": jsonl(["train é", "more"]), "test.jsonl": jsonl(["test é", "more"])}
+    SHA = "a" * 40
+    asked: list[str] = []
+
+    def do_GET(self):
+        content = self.FILES.get(name := self.path.split("/")[-1])
+        if self.path.startswith("/api/datasets/me/play"):
+            entries = [
+                {"type": "file", "path": name, "size": len(self.FILES[name]), "oid": self.SHA} for name in self.FILES
+            ]
+            facts = {"id": "me/play", "sha": self.SHA, "siblings": [{"rfilename": name} for name in self.FILES]}
+            facts |= {"private": False, "downloads": 0, "likes": 0, "tags": []}
+            content = json.dumps(entries if "/tree/" in self.path else facts).encode()
+        self.send_response(200 if content else 404)
+        self.send_header("X-Error-Code", "EntryNotFound" if "me/play" in self.path else "RepoNotFound")
+        self.send_header("X-Repo-Commit", self.SHA)
+        self.send_header("ETag", f'"{self.SHA}"')
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        if self.command == "GET":
+            self.asked.append(name)
+            self.wfile.write(content or b"")
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_data_set_of_the_hub_of_a_folder_and_a_saved_one_become_ids_once(tmp_path):
+    pytest.importorskip("datasets")
+    write(tmp_path / "folder", **Hub.FILES)
+    sources = ["hub:me/play", "said", "hub:folder", "said", "hub:saved", "said", "hub:one", "n", "hub:me/play", "text"]
+    sources += ["hub:me/play:more", "said", "hub:me/none", "said"]
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        own = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
+        own |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+        ended = subprocess.run(
+            [sys.executable, "-c", HUB, *sources], env=os.environ | own, cwd=tmp_path, capture_output=True, text=True
+        )
+        server.shutdown()
+    assert ended.returncode == 0, ended.stderr
+    assert Hub.asked.count("train.jsonl") == 4  # for the names of the fields, twice; for the ids; for the field's fault
+    *same, number, field, config, unknown = [json.loads(line) for line in ended.stdout.splitlines() if line[0] in '["']
+    assert same == [["train é\0more"] * 2 + ["test é\0more"] * 2] * 3
+    assert (
+        "the field 'n' is no text but '1'" in number and "text.field = 'text' is none of its fields: n, said" in field
+    )
+    assert "hub:me/play:more cannot be read: BuilderConfig 'more' not found" in config
+    assert "hub:me/none cannot be read: Dataset 'me/none' doesn't exist on the Hub" in unknown
