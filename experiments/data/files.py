@@ -255,7 +255,7 @@ def held_out(contents: Sequence[bytes], *, share: float) -> np.ndarray:
     """
     digest_B = [digest(content) for content in contents]
     bound = held_out_below(digest_B, share=share)
-    return np.array([digest < bound for digest in digest_B])
+    return np.array([one < bound for one in digest_B])
 
 
 def digest(content: bytes) -> bytes:
@@ -263,8 +263,8 @@ def digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()[:8]
 
 
-def held_out_below(digests: Iterable[bytes], *, share: float) -> bytes:
-    """The digest below which `held_out` holds out: two of the smallest different digests and the largest are enough."""
+def held_out_below(digests: Sequence[bytes], *, share: float) -> bytes:
+    """The digest below which `held_out` holds out."""
     different = sorted({*digests})
     if len(different) < 2:
         raise errors.UserError("there are not two examples that differ, so none can be held out for evaluation")

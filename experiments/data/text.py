@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import functools
 import hashlib
-import itertools
 import os
 import pathlib
 import sysconfig
@@ -31,7 +30,6 @@ class Source(NamedTuple):
     read: Read
     size: int  # bytes, unpacked
     digest: bytes  # the same for the same documents
-    digests: tuple[bytes, ...]  # `files.digest` of those of its documents that `files.held_out_below` needs
     rows: Read | None = None  # the documents of a table, one by one
 
 
@@ -79,7 +77,9 @@ def load(source: str, field: str = "") -> Text:
     if len({text.digest for text in texts}) == 1 and not rows:
         return _cut(source, texts[0])
     share = min(EVALUATION_SHARE, MOST_EVALUATED / sum(text.size for text in texts))
-    bound = files.held_out_below(itertools.chain.from_iterable(text.digests for text in texts), share=share)
+    bound = int(share * 2**64).to_bytes(8, "big")  # of rows, which are many
+    if not rows:
+        bound = files.held_out_below([text.digest[:8] for text in texts], share=share)
     train, evaluation = ([side for text in texts if (side := _side(text, bound, held))] for held in (False, True))
     shown = {files.TRAIN: [text.file for text in train], files.TEST: [text.file for text in evaluation]}
     said = "" if source in NAMED else files.told(source, "by their contents,", shown)
@@ -184,37 +184,23 @@ def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]
     if faults:
         others = f" (it is one of {len(faults):,} such files among {len(found):,})" if len(faults) > 1 else ""
         raise errors.UserError(f"{faults[0]}{others}{HINT}")
-    read = _docstrings if name == DOCSTRINGS else _text
-    tell = (_scanned_table(file, field) if tables.applies(file, field) else _scanned_text(file, read) for file in found)
-    return [text for text in tell if text.size]
-
-
-def _scanned_text(file: files.File, read: Callable[[files.File], Iterator[bytes]]) -> Source:
-    size, digest = 0, hashlib.sha256()
-    for piece in read(file):
-        digest.update(piece)
-        size += len(piece)
-    return Source(file, functools.partial(read, file), size, digest.digest(), (digest.digest()[:8],))
-
-
-def _scanned_table(file: files.File, field: str) -> Source:
-    """The rows of a data set, and of a table of LARGE bytes or more, are not read for this alone."""
-    rows, size, digest = functools.partial(tables.rows, file, field), file.size, hashlib.sha256(field.encode())
-    digests: Sequence[bytes] = (bytes(8), bytes(7) + b"\1", b"\xff" * 8)  # as of very many rows
-    if file.version:
-        digest.update(file.version.encode())
-        size = max(size, LARGE)
-    elif size >= LARGE:
-        for piece in files.pieces(file, text=False):
+    texts = []
+    for file in found:
+        table, size = tables.applies(file, field), 0
+        rows = functools.partial(tables.rows, file, field) if table else None
+        read = (
+            functools.partial(_joined, rows)
+            if table
+            else functools.partial(_docstrings if name == DOCSTRINGS else _text, file)
+        )
+        digest = hashlib.sha256(field.encode() if table else b"")
+        # What is in a table is not looked at for this alone, nor is a data set read.
+        for piece in [file.version.encode()] if file.version else files.pieces(file, text=False) if table else read():
             digest.update(piece)
-    else:
-        size, digests = 0, ()
-        for row in rows():
-            digest.update(row + SEPARATOR)
-            size += len(row) + 1
-            different = sorted({*digests, files.digest(row)})
-            digests = different[:2] + different[2:][-1:]
-    return Source(file, functools.partial(_joined, rows), size, digest.digest(), tuple(digests), rows)
+            size += len(piece)
+        if size:
+            texts.append(Source(file, read, max(file.size, LARGE) if file.version else size, digest.digest(), rows))
+    return texts
 
 
 def _text(file: files.File) -> Iterator[bytes]:
