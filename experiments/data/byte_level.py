@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
 import joblib
@@ -51,11 +52,17 @@ class Words(dict):
 
 def encoded(library: tokenizers.Tokenizer, parts: Iterable[Sequence[str]], dtype: np.dtype) -> Iterator[np.ndarray]:
     """`Words.ids` of each of the parts, in order, by as many processes as this one may use processors."""
-    how = {"n_jobs": min(joblib.cpu_count(), MOST_PROCESSES), "batch_size": 1, "return_as": "generator"}
+    n = min(joblib.cpu_count(), MOST_PROCESSES)
+    work = joblib.Parallel(n, backend="loky", idle_worker_timeout=5, batch_size=1, return_as="generator")
     as_it_is = library.to_str(), library.encode_special_tokens
-    with joblib.parallel_config("loky", idle_worker_timeout=5):
-        work = joblib.Parallel(**how)
-        yield from work(joblib.delayed(_encoded)(*as_it_is, part, dtype) for part in parts)
+    rows = work(joblib.delayed(_encoded)(*as_it_is, part, dtype) for part in parts)
+    try:
+        for ids in rows:  # noqa: UP028, as `yield from` would close it where warnings are not ignored
+            yield ids
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # where this ends early: that some work was for nothing
+            rows.close()
 
 
 def _encoded(content: str, specials_as_text: bool, texts: Sequence[str], dtype: np.dtype) -> np.ndarray:
