@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from experiments.data import byte_level, tokenizer
+from experiments.data import byte_level, tokenizer, vocabulary_files
 from experiments.engine import disk, errors
 
 LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
-FILES = ("tokenizer.json", "tok*.bin")  # what is looked for in a folder
+FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # what is looked for in a folder
 # Files beside tokenizer.json say which special has which role; where there are none, the names that are in use do.
 ROLE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 USUAL = {
@@ -172,7 +172,7 @@ class Pieces(tokenizer.Tokenizer):
 
 
 def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
-    """The tokenizer in a file, or in a folder with tokenizer.json or else one tok*.bin. UserError where none is."""
+    """The tokenizer in a file, or in a folder with tokenizer.json or else another of FILES. UserError where none is."""
     path = pathlib.Path(path)
     if path.is_dir():
         found = next((some for pattern in FILES if (some := sorted(path.glob(pattern)))), [])
@@ -181,7 +181,7 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
             raise errors.UserError(f"the folder {path} has {wrong}")
         path = found[0]
     try:
-        content = disk.read(path, LARGEST)
+        content = content_of(path)
         saved = {} if path.suffix == ".bin" else json.loads(content.decode())
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -196,6 +196,21 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
     raise errors.UserError(f"{path} is no tokenizer: it has neither a model, as tokenizer.json, nor a kind, as ours")
 
 
+def content_of(path: pathlib.Path) -> bytes:
+    """What is in the file; of an older vocabulary, what its tokenizer.json would be. OSError, or UserError."""
+    if path.name not in vocabulary_files.NAMES:
+        return disk.read(path, LARGEST)
+    said: dict[str, Any] = {}
+    for file in reversed(_beside(path).values()):
+        said |= disk.read_json(file, says="how text becomes words")
+    with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
+        return vocabulary_files.library(path, said).to_str().encode()
+
+
+def _beside(path: pathlib.Path) -> dict[str, pathlib.Path]:
+    return {name: path.with_name(name) for name in ROLE_FILES if path.with_name(name).is_file()}
+
+
 def make(name: str, text: Iterable[bytes], **options: Any) -> tokenizer.Tokenizer:
     """`tokenizer.make(name, text, **options)`, or what `read` finds in the file or folder of that name."""
     path = pathlib.Path(os.path.expanduser(name))
@@ -207,7 +222,7 @@ def make(name: str, text: Iterable[bytes], **options: Any) -> tokenizer.Tokenize
 
 
 def _read_library(path: pathlib.Path, content: bytes) -> Published:
-    beside = {name: path.with_name(name) for name in ROLE_FILES if path.with_name(name).is_file()}
+    beside = _beside(path)
     with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
         library = tokenizers.Tokenizer.from_str(content.decode())
         known = library.get_vocab(with_added_tokens=True)

@@ -190,7 +190,7 @@ def _others(files: Mapping[str, bytes], files_there: list[pathlib.Path]) -> bool
     """Whether an id means another word to the model; not so where nobody knows."""
     here = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
     try:
-        there = [file.read_bytes() for file in files_there] if here else []
+        there = [pretrained_tokenizer.content_of(file) for file in files_there] if here else []
     except OSError as error:
         raise errors.UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
     return bool(there) and not any(_content(a) == _content(b) for a in here for b in there)

@@ -14,7 +14,7 @@ import shutil
 import sys
 from typing import Any
 
-from experiments.data import image_file, pretrained_tokenizer
+from experiments.data import image_file, pretrained_tokenizer, vocabulary_files
 from experiments.engine import by_name, disk, distributed, errors, log
 from experiments.pretrained import families, hub, llama, open_model, tensors
 from experiments.tools import command
@@ -86,7 +86,7 @@ def copied(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
     """The names of the files that say what the model's words are, which are copied into the folder."""
     beside, own = open_model.folder_of(model), f"tok{model.facts['W']}.bin"  # as open_model.words looks for it
     one = model.path.is_file() and (beside / own).is_file()
-    names = [own] if one else ["tokenizer.json", *pretrained_tokenizer.ROLE_FILES]
+    names = [own] if one else ["tokenizer.json", *pretrained_tokenizer.ROLE_FILES, *vocabulary_files.FILES]
     names = [name for name in names if (beside / name).is_file()]
     try:
         for name in names:

@@ -1,0 +1,91 @@
+"""Older published tokenizers, vocab.txt and vocab.json with merges.txt, beside what the transformers library makes."""
+
+import json
+import os
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+from experiments.data import pretrained_tokenizer
+from experiments.engine import errors
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is looked for on the network
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "un", "##able", "Un", "e", "é", "##e", "中", "##中", "."]
+BYTES = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "Ġa"]
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", *BYTES, "<mask>"]
+MASK = {"__type": "AddedToken", "content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False}
+# What tokenizer_config.json says, the words, a text and its ids.
+CASES = {
+    "BertTokenizer": ({}, PIECES, "Unable é[MASK]中.", [2, 5, 6, 8, 4, 11, 13, 3]),
+    "BertTokenizer, cased": ({"do_lower_case": False}, PIECES, "Un un é中中", [2, 7, 5, 9, 11, 11, 3]),
+    "BertTokenizer, whole": (
+        {"tokenize_chinese_chars": False, "strip_accents": False, "do_lower_case": True},
+        PIECES,
+        "É中中 unable",
+        [2, 9, 12, 12, 5, 6, 3],
+    ),
+    "GPT2Tokenizer": ({}, [*BYTES, "<|endoftext|>"], "ab a<|endoftext|>", [256, 257, 258]),
+    "RobertaTokenizer": ({"mask_token": MASK}, ROBERTA, "ab <mask> a", [0, 260, 262, 261, 2]),
+    "RobertaTokenizer, spaced": ({"add_prefix_space": True, "mask_token": MASK}, ROBERTA, "a<mask>", [0, 261, 262, 2]),
+}
+
+
+def saved(folder, case: str):
+    """The folder with the files of that case."""
+    config, words, *_ = CASES[case]
+    name = case.split(",")[0]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name} | config))
+    if name == "BertTokenizer":
+        (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    else:
+        (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+        (folder / "merges.txt").write_text("#version: 0.2\na b\nĠ a\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_older_files_are_read_and_kept_as_a_tokenizer_json(tmp_path, case):
+    *_, text, ids = CASES[case]
+    made = pretrained_tokenizer.read(saved(tmp_path, case))
+    assert made.encode(text).tolist() == ids
+    assert made.size == len(CASES[case][1])
+    if "<mask>" in text or "[MASK]" in text:
+        assert made.mask in ids
+    (tmp_path / "again").mkdir()
+    for name, content in made.files.items():
+        (tmp_path / "again" / name).write_bytes(content)
+    again = pretrained_tokenizer.read(tmp_path / "again")
+    assert again.encode(text).tolist() == ids and again.files == made.files
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ids_are_those_of_transformers(tmp_path, case):
+    transformers = pytest.importorskip("transformers", reason="parity with its tokenizers needs the extra [parity]")
+    folder = saved(tmp_path, case)
+    theirs = getattr(transformers, case.split(",")[0]).from_pretrained(folder)
+    ours = pretrained_tokenizer.read(folder)
+
+    @hypothesis.settings(max_examples=60, deadline=None, database=None)
+    @hypothesis.given(st.text(st.sampled_from("aUunble éÉe\u0301中.<[]\t")) | st.just(CASES[case][2]))
+    def equal(text):
+        assert ours.encode(text).tolist() == theirs(text)["input_ids"]
+
+    equal()
+
+
+def test_files_that_are_none_are_refused_in_a_sentence(tmp_path):
+    def refused(words: str, **files: str):
+        folder = tmp_path / words
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name.replace("_txt", ".txt").replace("_json", ".json")).write_text(content)
+        with pytest.raises(errors.UserError, match=words):
+            pretrained_tokenizer.read(folder)
+
+    refused("has no .CLS.", vocab_txt="[UNK]\n[SEP]\n")
+    refused("do_lower_case must be", vocab_txt="\n".join(PIECES), tokenizer_config_json='{"do_lower_case": 3}')
+    refused("is damaged, or newer", vocab_json="{", merges_txt="")
+    refused("No such file", vocab_json='{"a": 0}')
+    refused("save a tokenizer.json", vocab_txt="\n".join(PIECES), added_tokens_json="{}")
