@@ -52,7 +52,7 @@ def config() -> dict[str, ConfigDict]:
     text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
     text.tied_output = False  # the output matrix is the embedding
     text.transform = FieldReference("", field_type=(str, bool))  # one more layer, with norm and bias, before the
-    # output matrix, as BERT has, by its activation: gelu (or True), gelu_tanh, relu, silu, tanh; '' (or False): none
+    # output matrix, by its activation: gelu (or True; as BERT), gelu_tanh, ...; bias: that alone; '' (or False): none
     sample.prompt = "\n"  # what generated text begins with (causal only)
     sample.max_new_tokens = 400  # tokens generated (causal only)
     return {"text": text, "sample": sample}

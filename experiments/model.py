@@ -49,9 +49,11 @@ def language(
     m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: str = "", C: int = 0
 ) -> Model:
     """A model of words: `answer` is the head. transform: the activation of one more layer before the output matrix, as
-    BERT has; beside it each word has a bias. C: classes, of the heads that answer with classes."""
+    BERT has; beside it each word has a bias; 'bias': that alone. C: classes, of the heads that answer with classes."""
     config.at_least(0, {"model.segments": m.segments})
     output, activation = sized(answer, **({"C": C} if C else {"W": W})), None
+    if transform == "bias" and not C:
+        output, transform = sized(output, bias="b_W"), ""
     if transform:
         names = dict.fromkeys(mlp.ACTIVATIONS, "")
         activation = mlp.ACTIVATIONS[by_name.choose("transform", transform, names) or transform]
@@ -70,7 +72,7 @@ def language(
     return build(m, embed=words, head=output, N=N, transform=activation, tied_output=tied_output, E=m.E)
 
 
-def sized(choice: variant.Variant, **sizes: int) -> variant.Variant:
+def sized(choice: variant.Variant, **sizes: Any) -> variant.Variant:
     """The variant whose init knows these sizes."""
     return choice._replace(init=functools.partial(choice.init, **sizes))
 

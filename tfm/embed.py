@@ -23,14 +23,14 @@ def _words(
     {"w_BN", "segment_BN"} where words belong to segments, whose own rows S are added (Devlin et al. 2019, figure 2);
     words alone belong to segment 0. Devices that share the vocabulary each have some rows of E."""
     inputs = inputs if isinstance(inputs, dict) else {"w_BN": inputs}
-    E_WD, w_BN = params["E_WD"], inputs["w_BN"]
+    E_WD, w_BN = jnp.asarray(params["E_WD"]), inputs["w_BN"]
     if layout.vocab is None:
         x_BND = E_WD[w_BN]
     else:  # one device has the row, and the others add 0
         here_BN = w_BN - jax.lax.axis_index(layout.vocab) * len(E_WD)
         mine_BN = (here_BN >= 0) & (here_BN < len(E_WD))
         x_BND = jax.lax.psum(jnp.where(mine_BN[..., None], E_WD[jnp.where(mine_BN, here_BN, 0)], 0), layout.vocab)
-    return x_BND + params["S_JD"][inputs.get("segment_BN", 0)] if "S_JD" in params else x_BND
+    return x_BND + jnp.asarray(params["S_JD"])[inputs.get("segment_BN", 0)] if "S_JD" in params else x_BND
 
 
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:

@@ -25,6 +25,7 @@ from tfm.attention import relative_position, score, value
 
 SIZES = "model.M=1 model.D=8 model.H=2 train.batch_size=16 train.evaluate_batch=64 train.steps=2 optim.warmup_steps=1"
 # What each run changes. Together they name every variant (a test below says so), several at once; of the scores some.
+ACTIVATED = {"quick_gelu", "silu", "tanh", "geglu", "geglu_tanh", "reglu"}  # others but for the activation: test_mlp
 RUNS = {
     "causal": "text.N=16 model.D=32 model.bias=false model.mlp=relu train.steps=60 train.log_every=20"
     " train.evaluate_every=30 optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
@@ -36,7 +37,8 @@ RUNS = {
     " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
     " optim.schedule=constant model.E=6",
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
-    " model.window=11 model.cap=9 model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
+    " model.window=11 model.cap=9 text.transform=bias model.rotary_scaling=linear:2"
+    " model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
     " sample.prompt=A sample.max_new_tokens=20 model.share=2",
     "digits": 'image.patch=4 image.augment=["shift","mixup"] model.norm=batch model.value=identity'
     " model.mlp=two_hidden_relu model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
@@ -251,7 +253,9 @@ def test_together_the_runs_name_every_variant(tmp_path):
         optim.schedule("?", peak=1.0, steps=2, warmup_steps=1, final_fraction=0.1)
     switches = "final_norm embed_norm".split()
     rooms = {"value": value, "norm": norm, "mlp": mlp, "position": position, "relative_position": relative_position}
-    offered = {f"model.{name}": set(by_name.candidates(room)) for name, room in rooms.items()} | {
+    offered = {f"model.{name}": set(by_name.candidates(room)) for name, room in rooms.items()}
+    offered["model.mlp"] -= ACTIVATED
+    offered |= {
         "model.scale": set(score.SCALES),
         "model.block": set(block.ORDERS),
         "model.attention": set(attention.IMPLEMENTATIONS),
@@ -261,7 +265,7 @@ def test_together_the_runs_name_every_variant(tmp_path):
         "text.tokenizer": set(tokenizer.KINDS),
         "image.head": set(models.CLASS_HEADS),
         "optim.schedule": set(str(refused.value).split("are: ")[1].split(", ")),
-        "text.transform": {"", "gelu"},
+        "text.transform": {"", "gelu", "bias"},
         "model.bias": {"all", "none"},
         **{key: {True, False} for key in ("text.tied_output", *(f"model.{s}" for s in switches))},
     }

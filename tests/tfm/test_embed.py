@@ -33,6 +33,8 @@ def test_words_of_segments_have_their_row_too_and_words_alone_that_of_segment_0(
     )
     for alone in (w_BN, {"w_BN": w_BN}):
         cases.close(embed.words.apply(params, alone), of_words_BND + params["S_JD"][0])
+    traced_BND = jax.jit(functools.partial(embed.words.apply, jax.device_get(params)))(w_BN)  # of NumPy's
+    cases.close(traced_BND, of_words_BND + params["S_JD"][0])
 
 
 def image(B=2, Y=6, X=9, Z=5) -> jax.Array:

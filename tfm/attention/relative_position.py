@@ -38,7 +38,7 @@ def offsets(n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 
 def _gathered(b_HR: jax.Array, index: jax.Array) -> jax.Array:
-    return jnp.moveaxis(linear.wide(b_HR)[:, index], 0, -3)
+    return jnp.moveaxis(linear.wide(jnp.asarray(b_HR))[:, index], 0, -3)
 
 
 def apart(bias: mask.Bias | None, n: jax.Array, s_S: jax.Array) -> jax.Array:

@@ -116,7 +116,7 @@ def slow_bias(name: str, params: dict, h: int):
 @cases.float64()
 def test_biases_equal_the_reference(name):
     """A bias keeps symmetric logits symmetric if b(k) = b(-k): in ALiBi, and in tables only by accident."""
-    params = cases.drawn(lambda key: BIASES[name].init(key, H=H, K=K, N=N))
+    params = jax.device_get(cases.drawn(lambda key: BIASES[name].init(key, H=H, K=K, N=N)))  # as NumPy has it
     bias = jax.jit(functools.partial(BIASES[name].bias, params, H=H))
     s_S = np.concatenate([np.arange(S), WIDE])
     for n in (ANY_N, ANY_BN, WIDE):

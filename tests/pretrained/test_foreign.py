@@ -1,0 +1,100 @@
+"""Somebody else's parameter tree becomes a run that every tool takes."""
+
+import contextlib
+import io
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from PIL import Image
+
+from configs import base
+from experiments.engine import errors
+from experiments.pretrained import foreign, hub, open_model
+from experiments.tools import classify, export, sample
+from tfm import shapes
+
+LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.bias": "none"}
+LLAMA |= {"model.relative_position": "rotary_halves", "model.H": 6, "model.G": 2, "model.K": 4, "model.D": 18}
+BLOCKS = "blocks/score/Uq_HKD blocks/score/Uk_GKD blocks/value/Uv_GKD".split()
+CASES = {  # an experiment, its settings, a mapping, and an array of theirs from ours: with layers numbered, or stacked
+    "language": (
+        LLAMA | {"text.N": 13, "model.M": 2, "model.F": 19},
+        {"h.{m}.qkv": ("D +K", *BLOCKS), "up": ("M D F", "blocks/mlp/W1_FD"), "words": ("D W", "embed/E_WD")},
+    ),
+    "vision": (
+        {"model.M": 2, "model.D": 8, "model.H": 2, "model.K": 3, "image.patch": 4, "image.head": "class_token"},
+        {"conv": ("D Z Y X", "embed/W_DP"), "token": ("1 1 D", "class/c_D")},
+    ),
+}
+
+
+def of(experiment: str, **changes):
+    made = base.get_config(experiment)
+    made.update_from_flattened_dict(CASES[experiment][0] | changes)
+    return made
+
+
+def imported(folder, experiment: str, mapping, arrays, **changes):
+    with contextlib.redirect_stdout(io.StringIO()):
+        return foreign.import_tree(mapping, arrays, of(experiment, **changes), folder)
+
+
+def theirs(experiment: str, flat: dict) -> dict:
+    """Our arrays in the layout of the mapping above, by hand."""
+    flat = dict(flat)
+    if experiment == "language":
+        q, k, v = (flat.pop(path) for path in BLOCKS)
+        rows = [np.concatenate([x[m].reshape(-1, 18) for x in (q, k, v)]) for m in range(2)]
+        flat |= {f"h.{m}.qkv": rows[m].T for m in range(2)} | {"up": flat.pop("blocks/mlp/W1_FD").swapaxes(1, 2)}
+        return flat | {"words": flat.pop("embed/E_WD").T}
+    kernel = flat.pop("embed/W_DP").reshape(8, 4, 4, 1).transpose(0, 3, 1, 2)
+    return flat | {"conv": kernel, "token": flat.pop("class/c_D")[None, None]}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def run(request, tmp_path_factory):
+    """(experiment, its folder, our arrays)."""
+    experiment, folder = request.param, tmp_path_factory.mktemp("runs") / "theirs"
+    with contextlib.redirect_stdout(io.StringIO()):
+        flat = shapes.flat(
+            jax.device_get(tiny.drawn(tiny.task_of(tiny.settings(experiment, model=False, **CASES[experiment][0]))))
+        )
+    imported(folder, experiment, CASES[experiment][1], theirs(experiment, flat))
+    return experiment, folder, flat
+
+
+def test_a_foreign_tree_is_a_run_for_every_tool(run, tmp_path):
+    experiment, folder, flat = run
+    made = open_model.open(folder)
+    found = shapes.flat(made.params)
+    assert found.keys() == flat.keys()
+    for path in flat:
+        np.testing.assert_array_equal(found[path], flat[path], err_msg=path)
+    if experiment == "vision":
+        Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(tmp_path / "digit.png")
+        assert tiny.command(classify, checkpoint=folder, file=tmp_path / "digit.png").code == 0
+        return
+    assert tiny.command(sample, checkpoint=folder, prompt="a", max_new_tokens=3).code == 0
+    export.run(folder, family="llama", workdir=tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, hub.read(tmp_path / "out").params, made.params)
+
+
+def test_what_does_not_fit_is_named_and_nothing_is_written(run, tmp_path):
+    experiment, folder, flat = run
+    mapping, arrays, new = CASES[experiment][1], theirs(experiment, flat), tmp_path / "new"
+    name = next(iter(mapping)).format(m=1)
+    for wrong, changed, sentence in (
+        ({}, {"more": np.zeros(3)}, r"more \(3,\) is left over"),
+        ({}, {name: None}, f"{name} .* is missing"),
+        ({}, {name: np.zeros((5, 7))}, f"{name} has shape"),
+        ({"odd": ("D", "blocks/norm/gain_D")}, {}, "its model has no blocks/norm/gain_D"),
+        ({name: ("H Q", "norm/gain_D")}, {}, "axes do not fit"),
+    ):
+        given = {key: array for key, array in (arrays | changed).items() if array is not None}
+        with pytest.raises(errors.UserError, match=sentence):
+            imported(new, experiment, mapping | wrong, given)
+    assert not new.exists()
+    with pytest.raises(errors.UserError, match="is there already"):
+        imported(folder, experiment, mapping, arrays)
