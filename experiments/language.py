@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from experiments import model as models
 from experiments import task as tasks
-from experiments.data import pretrained_tokenizer, text, tokenizer, tokens, windows
+from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
 from experiments.engine import batches, by_name, disk, errors, mesh, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
@@ -38,16 +38,16 @@ class Corpus(NamedTuple):
     train_T: np.ndarray | tokens.Mapped
     evaluation_T: np.ndarray | tokens.Mapped
     lines: list[str]  # about it, for a person
+    size: perplexity.Size | None  # of the evaluation part behind its first token; None where tokens are bytes
 
 
 def config() -> dict[str, ConfigDict]:
     """The text, what is asked of it, and what is shown at the end."""
     text, sample = ConfigDict(), ConfigDict()
-    text.source = (
-        "stdlib"  # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME
-    )
+    # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME
+    text.source = "stdlib"
     text.field = ""  # of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text
-    text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
+    text.tokenizer = "bytes"  # bytes, characters, bpe:8192 (words), or the path of a trained one: a file or a folder
     text.N = 64  # tokens of a window, the context
     text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
     text.tied_output = False  # the output matrix is the embedding
@@ -106,8 +106,10 @@ def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     of = pretrained_tokenizer.make(t.tokenizer, both[0], specials=specials, evaluation=both[1])
     rows = [tokens.of(of, part) for part in both]
     lengths = f"{len(rows[0]):,} tokens to train on, {len(rows[1]):,} to evaluate"
-    lines = [*documents.said.splitlines(), f"{documents.name}: {lengths}, vocabulary {of.size}"]
-    return Corpus(documents.name, of, *rows, lines)
+    fewer = f" ({t.tokenizer} asks for more, and the text has no more pairs)" if of.size < bpe.size(t.tokenizer) else ""
+    lines = [*documents.said.splitlines(), f"{documents.name}: {lengths}, vocabulary {of.size}{fewer}"]
+    size = None if t.tokenizer == "bytes" else perplexity.size(both[1], first=of.decode(rows[1][:1]))
+    return Corpus(documents.name, of, *rows, lines, size)
 
 
 def token_counts(token_T: np.ndarray | tokens.Mapped, *, W: int) -> np.ndarray:
@@ -149,8 +151,7 @@ def generated(
         raise errors.UserError(f"sample.prompt does not suit this text: {error}") from error
     if prompt_BN.size == 0:
         raise errors.UserError("sample.prompt must hold at least one token")
-    configs.at_least(0, {"sample.max_new_tokens": s.max_new_tokens})
-    configs.at_most(LONGEST, {"sample.max_new_tokens": s.max_new_tokens})  # or the run would not end
+    configs.at_least(0, {"sample.max_new_tokens": s.max_new_tokens}, most=LONGEST)  # or the run would not end
     how = {"steps": s.max_new_tokens, "temperature": TEMPERATURE}
     whole = prompt_BN.size + s.max_new_tokens
     fits = whole <= context or models.endless(settings.model, N=context)
@@ -202,7 +203,8 @@ def filled(corpus: Corpus, task: steps.Task, logits: Callable) -> Callable[[Any]
 
 
 def figures(settings, corpus: Corpus, task: steps.Task, show, params: Any, folder: pathlib.Path, rows: list[dict]):
-    """Loss curves, attention of a short piece of held-out text, and the sample or the filled-in words as text."""
+    """Loss curves, attention of a short piece of held-out text, and the sample or the filled-in words as text; and what
+    runs with other tokens can be compared by."""
     from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
     title = f"{settings.text.objective} language: {corpus.name}"
@@ -211,8 +213,13 @@ def figures(settings, corpus: Corpus, task: steps.Task, show, params: Any, folde
     words, answer = folder / "sample.txt", show(params)
     disk.write(words, f"{answer}\n".encode())
     print(f"\n{answer}")
-    return [
+    files = [
         draw.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per token", title=title),
         draw.attention_matrices(folder / "figures" / "attention.png", A_MHNS=A_MHNS, queries=tokens, keys=tokens),
         words,
     ]
+    loss, asked = [row["eval/loss"] for row in rows if "eval/loss" in row], len(corpus.evaluation_T) - 1
+    if not loss or corpus.size is None or settings.text.objective != "causal":
+        return files, {}
+    measures = perplexity.measures(loss[-1] * asked, tokens=asked, of=corpus.size)
+    return files, {f"eval/{name}": measures[name] for name in ("bits_per_byte", "perplexity_per_word")}

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from experiments.data import byte_level, tokenizer, vocabulary_files
+from experiments.data import bpe, byte_level, tokenizer, vocabulary_files
 from experiments.engine import disk, errors
 
 LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
@@ -31,6 +31,7 @@ USUAL = {
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"),
     "mask": ("[MASK]", "<mask>"),
     "pad": ("[PAD]", "<pad>"),
+    "between": (),  # two documents, as ours have it (bpe.py)
 }
 
 SPECIALS = (b"<unk>", b"<s>", b"</s>")  # of llama2.c
@@ -48,7 +49,7 @@ class OfRun(tokenizer.Plain):
 
 
 class Published(tokenizer.Tokenizer):
-    """That of a `tokenizers.Tokenizer`; `roles` names the specials that are bos, eos, mask and pad."""
+    """That of a `tokenizers.Tokenizer`; `roles` names the specials that are bos, eos, mask, pad, and between."""
 
     def __init__(
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
@@ -84,6 +85,14 @@ class Published(tokenizer.Tokenizer):
         if self._words is None:
             return super().each(parts)
         return byte_level.encoded(self.library, parts, self.dtype)
+
+    def parts(self, text: Iterable[bytes]) -> Iterator[list[str]]:
+        if self.between is None:
+            return super().parts(text)
+        name = self.name(self.between)
+        parts = super().parts(piece.replace(tokenizer.SEPARATOR.encode(), name.encode()) for piece in text)
+        apart = re.compile(f"({re.escape(name)})")
+        return (list(filter(None, itertools.chain.from_iterable(map(apart.split, part)))) for part in parts)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text, without the specials."""
@@ -212,7 +221,9 @@ def _beside(path: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def make(name: str, text: Iterable[bytes], **options: Any) -> tokenizer.Tokenizer:
-    """`tokenizer.make(name, text, **options)`, or what `read` finds in the file or folder of that name."""
+    """`tokenizer.make(name, text, **options)`, the BPE that 'bpe:8192' asks for, or what `read` finds at a path."""
+    if words := bpe.size(name):
+        return read(bpe.cached(text, words=words, specials=options.get("specials", ())))
     path = pathlib.Path(os.path.expanduser(name))
     if len(path.parts) > 1 and not path.exists():
         raise errors.UserError(f"text.tokenizer = {name} is a path, and nothing is there")

@@ -14,6 +14,7 @@ import numpy as np
 from experiments.engine import by_name, errors
 
 KINDS = ("bytes", "characters")
+BPE = "bpe:8192"  # as an example of its form; it is made by bpe.py
 UNKNOWN, MASK = "[UNK]", "[MASK]"
 SEPARATOR = "\0"  # stands between two documents
 LONGEST, PIECE, PART = 2**21, 2**16, 2**20  # characters: a library takes some 240 bytes of memory for each
@@ -35,7 +36,7 @@ class Tokenizer:
     size: int
     ordinary: int
     files: dict[str, bytes]
-    bos = eos = mask = pad = None  # the ids of these specials
+    bos = eos = mask = pad = between = None  # the ids of these specials, the last one between two documents
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text; what is not UTF-8 is U+FFFD."""
@@ -180,8 +181,9 @@ def listed(ids: Sequence[int] | np.ndarray) -> list[int]:
 
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
-        near = by_name.nearest(str(kind), KINDS)
-        raise errors.UserError(f"there is no tokenizer {kind!r}{near}: the tokenizers are {', '.join(KINDS)}")
+        near = by_name.nearest(str(kind), (*KINDS, BPE))
+        right = f"{', '.join(KINDS)}, {BPE} for a BPE of 8,192 words, or a path"
+        raise errors.UserError(f"there is no tokenizer {kind!r}{near}: the tokenizers are {right}")
 
 
 def decoded(text: Iterable[bytes]) -> Iterator[str]:

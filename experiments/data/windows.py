@@ -8,18 +8,22 @@ from experiments.engine import batches, errors
 HIDE, REPLACE = 0.8, 0.1
 
 
-def causal(token_T: np.ndarray, *, N: int, evaluation: bool = False) -> tuple[batches.Fetch, int]:
+def causal(token_T: np.ndarray, *, N: int, evaluation: bool = False, stride: int = 0) -> tuple[batches.Fetch, int]:
     """`(fetch, n)` for `batches`: `fetch(index_B, rng)` cuts those of a batch out of n windows.
 
     `w_BN` and the next token at each of its positions, `target_BN` (int32); `weight_BN` 1, and 0 on padding (float32).
     n = T - N: a window may start anywhere. For evaluation they follow one another, n = ceil((T - 1) / N), and every
-    token but the very first is a target once. UserError for fewer than N + 1 tokens.
+    token but the very first is a target once; with a stride below N they overlap, and all but the first window ask for
+    their last `stride` targets alone. UserError for fewer than N + 1 tokens.
     """
-    stride, n = _places(token_T, N=N, more=1, evaluation=evaluation)
+    step, n = _places(token_T, N=N, more=1, evaluation=evaluation)
+    if evaluation and 0 < stride < N:
+        step, n = stride, 1 + -(-(len(token_T) - 1 - N) // stride)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        position_BN = index_B[:, None] * stride + np.arange(N)
-        weight_BN = (position_BN < len(token_T) - 1).astype(np.float32)
+        position_BN = index_B[:, None] * step + np.arange(N)
+        known_BN = evaluation & (index_B[:, None] > 0) & (np.arange(N) < N - step)  # asked by the window before
+        weight_BN = ((position_BN < len(token_T) - 1) & ~known_BN).astype(np.float32)
         return {"w_BN": _at(token_T, position_BN), "target_BN": _at(token_T, position_BN + 1), "weight_BN": weight_BN}
 
     return fetch, n

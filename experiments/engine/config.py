@@ -157,18 +157,13 @@ def check_seed(seed: int) -> None:
         raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")
 
 
-def at_least(least: float, values: Mapping[str, float]) -> None:
-    """UserError for the first of these settings, by their keys, that is smaller than `least` or no number."""
-    for key, value in values.items():
-        if not least <= value < math.inf:
-            raise errors.UserError(f"{key} must be at least {least}, and {value} is not")
-
-
-def at_most(most: int, values: Mapping[str, int]) -> None:
-    """UserError for the first of these settings, by their keys, that is larger than `most`."""
+def at_least(least: float, values: Mapping[str, float], most: float = math.inf) -> None:
+    """UserError for the first of these settings, by their keys, that is no number from `least` to `most`."""
     for key, value in values.items():
         if value > most:
             raise errors.UserError(f"{key} must be at most {most:,}, and {value:,} is not")
+        if not least <= value < math.inf:
+            raise errors.UserError(f"{key} must be at least {least}, and {value} is not")
 
 
 def check_numbers(values: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from experiments.engine import (
 from tfm import layout as layouts
 from tfm import shapes
 
+WORDS = "tokenizer.json"  # which ids would mean others, were they to change
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
 # (params, folder, metrics) -> files written, or these and more final numbers by name
 Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
@@ -83,6 +84,9 @@ def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Me
             if writes:
                 workdir.keep_sources(folder, settings.sources())
             for name, content in work.files.items() if writes else ():
+                if resumed and name == WORDS and (folder / name).is_file() and (folder / name).read_bytes() != content:
+                    wrong = "names other words than this config makes now, of its text and by the library that is here"
+                    raise errors.UserError(f"{folder / name} {wrong}, and the run cannot go on with these")
                 disk.write(folder / name, content)
             flops, compiled, seconds = describe(plan, state), plan.step, 0.0
             if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not compiled

@@ -70,15 +70,14 @@ def run(
     workdir: str | os.PathLike = "",
 ) -> str | list[str] | None:
     """Go on with the prompt: the whole text; of several prompts, samples or lines a list of texts."""
-    config.at_least(1, {"samples": samples})
-    for number in (seed, seed + samples - 1):
-        config.check_seed(number)
+    config.at_least(1, {"samples": samples}, most=MOST)
+    config.check_seed(seed)
+    config.check_seed(seed + samples - 1)
     if json and not topology:
         raise errors.UserError("--json is for --topology: a file for what the compiler says")
     chance = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    chance |= {"repetition_penalty": repetition_penalty}
-    config.at_least(0, {"max_new_tokens": max_new_tokens})
-    config.at_most(LONGEST, {"max_new_tokens": max_new_tokens})
+    chance["repetition_penalty"] = repetition_penalty
+    config.at_least(0, {"max_new_tokens": max_new_tokens}, most=LONGEST)
     if top_p == 0:
         raise errors.UserError("top_p must be above 0 and at most 1, and 0 is not")
     try:
@@ -138,29 +137,22 @@ def run(
             B, N = padded(ids, of.context).shape
             return compiler_report.show(described(of, B, min(N, context)))
     write = command.output(workdir, "sample.txt")
-    whole = [text for line in lines() for text in refused(tell, [line])] if typed else tell(texts or [""])
+    whole = list(answers(tell)) if typed else tell(texts or [""])
     write("\n\n".join(whole))
     return whole[0] if isinstance(prompt, str) and samples == 1 and not typed else whole
 
 
-def lines() -> Iterator[str]:
-    """What is typed, line by line."""
+def answers(tell: Callable[[list[str]], list[str]]) -> Iterator[str]:
+    """To each line that is typed; where there is none, the sentence is told, for the next line may be better."""
     while True:
         try:
-            yield input("> " if sys.stdin.isatty() else "")
+            yield from tell([input("> " if sys.stdin.isatty() else "")])
         except EOFError:
             return
-        except UnicodeDecodeError as error:
+        except UnicodeDecodeError as error:  # what is behind it cannot be read
             raise errors.UserError(f"what is read is not text in UTF-8: {error}") from error
-
-
-def refused(answer: Callable[[list[str]], list[str]], texts: list[str]) -> list[str]:
-    """The answer; where there is none, the sentence is told, for the next line may be better."""
-    try:
-        return answer(texts)
-    except errors.UserError as error:
-        log.say(f"error: {errors.line(error)}\n")
-        return []
+        except errors.UserError as error:
+            log.say(f"error: {errors.line(error)}\n")
 
 
 def padded(ids: list[list[int]], context: int | None) -> np.ndarray:

@@ -80,7 +80,7 @@ def test_unseen_characters_are_unknown(unseen):
 
 
 def test_an_unknown_kind_lists_the_known_ones_and_characters_need_utf8():
-    with pytest.raises(errors.UserError, match="'charcters'.*did you mean .characters.*bytes, characters"):
+    with pytest.raises(errors.UserError, match="'charcters'.*did you mean .characters.*bytes, characters, bpe:8192"):
         tokenizer.make("charcters", [])
     latin = "naïve".encode("latin-1")
     for documents, evaluation in (([b"a\0", latin], []), ([b"a"], [latin])):

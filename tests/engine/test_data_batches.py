@@ -202,12 +202,13 @@ def test_causal_training_windows_start_anywhere(sizes):
     assert (batch["weight_BN"] == 1).all() and batch["weight_BN"].shape == (n, N)
 
 
-@hypothesis.given(TOKENS, st.integers(1, 7))
-@hypothesis.settings(deadline=None, max_examples=25)
-def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch):
+@hypothesis.given(TOKENS, st.integers(1, 7), st.integers(0, 9))
+@hypothesis.settings(deadline=None, max_examples=50)
+def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch, stride):
+    """Behind as many others as windows that overlap hold."""
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
-    fetch, n = windows.causal(token_T, N=N, evaluation=True)
+    fetch, n = windows.causal(token_T, N=N, evaluation=True, stride=stride)
     dataset = batches.evaluation(fetch, n=n, batch=batch)
     arrays = [dataset[step] for step in range(len(dataset))]
     asked = [part["target_BN"][part["weight_BN"] == 1] for part in arrays]
@@ -215,6 +216,8 @@ def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch)
     assert np.concatenate(asked).tolist() == list(range(1, T))
     assert np.concatenate(given).tolist() == list(range(T - 1))
     assert all(set(np.unique(part["weight_BN"])) <= {0, 1} for part in arrays)
+    first = np.concatenate([part["w_BN"][:, 0] for part in arrays])[:n]
+    assert first.tolist() == [i * (stride if 0 < stride < N else N) for i in range(n)]
 
 
 def test_masking_follows_the_rule():

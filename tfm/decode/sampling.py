@@ -2,8 +2,17 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tfm import linear
+
+RIGHT = {  # whether a number is, and what to say
+    "temperature": (lambda t: 0 <= t < np.inf, "the temperature must be 0 or a positive number"),
+    "top_k": (lambda k: not isinstance(k, float) and k >= 0, "top_k must be a number of words, or 0 for all"),
+    "top_p": (lambda p: 0 <= p <= 1, "top_p must be a probability between 0 and 1"),
+    "min_p": (lambda p: 0 <= p <= 1, "min_p must be a probability between 0 and 1"),
+    "repetition_penalty": (lambda x: 0 < x < np.inf, "the repetition penalty must be a positive number, 1 for none"),
+}
 
 
 def apply_temperature(logits_BW: jax.Array, temperature: float) -> jax.Array:
@@ -72,8 +81,7 @@ def filtered(
     """The logits that a word is drawn from: those of the words so far, length_B of w_BN, `discourage`d; divided by the
     temperature; cut to the `top_k` most likely, of these to the nucleus of `top_p`, of these to `min_p`. Temperature 0
     neither divides nor cuts: `draw` takes the most likely word. ValueError for numbers out of range."""
-    chance = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    refuse(**chance, repetition_penalty=repetition_penalty)
+    refuse(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty)
     l_BW = linear.wide(jnp.asarray(logits_BW))
     if repetition_penalty != 1:
         if w_BN is None or length_B is None:
@@ -93,24 +101,12 @@ def draw(key: jax.Array, logits_BW: jax.Array, *words: jax.Array, **chance: floa
     return jax.vmap(jax.random.categorical)(one_per_sequence(key, len(l_BW)), l_BW).astype(jnp.int32)
 
 
-def refuse(
-    *,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-) -> None:
+def refuse(**chance: float) -> None:
     """ValueError unless temperature >= 0, top_k >= 0 is whole, 0 <= top_p, min_p <= 1 and repetition_penalty > 0."""
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(f"the temperature must be 0 or a positive number, not {temperature}")
-    if isinstance(top_k, float) or top_k < 0:
-        raise ValueError(f"top_k must be a number of words, or 0 for all, not {top_k}")
-    for name, p in (("top_p", top_p), ("min_p", min_p)):
-        if not 0 <= p <= 1:
-            raise ValueError(f"{name} must be a probability between 0 and 1, not {p}")
-    if not 0 < repetition_penalty < float("inf"):
-        raise ValueError(f"the repetition penalty must be a positive number, and 1 for none, not {repetition_penalty}")
+    for name, value in chance.items():
+        right, words = RIGHT[name]
+        if not right(value):
+            raise ValueError(f"{words}, not {value}")
 
 
 def one_per_sequence(key: jax.Array, B: int) -> jax.Array:

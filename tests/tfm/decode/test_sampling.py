@@ -156,7 +156,7 @@ def test_every_sequence_has_its_own_key():
         ({"top_p": -0.1}, "top_p"),
         ({"top_p": float("nan")}, "top_p"),
         ({"min_p": 1.1}, "min_p must be a probability between 0 and 1, not 1.1"),
-        ({"repetition_penalty": 0}, "repetition penalty must be a positive number, and 1 for none, not 0"),
+        ({"repetition_penalty": 0}, "repetition penalty must be a positive number, 1 for none, not 0"),
         ({"repetition_penalty": 1.2}, "needs the words so far"),
     ],
 )

@@ -1,0 +1,62 @@
+"""A byte-level BPE of a run's own text (Sennrich et al. 2016; of bytes: Radford et al. 2019, section 2.2)."""
+
+import hashlib
+import pathlib
+import re
+from collections.abc import Iterable
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from experiments.data import tokenizer
+from experiments.engine import disk, errors, log
+
+BETWEEN = "<|endoftext|>"  # two documents, and after a text that is drawn
+MOST = 2**20  # words
+LONG = 2**25  # bytes of text, from which on it is told that it takes a while: 40 s on two cores
+VERSION = 1  # of what is in the cache
+
+
+def size(name: str) -> int:
+    """The number of words in 'bpe:8192', 0 where the name is of another form. UserError for too few or many."""
+    asked = re.fullmatch(r"bpe:(\d{1,9})", name)
+    least = 256 + 2  # bytes, and the specials of any objective
+    if asked and not least <= int(asked[1]) <= MOST:
+        wrong = f"text.tokenizer = {name} must be of at least {least} words (the bytes, and specials)"
+        raise errors.UserError(f"{wrong} and at most {MOST:,}: {tokenizer.BPE}")
+    return int(asked[1]) if asked else 0
+
+
+def train(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> dict[str, bytes]:
+    """The files of a tokenizer of so many words, by name, as `transformers` reads them, too; fewer where the text has
+    no more pairs. `text` as in Tokenizer.join. The same text gives the same files. UserError for text not in UTF-8."""
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    # The space before a hidden word belongs to it, as that before any other word does.
+    added = [BETWEEN, *(AddedToken(special, lstrip=True, special=True) for special in specials)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    rule = {"vocab_size": words, "special_tokens": added, "initial_alphabet": alphabet, "show_progress": False}
+    library.train_from_iterator(tokenizer.documents(text), trainer=trainers.BpeTrainer(**rule))
+    says = dict.fromkeys(("bos_token", "eos_token", "between_token"), BETWEEN)
+    says |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    says |= {"mask_token": tokenizer.MASK} if tokenizer.MASK in specials else {}
+    return {"tokenizer_config.json": disk.as_json(says), "tokenizer.json": library.to_str().encode()}
+
+
+def cached(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> pathlib.Path:
+    """The folder in the cache with the files of `train`, made once of a text (text.Part) and these numbers."""
+    key = repr([VERSION, text.digest, words, specials]).encode()
+    folder = disk.cache_folder() / "tokenizers" / hashlib.sha256(key).hexdigest()[:32]
+    if (folder / "tokenizer.json").is_file():  # it is written last
+        return folder
+    if text.size >= LONG:
+        log.say(f"a BPE of {words:,} words is learned from {disk.size(text.size)} of text", "\n")
+    files = train(text, words=words, specials=specials)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            disk.write(folder / name, content)
+    except OSError as error:
+        remedy = "make room, or let $XDG_CACHE_HOME name another folder"
+        raise errors.UserError(f"{folder} cannot be written: {disk.reason(error)}; {remedy}") from error
+    return folder

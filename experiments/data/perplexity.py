@@ -1,0 +1,32 @@
+"""What a model says of a text, in units that do not depend on its tokens."""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Size(NamedTuple):
+    """Of a text: its bytes, and its words, which are what stands between spaces, tabs and line ends."""
+
+    bytes: int
+    words: int
+
+
+def size(text: Iterable[bytes], first: str = "") -> Size:
+    """That of a text (as in Tokenizer.join), without the NUL between two documents; its bytes without those of
+    `first`, the token from which on tokens are predicted."""
+    n, words, inside = -len(first.encode()), 0, False
+    for piece in filter(None, text):
+        n += len(piece) - piece.count(b"\0")
+        piece = piece.replace(b"\0", b" ")
+        words += len(piece.split()) - (inside and not piece[:1].isspace())
+        inside = not piece[-1:].isspace()
+    return Size(n, words)
+
+
+def measures(nats: float, *, tokens: int, of: Size) -> dict[str, float]:
+    """Of the nats of all tokens, -sum ln p: nats / (ln 2 bytes), the bits per byte, and exp(nats / words) and
+    exp(nats / tokens), the perplexities."""
+    logs = {"perplexity_per_token": nats / tokens, "perplexity_per_word": nats / max(of.words, 1)}
+    measures = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / max(of.bytes, 1)}
+    return measures | {name: math.exp(min(log, 700.0)) for name, log in logs.items()}  # what is more, no float holds

@@ -1,0 +1,87 @@
+"""A byte-level BPE of a run's own text: its words, what stands between documents, and that it is made once."""
+
+import hypothesis
+import numpy as np
+import pytest
+import small_files
+from hypothesis import strategies as st
+from small_files import KING, elsewhere  # noqa: F401
+
+from experiments.data import bpe, perplexity, pretrained_tokenizer, text
+from experiments.engine import errors
+
+WORDS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
+
+
+def made(folder, name: str = "bpe:300", **contents: bytes):
+    """The tokenizer of a folder's text, and the text."""
+    small_files.write(folder, **{"train.txt": KING, "valid.txt": KING[:99]} | contents)
+    found = text.load(str(folder))
+    return pretrained_tokenizer.make(name, found.train, specials=("[MASK]",), evaluation=found.evaluation), found.train
+
+
+def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_path, monkeypatch):
+    words, part = made(tmp_path / "a")
+    ids = words.join(part)
+    assert 258 < words.size <= 300 and len(ids) < len(KING) / 4 and words.decode(ids) == KING.decode()
+    assert (words.bos, words.eos, words.mask) == (0, 0, 1) and words.decode([0]) == ""
+    assert words.encode("A [MASK] who").tolist()[1:2] == [1]  # with the space before it
+    again = bpe.train([KING[:7], KING[7:]], words=300, specials=("[MASK]",))
+    assert again == words.files
+    monkeypatch.setattr(bpe, "train", None)
+    same, _ = made(tmp_path / "b")  # the same text elsewhere
+    assert same.files == words.files
+
+
+def test_what_stands_between_documents_is_between_those_of_whoever_reads_its_files(tmp_path):
+    files = bpe.train([KING.replace(b". ", b".\n\n")], words=300, specials=())
+    words = pretrained_tokenizer.read(small_files.write(tmp_path, **files))
+    ids = words.join([b"A king\n\n\0", b"  who"]).tolist()
+    assert ids == [*words.encode("A king\n\n"), 0, *words.encode("  who")]
+    assert "ĊĊ" in map(words.name, ids)  # which a word that goes on into the next document would not have
+
+
+def test_fewer_words_are_made_of_a_text_without_more_pairs(tmp_path):
+    words, _ = made(tmp_path, "bpe:9000")
+    assert words.size < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("bpe:257", "bpe:257 must be of at least 258 words .*: bpe:8192"),
+        ("bpe:2000000", "at most 1,048,576"),
+        ("bpe", "no tokenizer 'bpe' .did you mean \"bpe:8192\".*: the tokenizers are bytes, characters, bpe:8192"),
+        ("BPE:8192", 'did you mean "bpe:8192"'),
+        ("bpe:8k", 'did you mean "bpe:8192"'),
+    ],
+)
+def test_what_names_no_number_of_words_is_refused(tmp_path, name, sentence):
+    with pytest.raises(errors.UserError, match=sentence):
+        made(tmp_path, name)
+
+
+def test_what_is_not_utf8_is_refused_and_nothing_is_kept(tmp_path):
+    with pytest.raises(errors.UserError, match="not UTF-8 text .*use the 'bytes' tokenizer"):
+        made(tmp_path, **{"train.txt": KING + b"\xff"})
+    assert not list((tmp_path / "cache").rglob("tokenizer*.json"))
+
+
+@hypothesis.given(documents=WORDS, cuts=st.lists(st.integers(0, 40), max_size=5))
+@hypothesis.settings(deadline=None, max_examples=60)
+def test_bytes_and_words_are_those_of_the_whole_text_however_it_comes(documents, cuts):
+    whole = "\0".join(documents).encode()
+    ends = [0, *sorted(cuts), len(whole)]
+    pieces = [whole[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    words = sum(len(document.encode().split()) for document in documents)
+    assert perplexity.size(pieces) == (sum(len(document.encode()) for document in documents), words)
+    assert perplexity.size(pieces, first="é").bytes == perplexity.size(pieces).bytes - 2
+
+
+def test_perplexities_are_those_of_their_definitions():
+    p_T = np.array([0.5, 0.1, 0.25, 0.9])
+    found = perplexity.measures(-np.log(p_T).sum(), tokens=4, of=perplexity.Size(11, 2))
+    np.testing.assert_allclose(found["perplexity_per_token"], np.prod(1 / p_T) ** (1 / 4))
+    np.testing.assert_allclose(found["perplexity_per_word"], np.prod(1 / p_T) ** (1 / 2))
+    np.testing.assert_allclose(found["bits_per_byte"], -np.log2(p_T).sum() / 11)
+    assert np.isfinite(perplexity.measures(1e5, tokens=4, of=perplexity.Size(0, 0))["perplexity_per_word"])

@@ -1,0 +1,116 @@
+"""A run with a BPE of its own text in use: what it makes of a named file; sampled, exported, opened by others."""
+
+import contextlib
+import io
+import json
+import pathlib
+
+import numpy as np
+import published
+import pytest
+import tiny
+from scipy.special import log_softmax
+from small_files import KING
+
+from experiments.data import bpe, perplexity, pretrained_tokenizer, text
+from experiments.pretrained import open_model
+from experiments.tools import evaluate, export, sample
+
+N = 7
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> pathlib.Path:
+    """The folder of a model of 300 words at most, beside a test.txt."""
+    folder = tmp_path_factory.mktemp("bpe")
+    (folder / "text.txt").write_bytes(KING)
+    (folder / "test.txt").write_bytes(b"Two kings\twho read fight\n" * 3 + "kingé".encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        return published.run(folder / "run", "language", **words(folder / "text.txt"))
+
+
+def words(file: pathlib.Path) -> dict:
+    return {"text.source": str(file), "text.tokenizer": "bpe:300", "text.N": N, "sample.prompt": "A", "model.M": 1}
+
+
+@pytest.mark.parametrize("stride", [0, 3])
+def test_every_token_is_counted_once_behind_those_of_its_window(run, tmp_path, stride):
+    file, model = run.with_name("test.txt"), open_model.open(run)
+    token_T = open_model.words(model).encode(file.read_text())
+    nats, end = 0.0, 1
+    for start in range(0, len(token_T), stride or N):
+        window = token_T[start : start + N + 1]
+        if end < start + len(window):
+            log_p_NW = log_softmax(np.float64(model(window[None, :-1])[0]), axis=-1)
+            log_p_N = log_p_NW[np.arange(len(window) - 1), window[1:]]
+            nats, end = nats - log_p_N[end - start - 1 :].sum(), start + len(window)
+    assert end == len(token_T) > 3 * N
+    first = len(open_model.words(model).decode(token_T[:1]).encode())
+    outcome = tiny.command(evaluate, checkpoint=run, file=file, stride=stride, workdir=tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "") and f"{81 - first} bytes, 16 words): {end - 1} tokens" in outcome.out
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = evaluate.run(run, file=file, stride=stride)
+    right = {"nats_per_token": nats / (end - 1), "bits_per_byte": nats / np.log(2) / (81 - first)}
+    right |= {"perplexity_per_word": np.exp(nats / 16), "perplexity_per_token": np.exp(nats / (end - 1))}
+    assert {name: found[name] for name in right} == pytest.approx(right, rel=1e-4)
+    assert (tmp_path / "out" / "evaluation.txt").read_text() == outcome.out
+
+
+def test_its_words_go_with_it_where_others_open_it(run, tmp_path):
+    """Its text ends where a document does; transformers opens what is exported, and goes on with the same words."""
+    outcome = tiny.command(export, checkpoint=run, family="gpt2", workdir=tmp_path / "out")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 0
+    with contextlib.redirect_stdout(io.StringIO()):
+        told = sample.run(tmp_path / "out", prompt="A king", max_new_tokens=7, temperature=0.0)
+        assert told == sample.run(run, prompt="A king", max_new_tokens=7, temperature=0.0)
+    transformers = pytest.importorskip("transformers", reason="it is opened there with the extra [parity]")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    library = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (library.eos_token, library.bos_token) == ("<|endoftext|>",) * 2
+    given = library("A king", return_tensors="pt")
+    ids = theirs.generate(**given, max_new_tokens=7, do_sample=False, pad_token_id=0)[0]
+    assert library.decode(ids, skip_special_tokens=True) == told
+
+
+def test_a_run_from_it_has_its_words_and_goes_on_with_no_others(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent))
+    monkeypatch.setattr(bpe, "train", None)
+    few = {
+        "train.steps": 1,
+        "train.batch_size": 8,
+        "optim.warmup_steps": 0,
+        "train.evaluate_batch": 8,
+        "init_from": str(run),
+        "sample.max_new_tokens": 3,
+    }
+    few |= tiny.MODEL | words(run.with_name("text.txt"))
+    file, folder = tiny.config_file(tmp_path, "language", **few), tmp_path / "run"
+    outcome = tiny.run("--config", file, "--workdir", str(folder))
+    assert (outcome.code, outcome.err) == (0, "") and "starting from" in outcome.out
+    summary = json.loads((folder / "summary.json").read_text())
+    part = text.load(str(run.with_name("text.txt"))).evaluation
+    made = pretrained_tokenizer.read(folder)
+    token_T = made.join(part)
+    nats, size = summary["eval/loss"] * (len(token_T) - 1), perplexity.size(part, first=made.decode(token_T[:1]))
+    assert summary["eval/bits_per_byte"] == pytest.approx(nats / np.log(2) / size.bytes)
+    assert summary["eval/perplexity_per_word"] == pytest.approx(np.exp(nats / size.words))
+    (folder / "summary.json").unlink()
+    (folder / "tokenizer.json").write_text("{}")
+    outcome = tiny.run("--config", file, "--workdir", str(folder))
+    assert outcome.code == 2 and "tokenizer.json names other words than this config makes now" in outcome.err
+
+
+def test_what_cannot_be_evaluated_is_refused_in_a_sentence(run, tmp_path):
+    (tmp_path / "short.txt").write_text("A")
+    (tmp_path / "image.txt").write_bytes(b"\x89PNG")
+    for file, stride, sentence in (
+        ("absent.txt", 0, "there is no file"),
+        ("short.txt", 0, "short.txt has 1 tokens"),
+        ("image.txt", 0, "is a PNG image, not text"),
+        ("", 0, "--file=test.txt"),
+        (run.with_name("test.txt"), -1, "stride must be at least 0"),
+    ):
+        file = tmp_path / file if file else ""
+        assert sentence in tiny.refusal(evaluate, checkpoint=run, file=file, stride=stride)
