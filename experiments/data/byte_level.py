@@ -15,21 +15,17 @@ import tokenizers
 # GPT-2's rule ends a word wherever this one does, so that no token crosses such an end.
 WORD = re.compile(r" ?\S+|\s+(?!\S)|\s+")
 STRANGE = "\x1c\x1d\x1e\x1f"  # whitespace to Python alone
-REMEMBERED = 2**18  # words, of some 260 bytes of memory each
+REMEMBERED, LONG = 2**18, 99  # words, of some 260 bytes of memory each; characters of one that is not remembered
 MOST_PROCESSES = 8
 
 
 def applies(library: tokenizers.Tokenizer) -> bool:
-    """Whether the ids of a text are those of its words: BPE by GPT-2's rule, and nothing that looks beyond a word, as a
-    normaliser, specials around a text or an added token with the space beside it may."""
+    """Whether the ids of a text are those of its words: BPE by GPT-2's rule, without normaliser or specials around."""
     said = json.loads(library.to_str())
     rule, model = said["pre_tokenizer"] or {}, said["model"]
     rules = rule.get("type") == "ByteLevel" and rule["use_regex"] and not rule["add_prefix_space"]
     alone = not library.num_special_tokens_to_add(False) and said["normalizer"] is None
-    added = any(
-        token["lstrip"] or token["rstrip"] or re.search(r"\s", token["content"]) for token in said["added_tokens"]
-    )
-    return rules and alone and not added and model["type"] == "BPE" and not model["dropout"]
+    return rules and alone and model["type"] == "BPE" and not model["dropout"]
 
 
 class Words(dict):
@@ -37,16 +33,20 @@ class Words(dict):
 
     def __init__(self, library: tokenizers.Tokenizer, dtype: np.dtype):
         self._library, self._dtype = library, dtype
+        added = (token.content for token in library.get_added_tokens_decoder().values())
+        self._beyond = (*STRANGE, *added)  # what looks beyond a word, as an added token at the spaces beside it may
 
     def __missing__(self, word: str) -> bytes:
+        ids = np.array(self._library.encode(word, add_special_tokens=False).ids, self._dtype).tobytes()
         if len(self) >= REMEMBERED:
             self.clear()
-        self[word] = ids = np.array(self._library.encode(word, add_special_tokens=False).ids, self._dtype).tobytes()
+        if len(word) < LONG:
+            self[word] = ids
         return ids
 
     def ids(self, texts: Iterable[str]) -> np.ndarray:
         """Those of all texts, in a row."""
-        words = ([text] if any(map(text.__contains__, STRANGE)) else WORD.findall(text) for text in texts)
+        words = ([text] if any(map(text.__contains__, self._beyond)) else WORD.findall(text) for text in texts)
         return np.frombuffer(b"".join(map(self.__getitem__, itertools.chain.from_iterable(words))), self._dtype)
 
 
