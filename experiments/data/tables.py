@@ -108,6 +108,8 @@ def hub(source: str, field: str) -> list[files.File]:
     read as a stream, a folder of data files, or one that `save_to_disk` has written. UserError where there is none."""
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)
+    if not name:
+        raise errors.UserError(f"{source!r} needs the name of a data set: hub:NAME, hub:NAME:CONFIG or hub:FOLDER")
     with files.extra(source), _refusing(source):
         import datasets
 

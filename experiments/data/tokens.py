@@ -13,6 +13,7 @@ import zlib
 from typing import Any
 
 import numpy as np
+import tqdm
 
 from experiments.data import files, text, tokenizer
 from experiments.engine import disk, errors, log
@@ -64,14 +65,16 @@ def _make(file: pathlib.Path, words: tokenizer.Tokenizer, part: text.Part) -> No
     draft = file.with_suffix(".draft")
     said = _said(draft)
     again = f", from {disk.size(said['bytes'])} on" if said["bytes"] else ""
-    log.say(f"tokens of a text of {disk.size(part.size)} are written to {file}{again}", "\n")
-    with draft.open("r+b" if said["bytes"] else "wb") as out:
+    log.say(f"the tokens of a text are written, once, to {file}{again}", "\n")
+    line = tqdm.tqdm(initial=said["bytes"], unit="B", unit_scale=True, disable=None)  # on a terminal alone
+    with line, draft.open("r+b" if said["bytes"] else "wb") as out:
         out.truncate(said["bytes"])
         out.seek(said["bytes"])
         saved = said["bytes"]
         with contextlib.closing(words.each(itertools.islice(words.parts(part), said["parts"], None))) as rows:
             for ids in rows:
                 end = said["bytes"] + out.write(ids.data)
+                line.update(end - said["bytes"])
                 said = {"parts": said["parts"] + 1, "bytes": end, "crc32": zlib.crc32(ids.data, said["crc32"])}
                 if end - saved >= SAVED:
                     out.flush()

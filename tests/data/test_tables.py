@@ -118,6 +118,8 @@ def test_without_a_field_json_lines_are_the_text_and_what_is_not_installed_is_na
     write(tmp_path, **{"a.jsonl": jsonl(["x"] * 20), "a.txt.zst": zstd(b"x" * 20)})
     assert b"".join(map(b"".join, text.load(str(tmp_path / "a.jsonl"))[1:3])) == jsonl(["x"] * 20)
     assert b"".join(map(b"".join, text.load(str(tmp_path / "a.txt.zst"))[1:3])) == b"x" * 20
+    with pytest.raises(errors.UserError, match="'hub:' needs the name of a data set: hub:NAME"):
+        text.load("hub:", "said")
     for missing, source in {"pyarrow": str(tmp_path / "a.txt.zst"), "datasets": "hub:me/play"}.items():
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(errors.UserError, match=rf'needs the package {missing}: pip install -e ".\[hub\]"'):
