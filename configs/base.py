@@ -75,7 +75,7 @@ def common() -> ml_collections.ConfigDict:
     model.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
     model.value = "low_rank"  # low_rank, full_rank, identity (value.py)
-    model.norm = "token"  # token, token_plain, rms, batch, instance (norm.py)
+    model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py)
     model.eps = 1e-5  # inside the root of the norm
     model.mlp = "gelu"  # relu, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
     # swiglu, geglu, geglu_tanh, reglu (mlp.py)
@@ -85,12 +85,12 @@ def common() -> ml_collections.ConfigDict:
     model.rotary_scaling = "none"  # for longer texts: linear:factor, dynamic:factor:N, llama3:factor:low:high:N,
     # yarn:factor:N:fast:slow:length; 'linear:2' halves the angles (rotary_scaling.py)
     model.window = 0  # attention only to tokens nearer than this; 0: to all
-    model.block = "pre_norm"  # pre_norm, post_norm (block.py)
+    model.block = "pre_norm"  # pre_norm, post_norm, plain (without residual connections; block.py)
     model.final_norm = True  # a norm between the last block and the head
     model.embed_norm = False  # a norm between the positions and the first block
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
-    model.bias = ml_collections.FieldReference("all", field_type=(str, bool))  # all (or True), none (False), attention,
-    # mlp, qkv: which products add a bias; qkv: those of queries, keys and values
+    model.bias = ml_collections.FieldReference("all", field_type=(str, bool))  # all, none, attention, mlp,
+    # qkv (which products add one: block.py)
     model.dropout = 0.0  # share of each stage's output, and of the embedding's, set to 0 in training
     model.attention = "flash"  # explicit, flash (memory linear in N, by the kernels of a TPU or a GPU)
     model.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)

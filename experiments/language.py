@@ -63,8 +63,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     t, m = settings.text, settings.model
     corpus = read(settings, by_name.choose("objective", t.objective, OBJECTIVES))
     hidden, W = t.objective == "masked", corpus.tokenizer.size
-    if not hidden and m.norm == "instance":
-        raise errors.UserError("model.norm = instance looks at later words, which a causal model is to predict")
+    if not hidden:
+        models.check_causal(m)
     configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
     prefix = t.N // 2 if t.objective == "prefix" else 0
     causal = masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal

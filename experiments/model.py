@@ -58,13 +58,14 @@ def language(
         names = dict.fromkeys(mlp.ACTIVATIONS, "")
         activation = mlp.ACTIVATIONS[by_name.choose("transform", transform, names) or transform]
     config.at_least(0, {"model.E": m.E})
-    if m.E and (m.norm == "batch" or tied_output and not (transform or C)):
-        wrong = "another model.norm than batch" if m.norm == "batch" else "text.transform, or text.tied_output = False"
+    batch = m.norm.startswith("batch")
+    if m.E and (batch or tied_output and not (transform or C)):
+        wrong = f"another model.norm than {m.norm}" if batch else "text.transform, or text.tied_output = False"
         raise errors.UserError(f"model.E = {m.E} needs {wrong}")
     if transform and C:
         output = output._replace(apply=head.first_word_of(activation).apply)
     elif transform:
-        if m.norm == "batch":
+        if batch:
             raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
         init = functools.partial(head.transformed_init, output.init, norm=variants.choose(m, "norm"), E=m.E)
         output = output._replace(init=init)
@@ -96,8 +97,7 @@ def patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
 
 def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) -> Model:
     """The encoder-decoder that the section `m` describes, M layers each, for up to N tokens on either side."""
-    if m.norm == "instance":
-        raise errors.UserError("model.norm = instance looks at later tokens: a decoder needs another norm")
+    check_causal(m)
     words, output = sized(embed.words, W=W), sized(head.next_word, W=W)
     return build(m, embed=words, head=output, N=N, cross=True, tied_output=tied_output)
 
@@ -118,12 +118,16 @@ def build(
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)
     by_name.choose("bias", m.bias, block.BIASES)
-    parts = transformer.Parts(embed, variants.choose(m, "position"), block_parts(m, cross=cross), head)
+    inner = block_parts(m, cross=cross)
+    if m.norm == "batch_features":
+        inner = inner._replace(norm=sized(inner.norm, N=N))
+    parts = transformer.Parts(embed, variants.choose(m, "position"), inner, head)
     parts = parts._replace(transform=transform) if transform else parts
     call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1, "share": m.share}
     config.at_least(1, {"model.share": m.share})
-    if m.M % m.share or m.share > 1 and m.norm == "batch":
-        wrong = "another model.norm than batch" if m.norm == "batch" else f"to divide model.M = {m.M}"
+    batch = m.norm.startswith("batch")
+    if m.M % m.share or m.share > 1 and batch:
+        wrong = f"another model.norm than {m.norm}" if batch else f"to divide model.M = {m.M}"
         raise errors.UserError(f"model.share = {m.share} needs {wrong}")
     tree |= sizes(m) | {"share": m.share, "N": N, "final_norm": m.final_norm, "bias": m.bias}
     tree |= {} if cross else {"embed_norm": m.embed_norm}
@@ -214,6 +218,15 @@ def sizes(m: config.Settings) -> dict[str, int]:
     return numbers
 
 
+def check_causal(m: config.Settings) -> None:
+    """UserError for a norm that a causal model cannot have."""
+    if getattr(variants.choose(m, "norm"), "whole", False):
+        raise errors.UserError(
+            f"model.norm = {m.norm} needs all tokens of a sequence at once, and a causal model sees those before alone:"
+            " choose another norm"
+        )
+
+
 def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
     """The mask of an experiment, and beside it the sliding window that the config asks for (model.window; 0: none)."""
     if not m.window:
@@ -240,6 +253,10 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
             over.sequence and head == "class_token",
             "the class token is no part of the image that devices could share: choose image.head = pooled, or "
             "mesh.sequence = 1",
+        ),
+        (
+            over.sequence and m.norm == "batch_features",
+            "model.norm = batch_features keeps statistics of each position: mesh.sequence must be 1",
         ),
         (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),
         (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),

@@ -12,7 +12,7 @@ from experiments import model as models
 from experiments import task as tasks
 from experiments.data import synthetic
 from experiments.engine import config as configs
-from experiments.engine import errors, run, step
+from experiments.engine import run, step
 from tfm import head
 from tfm.attention import mask as masks
 
@@ -34,8 +34,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     s, m = settings.synthetic, settings.model
     W, task_name, causal = 2 * s.N, s.task.removesuffix(CAUSAL), s.task.endswith(CAUSAL)
     fetch = synthetic.examples(task_name, N=s.N, W=W)
-    if causal and m.norm == "instance":
-        raise errors.UserError(f"model.norm = instance looks at later words, which synthetic.task = {s.task} forbids")
+    if causal:
+        models.check_causal(m)
     model = models.language(m, answer=head.masked_word, W=W, N=s.N, tied_output=False)
     mask = models.masked(m, masks.causal if causal else None)
     parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT))

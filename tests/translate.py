@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import reference
+import reference_alternatives
 
 
 def columns(x_ND) -> np.ndarray:
@@ -56,7 +57,7 @@ def norm(params: dict, X, *, eps: float) -> np.ndarray:
 
 def block(params: dict, X, *, order: str, score: str, mlp: str, scale: str, eps: float, allowed=None) -> np.ndarray:
     """One block (E18, E19)."""
-    return getattr(reference, f"{order}_block")(
+    return getattr(reference_alternatives if order == "plain" else reference, f"{order}_block")(
         X,
         mhsa=lambda X: attend(score, params, X, X, scale=scale, allowed=allowed)[0],
         mlp=lambda X: feed(mlp, params["mlp"], X),

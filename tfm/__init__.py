@@ -24,11 +24,13 @@ L rank of an adapter, Y X Z rows, columns and channels of an image.
 |     | heads that share keys and values          | Uk_GKD, bk_GK, Uv_GKD, bv_GK      | groups.py            |
 | E11 | beta_q 1^T + Omega_q X, ...               | bq_HK, bk_HK, bv_HK, bo_D         | score.py, value.py   |
 | E12 | W_1, W_2; one or two hidden layers; gated | W1_FD, Wh_FF, Wg_FD, W2_DF, b...  | mlp.py               |
-| E13 | x + res(x)                                | the stages of `apply`; dropout    | block.py             |
+| E13 | x + res(x); res(x) alone                  | the stages of `apply`; plain      | block.py             |
 | E14 | (x - mean)/sqrt(var) gamma + beta         | token: gain_D, shift_D; rms       | norm.py              |
 | E15 | ... without gamma, beta                   | token_plain                       | norm.py              |
 | E16 | ... with eps inside the root              | eps                               | norm.py              |
 | E17 | over batch and sequence; over sequence    | batch: mean_D, var_D; instance    | norm.py              |
+|     | over batch and features; features and     | batch_features: mean_N, var_N;    |                      |
+|     | sequence together                         | layer_sequence                    |                      |
 | E18 | X + MHSA(LN(X)); Y + MLP(LN(Y))           | pre_norm                          | block.py             |
 | E19 | LN(X + MHSA(X)); LN(X + MLP(X))           | post_norm                         | block.py             |
 | E20 | X^(m) = block(X^(m-1))                    | stack                             | transformer.py       |

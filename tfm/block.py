@@ -57,6 +57,7 @@ def init(
     """Parameters of one block; M, the depth of the stack, sets the initial scale of the output projections. bias: one
     of BIASES. cross: with cross-attention."""
     attention, params = parts.attention, {}
+    M = 0.5 if parts.order is plain else M  # 1/sqrt(2 M) = 1 of what stands alone, where others are 2 M terms of a sum
 
     def add(name: str, part: Any, **sizes: Any) -> None:
         params[name] = part.init(initial.key(key, name), **sizes)
@@ -92,7 +93,15 @@ def post_norm(x_BND: jax.Array, residual: Callable, norm: Callable) -> tuple[jax
     return y_BND, aux, statistics
 
 
-ORDERS = {"pre_norm": pre_norm, "post_norm": post_norm}
+def plain(x_BND: jax.Array, residual: Callable, norm: Callable) -> tuple[jax.Array, Any, Any]:
+    """res(LN(x)): nothing is added, and the stage's output takes the tokens' place, as before seed 003 adds residual
+    connections."""
+    y_BND, statistics = norm(x_BND)
+    y_BND, aux = residual(y_BND)
+    return y_BND, aux, statistics
+
+
+ORDERS = {"pre_norm": pre_norm, "post_norm": post_norm, "plain": plain}
 
 
 def apply(

@@ -4,11 +4,16 @@
 |-------------------------------|-----------------------------------------|-----------------------------------------|
 | token, token_plain, rms       | the features of each token              | no                                      |
 | batch                         | batch and sequence, for each feature    | in training; in evaluation nothing      |
+| batch_features                | batch and features, for each position   | in training, with those of its place    |
 | instance                      | the sequence, for each feature          | always                                  |
+| layer_sequence                | the features and the sequence together  | always                                  |
+| none                          | nothing: the tokens as they are         | no                                      |
 
 Where tokens exchange something, no mask keeps any out: paddings count like words, later tokens like earlier ones (so a
 model with a causal mask is causal no longer), and a NaN reaches the others. In evaluation `batch` uses an average of
-the statistics of past batches, paddings and all; `instance` has none, and cannot be decoded token by token.
+the statistics of past batches, paddings and all; `instance` and `layer_sequence` have none, and cannot be decoded token
+by token. Seed 003 calls the batch norm of transformers that over features and batch, `batch_features`; `batch` is what
+it is in CNNs, as `layer_sequence` is their layer norm.
 """
 
 import functools
@@ -21,7 +26,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from tfm import layout as layouts
-from tfm import linear
+from tfm import linear, shapes
 
 FEW = 128  # features of a token, as many as a TPU's matrix unit has rows, up to which this forms the statistics
 
@@ -31,20 +36,23 @@ class Norm(NamedTuple):
 
     `observe(x_BND, *, layout) -> {name: statistic}` measures a batch, also one that devices share. In training it is
     used at once, `apply(params | observe(x, layout=layout), x, eps=eps)`, and a running average of it is kept in the
-    parameters, where `apply` finds it in evaluation. shared: whether `apply` takes `layout` too (variant.py).
+    parameters, where `apply` finds it in evaluation. shared: whether `apply` takes `layout` too (variant.py). whole:
+    whether it needs all tokens of a sequence at once, which a causal model does not have.
     """
 
     init: Callable[..., dict[str, Any]]
     apply: Callable[..., jax.Array]
     observe: Callable[..., dict[str, jax.Array]] | None = None
     shared: bool = False
+    whole: bool = False
 
 
 def _init(*names: str) -> Callable[..., dict[str, jax.Array]]:
-    """init of these leaves: gains and variances of 1, shifts and means of 0."""
+    """init of these leaves: gains and variances of 1, shifts and means of 0. What has an N needs that size too."""
 
-    def init(key: jax.Array, *, D: int) -> dict[str, jax.Array]:
-        return {name: (jnp.ones if name in ("gain_D", "var_D") else jnp.zeros)(D) for name in names}
+    def init(key: jax.Array, **sizes: int) -> dict[str, jax.Array]:
+        value = {"gain": jnp.ones, "var": jnp.ones}
+        return {name: value.get(name[:-2], jnp.zeros)(shapes.size(name, sizes)) for name in names}
 
     return init
 
@@ -116,12 +124,23 @@ def _instance(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Lay
     return _scale(params, _standardise(linear.wide(x_BND), eps, mean), x_BND.dtype)
 
 
+def _layer_sequence(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+    """(x_{d,n} - mean_{d,n} x) / sqrt(var_{d,n} x + eps) * gain_d + shift_d, one mean and one variance of all features
+    of all tokens of a sequence: the layer norm of CNNs (seed 003)."""
+    mean = functools.partial(_mean, axes=layout.sequence, axis=(-2, -1), keepdims=True)
+    return _scale(params, _standardise(linear.wide(x_BND), eps, mean), x_BND.dtype)
+
+
 def _batch(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
-    """(x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d: E17, with the statistics that stand in `params`. Those
-    are the batch's own where `observe` has just put them there (training), else the running averages (evaluation: each
-    token by itself). They are to be in float32 also where x has fewer bits, since the mean is subtracted."""
-    factor_D = jax.lax.rsqrt(linear.wide(params["var_D"]) + eps)
-    return _scale(params, (linear.wide(x_BND) - params["mean_D"]) * factor_D, x_BND.dtype)
+    """(x_{d,n} - mean_d) / sqrt(var_d + eps) * gain_d + shift_d: E17, with the statistics that stand in `params`, or
+    with those of the position, mean_n and var_n. They are the batch's own where `observe` has just put them there
+    (training), else the running averages (evaluation: each token by itself). They are to be in float32 also where x has
+    fewer bits, since the mean is subtracted."""
+    mean, variance = params.get("mean_D"), params.get("var_D")
+    if mean is None:
+        mean, variance = (params[name][: x_BND.shape[1], None] for name in ("mean_N", "var_N"))
+    factor = jax.lax.rsqrt(linear.wide(variance) + eps)
+    return _scale(params, (linear.wide(x_BND) - mean) * factor, x_BND.dtype)
 
 
 def _observe(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
@@ -133,8 +152,18 @@ def _observe(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[
     return {"mean_D": mean_D, "var_D": _mean(jnp.square(x_BND - mean_D), layout.tokens, axis=(0, 1))}
 
 
+def _observe_positions(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
+    """The same of each position, over all features of its tokens in all sequences (seed 003)."""
+    x_BND = linear.wide(x_BND)
+    mean_N = _mean(x_BND, layout.batch, axis=(0, 2))
+    return {"mean_N": mean_N, "var_N": _mean(jnp.square(x_BND - mean_N[:, None]), layout.batch, axis=(0, 2))}
+
+
 token = Norm(_init("gain_D", "shift_D"), apply, shared=True)  # TokenNorm with gain and shift: E14, E16
 token_plain = Norm(_init(), apply, shared=True)  # without: E15
 rms = Norm(_init("gain_D"), _rms)
 batch = Norm(_init("gain_D", "shift_D", "mean_D", "var_D"), _batch, _observe)
-instance = Norm(_init("gain_D", "shift_D"), _instance, shared=True)
+batch_features = Norm(_init("gain_D", "shift_D", "mean_N", "var_N"), _batch, _observe_positions, whole=True)
+instance = Norm(_init("gain_D", "shift_D"), _instance, shared=True, whole=True)
+layer_sequence = Norm(_init("gain_D", "shift_D"), _layer_sequence, shared=True, whole=True)
+none = Norm(_init(), lambda params, x_BND, *, eps: x_BND)

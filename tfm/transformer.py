@@ -34,7 +34,13 @@ REMAT = {
     "products": _keeping("product", "attention", "statistic"),
     "full": None,
 }
-KEPT_WIDE = ("mean_D", "var_D", "b_HR")  # running averages, and what is added to logits, keep their precision
+KEPT_WIDE = (
+    "mean_D",
+    "var_D",
+    "mean_N",
+    "var_N",
+    "b_HR",
+)  # running averages, and what is added to logits, keep their precision
 
 
 class Parts(NamedTuple):

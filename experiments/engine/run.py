@@ -256,7 +256,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         if name not in right:
             raise errors.UserError(f'unknown {key} "{name}"; the right ones are: {", ".join(right)}')
     checkpoint.check_best(t.keep_best)
-    if t.accumulation > 1 and settings.model.norm == "batch":
+    if t.accumulation > 1 and settings.model.norm.startswith("batch"):
         raise errors.UserError("train.accumulation > 1 gives each part its own statistics: not with model.norm = batch")
     growth = batches.growing(t.batch_size, t.growth)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):

@@ -156,7 +156,7 @@ text.objective=mask | mask | causal | did you mean "masked"
 text.objective=os:sep | unknown objective "os:sep"
 text.source=tinyshakespear | tinyshakespear | stdlib | tinyshakespeare
 text.tokenizer=byte | byte | characters | did you mean
-model.norm=instance | instance looks at later words
+model.norm=instance | instance needs all tokens
 sample.prompt= | sample.prompt | at least one token
 sample.prompt=é text.tokenizer=characters | sample.prompt | 'é' | training text
 text.objective=masked sample.max_new_tokens=3 | sample.max_new_tokens is set, but

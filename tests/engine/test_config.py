@@ -221,12 +221,13 @@ MLPS = "relu gelu gelu_tanh quick_gelu silu tanh two_hidden_relu two_hidden_gelu
 LISTED = {
     "score": (by_name.candidates(score), SCORES),
     "value": (by_name.candidates(value), "low_rank full_rank identity"),
-    "norm": (by_name.candidates(norm), "token token_plain rms batch instance"),
+    "norm": (by_name.candidates(norm), "token token_plain rms batch batch_features instance layer_sequence none"),
     "mlp": (by_name.candidates(mlp), MLPS),
     "position": (by_name.candidates(position), "learned sinusoidal learned_concatenated sinusoidal_concatenated none"),
     "relative_position": (by_name.candidates(relative_position), "none rotary rotary_halves relative buckets alibi"),
     "scale": (score.SCALES, "1/sqrt(K) 1/sqrt(D) 1"),
-    "block": (block.ORDERS, "pre_norm post_norm"),
+    "bias": (block.BIASES, "all none attention mlp qkv"),
+    "block": (block.ORDERS, "pre_norm post_norm plain"),
     "attention": (attention.IMPLEMENTATIONS, "explicit flash"),
     "compute_dtype": (models.DTYPES, "float32 bfloat16"),
 }

@@ -27,12 +27,12 @@ family gpt2 bert vit llama
 model.score none tied tied_keynorm tied_wide pairwise identity_query l2_tied asymmetric asymmetric_qknorm constant
 model.scale 1/sqrt(K) 1/sqrt(D) 1
 model.value low_rank full_rank identity
-model.norm token token_plain rms batch instance
+model.norm token token_plain rms batch batch_features instance layer_sequence none
 model.mlp relu gelu gelu_tanh quick_gelu two_hidden_relu swiglu geglu
 model.position learned sinusoidal learned_concatenated none
 model.relative_position none rotary rotary_halves relative buckets alibi
 model.rotary_scaling none linear:2 dynamic:3:4 llama3:4:1:4:8 yarn:4:8 linear linear:0 yarn:0:1 llama3:2:1:1:8
-model.block pre_norm post_norm
+model.block pre_norm post_norm plain
 model.attention explicit flash fused
 model.compute_dtype float32 bfloat16
 text.objective causal prefix masked

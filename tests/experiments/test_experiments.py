@@ -39,15 +39,17 @@ RUNS = {
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
     " model.window=11 model.cap=9 text.transform=bias model.rotary_scaling=linear:2"
     " model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
-    " sample.prompt=A sample.max_new_tokens=20 model.share=2",
+    " sample.prompt=A sample.max_new_tokens=20 model.share=2 model.norm=none",
     "digits": 'image.patch=4 image.augment=["shift","mixup"] model.norm=batch model.value=identity'
     " model.mlp=two_hidden_relu model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
     " model.attention=explicit model.embed_norm=true"
     " optim.schedule=wsd",
     "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary"
-    " model.norm=instance model.mlp=two_hidden_gelu model.M=2",
-    "npz": "image.patch=2 model.K=3 model.F=5 model.remat=products model.score=constant model.relative_position=alibi"
-    " model.position=sinusoidal_concatenated model.attention=flash model.window=2 mesh.data=2",
+    " model.norm=instance model.mlp=two_hidden_gelu model.bias=mlp model.M=2",
+    "npz": "image.patch=2 model.norm=batch_features model.K=3 model.F=5 model.remat=products model.score=constant"
+    " model.relative_position=alibi model.position=sinusoidal_concatenated model.attention=flash"
+    " model.window=2 model.bias=attention mesh.data=2",
+    "plain": 'image.patch=4 model.norm=layer_sequence model.block=plain model.bias=qkv optim.frozen=["embed"]',
 }
 
 
@@ -258,6 +260,7 @@ def test_together_the_runs_name_every_variant(tmp_path):
     offered |= {
         "model.scale": set(score.SCALES),
         "model.block": set(block.ORDERS),
+        "model.bias": set(block.BIASES),
         "model.attention": set(attention.IMPLEMENTATIONS),
         "model.remat": set(transformer.REMAT),
         "model.compute_dtype": set(models.DTYPES),
@@ -266,7 +269,6 @@ def test_together_the_runs_name_every_variant(tmp_path):
         "image.head": set(models.CLASS_HEADS),
         "optim.schedule": set(str(refused.value).split("are: ")[1].split(", ")),
         "text.transform": {"", "gelu", "bias"},
-        "model.bias": {"all", "none"},
         **{key: {True, False} for key in ("text.tied_output", *(f"model.{s}" for s in switches))},
     }
     every = [config.flat(settings_of(name, tmp_path).to_dict()) for name in RUNS]

@@ -30,7 +30,7 @@ MODELS = {
     "unknown attention .*flash": dict(attention="flish"),
 }
 TEXTS = {
-    "model.norm = instance looks at later words": dict(model__norm="instance"),
+    "model.norm = instance needs all tokens": dict(model__norm="instance"),
     "model.segments must be at least 0": dict(model__segments=-1),
     "text.N must be at least 2": dict(text__objective="prefix", text__N=1),
     "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix"),
@@ -42,7 +42,7 @@ TEXTS = {
     "is a path, and nothing is there": dict(text__tokenizer="/nowhere/tok512.bin"),
 }
 TRAININGS = {
-    "train.accumulation > 1": dict(model__norm="batch", train__accumulation=2),
+    "train.accumulation > 1": dict(model__norm="batch_features", train__accumulation=2),
     "optim.beta2 must be less than 1": dict(optim__beta2=1.0),
     "a schedule is named, and cannot be imported": dict(optim__schedule="a:b"),
     "the seed must lie between": dict(seed=-1),
@@ -79,5 +79,5 @@ def test_a_training_that_cannot_be(words, tmp_path):
 
 
 def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead():
-    with pytest.raises(errors.UserError, match="model.norm = instance looks at later tokens"):
+    with pytest.raises(errors.UserError, match="model.norm = instance needs all tokens"):
         models.encoder_decoder(tiny.settings("vision", model__norm="instance").model, W=5, N=4, tied_output=True)

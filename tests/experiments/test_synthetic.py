@@ -188,10 +188,8 @@ def test_the_smallest_sizes_are_taken(task):
 
 
 def test_a_norm_over_the_sequence_is_refused_where_later_words_are_hidden():
-    settings = tiny.settings("synthetic", synthetic__task="ring_causal", model__norm="instance")
-    with pytest.raises(
-        errors.UserError, match="model.norm = instance looks at later words, which synthetic.task = ring_causal"
-    ):
+    settings = tiny.settings("synthetic", synthetic__task="ring_causal", model__norm="layer_sequence")
+    with pytest.raises(errors.UserError, match="model.norm = layer_sequence needs all tokens"):
         experiment.prepare(settings, mesh.make(data=1))
 
 

@@ -170,7 +170,7 @@ def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_referen
         ({"pairs.score_sentences": 0}, "pairs.score_sentences must be at least 2"),
         ({"pairs.share": 0.0}, "share of the pairs"),
         ({"pairs.source": "nowhere.tsv"}, "nor a path that exists"),
-        ({"model.norm": "instance"}, "later tokens"),
+        ({"model.norm": "instance"}, "needs all tokens"),
     ],
 )
 def test_wrong_settings_are_one_sentence(file, changes, words):

@@ -57,8 +57,19 @@ def test_biases_are_where_they_are_asked_for(bias):
     assert bias not in ("all", "none") or names(bias) == names(bias == "all")
 
 
+def test_what_stands_alone_begins_as_large_as_a_sum():
+    """Without residual connections, the last matrices begin sqrt(2 M) times as large as the terms of 2 M do."""
+    begun = {}
+    for order in (block.plain, block.pre_norm):
+        params = block.init(jax.random.key(0), parts=cases.parts(order=order), **SIZES | {"M": 8})
+        begun[order] = shapes.flat(params)
+    for path, leaf in begun[block.plain].items():
+        times = 4 if path.endswith(("Uo_HDK", "W2_DF")) else 1
+        np.testing.assert_allclose(leaf, times * begun[block.pre_norm][path], rtol=1e-6)
+
+
 def test_in_training_a_block_returns_the_statistics_of_its_norms():
-    """Of both orders, of each norm by its name; nothing is kept in evaluation."""
+    """Of every order, of each norm by its name; nothing is kept in evaluation."""
     x_BND, key_B = cases.normal(1, B, N, D), jax.random.split(jax.random.key(0), B)
     for order in block.ORDERS.values():
         parts = cases.parts(norm=norm.batch, order=order)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference_alternatives
 import reference_tokens
 import translate
 from cases import B, D, N
@@ -17,14 +18,18 @@ from experiments.engine import by_name, mesh
 from tfm import layout, norm
 
 NORMS = by_name.candidates(norm)
+STATISTICS = {"batch": reference_tokens.batch_statistics, "batch_features": reference_alternatives.position_statistics}
+# Over which each standardises.
+AXES = {"batch": (0, 1), "batch_features": (0, 2), "token": -1, "instance": 1, "layer_sequence": (1, 2)}
 LEAVES = {"token": {"gain_D", "shift_D"}, "token_plain": set(), "rms": {"gain_D"}, "instance": {"gain_D", "shift_D"}}
-LEAVES |= {"batch": {"gain_D", "shift_D", "mean_D", "var_D"}}
+LEAVES |= {"batch": {"gain_D", "shift_D", "mean_D", "var_D"}, "none": set(), "layer_sequence": {"gain_D", "shift_D"}}
+LEAVES |= {"batch_features": {"gain_D", "shift_D", "mean_N", "var_N"}}
 
 
 def norm_params(name: str) -> dict:
     """Random parameters; a variance is positive."""
-    params = cases.drawn(lambda key: NORMS[name].init(key, D=D))
-    return params | ({"var_D": jnp.square(params["var_D"]) + 0.1} if name == "batch" else {})
+    params = cases.drawn(lambda key: NORMS[name].init(key, D=D, N=N))
+    return {leaf: jnp.square(x) + 0.1 if leaf.startswith("var") else x for leaf, x in params.items()}
 
 
 def slow_norm(name: str, params: dict, X, *, eps: float):
@@ -36,7 +41,12 @@ def slow_norm(name: str, params: dict, X, *, eps: float):
         return reference_tokens.batch_norm(X, p["mean_D"], p["var_D"], p["gain_D"], p["shift_D"], eps)
     if name == "instance":
         return reference_tokens.instance_norm(X, p["gain_D"], p["shift_D"], eps)
-    return translate.norm(params, X, eps=eps)
+    if name == "layer_sequence":
+        return reference_alternatives.layer_sequence_norm(X, p["gain_D"], p["shift_D"], eps)
+    if name == "batch_features":
+        known = p["mean_N"], p["var_N"], p["gain_D"], p["shift_D"]
+        return reference_alternatives.batch_features_norm(X, *known, eps)
+    return X if name == "none" else translate.norm(params, X, eps=eps)
 
 
 @cases.float64()
@@ -49,15 +59,17 @@ def test_norms_equal_the_reference():
         assert set(all_params[name]) == LEAVES[name]
         for b in range(B):
             cases.close(y_BND[b], slow_norm(name, all_params[name], translate.columns(x_BND[b]), eps=eps).T)
-    assert {name for name, chosen in NORMS.items() if chosen.observe} == {"batch"} and NORMS.keys() == LEAVES.keys()
+    assert {
+        name for name, chosen in NORMS.items() if chosen.observe
+    } == STATISTICS.keys() and NORMS.keys() == LEAVES.keys()
 
 
 def test_norms_start_as_standardisation():
     """With gains and variances of 1, shifts and means of 0."""
     for name, leaves in LEAVES.items():
-        start = NORMS[name].init(jax.random.key(0), D=D)
-        assert {leaf: x_D.tolist() for leaf, x_D in start.items()} == {
-            leaf: [float(leaf in ("gain_D", "var_D"))] * D for leaf in leaves
+        start = NORMS[name].init(jax.random.key(0), D=D, N=N)
+        assert {leaf: x.tolist() for leaf, x in start.items()} == {
+            leaf: [float(leaf.startswith(("gain", "var")))] * (D if leaf.endswith("D") else N) for leaf in leaves
         }
 
 
@@ -67,12 +79,11 @@ def test_norms_of_bfloat16_tokens_are_rounded_once(name):
     float32, since a mean of 9 hides the last bits of what bfloat16 would add up."""
     x_BND = (cases.normal(1, B, 47, D) + 9).astype(jnp.bfloat16)
     params = norm_params(name)
-    if name == "batch":
-        params |= (observed := norm.batch.observe(x_BND))
-        means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
-        assert observed["mean_D"].dtype == observed["var_D"].dtype == np.float32
-        cases.close(observed["mean_D"], means, 1e-5)
-        cases.close(observed["var_D"], variances, 1e-5)
+    if name in STATISTICS:
+        params |= (observed := NORMS[name].observe(x_BND))
+        for found, right in zip(observed.values(), STATISTICS[name](list(map(translate.columns, x_BND))), strict=True):
+            assert found.dtype == np.float32
+            cases.close(found, right, 1e-5)
     y_BND = jax.jit(functools.partial(NORMS[name].apply, eps=1e-6))(params, x_BND)
     assert y_BND.dtype == jnp.bfloat16
     exact = slow_norm(name, params, translate.columns(x_BND[0]), eps=1e-6).T
@@ -94,18 +105,21 @@ def gathered(x_BND: jax.Array) -> jax.Array:
     return jax.lax.psum(share[:, None, None, None] * x_BND, mesh.DATA).reshape(-1, *x_BND.shape[1:])
 
 
+@pytest.mark.parametrize("name", STATISTICS)
 @cases.float64()
-def test_the_statistics_of_a_batch_equal_the_reference():
-    """And with them a batch has mean shift and variance gain^2, feature by feature."""
-    params, x_BND = norm_params("batch"), cases.normal(1, B, N, D) * 3 + 2
-    observed = norm.batch.observe(x_BND)
-    means, variances = reference_tokens.batch_statistics([translate.columns(x) for x in x_BND])
-    assert set(observed) == {"mean_D", "var_D"}
-    cases.close(observed["mean_D"], means)
-    cases.close(observed["var_D"], variances)
-    y_BND = np.asarray(norm.batch.apply(params | observed, x_BND, eps=0.0))
-    cases.close(y_BND.mean((0, 1)), params["shift_D"])
-    cases.close(y_BND.var((0, 1)), np.square(params["gain_D"]))
+def test_the_statistics_of_a_batch_equal_the_reference(name):
+    """And with them a batch has mean shift and variance gain^2, feature by feature, or position by position."""
+    params, x_BND, axes = norm_params(name), cases.normal(1, B, N, D) * 3 + 2, AXES[name]
+    observed = NORMS[name].observe(x_BND)
+    right = STATISTICS[name](list(map(translate.columns, x_BND)))
+    assert {leaf[:-2]: leaf[-1] for leaf in observed} == dict.fromkeys(["mean", "var"], "N" if 2 in axes else "D")
+    for found, expected in zip(observed.values(), right, strict=True):
+        cases.close(found, expected)
+    own = params if name == "batch" else {"gain_D": jnp.full(D, 3.0), "shift_D": jnp.full(D, 2.0)}
+    y_BND = np.asarray(NORMS[name].apply(own | observed, x_BND, eps=0.0))
+    rows = D if name == "batch" else N
+    cases.close(y_BND.mean(axes), np.broadcast_to(own["shift_D"], D)[:rows])
+    cases.close(y_BND.var(axes), np.square(own["gain_D"])[:rows])
 
 
 def test_a_large_mean_leaves_the_variance_its_digits():
@@ -143,9 +157,6 @@ def test_eight_devices_equal_one_in_statistics_output_and_gradients():
     assert not of_params["mean_D"].any() and not of_params["var_D"].any()
 
 
-AXES = {"batch": (0, 1), "token": -1, "instance": 1}  # over which each standardises
-
-
 @cases.float64()
 @pytest.mark.parametrize("name", AXES)
 def test_gradients_pass_through_the_statistics(name):
@@ -157,19 +168,20 @@ def test_gradients_pass_through_the_statistics(name):
         return jnp.sum(w_BND * params["gain_D"] * (x_BND - mean) / jnp.sqrt(variance + 0.1))
 
     def observed(x_BND):
-        own = norm.batch.observe(x_BND) if name == "batch" else {}
+        own = NORMS[name].observe(x_BND) if name in STATISTICS else {}
         return jnp.sum(w_BND * NORMS[name].apply(params | own, x_BND, eps=0.1))
 
     cases.close(*(jax.jit(jax.grad(loss))(x_BND) for loss in (observed, by_hand)))
 
 
+@pytest.mark.parametrize("name", ["instance", "layer_sequence"])
 @cases.float64()
-def test_instance_norm_of_tokens_that_devices_share_is_that_of_all():
+def test_a_norm_over_tokens_that_devices_share_is_that_of_all(name):
     """Its gradient too."""
-    params, x_BND = norm_params("instance"), cases.normal(1, B, 16, D) * 3 + 2
+    params, x_BND = norm_params(name), cases.normal(1, B, 16, D) * 3 + 2
 
     def loss(x_BND, **over):
-        return jnp.sin(norm.instance.apply(params, x_BND, eps=0.1, **over)).sum((1, 2))
+        return jnp.sin(NORMS[name].apply(params, x_BND, eps=0.1, **over)).sum((1, 2))
 
     def local(x_BND):
         def shared(x_BND):

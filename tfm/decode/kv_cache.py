@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm import norm, transformer
+from tfm import transformer
 
 
 def start(
@@ -28,8 +28,8 @@ def start(
     or let a token see at most the prompt. `model`: mask and the other arguments of transformer.apply. ValueError where
     a token's representation depends on later tokens, whatever the mask: nothing can be kept.
     """
-    if parts.block.norm is norm.instance:
-        raise ValueError("instance norm looks at later tokens, so there is no incremental representation")
+    if getattr(parts.block.norm, "whole", False):
+        raise ValueError("this norm looks at later tokens, so there is no incremental representation")
     params = transformer.cast(params, dtype)
     x_BND, aux = transformer.hidden_states(params, prompt_BN, parts=parts, keep=True, **model)
     last_B1D = jnp.take_along_axis(x_BND, (length_B - 1)[:, None, None], axis=1)
