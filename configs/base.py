@@ -68,7 +68,8 @@ def common() -> ml_collections.ConfigDict:
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
     model.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
-    # pairwise_sym, identity_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, constant (score.py)
+    # pairwise_sym, identity_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, additive, constant
+    # (score.py)
     model.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
     model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed

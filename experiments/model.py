@@ -140,8 +140,9 @@ def build(
 
     def on(over: layouts.Layout, *, maps: bool = False) -> dict:
         """How it is computed on such devices. Maps are made by the way that forms them."""
-        compute = explicit.attention if maps else parts.block.attention.compute
-        if over.sequence or compute is flash.attention:
+        product = getattr(parts.block.attention.score, "logits", None) is None
+        compute = explicit.attention if maps or not product else parts.block.attention.compute
+        if product and (over.sequence or compute is flash.attention):
             compute = attention.on(over.platform, dtype, shared=bool(over.sequence), cap=m.cap)
         own = parts.block.attention._replace(compute=_told(compute))
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
@@ -253,6 +254,10 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
             over.sequence and head == "class_token",
             "the class token is no part of the image that devices could share: choose image.head = pooled, or "
             "mesh.sequence = 1",
+        ),
+        (
+            over.sequence and getattr(parts.attention.score, "logits", None),
+            f"model.score = {m.score} is no product of queries and keys, and needs all keys: mesh.sequence must be 1",
         ),
         (
             over.sequence and m.norm == "batch_features",

@@ -7,6 +7,7 @@ As in reference.py: float64, plain loops, tokens as columns (X is D x N).
 import math
 
 import reference
+import reference_scores
 
 
 def position_statistics(batch) -> tuple[list[float], list[float]]:
@@ -35,6 +36,16 @@ def layer_sequence_norm(X, gamma, beta, epsilon: float):
     every = [float(X[d][n]) for d in range(len(X)) for n in range(len(X[0]))]
     means, variances = [reference.mean(every)] * len(X[0]), [reference.var(every)] * len(X[0])
     return batch_features_norm(X, means, variances, gamma, beta, epsilon)
+
+
+def additive_logits(X_key, X_query, *, Uq, Uk, v, h, bq=None):
+    """L[n', n] = v^T tanh(U_q x_n + b_q + U_k x_n'), before the scale (Bahdanau et al. 2015, appendix A.1.2)."""
+
+    def logit(q: list, k: list) -> float:
+        return sum(v[i] * math.tanh(q[i] + k[i]) for i in range(len(q)))
+
+    keys, queries = reference.affine(Uk, X_key), reference.affine(Uq, X_query, bq)
+    return reference_scores.tabulated(logit, keys, queries)
 
 
 def plain_block(X, mhsa, mlp, norm_1, norm_2):

@@ -15,7 +15,7 @@ L rank of an adapter, Y X Z rows, columns and channels of an image.
 | E4  | A ~ exp(x_n'^T x_n)                       | none                              | score.py             |
 | E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                 | score_symmetric.py   |
 | E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD        | score.py             |
-|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK            | score_symmetric.py   |
+|     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK; v_HK      | score_symmetric.py   |
 |     | A_{n,n} = 0 where n sees others           | itself, apart                     | relative_position.py |
 | E7  | scale of the logits                       | SCALES                            | score.py             |
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |

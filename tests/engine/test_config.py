@@ -216,7 +216,7 @@ def test_sizes_follow_from_others_unless_they_are_set():
 
 
 SCORES = """none tied tied_noself tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query
-symmetric_init asymmetric asymmetric_std asymmetric_qknorm constant"""
+symmetric_init asymmetric asymmetric_std asymmetric_qknorm additive constant"""
 MLPS = "relu gelu gelu_tanh quick_gelu silu tanh two_hidden_relu two_hidden_gelu swiglu geglu geglu_tanh reglu"
 LISTED = {
     "score": (by_name.candidates(score), SCORES),

@@ -49,7 +49,8 @@ RUNS = {
     "npz": "image.patch=2 model.norm=batch_features model.K=3 model.F=5 model.remat=products model.score=constant"
     " model.relative_position=alibi model.position=sinusoidal_concatenated model.attention=flash"
     " model.window=2 model.bias=attention mesh.data=2",
-    "plain": 'image.patch=4 model.norm=layer_sequence model.block=plain model.bias=qkv optim.frozen=["embed"]',
+    "plain": 'image.patch=4 optim.frozen=["embed"] model.score=additive'
+    " model.norm=layer_sequence model.block=plain model.bias=qkv",
 }
 
 

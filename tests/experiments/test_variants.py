@@ -61,7 +61,11 @@ def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
 
 
 def test_of_our_scores_those_of_products_are_turned():
-    assert {name for name, one in by_name.candidates(score).items() if not one.rotatable} == {"constant", "l2_tied"}
+    assert {name for name, one in by_name.candidates(score).items() if not one.rotatable} == {
+        "constant",
+        "l2_tied",
+        "additive",
+    }
 
 
 # A plain tuple is enough
@@ -127,6 +131,7 @@ def of_numpy(params, x_BND, x_BSD):
     return score.tied.apply(params, np.sqrt(x_BND), x_BSD)
 
 
+compared = score.additive._replace(logits=lambda params, q, k: jnp.tanh(q + k).sum(-1))
 raising, numpyish = (score.tied.init, raises), (score.tied.init, of_numpy)
 value_swapped = value.low_rank._replace(apply=lambda params, x: value.low_rank.apply(params, x).swapaxes(1, 2))
 value_kept = value.low_rank._replace(combine=lambda params, y: y)
@@ -156,6 +161,7 @@ FOUR = "here (3, 2, 5, any), and it gives"
         ("score", "factored", "(H, K, D) is expected of its factors, here (2, any, 12), and it gives (2, 6, 6)"),
         ("score", "raising", f"{HERE}, line {raises.__code__.co_firstlineno + 1}: RuntimeError: I know nothing"),
         ("score", "numpyish", f"{HERE}, line {of_numpy.__code__.co_firstlineno + 1}: TracerArrayConversionError: "),
+        ("score", "compared", "(B, H, N, N) is expected of its logits, here (3, 2, 5, 5), and it gives (3, 2, 5)"),
         ("value", "value_swapped", f"(B, H, N, V) is expected of its values, {FOUR} (3, 5, 2, 6)"),
         ("value", "value_kept", f"{TOKENS} (3, 2, 5, 6)"),
         ("norm", "norm_flat", f"{TOKENS} (3, 5)"),

@@ -15,7 +15,8 @@
 | nan_guard.py                               | what a mask hides never reaches an average                              |
 
 A way of computing the average is a function `(q_BHNK, k_BHSK, v_BHSV, *, mask, scale, bias, n) -> (y_BHNV, A_BHNS)`,
-which is given `cap` too where there is one, and returns None for A if it never forms the weights. Common to all: an
+which is given `cap` too where there is one, and returns None for A if it never forms the weights. (A score that is no
+product of q and k is for explicit.py alone, which is given `compare`.) Common to all: an
 axis of heads of size one is shared by all heads, and one of G keys and values by groups of H/G queries (groups.py); a
 value that a mask hides never reaches an output, even if it is NaN; a query that sees nothing gets zeros, with zero
 gradient.
@@ -53,5 +54,5 @@ def way(compute: Callable, *qkv: jax.Array, scale: float, cap: float = 0.0, **ca
             reason = module.refused(*qkv, **call)
             return f"flash, {other}: {reason}" if reason else f"flash, {kernel}"
     if compute is not flash.attention:
-        return "explicit, all weights in memory"
+        return "explicit, all weights in memory" + (": the score is no product" if call.get("compare") else "")
     return "flash, in blocks" + (": logits with a cap are for no other kernel than a TPU's" if cap else "")

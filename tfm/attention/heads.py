@@ -99,17 +99,20 @@ def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, 
     """The averages of the values, mapped back to D features and summed (tensor parallelism: over devices too).
 
     Newest words alone have so few weights that these are formed; tokens that devices share, those of the `axis`, go
-    around (ring attention). call: mask, n, bias and axis.
+    around (ring attention). Of a score that is no product all weights are formed. call: mask, n, bias and axis.
     """
     with jax.named_scope("average"):
         call |= {"scale": parts.scale(q_BHNK.shape[-1], x_BND.shape[-1])} | ({"cap": parts.cap} if parts.cap else {})
-        qkv = q_BHNK, attended["k_BHSK"], attended["v_BHSV"]
+        qkv, compute = (q_BHNK, attended["k_BHSK"], attended["v_BHSV"]), parts.compute
+        if compare := getattr(parts.score, "logits", None):
+            call["compare"] = functools.partial(compare, params["score"])
+            compute = compute if getattr(compute, "__wrapped__", None) is explicit.attention else explicit.attention
         if cached:
             plain = functools.partial(nan_guard.guarded(explicit.attention), **call)
             by_keys = functools.partial(explicit.attention, by_keys=True, **call)
             y_BHNV, A_BHNS = kernels.few_queries(plain, by_keys, *qkv)
         else:
-            compute = flash.attention if "axis" in call and parts.compute is explicit.attention else parts.compute
+            compute = flash.attention if "axis" in call and compute is explicit.attention else compute
             y_BHNV, A_BHNS = nan_guard.guarded(compute, platform=layout.platform)(*qkv, **call)
     with jax.named_scope("combine"):
         return layouts.on(layout, parts.value, "combine")(params["value"], y_BHNV), A_BHNS, attended

@@ -2,7 +2,8 @@
 
 l_{n,s} = scale * q_n . k_s, where n attends to s. A score is `(init, apply)`:
 `init(key, *, H, K, D, bias) -> params` and `apply(params, x_BND, x_BSD) -> (q_BHNK, k_BHSK)`; a head axis of size one
-is shared by all heads. In self-attention both arguments are the same array. What a score may have beside is in `Score`.
+is shared by all heads. In self-attention both arguments are the same array. What a score may have beside is in `Score`:
+with `logits` the two are compared by another function than the product, l_{n,s} = scale * logits(params, q, k)_{n,s}.
 
 | score                       | l_{n,s}, unscaled, without biases | parameters a head | from                           |
 |-----------------------------|-----------------------------------|-------------------|--------------------------------|
@@ -18,6 +19,7 @@ is shared by all heads. In self-attention both arguments are the same array. Wha
 | asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; with the next one's std    |
 | symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
 | asymmetric_qknorm           | RMS(U_q x_n) . RMS(U_k x_s)       | 2 D K + 2 K shared| Henry et al. 2020; Qwen3       |
+| additive                    | v . tanh(U_q x_n + U_k x_s)       | 2 D K + K         | Bahdanau et al. 2015           |
 | constant                    | 0                                 | 0                 | E28                            |
 
 Keys of a matrix of their own, U_k, may be shared by the heads of a group (groups.py): then they are D K parameters a
@@ -53,6 +55,7 @@ class Score(NamedTuple):
     are of one kind and nothing but the product of two tokens is asked for: not where one of them is a square or a 1.
     grouped: whether init also takes G, the heads of keys.
     normed: whether apply also takes eps, what stands inside the root of its norms.
+    logits(params, q_BHNK, k_BHSK) -> l_BHNS, in place of q . k; then all weights are formed at once (explicit.py).
     """
 
     init: Callable[..., dict[str, Any]]
@@ -62,6 +65,7 @@ class Score(NamedTuple):
     rotatable: bool = False
     grouped: bool = False
     normed: bool = False
+    logits: Callable[..., jax.Array] | None = None
 
 
 def _none(params: dict, x_BND: jax.Array, x_BSD: jax.Array) -> Pair:
@@ -86,6 +90,17 @@ def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e
     return tuple(
         norm.rms.apply({"gain_D": params[gain]}, x, eps=eps) for gain, x in (("gainq_K", q_BHNK), ("gaink_K", k_BHSK))
     )
+
+
+def _additive_logits(params: dict, q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
+    """v . tanh(q_n + k_s), in float32 or wider (Bahdanau et al. 2015, appendix A.1.2): one hidden layer compares
+    the two. Its N x S x K hidden units are computed again for the gradient, not kept."""
+
+    @jax.checkpoint
+    def logits(v_HK: jax.Array, q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
+        return jnp.sum(v_HK[:, None, None] * jnp.tanh(q_BHNK[:, :, :, None] + k_BHSK[:, :, None]), axis=-1)
+
+    return logits(*map(linear.wide, (params["v_HK"], q_BHNK, k_BHSK)))
 
 
 # ------------------------------------------------------------------------------------------- parameters and their forms
@@ -115,6 +130,11 @@ def _narrow(K: int, D: int) -> float:
     with this, and the others as BERT's, with 0.02: at D = 256 the first are 1.8 times larger. Here the first is theirs.
     """
     return 3**-0.5 * D**-0.5
+
+
+def _additive(K: int, D: int) -> float:
+    """Of v: over the keys k of one query q, all normal, the mean variance of tanh(q + k) is 0.284."""
+    return 0.284**-0.5
 
 
 def _tied(K: int, D: int) -> float:
@@ -202,6 +222,8 @@ symmetric_init = _product(_symmetric_init, _asymmetric, grouped=True)
 asymmetric = _product(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, grouped=True)
 asymmetric_std = _product(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, grouped=True)
 asymmetric_qknorm = _product(_qknorm_init, _qknorm, factors=_qknorm_factors, grouped=True, normed=True)
+_of_both = _init("bq_HK", Uq_HKD=_unit, Uk_HKD=_unit, v_HK=_additive)
+additive = Score(_of_both, _asymmetric, logits=_additive_logits)
 constant = Score(_init(), _constant)
 
 # The factor on the logits (E7) from K, the features that queries and keys really have, and D.

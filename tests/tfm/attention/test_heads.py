@@ -45,6 +45,7 @@ def parts_of(name: str, **changes) -> heads.Parts:
         ("none", True, "none", "1/sqrt(K)", D, 2.0),
         ("tied_wide", False, "none", "1/sqrt(K)", 2 * K, 0.0),
         ("l2_tied", True, "causal", "1/sqrt(K)", K + 4, 0.0),
+        ("additive", True, "none", "1/sqrt(K)", K, 0.5),
     ],
 )
 @cases.float64()
