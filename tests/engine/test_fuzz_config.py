@@ -24,7 +24,7 @@ experiment language vision synthetic translation masked_image convolution sample
 device any cpu gpu tpu
 resume latest latest_valid
 family gpt2 bert vit llama
-model.score none tied tied_keynorm tied_wide pairwise identity_query l2_tied asymmetric asymmetric_qknorm additive constant
+model.score none tied tied_keynorm pairwise identity_query l2_tied asymmetric asymmetric_qknorm additive constant
 model.scale 1/sqrt(K) 1/sqrt(D) 1
 model.value low_rank full_rank identity
 model.norm token token_plain rms batch batch_features instance layer_sequence none
