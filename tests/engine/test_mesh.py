@@ -239,8 +239,6 @@ def test_minus_one_takes_what_is_left():
         ("language", "1x1x4x1", {"model__H": 2}, "model.H = 2 heads do not divide evenly over mesh.tensor = 4"),
         ("language", "1x1x1x4", {"text__N": 7}, "N = 7 tokens (w_BN) does not divide evenly over mesh.sequence = 4"),
         ("vision", "1x1x1x2", {"image__head": "class_token"}, "the class token is no part of the image"),
-        ("vision", "1x1x1x2", {"model__score": "additive"}, "additive is no product of queries and keys"),
-        ("vision", "1x1x1x2", {"model__norm": "batch_features"}, "keeps statistics of each position"),
         ("vision", "1x1x1x8", {"image__patch": 4}, "4 patches do not divide evenly over mesh.sequence = 8"),
         ("language", "1x1x2x1", {"model__score": "identity_query"}, "cuts whole tokens into heads"),
         ("language", "1x1x2x1", {"model__mlp": "test_mesh:mine"}, "does not say `shared`"),

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import by_name, errors, run
+from experiments.engine import by_name, errors, mesh, run
 from tfm.attention import score
 
 MODELS = {
@@ -76,6 +76,15 @@ def test_a_training_that_cannot_be(words, tmp_path):
         devices = run.devices(settings)
         run.run(settings, tmp_path / "run", by_name.experiment("vision").prepare(settings, devices), devices)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "of", "words"), [("score", "additive", "no product of"), ("norm", "batch_features", "statistics of each")]
+)
+def test_what_needs_all_tokens_of_a_sequence_on_one_device(name, of, words):
+    settings = tiny.settings("vision", **{f"model__{name}": of})
+    with pytest.raises(errors.UserError, match=f"model.{name} = {of} .*{words}.*mesh.sequence must be 1"):
+        models.layout(settings.model, mesh.make(sequence=2, data=1), N=4)
 
 
 def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead():
