@@ -21,9 +21,7 @@ from tfm import layout as layouts
 def config() -> dict[str, ConfigDict]:
     """The images, and how much of them is hidden."""
     image = ConfigDict()
-    image.source = (
-        "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path: IDX files, an .npz, or DIR/class/*.jpg
-    )
+    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)
     image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
     image.patch = 2  # pixels of a patch's side
     image.mask_ratio = 0.75  # share of hidden patches

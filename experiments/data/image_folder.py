@@ -7,18 +7,20 @@ that is mapped into memory.
 
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
+import io
 import json
 import os
 import pathlib
 import shutil
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from experiments.data import files, image_file
+from experiments.data import files, image_file, tables
 from experiments.engine import disk, errors
 
 ENDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -28,32 +30,64 @@ MADE = 1  # of another number, what is kept is made anew
 Parts = list[tuple[np.ndarray, np.ndarray]]  # image_BYXZ and label_B of those to train on and those to evaluate
 
 
-def load(path: pathlib.Path, size: int) -> tuple[Parts, list[pathlib.Path], tuple[str, ...], tuple[float, float]]:
-    """The images of a folder, in one part or in two, the folders of the parts, the names of the classes, in order, and
-    what is black and white. UserError for no image, one in no folder of a class, and as `read`."""
-    found = [file for file in files.folder(path, HIDDEN) if file.inside.suffix.lower() in ENDS]
+def load(source: str, size: int) -> tuple[Parts, list[str], tuple[str, ...], tuple[float, float]]:
+    """The images of a folder, or of a data set 'hub:NAME', in one part or in two, what is called so, the names of the
+    classes, in order, and what is black and white. UserError for no image, one of no class, and as `read`."""
+    of_data_set = source.startswith(tables.HUB)
+    path = pathlib.Path(os.path.expanduser(source))
+    found = _rows(source) if of_data_set else files.folder(path, HIDDEN)
+    found = [file for file in found if of_data_set or file.inside.suffix.lower() in ENDS]
+    if not found:
+        kinds = f"images in folders of their classes ({', '.join(ENDS)})"
+        raise errors.UserError(f"{source} has neither {kinds} nor train.npz nor IDX files")
     parts: dict[str, list[files.File]] = {files.TRAIN: found}
     tops = {name: files.PARTS.get(name.lower(), files.OTHER) for name in {file.inside.parts[0] for file in found}}
     if named := files.TRAIN in tops.values():
         parts = {part: [file for file in found if tops[file.inside.parts[0]] == part] for part in tops.values()}
-    if not found:
-        kinds = f"images in folders of their classes ({', '.join(ENDS)})"
-        raise errors.UserError(f"the folder {path} has neither {kinds} nor train.npz nor IDX files")
     used = {part: parts[part] for part in (files.TRAIN, files.evaluated(parts)) if part in parts}
-    for file in (file for part in used.values() for file in part if len(file.inside.parts) < 2 + named):
-        raise errors.UserError(f"{file.name} lies in no folder of a class: let {path} have one for each class")
     every, split = [file for part in used.values() for file in part], len(used[files.TRAIN])
+    for file in (file for file in every if len(file.inside.parts) < 2 + named):
+        raise errors.UserError(f"{file.name} lies in no folder of a class: let {source} have one for each class")
     classes, label_B = np.unique([file.inside.parts[named] for file in every], return_inverse=True)
-    image_BYXZ = _kept(path, every, size)
+    image_BYXZ = _kept(source, every, size)
     cut = [slice(None, split), slice(split, None)][: len(used)]
-    places = [path / part[0].inside.parts[0] for part in used.values()] if len(used) == 2 else []
+    places = [os.path.join(source, part[0].inside.parts[0]) for part in used.values()] if len(used) == 2 else []
     return [(image_BYXZ[part], label_B[part]) for part in cut], places, tuple(classes.tolist()), (0.0, 255.0)
 
 
-def _kept(path: pathlib.Path, found: Sequence[files.File], size: int) -> np.ndarray:
+def _rows(source: str) -> list[files.File]:
+    """The rows of a data set that have a class, as files SPLIT/CLASS/NUMBER. UserError where it has no such columns."""
+    found, splits = [], tables.hub(source, stream=False)
+    for split in splits:
+        rows = split.open()
+        columns = {type(kind).__name__: name for name, kind in reversed(rows.features.items())}  # the first of each
+        if not {"Image", "ClassLabel"} <= columns.keys():
+            has = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in rows.features.items())
+            raise errors.UserError(f"{split.name} needs a column Image and one ClassLabel, and has {has}")
+        images, labels = columns["Image"], columns["ClassLabel"]
+        part = split.inside if len(splits) > 1 else files.TRAIN
+        names = [name.replace("/", "_") for name in rows.features[labels].names]
+        packed = rows.cast_column(images, type(rows.features[images])(decode=False))
+        for number, label in enumerate(rows[labels]):
+            if label is not None and label >= 0:
+                inside, name = pathlib.PurePath(part, names[label], str(number)), f"{split.name}, row {number:,}"
+                open_row = functools.partial(_packed, packed, number, images, name)
+                found.append(files.File(inside, name, 0, open_row, version=split.version))
+    return found
+
+
+def _packed(rows: Any, number: int, column: str, name: str) -> BinaryIO:
+    """The image file in a row of a data set."""
+    packed = rows[number][column] or {}
+    if packed.get("bytes") is None and not packed.get("path"):
+        raise errors.UserError(f"{name} has no image")
+    return disk.opened(packed["path"]) if packed.get("bytes") is None else io.BytesIO(packed["bytes"])
+
+
+def _kept(source: str, found: Sequence[files.File], size: int) -> np.ndarray:
     """The images of these files as `read` gives them, from the cache folder where they are kept there."""
-    facts = [[str(file.inside), file.size, os.stat(file.name).st_mtime_ns] for file in found]
-    digest = hashlib.sha256(json.dumps([MADE, size, str(path.absolute()), facts]).encode()).hexdigest()
+    facts = [[str(file.inside), file.size, file.version or os.stat(file.name).st_mtime_ns] for file in found]
+    digest = hashlib.sha256(json.dumps([MADE, size, os.path.abspath(source), facts]).encode()).hexdigest()
     file = disk.cache_folder() / "images" / f"{digest[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):  # it is not there, or damaged
         return np.load(file, mmap_mode="r", allow_pickle=False)

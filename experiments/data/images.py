@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.data import augment, download, files, image_folder
+from experiments.data import augment, download, files, image_folder, tables
 from experiments.engine import batches, disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -62,9 +62,9 @@ def load(source: str, size: int = 0) -> Images:
 
     A path leads to an .npz file with arrays x and y, or x_train, y_train, x_valid, and so on (ARRAYS), or to a folder
     of MNIST's four IDX files, of .npz files that are called as parts usually are, or of image files in folders of their
-    classes, which are made size x size pixels (image_folder.py). Evaluated is a validation part, where there is one,
-    else the test part, which is else left alone; of one part about 20 %, chosen by content. UserError where nothing is
-    there, and for damaged or contradictory files.
+    classes; these, and those of a data set 'hub:NAME', are made size x size pixels (image_folder.py). Evaluated is a
+    validation part, where there is one, else the test part, which is else left alone; of one part about 20 %, chosen by
+    content. UserError where nothing is there, and for damaged or contradictory files.
     """
     data = _load(source, size)
     Y, X = data.train_image_BYXZ.shape[1:3]
@@ -88,11 +88,13 @@ def _load(source: str, size: int) -> Images:
         if path is None:
             where = f"put the files {', '.join(FILES)} (gzipped or not) into {' or '.join(map(str, places))}"
             raise errors.UserError(f"{source} is not here: {where}")
+    elif source.startswith(tables.HUB):
+        return _images(source, *image_folder.load(source, size))
     elif not source or not os.path.exists(path):
         names = f"a named set of images ({', '.join(sorted(['digits', *FOLDERS]))})"
         raise errors.UserError(f"{source!r} is neither {names} nor an existing path ({path.absolute()})")
     if os.path.isdir(path):
-        return _images(source, *(_folder(path, known) or image_folder.load(path, size)))
+        return _images(source, *(_folder(path, known) or image_folder.load(source, size)))
     if path.suffix != ".npz" or not os.path.isfile(path):
         raise errors.UserError(f"{path} is neither a folder of images nor an .npz file")
     content = disk.read_npz(path, ARRAYS)

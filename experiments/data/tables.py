@@ -103,9 +103,10 @@ def joined(documents: Iterable[bytes]) -> Iterator[bytes]:
         yield b"\0".join(some)
 
 
-def hub(source: str, field: str) -> list[files.File]:
+def hub(source: str, field: str = "", *, stream: bool = True) -> list[files.File]:
     """The splits of 'hub:NAME' or 'hub:NAME:CONFIG', as files of their names: of a data set of the Hugging Face hub,
-    read as a stream, a folder of data files, or one that `save_to_disk` has written. UserError where there is none."""
+    read as a stream or kept by `datasets`, of a folder of data files, or of one that `save_to_disk` has written.
+    UserError where there is none."""
     name, _, config = source.removeprefix(HUB).partition(":")
     folder = os.path.expanduser(name)
     if not name:
@@ -118,7 +119,10 @@ def hub(source: str, field: str) -> list[files.File]:
             found = found if isinstance(found, dict) else {files.TRAIN: found}
         else:
             builder = datasets.load_dataset_builder(folder if os.path.isdir(folder) else name, config or None)
-            found, version = builder.as_streaming_dataset(), f"{builder.config_id} {builder.hash}"
+            version = f"{builder.config_id} {builder.hash}"
+            if not stream:
+                builder.download_and_prepare()
+            found = builder.as_streaming_dataset() if stream else builder.as_dataset()
         return [_split(source, *split, field=field, version=version) for split in found.items()]
 
 

@@ -64,9 +64,9 @@ def test_a_folder_without_parts_has_classes_of_any_name(tmp_path):
 def test_grey_images_have_one_channel_and_one_coloured_makes_all_have_three(tmp_path):
     grey = pixels(0, (Y, X))
     write(tmp_path, **{"a/1.png": packed(grey), "a/2.bmp": packed(grey[::-1], "BMP")})
-    assert image_folder.load(tmp_path, 0)[0][0][0].shape == (2, Y, X, 1)
+    assert image_folder.load(str(tmp_path), 0)[0][0][0].shape == (2, Y, X, 1)
     write(tmp_path, **{"b/3.webp": packed(pixels(1), "WEBP")})
-    ((image_BYXZ, label_B),) = image_folder.load(tmp_path, 0)[0]
+    ((image_BYXZ, label_B),) = image_folder.load(str(tmp_path), 0)[0]
     np.testing.assert_array_equal(image_BYXZ[0], np.broadcast_to(grey[..., None], (Y, X, 3)))
     assert image_BYXZ.shape == (3, Y, X, 3) and label_B.tolist() == [0, 0, 1]
 
@@ -76,7 +76,7 @@ def test_a_photograph_is_made_as_classify_makes_it(tmp_path):
     smooth = np.add.outer(np.arange(300), np.arange(200))[..., None].astype(np.uint8) // np.uint8([1, 2, 3])
     turned = packed(np.rot90(smooth), "JPEG", turned=6)
     write(tmp_path / "set", **{"a/1.jpg": packed(smooth, "JPEG"), "a/2.jpeg": turned, "b/3.png": packed(pixels(0))})
-    ((image_BYXZ, _),) = image_folder.load(tmp_path / "set", 7)[0]
+    ((image_BYXZ, _),) = image_folder.load(str(tmp_path / "set"), 7)[0]
     assert image_BYXZ.shape == (3, 7, 7, 3)
     np.testing.assert_allclose(image_BYXZ[0].astype(int), image_BYXZ[1], atol=9)  # JPEG loses a little
     boxes = np.asarray(Image.fromarray(smooth).resize((7, 7), Image.Resampling.BOX), int)
@@ -132,3 +132,28 @@ def test_what_cannot_be_made_alike_is_refused_by_name(tmp_path):
     refused("set/e.png lies in no folder of a class: let .*/set have one for each class")
     with pytest.raises(errors.UserError, match="image.size = 7 is for image files.* digits are 8 x 8, and stay so"):
         images.load("digits", 7)
+
+
+def test_a_data_set_gives_the_images_that_a_folder_of_them_gives(tmp_path, monkeypatch):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    datasets.disable_progress_bars()
+    names = [f"{part}/{name}" for part in ("train", "test") for name in NAMES[:3]]
+    right = images.load(folder(tmp_path / "set", *names))
+    kinds = datasets.Features(pixels=datasets.Image(), kind=datasets.ClassLabel(names=["cat", "dog house"]))
+    made = {}
+    for part, first in (("train", 0), ("test", 3)):
+        rows = {"pixels": [Image.fromarray(pixels(b)) for b in range(first, first + 4)], "kind": [0, 0, 1, -1]}
+        made[part] = datasets.Dataset.from_dict(rows, features=kinds)  # the last one has no class
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+    for source in ("saved", "set"):
+        data = images.load(f"hub:{tmp_path / source}")
+        for found, expected in zip(data[1:6], right[1:6], strict=True):
+            np.testing.assert_array_equal(found, expected)
+    datasets.DatasetDict(full=made["train"]).save_to_disk(tmp_path / "one")
+    assert images.load(f"hub:{tmp_path / 'one'}").said == "split by content"
+    made["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
+    with pytest.raises(
+        errors.UserError, match=r"none \(train\) needs a column Image and one ClassLabel, and has pixels"
+    ):
+        images.load(f"hub:{tmp_path / 'none'}")
