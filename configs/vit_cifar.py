@@ -17,8 +17,8 @@ from configs import base
 
 def get_config():
     config = base.get_config("vision")
-    config.model.update(M=4, D=64, relative_position="relative")
+    config.model.update(M=4, D=64, relative_position="relative", attention="explicit")
     config.image.update(source="cifar10.npz", patch=4, augment=["flip", "crop:2"])
-    config.optim.update(name="muon", learning_rate=3e-3, muon_lr_multiplier=7.0)
-    config.train.update(steps=14000, evaluate_every=2000, save_every=2000)
+    config.optim.update(name="muon", learning_rate=6e-3, muon_lr_multiplier=6.0)
+    config.train.update(steps=12000, evaluate_every=2000, save_every=2000)
     return config

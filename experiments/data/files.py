@@ -247,7 +247,7 @@ def listed(names: Sequence) -> str:
     return ", ".join(map(str, names)) if len(names) <= LISTED else f"{names[0]} and {len(names) - 1:,} more"
 
 
-def held_out(contents: Sequence[bytes], *, share: float) -> np.ndarray:
+def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
     """A boolean per content: True for about `share` of the different contents, those with the smallest `digest`.
 
     Equal contents fall on the same side. Neither side is empty: at least the smallest digest is held out, and never

@@ -182,7 +182,9 @@ def _images(
             raise errors.UserError(f"{part}: the label {wrong_B[0]} is out of range: {right}")
     if len(checked) == 1:
         image_BYXZ, label_B = checked[0]
-        out_B = files.held_out([pixels.tobytes() for pixels in image_BYXZ], share=EVALUATION_SHARE)
+        remedy = ": name the parts yourself, as train/ and test/"
+        disk.check_memory(f"what is split by content, {name},", image_BYXZ.nbytes, remedy=remedy)
+        out_B = files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=EVALUATION_SHARE)
         checked = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
         said = "split by content"
     else:

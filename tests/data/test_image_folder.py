@@ -151,7 +151,7 @@ def test_a_data_set_gives_the_images_that_a_folder_of_them_gives(tmp_path, monke
         for found, expected in zip(data[1:6], right[1:6], strict=True):
             np.testing.assert_array_equal(found, expected)
     datasets.DatasetDict(full=made["train"]).save_to_disk(tmp_path / "one")
-    assert images.load(f"hub:{tmp_path / 'one'}").said == "split by content"
+    assert images.load(f"hub:{tmp_path / 'one'}").classes == ("cat", "dog house")
     made["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
     with pytest.raises(
         errors.UserError, match=r"none \(train\) needs a column Image and one ClassLabel, and has pixels"
