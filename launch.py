@@ -15,6 +15,7 @@ import functools
 import importlib
 import os
 import pathlib
+import re
 import shlex
 import signal
 import sys
@@ -123,10 +124,9 @@ def stopped(error: KeyboardInterrupt, hint: str) -> errors.Interrupted:
 def asked(argv: list[str]) -> Command:
     """The command of these words; --config.KEY=VALUE changes a setting. UserError where they do not fit together."""
     if "--help" in argv:
+        settings = "Settings, each with a comment: python launch.py --help config"
         print(
-            f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\n"
-            "Settings, each with a comment: configs/base.py, and config() of experiments/NAME.py.",
-            flush=True,
+            fields() if "config" in argv else f"{__doc__}\n\n{flags.FLAGS.main_module_help()}\n{settings}", flush=True
         )
         sys.exit(0)
     changes, rest = [], []
@@ -140,11 +140,18 @@ def asked(argv: list[str]) -> Command:
     try:
         surplus = flags.FLAGS(rest)[1:]
     except flags.Error as error:
-        raise errors.UserError(str(error)) from error
+        unknown = re.match("Unknown command line flag '(.*?)'", str(error))
+        right = by_name.ELSEWHERE | configs.flat(importlib.import_module("configs.base").common().to_dict())
+        found = by_name.elsewhere(unknown[1], right) if unknown else []
+        hint = f"; a setting is given as --config.{found[0]}=VALUE" if found else ""
+        raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
     group = distributed.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     several, bundle = group or DISTRIBUTED.value, REPLAY.value and pathlib.Path(REPLAY.value)
     for wrong, sentence in (
-        (surplus, f'what is "{"".join(surplus[:1])}"? Settings are given as --config.key=value'),
+        (
+            surplus,
+            f'what is "{"".join(surplus[:1])}"? Settings are given as --config.key=value, and a config as --config vit',
+        ),
         (
             bundle and (CONFIG.value or WORKDIR.value or DRY_RUN.value),
             "--replay DIR takes its config from DIR and writes nothing: leave the other flags out",
@@ -168,10 +175,24 @@ def asked(argv: list[str]) -> Command:
     return Command(config, WORKDIR.value, changes, configs.override, *how)
 
 
+def fields() -> str:
+    """All settings as the code has them, with defaults and comments: those of all runs, and of each experiment."""
+    base, rooms = pathlib.Path(by_name.ROOT, "configs", "base.py"), sorted((by_name.ROOT / "experiments").glob("*.py"))
+    lines = []
+    for file in (base, *rooms):
+        found = re.findall(
+            r"^    (?!#)(\w+\.\w+ = .*  # .*(?:\n    # .*)*)", file.read_text(encoding="utf-8"), re.MULTILINE
+        )
+        if found:
+            lines += ["", "of all runs" if file is base else f"of {file.stem}", *found]
+    return "\n".join(lines).replace("\nconfig.", "\n")
+
+
 def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathlib.Path | None]:
     """What the command does, once its config is read and checked, and the folder in which it can be gone on with."""
     base = importlib.import_module("configs.base").get_config  # anew for each `run`, as the config's own import is
-    config = config_file.load(command.config, base=base, given=dict(command.changes))
+    file = config_file.place(command.config)
+    config = config_file.load(file, base=base, given=dict(command.changes))
     for axis in config.mesh if command.replay is not None else ():  # the step of a bundle is computed on one device
         config.mesh[axis] = 1
     for key, value in command.changes:
@@ -195,7 +216,7 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     folder = None
     if not command.dry_run:
         when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-        folder = pathlib.Path(command.workdir or pathlib.Path("runs") / pathlib.Path(command.config).stem / when)
+        folder = pathlib.Path(command.workdir or pathlib.Path("runs") / pathlib.Path(file).stem / when)
     return functools.partial(workdir.outlive, functools.partial(work, settings, folder), folder), folder
 
 

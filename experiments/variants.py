@@ -69,7 +69,11 @@ class Trial(NamedTuple):
         except errors.UserError:
             raise
         except Exception as error:  # somebody's own code may raise anything
-            raise self.refusal(by_name.fault(error)) from error
+            says = by_name.fault(error)
+            if says.startswith("TypeError"):  # no line of theirs: it has not come to that
+                given = [str(getattr(one, "shape", "params") or "key") for one in arrays]
+                says += f"; it is called with ({', '.join([*given, *(f'{name}={x}' for name, x in how.items())])})"
+            raise self.refusal(says) from error
 
     def init(self, letters: str, **settings: Any) -> Any:
         """The parameters for these sizes. UserError where one has not the shape that its name says."""

@@ -20,6 +20,17 @@ Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py
 LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer
 
 
+def place(path: str) -> str:
+    """The path of a config, which may be named without .py, and those of configs/ as vit. UserError: there is none."""
+    file, ours = pathlib.Path(path), by_name.ROOT / "configs"
+    folders = [file.parent] + [ours] * (str(file.parent) in (".", "configs"))
+    for one in (folder / f"{file.name}{end}" for folder in folders for end in ("", ".py")):
+        if one.is_file():
+            return str(one)
+    hint = by_name.nearest(file.stem, [one.stem for one in ours.glob("[a-z]*.py")])
+    raise errors.UserError(f"there is no config file {path}{hint}")
+
+
 def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml_collections.ConfigDict:
     """The config of a `.py` file (its get_config()) or of a `.json` file (its values laid over those of `base`).
 
@@ -27,8 +38,6 @@ def load(path: str, *, base: Base, given: Mapping[str, Any] | None = None) -> ml
     The user's own modules are then looked for beside a `.py` too, behind all other places; never beside a `.json`.
     """
     file = pathlib.Path(path)
-    if not file.is_file():
-        raise errors.UserError(f"there is no config file {path}")
     if file.suffix == ".json":
         return _from_json(file, base, given or {})
     if file.suffix != ".py":
@@ -136,6 +145,7 @@ def _sentence(error: Exception, line: str) -> str:
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):
-        meant = re.search(r'Did you mean "(.*?)"', str(error))
-        return f'unknown config key "{unknown.group(1)}"' + (f' (did you mean "{meant.group(1)}"?)' if meant else "")
+        name, meant = unknown.group(1), re.search(r'Did you mean "(.*?)"', str(error))
+        found = by_name.elsewhere(name)[:1] or ([meant.group(1)] if meant else [])
+        return f'unknown config key "{name}"' + (f' (did you mean "{found[0]}"?)' if found else "")
     return by_name.sentence(error)

@@ -288,6 +288,9 @@ def train_and_save(
             state = training_step.initial_state(task, plan.optimiser, seed=plan.seed, mesh=plan.mesh, params=params)
         elif distributed.main():
             print(f"resuming {folder} at step {start:,}")
+        peak = compilation.measured_peak(devices=plan.mesh)
+        if distributed.main():
+            print(f"  100 % of matrix-product speed is {peak / 1e9:,.0f} GFLOP/s: large float32 products, timed here")
         line = log.Progress(
             start=start,
             steps=plan.steps,
@@ -296,7 +299,7 @@ def train_and_save(
             work=lambda n: plan.growth.before(n) / batch,
             evaluation=evaluation_work(task, batch=batch),
             evaluations=functools.partial(times, every=plan.every["evaluate"], steps=plan.steps),
-            peak=compilation.measured_peak(devices=plan.mesh),
+            peak=peak,
         )
         stack.enter_context(contextlib.closing(line))
         evaluate = training_step.evaluator(task, plan.mesh)

@@ -67,6 +67,9 @@ def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     m = settings.mesh
     devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)
+    slow = settings.to_dict().get("model", {}).get("compute_dtype") == "bfloat16"
+    if slow and mesh.backend(devices) == "cpu":
+        print("  model.compute_dtype = bfloat16 is slower than float32 on a CPU: it is for GPUs and TPUs", flush=True)
     return devices
 
 

@@ -131,7 +131,7 @@ def enter(
                 what = f"{folder} holds a run with another config"
                 raise errors.UserError(f"{what}, and resuming may not change {values}; what may: {right}")
         elif any(entry.name != LOCK for entry in folder.iterdir()):
-            raise errors.UserError(f"{folder} holds files, but no run to resume: choose another --workdir")
+            raise errors.UserError(f"{folder} holds files, but no run to resume{newest(folder, '--workdir')}")
         fall_back = config.get("resume") == "latest_valid"
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
@@ -147,6 +147,12 @@ def enter(
             f"{saved} is damaged, so this run cannot be resumed: choose another --workdir"
         ) from error
     return over
+
+
+def newest(folder: pathlib.Path, flag: str) -> str:
+    """What to say where a folder is no run: the newest of the runs in it, behind its flag; else to choose another."""
+    runs = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    return f": the newest run in it is {flag}={runs[-1].parent}" if runs else f": choose another {flag}"
 
 
 def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments import model as models
 from experiments.data import pretrained_tokenizer, tokenizer
-from experiments.engine import by_name, checkpoint, disk, errors
+from experiments.engine import by_name, checkpoint, disk, errors, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
@@ -118,6 +118,8 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     file = _llama2c_file(where)
     if file is not None:
         return _llama2c(file)
+    if where.is_dir() and not (where / "config.json").exists() and list(where.glob("*/config.json")):
+        raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
     config = saved(where / "config.json").get("config")
     if not isinstance(config, dict) or "experiment" not in config:
         return _published(where, hub.read(where))

@@ -109,6 +109,12 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
     ("words", "sentence"),
     [
         ("--config=a.json train.steps=3", 'what is "train.steps=3"? Settings are given as --config.key=value'),
+        ("vit", 'what is "vit"? Settings are given as --config.key=value, and a config as --config vit'),
+        ("--config=vit --steps=3", "flag 'steps'; a setting is given as --config.train.steps=VALUE"),
+        ("--config=vit --dropout 3", "flag 'dropout'; a setting is given as --config.model.dropout=VALUE"),
+        ("--config=vit --config.model.n_layer=3", 'unknown config key "model.n_layer" (did you mean "model.M"?)'),
+        ("--config=vitt", 'there is no config file vitt (did you mean "vit"?)'),
+        ("--config=a/vit.py", 'there is no config file a/vit.py (did you mean "vit"?)'),
         ("--config=a.json --workdri=x", "Unknown command line flag 'workdri'"),
         ("", "say which config to run: python launch.py --config configs/vit.py"),
         ("--replay=a --dry_run", "--replay DIR takes its config from DIR and writes nothing"),
@@ -123,6 +129,15 @@ def test_words_that_do_not_fit_together(tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
     told = tiny.run(*words.split())
     assert told.code == 2 and sentence in told.err and told.err.startswith("error: ") and not list(tmp_path.iterdir())
+
+
+def test_help_lists_the_settings_with_their_comments(capsys):
+    with pytest.raises(SystemExit):
+        launch.main(["launch.py", "--help", "config"])
+    told = capsys.readouterr().out
+    names = {f"{name} = " for name in tiny.fields()}
+    assert [name for name in names if f"\n{name}" not in told] == []
+    assert "\nseed = 0  # of initial parameters" in told and "\nof vision\nimage." in told
 
 
 def test_a_new_file_is_made_where_it_is_written(tmp_path):

@@ -1,9 +1,11 @@
 """A user's own score, value, norm, position, relation or MLP: a plain tuple is enough, and what is wrong is said before
 anything is computed."""
 
+import collections
 import functools
 import pathlib
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -75,6 +77,8 @@ norm_pair = (norm.rms.init, norm.rms.apply)
 norm_three = tuple(norm.batch)
 position_pair = tuple(position.learned)
 value_three, relation_three = tuple(value.low_rank), tuple(relative_position.relative)
+named_pair = collections.namedtuple("Mine", "first second")(*score.tied[:2])
+object_pair = types.SimpleNamespace(init=score.tied.init, apply=score.tied.apply)
 score_three = (score.tied.init, score.tied.apply, score.tied.factors)
 
 
@@ -83,6 +87,8 @@ score_three = (score.tied.init, score.tied.apply, score.tied.factors)
     [
         ("score", "pair"),
         ("score", "score_three"),
+        ("score", "named_pair"),
+        ("score", "object_pair"),
         ("value", "value_three"),
         ("norm", "norm_pair"),
         ("norm", "norm_three"),
@@ -95,6 +101,7 @@ def test_a_plain_tuple_is_a_variant_of_its_room(room, name):
     m, plain = settings(**{f"model__{room}": f"test_variants:{name}"}), globals()[name]
     made = variants.checked(m, models.sizes(m))[room]
     assert type(made) is type(next(iter(by_name.candidates(variants.ROOMS[room]).values())))
+    plain = (plain.init, plain.apply) if room == "score" and not isinstance(plain, tuple) else plain
     assert tuple(made[: len(plain)]) == plain
 
 
@@ -132,6 +139,7 @@ def of_numpy(params, x_BND, x_BSD):
 
 
 compared = score.additive._replace(logits=lambda params, q, k: jnp.tanh(q + k).sum(-1))
+narrower = (lambda key, *, D: {}, score.tied.apply)
 raising, numpyish = (score.tied.init, raises), (score.tied.init, of_numpy)
 value_swapped = value.low_rank._replace(apply=lambda params, x: value.low_rank.apply(params, x).swapaxes(1, 2))
 value_kept = value.low_rank._replace(combine=lambda params, y: y)
@@ -159,6 +167,7 @@ FOUR = "here (3, 2, 5, any), and it gives"
         ("score", "unnamed", "of its parameters, "),
         ("score", "empty", "its queries and keys have no features"),
         ("score", "factored", "(H, K, D) is expected of its factors, here (2, any, 12), and it gives (2, 6, 6)"),
+        ("score", "narrower", "unexpected keyword argument 'H'; it is called with (key, H=2, K=6, D=12, bias=True)"),
         ("score", "raising", f"{HERE}, line {raises.__code__.co_firstlineno + 1}: RuntimeError: I know nothing"),
         ("score", "numpyish", f"{HERE}, line {of_numpy.__code__.co_firstlineno + 1}: TracerArrayConversionError: "),
         ("score", "compared", "(B, H, N, N) is expected of its logits, here (3, 2, 5, 5), and it gives (3, 2, 5)"),
@@ -242,7 +251,7 @@ def test_beside_a_json_nothing_is_looked_for(places):
     (foreign / "own_foreign.py").write_text("raise SystemExit('run')")
     (foreign / "config.json").write_text('{"experiment": "vision", "model": {"score": "own_foreign:mine"}}')
     told = tiny.run("--config", str(foreign / "config.json"), "--config.model.score=own_foreign:mine", "--dry_run")
-    assert told.code == 2 and "No module named 'own_foreign'" in told.err
+    assert told.code == 2 and "there is no own_foreign.py in" in told.err
 
 
 @pytest.mark.parametrize(
@@ -253,7 +262,7 @@ def test_beside_a_json_nothing_is_looked_for(places):
         ("def f(:\n", "SyntaxError: "),
         ("raise RuntimeError('no')\n", "own_faulty.py, line 1: RuntimeError: no"),
         ("def f():\n    raise RuntimeError('no')\nf()\n", "own_faulty.py, line 2: RuntimeError: no"),
-        ("mine = 1\n", "must be a tuple (init, apply), and it is not"),
+        ("mine = 1\n", "must be a tuple (init, apply), or an object with these, and it is not"),
         ("yours = 1\n", "own_faulty.py has no mine"),
     ],
 )
