@@ -66,6 +66,24 @@ def photographs(folder: pathlib.Path) -> None:
             part.save(folder / ("new.jpg" if (i, name) == (149, "flower") else f"photographs/{name}/{i}.jpg"))
 
 
+def finetune_bert(folder: pathlib.Path) -> None:
+    """A small BERT with random weights, as the library saves one, and sentences of two classes."""
+    import transformers  # what the page needs
+
+    good, bad = "good great fine warm bright".split(), "bad dull poor slow cold".split()
+    things = "film story actor scene ending song".split()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "is", "was", "and", *things, *good, *bad]
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=64, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(folder / "bert")
+    transformers.BertTokenizer(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder / "bert")
+    rows = ["text,label"]
+    for kind, adjectives in (("praise", good), ("blame", bad)):
+        said = itertools.product(things, ("is", "was"), adjectives, adjectives)
+        rows += [f"the {thing} {tense} {one} and {other},{kind}" for thing, tense, one, other in said]
+    (folder / "reviews.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 

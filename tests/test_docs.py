@@ -121,7 +121,15 @@ def test_a_wrong_command_is_seen(command: str) -> None:
 
 def test_settings_configs_tests_and_links_that_are_named_exist() -> None:
     every = set()
-    for experiment in ("language", "vision", "translation", "masked_image", "synthetic", "convolution"):
+    for experiment in (
+        "language",
+        "vision",
+        "text_classification",
+        "translation",
+        "masked_image",
+        "synthetic",
+        "convolution",
+    ):
         every |= config.flat(base.get_config("ablation", of=experiment).to_dict()).keys()
     every |= {key.rpartition(".")[0] for key in every}
     for name, page in PAGES.items():

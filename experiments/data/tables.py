@@ -18,7 +18,7 @@ LONGEST_CELL = 2**30  # characters of a cell in CSV
 Row = tuple[str, Mapping[str, Any]]  # where it stands, and what is in it
 
 
-def _json(file: files.File, field: str) -> Iterator[Row]:
+def _json(file: files.File, field: str, *others: str) -> Iterator[Row]:
     for number, line in enumerate(files.lines(files.pieces(file, text=False)), 1):
         if line.strip():
             where = f"{file.name}, line {number:,}"
@@ -31,7 +31,7 @@ def _json(file: files.File, field: str) -> Iterator[Row]:
             yield where, row
 
 
-def _csv(file: files.File, field: str, *, delimiter: str = ",") -> Iterator[Row]:
+def _csv(file: files.File, *fields: str, delimiter: str = ",") -> Iterator[Row]:
     csv.field_size_limit(LONGEST_CELL)
     lines = (line.decode("utf-8-sig") + "\n" for line in files.lines(files.pieces(file)))
     rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
@@ -39,19 +39,19 @@ def _csv(file: files.File, field: str, *, delimiter: str = ",") -> Iterator[Row]
         yield f"{file.name}, line {rows.line_num:,}", {name: cell for name, cell in row.items() if name is not None}
 
 
-def _parquet(file: files.File, field: str) -> Iterator[Row]:
+def _parquet(file: files.File, *fields: str) -> Iterator[Row]:
     with files.extra(f"the Parquet table {file.name}"):
         from pyarrow import parquet
     with file.open() as content:
         table = parquet.ParquetFile(content)
         names = table.schema_arrow.names
-        if field not in names:
+        if not {*fields} <= {*names}:
             yield file.name, dict.fromkeys(names)
-        for batch in table.iter_batches(columns=[field], batch_size=1024):
+        for batch in table.iter_batches(columns=[*fields], batch_size=1024):
             yield from ((file.name, row) for row in batch.to_pylist())
 
 
-def _hub(file: files.File, field: str) -> Iterator[Row]:
+def _hub(file: files.File, *fields: str) -> Iterator[Row]:
     return ((file.name, row) for row in file.open())
 
 
@@ -79,15 +79,24 @@ def applies(file: files.File, field: str) -> bool:
 def rows(file: files.File, field: str) -> Iterator[bytes]:
     """The documents in a field of a table, without empty ones, in UTF-8. UserError where the field is missing (with the
     names that are there) or holds no text, for a damaged file, and for what needs an extra."""
+    return (text.encode("utf-8", "replace") for text, _ in pairs(file, field))
+
+
+def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
+    """The same as text, and what is in the field `label` of the same row, '' without one. UserError as `rows`."""
+    names = {"text.field": field, "text.label": label} if label else {"text.field": field}
     with _refusing(file.name):
-        for where, row in kind(file)(file, field):
-            if field not in row:
-                raise errors.UserError(f"{where}: text.field = {field!r} is none of its fields: {', '.join(row)}")
-            value = row[field]
-            if not isinstance(value, str | None):
-                raise errors.UserError(f"{where}: the field {field!r} is no text but {str(value)[:40]!r}")
-            if value:
-                yield value.encode("utf-8", "replace")
+        for where, row in kind(file)(file, *names.values()):
+            for name, value in names.items():
+                if value not in row:
+                    raise errors.UserError(f"{where}: {name} = {value!r} is none of its fields: {', '.join(row)}")
+            text = row[field]
+            if not isinstance(text, str | None):
+                raise errors.UserError(f"{where}: the field {field!r} is no text but {str(text)[:40]!r}")
+            if label and row[label] in (None, ""):
+                raise errors.UserError(f"{where}: the field {label!r} is empty")
+            if text:
+                yield text, str(row[label]) if label else ""
 
 
 def joined(documents: Iterable[bytes]) -> Iterator[bytes]:
@@ -103,7 +112,7 @@ def joined(documents: Iterable[bytes]) -> Iterator[bytes]:
         yield b"\0".join(some)
 
 
-def hub(source: str, field: str = "", *, stream: bool = True) -> list[files.File]:
+def hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:
     """The splits of 'hub:NAME' or 'hub:NAME:CONFIG', as files of their names: of a data set of the Hugging Face hub,
     read as a stream or kept by `datasets`, of a folder of data files, or of one that `save_to_disk` has written.
     UserError where there is none."""
@@ -123,11 +132,11 @@ def hub(source: str, field: str = "", *, stream: bool = True) -> list[files.File
             if not stream:
                 builder.download_and_prepare()
             found = builder.as_streaming_dataset() if stream else builder.as_dataset()
-        return [_split(source, *split, field=field, version=version) for split in found.items()]
+        return [_split(source, *split, fields=fields, version=version) for split in found.items()]
 
 
-def _split(source: str, name: str, rows: Any, *, field: str, version: str) -> files.File:
-    one = rows.select_columns([field]) if field in (rows.column_names or ()) else rows
+def _split(source: str, name: str, rows: Any, *, fields: tuple[str, ...], version: str) -> files.File:
+    one = rows.select_columns([*fields]) if fields and {*fields} <= {*(rows.column_names or ())} else rows
     known = getattr((rows.info.splits or {}).get(name), "num_bytes", 0)
     made_of = f"{source} {name} {version or rows._fingerprint}"
     return files.File(pathlib.PurePath(name), f"{source} ({name})", known or 1, lambda: one, version=made_of)

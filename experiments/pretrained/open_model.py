@@ -31,6 +31,7 @@ DOES = {
     "image": "tells the classes of images",
     "translation": "translates sentences",
 }
+RUNS = {"vision": "image", "text_classification": "classes"}  # the kinds of other experiments have their names
 HEADS = {"causal": head.next_word, "prefix": head.next_word, "masked": head.masked_word}
 HEADS |= {"classes": head.first_word, "tokens": head.each_word, "spans": head.each_word}
 
@@ -162,24 +163,29 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         wrong = f"the parameters of step {step} are not those of params_sha256 in its summary.json"
         raise errors.UserError(f"{folder} is damaged: {wrong}")
     try:
+        extras: dict[str, Any] = {}
         params = adapters.merged(params, config["optim"].get("lora", ""))
-        kind, facts = {"vision": "image"}.get(config["experiment"], config["experiment"]), {}
+        kind, facts = RUNS.get(config["experiment"], config["experiment"]), {}
         if kind == "language":
             text = config["text"]
             kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output")}
             facts["transform"] = by_name.today("text.transform", text["transform"])
-            facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
+        elif kind == "classes":
+            facts = {"N": config["text"]["N"], "transform": config["text"]["transform"], "tied_output": False}
+            facts["C"] = params["head"]["G_CD"].shape[0]
+            extras["class_names"] = disk.read_json(folder / "data.json", says="the names of its classes")["classes"]
         elif kind == "translation":
-            tree = {"W": params["embed"]["E_WD"].shape[0], "tied_output": not params["head"]}
-            facts = {"N": config["pairs"]["N"], **tree}
+            facts = {"N": config["pairs"]["N"], "tied_output": not params["head"]}
         elif kind in ("image", "masked_image"):
             patch = config["image"]["patch"]
             facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
         if kind == "image":
             facts |= {"C": params["head"]["G_CD"].shape[0], "answer": config["image"]["head"]}
         model = {name: by_name.today(f"model.{name}", value) for name, value in config["model"].items()}
+        if kind in (*HEADS, "translation"):
+            facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
         fields = {"cap": 0.0, "E": 0, "share": 1, **model}  # which runs of older versions have not
-        return Trained(folder, kind, params, fields, facts, {}, "", trust)
+        return Trained(folder, kind, params, fields, facts, extras, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
 

@@ -20,10 +20,12 @@ TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows 
 # A published model's facts -> the config's fields that must say the same, by experiment.
 FIELDS = {
     "language": {"tied_output": "text.tied_output", "transform": "text.transform"},
+    "text_classification": {"transform": "text.transform"},
     "vision": {"patch": "image.patch", "answer": "image.head"},
     "masked_image": {"patch": "image.patch"},
 }
 OWN = {kind: (*fields.values(), "text.tokenizer") for kind, fields in FIELDS.items()}
+WORDED = ("language", "text_classification")  # which may have the words of a model
 HEAD = ("tied_output", "transform")  # facts of a head, which may be a fresh one
 
 
@@ -64,7 +66,7 @@ def needed(kind: str, model: open_model.Trained, fresh: tuple[str, ...]) -> dict
 
 def words(kind: str, model: open_model.Trained, now: Mapping[str, Any]) -> dict[str, str]:
     """text.tokenizer for the words of the model, where its files tell them and the usual ones are others."""
-    there = open_model.tokenizers(model)[:1] if kind == "language" else []
+    there = open_model.tokenizers(model)[:1] if kind in WORDED else []
     usual = any(open_model.saved(file).get("kind") == now["text.tokenizer"] for file in there)
     return {"text.tokenizer": str(_place(there[0]))} if there and not usual else {}
 
@@ -153,7 +155,7 @@ def _misfit(
     """The fields of the config to change, and the tensors, where theirs are not what is asked; '' where they are."""
     reasons = _fields(settings, model, fresh)
     there, here = (_rows(tree, WORDS) for tree in (theirs, ours))
-    of_words, files_there = settings.experiment == "language", open_model.tokenizers(model)
+    of_words, files_there = settings.experiment in WORDED, open_model.tokenizers(model)
     tokenizer = [_place(file) for file in files_there[:1]]
     fewer_or_more = of_words and 0 not in (there, here) and there != here
     if fewer_or_more:

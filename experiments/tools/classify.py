@@ -1,6 +1,7 @@
-"""The class of an image file, told by a trained model: a vision run made here, or a published ViT.
+"""The class of an image file or of a text, told by a trained model: a run made here, or a published one, as a ViT.
 
 python -m experiments.tools.classify --checkpoint=DIR --file=digit.png
+python -m experiments.tools.classify --checkpoint=DIR --prompt="What a pleasant film"
 classify.run("DIR", file="digit.png")
 
 DIR is a run's folder, or a folder with config.json and model.safetensors. The image is made as many rows, columns and
@@ -15,7 +16,7 @@ import sys
 import jax
 import numpy as np
 
-from experiments.data import image_file
+from experiments.data import image_file, labelled
 from experiments.engine import distributed, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
@@ -23,25 +24,35 @@ from experiments.tools import command
 SHOWN = 5  # likeliest classes
 
 
-@command.tool(file="The image: a PNG, JPEG, GIF, BMP, TIFF, WebP or PPM file.")
+@command.tool(
+    file="The image: a PNG, JPEG, GIF, BMP, TIFF, WebP or PPM file.", prompt="Or the text, for a model of texts."
+)
 def run(
     checkpoint: str | os.PathLike,
     *,
     file: str | os.PathLike = "",
+    prompt: str = "",
     trust: tuple[str, ...] = (),
     device: str = "any",
     workdir: str | os.PathLike = "",
 ) -> str:
-    """The likeliest classes of an image file, and how it was made like the model's own."""
+    """The likeliest classes of a text or an image file, and how this was made like the model's own."""
     model = open_model.open(checkpoint, trust=trust)
-    open_model.expect(model, "image")
-    if not file:
-        raise errors.UserError("say which image: --file=PATH")
-    like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
-    image_1YXZ, steps = image_file.read(pathlib.Path(os.path.expanduser(file)), like)
-    p_C = np.asarray(jax.nn.softmax(model(image_1YXZ)[0]))
+    open_model.expect(model, "image", "classes")
+    if model.kind == "classes":
+        if not prompt or file:
+            raise errors.UserError("this model tells the classes of texts: say which one with --prompt='...'")
+        id_1N, valid_1N = labelled.ids(open_model.words(model), [prompt], N=model.facts["N"])
+        inputs, classes, steps = id_1N[:, valid_1N[0]], model.extras["class_names"], []
+    else:
+        if not file or prompt:
+            raise errors.UserError("this model tells the classes of images: say which one with --file=PATH")
+        like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
+        inputs, said = image_file.read(pathlib.Path(os.path.expanduser(file)), like)
+        classes, steps = like["classes"], [said]
+    p_C = np.asarray(jax.nn.softmax(model(inputs)[0]))
     likeliest = np.argsort(-p_C, kind="stable")[:SHOWN]
-    lines = [steps, *(f"  {p_C[c]:.3f}  {like['classes'][c]}" for c in likeliest)]
+    lines = [*steps, *(f"  {p_C[c]:.3f}  {classes[c]}" for c in likeliest)]
     return command.tell("\n".join(lines), workdir, "classes.txt")
 
 

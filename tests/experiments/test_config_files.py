@@ -24,7 +24,10 @@ def settings_of(file: pathlib.Path, folder: pathlib.Path) -> config.Settings:
     made = config_file.load(str(file), base=base.get_config)
     if made.experiment != "convolution":  # which has no layers
         made.model.M = 1
-    if "text" in made:
+    if made.experiment == "text_classification":
+        (folder / "texts.csv").write_text("text,label\n" + "".join(f"word {i},{i % 3}\n" for i in range(99)))
+        made.text.source = str(folder / "texts.csv")
+    elif "text" in made:
         (folder / "text.txt").write_bytes((tiny.TEXT + b"\n") * 30)
         made.text.source = str(folder / "text.txt")
         if "/" in made.text.tokenizer:

@@ -1,0 +1,19 @@
+"""Fine-tuning: a published BERT (or RoBERTa, DistilBERT) learns to tell the classes of texts.
+
+python launch.py --config configs/finetune_classes.py --config.init_from=DIR --config.text.source=TEXTS
+
+DIR is a folder of the Hugging Face hub, TEXTS a .csv, .tsv or .jsonl with the columns text and label, a folder of such,
+or one with TEXTS/class/*.txt. With --config.optim.lora=8 --config.optim.learning_rate=5e-4 the weights stay, and
+adapters of rank 8 and the head are trained.
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config("text_classification")
+    config.init_fresh = "head"
+    config.model.dropout = 0.1
+    config.optim.update(learning_rate=5e-5, schedule="linear", final_fraction=0.0, weight_decay=0.01)
+    config.train.update(steps=1000, batch_size=32, evaluate_every=250)
+    return config

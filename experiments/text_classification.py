@@ -1,0 +1,108 @@
+"""Texts to classes: the first word, which belongs to no text, answers through one more layer (E25, as BERT has it)."""
+
+import functools
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from experiments import model as models
+from experiments import task as tasks
+from experiments.data import labelled, pretrained_tokenizer
+from experiments.engine import batches, disk, errors, run, step
+from experiments.engine import config as configs
+from tfm import head, loss
+from tfm.attention import mask as masks
+
+SHOWN, LETTERS = 12, 200  # texts in sample.txt, and characters of each
+
+
+def config() -> dict[str, ConfigDict]:
+    """The texts and their classes."""
+    text = ConfigDict()
+    text.source = "docstrings"  # docstrings (of packages of Python), DIR with DIR/class/*.txt, a table, hub:NAME
+    text.field = "text"  # of a table, the column with the texts
+    text.label = "label"  # and the one with their classes
+    text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
+    text.N = 128  # tokens of a text: of a longer one the beginning
+    text.transform = "tanh"  # activation of the layer before the classes: tanh as in BERT, relu as in DistilBERT
+    return {"text": text}
+
+
+def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
+    """The texts, the model, what is measured."""
+    t, m = settings.text, settings.model
+    configs.at_least(2, {"text.N": t.N})
+    data = labelled.load(t.source, field=t.field, label=t.label)
+    both = [[text.encode() for text, _ in part] for part in (data.train, data.evaluation)]
+    words = pretrained_tokenizer.make(t.tokenizer, both[0], specials=(labelled.CLS,), evaluation=both[1])
+    layout = models.layout(m, devices, W=words.size)
+    if layout.sequence:
+        raise errors.UserError("the first word answers for a whole text: mesh.sequence must be 1")
+    sizes = {"W": words.size, "N": t.N, "C": len(data.classes)}
+    model = models.language(m, answer=head.first_word, tied_output=False, transform=t.transform, **sizes)
+    train, evaluation = (examples(words, part, data.classes, N=t.N) for part in (data.train, data.evaluation))
+
+    def logits(params: Any, batch: dict, **options: Any) -> Any:
+        mask = models.masked(m, masks.padding(batch["valid_BS"]))
+        return model.apply(params, batch["w_BN"], mask=mask, **options)
+
+    def measure(logits_BC: jax.Array, batch: dict, over: Any) -> step.Ratios:
+        answer = logits_BC, batch["label_B"], batch["weight_B"]
+        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
+
+    most_frequent = max(data.classes, key=[name for _, name in data.train].count)
+    task = tasks.of_model(
+        settings,
+        model,
+        logits,
+        measure,
+        tokens_per_example=t.N,
+        baseline={"accuracy": float(np.mean([name == most_frequent for _, name in data.evaluation]))},
+        guess={"accuracy": "always the training part's most frequent class"},
+        layout=layout,
+        **tasks.parts(settings, train, evaluation),
+    )
+    counts = f"{len(data.train):,} texts to train on, {len(data.evaluation):,} to evaluate"
+    lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(data.classes)} classes, vocabulary {words.size}"]
+    files = words.files | {"data.json": disk.as_json({"classes": data.classes})}
+    show = functools.partial(figures, settings, data, task, logits)
+    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines)
+
+
+def examples(words: Any, rows: list[labelled.Row], classes: list[str], *, N: int) -> tasks.Examples:
+    """`(fetch, n)` for `batches`: w_BN, valid_BS (False: padding), label_B and weight_B."""
+    id_BN, valid_BN = labelled.ids(words, [text for text, _ in rows], N=N)
+    label_B = np.array([classes.index(name) for _, name in rows], np.int32)
+
+    def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        inputs = {"w_BN": id_BN[index_B], "valid_BS": valid_BN[index_B], "label_B": label_B[index_B]}
+        return inputs | {"weight_B": np.ones(len(index_B), np.float32)}
+
+    return fetch, len(rows)
+
+
+def figures(settings, data: labelled.Labelled, task: step.Task, logits, params: Any, folder: pathlib.Path, rows):
+    """Loss curves, the confusion matrix, and held-out texts with their classes, the wrong ones first."""
+    from experiments.figures import plots  # matplotlib, only where something is drawn
+
+    probability = jax.jit(lambda params, batch: jax.nn.softmax(logits(params, batch)[0]))
+    found = [np.asarray(probability(params, task.evaluation[i])) for i in range(len(task.evaluation))]
+    p_BC = np.concatenate(found)[: len(data.evaluation)]
+    label_B = np.array([data.classes.index(name) for _, name in data.evaluation])
+    count_CC = np.zeros((len(data.classes),) * 2, int)
+    np.add.at(count_CC, (label_B, p_BC.argmax(-1)), 1)
+    lines = []
+    for b in np.argsort(label_B == p_BC.argmax(-1), kind="stable")[:SHOWN]:
+        (text, name), c = data.evaluation[b], p_BC[b].argmax()
+        lines += [f"{data.classes[c]} ({p_BC[b, c]:.2f}); truth: {name}", " ".join(text.split())[:LETTERS], ""]
+    disk.write(folder / "sample.txt", "\n".join(lines).encode())
+    title = f"{settings.experiment}: {data.name}"
+    return [
+        plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per text", title=title),
+        plots.confusion(folder / "figures" / "confusion.png", count_CC=count_CC, classes=data.classes),
+        folder / "sample.txt",
+    ]

@@ -1,0 +1,112 @@
+"""Texts to classes: how they are read and cut, what the model sees of them, and a run used as a model."""
+
+import gzip
+import json
+
+import jax
+import numpy as np
+import published
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from small_files import write
+
+from experiments.data import labelled, tokenizer
+from experiments.engine import errors
+from experiments.pretrained import open_model
+from experiments.tools import classify
+
+ROWS = [(f"a {word} film, {i}", "praise" if word == "good" else "blame") for word in ("good", "bad") for i in range(40)]
+JSONL = "".join(json.dumps({"review": text, "stars": kind}) + "\n" for text, kind in ROWS).encode()
+CSV = ("label,text\n" + "".join(f'{kind},"{text}"\n' for text, kind in ROWS)).encode()
+
+
+@pytest.mark.parametrize(
+    ("files", "columns"),
+    [
+        ({"reviews.csv": CSV}, {}),
+        ({"reviews.jsonl.gz": gzip.compress(JSONL), "README.txt": b"about"}, {"field": "review", "label": "stars"}),
+        ({f"{kind}/{i}.txt": text.encode() for i, (text, kind) in enumerate(ROWS)}, {}),
+    ],
+    ids=["csv", "jsonl", "folders"],
+)
+def test_texts_and_classes_come_from_tables_and_folders(tmp_path, files, columns):
+    """Where no name tells it, a tenth of the texts is held out, the same of each form."""
+    found = labelled.load(str(write(tmp_path / "in", **files)), **{"field": "text", "label": "label"} | columns)
+    assert sorted(found.train + found.evaluation) == sorted(ROWS) and found.classes == ["blame", "praise"]
+    assert 2 <= len(found.evaluation) <= 16 and not set(found.train) & set(found.evaluation)
+    again = labelled.load(str(write(tmp_path / "csv", **{"b.csv": CSV})), field="text", label="label")
+    assert sorted(again.evaluation) == sorted(found.evaluation)
+
+
+def test_names_tell_what_is_held_out(tmp_path):
+    parts = {"train.tsv": ROWS[::2], "test.tsv": ROWS[1::2]}
+    tables = {name: "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows) for name, rows in parts.items()}
+    found = labelled.load(
+        str(write(tmp_path, **{k: v.encode() for k, v in tables.items()})), field="text", label="label"
+    )
+    assert (found.train, found.evaluation) == (ROWS[::2], ROWS[1::2])
+    assert "train.tsv to train on; test.tsv to evaluate" in found.said
+    (tmp_path / "test.tsv").write_text("text\tlabel\n" + "x\tnew\n" * 99)
+    with pytest.raises(errors.UserError, match='the class "new" is to be evaluated, and no text to train on has it'):
+        labelled.load(str(tmp_path), field="text", label="label")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.csv", b"text,kind\nx,y\n", "line 2: text.label = 'label' is none of its fields: text, kind"),
+        ("a.csv", b"text,label\nx,y\nz,\n", "line 3: the field 'label' is empty"),
+        ("a.csv", b"text,label\nx,y\nz,y\n", "has 1 class to train on: at least two"),
+        ("a.txt", b"x", "holds no texts with classes: a folder DIR/class/*.txt, a table or a folder"),
+    ],
+)
+def test_what_holds_no_texts_with_classes_is_refused(tmp_path, name, content, sentence):
+    with pytest.raises(errors.UserError) as raised:
+        labelled.load(str(write(tmp_path, **{name: content}) / name), field="text", label="label")
+    assert sentence in str(raised.value)
+    with pytest.raises(errors.UserError, match="neither docstrings nor a path that exists"):
+        labelled.load("absent", field="text", label="label")
+
+
+class Ended(tokenizer.Plain):
+    """As BERT's, which puts two specials around a text."""
+
+    def encode(self, text, *, specials=True):
+        return np.concatenate([[256], super().encode(text), [257]])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.text(max_size=20), min_size=1, max_size=3), st.integers(2, 12))
+def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(texts, N):
+    for of, ends in (
+        (tokenizer.make("bytes", [], specials=(labelled.CLS,)), []),
+        (Ended("bytes", "", ("x", "y")), [257]),
+    ):
+        id_BN, valid_BN = labelled.ids(of, texts, N=N)
+        for text, id_N, valid_N in zip(texts, id_BN, valid_BN, strict=True):
+            whole = [256, *text.encode()][: N - len(ends)] + ends
+            assert id_N[valid_N].tolist() == whole and valid_N[: len(whole)].all() and not id_N[len(whole) :].any()
+    with pytest.raises(errors.UserError, match=r"no special before a text, such as \[CLS\]"):
+        labelled.ids(tokenizer.make("bytes", []), ["a"], N=N)
+
+
+def test_a_run_is_a_model_that_sees_no_padding_and_tells_the_classes_of_texts(tmp_path):
+    write(tmp_path, **{"reviews.csv": CSV})
+    changes = {"text.source": str(tmp_path / "reviews.csv"), "text.N": 17, "model.M": 1}
+    task = tiny.task_of(tiny.settings("text_classification", **changes))
+    assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
+    params, batch = tiny.drawn(task), task.evaluation[0]
+    junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)
+    one, other = (
+        jax.jit(task.loss_and_metrics)(params, batch | {"w_BN": w_BN}, None) for w_BN in (batch["w_BN"], junk_BN)
+    )
+    assert not batch["valid_BS"].all() and float(one["loss"][0]) == float(other["loss"][0])
+    run = published.run(tmp_path / "run", "text_classification", params, **changes)
+    told = tiny.command(classify, checkpoint=run, prompt="a good film")
+    p_C = softmax(np.asarray(open_model.open(run)(np.array([[256, *b"a good film"]]))[0]))
+    shown = [f"  {p_C[c]:.3f}  {('blame', 'praise')[c]}" for c in np.argsort(-p_C)]
+    assert (told.code, told.out.splitlines()) == (0, shown) and p_C.min() > 1e-6
+    assert "say which one with --prompt" in tiny.refusal(classify, checkpoint=run, file="a.png")
