@@ -22,7 +22,8 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parame
 WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
-CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token}
+CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
+FIRST = {"class_token": 1, "distilled": 2}  # tokens of a class head, before the patches
 
 
 class Model(NamedTuple):
@@ -82,7 +83,7 @@ def vision(m: config.Settings, *, answer: str, Y: int, X: int, Z: int, patch: in
     """A model of images of Y x X pixels and Z channels. Raises UserError for a patch that does not divide them."""
     N, P = patches(Y, X, Z, patch=patch)
     output = sized(by_name.choose("head", answer, CLASS_HEADS), C=C)
-    first = answer == "class_token"
+    first = FIRST.get(answer, 0)
     return build(m, embed=sized(embed.patches, P=P), head=output, N=N + first, class_token=first)
 
 
@@ -251,7 +252,7 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
     whole = [f'model.{name} = "{getattr(m, name)}"' for name, own in rooms.items() if not getattr(own, "shared", False)]
     for holds, reason in (
         (
-            over.sequence and head == "class_token",
+            over.sequence and head in FIRST,
             "the class token is no part of the image that devices could share: choose image.head = pooled, or "
             "mesh.sequence = 1",
         ),

@@ -25,7 +25,7 @@ def config() -> dict[str, ConfigDict]:
     image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)
     image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
     image.patch = 2  # pixels of a patch's side
-    image.head = "pooled"  # pooled, class_token (head.py)
+    image.head = "pooled"  # pooled, class_token, distilled (head.py)
     image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
     return {"image": image}
 
@@ -54,7 +54,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         return jax.tree.map(lambda *sums: functools.reduce(operator.add, sums), *(measured(*one) for one in answers))
 
     N, _ = models.patches(Y, X, Z, patch=i.patch)
-    tokens = N + (i.head == "class_token")
+    tokens = N + models.FIRST.get(i.head, 0)
     task = tasks.of_model(
         settings,
         model,
@@ -106,6 +106,6 @@ def figures(
             image_YXZ=image_BYXZ[0],
             A_MHNS=tasks.example(task, params)[1],
             grid=tuple(n // settings.image.patch for n in image_BYXZ.shape[1:3]),
-            class_token=settings.image.head == "class_token",
+            class_token=models.FIRST.get(settings.image.head, 0),
         ),
     ]

@@ -1,6 +1,7 @@
 """From words and images, whole or partly hidden, to tokens (E1, E2, E26)."""
 
 import functools
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -72,15 +73,16 @@ def _masked_patches(params: dict, inputs: dict[str, jax.Array]) -> jax.Array:
     return jnp.where(hidden_BN1, params["h_D"], _patches(params, visible_BNP))
 
 
-def class_token_init(key: jax.Array, *, D: int) -> dict:
-    """One learned token that belongs to no patch."""
-    return initial.normal(key, "c_D", D**-0.5, D=D)
+def class_token_init(key: jax.Array, *, D: int, many: int = 1) -> dict:
+    """One learned token that belongs to no patch, or two."""
+    named = ("c_D", "d_D")[:many]
+    return functools.reduce(operator.or_, (initial.normal(key, name, D**-0.5, D=D) for name in named))
 
 
 def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
-    """The learned class token before the others: N + 1 tokens (E25)."""
-    c_B1D = jnp.broadcast_to(params["c_D"], (x_BND.shape[0], 1, x_BND.shape[2]))
-    return jnp.concatenate([c_B1D.astype(x_BND.dtype), x_BND], axis=1)
+    """The learned class token before the others: N + 1 tokens (E25); d, where there is one, behind it (DeiT)."""
+    first = [jnp.broadcast_to(params[name], (x_BND.shape[0], 1, x_BND.shape[2])) for name in sorted(params)]
+    return jnp.concatenate([*(token_B1D.astype(x_BND.dtype) for token_B1D in first), x_BND], axis=1)
 
 
 words = Variant(_words_init, _words, shared=True)

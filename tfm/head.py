@@ -61,6 +61,18 @@ def _class_token(params: dict, x_BND: jax.Array) -> jax.Array:
     return linear.answers(x_BND[:, 0], params["G_CD"], params["b_C"])
 
 
+def _distilled_init(key: jax.Array, *, D: int, C: int) -> dict:
+    other = _init(initial.key(key, "distilled"), matrix="Gd_CD", bias="bd_C", D=D, C=C)
+    return _class_init(key, D=D, C=C) | other
+
+
+def _distilled(params: dict, x_BND: jax.Array) -> jax.Array:
+    """l_c = (g_c^T x_0 + b_c + g'_c^T x_1 + b'_c) / 2: the class token and the distillation token behind it answer with
+    a matrix each (Touvron et al. 2021, section 3)."""
+    other = {"G_CD": params["Gd_CD"], "b_C": params["bd_C"]}
+    return (_class_token(params, x_BND) + _class_token(other, x_BND[:, 1:])) / 2
+
+
 def _each_word(params: dict, x_BND: jax.Array) -> jax.Array:
     """l_{n,c} = g_c^T x_n + b_c: the class of each word, or of C = 2 whether an answer begins and ends there (Devlin
     et al. 2019, section 4)."""
@@ -97,6 +109,7 @@ next_word = Variant(_word_init, _word)
 masked_word = Variant(_word_init, _word)
 pooled = Variant(_class_init, _pooled, shared=True)
 class_token = Variant(_class_init, _class_token)
+distilled = Variant(_distilled_init, _distilled)
 each_word = Variant(_class_init, _each_word)
 first_word = first_word_of(jnp.tanh)
 pixels = Variant(functools.partial(_init, matrix="W_PD", bias="b_P"), _pixels)

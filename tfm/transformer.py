@@ -58,7 +58,7 @@ def init(
     *,
     D: int,
     parts: Parts,
-    class_token: bool = False,
+    class_token: int = 0,
     embed_norm: bool = False,
     tied_output: bool = False,
     E: int = 0,
@@ -81,7 +81,7 @@ def init(
         up = initial.normal(initial.key(key, "up"), "W_DE", E**-0.5, D=D, E=E) | initial.zeros("b_D", D=D)
         params["embed"] = shapes.relettered(params["embed"], "D", "E") | {"up": up}
     if class_token:
-        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D)
+        params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D, many=class_token)
     return params
 
 

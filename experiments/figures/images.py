@@ -107,16 +107,17 @@ def coloured(image_BYXZ: np.ndarray, *, scale: np.ndarray | None = None) -> np.n
 
 
 def attention_maps(
-    path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: bool
+    path: str | os.PathLike, *, image_YXZ: np.ndarray, A_MHNS: np.ndarray, grid: tuple[int, int], class_token: int
 ) -> pathlib.Path:
     """One image beside where each head looks: the class token's weights, or their mean over the queries without one.
 
-    `grid` is patches down and across; a class token is token 0. At most 12 layers and 8 heads, said in the title.
+    `grid` is patches down and across; class_token: how many tokens stand before them, of which it is the first. At most
+    12 layers and 8 heads, said in the title.
     ValueError where the keys are not the patches of the grid (and the class token).
     """
     if A_MHNS.shape[-1] != grid[0] * grid[1] + class_token:
         raise ValueError(f"attention over {A_MHNS.shape[-1]} keys does not fit {grid[0]} x {grid[1]} patches")
-    A_MHS = A_MHNS[:, :, 0, 1:] if class_token else A_MHNS.mean(2)
+    A_MHS = A_MHNS[:, :, 0, class_token:] if class_token else A_MHNS.mean(2)
     Y, X = image_YXZ.shape[:2]
     drawing = figure.Figure(layout="constrained")
     axes, cut = plots.heads(drawing, A_MHNS, height=1.35 * Y / X, width=1.35, before="")

@@ -116,6 +116,7 @@ class Family(NamedTuple):
     # The groups of lines that are a head, of which a model has one or none, its kind: to the activation of the layer
     # before the head, '' where there is none, and None where it is that of the MLPs.
     heads: Mapping[str, str | None] = types.MappingProxyType({})
+    answer: str = "class_token"  # image.head of its models of images
     aliases: Mapping[str, str] = {}  # other names for the same fields of config.json
     # (our arrays by path, facts) -> the same model, as we write its equations; and back.
     ours: Callable[[tensors.Arrays, Facts], tensors.Arrays] = lambda flat, facts: flat

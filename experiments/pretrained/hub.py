@@ -16,7 +16,10 @@ from experiments.pretrained import bert, bert_relatives, families, gpt2, llama, 
 from tfm import shapes
 
 ENCODERS = (bert.FAMILY, *bert_relatives.FAMILIES)
-FAMILIES = {one.name: one for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, llama.FAMILY, *llama.RELATIVES)}
+FAMILIES = {
+    one.name: one
+    for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, vit.DEIT, llama.FAMILY, *llama.RELATIVES)
+}
 GENERATION = "generation_config.json"  # beside config.json: where a text ends
 ASIDE = ("pooler", "next_sentence")  # heads that our models do not have: kept in `extras`
 

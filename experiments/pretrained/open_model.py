@@ -194,7 +194,9 @@ def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
     kind, extras, params = read.extras["kind"], read.extras, read.params
     names = ("patch", "C", "Z") if kind == "image" else ("W", "N", "tied_output", "transform")
     names += ("C",) * (kind in ("classes", "tokens", "spans"))
-    facts = {name: extras[name] for name in names} | ({"answer": "class_token"} if kind == "image" else {})
+    facts = {name: extras[name] for name in names} | (
+        {"answer": hub.FAMILIES[read.family].answer} if kind == "image" else {}
+    )
     if not extras.get("query_bias", True):  # zeros for queries, keys and values: ours has all biases or none
         blocks = params["blocks"]
         zeros_MHK = np.zeros(blocks["score"]["Uq_HKD"].shape[:3], np.float32)

@@ -33,8 +33,8 @@ def _between(place: np.ndarray, old: int) -> np.ndarray:
 
 
 def _class_token_and_side(N: int) -> tuple[int, int]:
-    """(0 or 1 class tokens, side of the square grid), with side 0 where there is no such grid."""
-    for first in (0, 1):
+    """(0 to 2 class tokens, side of the square grid), with side 0 where there is no such grid."""
+    for first in (0, 1, 2):
         if N > first and math.isqrt(N - first) ** 2 == N - first:
             return first, math.isqrt(N - first)
     return 0, 0

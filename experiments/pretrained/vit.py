@@ -1,5 +1,7 @@
-"""The vision transformer (Dosovitskiy et al. 2021): pre-norm, patches, a class token that answers for the image."""
+"""The vision transformer (Dosovitskiy et al. 2021): pre-norm, patches, a class token that answers for the image; and
+DeiT (Touvron et al. 2021), where a distillation token answers beside it."""
 
+import re
 from typing import Any
 
 from experiments.engine import errors
@@ -35,6 +37,8 @@ SPELLINGS = (
     (r"mlp\.fc2\.", "output.dense."),
 )
 
+HEADS = {"classifier": ("classifier.", "cls_classifier."), "distilled": "distillation_classifier.", "pooler": "pooler."}
+
 
 FIELDS = (
     *families.sizes(12, 768, 12, 3072),
@@ -52,7 +56,7 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
     if patch != other:
         raise errors.UserError(f"config.json: patch_size = {[patch, other]} is not supported here, only square patches")
     names = families.labels(config)
-    N, P = (Y // patch) * (X // patch) + 1, patch * patch * facts["Z"]
+    N, P = (Y // patch) * (X // patch) + (2 if config.get("model_type") == "deit" else 1), patch * patch * facts["Z"]
     sizes = {"Y": patch, "X": patch, "N": N, "P": P, "C": len(names)}
     return sizes | {"image": (Y, X), "patch": patch, "class_token": True, "class_names": names}
 
@@ -69,7 +73,7 @@ def _sides(config: families.Config, name: str, default: int) -> tuple[int, int]:
 
 def groups(facts: families.Facts, names: set[str]) -> set[str]:
     """The heads that the file holds, and whether queries, keys and values have biases."""
-    heads = {group for group in ("classifier", "pooler") if any(name.startswith(group + ".") for name in names)}
+    heads = {group for group, named in HEADS.items() if any(name.startswith(named) for name in names)}
     return heads | ({"query_bias"} if facts["query_bias"] else set())
 
 
@@ -97,4 +101,31 @@ FAMILY = families.Family(
     ids=(),
     unprefixed=("classifier.",),
     spellings=SPELLINGS,
+)
+
+
+def two_answers(flat: tensors.Arrays, facts: families.Facts) -> tensors.Arrays:
+    """A DeiT in which the class token alone answers: the mean of twice its answer and of nothing."""
+    if "head/G_CD" not in flat or "head/Gd_CD" in flat:
+        return flat
+    own = {path: 2 * flat[path] for path in ("head/G_CD", "head/b_C")}
+    return flat | own | {path.replace("_", "d_"): 0 * array for path, array in own.items()}
+
+
+DEIT = FAMILY._replace(
+    name="deit",
+    prefix="deit.",
+    lines=(
+        *(line._replace(theirs=re.sub(r"^classifier", "cls_classifier", line.theirs)) for line in LINES),
+        tensors.Line("embeddings.distillation_token", "1 1 D", ("class/d_D",)),
+        *tensors.pair("distillation_classifier", "C D; C", "head/Gd_CD", "bd_C", "distilled"),
+    ),
+    extra=lambda facts, groups: (
+        extra(facts, groups)
+        | {"architectures": ["DeiTForImageClassificationWithTeacher" if "distilled" in groups else "DeiTModel"]}
+    ),
+    spellings=(*SPELLINGS, (r"^classifier\.", "cls_classifier.")),
+    unprefixed=("classifier.", "cls_classifier.", "distillation_classifier."),
+    answer="distilled",
+    ours=two_answers,
 )

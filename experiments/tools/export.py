@@ -61,7 +61,7 @@ def run(
 def refuse(family: families.Family, kind: str, facts: dict[str, Any], fields: dict[str, Any]) -> None:
     """UserError for a field of the config that the family does not have (those of `model`: hub.write)."""
     if kind == "image":
-        said, field, right = facts["answer"], "image.head", "class_token"
+        said, field, right = facts["answer"], "image.head", family.answer
     else:
         said, field, right = facts["transform"], "text.transform", families.transform(family, kind, fields["mlp"])
     why = ", as model.mlp is" if family.heads.get(kind, "") is None else ""

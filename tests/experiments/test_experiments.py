@@ -46,8 +46,8 @@ RUNS = {
     " optim.schedule=wsd",
     "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary"
     " model.norm=instance model.mlp=two_hidden_gelu model.bias=mlp model.M=2",
-    "npz": "image.patch=2 model.norm=batch_features model.K=3 model.F=5 model.remat=products model.score=constant"
-    " model.relative_position=alibi model.position=sinusoidal_concatenated model.attention=flash"
+    "npz": "image.head=distilled image.patch=2 model.norm=batch_features model.K=3 model.F=5 model.remat=products"
+    " model.score=constant model.relative_position=alibi model.position=sinusoidal_concatenated model.attention=flash"
     " model.window=2 model.bias=attention mesh.data=2",
     "plain": 'image.patch=4 optim.frozen=["embed"] model.score=additive'
     " model.norm=layer_sequence model.block=plain model.bias=qkv",

@@ -85,6 +85,7 @@ CASES = {  # their class, and the fields of its config
         "ViTForImageClassification",
         VIT | dict(qkv_bias=False, hidden_act="gelu_pytorch_tanh"),
     ),
+    "deit": ("DeiTForImageClassificationWithTeacher", VIT),
     "llama, grouped": ("LlamaForCausalLM", LLAMA | dict(num_key_value_heads=2, head_dim=10)),
     "llama, one head of keys": ("LlamaForCausalLM", LLAMA | dict(hidden_size=36, num_key_value_heads=1)),
     "llama, tied, another base": (
@@ -147,7 +148,7 @@ def answering(folder):
 def their_answer(model):
     """Their logits."""
     with torch.no_grad():
-        if model.config.model_type == "vit":
+        if model.config.model_type in ("vit", "deit"):
             return model(torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)).logits.numpy()
         inputs = dict(input_ids=torch.tensor(WORDS_BN), attention_mask=torch.tensor(REAL_BN).long())
         if getattr(model.config, "type_vocab_size", 1) > 1:
@@ -223,6 +224,12 @@ def test_what_words_are_drawn_from_is_what_their_processors_leave():
             theirs = process(torch.tensor(words_BN[:, :length]), theirs)
         ours = sampling.filtered(logits_BW, words_BN, np.full(50, length), **chance)
         np.testing.assert_allclose(jax.nn.softmax(ours), torch.softmax(theirs, -1).numpy(), atol=1e-6)
+
+
+def test_a_deit_may_answer_by_its_class_token_alone(tmp_path):
+    theirs = random("DeiTForImageClassification", VIT)
+    theirs.save_pretrained(tmp_path)
+    near(answering(tmp_path)(open_model.open(tmp_path).params), their_answer(theirs))
 
 
 def test_a_vit_pools_with_its_own_activation(tmp_path):

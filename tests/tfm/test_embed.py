@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+import reference_decoders
 import translate
 from cases import B, C, D, N, W
 
@@ -107,6 +108,7 @@ HEADS = {
     "masked_word": masked_words,
     "pooled": reference.pooled_class,
     "class_token": reference.class_token_class,
+    "distilled": reference_decoders.distilled_class,
     "each_word": each_words_class,
     "first_word": first_words_class,
 }
