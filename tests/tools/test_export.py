@@ -64,7 +64,7 @@ REFUSED = {  # those of the other sections that every family refuses
     "text.objective": ["causal", "prefix", "masked"],
     "text.transform": ["", "gelu", "tanh"],
     "image.head": ["pooled"],
-} | {"image.size": []}  # of photographs of many sizes
+} | {"image.size": [], "text.field": []}  # of photographs, and of rows
 
 
 def keyed(section: str, values: dict) -> dict:
