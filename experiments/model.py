@@ -51,21 +51,17 @@ def language(
 ) -> Model:
     """A model of words: `answer` is the head. transform: the activation of one more layer before the output matrix, as
     BERT has; beside it each word has a bias; 'bias': that alone. C: classes, of the heads that answer with classes."""
-    config.at_least(0, {"model.segments": m.segments})
-    output, activation = sized(answer, **({"C": C} if C else {"W": W})), None
-    if transform == "bias" and not C:
-        output, transform = sized(output, bias="b_W"), ""
-    if transform:
-        names = dict.fromkeys(mlp.ACTIVATIONS, "")
-        activation = mlp.ACTIVATIONS[by_name.choose("transform", transform, names) or transform]
-    config.at_least(0, {"model.E": m.E})
-    batch = m.norm.startswith("batch")
-    if m.E and (batch or tied_output and not (transform or C)):
+    config.at_least(0, {"model.segments": m.segments, "model.E": m.E})
+    names = {"bias": None} | mlp.ACTIVATIONS
+    activation, batch = by_name.choose("transform", transform, names) if transform else None, m.norm.startswith("batch")
+    if m.E and (batch or tied_output and not (activation or C)):
         wrong = f"another model.norm than {m.norm}" if batch else "text.transform, or text.tied_output = False"
         raise errors.UserError(f"model.E = {m.E} needs {wrong}")
-    if transform and C:
-        output = output._replace(apply=head.first_word_of(activation).apply)
-    elif transform:
+    if answer is head.first_word:
+        answer = head.first_word_of(activation) if activation else head.class_token
+    more = {"C": C} if C else {"W": W, "bias": "b_W"} if transform == "bias" else {"W": W}
+    output = sized(answer, **more)
+    if activation and not C:
         if batch:
             raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
         init = functools.partial(head.transformed_init, output.init, norm=variants.choose(m, "norm"), E=m.E)

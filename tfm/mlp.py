@@ -85,7 +85,7 @@ def sigmoid_gelu(x: jax.Array) -> jax.Array:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
-ACTIVATIONS = {
+ACTIVATIONS = {  # by the names of the MLPs that have them
     "relu": jax.nn.relu,
     "gelu": exact_gelu,
     "gelu_tanh": tanh_gelu,
@@ -99,12 +99,7 @@ def _variant(activation: Callable, *more: str) -> Variant:
     return Variant(functools.partial(_init, more=more), functools.partial(_apply, activation), shared=True)
 
 
-relu = _variant(jax.nn.relu)
-gelu = _variant(exact_gelu)
-gelu_tanh = _variant(tanh_gelu)
-quick_gelu = _variant(sigmoid_gelu)
-silu = _variant(jax.nn.silu)
-tanh = _variant(jnp.tanh)
+relu, gelu, gelu_tanh, quick_gelu, silu, tanh = map(_variant, ACTIVATIONS.values())
 two_hidden_relu = _variant(jax.nn.relu, "Wh_FF")
 two_hidden_gelu = _variant(exact_gelu, "Wh_FF")
 swiglu = _variant(jax.nn.silu, "Wg_FD")

@@ -23,7 +23,7 @@ def roberta_complete(config: families.Config, facts: families.Facts) -> families
 
 
 def roberta_extra(name: str, facts: families.Facts, groups: set[str]) -> dict[str, Any]:
-    """Their number of positions, with those that no token has; in files before this, only `ids` tells."""
+    """Their number of positions, with those that no token has; the id that pads is, in a run, that of its words."""
     pad = facts.get("ids", {}).get("pad_token_id", facts.get("unread", 0) - 1)
     if pad is None or pad < 0:
         raise errors.UserError("this model cannot be written as roberta: its words have none that pads")
