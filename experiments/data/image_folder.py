@@ -11,11 +11,11 @@ import functools
 import hashlib
 import io
 import json
+import math
 import os
 import pathlib
-import shutil
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -26,6 +26,7 @@ from experiments.engine import disk, errors
 ENDS = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 HIDDEN = (".", "__MACOSX")
 KEPT = 2**26  # bytes of images from which on they are kept
+CHUNK = 1024  # images at a time
 MADE = 1  # of another number, what is kept is made anew
 Parts = list[tuple[np.ndarray, np.ndarray]]  # image_BYXZ and label_B of those to train on and those to evaluate
 
@@ -49,7 +50,7 @@ def load(source: str, size: int) -> tuple[Parts, list[str], tuple[str, ...], tup
     for file in (file for file in every if len(file.inside.parts) < 2 + named):
         raise errors.UserError(f"{file.name} lies in no folder of a class: let {source} have one for each class")
     classes, label_B = np.unique([file.inside.parts[named] for file in every], return_inverse=True)
-    image_BYXZ = _kept(source, every, size)
+    image_BYXZ = read(every, size)
     cut = [slice(None, split), slice(split, None)][: len(used)]
     places = [os.path.join(source, part[0].inside.parts[0]) for part in used.values()] if len(used) == 2 else []
     return [(image_BYXZ[part], label_B[part]) for part in cut], places, tuple(classes.tolist()), (0.0, 255.0)
@@ -84,67 +85,44 @@ def _packed(rows: Any, number: int, column: str, name: str) -> BinaryIO:
     return disk.opened(packed["path"]) if packed.get("bytes") is None else io.BytesIO(packed["bytes"])
 
 
-def _kept(source: str, found: Sequence[files.File], size: int) -> np.ndarray:
-    """The images of these files as `read` gives them, from the cache folder where they are kept there."""
-    facts = [[str(file.inside), file.size, file.version or os.stat(file.name).st_mtime_ns] for file in found]
-    digest = hashlib.sha256(json.dumps([MADE, size, os.path.abspath(source), facts]).encode()).hexdigest()
-    file = disk.cache_folder() / "images" / f"{digest[:32]}.npy"
+def read(found: Sequence[files.File], size: int) -> np.ndarray:
+    """image_BYXZ (uint8) of these files: Z is 1 where all of them are grey, else 3. Many are mapped from the cache
+    folder. UserError for a damaged one, by its name; for images that are not alike; where the disk is full."""
+    facts = [[file.name, file.size, file.version or os.stat(file.name).st_mtime_ns] for file in found]
+    digest = hashlib.sha256(json.dumps([MADE, size, os.getcwd(), facts]).encode()).hexdigest()
+    kept = disk.cache_folder() / "images" / f"{digest[:32]}.npy"
     with contextlib.suppress(OSError, ValueError, EOFError):  # it is not there, or damaged
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    return read(found, size, file)
+        return np.load(kept, mmap_mode="r", allow_pickle=False)
 
-
-def read(found: Sequence[files.File], size: int, kept: pathlib.Path | None = None) -> np.ndarray:
-    """image_BYXZ (uint8) of these files: Z is 1 where all of them are grey, else 3. Read again from `kept`, if they are
-    many. UserError that names the first of the damaged ones; for images that are not alike; for too much memory."""
-
-    def each(do: Callable[[int], Any]) -> list[Any]:
-        futures = [pool.submit(do, b) for b in range(len(found))]
-        wrong = [error for future in futures if (error := future.exception()) is not None]
-        for error in wrong[:1]:
-            more = f" ({len(wrong) - 1:,} more such)" * (len(wrong) > 1)
-            raise errors.UserError(f"{error}{more}") if isinstance(error, errors.UserError) else error
-        return [future.result() for future in futures]
-
-    def look(b: int) -> tuple[bool, tuple[int, int]]:
-        with image_file.opened(found[b]) as image:
+    def look(file: files.File) -> tuple[bool, tuple[int, int]]:
+        with image_file.opened(file) as image:
             return image.mode in image_file.GREY, (size, size) if size else image_file.upright(image)
 
-    def fill(image_BYXZ: np.ndarray) -> None:
-        def one(b: int) -> None:
-            with image_file.opened(found[b]) as image:
-                image_BYXZ[b] = image_file.pixels(found[b].name, image, like)[0]
+    def made(file: files.File) -> np.ndarray:
+        with image_file.opened(file) as image:
+            return image_file.pixels(file.name, image, like)[0]
 
-        each(one)
-
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+    with warnings.catch_warnings(), concurrent.futures.ThreadPoolExecutor() as pool:
         warnings.simplefilter("ignore")  # of damaged metadata
-        pool = concurrent.futures.ThreadPoolExecutor()
-        stack.callback(pool.shutdown, cancel_futures=True)
-        seen = each(look)
+        seen = list(pool.map(look, found))
         Y, X = seen[0][1]
         for file, (_, sides) in zip(found, seen, strict=True):
             if sides != (Y, X):
                 wrong = f"{file.name} has {sides[0]} x {sides[1]} pixels, and {found[0].name} {Y} x {X}"
                 raise errors.UserError(f"{wrong}: --config.image.size=64, say, makes all of them 64 x 64")
-        shape = (len(found), Y, X, 1 if all(grey for grey, _ in seen) else 3)
-        like = image_file.own(*shape[1:])
-        n = int(np.prod(shape))
-        if kept is None or n < KEPT or not _room(kept.parent, n):
-            disk.check_memory(f"{len(found):,} images of {Y} x {X} pixels", n)
-            fill(image_BYXZ := np.empty(shape, np.uint8))
-            return image_BYXZ
-        with disk.draft(kept) as new:
-            image_BYXZ = np.lib.format.open_memmap(new.name, mode="w+", dtype=np.uint8, shape=shape)
-            fill(image_BYXZ)
-            image_BYXZ.flush()
+        like = image_file.own(Y, X, 1 if all(grey for grey, _ in seen) else 3)
+        shape = (len(found), *like["image"])
+        parts = [found[at : at + CHUNK] for at in range(0, len(found), CHUNK)]
+        chunks = (np.stack([*pool.map(made, part)]) for part in parts)
+        if math.prod(shape) < KEPT:
+            return np.concatenate([*chunks])
+        try:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with disk.draft(kept) as new:
+                header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(new, header)
+                for image_BYXZ in chunks:
+                    new.write(image_BYXZ)
+        except OSError as error:
+            raise errors.UserError(f"{kept} cannot be written: {disk.reason(error)}") from error
         return np.load(kept, mmap_mode="r", allow_pickle=False)
-
-
-def _room(folder: pathlib.Path, n: int) -> bool:
-    """Whether the folder can be written and has room for so many bytes: a full disk ends a process that has mapped a
-    file of it."""
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > n + KEPT
-    return False
