@@ -24,6 +24,7 @@ import numpy as np
 from experiments.engine import disk, errors
 
 DAMAGED = (gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError)
+LONGEST_LINE = 2**26  # bytes
 CHUNK = 2**20  # bytes read at a time: a file of nothing but zeros is never read to its end
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 EXTRA = 'pip install -e ".[hub]"'
@@ -154,9 +155,11 @@ def _unpacked(name: str, packed: BinaryIO) -> BinaryIO:
 
 
 def lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines of what comes in pieces, without their ends."""
+    """The lines of what comes in pieces, without their ends. ValueError for one of more than LONGEST_LINE bytes."""
     rest = b""
     for piece in pieces:
+        if len(rest) > LONGEST_LINE:
+            raise ValueError(f"a line has more than {disk.size(LONGEST_LINE)}")
         *whole, rest = (rest + piece).split(b"\n")
         yield from whole
     if rest:

@@ -19,7 +19,7 @@ Row = tuple[str, Mapping[str, Any]]  # where it stands, and what is in it
 
 
 def _json(file: files.File, field: str, *others: str) -> Iterator[Row]:
-    for number, line in enumerate(files.lines(files.pieces(file, text=False)), 1):
+    for number, line in enumerate(files.lines(files.pieces(file)), 1):
         if line.strip():
             where = f"{file.name}, line {number:,}"
             try:
@@ -74,6 +74,11 @@ def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
 def applies(file: files.File, field: str) -> bool:
     """Whether it is read as a table: without a field, only what cannot be text itself."""
     return kind(file) is not None and (bool(field) or kind(file) in (_parquet, _hub))
+
+
+def content(file: files.File) -> Iterable[bytes]:
+    """Bytes that are the same for the same table."""
+    return [file.version.encode()] if file.version else files.pieces(file, text=kind(file) is not _parquet)
 
 
 def rows(file: files.File, field: str) -> Iterator[bytes]:

@@ -194,8 +194,9 @@ def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]
             else functools.partial(_docstrings if name == DOCSTRINGS else _text, file)
         )
         digest = hashlib.sha256(field.encode() if table else b"")
-        # What is in a table is not looked at for this alone, nor is a data set read.
-        for piece in [file.version.encode()] if file.version else files.pieces(file, text=False) if table else read():
+        if rows:
+            next(rows(), None)  # what is wrong with all of them is refused at once
+        for piece in tables.content(file) if table else read():
             digest.update(piece)
             size += len(piece)
         if size:

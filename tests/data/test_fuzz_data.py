@@ -14,6 +14,7 @@ import numpy as np
 import published
 import pytest
 import small_files
+import test_tables
 import tiny
 from hypothesis import strategies as st
 from PIL import Image
@@ -34,6 +35,7 @@ SAID |= {"do_center_crop": True, "crop_size": 4, "do_convert_rgb": False, "defau
 RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.integers(0, 256, (20, 3, 3), np.uint8), np.arange(20, dtype=np.uint8) % 3
 TSV = "".join(f"Go {i}.\tVe {i}.\n" for i in range(25)).encode()
+ROWS = [f"row {i} é" for i in range(40)]
 MODEL = ("config.json", "model.safetensors")
 
 
@@ -41,6 +43,11 @@ def picture_bytes(kind):
     file = io.BytesIO()
     Image.fromarray(RNG.integers(0, 256, (7, 5, 3), np.uint8)).save(file, kind)
     return file.getvalue()
+
+
+def read_rows(file):
+    for part in text.load(str(file), "said")[1:3]:
+        tokenizer.make("bytes", []).join(part)
 
 
 def llama_bytes(folder):
@@ -131,6 +138,7 @@ FILES = {
     "data.json": (lambda _: json.dumps(LIKE).encode(), lambda file: image_file.expected(file.parent, {}, Z=1, C=2)),
     "preprocessor_config.json": (lambda _: json.dumps(SAID).encode(), read_processor),
     "text.txt": (lambda _: tiny.TEXT[:300], lambda file: tokenizer.make("characters", text.load(str(file)).train)),
+    **{f"rows{end}": (lambda _, end=end: test_tables.FORMATS[end](ROWS), read_rows) for end in test_tables.FORMATS},
     "pairs.tsv": (lambda _: TSV, lambda file: pairs.load(str(file))),
     "pairs.zip": (lambda _: zipped([("a/pairs.txt", TSV), ("b.tsv", TSV)]), lambda file: pairs.load(str(file))),
     "tokenizer.json": (lambda _: tokenizer.make("characters", [b"a king"]).files["tokenizer.json"], read_words),
@@ -203,7 +211,7 @@ def test_a_damaged_file_is_read_or_refused_in_a_sentence(tmp_path, kind):
             fuzz.check_sentence(errors.line(error))
 
     fuzz.settings(CASES)(hypothesis.given(damaged(content))(tried))()
-    if "json" in kind and "jsonl" not in kind:
+    if kind.endswith(".json"):
         others = rearranged(json.loads(content)).map(lambda value: json.dumps(value).encode())
         fuzz.settings(CASES)(hypothesis.given(others)(tried))()
     if not kind.startswith("run/"):  # the run's own, which are small or were damaged by the disk

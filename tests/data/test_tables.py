@@ -106,10 +106,14 @@ def test_rows_are_documents_and_the_same_are_held_out_in_every_format(tmp_path, 
         ),
         ("a.parquet", parquet(["x"]), "", "text.field = '' is none of its fields: n, said"),
         ("a.parquet", b"PAR1" * 9, "said", "a.parquet cannot be read: "),
+        ("a.jsonl", b" " * 99, "said", "a.jsonl cannot be read: a line has more than 9 bytes"),
         ("a.txt", b"said", "said", r"text.field = 'said' is for tables \(.jsonl, .*\), and .*a.txt has none"),
     ],
 )
-def test_what_is_no_table_or_lacks_the_field_is_refused(tmp_path, name, content, field, sentence):
+def test_what_is_no_table_or_lacks_the_field_is_refused(tmp_path, monkeypatch, name, content, field, sentence):
+    if "a line" in sentence:
+        monkeypatch.setattr(files, "LONGEST_LINE", 9)
+        monkeypatch.setattr(files, "CHUNK", 8)
     with pytest.raises(errors.UserError, match=sentence):
         [*text.load(str(write(tmp_path, **{name: content}) / name), field).train]
 
@@ -172,7 +176,7 @@ def test_a_data_set_of_the_hub_of_a_folder_and_a_saved_one_become_ids_once(tmp_p
         )
         server.shutdown()
     assert ended.returncode == 0, ended.stderr
-    assert Hub.asked.count("train.jsonl") == 4  # for the names of the fields, twice; for the ids; for the field's fault
+    assert Hub.asked.count("train.jsonl") == 5  # for the fields and the first row, twice; for the ids
     *same, number, field, config, unknown = [json.loads(line) for line in ended.stdout.splitlines() if line[0] in '["']
     assert same == [["train é\0more"] * 2 + ["test é\0more"] * 2] * 3
     assert (
