@@ -36,6 +36,7 @@ RNG = np.random.default_rng(0)
 IMAGES, LABELS = RNG.integers(0, 256, (20, 3, 3), np.uint8), np.arange(20, dtype=np.uint8) % 3
 TSV = "".join(f"Go {i}.\tVe {i}.\n" for i in range(25)).encode()
 ROWS = [f"row {i} é" for i in range(40)]
+TABLES = test_tables.FORMATS.keys() - {".ndjson.gz"}  # behind its end gzip itself reads zeros, however many
 MODEL = ("config.json", "model.safetensors")
 
 
@@ -138,7 +139,7 @@ FILES = {
     "data.json": (lambda _: json.dumps(LIKE).encode(), lambda file: image_file.expected(file.parent, {}, Z=1, C=2)),
     "preprocessor_config.json": (lambda _: json.dumps(SAID).encode(), read_processor),
     "text.txt": (lambda _: tiny.TEXT[:300], lambda file: tokenizer.make("characters", text.load(str(file)).train)),
-    **{f"rows{end}": (lambda _, end=end: test_tables.FORMATS[end](ROWS), read_rows) for end in test_tables.FORMATS},
+    **{f"rows{end}": (lambda _, end=end: test_tables.FORMATS[end](ROWS), read_rows) for end in sorted(TABLES)},
     "pairs.tsv": (lambda _: TSV, lambda file: pairs.load(str(file))),
     "pairs.zip": (lambda _: zipped([("a/pairs.txt", TSV), ("b.tsv", TSV)]), lambda file: pairs.load(str(file))),
     "tokenizer.json": (lambda _: tokenizer.make("characters", [b"a king"]).files["tokenizer.json"], read_words),
