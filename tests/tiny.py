@@ -22,7 +22,9 @@ from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.remat": "products"}
 TRAIN = {"optim.warmup_steps": 2, "train.steps": 5, "train.batch_size": 16}
-EXPERIMENTS = "language vision text_classification masked_image translation synthetic convolution ablation".split()
+EXPERIMENTS = (
+    "language vision text_classification captions masked_image translation synthetic convolution ablation".split()
+)
 TEXT = (b"A king who reads is worth two kings who fight. " * 3 + bytes(range(32, 127))) * 5  # 1180 bytes
 
 

@@ -11,6 +11,7 @@ L rank of an adapter, Y X Z rows, columns and channels of an image.
 |-----|-------------------------------------------|-----------------------------------|----------------------|
 | E1  | X_i = x_i E                               | E_WD (segments: S_JD)             | embed.py             |
 | E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join              | embed.py             |
+|     | patches and words in one sequence         | mixed: W_DP, b_D, E_WD            |                      |
 | E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one           | explicit.py          |
 | E4  | A ~ exp(x_n'^T x_n)                       | none                              | score.py             |
 | E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                 | score_symmetric.py   |

@@ -64,6 +64,17 @@ def _patches(params: dict, v_BNP: jax.Array) -> jax.Array:
     return linear.rows(v_BNP.astype(params["W_DP"].dtype), params["W_DP"], params["b_D"])
 
 
+def _mixed_init(key: jax.Array, *, P: int, W: int, D: int) -> dict:
+    return _patches_init(key, P=P, D=D) | _words_init(key, W=W, D=D)
+
+
+def _mixed(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
+    """W vec(patch_n) + b for the patches `v_BNP`, and behind them x_i E for the words `w_BN`: one sequence of both (E1,
+    E2). Both are tokens of D features, and the blocks know of no difference."""
+    x_BND = _words(params, inputs["w_BN"], layout=layout)
+    return jnp.concatenate([_patches(params, inputs["v_BNP"]), x_BND], axis=1)
+
+
 def _masked_patches(params: dict, inputs: dict[str, jax.Array]) -> jax.Array:
     """x_n = h for the hidden patches, the same learned token for all, and W vec(patch_n) + b for the others (E26).
     inputs: patches `v_BNP`, and `hidden_BN` (bool), True where a patch is hidden. No hidden pixel reaches a token, be
@@ -87,4 +98,5 @@ def class_token(params: dict, x_BND: jax.Array) -> jax.Array:
 
 words = Variant(_words_init, _words, shared=True)
 patches = Variant(_patches_init, _patches)
+mixed = Variant(_mixed_init, _mixed, shared=True)
 masked_patches = Variant(functools.partial(_patches_init, hidden=True), _masked_patches)

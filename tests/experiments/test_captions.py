@@ -1,0 +1,64 @@
+"""Images and words in one sequence: the tokens against the reference, who sees whom, names written by letters."""
+
+import cases
+import jax
+import numpy as np
+import pytest
+import reference
+import tiny
+import translate
+
+from experiments import captions
+from experiments.engine import errors, mesh
+from tfm import embed
+
+SMALL = {"image__patch": 4, "model__M": 1, "model__norm": "rms", "model__mlp": "relu", "model__attention": "explicit"}
+
+
+@cases.float64()
+def test_patches_and_behind_them_words_are_the_tokens_of_the_reference():
+    image_BYXZ, w_BN = cases.normal(1, 2, 4, 6, 3), np.array([[3, 0, 2], [1, 1, 4]])
+    params = cases.drawn(lambda key: embed.mixed.init(key, P=12, W=5, D=7))
+    x_BND = embed.mixed.apply(params, {"v_BNP": embed.cut(image_BYXZ, size=2), "w_BN": w_BN})
+    for b in range(2):
+        X = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 2)
+        X = reference.total(X, np.tile(np.asarray(params["b_D"])[:, None], (1, 6)))
+        words = reference.embedded(reference.one_hot(w_BN[b], 5), np.asarray(params["E_WD"]))
+        cases.close(x_BND[b], np.concatenate([translate.columns(X), words]))
+
+
+def test_names_are_spelled_and_their_end_is_asked_for():
+    letters, w_CL, weight_CL = captions.spelled(["ab", "7", "b"])
+    assert letters == "\nabensv"
+    assert ["".join(letters[w] for w in w_L) for w_L in w_CL] == ["ab\n\n\n\n", "seven\n", "b\n\n\n\n\n"]
+    np.testing.assert_array_equal(weight_CL.sum(1), [3, 6, 2])
+
+
+def test_a_letter_sees_the_image_and_those_before_and_what_is_written_is_the_likeliest(tmp_path):
+    work, (_, found), _ = tiny.shown(tiny.settings("captions", **SMALL), tmp_path, [])
+    params, batch = tiny.drawn(work.task), {name: x[:3] for name, x in work.task.evaluation[0].items()}
+    run, written_BL = jax.jit(work.apply), np.asarray(work.figures.args[3](params, batch["image_BYXZ"]))
+    own = batch | {"w_BL": written_BL[:, :-1]}
+    first = np.asarray(run(params, own))
+    np.testing.assert_array_equal(first[:, 3:].argmax(-1), written_BL)  # of four patches the last is asked, too
+    other = np.asarray(run(params, own | {"w_BL": own["w_BL"].copy() ^ (np.arange(5) >= 2)}))
+    np.testing.assert_array_equal((first != other).any((0, 2)), np.arange(9) >= 4 + 2)
+    other = np.asarray(run(params, own | {"image_BYXZ": own["image_BYXZ"] * (np.arange(8) < 4)[:, None]}))
+    assert (first != other).any(2).all()  # patches see those behind them
+    lines = (tmp_path / "captions.txt").read_text().splitlines()
+    assert len(lines) == 1 + captions.SHOWN and {line.partition(": ")[0] for line in lines[1:]} <= {*captions.SPELLED}
+    assert 0 <= found["eval/names_right"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "devices", "words"),
+    [
+        ({"image__augment": ["mixup"]}, {}, "leave mixup and cutmix out"),
+        ({"model__norm": "instance"}, {}, "needs all tokens of a sequence"),
+        ({}, {"sequence": 2}, "mesh.sequence must be 1"),
+    ],
+)
+def test_what_is_refused(changes, devices, words):
+    with pytest.raises(errors.UserError, match=words):
+        work = tiny.work_of(tiny.settings("captions", **SMALL | changes), mesh.make(data=1, **devices))
+        work.task.train[0]
