@@ -21,7 +21,7 @@ from experiments.engine import distributed, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
 
-SHOWN = 5  # likeliest classes
+SHOWN, FILE = 5, "classes.txt"  # likeliest classes
 
 
 @command.tool(
@@ -36,13 +36,14 @@ def run(
     device: str = "any",
     workdir: str | os.PathLike = "",
 ) -> str:
-    """The likeliest classes of a text or an image file, and how this was made like the model's own."""
+    """The likeliest classes of a text, of its words or of an image file, and how this was made like the model's."""
     model = open_model.open(checkpoint, trust=trust)
-    open_model.expect(model, "image", "classes")
-    if model.kind == "classes":
+    open_model.expect(model, "image", "classes", "tokens")
+    if model.kind != "image":
         if not prompt or file:
             raise errors.UserError("this model tells the classes of texts: say which one with --prompt='...'")
-        id_1N, valid_1N = labelled.ids(open_model.words(model), [prompt], N=model.facts["N"])
+        words = open_model.words(model)
+        id_1N, valid_1N = labelled.ids(words, [prompt], N=model.facts["N"])
         inputs, classes, steps = id_1N[:, valid_1N[0]], model.extras["class_names"], []
     else:
         if not file or prompt:
@@ -51,9 +52,12 @@ def run(
         inputs, said = image_file.read(pathlib.Path(os.path.expanduser(file)), like)
         classes, steps = like["classes"], [said]
     p_C = np.asarray(jax.nn.softmax(model(inputs)[0]))
+    if model.kind == "tokens":  # N of these, each word's own
+        each = [(words.decode([id]) or words.name(id), p_C[n]) for n, id in enumerate(inputs[0].tolist())]
+        return command.tell("\n".join(f"  {p.max():.3f}  {classes[p.argmax()]}  {a}" for a, p in each), workdir, FILE)
     likeliest = np.argsort(-p_C, kind="stable")[:SHOWN]
     lines = [*steps, *(f"  {p_C[c]:.3f}  {classes[c]}" for c in likeliest)]
-    return command.tell("\n".join(lines), workdir, "classes.txt")
+    return command.tell("\n".join(lines), workdir, FILE)
 
 
 if __name__ == "__main__":

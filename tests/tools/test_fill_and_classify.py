@@ -74,7 +74,7 @@ def test_hidden_words_are_filled_in_with_their_probabilities(run_of, tmp_path):
     assert "\x1b" not in tiny.command(fill, checkpoint=run, prompt="\x1b[2J[MASK]").out
 
 
-def test_a_published_bert_fills_words_in(tmp_path):
+def test_a_published_bert_fills_words_in_or_tells_their_classes(tmp_path):
     library = pytest.importorskip("tokenizers", reason="tokenizer.json needs the extra [text]")
     specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     vocab = {word: i for i, word in enumerate([*specials, *(f"word{i}" for i in range(published.W - 5))])}
@@ -93,6 +93,17 @@ def test_a_published_bert_fills_words_in(tmp_path):
     bare = {name: array for name, array in published.tensors("bert").items() if not name.startswith("cls.")}
     published.save(tmp_path / "bare", "bert", bare)
     assert "ends before its head" in tiny.refusal(fill, checkpoint=tmp_path / "bare", prompt="[MASK]")
+
+    G_CD, b_C = np.random.default_rng(0).standard_normal((3, published.D)), np.array([0.5, 0.0, -0.5])
+    head = {"classifier.weight": G_CD.astype(np.float32), "classifier.bias": b_C.astype(np.float32)}
+    bare = {name: array for name, array in bare.items() if "pooler" not in name}
+    published.save(tmp_path, "bert", bare | head, id2label={"0": "noun", "1": "verb", "2": "other"})
+    p_NC = [softmax(l_C) for l_C in np.asarray(open_model.open(tmp_path)(np.array([[2, 8, 5, 3]]))[0])]
+    rows = [line.split() for line in tiny.command(classify, checkpoint=tmp_path, prompt="word3 word0").out.splitlines()]
+    names = ["[CLS]", "word3", "word0", "[SEP]"]
+    assert rows == [
+        [f"{p.max():.3f}", ("noun", "verb", "other")[p.argmax()], name] for name, p in zip(names, p_NC, strict=True)
+    ]
 
 
 def test_the_words_of_a_text_stay_and_a_special_has_its_name():
