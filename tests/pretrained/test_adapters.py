@@ -1,5 +1,6 @@
 """optim.lora: only adapters are trained, alone and in a study; the run is then a model of effective weights."""
 
+import dataclasses
 import json
 import shutil
 
@@ -17,7 +18,7 @@ from experiments.engine import checkpoint, config, errors, mesh, run
 from experiments.engine import step as steps
 from experiments.pretrained import adapters, open_model, safetensors
 from tfm import layout as layouts
-from tfm import shapes
+from tfm import lora, shapes
 
 dots_are_quick = dots.quick
 
@@ -112,3 +113,35 @@ def test_what_cannot_be_adapted(lora, sentence):
 def test_without_a_trained_model_there_is_nothing_to_adapt(tmp_path):
     told = dots.launched(tmp_path, "--config.optim.lora=2:G_CD")
     assert told.code == 2 and "optim.lora adapts a trained model: say which one with init_from" in told.err
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for an old name
+def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
+    """Of matrices of queries, values, outputs and the MLP; theirs are flat, and A is the other way around."""
+    peft, torch, transformers = (
+        pytest.importorskip(name, reason="parity needs the extra [parity]")
+        for name in ("peft", "torch", "transformers")
+    )
+    places = {"score/Uq_HKD": "attention.self.query", "value/Uv_HKD": "attention.self.value"}
+    places |= {"value/Uo_HDK": "attention.output.dense", "mlp/W1_FD": "intermediate.dense"}
+    sizes = {"hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
+    bert = transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=23, max_position_embeddings=13, **sizes))
+    bert.save_pretrained(tmp_path)
+    theirs = peft.get_peft_model(bert, peft.LoraConfig(r=2, lora_alpha=5, target_modules=[*places.values()])).eval()
+    sides = {name: torch.nn.init.normal_(x) for name, x in theirs.named_parameters() if "lora_" in name}
+    ours = open_model.open(tmp_path)
+    chosen = {f"blocks/{path}": path for path in places}
+    params = lora.init(jax.random.key(0), ours.params, rank=2, chosen=chosen.__contains__)
+    for path, place in places.items():
+        room, name = path.split("/")
+        node = params["lora"]["blocks"][room][name]
+        for own, side in zip(sorted(node), "AB", strict=True):
+            beginning = f"base_model.model.bert.encoder.layer.{{}}.{place}.lora_{side}.default.weight"
+            layers = [sides.pop(beginning.format(m)).detach().numpy() for m in range(2)]
+            node[own] = np.stack([x.T if side == "A" else x for x in layers]).reshape(node[own].shape)
+    assert not sides
+    words_BN = np.random.default_rng(0).integers(0, 23, (3, 11))
+    adapted = dataclasses.replace(ours, params=jax.device_get(lora.merged(params, alpha=5)))
+    wanted = theirs(torch.tensor(words_BN)).logits.detach().numpy()
+    np.testing.assert_allclose(adapted(words_BN), wanted, rtol=1e-4, atol=1e-4)
+    assert np.abs(wanted - ours(words_BN)).max() > 0.1
