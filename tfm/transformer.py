@@ -167,7 +167,8 @@ def hidden_states(
     stands (E1, E2, E21, E25)."""
     training, running = {"key_B": key_B, "layout": layout}, {}
     own = {name: params[name] for name in params.keys() & {"embed", "class", "position"}}
-    own = shapes.relettered(layouts.gathered(own, layout), "E", "D")
+    own = layouts.gathered(own, layout)
+    own = shapes.relettered(own, "E", "D") if "up" in own["embed"] else own
     with jax.named_scope("embed"):
         rows = {name: leaf for name, leaf in own["embed"].items() if name not in ("norm", "up")}
         x_BND = layouts.on(layout, parts.embed)(rows, inputs)
@@ -197,9 +198,10 @@ def logits(
 ) -> Any:
     """What the head says (E24-E27); asked (word_loss.Asked), a model of words has its loss and accuracy instead. A head
     without a matrix of its own takes the embedding: g_w is row w of it."""
-    head = shapes.relettered(layouts.gathered(params["head"], layout), "E", "D")
+    head = layouts.gathered(params["head"], layout)
     with jax.named_scope("head"):
         if "transform" in head:
+            head = shapes.relettered(head, "E", "D")
             how = {"activation": parts.transform, "norm": parts.block.norm, "eps": parts.block.eps}
             x_BND = heads.transform(head["transform"], x_BND, layout=layout, **how)
         if not {"G_WD", "G_CD", "W_PD"} & head.keys():

@@ -17,6 +17,7 @@ GATES = {"silu": "swiglu", "gelu": "geglu", "gelu_tanh": "geglu_tanh", "relu": "
 GATED = {"silu": "swiglu"} | {theirs: GATES[ours] for theirs, ours in ACTIVATIONS.items() if ours in GATES}
 YES = {True: True, False: False}  # of a field that is true or false, and true where nothing is said
 NO = {False: False, True: True}
+MOST_LABELS = 2**20  # each has a name
 TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model that writes text
 
 # What a family may have of the fields of a config's `model`, if it does not say otherwise: one of these values, which
@@ -79,8 +80,10 @@ def sizes(M: int, D: int, H: int, F: int) -> tuple[Field, ...]:
 
 def labels(config: Config) -> list[str]:
     """The names of the classes. UserError where not every class has one."""
-    default = {str(i): f"LABEL_{i}" for i in range(value(config, Field("num_labels", "", 2)))}  # theirs
-    said = config.get("id2label") or default
+    many = value(config, Field("num_labels", "", 2))  # their default
+    if many > MOST_LABELS:
+        raise errors.UserError(f"config.json: num_labels = {many} is not supported here, at most {MOST_LABELS}")
+    said = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(many)}
     if not isinstance(said, dict) or set(said) != {str(i) for i in range(len(said))}:
         raise errors.UserError("config.json: id2label must give every class from 0 a name")
     return [str(said[str(i)]) for i in range(len(said))]
