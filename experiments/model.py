@@ -50,8 +50,11 @@ def language(
     m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: str = "", C: int = 0
 ) -> Model:
     """A model of words: `answer` is the head. transform: the activation of one more layer before the output matrix, as
-    BERT has; beside it each word has a bias; 'bias': that alone. C: classes, of the heads that answer with classes."""
+    BERT has; beside it each word has a bias; 'bias': that alone. C: classes, of the heads that answer with classes;
+    'pooled' is then the mean of all words."""
     config.at_least(0, {"model.segments": m.segments, "model.E": m.E})
+    if C and transform == "pooled":
+        answer, transform = head.pooled, ""
     names = {"bias": None} | mlp.ACTIVATIONS
     activation, batch = by_name.choose("transform", transform, names) if transform else None, m.norm.startswith("batch")
     if m.E and (batch or tied_output and not (activation or C)):

@@ -1,10 +1,12 @@
-"""Texts to classes: the first word, which belongs to no text, answers through one more layer (E25, as BERT has it)."""
+"""Texts to classes: the first word, which belongs to no text, answers through one more layer, as BERT has it, or the
+mean of all does (E25)."""
 
 import functools
 import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -28,7 +30,8 @@ def config() -> dict[str, ConfigDict]:
     text.label = "label"  # and the one with their classes
     text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     text.N = 128  # tokens of a text: of a longer one the beginning
-    text.transform = "tanh"  # activation of the layer before the classes: tanh as in BERT, relu as in DistilBERT
+    text.transform = "tanh"  # activation of the layer between the first word and the classes: tanh as in BERT, relu as
+    # in DistilBERT, '' for no such layer; pooled: the mean of all words in place of the first
     return {"text": text}
 
 
@@ -41,14 +44,20 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     words = pretrained_tokenizer.make(t.tokenizer, both[0], specials=(labelled.CLS,), evaluation=both[1])
     layout = models.layout(m, devices, W=words.size)
     if layout.sequence:
-        raise errors.UserError("the first word answers for a whole text: mesh.sequence must be 1")
+        raise errors.UserError("one answer is for a whole text: mesh.sequence must be 1")
     sizes = {"W": words.size, "N": t.N, "C": len(data.classes)}
-    model = models.language(m, answer=head.first_word, tied_output=False, transform=t.transform, **sizes)
+    pooled = t.transform == "pooled"
+    asked = {"answer": head.each_word} if pooled else {"answer": head.first_word, "transform": t.transform}
+    model = models.language(m, tied_output=False, **asked, **sizes)
     train, evaluation = (examples(words, part, data.classes, N=t.N) for part in (data.train, data.evaluation))
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.masked(m, masks.padding(batch["valid_BS"]))
-        return model.apply(params, batch["w_BN"], mask=mask, **options)
+        answer, seen = model.apply(params, batch["w_BN"], mask=mask, **options)
+        if pooled:  # the mean of what real words answer is what their mean answers
+            real_BN1 = batch["valid_BS"][..., None]
+            answer = jnp.where(real_BN1, answer, 0).sum(1) / real_BN1.sum(1)
+        return answer, seen
 
     def measure(logits_BC: jax.Array, batch: dict, over: Any) -> step.Ratios:
         answer = logits_BC, batch["label_B"], batch["weight_B"]

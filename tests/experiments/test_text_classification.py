@@ -93,10 +93,13 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
         labelled.ids(tokenizer.make("bytes", []), ["a"], N=N)
 
 
-def test_a_run_is_a_model_that_sees_no_padding_and_tells_the_classes_of_texts(tmp_path):
+@pytest.mark.parametrize("transform", ["tanh", "", "pooled"])
+def test_a_run_is_a_model_that_sees_no_padding_and_tells_the_classes_of_texts(tmp_path, transform):
     write(tmp_path, **{"reviews.csv": CSV})
     changes = {"text.source": str(tmp_path / "reviews.csv"), "text.N": 17, "model.M": 1}
-    task = tiny.task_of(tiny.settings("text_classification", **changes))
+    changes["text.transform"] = transform
+    work = tiny.work_of(tiny.settings("text_classification", **changes))
+    task = work.task
     assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
     params, batch = tiny.drawn(task), task.evaluation[0]
     junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)
@@ -105,8 +108,10 @@ def test_a_run_is_a_model_that_sees_no_padding_and_tells_the_classes_of_texts(tm
     )
     assert not batch["valid_BS"].all() and float(one["loss"][0]) == float(other["loss"][0])
     run = published.run(tmp_path / "run", "text_classification", params, **changes)
+    id_1N, model = batch["w_BN"][:1, batch["valid_BS"][0]], open_model.open(run)
+    np.testing.assert_allclose(model(id_1N)[0], jax.jit(work.apply)(params, batch)[0], rtol=1e-4, atol=1e-5)
     told = tiny.command(classify, checkpoint=run, prompt="a good film")
-    p_C = softmax(np.asarray(open_model.open(run)(np.array([[256, *b"a good film"]]))[0]))
+    p_C = softmax(np.asarray(model(np.array([[256, *b"a good film"]]))[0]))
     shown = [f"  {p_C[c]:.3f}  {('blame', 'praise')[c]}" for c in np.argsort(-p_C)]
     assert (told.code, told.out.splitlines()) == (0, shown) and p_C.min() > 1e-6
     assert "say which one with --prompt" in tiny.refusal(classify, checkpoint=run, file="a.png")
