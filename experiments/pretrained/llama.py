@@ -175,9 +175,9 @@ def extra(facts: families.Facts, groups: set[str], *, kind: str) -> dict[str, An
 def scaled_tokens(flat: tensors.Arrays, facts: families.Facts, *, back: bool = False) -> dict[str, np.ndarray]:
     """Gemma's parameters as ours, or back: gains 1 + g are gains; the factor sqrt(D) on tokens is in the embedding, and
     where that is the output too, logits are what they were by the last gain divided by it."""
-    shift, factor, flat = (-1, facts["D"] ** -0.5, dict(flat)) if back else (1, facts["D"] ** 0.5, dict(flat))
-    last = np.float32(facts["D"] ** 0.5 if facts["tied_output"] else 1)
-    flat["embed/E_WD"] = np.asarray(flat["embed/E_WD"]) * np.float32(factor)
+    factor, flat = np.float32(facts["D"] ** 0.5), dict(flat)
+    last = factor if facts["tied_output"] else np.float32(1)
+    flat["embed/E_WD"] = np.asarray(flat["embed/E_WD"]) * (1 / factor if back else factor)
     for path in ("blocks/norm1/gain_D", "blocks/norm2/gain_D", "norm/gain_D"):
         over = last if path == "norm/gain_D" else np.float32(1)
         flat[path] = np.asarray(flat[path]) * over - 1 if back else (1 + flat[path]) / over

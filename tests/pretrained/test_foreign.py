@@ -89,6 +89,8 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(run, tmp_path):
         ({}, {"more": np.zeros(3)}, r"more \(3,\) is left over"),
         ({}, {name: None}, f"{name} .* is missing"),
         ({}, {name: np.zeros((5, 7))}, f"{name} has shape"),
+        ({}, {"norm/gain_D": np.zeros(5)}, r"norm/gain_D has shape \(5,\) and not"),
+        ({}, {"blocks/norm1/gain_D": None}, "blocks/norm1/gain_D .* is missing"),
         ({"odd": ("D", "blocks/norm/gain_D")}, {}, "its model has no blocks/norm/gain_D"),
         ({name: ("H Q", "norm/gain_D")}, {}, "axes do not fit"),
     ):

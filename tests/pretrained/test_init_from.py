@@ -271,8 +271,10 @@ def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
         f"as {theirs} has it: model.D = 18, model.F = 19, model.G = 2, model.H = 6, model.K = 4, model.M = 2"
         in capsys.readouterr().out
     )
-    own = adopted({"model.norm"}, **{"model.D": 24, "text.tokenizer": "characters", "init_fresh": "head"})
-    assert [own[f"model.{name}"] for name in ("D", "F", "K", "norm")] == [24, 19, 4, "token"]  # and D is refused
+    others = {"model.D": 24, "model.H": 3, "text.tokenizer": "characters", "init_fresh": "head"}
+    own = adopted({"model.norm"}, **others)
+    found = [own[f"model.{name}"] for name in ("D", "H", "G", "K", "F", "norm")]
+    assert found == [24, 3, 2, 4, 19, "token"]  # and D and H are refused
     assert own["text.tokenizer"] == "characters"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps({"config": {"model": {"D": 30, "F": 7}}}))

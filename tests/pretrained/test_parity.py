@@ -101,7 +101,8 @@ CASES = {  # their class, and the fields of its config
     "qwen2, yarn": ("Qwen2ForCausalLM", RELATIVE | scaled("yarn", beta_fast=2.0)),
     "qwen3, window": (
         "Qwen3ForCausalLM",
-        RELATIVE | dict(attention_bias=True, use_sliding_window=True, sliding_window=4, max_window_layers=0),
+        RELATIVE
+        | dict(attention_bias=True, use_sliding_window=True, rms_norm_eps=0.1, sliding_window=4, max_window_layers=0),
     ),
     "gemma": ("GemmaForCausalLM", RELATIVE),
     "gemma, untied": ("GemmaForCausalLM", RELATIVE | dict(tie_word_embeddings=False, num_key_value_heads=1)),

@@ -10,7 +10,7 @@ import pytest
 from published import D, F, H, K, M, N, W
 
 from experiments.engine import errors
-from experiments.pretrained import hub, positions, safetensors
+from experiments.pretrained import hub, open_model, positions, safetensors
 from tfm import embed
 
 
@@ -198,6 +198,13 @@ def test_other_names_of_sizes_and_classes_that_nobody_named(tmp_path):
     for labels in ({"id2label": None}, {"id2label": None, "num_labels": 3}):
         read = hub.read(published.save(tmp_path / "vit", "vit", **labels))
         assert read.extras["class_names"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+def test_no_more_tokens_at_once_than_dynamic_positions_leave_as_they_are(tmp_path):
+    made = open_model.open(published.save(tmp_path, "llama", rope_scaling={"type": "dynamic", "factor": 2.0}))
+    assert made.fields.rotary_scaling == f"dynamic:2:{N}"
+    with refused(f"takes {N} tokens at once: a longer text it reads and writes word by word"):
+        made(np.zeros((1, N + 1), int))
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
