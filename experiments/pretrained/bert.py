@@ -86,6 +86,7 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
     """Names of the classes, and sizes by letter."""
     names, said = families.labels(config), config.get("architectures") or ["?"]
     classes = {"C": len(names), "class_names": names, "architecture": str(said[0]) if isinstance(said, list) else "?"}
+    classes["problem_type"] = config.get("problem_type")  # whether a text has one class, several, or is a number
     return {"J": facts["segments"], "unread": 0} | classes
 
 
@@ -113,7 +114,7 @@ def architecture(name: str, facts: families.Facts, groups: set[str]) -> dict[str
     """Their class with these heads, and the names of its classes."""
     kind, labels = next((kind for kind in CLASSES if kind in groups), ""), {}
     if kind in ("classes", "tokens"):
-        labels = families.named(facts)
+        labels = families.named(facts) | {"problem_type": facts.get("problem_type")}
     if "next_sentence" in groups:
         return {"architectures": [f"{name}ForPreTraining" if kind else f"{name}ForNextSentencePrediction"]}
     return {"architectures": [name + CLASSES.get(kind, "Model")]} | labels
@@ -130,7 +131,6 @@ FIELDS = (
     Field("position_embedding_type", "", families.only("absolute")),
     Field("is_decoder", "", families.only(False)),
     Field("add_cross_attention", "", families.only(False)),
-    Field("problem_type", "", families.only(None, "single_label_classification")),  # one class of several
 )
 MODEL = families.SETTINGS | {"block": ("post_norm",), "final_norm": (False,), "embed_norm": (True,)}
 MODEL |= {"segments": families.ANY}

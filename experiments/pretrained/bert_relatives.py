@@ -55,7 +55,7 @@ ROBERTA = bert.FAMILY._replace(
 XLM_ROBERTA = ROBERTA._replace(name="xlm-roberta", extra=functools.partial(roberta_extra, "XLMRoberta"))
 
 DISTILLED = {"masked": "vocab_", "classes": "pre_classifier.", "tokens": "classifier.", "spans": "qa_outputs."}
-SAME = ("vocab_size", "max_position_embeddings", "tie_word_embeddings", "problem_type")
+SAME = ("vocab_size", "max_position_embeddings", "tie_word_embeddings")
 DISTILBERT = bert.FAMILY._replace(
     name="distilbert",
     prefix="distilbert.",

@@ -51,7 +51,11 @@ def run(
         like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
         inputs, said = image_file.read(pathlib.Path(os.path.expanduser(file)), like)
         classes, steps = like["classes"], [said]
-    p_C = np.asarray(jax.nn.softmax(model(inputs)[0]))
+    problem = model.extras.get("problem_type")
+    if problem == "regression":
+        raise errors.UserError(f"the model in {model.path} tells a number and no classes: call it (open_model.open)")
+    probability = jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax
+    p_C = np.asarray(probability(model(inputs)[0]))
     if model.kind == "tokens":  # N of these, each word's own
         each = [(words.decode([id]) or words.name(id), p_C[n]) for n, id in enumerate(inputs[0].tolist())]
         return command.tell("\n".join(f"  {p.max():.3f}  {classes[p.argmax()]}  {a}" for a, p in each), workdir, FILE)

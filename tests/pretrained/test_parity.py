@@ -62,7 +62,10 @@ CASES = {  # their class, and the fields of its config
         "BertForMaskedLM",
         BERT | dict(type_vocab_size=5, tie_word_embeddings=False, hidden_act="gelu_new"),
     ),
-    "bert, classes": ("BertForSequenceClassification", BERT | dict(num_labels=3, hidden_act="relu")),
+    "bert, classes": (
+        "BertForSequenceClassification",
+        BERT | dict(num_labels=3, hidden_act="relu", problem_type="regression"),
+    ),
     "bert, tokens": ("BertForTokenClassification", BERT | dict(num_labels=5)),
     "roberta": ("RobertaForMaskedLM", ROBERTA | dict(pad_token_id=1, hidden_act="relu")),
     "roberta, classes": (
@@ -183,7 +186,7 @@ def test_both_directions(tmp_path, case):
     back = opened(type(theirs), tmp_path / "back")
     near(their_answer(back), their_answer(theirs))
     shapes = [{name: tensor.shape for name, tensor in one.state_dict().items()} for one in (back, theirs)]
-    assert shapes[0] == shapes[1]
+    assert shapes[0] == shapes[1] and back.config.problem_type == theirs.config.problem_type
 
     rng = np.random.default_rng(5)
     params = jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32) * 0.3, read.params)

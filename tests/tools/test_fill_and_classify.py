@@ -97,13 +97,16 @@ def test_a_published_bert_fills_words_in_or_tells_their_classes(tmp_path):
     G_CD, b_C = np.random.default_rng(0).standard_normal((3, published.D)), np.array([0.5, 0.0, -0.5])
     head = {"classifier.weight": G_CD.astype(np.float32), "classifier.bias": b_C.astype(np.float32)}
     bare = {name: array for name, array in bare.items() if "pooler" not in name}
-    published.save(tmp_path, "bert", bare | head, id2label={"0": "noun", "1": "verb", "2": "other"})
-    p_NC = [softmax(l_C) for l_C in np.asarray(open_model.open(tmp_path)(np.array([[2, 8, 5, 3]]))[0])]
+    said = {"id2label": {"0": "noun", "1": "verb", "2": "other"}, "problem_type": "multi_label_classification"}
+    published.save(tmp_path, "bert", bare | head, **said)
+    p_NC = 1 / (1 + np.exp(-np.asarray(open_model.open(tmp_path)(np.array([[2, 8, 5, 3]]))[0])))  # each by itself
     rows = [line.split() for line in tiny.command(classify, checkpoint=tmp_path, prompt="word3 word0").out.splitlines()]
     names = ["[CLS]", "word3", "word0", "[SEP]"]
     assert rows == [
         [f"{p.max():.3f}", ("noun", "verb", "other")[p.argmax()], name] for name, p in zip(names, p_NC, strict=True)
     ]
+    published.save(tmp_path, "bert", bare | head, num_labels=3, problem_type="regression")
+    assert "tells a number and no classes" in tiny.refusal(classify, checkpoint=tmp_path, prompt="word3")
 
 
 def test_the_words_of_a_text_stay_and_a_special_has_its_name():
