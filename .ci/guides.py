@@ -84,6 +84,29 @@ def finetune_bert(folder: pathlib.Path) -> None:
     (folder / "reviews.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
+def gpt_on_your_text(folder: pathlib.Path) -> None:
+    """A folder of forty texts."""
+    text = shakespeare()
+    (folder / "my_texts").mkdir()
+    for i in range(40):
+        (folder / f"my_texts/{i}.txt").write_text(text[len(text) * i // 40 : len(text) * (i + 1) // 40], "utf-8")
+
+
+def corpus(folder: pathlib.Path) -> None:
+    """A text in three parts."""
+    text, ends = shakespeare(), {"train": (0, 8), "valid": (8, 9), "test": (9, 10)}
+    (folder / "corpus").mkdir()
+    for part, (a, b) in ends.items():
+        (folder / f"corpus/{part}.txt").write_text(text[len(text) * a // 10 : len(text) * b // 10], "utf-8")
+
+
+def shakespeare() -> str:
+    """Where it is not there, the pages."""
+    file = pathlib.Path(os.environ.get("TFM_DATA", ""), "tinyshakespeare.txt")
+    files = [file] if file.is_file() else [*PAGES.values(), *sorted((ROOT / "docs").glob("*.md"))]
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+
+
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 

@@ -222,4 +222,4 @@ def figures(settings, corpus: Corpus, task: steps.Task, show, params: Any, folde
     if not loss or corpus.size is None or settings.text.objective != "causal":
         return files, {}
     measures = perplexity.measures(loss[-1] * asked, tokens=asked, of=corpus.size)
-    return files, {f"eval/{name}": measures[name] for name in ("bits_per_byte", "perplexity_per_word")}
+    return files, {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity")}

@@ -27,6 +27,6 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
 def measures(nats: float, *, tokens: int, of: Size) -> dict[str, float]:
     """Of the nats of all tokens, -sum ln p: nats / (ln 2 bytes), the bits per byte, and exp(nats / words) and
     exp(nats / tokens), the perplexities."""
-    logs = {"perplexity_per_token": nats / tokens, "perplexity_per_word": nats / max(of.words, 1)}
+    logs = {"token_perplexity": nats / tokens, "word_perplexity": nats / max(of.words, 1)}
     measures = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / max(of.bytes, 1)}
     return measures | {name: math.exp(min(log, 700.0)) for name, log in logs.items()}  # what is more, no float holds

@@ -88,6 +88,14 @@ def load(source: str, field: str = "") -> Text:
     return Text(source, _part(train), _part(evaluation), said)
 
 
+def whole(source: str, field: str = "") -> Part:
+    """All documents there, whatever the names of files say. UserError as `load`."""
+    texts = _scanned(source, _found(source, field), field)
+    if not texts:
+        raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
+    return _part(texts)
+
+
 def _found(source: str, field: str) -> list[files.File]:
     path = pathlib.Path(os.path.expanduser(source))
     if source in (STDLIB, DOCSTRINGS):

@@ -11,7 +11,6 @@ that is slower, and the text easier to predict.
 """
 
 import os
-import pathlib
 import sys
 from typing import Any
 
@@ -19,7 +18,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.data import files, perplexity, windows
+from experiments.data import perplexity, text, tokens, windows
 from experiments.engine import batches, config, distributed, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
@@ -29,11 +28,16 @@ from tfm.attention import mask as masks
 AT_ONCE = 2**13  # tokens
 
 
-@command.tool(file="The text, gzipped or not.", stride="Tokens from one window to the next; 0: the model's context.")
+@command.tool(
+    file="The text, as text.source names it, but all of it: test.txt, a folder, test.jsonl.",
+    field="Of tables, as text.field: the field with the text.",
+    stride="Tokens from one window to the next; 0: the model's context.",
+)
 def run(
     checkpoint: str | os.PathLike,
     *,
     file: str | os.PathLike = "",
+    field: str = "",
     stride: int = 0,
     trust: tuple[str, ...] = (),
     device: str = "any",
@@ -43,15 +47,15 @@ def run(
     model = open_model.open(checkpoint, trust=trust)
     open_model.expect(model, "causal")
     config.at_least(0, {"stride": stride})
-    if not str(file) or not os.path.isfile(file):
-        raise errors.UserError(f"there is no file {file}: give a text, --file=test.txt")
-    words, text = open_model.words(model), files.on_disk(pathlib.Path(file))
-    token_T = words.join(files.pieces(text))
+    if not str(file):
+        raise errors.UserError("say which text: --file=test.txt")
+    words, part = open_model.words(model), text.whole(str(file), field)
+    token_T = tokens.of(words, part)
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens, and the first that is counted is the second")
     N = min(model.facts["N"], len(token_T) - 1)
     nats, right, asked = np.sum([*counts(model, token_T, N=N, stride=stride)], axis=0, dtype=np.float64)
-    size = perplexity.size(files.pieces(text), first=words.decode(token_T[:1]))
+    size = perplexity.size(part, first=words.decode(token_T[:1]))
     measures = perplexity.measures(float(nats), tokens=int(asked), of=size) | {"accuracy": float(right / asked)}
     shown = "\n".join(f"  {name.replace('_', ' '):<22}{value:,.4f}" for name, value in measures.items())
     how = f", {stride} apart" if 0 < stride < N else " that do not overlap"
@@ -60,7 +64,7 @@ def run(
     return measures
 
 
-def counts(model: open_model.Trained, token_T: np.ndarray, *, N: int, stride: int) -> Any:
+def counts(model: open_model.Trained, token_T: np.ndarray | tokens.Mapped, *, N: int, stride: int) -> Any:
     """Of each batch of windows the nats of what was asked, how many of it were right, and how many it was."""
     network, mask = model.network(), models.masked(model.fields, masks.causal)
 

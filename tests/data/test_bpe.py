@@ -81,7 +81,7 @@ def test_bytes_and_words_are_those_of_the_whole_text_however_it_comes(documents,
 def test_perplexities_are_those_of_their_definitions():
     p_T = np.array([0.5, 0.1, 0.25, 0.9])
     found = perplexity.measures(-np.log(p_T).sum(), tokens=4, of=perplexity.Size(11, 2))
-    np.testing.assert_allclose(found["perplexity_per_token"], np.prod(1 / p_T) ** (1 / 4))
-    np.testing.assert_allclose(found["perplexity_per_word"], np.prod(1 / p_T) ** (1 / 2))
+    np.testing.assert_allclose(found["token_perplexity"], np.prod(1 / p_T) ** (1 / 4))
+    np.testing.assert_allclose(found["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
     np.testing.assert_allclose(found["bits_per_byte"], -np.log2(p_T).sum() / 11)
-    assert np.isfinite(perplexity.measures(1e5, tokens=4, of=perplexity.Size(0, 0))["perplexity_per_word"])
+    assert np.isfinite(perplexity.measures(1e5, tokens=4, of=perplexity.Size(0, 0))["word_perplexity"])
