@@ -68,6 +68,9 @@ SCALINGS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor"),
 }
+YARN = {"beta_fast": 32, "beta_slow": 1, "attention_factor": 0}  # what they are where nothing is said
+# (attention_bias, mlp_bias) -> model.bias
+BIAS = {(False, False): "none", (True, False): "attention", (False, True): "mlp", (True, True): "all"}
 
 
 def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str, Any]]:
@@ -106,18 +109,14 @@ def scaling(name: str, kind: Any, rope: Mapping[str, Any], *, original: Any, N: 
     unlike = {"mscale": (None, 0), "mscale_all_dim": (None, 0), "truncate": (None, True)}
     for one in (one for one, right in unlike.items() if rope.get(one) not in right):
         raise errors.UserError(f"config.json: {name}.{one} = {rope[one]!r} is not supported here")
-    given = {**rope, "N": N} | ({} if original is None else {ORIGINAL: original})
-    numbers, absent = [], {ORIGINAL: N, "beta_fast": 32, "beta_slow": 1, "attention_factor": 0}
-    for one in SCALINGS[kind]:
-        if given.get(one) is None and one not in absent:
-            raise errors.UserError(f"config.json: {name} of the type {kind!r} needs {one}")
-        numbers.append(families.value(given, Field(one, "", float(absent.get(one, 0)))))
-    while (
-        SCALINGS[kind][len(numbers) - 1] in absent.keys() - {ORIGINAL}
-        and numbers[-1] == absent[SCALINGS[kind][len(numbers) - 1]]
-    ):
-        numbers.pop()
-    return ":".join([kind, *[f"{number:.15g}" for number in numbers]])
+    given = {ORIGINAL: N, **YARN, **{one: number for one, number in rope.items() if number is not None}, "N": N}
+    given |= {} if original is None else {ORIGINAL: original}
+    for one in (one for one in SCALINGS[kind] if one not in given):
+        raise errors.UserError(f"config.json: {name} of the type {kind!r} needs {one}")
+    numbers = {one: families.value(given, Field(one, "", 0.0)) for one in SCALINGS[kind]}
+    while YARN.get(last := [*numbers][-1]) == numbers[last]:
+        del numbers[last]
+    return ":".join([kind, *[f"{number:.15g}" for number in numbers.values()]])
 
 
 def completed(*, window: int | None = None, used: bool = True, first: int = 0, bias: str | None = None) -> Any:
@@ -125,27 +124,22 @@ def completed(*, window: int | None = None, used: bool = True, first: int = 0, b
     sliding_window, use_sliding_window and max_window_layers. bias: model.bias, where no field says it."""
 
     def complete(config: families.Config, facts: families.Facts) -> families.Facts:
-        biased = [families.value(config, Field(name, "", families.NO)) for name in ("attention_bias", "mlp_bias")]
-        said = bias or {(False, False): "none", (True, False): "attention", (False, True): "mlp"}.get(
-            tuple(biased), "all"
-        )
-        return rotary(config, facts) | {"bias": said, "window": sliding(config, facts)}
+        biased = tuple(families.value(config, Field(name, "", families.NO)) for name in ("attention_bias", "mlp_bias"))
+        return rotary(config, facts) | {"bias": bias or BIAS[biased], "window": sliding(config, facts)}
 
     def sliding(config: families.Config, facts: families.Facts) -> int:
-        wide = families.value(config, Field("sliding_window", "", window)) if "sliding_window" in config else window
-        if config.get("sliding_window", window) is None or not families.value(
-            config, Field("use_sliding_window", "", families.YES if used else families.NO)
-        ):
+        said = {"sliding_window": window, "use_sliding_window": used, "max_window_layers": first, **config}
+        if said["sliding_window"] is None or not families.value(said, Field("use_sliding_window", "", families.YES)):
             return 0
-        begin = families.value(config, Field("max_window_layers", "", float(first)))
-        types = config.get("layer_types") or ["full_attention"] * (begin > 0) + ["sliding_attention"] * (
-            begin < facts["M"]
+        wide, full = (
+            families.value(said, Field(*of)) for of in (("sliding_window", "", 1), ("max_window_layers", "", 0.0))
         )
-        if not isinstance(types, list) or len(kinds := {str(one) for one in types}) > 1:
+        kinds = said.get("layer_types") or ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < facts["M"])
+        if not isinstance(kinds, list) or any(kind != kinds[0] for kind in kinds):
             raise errors.UserError(
-                "config.json: a sliding window in some of the layers is not supported here, only in all or none"
+                "config.json: a sliding window is supported in all layers or in none, and not in some"
             )
-        return wide if "sliding_attention" in kinds else 0
+        return wide if kinds[0] == "sliding_attention" else 0
 
     return complete
 

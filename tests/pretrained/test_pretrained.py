@@ -170,7 +170,11 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("llama", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "of the type 'llama3' needs low_freq_factor"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": "8"}}, "factor must be a number from 0, and is '8'"),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 8.0, "mscale": 1.0}}, "mscale = 1.0 is not"),
-        ("llama", {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1}, "in some of the layers"),
+        (
+            "llama",
+            {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1},
+            "in all layers or in none",
+        ),
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "type 'yarn'"),
         ("llama", {"sliding_window": 7}, "sliding_window = 7"),
         ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings = None is not supported .* only False or True"),
