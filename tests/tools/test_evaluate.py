@@ -49,8 +49,10 @@ def test_every_token_is_counted_once_behind_those_of_its_window(run, tmp_path, s
     first = len(open_model.words(model).decode(token_T[:1]).encode())
     outcome = tiny.command(evaluate, checkpoint=run, file=file, stride=stride, workdir=tmp_path / "out")
     assert (outcome.code, outcome.err) == (0, "") and f"{81 - first} bytes, 16 words): {end - 1} tokens" in outcome.out
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"said": file.read_text()}))
     with contextlib.redirect_stdout(io.StringIO()):
-        found = evaluate.run(run, file=file, stride=stride)
+        found = evaluate.run(run, file=rows, field="said", stride=stride)
     right = {"nats_per_token": nats / (end - 1), "bits_per_byte": nats / np.log(2) / (81 - first)}
     right |= {"word_perplexity": np.exp(nats / 16), "token_perplexity": np.exp(nats / (end - 1))}
     assert {name: found[name] for name in right} == pytest.approx(right, rel=1e-4)
