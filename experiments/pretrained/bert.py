@@ -23,22 +23,6 @@ def embeddings(D: str = "D", *, segments: bool = True) -> tuple[tensors.Line, ..
     )
 
 
-def layers(layer: str, names: str) -> tuple[tensors.Line, ...]:
-    """A layer's tensors, from what they are called in it: queries, keys, values, output, norm, the MLP's two, norm."""
-    rows = (
-        ("HK D; HK", "score/Uq_HKD", "bq_HK"),
-        ("HK D; HK", "score/Uk_HKD", "bk_HK"),
-        ("HK D; HK", "value/Uv_HKD", "bv_HK"),
-        ("D HK; D", "value/Uo_HDK", "bo_D"),
-        ("D; D", "norm1/gain_D", "shift_D"),
-        ("F D; F", "mlp/W1_FD", "b1_F"),
-        ("D F; D", "mlp/W2_DF", "b2_D"),
-        ("D; D", "norm2/gain_D", "shift_D"),
-    )
-    of = zip(names.split(), rows, strict=True)
-    return sum((tensors.pair(layer + name, axes, f"blocks/{a}", b) for name, (axes, a, b) in of), ())
-
-
 def words(dense: str, norm: str, decoder: str, bias: str, D: str = "D") -> tuple[tensors.Line, ...]:
     """The head that fills words in. bias: that of the words where the matrix is the embedding; '': the decoder's."""
     own = "untied/bias" if bias else "masked"
@@ -146,7 +130,7 @@ FAMILY = families.Family(
     prefix="bert.",
     lines=(
         *embeddings(),
-        *layers("encoder.layer.{m}.", NAMES),
+        *families.layers("encoder.layer.{m}.", NAMES),
         *words("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", *DECODER),
         *of_sequences("pooler.dense", "classifier"),
         *OF_WORDS,

@@ -39,7 +39,7 @@ ROBERTA = bert.FAMILY._replace(
     prefix="roberta.",
     lines=(
         *bert.embeddings(),
-        *bert.layers("encoder.layer.{m}.", bert.NAMES),
+        *families.layers("encoder.layer.{m}.", bert.NAMES),
         *bert.words("lm_head.dense", "lm_head.layer_norm", *DECODER),
         *bert.of_sequences("classifier.dense", "classifier.out_proj"),
         *bert.OF_WORDS,
@@ -61,7 +61,7 @@ DISTILBERT = bert.FAMILY._replace(
     prefix="distilbert.",
     lines=(
         *bert.embeddings(segments=False),
-        *bert.layers(
+        *families.layers(
             "transformer.layer.{m}.",
             "attention.q_lin attention.k_lin attention.v_lin attention.out_lin sa_layer_norm ffn.lin1 ffn.lin2"
             " output_layer_norm",
@@ -106,7 +106,7 @@ ALBERT = bert.FAMILY._replace(
     lines=(
         *bert.embeddings("E"),
         *tensors.pair("encoder.embedding_hidden_mapping_in", "D E; D", "embed/up/W_DE", "b_D"),
-        *bert.layers(
+        *families.layers(
             "encoder.albert_layer_groups.{m}.albert_layers.0.",
             "attention.query attention.key attention.value attention.dense attention.LayerNorm ffn ffn_output"
             " full_layer_layer_norm",

@@ -78,6 +78,23 @@ def sizes(M: int, D: int, H: int, F: int) -> tuple[Field, ...]:
     return tuple(map(Field, names, "MDHF", (M, D, H, F)))
 
 
+def layers(layer: str, names: str, *, qkv_bias: str = "") -> tuple[tensors.Line, ...]:
+    """A layer's tensors, from what they are called in it: queries, keys, values, output, norm of attention, the MLP's
+    two, its norm. qkv_bias: the group of the biases of the first three."""
+    rows = (
+        ("HK D; HK", "score/Uq_HKD", "bq_HK", qkv_bias),
+        ("HK D; HK", "score/Uk_HKD", "bk_HK", qkv_bias),
+        ("HK D; HK", "value/Uv_HKD", "bv_HK", qkv_bias),
+        ("D HK; D", "value/Uo_HDK", "bo_D", ""),
+        ("D; D", "norm1/gain_D", "shift_D", ""),
+        ("F D; F", "mlp/W1_FD", "b1_F", ""),
+        ("D F; D", "mlp/W2_DF", "b2_D", ""),
+        ("D; D", "norm2/gain_D", "shift_D", ""),
+    )
+    of = zip(names.split(), rows, strict=True)
+    return sum((tensors.pair(layer + a, axes, f"blocks/{w}", b, bias_group=group) for a, (axes, w, b, group) in of), ())
+
+
 def labels(config: Config) -> list[str]:
     """The names of the classes. UserError where not every class has one."""
     many = value(config, Field("num_labels", "", 2))  # their default

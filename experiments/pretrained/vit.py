@@ -8,20 +8,16 @@ from experiments.engine import errors
 from experiments.pretrained import families, tensors
 from experiments.pretrained.families import Field
 
-_LAYER = "encoder.layer.{m}."
-_ATTENTION = _LAYER + "attention.attention."
 LINES = (
     *tensors.pair("embeddings.patch_embeddings.projection", "D Z Y X; D", "embed/W_DP", "b_D"),
     tensors.Line("embeddings.cls_token", "1 1 D", ("class/c_D",)),
     tensors.Line("embeddings.position_embeddings", "1 N D", ("position/P_ND",)),
-    *tensors.pair(_LAYER + "layernorm_before", "D; D", "blocks/norm1/gain_D", "shift_D"),
-    *tensors.pair(_ATTENTION + "query", "HK D; HK", "blocks/score/Uq_HKD", "bq_HK", bias_group="query_bias"),
-    *tensors.pair(_ATTENTION + "key", "HK D; HK", "blocks/score/Uk_HKD", "bk_HK", bias_group="query_bias"),
-    *tensors.pair(_ATTENTION + "value", "HK D; HK", "blocks/value/Uv_HKD", "bv_HK", bias_group="query_bias"),
-    *tensors.pair(_LAYER + "attention.output.dense", "D HK; D", "blocks/value/Uo_HDK", "bo_D"),
-    *tensors.pair(_LAYER + "layernorm_after", "D; D", "blocks/norm2/gain_D", "shift_D"),
-    *tensors.pair(_LAYER + "intermediate.dense", "F D; F", "blocks/mlp/W1_FD", "b1_F"),
-    *tensors.pair(_LAYER + "output.dense", "D F; D", "blocks/mlp/W2_DF", "b2_D"),
+    *families.layers(
+        "encoder.layer.{m}.",
+        "attention.attention.query attention.attention.key attention.attention.value attention.output.dense"
+        " layernorm_before intermediate.dense output.dense layernorm_after",
+        qkv_bias="query_bias",
+    ),
     *tensors.pair("layernorm", "D; D", "norm/gain_D", "shift_D"),
     *tensors.pair("classifier", "C D; C", "head/G_CD", "b_C", "classifier"),
     *tensors.pair("pooler.dense", "D D; D", "extras/pooler/W_DD", "b_D", "pooler"),
