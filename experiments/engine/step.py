@@ -48,7 +48,7 @@ class Task(NamedTuple):
     train: Sequence[dict]  # train[step] is the batch of that step
     evaluation: Sequence[dict]  # every held-out example once
     tokens_per_example: int  # for the throughput
-    baseline: dict[str, float]  # what a guess that ignores the input reaches, by the names of `loss_and_metrics`
+    baseline: Mapping[str, float] = {}  # what a guess that ignores the input reaches, by names of `loss_and_metrics`
     guess: Mapping[str, str] = {}  # and what this guess is, in words
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss

@@ -11,8 +11,8 @@ import pytest
 import tiny
 
 from configs import base
+from experiments.engine import by_name, config_file, errors
 from experiments.engine import config as configs
-from experiments.engine import config_file, errors
 from experiments.studies import study
 from tfm import loss
 
@@ -124,6 +124,27 @@ def test_a_config_of_another_experiment_is_not_one_of_this(mine):
     (mine / "one.py").write_text(text)
     told = tiny.run("--config", str(mine / "one.py"), "--dry_run")
     assert told.code == 2 and 'lacks the key "dots.bias"' in told.err and 'base.get_config("own_line")' in told.err
+
+
+# The one of the guide
+
+
+def test_regression_in_context_is_learnt_and_a_study_over_its_own_setting(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    page = (by_name.ROOT / "docs" / "guides" / "your_experiment.md").read_text(encoding="utf-8")
+    code = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)[0]
+    assert len(code.splitlines()) <= 60
+    file = tmp_path / "my_regression.py"
+    file.write_text(code, encoding="utf-8")
+    config = config_file.load(str(file), base=base.get_config)
+    settings = configs.Settings(config, config_file.defaults(config, base.get_config))
+    runs = study.runs(settings, study.read(settings))
+    assert [run.settings.regression.noise for run in runs[::3]] == [1.0, 0.3, 0.0] and len(runs) == 9
+    own = tiny.config_file(tmp_path, "my_regression", train__steps=150, mesh__data=1, regression__features=1)
+    words = "--config.model.M=1 --config.model.D=16 --config.optim.learning_rate=1e-2 --config.regression.pairs=4"
+    told = tiny.run("--config", own, "--workdir", str(tmp_path / "run"), *words.split())
+    assert told.code == 0, told.err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/explained"] > 0.3
 
 
 # A loss of one's own, in an experiment of ours
