@@ -112,9 +112,11 @@ def run(
             )
         return drawing(max_new_tokens or (min(MOST, room) if prefix else MOST)), ids
 
+    told = itertools.count()
+
     def tell(texts: Sequence[str]) -> list[str]:
-        of, ids = asked(texts)
-        keys = [jax.random.fold_in(jax.random.key(seed + i), b) for b in range(len(ids)) for i in range(samples)]
+        (of, ids), first = asked(texts), seed + samples * next(told)  # of another line other texts are drawn
+        keys = [jax.random.fold_in(jax.random.key(first + i), b) for b in range(len(ids)) for i in range(samples)]
         ids, texts = ([one for one in each for _ in range(samples)] for each in (ids, texts))
         gained = rounds(of, ids, jax.numpy.stack(keys), ends)
         if len(texts) == 1:

@@ -119,11 +119,14 @@ def test_a_cache_that_grows_changes_no_text_and_chance_depends_on_the_seed_alone
     assert drawn(growing, 1) == at_once and capacities == [24]
 
 
-def test_a_sample_is_the_first_of_its_own_seed(run):
+def test_a_sample_is_the_first_of_its_own_seed(run, monkeypatch):
+    """And so is the answer to each line."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("A\nA\nA"))
     how = {"max_new_tokens": 9, "temperature": 9.0, "min_p": 0.001}
     with contextlib.redirect_stdout(io.StringIO()):
         several = sample.run(run, prompt="A", samples=3, seed=4, **how)
         assert several[2] == sample.run(run, prompt="A", seed=6, **how) and len({*several}) == 3
+        assert sample.run(run, prompt="-", seed=4, **how) == several
 
 
 def test_a_cache_goes_on_beyond_the_context_where_words_see_a_window_at_relative_positions(tmp_path, monkeypatch):
