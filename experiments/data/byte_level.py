@@ -1,22 +1,28 @@
 """Byte-level BPE of much text. The library spends some 500 ns on each byte: here a word is asked of it only once."""
 
-import functools
+import collections
+import contextlib
 import itertools
 import json
 import os
 import re
-import warnings
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-import joblib
 import numpy as np
 import tokenizers
+
+from experiments.engine import errors
 
 # GPT-2's rule ends a word wherever this one does, so that no token crosses such an end.
 WORD = re.compile(r" ?\S+|\s+(?!\S)|\s+")
 STRANGE = "\x1c\x1d\x1e\x1f"  # whitespace to Python alone
 REMEMBERED, LONG = 2**18, 99  # words, of some 260 bytes of memory each; characters of one that is not remembered
 MOST_PROCESSES = 8
+LENGTH = 8  # bytes of a number
 
 
 def applies(library: tokenizers.Tokenizer) -> bool:
@@ -51,27 +57,55 @@ class Words(dict):
 
 
 def encoded(library: tokenizers.Tokenizer, parts: Iterable[Sequence[str]], dtype: np.dtype) -> Iterator[np.ndarray]:
-    """`Words.ids` of each of the parts, in order, by as many processes as this one may use processors."""
-    n = min(joblib.cpu_count(), MOST_PROCESSES)
-    work = joblib.Parallel(n, backend="loky", idle_worker_timeout=5, batch_size=1, return_as="generator")
-    as_it_is = library.to_str(), library.encode_special_tokens
-    rows = work(joblib.delayed(_encoded)(*as_it_is, part, dtype) for part in parts)
-    try:
-        for ids in rows:  # noqa: UP028, as `yield from` would close it where warnings are not ignored
-            yield ids
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where this ends early: that some work was for nothing
-            rows.close()
+    """`Words.ids` of each of the parts, in order, by as many processes as this one may use processors. They end with
+    this one, however it ends: then there is nothing more to read. UserError where one of them ends first."""
+    how = {"library": library.to_str(), "specials_as_text": library.encode_special_tokens, "dtype": dtype.str}
+    command = [sys.executable, "-c", "from experiments.data import byte_level; byte_level.serve()"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+    with contextlib.ExitStack() as stack:
+        waiting: collections.deque[subprocess.Popen] = collections.deque()  # for what they were sent, one part each
+        for number, part in enumerate(parts):
+            if number < min(_processors(), MOST_PROCESSES):
+                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+                process = stack.enter_context(subprocess.Popen(command, env=environment, **pipes))
+                _send(process, how)
+            else:
+                process = waiting.popleft()
+                yield _received(process, dtype)
+            _send(process, part)
+            waiting.append(process)
+        for process in waiting:
+            yield _received(process, dtype)
 
 
-def _encoded(content: str, specials_as_text: bool, texts: Sequence[str], dtype: np.dtype) -> np.ndarray:
-    return _words(content, specials_as_text, dtype).ids(texts)
+def serve() -> None:
+    """What each process does: a line of JSON says how, each further one is a part; answers have their length first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    how = json.loads(sys.stdin.readline())
+    library = tokenizers.Tokenizer.from_str(how["library"])
+    library.encode_special_tokens = how["specials_as_text"]
+    words = Words(library, np.dtype(how["dtype"]))
+    with contextlib.suppress(BrokenPipeError):
+        for line in sys.stdin:
+            ids = words.ids(json.loads(line)).tobytes()
+            sys.stdout.buffer.write(len(ids).to_bytes(LENGTH) + ids)
+            sys.stdout.buffer.flush()
+    os._exit(0)  # without a word about a pipe that nobody reads any more
 
 
-@functools.lru_cache(1)
-def _words(content: str, specials_as_text: bool, dtype: np.dtype) -> Words:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a word is too little for it
-    library = tokenizers.Tokenizer.from_str(content)
-    library.encode_special_tokens = specials_as_text
-    return Words(library, dtype)
+def _send(process: subprocess.Popen, value: Any) -> None:
+    with contextlib.suppress(BrokenPipeError):  # `_received` says it
+        process.stdin.write(json.dumps(value).encode() + b"\n")
+        process.stdin.flush()
+
+
+def _received(process: subprocess.Popen, dtype: np.dtype) -> np.ndarray:
+    length = process.stdout.read(LENGTH)
+    content = process.stdout.read(int.from_bytes(length))
+    if len(length) < LENGTH or len(content) < int.from_bytes(length):
+        raise errors.UserError("a process that makes ids of words has ended: is there too little memory?")
+    return np.frombuffer(content, dtype)
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
