@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from flax import traverse_util
 
-from experiments.engine import by_name, config, errors, optim, run
-from experiments.pretrained import safetensors
+from experiments.engine import by_name, config, disk, errors, optim, run
+from experiments.pretrained import families, safetensors, tensors
 from tfm import layout as layouts
 from tfm import lora, shapes
 
@@ -76,3 +77,39 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
     seen = {"probe": through(task.probe), "maps": through(task.maps)}
     own = task._replace(init=init, loss_and_metrics=loss_and_metrics, frozen=frozen, **seen)
     return work._replace(task=own, figures=figures, apply=through(work.apply))
+
+
+def as_peft(
+    folder: pathlib.Path, out: pathlib.Path, *, settings: Mapping[str, Any], family: families.Family, kind: str
+) -> str:
+    """Write the adapters of a run (its folder, its config) beside its model as peft has them, for the published model
+    that it began with; returns why not where this family has several of the matrices in one tensor."""
+    kept, (rank, _, alpha) = safetensors.read(folder / FILE), read(settings["optim"]["lora"])
+    nodes: dict[str, dict[str, str]] = {}
+    for name in kept:
+        if name.startswith(f"{lora.NODE}/"):
+            path, _, side = name.removeprefix(f"{lora.NODE}/").rpartition("/")
+            nodes.setdefault(path, {})[side[0]] = name
+    lines, targets, whole = [], [], []
+    for line in (tensors.own_keys(line, settings["model"]) for line in family.lines):
+        theirs = line.theirs if line.theirs.startswith(family.unprefixed) else family.prefix + line.theirs
+        if len(line.ours) == 1 and (sides := nodes.pop(line.ours[0], {})):
+            place = theirs.removesuffix(".weight")
+            targets.append(place)
+            for side, name in sides.items():
+                word = next(one for one in line.axes.split() if {*one} == {*name.rpartition("_")[2]} - {"L"})
+                axes = f"L {word}" if side == "A" else f"{word} L"
+                lines.append(tensors.Line(f"{place}.lora_{side}.weight", axes, (name,)))
+        elif line.group in ("", kind) and {*line.ours} <= kept.keys():
+            whole.append(line.theirs.split(".")[0])
+            lines.append(line._replace(theirs=theirs))
+    if nodes:
+        return f"{family.name} has no tensor of its own for {', '.join(nodes)}"
+    sizes = shapes.check(traverse_util.unflatten_dict(kept, sep="/")) | {"unread": 0}
+    arrays = tensors.write(lines, kept, sizes={**settings["model"], **sizes})
+    safetensors.write(out / "adapter_model.safetensors", {f"base_model.model.{k}": x for k, x in arrays.items()})
+    said = {"peft_type": "LORA", "base_model_name_or_path": settings["init_from"], "r": rank, "lora_alpha": alpha}
+    layers = range(sizes["M"])
+    said["target_modules"] = [name for place in targets for name in dict.fromkeys(place.format(m=m) for m in layers)]
+    disk.write_json(out / "adapter_config.json", said | {"modules_to_save": sorted({*whole}) or None, "bias": "none"})
+    return ""

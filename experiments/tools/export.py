@@ -5,7 +5,8 @@ export.run("DIR", family="gpt2", workdir="OUT")
 
 DIR is a run's folder, or that of a published model. OUT gets model.safetensors, config.json and the files of its words
 (those of bytes or characters only this project reads). A field of the run's config that the family does not have is
-refused by its name; rotary positions are written in Llama's order of the features.
+refused by its name; rotary positions are written in Llama's order of the features. The adapters of a run that has
+some (optim.lora) are merged, and also written apart, into OUT/adapters, for the peft library.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 from experiments.data import image_file, pretrained_tokenizer, vocabulary_files
 from experiments.engine import by_name, disk, distributed, errors, log
-from experiments.pretrained import families, hub, llama, open_model, tensors
+from experiments.pretrained import adapters, families, hub, llama, open_model, tensors
 from experiments.tools import command
 from tfm import shapes
 
@@ -53,6 +54,12 @@ def run(
     elif not like["assumed"]:
         disk.write_json(folder / "preprocessor_config.json", preprocessor(like))
         files.append("preprocessor_config.json")
+    if (model.path / adapters.FILE).is_file() and params is model.params:
+        config, beside = open_model.saved(model.path / "config.json")["config"], disk.folder(folder, "adapters")
+        if wrong := adapters.as_peft(model.path, beside, settings=config, family=spec, kind=model.kind):
+            print(f"its adapters alone are not written: {wrong}")
+        else:
+            files += [f"adapters/{file.name}" for file in sorted(beside.iterdir())]
     paths = [folder / file for file in files]
     log.say(f"{model.path} is written as {family}: {', '.join(map(str, paths))}", "\n")
     return paths

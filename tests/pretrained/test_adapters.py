@@ -16,7 +16,8 @@ import tiny_study
 
 from experiments.engine import checkpoint, config, errors, mesh, run
 from experiments.engine import step as steps
-from experiments.pretrained import adapters, open_model, safetensors
+from experiments.pretrained import adapters, families, gpt2, open_model, safetensors
+from experiments.tools import export
 from tfm import layout as layouts
 from tfm import lora, shapes
 
@@ -145,3 +146,22 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
     wanted = theirs(torch.tensor(words_BN)).logits.detach().numpy()
     np.testing.assert_allclose(adapted(words_BN), wanted, rtol=1e-4, atol=1e-4)
     assert np.abs(wanted - ours(words_BN)).max() > 0.1
+    # A run that has learned them is written as a model and beside it as what peft opens.
+    run = tmp_path / "run"
+    text = {"objective": "masked", "N": 13, "tied_output": True, "transform": "gelu"}
+    saved = {"experiment": "language", "init_from": str(tmp_path), "text": text, "model": families.FREE | ours.model}
+    saved["optim"] = {"lora": f"2:{','.join(path.split('/')[1] for path in places)}:5"}
+    published.keep(run, 2, params)
+    (run / "config.json").write_text(json.dumps({"config": saved}))
+    own = {path: leaf for path, leaf in shapes.flat(params).items() if path.startswith("lora/")}
+    safetensors.write(run / adapters.FILE, own)
+    export.run(run, family="bert", workdir=tmp_path / "out")
+    again = transformers.BertForMaskedLM.from_pretrained(tmp_path)
+    for model in (
+        peft.PeftModel.from_pretrained(again, tmp_path / "out" / "adapters"),
+        transformers.BertForMaskedLM.from_pretrained(tmp_path / "out"),
+    ):
+        found = model.eval()(torch.tensor(words_BN)).logits.detach().numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    wrong = adapters.as_peft(run, tmp_path, settings=saved, family=gpt2.FAMILY, kind="causal")
+    assert wrong.startswith("gpt2 has no tensor of its own for blocks/score/Uq_HKD")
