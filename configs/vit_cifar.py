@@ -3,7 +3,7 @@
 python launch.py --config configs/vit_cifar.py
 The images are downloaded from the Hugging Face hub once (pip install -e ".[hub]"). Or --config.image.source is yours: a
 folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz with x_train, y_train, x_test, y_test.
-Settings were chosen on 5,000 images of the training part.
+Settings were chosen on 5,000 images of the training part: 74.7 % of these after train.steps=7000 on the others, seed 0.
 """
 
 from configs import base
@@ -14,5 +14,5 @@ def get_config():
     config.model.update(M=4, D=64, relative_position="relative", attention="explicit")
     config.image.update(source="hub:uoft-cs/cifar10", patch=4, augment=["flip", "crop:2"])
     config.optim.update(name="muon", learning_rate=6e-3, muon_lr_multiplier=6.0)
-    config.train.update(steps=12000, evaluate_every=2000, save_every=2000)
+    config.train.update(steps=9000, evaluate_every=3000, save_every=3000)
     return config
