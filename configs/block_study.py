@@ -21,8 +21,7 @@ def get_config():
         ("bias_of_mlp", {"model.bias": "mlp"}),
         ("usual", {}),
     ]
-    config.study.seeds = [0, 1, 2]
-    config.study.threshold = 0.2
+    config.study.update(seeds=[0, 1, 2], threshold=0.2)
     config.model.update(M=3, D=64)
     config.train.update(steps=400, evaluate_every=100)
     return config

@@ -10,12 +10,9 @@ from configs import base
 
 def get_config():
     config = base.get_config("ablation", of="language")
-    config.study.arms = [
-        ("fixed_embedding", {"optim.frozen": ["embed/E_WD"]}),  # words stay as they were drawn
-        ("additive", {"model.score": "additive"}),  # Bahdanau's comparison in the place of products
-        ("usual", {}),
-    ]
-    config.study.seeds = [0, 1, 2]
+    fixed, additive = {"optim.frozen": ["embed/E_WD"]}, {"model.score": "additive"}
+    arms = [("fixed_embedding", fixed), ("additive", additive), ("usual", {})]
+    config.study.update(arms=arms, seeds=[0, 1, 2])
     config.log = ["tensorboard"]
     config.text.source = "docstrings"
     config.model.update(M=2, D=64)

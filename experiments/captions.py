@@ -81,11 +81,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
             w_BL = w_BL.at[:, at].set(l_BNW[:, before + at].argmax(-1))
         return w_BL
 
-    own = {"baseline": {"accuracy": tasks.always(parts["evaluation"], W=len(letters))}}
-    guess = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.of_words(
-        settings, model, logits, few=True, tokens_per_example=N, guess=guess, layout=layout, **own, **parts
-    )
+    parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=len(letters))}
+    parts["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
+    task = tasks.of_words(settings, model, logits, few=True, tokens_per_example=N, layout=layout, **parts)
     lines = [*data.said.splitlines(), f"captions of {patches} patches and up to {w_CL.shape[1]} letters"]
     show = functools.partial(figures, settings, data, task, jax.jit(written), (letters, w_CL))
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], lines=lines)

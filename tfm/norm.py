@@ -143,26 +143,22 @@ def _batch(params: dict, x_BND: jax.Array, *, eps: float) -> jax.Array:
     return _scale(params, (linear.wide(x_BND) - mean) * factor, x_BND.dtype)
 
 
-def _observe(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
+def _observe(x_BND: jax.Array, *, positions=False, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
     """Mean and variance of each feature over all tokens of all sequences (E17), also those of the other devices. In
     float32 or wider; var divides by the number of tokens. The variance is taken around the mean over all devices, in a
-    second pass: the mean of squares less the square of the mean loses every digit where the mean is large."""
-    x_BND = linear.wide(x_BND)
-    mean_D = _mean(x_BND, layout.tokens, axis=(0, 1))
-    return {"mean_D": mean_D, "var_D": _mean(jnp.square(x_BND - mean_D), layout.tokens, axis=(0, 1))}
-
-
-def _observe_positions(x_BND: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> dict[str, jax.Array]:
-    """The same of each position, over all features of its tokens in all sequences (seed 003)."""
-    x_BND = linear.wide(x_BND)
-    mean_N = _mean(x_BND, layout.batch, axis=(0, 2))
-    return {"mean_N": mean_N, "var_N": _mean(jnp.square(x_BND - mean_N[:, None]), layout.batch, axis=(0, 2))}
+    second pass: the mean of squares less the square of the mean loses every digit where the mean is large. positions:
+    of each position, over all features of its tokens in all sequences (seed 003)."""
+    x_BND, of = linear.wide(x_BND), "N" if positions else "D"
+    mean = functools.partial(_mean, axes=layout.batch if positions else layout.tokens, axis=(0, 2 if positions else 1))
+    mean_1ND = mean(x_BND, keepdims=True)
+    return {f"mean_{of}": mean_1ND.ravel(), f"var_{of}": mean(jnp.square(x_BND - mean_1ND))}
 
 
 token = Norm(_init("gain_D", "shift_D"), apply, shared=True)  # TokenNorm with gain and shift: E14, E16
 token_plain = Norm(_init(), apply, shared=True)  # without: E15
 rms = Norm(_init("gain_D"), _rms)
 batch = Norm(_init("gain_D", "shift_D", "mean_D", "var_D"), _batch, _observe)
+_observe_positions = functools.partial(_observe, positions=True)
 batch_features = Norm(_init("gain_D", "shift_D", "mean_N", "var_N"), _batch, _observe_positions, whole=True)
 instance = Norm(_init("gain_D", "shift_D"), _instance, shared=True, whole=True)
 layer_sequence = Norm(_init("gain_D", "shift_D"), _layer_sequence, shared=True, whole=True)
