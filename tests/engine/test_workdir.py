@@ -15,6 +15,8 @@ import pytest
 import tiny
 
 from experiments.engine import disk, errors, mesh, workdir
+from experiments.engine import run as runs
+from experiments.pretrained import open_model
 
 ROOT = pathlib.Path(__file__).parents[2]
 HOLDS = """
@@ -246,3 +248,20 @@ def test_what_has_changed_since_is_told(tmp_path, capsys, what, told):
         (tmp_path / "checkpoints" / "3").mkdir(parents=True) if trained else (tmp_path / "checkpoints" / "3").rmdir()
         assert not workdir.enter(tmp_path, now, devices="2 x cpu")
         assert capsys.readouterr().out.splitlines() == [told] * bool(told and trained)
+
+
+def test_where_a_folder_holds_runs_the_newest_is_offered(tmp_path):
+    for when, name in enumerate(("b", "c", "a")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        os.utime(tmp_path / name / "config.json", (when, when))
+    with pytest.raises(errors.UserError, match=f"no run to resume: the newest run in it is --workdir={tmp_path}/a$"):
+        workdir.enter(tmp_path, {"train": {"steps": 1}})
+    with pytest.raises(errors.UserError, match=f"is no run: the newest run in it is --checkpoint={tmp_path}/a$"):
+        open_model.open(tmp_path)
+
+
+def test_it_is_said_that_bfloat16_is_slow_on_a_cpu(capsys):
+    for dtype in ("float32", "bfloat16"):
+        runs.devices(tiny.settings("vision", model__compute_dtype=dtype, device="cpu"))
+        assert ("bfloat16 is slower than float32 on a CPU" in capsys.readouterr().out) == (dtype == "bfloat16")
