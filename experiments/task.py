@@ -1,6 +1,8 @@
 """What the experiments share: a task made of a model's answer, what is measured of it, and examples; guesses."""
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -65,6 +67,37 @@ def of_words(
         return answer(params, batch, **options)
 
     return of_model(settings, model, asked, lambda found, batch, over: found, **more)
+
+
+def of_classes(
+    settings: config.Settings, model: models.Model, logits: Callable, labels: Sequence[np.ndarray], **more: Any
+) -> step.Task:
+    """Of a model that tells the class of an example (label_B, weight_B); where two were mixed, each label counts by its
+    share (other_label_B, other_share_B). labels: label_B of both parts. logits: as answer in of_model."""
+    own, (train_B, evaluation_B) = measured(settings), labels
+
+    def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
+        answers = [(logits_BC, batch["label_B"], batch["weight_B"])]
+        if "other_label_B" in batch:
+            weight_B, share_B = batch["weight_B"], batch["other_share_B"]
+            answers = [(logits_BC, batch["label_B"], weight_B * (1 - share_B))]
+            answers += [(logits_BC, batch["other_label_B"], weight_B * share_B)]
+        return jax.tree.map(lambda *sums: functools.reduce(operator.add, sums), *(own(*one) for one in answers))
+
+    guess = {"accuracy": "always the training part's most frequent class"}
+    baseline = {"accuracy": float(np.mean(evaluation_B == np.bincount(train_B).argmax()))}
+    return of_model(settings, model, logits, measure, baseline=baseline, guess=guess, **more)
+
+
+def told(task: step.Task, logits: Callable, params: Any, label_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """p_BC, the probabilities of the classes of all held-out examples, and count_CC, how many of each class (row) are
+    told to be of which (column). logits: as in of_classes."""
+    probability = jax.jit(lambda params, batch: jax.nn.softmax(logits(params, batch)[0]))
+    found = [np.asarray(probability(params, task.evaluation[i])) for i in range(len(task.evaluation))]
+    p_BC = np.concatenate(found)[: len(label_B)]
+    count_CC = np.zeros((p_BC.shape[1],) * 2, int)
+    np.add.at(count_CC, (label_B, p_BC.argmax(-1)), 1)
+    return p_BC, count_CC
 
 
 def measured(settings: config.Settings) -> Callable[..., step.Ratios]:

@@ -5,7 +5,6 @@ import functools
 import pathlib
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -16,7 +15,7 @@ from experiments import task as tasks
 from experiments.data import labelled, pretrained_tokenizer
 from experiments.engine import batches, disk, errors, run, step
 from experiments.engine import config as configs
-from tfm import head, loss
+from tfm import head
 from tfm.attention import mask as masks
 
 SHOWN, LETTERS = 12, 200  # texts in sample.txt, and characters of each
@@ -40,7 +39,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
     data = labelled.load(t.source, field=t.field, label=t.label)
-    both = [[text.encode() for text, _ in part] for part in (data.train, data.evaluation)]
+    parts = data.train, data.evaluation
+    both = [[text.encode() for text, _ in part] for part in parts]
     words = pretrained_tokenizer.make(t.tokenizer, both[0], specials=(labelled.CLS,), evaluation=both[1])
     layout = models.layout(m, devices, W=words.size)
     if layout.sequence:
@@ -49,7 +49,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     pooled = t.transform == "pooled"
     asked = {"answer": head.each_word} if pooled else {"answer": head.first_word, "transform": t.transform}
     model = models.language(m, tied_output=False, **asked, **sizes)
-    train, evaluation = (examples(words, part, data.classes, N=t.N) for part in (data.train, data.evaluation))
+    labels = [np.array([data.classes.index(name) for _, name in part], np.int32) for part in parts]
+    examples = [inputs(words, *part, N=t.N) for part in zip(parts, labels, strict=True)]
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.masked(m, masks.padding(batch["valid_BS"]))
@@ -59,51 +60,31 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
             answer = jnp.where(real_BN1, answer, 0).sum(1) / real_BN1.sum(1)
         return answer, seen
 
-    def measure(logits_BC: jax.Array, batch: dict, over: Any) -> step.Ratios:
-        answer = logits_BC, batch["label_B"], batch["weight_B"]
-        return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}
-
-    most_frequent = max(data.classes, key=[name for _, name in data.train].count)
-    task = tasks.of_model(
-        settings,
-        model,
-        logits,
-        measure,
-        tokens_per_example=t.N,
-        baseline={"accuracy": float(np.mean([name == most_frequent for _, name in data.evaluation]))},
-        guess={"accuracy": "always the training part's most frequent class"},
-        layout=layout,
-        **tasks.parts(settings, train, evaluation),
-    )
+    more = {"layout": layout, **tasks.parts(settings, *examples)}
+    task = tasks.of_classes(settings, model, logits, labels, tokens_per_example=t.N, **more)
     counts = f"{len(data.train):,} texts to train on, {len(data.evaluation):,} to evaluate"
     lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(data.classes)} classes, vocabulary {words.size}"]
     files = words.files | {"data.json": disk.as_json({"classes": data.classes})}
-    show = functools.partial(figures, settings, data, task, logits)
+    show = functools.partial(figures, settings, data, task, logits, labels[1])
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines)
 
 
-def examples(words: Any, rows: list[labelled.Row], classes: list[str], *, N: int) -> tasks.Examples:
+def inputs(words: Any, rows: list[labelled.Row], label_B: np.ndarray, *, N: int) -> tasks.Examples:
     """`(fetch, n)` for `batches`: w_BN, valid_BS (False: padding), label_B and weight_B."""
     id_BN, valid_BN = labelled.ids(words, [text for text, _ in rows], N=N)
-    label_B = np.array([classes.index(name) for _, name in rows], np.int32)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        inputs = {"w_BN": id_BN[index_B], "valid_BS": valid_BN[index_B], "label_B": label_B[index_B]}
-        return inputs | {"weight_B": np.ones(len(index_B), np.float32)}
+        batch = {"w_BN": id_BN[index_B], "valid_BS": valid_BN[index_B], "label_B": label_B[index_B]}
+        return batch | {"weight_B": np.ones(len(index_B), np.float32)}
 
     return fetch, len(rows)
 
 
-def figures(settings, data: labelled.Labelled, task: step.Task, logits, params: Any, folder: pathlib.Path, rows):
+def figures(settings, data: labelled.Labelled, task: step.Task, logits, label_B, params, folder: pathlib.Path, rows):
     """Loss curves, the confusion matrix, and held-out texts with their classes, the wrong ones first."""
     from experiments.figures import plots  # matplotlib, only where something is drawn
 
-    probability = jax.jit(lambda params, batch: jax.nn.softmax(logits(params, batch)[0]))
-    found = [np.asarray(probability(params, task.evaluation[i])) for i in range(len(task.evaluation))]
-    p_BC = np.concatenate(found)[: len(data.evaluation)]
-    label_B = np.array([data.classes.index(name) for _, name in data.evaluation])
-    count_CC = np.zeros((len(data.classes),) * 2, int)
-    np.add.at(count_CC, (label_B, p_BC.argmax(-1)), 1)
+    p_BC, count_CC = tasks.told(task, logits, params, label_B)
     lines = []
     for b in np.argsort(label_B == p_BC.argmax(-1), kind="stable")[:SHOWN]:
         (text, name), c = data.evaluation[b], p_BC[b].argmax()

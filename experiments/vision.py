@@ -1,11 +1,9 @@
 """Images to classes: patches as tokens, a pooled or class-token head (E2, E25)."""
 
 import functools
-import operator
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -43,26 +41,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=i.patch), over)
         return model.apply(params, v_BNP, mask=mask, over=over, **options)
 
-    measured = tasks.measured(settings)
-
-    def measure(logits_BC: jax.Array, batch: dict, over: layouts.Layout) -> step.Ratios:
-        answers = [(logits_BC, batch["label_B"], batch["weight_B"])]
-        if "other_label_B" in batch:  # of two images that were mixed, each counts by its share
-            weight_B, share_B = batch["weight_B"], batch["other_share_B"]
-            answers = [(logits_BC, batch["label_B"], weight_B * (1 - share_B))]
-            answers += [(logits_BC, batch["other_label_B"], weight_B * share_B)]
-        return jax.tree.map(lambda *sums: functools.reduce(operator.add, sums), *(measured(*one) for one in answers))
-
     N, _ = models.patches(Y, X, Z, patch=i.patch)
     tokens = N + models.FIRST.get(i.head, 0)
-    task = tasks.of_model(
+    task = tasks.of_classes(
         settings,
         model,
         logits,
-        measure,
+        (data.train_label_B, data.evaluation_label_B),
         tokens_per_example=tokens,
-        baseline={"accuracy": float(np.mean(data.evaluation_label_B == np.bincount(data.train_label_B).argmax()))},
-        guess={"accuracy": "always the training part's most frequent class"},
         layout=models.layout(settings.model, devices, N=tokens, head=i.head),
         **tasks.parts(settings, train, evaluation),
     )
@@ -79,13 +65,9 @@ def figures(
     from experiments.figures import plots
 
     folder = folder / "figures"
-    probability = jax.jit(lambda params, image_BYXZ: jax.nn.softmax(logits(params, {"image_BYXZ": image_BYXZ})[0]))
-    found = [np.asarray(probability(params, task.evaluation[i]["image_BYXZ"])) for i in range(len(task.evaluation))]
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    p_BC = np.concatenate(found)[: len(label_B)]
+    p_BC, count_CC = tasks.told(task, logits, params, label_B)
     predicted_B = p_BC.argmax(-1)
-    count_CC = np.zeros((len(data.classes),) * 2, int)
-    np.add.at(count_CC, (label_B, predicted_B), 1)
     wrong = int(np.sum(predicted_B != label_B))
     first = np.argsort(label_B == predicted_B, kind="stable")[: draw.MOST_PREDICTIONS]  # the wrong ones
     title = f"{settings.experiment}: {data.name}"

@@ -52,11 +52,8 @@ def cached(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> p
     if text.size >= LONG:
         log.say(f"a BPE of {words:,} words is learned from {disk.size(text.size)} of text", "\n")
     files = train(text, words=words, specials=specials)
-    try:
+    with disk.writing(folder, disk.OTHER_CACHE):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             disk.write(folder / name, content)
-    except OSError as error:
-        remedy = "make room, or let $XDG_CACHE_HOME name another folder"
-        raise errors.UserError(f"{folder} cannot be written: {disk.reason(error)}; {remedy}") from error
     return folder

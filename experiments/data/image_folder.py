@@ -116,13 +116,11 @@ def read(found: Sequence[files.File], size: int) -> np.ndarray:
         chunks = (np.stack([*pool.map(made, part)]) for part in parts)
         if math.prod(shape) < KEPT:
             return np.concatenate([*chunks])
-        try:
+        with disk.writing(kept, disk.OTHER_CACHE):
             kept.parent.mkdir(parents=True, exist_ok=True)
             with disk.draft(kept) as new:
                 header = {"descr": "|u1", "fortran_order": False, "shape": shape}
                 np.lib.format.write_array_header_1_0(new, header)
                 for image_BYXZ in chunks:
                     new.write(image_BYXZ)
-        except OSError as error:
-            raise errors.UserError(f"{kept} cannot be written: {disk.reason(error)}") from error
         return np.load(kept, mmap_mode="r", allow_pickle=False)

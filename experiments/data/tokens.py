@@ -16,7 +16,7 @@ import numpy as np
 import tqdm
 
 from experiments.data import files, text, tokenizer
-from experiments.engine import disk, errors, log
+from experiments.engine import disk, log
 
 SAVED = 2**26  # bytes of ids, at most, that are made again after an interruption
 VERSION = 1  # of the ids in such a file
@@ -48,7 +48,7 @@ def of(words: tokenizer.Tokenizer, part: text.Part) -> np.ndarray | Mapped:
     made_by = sorted((name, files.digest(content).hex()) for name, content in words.files.items())
     name = hashlib.sha256(repr([VERSION, part.digest, words.dtype.str, made_by]).encode()).hexdigest()
     file = disk.cache_folder() / "tokens" / f"{name[:32]}.ids"
-    try:
+    with disk.writing(file, disk.OTHER_CACHE):
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.with_suffix(".lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -56,9 +56,6 @@ def of(words: tokenizer.Tokenizer, part: text.Part) -> np.ndarray | Mapped:
             if not said["bytes"] or said["bytes"] != file.stat().st_size:
                 _make(file, words, part)
         return Mapped(file, words.dtype)
-    except OSError as error:
-        remedy = "make room, or let $XDG_CACHE_HOME name another folder"
-        raise errors.UserError(f"{file} cannot be written: {disk.reason(error)}; {remedy}") from error
 
 
 def _make(file: pathlib.Path, words: tokenizer.Tokenizer, part: text.Part) -> None:

@@ -33,6 +33,7 @@ NOT_WRITTEN = (OSError, ValueError, RuntimeError)  # what Orbax, tensorstore and
 # What a mounted drive (Colab's, NFS) says while it, or the way to it, is gone; it may be there again in a moment.
 GONE = (errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNABORTED, errno.ENODEV, errno.EHOSTDOWN)
 REMEDY = "mount that drive again (on Colab: drive.mount('/content/drive', force_remount=True))"
+OTHER_CACHE = "; make room, or let $XDG_CACHE_HOME name another folder"
 _NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that cannot do it says
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError, MemoryError)
 _DAMAGED += (TypeError, OverflowError, SyntaxError, tokenize.TokenError)  # of a header, which numpy reads as Python
@@ -131,13 +132,26 @@ def new_file(folder: pathlib.Path, name: str) -> pathlib.Path:
     return file
 
 
+@contextlib.contextmanager
+def writing(place: pathlib.Path, remedy: str = "") -> Iterator[None]:
+    """Within this, what keeps the file or folder from being written is a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.UserError(f"{place} cannot be written: {reason(error)}{remedy}") from error
+
+
+def check_new(folder: pathlib.Path, remedy: str) -> None:
+    """UserError for anything but an empty folder, or none."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise errors.UserError(f"{folder} is there already: choose another {remedy}")
+
+
 def write_new(file: pathlib.Path, content: bytes) -> None:
     """The file with this content, in a folder that is made where it is not there. UserError where it cannot be."""
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         write(file, content)
-    except OSError as error:
-        raise errors.UserError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def flush(path: pathlib.Path) -> None:

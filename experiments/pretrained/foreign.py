@@ -34,8 +34,7 @@ def import_tree(
     path that the model of the config does not have, arrays that are missing, left over, or of another shape.
     """
     folder, settings = pathlib.Path(folder), configs.Settings(config, config)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.UserError(f"{folder} is there already: choose another folder")
+    disk.check_new(folder, "folder")
     work = by_name.experiment(settings.experiment).prepare(settings, runs.devices(settings))
     expected = jax.eval_shape(work.task.init, jax.random.key(0))
     what = f"{folder} cannot be a run of this config"

