@@ -170,7 +170,7 @@ def test_a_data_set_of_the_hub_of_a_folder_and_a_saved_one_become_ids_once(tmp_p
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         own = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "hf")}
-        own |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "*"}
+        own |= {"PYTHONPATH": str(ROOT), "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
         ended = subprocess.run(
             [sys.executable, "-c", HUB, *sources], env=os.environ | own, cwd=tmp_path, capture_output=True, text=True
         )

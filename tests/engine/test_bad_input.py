@@ -208,7 +208,7 @@ def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeyp
     (lacks / "t10k-labels-idx1-ubyte").unlink()
     told(lacks, "lacks t10k-labels-idx1-ubyte")
     (tmp_path / "image.png").write_bytes(b"")
-    told(tmp_path / "image.png", "image.png", "IDX", ".npz")
+    told(tmp_path / "image.png", "image.png", "folder", ".npz")
     y_train, y_test = (small_files.arrays()[name] for name in ("y_train", "y_test"))
     told(idx(y_test=y_test + 1), "evaluation part", "label 4", "0 .. 3")
     told(idx(y_train=y_train + 197), "training part", "label 200 is out of range")

@@ -124,7 +124,11 @@ def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_save
     tmp_path, monkeypatch, steps, nan, at
 ):
     adamw, huge = optim.adamw, (optax.scale(1e30), optax.scale(1e30))
-    monkeypatch.setattr(optim, "adamw", lambda *of, **how: optax.chain(adamw(*of, **how), *huge))
+    @functools.wraps(adamw)
+    def too_far(*of, **how):
+        return optax.chain(adamw(*of, **how), *huge)
+
+    monkeypatch.setitem(optim.NAMED, "adamw", too_far)
     quick = {"train__steps": steps, "train__nan": nan, "train__save_every": 0, "optim__warmup_steps": 0}
     with pytest.raises(errors.RunError, match=f"step {at}: an updated parameter is not finite.*last checkpoint"):
         tiny.trained(tmp_path / "run", tiny.linear_task(), **quick)

@@ -44,7 +44,7 @@ TEXTS = {
 TRAININGS = {
     "train.accumulation > 1": dict(model__norm="batch_features", train__accumulation=2),
     "optim.beta2 must be less than 1": dict(optim__beta2=1.0),
-    "a schedule is named, and cannot be imported": dict(optim__schedule="a:b"),
+    'the schedule "a:b" cannot be imported: there is no a.py': dict(optim__schedule="a:b"),
     "the seed must lie between": dict(seed=-1),
 }
 
