@@ -124,6 +124,7 @@ def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_save
     tmp_path, monkeypatch, steps, nan, at
 ):
     adamw, huge = optim.adamw, (optax.scale(1e30), optax.scale(1e30))
+
     @functools.wraps(adamw)
     def too_far(*of, **how):
         return optax.chain(adamw(*of, **how), *huge)
