@@ -3,7 +3,7 @@
 import hashlib
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -29,18 +29,23 @@ def size(name: str) -> int:
 def train(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> dict[str, bytes]:
     """The files of a tokenizer of so many words, by name, as `transformers` reads them, too; fewer where the text has
     no more pairs. `text` as in Tokenizer.join. The same text gives the same files. UserError for text not in UTF-8."""
-    library = Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
     # The space before a hidden word belongs to it, as that before any other word does.
     added = [BETWEEN, *(AddedToken(special, lstrip=True, special=True) for special in specials)]
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    rule = {"vocab_size": words, "special_tokens": added, "initial_alphabet": alphabet, "show_progress": False}
-    library.train_from_iterator(tokenizer.documents(text), trainer=trainers.BpeTrainer(**rule))
+    library = learned(tokenizer.documents(text), words=words, specials=added)
     says = dict.fromkeys(("bos_token", "eos_token", "between_token"), BETWEEN)
     says |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     says |= {"mask_token": tokenizer.MASK} if tokenizer.MASK in specials else {}
     return {"tokenizer_config.json": disk.as_json(says), "tokenizer.json": library.to_str().encode()}
+
+
+def learned(texts: Iterable[str], *, words: int, specials: Sequence[str | AddedToken]) -> Tokenizer:
+    """The library's own, of so many words at most: first the specials, then the bytes, then what these merge into."""
+    library = Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    begin = {"special_tokens": [*specials], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    library.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=words, show_progress=False, **begin))
+    return library
 
 
 def cached(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> pathlib.Path:

@@ -1,7 +1,6 @@
 """Texts that belong to classes: files in folders named after these, tables with a column of them, or docstrings."""
 
 import ast
-import os
 import pathlib
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -40,13 +39,7 @@ def load(source: str, *, field: str, label: str) -> Labelled:
     if source == DOCSTRINGS:
         named, rows = {}, list(_docstrings())
     else:
-        path = pathlib.Path(os.path.expanduser(source))
-        if source.startswith(tables.HUB):
-            found = tables.hub(source, field, label)
-        elif not source or not path.exists():
-            raise errors.UserError(f"text.source = {source!r} is neither {DOCSTRINGS} nor a path that exists: {HINT}")
-        else:
-            found = files.folder(path, hidden=(".",)) if path.is_dir() else [files.on_disk(path)]
+        found = tables.found(source, field, label, named=DOCSTRINGS, hint=f": {HINT}")
         some = [file for file in found if tables.kind(file)]
         some = some or [file for file in found if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
         if not some:

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from experiments.data import download, files, tokenizer
+from experiments.data import bpe, download, files, tokenizer
 from experiments.engine import batches, disk, errors
 
 # name -> (file name, where a person finds it, sha256)
@@ -212,12 +211,7 @@ def train(sentences: Iterable[str], *, W: int) -> Subwords:
     """W ids or fewer (where the text has no more pairs to merge), the same for the same sentences in any order."""
     if W < LEAST:
         raise errors.UserError(f"a vocabulary of subwords needs at least {LEAST} ids (bytes, specials), not {W}")
-    library = tokenizers.Tokenizer(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    begin = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": [*SPECIALS]}
-    trainer = trainers.BpeTrainer(vocab_size=W, show_progress=False, **begin)
-    library.train_from_iterator(map(tokenizer.checked, sentences), trainer)
+    library = bpe.learned(map(tokenizer.checked, sentences), words=W, specials=SPECIALS)
     library.encode_special_tokens = True  # as the letters that they are in a text
     return Subwords(library)
 

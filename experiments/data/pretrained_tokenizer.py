@@ -248,9 +248,7 @@ def _read_library(path: pathlib.Path, content: bytes) -> Published:
     for file in reversed(beside.values()):
         saved = disk.read_json(file, says="which special has which role")
         for role in roles:
-            name = saved.get(f"{role}_token", roles[role])
-            name = name.get("content") if isinstance(name, dict) else name
-            roles[role] = name if isinstance(name, str) else None
+            roles[role] = vocabulary_files.named(saved.get(f"{role}_token", roles[role]), None)
     files = {"tokenizer.json": content} | {name: file.read_bytes() for name, file in beside.items()}
     return Published(library, roles, files)
 

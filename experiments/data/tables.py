@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import errno
 import functools
 import json
 import os
@@ -115,6 +116,28 @@ def joined(documents: Iterable[bytes]) -> Iterator[bytes]:
             some, n = [b""], 0
     if any(some):
         yield b"\0".join(some)
+
+
+def found(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:
+    """The file at a path, those of a folder, or the splits of a data set (`hub`). UserError, with what else there is a
+    name for (`named`), where there is none."""
+    path = pathlib.Path(os.path.expanduser(source))
+    if source.startswith(HUB):
+        return hub(source, *fields)
+    if not source or _absent(path):
+        raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()}){hint}")
+    return files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
+
+
+def _absent(path: pathlib.Path) -> bool:
+    """Whether nothing is there. Not so where the way to it is closed, or its drive gone: who reads it says that."""
+    try:
+        path.lstat()
+    except ValueError:
+        return True
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+    return False
 
 
 def hub(source: str, *fields: str, stream: bool = True) -> list[files.File]:

@@ -2,10 +2,8 @@
 
 import ast
 import dataclasses
-import errno
 import functools
 import hashlib
-import os
 import pathlib
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,18 +95,13 @@ def whole(source: str, field: str = "") -> Part:
 
 
 def _found(source: str, field: str) -> list[files.File]:
-    path = pathlib.Path(os.path.expanduser(source))
     if source in (STDLIB, DOCSTRINGS):
         found = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
         found = [files.on_disk(download.fetch(source))]
-    elif source.startswith(tables.HUB):
-        found = tables.hub(source, field)
-    elif not source or _absent(path):
-        named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
-        raise errors.UserError(f"{source!r} is neither {named} nor a path that exists ({path.absolute()})")
     else:
-        found = files.folder(path, hidden=(".",)) if os.path.isdir(path) else [files.on_disk(path)]
+        named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
+        found = tables.found(source, field, named=named)
     of_tables = [file for file in found if tables.kind(file)]
     if field and not of_tables:
         ends = ", ".join(tables.KINDS)
@@ -157,17 +150,6 @@ def _part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
     size = ends[1] - ends[0] if ends else sum(text.size for text in texts)
     digest = hashlib.sha256(repr([*(text.digest.hex() for text in texts), ends]).encode())
     return Part(tuple(text.read for text in texts), size, digest.hexdigest())
-
-
-def _absent(path: pathlib.Path) -> bool:
-    """Whether nothing is there. Not so where the way to it is closed, or its drive gone: who reads it says that."""
-    try:
-        path.lstat()
-    except ValueError:
-        return True
-    except OSError as error:
-        return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
-    return False
 
 
 def _as_named(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:

@@ -55,7 +55,7 @@ def library(path: pathlib.Path, said: Mapping[str, Any]) -> tokenizers.Tokenizer
     return made
 
 
-def named(said: Any, usual: str) -> str:
+def named(said: Any, usual: str | None) -> str | None:
     """The name of a special, which is a text or an object with it."""
     said = said.get("content") if isinstance(said, dict) else said
     return said if isinstance(said, str) else usual

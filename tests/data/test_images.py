@@ -177,11 +177,6 @@ def test_statistics_are_those_of_each_channel():
     np.testing.assert_allclose(std, [image[..., 0].std(), 1], rtol=1e-6)
 
 
-def plain(image, mean=0, std=1, **settings):
-    label = np.arange(len(image), dtype=np.int32)
-    return images.examples(image, label, mean_Z=np.float32([mean]), std_Z=np.float32([std]), **settings)
-
-
 def test_examples_are_normalised():
     image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
     label = (np.arange(TRAIN) % C).astype(np.int32)

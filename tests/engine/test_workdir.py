@@ -5,7 +5,6 @@ import errno
 import fcntl
 import json
 import os
-import pathlib
 import signal
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from experiments.engine import disk, errors, mesh, workdir
 from experiments.engine import run as runs
 from experiments.pretrained import open_model
 
-ROOT = pathlib.Path(__file__).parents[2]
 HOLDS = """
 import fcntl, sys, time
 with open(sys.argv[1] + "/lock", "w") as lock:
