@@ -12,7 +12,7 @@ from experiments import model as models
 from experiments import task as tasks
 from experiments.data import images
 from experiments.engine import config as configs
-from experiments.engine import disk, run, step
+from experiments.engine import disk, errors, run, step
 from tfm import embed
 from tfm import layout as layouts
 
@@ -32,6 +32,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The images, the model, what is measured."""
     i = settings.image
     data = images.configured(i.source, i.size)
+    if len(data.classes) < 2:
+        wrong = f"{data.name} has images of one class alone, {data.classes[0]!r}"
+        raise errors.UserError(f"{wrong}: at least two are needed, each in a folder of its own there")
     _, Y, X, Z = data.train_image_BYXZ.shape
     model = models.vision(settings.model, answer=i.head, Y=Y, X=X, Z=Z, patch=i.patch, C=len(data.classes))
     mask = models.masked(settings.model, None)

@@ -73,7 +73,7 @@ def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
 
 
 def applies(file: files.File, field: str) -> bool:
-    """Whether it is read as a table: without a field, only what cannot be text itself."""
+    """Whether it is read as a table: without a field, among other files, only what cannot be text itself."""
     return kind(file) is not None and (bool(field) or kind(file) in (_parquet, _hub))
 
 
@@ -94,7 +94,7 @@ def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, 
     with _refusing(file.name):
         for where, row in kind(file)(file, *names.values()):
             for name, value in names.items():
-                if value not in row:
+                if not value or value not in row:
                     raise errors.UserError(f"{where}: {name} = {value!r} is none of its fields: {', '.join(row)}")
             text = row[field]
             if not isinstance(text, str | None):

@@ -69,8 +69,6 @@ def load(source: str, field: str = "") -> Text:
     if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
         return _as_named(source, named, field)
     texts = _scanned(source, found, field)
-    if not texts:
-        raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
     rows = any(text.rows for text in texts)
     if len({text.digest for text in texts}) == 1 and not rows:
         return _cut(source, texts[0])
@@ -88,10 +86,7 @@ def load(source: str, field: str = "") -> Text:
 
 def whole(source: str, field: str = "") -> Part:
     """All documents there, whatever the names of files say. UserError as `load`."""
-    texts = _scanned(source, _found(source, field), field)
-    if not texts:
-        raise errors.UserError(f"{source} holds no text: a file or folder with text is needed")
-    return _part(texts)
+    return _part(_scanned(source, _found(source, field), field))
 
 
 def _found(source: str, field: str) -> list[files.File]:
@@ -103,6 +98,8 @@ def _found(source: str, field: str) -> list[files.File]:
         named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
         found = tables.found(source, field, named=named)
     of_tables = [file for file in found if tables.kind(file)]
+    for file in found if of_tables == found and not field else []:  # no model learns commas: the fields are told
+        next(tables.rows(file, field), None)
     if field and not of_tables:
         ends = ", ".join(tables.KINDS)
         raise errors.UserError(f"text.field = {field!r} is for tables ({ends}), and {source} has none: leave it empty")
@@ -154,11 +151,8 @@ def _part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
 
 def _as_named(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:
     """The parts as names tell them."""
-    used = files.TRAIN, files.evaluated(named)
-    sides = [_scanned(name, named[part], field) for part in used]
-    for part, texts in zip(used, sides, strict=True):
-        if not texts:
-            raise errors.UserError(f"{name}: the part {part} holds no text ({files.listed(named[part])})")
+    used = {part: named[part] for part in (files.TRAIN, files.evaluated(named))}
+    sides = [_scanned(f"{name}: the part {part} ({files.listed(used[part])})", used[part], field) for part in used]
     said = files.told(name, "by their names,", named)
     train, evaluation = ({text.digest for text in texts} for texts in sides)
     if both := len(train & evaluation):
@@ -167,7 +161,8 @@ def _as_named(name: str, named: Mapping[str, Sequence[files.File]], field: str) 
 
 
 def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]:
-    """The files that have text in them, each read once. UserError where one is no text, before much is read."""
+    """The files that have text in them, each read once. UserError where none has, and where one is no text, before
+    much is read."""
     found = [file for file in found if file.size]
     of_text = [file for file in found if not tables.applies(file, field)]
     faults = [f"{file.name} {fault}" for file in of_text if (fault := files.glance(file))]
@@ -178,11 +173,8 @@ def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]
     for file in found:
         table, size = tables.applies(file, field), 0
         rows = functools.partial(tables.rows, file, field) if table else None
-        read = (
-            functools.partial(_joined, rows)
-            if table
-            else functools.partial(_docstrings if name == DOCSTRINGS else _text, file)
-        )
+        of_file = functools.partial(_docstrings if name == DOCSTRINGS else _text, file)
+        read = functools.partial(_joined, rows) if table else of_file
         digest = hashlib.sha256(field.encode() if table else b"")
         if rows:
             next(rows(), None)  # what is wrong with all of them is refused at once
@@ -191,6 +183,8 @@ def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]
             size += len(piece)
         if size:
             texts.append(Source(file, read, max(file.size, LARGE) if file.version else size, digest.digest(), rows))
+    if not texts:
+        raise errors.UserError(f"{name} holds no text: a file or folder with text is needed")
     return texts
 
 

@@ -104,6 +104,8 @@ def test_rows_are_documents_and_the_same_are_held_out_in_every_format(tmp_path, 
             "said",
             "a.csv.zst cannot be read: Truncated compressed stream",
         ),
+        ("a.csv", separated(["x"], ","), "", "text.field = '' is none of its fields: n, said"),
+        ("a.csv", b",said\n1,x\n", "", "text.field = '' is none of its fields: , said"),
         ("a.parquet", parquet(["x"]), "", "text.field = '' is none of its fields: n, said"),
         ("a.parquet", b"PAR1" * 9, "said", "a.parquet cannot be read: "),
         ("a.jsonl", b" " * 99, "said", "a.jsonl cannot be read: a line has more than 9 bytes"),
@@ -118,9 +120,9 @@ def test_what_is_no_table_or_lacks_the_field_is_refused(tmp_path, monkeypatch, n
         [*text.load(str(write(tmp_path, **{name: content}) / name), field).train]
 
 
-def test_without_a_field_json_lines_are_the_text_and_what_is_not_installed_is_named(tmp_path, monkeypatch):
+def test_without_a_field_a_table_among_texts_is_one_and_what_is_not_installed_is_named(tmp_path, monkeypatch):
     write(tmp_path, **{"a.jsonl": jsonl(["x"] * 20), "a.txt.zst": zstd(b"x" * 20)})
-    assert b"".join(map(b"".join, text.load(str(tmp_path / "a.jsonl"))[1:3])) == jsonl(["x"] * 20)
+    assert {*map(b"".join, text.load(str(tmp_path))[1:3])} == {jsonl(["x"] * 20), b"x" * 20}
     assert b"".join(map(b"".join, text.load(str(tmp_path / "a.txt.zst"))[1:3])) == b"x" * 20
     with pytest.raises(errors.UserError, match="'hub:' needs the name of a data set: hub:NAME"):
         text.load("hub:", "said")

@@ -223,6 +223,8 @@ def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeyp
     x, y = np.zeros((9, 4, 4), np.uint8), np.array([0, 1, 2, 0, 1, -1, 0, 1, 2])
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=abs(y))
     told(file, "training part", "label -1", "0 .. 2")
+    np.savez(file, x_train=x, y_train=0 * y, x_test=x, y_test=0 * y)
+    told(file, "images of one class alone, '0'", "at least two")
     monkeypatch.setenv("TFM_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     told("fashion_mnist", "fashion_mnist", *(str(tmp_path / place) for place in ("data", "cache")))
