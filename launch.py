@@ -85,7 +85,8 @@ def attempt(argv: list[str]) -> None:
             given = any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv[1:])
             hint = f"; go on with: {shlex.join(['python', *argv, *([] if given else [f'--workdir={folder}'])])}"
         with signals.at_once(hint), distributed.joined(command.group, detect=command.detect, how_to_go_on=hint):
-            action()
+            with by_name.told("your own code", all_is_own=False):  # launch.run shows the whole traceback of it
+                action()
     except KeyboardInterrupt as error:
         raise stopped(error, hint) from error
 
@@ -226,7 +227,7 @@ def trained(
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
     settings = settings if bundle is not None else warm_start.adopted(settings, folder)
     devices = runs.devices(settings)
-    work = adapters.adapted(settings, experiment.prepare(settings, devices))
+    work = adapters.prepared(settings, experiment, devices)
     for line in work.lines:
         print(line, flush=True)
     if bundle is not None:

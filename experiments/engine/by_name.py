@@ -250,14 +250,19 @@ def _of_project(name: str) -> ModuleType | None:
 
 
 @contextlib.contextmanager
-def told(called: str) -> Iterator[None]:
-    """Within this, what code of one's own raises, which may be anything, is told in a sentence."""
+def told(called: str, *, all_is_own: bool = True) -> Iterator[None]:
+    """Within this, what code of one's own raises, which may be anything, is told in a sentence.
+
+    all_is_own: or else only what came through a line of a file of the user's own; all other errors stay as they are.
+    """
     try:
         yield
-    except errors.UserError:
+    except (errors.UserError, errors.RunError):
         raise
     except Exception as error:
-        raise errors.UserError(f"{called}: {fault(error)}") from error
+        if (says := fault(error)) == sentence(error) and not all_is_own:
+            raise
+        raise errors.UserError(f"{called}: {says}") from error
 
 
 def fault(error: Exception) -> str:

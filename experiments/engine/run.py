@@ -42,7 +42,7 @@ class Work(NamedTuple):
     """What an experiment makes of a config, in prepare(settings, devices)."""
 
     task: step.Task
-    figures: Figures = lambda params, folder, rows: []
+    figures: Figures | None = None  # the loss by step alone
     apply: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the answer, such as logits
     files: Mapping[str, bytes] = {}  # by name, without which the model cannot be used: its words, its classes
     params: Mapping[str, np.ndarray] = {}  # initial parameters, by path, in place of random ones

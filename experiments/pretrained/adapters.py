@@ -6,10 +6,12 @@ import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import jax
 from flax import traverse_util
+from jax.sharding import Mesh
 
 from experiments.engine import by_name, config, disk, errors, optim, run
 from experiments.pretrained import families, safetensors, tensors
@@ -35,6 +37,23 @@ def merged(params: dict, text: str) -> dict:
     if lora.NODE not in params:
         return params
     return jax.device_get(jax.jit(functools.partial(lora.merged, alpha=read(text)[2]))(params))
+
+
+def prepared(settings: config.Settings, experiment: ModuleType, devices: Mesh) -> run.Work:
+    """What the experiment makes of its config: with adapters where it has some, with the loss for a figure where it
+    draws none. UserError where one's own makes no Work."""
+    work = experiment.prepare(settings, devices)
+    if not isinstance(work, run.Work):
+        raise errors.UserError(
+            f'the experiment "{settings.experiment}": prepare must return a run.Work, and it does not'
+        )
+
+    def loss(params: Any, folder: pathlib.Path, rows: list[dict]) -> list[pathlib.Path]:
+        from experiments.figures import plots  # matplotlib, only where something is drawn
+
+        return [plots.loss_curves(folder / "figures" / "loss.png", rows, unit="mean", title=settings.experiment)]
+
+    return adapted(settings, work._replace(figures=work.figures or loss))
 
 
 def adapted(settings: config.Settings, work: run.Work) -> run.Work:

@@ -19,7 +19,6 @@ from experiments.engine import (
     by_name,
     checkpoint,
     compilation,
-    config,
     disk,
     distributed,
     errors,
@@ -74,7 +73,7 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     first_of = {run.arm: run for run in reversed(program.runs)}
     for run in reversed(first_of.values()):
         with study.naming(f"condition {run.condition}, arm {run.arm}"):
-            work = _work(run.settings, devices)
+            work = adapters.prepared(run.settings, by_name.experiment(run.settings.experiment), devices)
             warm_start.load(run.settings, work.task.init, resumed=False, files=work.files)
             task, t = work.task, run.settings.train
             plan = single.plan(run.settings, task, devices)
@@ -92,11 +91,6 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     flops = _forward(task)
     evaluation = loop.evaluation_work(task, batch=plan.growth.sizes[0])
     return Checked(program, work.lines, plan.steps, shapes.total(params), flops, evaluation, plan.every["evaluate"])
-
-
-def _work(settings: config.Settings, devices: Mesh) -> single.Work:
-    """What the experiment of a run makes of its config, with adapters where it has some."""
-    return adapters.adapted(settings, by_name.experiment(settings.experiment).prepare(settings, devices))
 
 
 def _forward(task: step.Task) -> int:
@@ -118,7 +112,9 @@ class Ready(NamedTuple):
 def prepare(program: study.Program, devices: Mesh) -> Ready:
     """The program, which was checked."""
     first, rows = program.runs[0], len(program.runs)
-    works = {seed: _work(run.settings, devices) for seed, run in {run.seed: run for run in program.runs}.items()}
+    experiment = by_name.experiment(first.settings.experiment)
+    of_seed = {run.seed: run.settings for run in program.runs}
+    works = {seed: adapters.prepared(settings, experiment, devices) for seed, settings in of_seed.items()}
     tasks, work = {seed: work.task for seed, work in works.items()}, works[first.seed]
     with contextlib.redirect_stdout(None):  # `check` has told it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)

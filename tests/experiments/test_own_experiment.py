@@ -49,6 +49,7 @@ def get_config():
     config.train.update(steps=3, batch_size=16, evaluate_batch=16)
 {more}    return config
 """
+FIELDS = "def config(): return {'line': {'slope': 2.0}}\n"
 ARMS = """    config.study.arms = [("steep", {"line.slope": 5.0}), ("as_it_is", {})]
     config.study.seeds = [0, 1]
     config.log = []
@@ -110,6 +111,8 @@ def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
         ("from configs.base import errors\ndef config(): raise errors.UserError('x')\nprepare = 1", "error: x\n"),
         ("def config(): return 1 / 0\nprepare = 1", "own_line.py, line 1: ZeroDivisionError"),
         ("import nothing_of_this_name", "own_line.py, line 1: ModuleNotFoundError"),
+        (f"{FIELDS}def prepare(settings, devices): pass", '"own_line": prepare must return a run.Work'),
+        (f"{FIELDS}def prepare(settings, devices): return 1 / 0", "own_line.py, line 2: ZeroDivisionError"),
     ],
 )
 def test_what_is_no_experiment_is_told_in_a_sentence(mine, code, words):
@@ -145,6 +148,7 @@ def test_regression_in_context_is_learnt_and_a_study_over_its_own_setting(tmp_pa
     told = tiny.run("--config", own, "--workdir", str(tmp_path / "run"), *words.split())
     assert told.code == 0, told.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/explained"] > 0.3
+    assert (tmp_path / "run" / "figures" / "loss.png").is_file()  # it draws none itself
 
 
 # A loss of one's own, in an experiment of ours
