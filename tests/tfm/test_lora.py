@@ -5,7 +5,6 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from experiments.engine import mesh
 from tfm import lora, shapes
@@ -83,11 +82,10 @@ def test_new_adapters_change_nothing_and_begin_as_the_paper_says():
     assert not np.allclose(A_HKL[:, :1], sides["blocks/score/P_HKK/A_HKL"][:, :1])
 
 
-@pytest.mark.parametrize("sizes", [{"fsdp": 2}, {"fsdp": 2, "tensor": 2}], ids=str)
-def test_devices_that_share_the_weights_make_the_same_effective_ones_and_gradients(sizes):
+def test_devices_that_share_the_weights_make_the_same_effective_ones_and_gradients():
     """Of W1_FD they share F, of its A_DL D: without `_whole` the shapes would not fit."""
     _, new = adapted()
-    devices = mesh.make(**sizes)
+    devices = mesh.make(fsdp=2, tensor=2)
     over = mesh.layout(devices)
     specs = shapes.specs(new, over.rules)
     wanted = shapes.specs({name: node for name, node in new.items() if name != "lora"}, over.rules)
