@@ -182,7 +182,7 @@ def listed(ids: Sequence[int] | np.ndarray) -> list[int]:
 def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         near = by_name.nearest(str(kind), (*KINDS, BPE))
-        right = f"{', '.join(KINDS)}, {BPE} for a BPE of 8,192 words, or a path"
+        right = f"{', '.join(KINDS)}, {BPE} for a BPE of 8,192 words, or a path that exists"
         raise errors.UserError(f"there is no tokenizer {kind!r}{near}: the tokenizers are {right}")
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import pathlib
+import shlex
 import socket
 import stat
 import subprocess
@@ -151,8 +152,9 @@ def enter(
 
 def newest(folder: pathlib.Path, flag: str) -> str:
     """What to say where a folder is no run: the newest of the runs in it, behind its flag; else to choose another."""
-    runs = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
-    return f": the newest run in it is {flag}={runs[-1].parent}" if runs else f": choose another {flag}"
+    found = sorted(folder.glob("*/config.json"), key=lambda file: file.stat().st_mtime)
+    newest = shlex.quote(str(found[-1].parent)) if found else ""
+    return f": the newest run in it is {flag}={newest}" if found else f": choose another {flag}"
 
 
 def _refusal(folder: pathlib.Path, error: OSError) -> errors.UserError:

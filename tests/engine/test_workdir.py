@@ -249,13 +249,13 @@ def test_what_has_changed_since_is_told(tmp_path, capsys, what, told):
 
 
 def test_where_a_folder_holds_runs_the_newest_is_offered(tmp_path):
-    for when, name in enumerate(("b", "c", "a")):
+    for when, name in enumerate(("b", "c", "a b")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
         os.utime(tmp_path / name / "config.json", (when, when))
-    with pytest.raises(errors.UserError, match=f"no run to resume: the newest run in it is --workdir={tmp_path}/a$"):
+    with pytest.raises(errors.UserError, match=f"to resume: the newest run in it is --workdir='{tmp_path}/a b'$"):
         workdir.enter(tmp_path, {"train": {"steps": 1}})
-    with pytest.raises(errors.UserError, match=f"is no run: the newest run in it is --checkpoint={tmp_path}/a$"):
+    with pytest.raises(errors.UserError, match=f"is no run: the newest run in it is --checkpoint='{tmp_path}/a b'$"):
         open_model.open(tmp_path)
 
 
