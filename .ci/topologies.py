@@ -39,6 +39,7 @@ DATA = {  # setting and its value -> the file or folder in $TFM_DATA
     ("pairs.source", "spa-eng"): "spa-eng.zip",
     ("image.source", "fashion_mnist"): "fashion-mnist",
     ("image.source", "mnist"): "mnist",
+    ("image.source", "hub:uoft-cs/cifar10"): "nowhere",  # it would be asked of the hub
 }
 
 
@@ -102,14 +103,16 @@ def row(name: str, topology: str, changes: dict, *, folder: str, quick: bool) ->
 
 def stand_ins(given, folder: pathlib.Path) -> dict[str, str]:
     """Settings that name a stand-in, made here, for data that are not there: a text of 65 characters, as many as
-    tinyshakespeare's; GPT-2's 50,257 words; pairs of short sentences, of thousands of words; images of 28 x 28 pixels
-    in ten classes."""
+    tinyshakespeare's; GPT-2's 50,257 words; pairs of short sentences, of thousands of words; images of ten classes, of
+    28 x 28 pixels, or as CIFAR-10's. What starts from a model that only a user has starts from nothing."""
     import numpy as np
 
     letters = itertools.product("bcdfgklmnprst", "aeiou", "bcdfgklmnprst", "aeiou")
     words = ["".join(some) for some in itertools.islice(letters, 4000)]
     alphabet = (string.ascii_letters + string.digits + " \n.")[:65]
     changes, there = {}, pathlib.Path(os.environ.get("TFM_DATA") or folder / "none")
+    if given.init_fresh and not given.init_from:
+        changes["init_fresh"] = ""
     for (key, value), file in DATA.items():
         section, field = key.split(".")
         if section not in given or given[section][field] != value or (there / file).exists():
@@ -126,9 +129,9 @@ def stand_ins(given, folder: pathlib.Path) -> dict[str, str]:
             lines = (f"{one} {words[-i]}.\t{one[::-1]} {words[i // 2][::-1]}.\n" for i, one in enumerate(words))
             path.write_text("".join(lines), encoding="utf-8")
         else:
-            arrays = {}
+            arrays, shape = {}, (32, 32, 3) if "cifar" in value else (28, 28)
             for part, n in (("train", 640), ("test", 320)):
-                arrays[f"x_{part}"] = (np.arange(n * 28 * 28) % 251).astype(np.uint8).reshape(n, 28, 28)
+                arrays[f"x_{part}"] = np.resize(np.arange(251, dtype=np.uint8), (n, *shape))
                 arrays[f"y_{part}"] = np.arange(n) % 10
             np.savez(path, **arrays)
     return changes
