@@ -32,9 +32,9 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
 
 
 def visible(text: str) -> str:
-    """The text with white space as symbols, unprintable or undrawable letters as their code, and a long end cut."""
+    """The text with white space as symbols, unprintable or undrawable letters as their code, and a long middle cut: names may differ at either end."""
     font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
-    drawn = text if len(text) <= MOST_LETTERS else text[: MOST_LETTERS - 1] + "…"
+    drawn = text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS // 2]}…{text[1 - MOST_LETTERS // 2 :]}"
     return "".join(
         SYMBOLS.get(c) or (c if c.isprintable() and font.get_char_index(ord(c)) else f"<{ord(c):x}>") for c in drawn
     )
