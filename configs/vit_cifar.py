@@ -3,7 +3,8 @@
 python launch.py --config configs/vit_cifar.py
 The images are downloaded from the Hugging Face hub once (pip install -e ".[hub]"). Or --config.image.source is yours: a
 folder with train/CLASS/*.png and test/CLASS/*.png, or an .npz with x_train, y_train, x_test, y_test.
-Settings were chosen on 5,000 images of the training part: 74.7 % of these after train.steps=7000 on the others, seed 0.
+Settings were chosen on 5,000 images of the training part. Of the test part 74.6 % are right, seed 0, after 15 minutes
+on two CPU cores.
 """
 
 from configs import base

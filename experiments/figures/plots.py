@@ -32,7 +32,8 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
 
 
 def visible(text: str) -> str:
-    """The text with white space as symbols, unprintable or undrawable letters as their code, and a long middle cut: names may differ at either end."""
+    """The text with white space as symbols, unprintable or undrawable letters as their code, and without its middle
+    where it is long: names may differ at either end."""
     font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
     drawn = text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS // 2]}…{text[1 - MOST_LETTERS // 2 :]}"
     return "".join(

@@ -259,7 +259,7 @@ def test_matrices_label_queries_and_keys_and_keep_the_last_tokens(drawing):
 def test_visible():
     assert plots.visible(" a\n\t\r") == "␣a↵⇥␍" and plots.name("a b") == "a b"
     assert plots.visible("\x00é漢") == "<0>é<6f22>"
-    assert plots.visible("x" * 14) == "x" * 14 and plots.visible("species number 12") == "species…ber 12"
+    assert plots.visible("x" * 14) == "x" * 14 and plots.visible("species number 12") == "species…ber␣12"
 
 
 def test_attention_that_does_not_fit_is_refused(drawing):
