@@ -44,12 +44,12 @@ def test_the_clock_saves_within_a_long_evaluation(tmp_path, monkeypatch):
             now += 60
             between()
             there.append([file.name.partition(".")[0] for file in (tmp_path / "run" / "checkpoints").iterdir()])
-        raise MemoryError
+        raise Killed
 
     monkeypatch.setattr(steps, "evaluator", lambda task, mesh: evaluate)
     dots.planned(monkeypatch, save_minutes=2.5)
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
-    with pytest.raises(MemoryError):
+    with pytest.raises(Killed):
         dots.launched(tmp_path, "--config.train.evaluate_every=2")
     assert there == [[], [], ["2"]] and dots.saved(tmp_path) == [2]
 
