@@ -1,6 +1,7 @@
 """A byte-level BPE of a run's own text (Sennrich et al. 2016; of bytes: Radford et al. 2019, section 2.2)."""
 
 import hashlib
+import itertools
 import pathlib
 import re
 from collections.abc import Iterable, Sequence
@@ -12,8 +13,9 @@ from experiments.engine import disk, errors, log
 
 BETWEEN = "<|endoftext|>"  # two documents, and after a text that is drawn
 MOST = 2**20  # words
-LONG = 2**25  # bytes of text, from which on it is told that it takes a while: 40 s on two cores
-VERSION = 1  # of what is in the cache
+LONG = 2**25  # bytes of text, from which on it is told that it takes a while: 3 s on two cores
+LEARNED = 2**30  # bytes of text from which it is learned, about; of more, every second, third ... document
+VERSION = 2  # of what is in the cache
 
 
 def size(name: str) -> int:
@@ -26,12 +28,16 @@ def size(name: str) -> int:
     return int(asked[1]) if asked else 0
 
 
-def train(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> dict[str, bytes]:
+def train(text: Iterable[bytes], *, words: int, specials: tuple[str, ...], every: int = 1) -> dict[str, bytes]:
     """The files of a tokenizer of so many words, by name, as `transformers` reads them, too; fewer where the text has
-    no more pairs. `text` as in Tokenizer.join. The same text gives the same files. UserError for text not in UTF-8."""
+    no more pairs. `text` as in Tokenizer.join. The same text gives the same files. UserError for text not in UTF-8.
+
+    every: learned from each document so far behind the one before; a long one counts as several.
+    """
     # The space before a hidden word belongs to it, as that before any other word does.
     added = [BETWEEN, *(AddedToken(special, lstrip=True, special=True) for special in specials)]
-    library = learned(tokenizer.documents(text), words=words, specials=added)
+    some = itertools.islice(tokenizer.documents(text), 0, None, every)
+    library = learned(some, words=words, specials=added)
     says = dict.fromkeys(("bos_token", "eos_token", "between_token"), BETWEEN)
     says |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     says |= {"mask_token": tokenizer.MASK} if tokenizer.MASK in specials else {}
@@ -54,9 +60,11 @@ def cached(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> p
     folder = disk.cache_folder() / "tokenizers" / hashlib.sha256(key).hexdigest()[:32]
     if (folder / "tokenizer.json").is_file():  # it is written last
         return folder
+    every = 1 + text.size // LEARNED
     if text.size >= LONG:
-        log.say(f"a BPE of {words:,} words is learned from {disk.size(text.size)} of text", "\n")
-    files = train(text, words=words, specials=specials)
+        some = f", from one of each {every} documents" if every > 1 else ""
+        log.say(f"a BPE of {words:,} words is learned from {disk.size(text.size)} of text{some}", "\n")
+    files = train(text, words=words, specials=specials, every=every)
     with disk.writing(folder, disk.OTHER_CACHE):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():

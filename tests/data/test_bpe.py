@@ -20,7 +20,7 @@ def made(folder, name: str = "bpe:300", **contents: bytes):
     return pretrained_tokenizer.make(name, found.train, specials=("[MASK]",), evaluation=found.evaluation), found.train
 
 
-def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_path, monkeypatch):
+def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_path, monkeypatch, capsys):
     words, part = made(tmp_path / "a")
     ids = words.join(part)
     assert 258 < words.size <= 300 and len(ids) < len(KING) / 4 and words.decode(ids) == KING.decode()
@@ -29,6 +29,12 @@ def test_words_are_learned_once_and_a_folder_with_its_files_has_the_same(tmp_pat
     again = bpe.train([KING[:7], KING[7:]], words=300, specials=("[MASK]",))
     assert again == words.files
     assert made(tmp_path / "c", "bpe:9000")[0].size < 400  # without more pairs
+    monkeypatch.setattr(bpe, "LONG", 1)
+    monkeypatch.setattr(bpe, "LEARNED", 2 * len(KING))
+    contents = {"train/1.txt": KING, "train/2.txt": KING[::-1], "train/3.txt": KING[::-1] + b" ", "train.txt": b""}
+    few, _ = made(tmp_path / "d", **contents)  # of three documents as long, the first and the third
+    assert "from one of each 2 documents" in capsys.readouterr().out
+    assert few.files == bpe.train([KING, b"\0", KING[::-1] + b" "], words=300, specials=("[MASK]",))
     monkeypatch.setattr(bpe, "train", None)
     same, _ = made(tmp_path / "b")  # the same text elsewhere
     assert same.files == words.files
