@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from experiments.engine import errors
 
 # GPT-2's rule ends a word wherever this one does, so that no token crosses such an end.
 WORD = re.compile(r" ?\S+|\s+(?!\S)|\s+")
+PIECE = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")  # that rule, of ASCII
 STRANGE = "\x1c\x1d\x1e\x1f"  # whitespace to Python alone
 REMEMBERED, LONG = 2**18, 99  # words, of some 260 bytes of memory each; characters of one that is not remembered
 MOST_PROCESSES = 8
@@ -38,22 +38,35 @@ class Words(dict):
     """word -> its ids as bytes, asked of the library where it is missing."""
 
     def __init__(self, library: tokenizers.Tokenizer, dtype: np.dtype):
-        self._library, self._dtype = library, dtype
+        self._library, self._dtype, self._pieces = library, dtype, {}
         added = (token.content for token in library.get_added_tokens_decoder().values())
         self._beyond = (*STRANGE, *added)  # what looks beyond a word, as an added token at the spaces beside it may
 
     def __missing__(self, word: str) -> bytes:
-        ids = np.array(self._library.encode(word, add_special_tokens=False).ids, self._dtype).tobytes()
-        if len(self) >= REMEMBERED:
-            self.clear()
-        if len(word) < LONG:
-            self[word] = ids
-        return ids
+        pieces = PIECE.findall(word) if word.isascii() else [word]
+        ids = b"".join([self._pieces.get(piece) or self._asked(piece) for piece in pieces])
+        return _remember(self, word, ids)
+
+    def _asked(self, text: str) -> bytes:
+        ids = np.array(self._library.encode(text, add_special_tokens=False).ids, self._dtype).tobytes()
+        return _remember(self._pieces, text, ids)
 
     def ids(self, texts: Iterable[str]) -> np.ndarray:
         """Those of all texts, in a row."""
-        words = ([text] if any(map(text.__contains__, self._beyond)) else WORD.findall(text) for text in texts)
-        return np.frombuffer(b"".join(map(self.__getitem__, itertools.chain.from_iterable(words))), self._dtype)
+        return np.frombuffer(b"".join(map(self._row, texts)), self._dtype)
+
+    def _row(self, text: str) -> bytes:
+        if any(map(text.__contains__, self._beyond)):
+            return self._asked(text)
+        return b"".join(map(self.__getitem__, WORD.findall(text)))
+
+
+def _remember(known: dict[str, bytes], word: str, ids: bytes) -> bytes:
+    if len(known) >= REMEMBERED:
+        known.clear()
+    if len(word) < LONG:
+        known[word] = ids
+    return ids
 
 
 def encoded(library: tokenizers.Tokenizer, parts: Iterable[Sequence[str]], dtype: np.dtype) -> Iterator[np.ndarray]:

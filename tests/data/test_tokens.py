@@ -46,6 +46,14 @@ def test_remembered_words_are_those_of_the_library(drawn):
         assert WORDS.ids([said]).tolist() == LIBRARY.encode(said, add_special_tokens=False).ids
 
 
+@hypothesis.given(st.text(st.sampled_from("stmdrevl'' \n\t1_.Z"), min_size=1))
+@hypothesis.example("can't 've  it''s x'll'd 12a_b'm\n\n 'S")
+@hypothesis.settings(deadline=None)
+def test_a_word_of_ascii_is_cut_as_the_library_cuts_it(drawn):
+    pieces = [drawn[begin:end] for _, (begin, end) in LIBRARY.pre_tokenizer.pre_tokenize_str(drawn)]
+    assert [one for word in byte_level.WORD.findall(drawn) for one in byte_level.PIECE.findall(word)] == pieces
+
+
 def test_what_the_words_would_be_cut_by_goes_to_the_library_itself():
     for change in (
         {"normalizer": {"type": "Lowercase"}},
