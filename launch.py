@@ -145,6 +145,7 @@ def asked(argv: list[str]) -> Command:
         right = by_name.ELSEWHERE | configs.flat(importlib.import_module("configs.base").common().to_dict())
         found = by_name.elsewhere(unknown[1], right) if unknown else []
         hint = f"; a setting is given as --config.{found[0]}=VALUE" if found else ""
+        hint += ", beside a smaller --config.optim.warmup_steps=LESS" * (found[:1] == ["train.steps"])
         raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
     group = distributed.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     several, bundle = group or DISTRIBUTED.value, REPLAY.value and pathlib.Path(REPLAY.value)

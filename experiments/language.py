@@ -89,11 +89,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         layout=models.layout(m, devices, W=W),
         **parts,
     )
-    show = (
-        filled(corpus, task, logits)
-        if hidden
-        else generated(settings, corpus, model, layouts.Layout(platform=mesh.backend(devices)))
-    )
+    over = layouts.Layout(platform=mesh.backend(devices))
+    show = filled(corpus, task, logits) if hidden else generated(settings, corpus, model, over)
     draw = functools.partial(figures, settings, corpus, task, show)
     return run.Work(task, draw, lambda *inputs: logits(*inputs)[0], corpus.tokenizer.files, lines=corpus.lines)
 

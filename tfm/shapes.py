@@ -60,7 +60,8 @@ def check(params: Any) -> dict[str, int]:
     sizes: dict[str, tuple[int, str]] = {}
     for where, leaf in flat(params).items():
         if len(letters(where)) != len(leaf.shape):
-            raise ShapeError(f"{where} has shape {leaf.shape}, but its name asks for the axes '{letters(where)}'")
+            asks = f"asks for the axes '{letters(where)}'" if letters(where) else "has no axes, as Uq_HKD has"
+            raise ShapeError(f"{where} has shape {leaf.shape}, but its name {asks}")
         for letter, n in zip(letters(where), leaf.shape, strict=True):
             known, source = sizes.setdefault(letter, (n, where))
             if known != n:

@@ -22,13 +22,8 @@ GIB = 2**30
 AT_ONCE = 2  # programs: compiling one takes one core
 INSTALL = 'pip install -e ".[aot]"'
 # libtpu looks for chips, and for others that use them, unless it is told not to; and warns of what it is not told.
-ENVIRONMENT = {
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_WORKER_ID": "0",
-}
+ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_SKIP_MDS_QUERY": "1"}
+ENVIRONMENT |= {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
 
 
 class Chip(NamedTuple):

@@ -32,6 +32,7 @@ HIDDEN = (".", "_")  # begin the names of files and folders that do not
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 COPIES = 8  # bytes in memory for each of text: strings have some 50 bytes beside their letters (measured: 6.5)
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
+HEADER = re.compile(r"(source|src)\t(target|tgt|trg)\b", re.IGNORECASE)  # of a table: no pair that says so
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
 PAD, BOS, EOS = range(len(SPECIALS))
 LEAST = len(SPECIALS) + 256  # ids: specials and bytes
@@ -151,6 +152,8 @@ def _pairs(file: files.File) -> Iterator[Pair]:
         yield from ((source, target) for source, target in zip(*sides, strict=True) if source and target)
         return
     for number, line in enumerate(_lines(file), 1):
+        if number == 1 and HEADER.match(line):
+            raise errors.UserError(f"{file.name}, line 1 is a header and no pair: leave it out")
         columns = line.split("\t")
         if len(columns) > 1 and all(sides := [column.strip() for column in columns[:2]]):
             yield tuple(sides)

@@ -56,13 +56,8 @@ def _hub(file: files.File, *fields: str) -> Iterator[Row]:
     return ((file.name, row) for row in file.open())
 
 
-KINDS: dict[str, Callable[..., Iterator[Row]]] = {
-    ".jsonl": _json,
-    ".ndjson": _json,
-    ".csv": _csv,
-    ".tsv": functools.partial(_csv, delimiter="\t"),
-    ".parquet": _parquet,
-}
+KINDS: dict[str, Callable[..., Iterator[Row]]] = {".jsonl": _json, ".ndjson": _json, ".csv": _csv}
+KINDS |= {".tsv": functools.partial(_csv, delimiter="\t"), ".parquet": _parquet}
 
 
 def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:

@@ -39,6 +39,7 @@ class Part:
     reads: tuple[Read, ...]
     size: int  # bytes; of what is held out of tables, about
     digest: str  # the same for the same documents
+    names: tuple[tuple[str, int], ...]  # of each: its file, and the byte of that with which it begins here
 
     def __iter__(self) -> Iterator[bytes]:
         begun = False
@@ -129,7 +130,9 @@ def _cut(name: str, text: Source) -> Text:
     if not 0 < at < text.size:
         raise errors.UserError(f"{name} holds too little text to keep a part of it for evaluation")
     ends = (0, at), (at, text.size)
-    return Text(name, *(_part([text._replace(read=functools.partial(_piece, text.read, *e))], e) for e in ends), "")
+    parts = (_part([text._replace(read=functools.partial(_piece, text.read, *e))], e) for e in ends)
+    share = f"{name}: its first {100 * at / text.size:.4g} % to train on, the rest to evaluate"
+    return Text(name, *parts, "" if name in NAMED else share)
 
 
 def _piece(read: Read, start: int, stop: int) -> Iterator[bytes]:
@@ -146,7 +149,8 @@ def _part(texts: Sequence[Source], ends: tuple[int, int] | None = None) -> Part:
     """ends: where the part of a single document begins and ends."""
     size = ends[1] - ends[0] if ends else sum(text.size for text in texts)
     digest = hashlib.sha256(repr([*(text.digest.hex() for text in texts), ends]).encode())
-    return Part(tuple(text.read for text in texts), size, digest.hexdigest())
+    names = tuple((text.file.name, ends[0] if ends else 0) for text in texts)
+    return Part(tuple(text.read for text in texts), size, digest.hexdigest(), names)
 
 
 def _as_named(name: str, named: Mapping[str, Sequence[files.File]], field: str) -> Text:

@@ -187,20 +187,21 @@ def _check_kind(kind: str) -> None:
 
 
 def decoded(text: Iterable[bytes]) -> Iterator[str]:
-    """The pieces of a text as characters."""
-    decoder, n, first = codecs.getincrementaldecoder("utf-8")(), 0, 0  # bytes before the piece; before its document
+    """The pieces of a text as characters. UserError for what is not UTF-8, with its file where the text has `names`."""
+    decoder, number, at = codecs.getincrementaldecoder("utf-8")(), 0, 0  # documents before this one, and bytes of it
     for piece in itertools.chain(text, [b""]):
         rest = decoder.getstate()[0]  # of a character that the piece before had in part
         try:
             yield decoder.decode(piece, final=not piece)
         except UnicodeDecodeError as error:
-            before = piece[: max(error.start - len(rest), 0)]
-            first = n + before.rindex(b"\0") + 1 if b"\0" in before else first
+            *ended, begun = (rest + piece)[: error.start].split(b"\0")
+            name, first = text.names[number + len(ended)] if hasattr(text, "names") else ("a document", 0)
+            at = first + len(begun) + (0 if ended else at - len(rest))
             near = (rest + piece)[max(error.start - 20, 0) : error.start + 20]
-            wrong = f"a document is not UTF-8 text (byte {n - len(rest) + error.start - first}, near {near!r})"
+            wrong = f"{name} is not UTF-8 text (byte {at}, near {near!r})"
             raise errors.UserError(f"{wrong}: use the 'bytes' tokenizer for it") from error
-        first = n + piece.rindex(b"\0") + 1 if b"\0" in piece else first
-        n += len(piece)
+        number, cut = number + piece.count(b"\0"), piece.rfind(b"\0")
+        at = at + len(piece) if cut < 0 else len(piece) - cut - 1
 
 
 def documents(text: Iterable[bytes]) -> Iterator[str]:

@@ -192,14 +192,11 @@ def _own(what: str, name: str, module: str, *parts: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if not f"{module}.".startswith(f"{error.name}."):  # it imports something that is not there
                 raise
-            places = dict.fromkeys(
-                os.path.abspath(folder)
-                for folder in sys.path
-                if own(f"{folder}{os.sep}") and os.path.isdir(folder or ".")
-            )
+            folders = [one for one in sys.path if own(f"{one}{os.sep}") and os.path.isdir(one or ".")]
+            places = ", ".join(dict.fromkeys(map(os.path.abspath, folders)))
             raise errors.UserError(
                 f"{where}: there is no {module.replace('.', os.sep)}.py in the working directory, beside the config (if"
-                f" that is a .py) or elsewhere on Python's path, which are here {', '.join(places)}"
+                f" that is a .py) or elsewhere on Python's path, which are here {places}"
             ) from error
     file = getattr(loaded, "__file__", None)
     alike = [pathlib.Path(folder, *module.split(".")).with_suffix(".py") for folder in sys.path if file and not known]

@@ -189,14 +189,14 @@ def _means(pattern: str, name: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}/*")
 
 
-def check_frozen(frozen: Sequence[str], params: Any) -> None:
-    """UserError for a pattern that means no parameter, or where none is left to train."""
+def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ()) -> None:
+    """UserError for a pattern that means no parameter, or where, behind those before it, none is left to train."""
     names = shapes.flat(params)
     for pattern in frozen:
         if not any(_means(str(pattern), name) for name in names):
             hint = by_name.nearest(str(pattern), names)
             raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
-    if not any(jax.tree.leaves(trained(params, frozen))):
+    if not any(jax.tree.leaves(trained(params, [*before, *frozen]))):
         raise errors.UserError("optim.frozen leaves nothing to train")
 
 

@@ -268,7 +268,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     params, frozen = jax.eval_shape(task.init, jax.random.key(0)), [*task.frozen, *settings.optim.frozen]
     mesh.check_layout(devices, task.layout, params, task.train[0])
     if frozen:
-        optim.check_frozen(settings.optim.frozen, params)
+        optim.check_frozen(settings.optim.frozen, params, before=task.frozen)
         loss = optim.held(task.loss_and_metrics, frozen, running=step.RUNNING)
         task = task._replace(loss_and_metrics=loss, frozen=frozen)
     if t.keep_best and t.keep_best not in measured(task):
@@ -318,6 +318,8 @@ def optimiser(
     numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
     """
     o = settings.optim
+    if o.name not in optim.NAMED and callable(getattr(optax, o.name, None)):
+        raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
     rule = by_name.choose("optimiser", o.name, optim.NAMED)
     takes = optim.takes(rule)
     values = {name: getattr(o, name) for name in ("learning_rate", "warmup_steps", "clip", *takes.values())}
@@ -326,13 +328,9 @@ def optimiser(
         if values.get(name, 0) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
     values |= numbers
-    rate = optim.schedule(
-        o.schedule,
-        peak=values["learning_rate"],
-        steps=settings.train.steps,
-        warmup_steps=o.warmup_steps,
-        final_fraction=1.0 if o.schedule == "constant" or ":" in o.schedule else o.final_fraction,
-    )
+    final = 1.0 if o.schedule == "constant" or ":" in o.schedule else o.final_fraction
+    how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps, "final_fraction": final}
+    rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)
     given = {argument: values[name] for argument, name in takes.items()}
     made = optim.own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)
     return rate, optax.masked(made, functools.partial(optim.trained, frozen=frozen)) if frozen else made

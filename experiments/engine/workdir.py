@@ -61,6 +61,7 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
     """Inside, no other run can be in this folder, which is made where it is not there. UserError where another run
     holds it (naming that one), or it cannot be written. The system lets go of the lock however the process ends."""
     try:
+        new = [one for one in (folder, *folder.parents) if not os.path.exists(one)]
         folder.mkdir(parents=True, exist_ok=True)
         lock, alone = _locked(folder)
     except OSError as error:
@@ -73,6 +74,8 @@ def hold(folder: pathlib.Path) -> Iterator[None]:
                 os.unlink(folder / LOCK)  # before another one can have it
         with contextlib.suppress(OSError):  # a mounted drive may be gone
             os.close(lock)
+            for one in new:  # which goes again, where nothing was put into it
+                one.rmdir()
 
 
 def _is_at(file: int, path: pathlib.Path) -> bool:

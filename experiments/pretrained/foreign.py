@@ -69,7 +69,11 @@ def translated(
 ) -> dict[str, np.ndarray]:
     """Our arrays by path, of theirs. what: begins an error."""
     theirs = traverse_util.flatten_dict(dict(arrays), sep="/")
-    theirs = {name: np.asarray(array, np.float32) for name, array in theirs.items()}
+    for name, array in theirs.items():
+        try:
+            theirs[name] = np.asarray(array, np.float32)
+        except (TypeError, ValueError) as error:
+            raise errors.UserError(f"{what}: {name} is no array of numbers ({error})") from error
     flat = {path: theirs.pop(path) for path in expected.keys() & theirs.keys() - mapping.keys()}
     lines = []
     for name, (axes, *ours) in mapping.items():

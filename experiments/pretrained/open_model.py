@@ -23,7 +23,7 @@ from tfm.attention import mask as masks
 # What a model can do, by its kind. A run of another experiment has that one's name for its kind.
 DOES = {
     "causal": "predicts the next word",
-    "prefix": "predicts the next word after a prefix",
+    "prefix": "goes on with a prefix",
     "masked": "fills hidden words in",
     "classes": "tells the classes of texts",
     "tokens": "tells the class of each word",
@@ -119,8 +119,12 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     file = _llama2c_file(where)
     if file is not None:
         return _llama2c(file)
-    if where.is_dir() and not (where / "config.json").exists() and list(where.glob("*/config.json")):
-        raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
+    if where.is_dir() and not (where / "config.json").exists():
+        if list(where.glob("*/config.json")):
+            raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
+        for up in (where, *where.parents[:2]):  # of RUN/checkpoints/30/state
+            if up.name == "checkpoints" and (up.parent / "config.json").exists():
+                raise errors.UserError(f"{path} is a part of {up.parent}: give that, and its newest state is opened")
     config = saved(where / "config.json").get("config")
     if not isinstance(config, dict) or "experiment" not in config:
         return _published(where, hub.read(where))
@@ -216,8 +220,8 @@ def _llama2c(path: pathlib.Path) -> Trained:
 
 
 def expect(model: Trained, *kinds: str, whole: bool = True) -> None:
-    """UserError unless the model is of one of these kinds (the first names what is needed), and has a head (whole)."""
-    wanted = DOES[kinds[0]]
+    """UserError unless the model is of one of these kinds, and has a head (whole)."""
+    wanted = " or ".join(DOES[kind] for kind in kinds)
     if model.kind not in kinds:
         does = DOES[model.kind] if model.kind in DOES else f"is of the experiment {model.kind}"
         raise errors.UserError(f"a model that {wanted} is needed here, and the one in {model.path} {does}")

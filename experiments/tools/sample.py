@@ -73,6 +73,8 @@ def run(
     config.at_least(1, {"samples": samples}, most=MOST)
     config.check_seed(seed)
     config.check_seed(seed + samples - 1)
+    if samples > 1 and temperature == 0:
+        raise errors.UserError(f"with temperature = 0 all {samples} samples would be the same: choose one above 0")
     if json and not topology:
         raise errors.UserError("--json is for --topology: a file for what the compiler says")
     chance = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}

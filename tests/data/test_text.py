@@ -126,3 +126,13 @@ def test_characters_are_made_piece_by_piece_and_none_is_cut():
             with pytest.raises(errors.UserError, match=rf"not UTF-8 text .byte {len(before)}, near"):
                 wrong = b"\0" + before + b"\xb6" + document
                 tokenizer.make("characters", [wrong[at : at + chunk] for at in range(0, len(wrong), chunk)])
+
+
+def test_what_is_not_utf8_is_told_by_its_file_and_byte(tmp_path):
+    write(tmp_path, a=KING, b="é".encode() + b"\xff", c=KING * 99 + b"\xff")
+    for part, told in (
+        (text.whole(str(tmp_path)), "/b is not UTF-8 text .byte 2,"),
+        (text.load(str(tmp_path / "c")).evaluation, f"/c is not UTF-8 text .byte {99 * len(KING)},"),
+    ):
+        with pytest.raises(errors.UserError, match=told):
+            list(tokenizer.decoded(part))

@@ -187,7 +187,7 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     text.write_bytes(b"to be or not to be")
     told("evaluation part has 2 tokens", "needs 9")
     text.write_bytes(tiny.TEXT + b"\xff\xfe" + tiny.TEXT)
-    told("not UTF-8", "1180", "bytes", more=["--config.text.tokenizer=characters"])
+    told(f"{text} is not UTF-8", "1180", "bytes", more=["--config.text.tokenizer=characters"])
     text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
     told(str(text), "is a PNG image, not text", "leave it out")
     text.write_bytes(bytes(range(32, 122)))

@@ -111,6 +111,13 @@ def test_what_cannot_be_adapted(lora, sentence):
     assert sentence in str(raised.value)
 
 
+def test_frozen_adapters_leave_nothing_to_train():
+    settings, work = small("2:mlp,head")
+    settings = settings.changed({"optim.frozen": ["lora"]})
+    with pytest.raises(errors.UserError, match="optim.frozen leaves nothing to train"):
+        run.plan(settings, adapters.adapted(settings, work).task, mesh.make(data=1))
+
+
 def test_without_a_trained_model_there_is_nothing_to_adapt(tmp_path):
     told = dots.launched(tmp_path, "--config.optim.lora=2:G_CD")
     assert told.code == 2 and "optim.lora adapts a trained model: say which one with init_from" in told.err

@@ -89,6 +89,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(run, tmp_path):
         ({}, {"more": np.zeros(3)}, r"more \(3,\) is left over"),
         ({}, {name: None}, f"{name} .* is missing"),
         ({}, {name: np.zeros((5, 7))}, f"{name} has shape"),
+        ({}, {name: "a text"}, f"{name} is no array of numbers"),
         ({}, {"norm/gain_D": np.zeros(5)}, r"norm/gain_D has shape \(5,\) and not"),
         ({}, {"blocks/norm1/gain_D": None}, "blocks/norm1/gain_D .* is missing"),
         ({"odd": ("D", "blocks/norm/gain_D")}, {}, "its model has no blocks/norm/gain_D"),

@@ -75,6 +75,7 @@ def test_check_finds_the_size_of_every_letter():
         ({"a": {"U_HK": (2,)}}, r"^a/U_HK has shape \(2,\), but its name asks for the axes 'HK'$"),
         ({"a": {"U_HK": (2, 3, 5)}}, r"^a/U_HK has shape \(2, 3, 5\), but"),
         ({"a": {"U_HK": ()}}, r"^a/U_HK has shape \(\), but"),
+        ({"a": {"U": (2, 3)}}, r"^a/U has shape \(2, 3\), but its name has no axes, as Uq_HKD has$"),
         ({"blocks": {"b_HK": (2, 3)}}, "blocks/b_HK has shape .* asks for the axes 'MHK'"),
         ({"blocks": {"a_H": (3, 2), "b_H": (5, 2)}}, "M is 5"),
     ],

@@ -184,6 +184,7 @@ def test_stories260k_tells_its_story_and_so_does_its_export(tmp_path):
     ("settings", "words"),
     [
         ({"prompt": "A", "samples": 0}, "samples must be at least 1, and 0 is not"),
+        ({"prompt": "A", "samples": 2, "temperature": 0.0}, "temperature = 0 all 2 samples would be the same"),
         ({"prompt": "A", "repetition_penalty": 0.0}, "penalty must be a positive number"),
         ({"prompt": "A king", "max_new_tokens": -1}, "max_new_tokens"),
         ({"prompt": "A king", "max_new_tokens": 1_000_001}, "max_new_tokens must be at most 1,000,000"),
@@ -207,6 +208,7 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run, tmp_path):
 
     assert "--checkpoint=PATH" in refusal(prompt="A")
     assert "there is no" in told(tmp_path / "absent") and "config.json" in told(tmp_path)
+    assert f"part of {run}: give that" in told(run / "checkpoints" / "2" / "state")
     copy = shutil.copytree(run, tmp_path / "a")
     (copy / "tokenizer.json").unlink()
     assert "has neither tokenizer.json nor" in told(copy)
