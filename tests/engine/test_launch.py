@@ -111,7 +111,7 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
     [
         ("--config=a.json train.steps=3", 'what is "train.steps=3"? Settings are given as --config.key=value'),
         ("vit", 'what is "vit"? Settings are given as --config.key=value, and a config as --config vit'),
-        ("--config=vit --steps=3", "flag 'steps'; a setting is given as --config.train.steps=VALUE, beside a smaller --config.optim.warm"),
+        ("--config=vit --steps=3", "--config.train.steps=VALUE, beside a smaller --config.optim.warmup_steps=LESS"),
         ("--config=vit --dropout 3", "flag 'dropout'; a setting is given as --config.model.dropout=VALUE"),
         ("--config=vit --config.model.n_layer=3", 'unknown config key "model.n_layer" (did you mean "model.M"?)'),
         ("--config=vitt", 'there is no config file vitt (did you mean "vit"?)'),

@@ -45,7 +45,7 @@ def test_a_run_keeps_what_its_use_needs(run_of):
 
 def test_what_does_something_else_is_refused(run_of):
     for tool, kind, sentence in (
-        (sample, "masked", "a model that predicts the next word or goes on with a prefix is needed here, and the one in"),
+        (sample, "masked", "a model that predicts the next word or goes on with a prefix is needed here"),
         (sample, "image", "tells the classes of images"),
         (fill, "causal", "fills hidden words in is needed"),
         (classify, "causal", "tells the class of each word is needed here, and the one in"),
