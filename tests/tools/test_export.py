@@ -206,7 +206,7 @@ def test_what_the_family_does_not_have_is_named(tmp_path):
     out = tmp_path / "out"
     for run, family, sentence in (
         ("text", "llama", "model.norm is 'token' and not 'rms'"),
-        ("text", "bert", "fills hidden words in is needed"),
+        ("text", "bert", "fills hidden words in or tells the classes of texts or"),
         ("text", "gpt_bigcode", "model.G is 2 and not 4"),
         ("text", "gpt3", "the right ones are: gpt2, gpt_bigcode, bert"),
         ("text", "experiments.pretrained.gpt2:FAMILY", "the right ones are: gpt2, gpt_bigcode, bert"),
