@@ -155,10 +155,10 @@ def of_study(conditions: Sequence[statistics.Condition]) -> str:
     for i, each in enumerate(zip(*(condition.compared for condition in conditions), strict=True)):
         alike.setdefault(tuple(one.difference.kind for one in each), []).append(i)
     sentences += [_group(kinds, arms, conditions) for kinds, arms in alike.items()]
-    if len(conditions) > 1 and conditions[0].family == "condition":
-        sentences += ["Each interval is corrected within its condition, not for the number of conditions."]
-    elif conditions[0].together > 1 and any(one.interval for one in verdicts):
-        sentences += [f"The intervals hold at 95 % for {together(conditions[0])}."]
+    if len(conditions) > 1:
+        alone = "Each interval is corrected within its condition, not for the number of conditions."
+        every = f"All intervals hold at 95 % for {together(conditions[0])}."
+        sentences += [alone if conditions[0].family == "condition" else every]
     places: dict[str, list[str]] = {}  # where an arm's data are not the reference's
     for condition in conditions:
         for one in condition.arms:
