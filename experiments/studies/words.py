@@ -228,14 +228,14 @@ def of_power(study: studies.Study, conditions: Sequence[statistics.Condition], f
     if n < inference.FEWEST:
         return f"power: {seeds([n])} can show no difference, which takes {inference.FEWEST}"
     least = inference.detectable(n, m)
-    needed = " and ".join(f"{inference.seeds_for(effect, m)} seeds one of {effect}" for effect in (1, 2))
+    needed = listed(f"one of {effect} takes {inference.seeds_for(effect, m)} seeds" for effect in (1, 2))
     found = []
     for one in conditions:
         if std := [arm.difference.std for arm in one.compared if arm.difference.std]:
             reach = " to ".join(dict.fromkeys(number(least * x) for x in (min(std), max(std))))
             found.append(f"{reach} in {one.metric}{_where([one.name], conditions)}")
     return (
-        f"power: with probability {inference.POWER} {seeds([n])} show a difference of {least:.2g} standard deviations "
-        f"of the paired difference, for {together(conditions[0])}; {needed}"
+        f"power: {seeds([n])} show a difference of {least:.2g} standard deviations of the paired difference with "
+        f"probability {inference.POWER}, for {together(conditions[0])}; {needed}"
         + (f"\nwith those of the runs in {folder}: {'; '.join(found)}" if found else "")
     )

@@ -113,6 +113,41 @@ def test_what_diverged_is_named_with_a_warning(tmp_path):
     )
 
 
+def test_what_is_said_where_there_is_no_verdict_on_the_mean(tmp_path):
+    """Stuck seeds, a ceiling, and equality within a margin, whose interval is 0 +- 3.182446 0.0115470 / 2."""
+    study = study_folder.study(("stuck", "same", "near", "base"), seeds=range(4), margin=0.02, correction="condition")
+    near = [x + d for x, d in zip(BASE, (-0.01, 0.01, -0.01, 0.01), strict=True)]
+    study_folder.losses(tmp_path, "all", {"stuck": [1.0, 3.0, 1.01, 1.02], "near": near, "base": BASE})
+    only = study._replace(arms=study.arms[2:])
+    (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
+    said = '"near" (between 0.0184 better and 0.0184 worse, 95 %, 4 seeds).'
+    assert f"Equal within 0.02, in which the whole interval lies: {said}" in words.of_condition(condition)
+    assert words.of_study([condition]) == 'Against "base", 4 seeds. "near": equal within 0.02.'
+    only = study._replace(arms=[study.arms[0], study.arms[3]])
+    (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
+    rate = '"stuck" (1 of 4 did not leave the plateau, a rate of 0.01 to 0.81, 95 %; of "base" 0 of 4).'
+    assert words.of_condition(condition).endswith(f"In two clusters, so that the mean is not the question here: {rate}")
+    assert tables.of_condition(condition).rows[0][5:8] == ["+0.3575", "in two clusters", "-"]
+    study_folder.losses(tmp_path / "x", "all", {"same": [0.0] * 4, "base": [0.0] * 4})
+    only = study._replace(arms=[study.arms[1], study.arms[3]])
+    (condition,) = statistics.analyse(only, runs.load(tmp_path / "x", only))
+    ceiling = "At the ceiling in every seed, as the reference, where a difference cannot be seen:"
+    assert words.of_condition(condition).endswith(f'{ceiling} "same" (4 seeds).')
+
+
+def test_what_seeds_can_show_before_they_are_trained(tmp_path):
+    study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=range(5))
+    assert words.of_power(study, statistics.analyse(study, []), None) == (
+        "power: 5 seeds show a difference of 2.5 standard deviations of the paired difference with probability 0.8, "
+        "for the 4 comparisons of this study together; one of 1 takes 15 seeds, one of 2 takes 7 seeds"
+    )
+    study_folder.losses(tmp_path, "y", {"a": [1.1, 1.3, 1.5], "b": [1.3, 1.7, 2.1], "base": [1.0, 1.1, 1.2]})
+    text = words.of_power(study, statistics.analyse(study, runs.load(tmp_path, study)), "runs/a")
+    assert text.endswith("\nwith those of the runs in runs/a: 0.2477 to 0.7430 in eval/loss in y")
+    few = study._replace(seeds=[0, 1])
+    assert words.of_power(few, statistics.analyse(few, []), None).startswith("power: 2 seeds can show no difference")
+
+
 def test_the_whole_study_says_where_and_how_far(tmp_path):
     ends = {"a": HIGH, "b": HIGH, "base": BASE}
     first, second = analysed(tmp_path, ends, condition="x"), analysed(tmp_path, ends | {"b": BASE}, condition="y")
