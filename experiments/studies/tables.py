@@ -100,10 +100,8 @@ def _power(arms: Sequence[statistics.Arm]) -> list[str]:
     least = " to ".join(dict.fromkeys([factors[-1], factors[0]]))
     shown = words.listed(f"{name} {words.number(one.detectable)}" for name, one in of.items())
     paired = words.listed(f"{name} {one.correlation:.2f}" for name, one in of.items() if one.correlation is not None)
-    shows = (
-        f"with probability {inference.POWER} these seeds show a difference of {least} standard deviations of the pairs"
-    )
-    return [f"Power: {shows}: {shown}." + (f" Correlation of the pairs: {paired}." if paired else "")]
+    note = f"Power: these seeds show {least} standard deviations of the paired difference with probability"
+    return [f"{note} {inference.POWER}: {shown}." + (f" Correlation of the pairs: {paired}." if paired else "")]
 
 
 def overview(conditions: Sequence[statistics.Condition]) -> Table | None:

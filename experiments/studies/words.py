@@ -213,7 +213,7 @@ def of_past(study: studies.Study, past: plan.Past) -> list[str]:
         more = f" and {len(gone) - LISTED} more" if len(gone) > LISTED else ""
         counted = "Planned in this folder before, left out now, and counted among the comparisons"
         sentences += [f"{counted}: {'; '.join(gone[:LISTED])}{more}."]
-    if past.share > 1:
+    if past.share > 1 + 1e-9:  # a sum of shares
         sentences += [
             f"Verdicts were read over {len(past.looks)} different sets of seeds, for which study.looks did not allow: "
             f"the level no longer holds, and what is said to differ does so by chance in up to {5 * past.share:.3g} % "

@@ -234,7 +234,7 @@ def test_the_table_of_a_condition(tmp_path, condition):
     assert table.rows[1][5:] == ["reference", "-", "-", "1,000 (4 of 4)", "-"]
     # 80 % of t of 4 pairs, noncentral, are above its 97.5 %
     assert table.notes[1] == (
-        "Power: with probability 0.8 these seeds show a difference of 2.1 standard deviations of the pairs: "
+        "Power: these seeds show 2.1 standard deviations of the paired difference with probability 0.8: "
         '"high" 0.0174. Correlation of the pairs: "high" 1.00.'
     )
     assert "Steps to 2: where eval/loss comes to it" in table.notes[2] and "(1,000 steps apart)" in table.notes[2]
