@@ -219,7 +219,8 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     if not command.dry_run:
         when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         folder = pathlib.Path(command.workdir or pathlib.Path("runs") / pathlib.Path(file).stem / when)
-    return functools.partial(workdir.outlive, functools.partial(work, settings, folder), folder), folder
+    earlier = [pathlib.Path(command.workdir)] if command.dry_run and command.workdir and not trains else []
+    return functools.partial(workdir.outlive, functools.partial(work, settings, folder, *earlier), folder), folder
 
 
 def trained(
@@ -241,9 +242,11 @@ def trained(
     return runs.run(settings, folder, work, devices)
 
 
-def studied(experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None) -> runs.Result | None:
-    """What an experiment that does all by itself does."""
-    return experiment.run(warm_start.adopted(settings, folder), folder)
+def studied(
+    experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None = None
+) -> runs.Result | None:
+    """What an experiment that does all by itself does; earlier: the folder given to a dry run."""
+    return experiment.run(warm_start.adopted(settings, folder), folder, earlier)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Does attention need two matrices? Five scores x 5 seeds, for the next and for hidden characters of Shakespeare.
 
 python launch.py --config configs/qk_ablation.py --workdir runs/qk
-730 s on two cores, 50 runs. Loss against asymmetric's, 95 % intervals for all four together: causal (1.842 nats) tied
-+0.113 (+0.084 to +0.143), none +0.598, symmetric_init +0.013 (-0.021 to +0.047); masked (1.911) tied +0.381 (+0.012 to
-+0.751), none +1.170, symmetric_init +0.058 (-0.156 to +0.272). More of it in docs/qk_results.md.
+730 s on two cores, 50 runs. Loss against asymmetric's, 95 % intervals for all eight together: causal (1.842 nats) tied
++0.113 (+0.077 to +0.149), none +0.598, symmetric_init +0.013 (-0.028 to +0.054); masked (1.911) tied +0.381 (-0.070 to
++0.832), none +1.170, symmetric_init +0.058 (-0.203 to +0.319). More of it in docs/qk_results.md.
 """
 
 from configs import base

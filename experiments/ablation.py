@@ -16,7 +16,7 @@ from experiments.compiler import report as compiler_report
 from experiments.engine import compilation, disk, errors, log, mesh, signals, workdir
 from experiments.engine import config as configs
 from experiments.engine import run as single
-from experiments.studies import programs, progress, study
+from experiments.studies import plan, programs, progress, statistics, study, words
 from experiments.studies import report as reports
 
 TOO_EARLY = "stopped before anything was trained; a report that is there stays as it was"
@@ -33,11 +33,17 @@ def config() -> dict[str, ConfigDict]:
     study.seeds = [0, 1, 2, 3, 4]  # the same for all arms: differences are paired by seed
     study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
     study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
+    study.margin = 0.0  # "equal" is said where the interval lies within this, 0: never; a condition may have its own
+    study.correction = "study"  # intervals hold for all arms x conditions together; "condition": for the arms of each
+    study.looks = 1  # how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all
     return {"study": study}
 
 
-def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Result | None:
-    """Train what is not trained yet, and write the report; without a folder, only show what there would be to do.
+def run(
+    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None = None
+) -> single.Result | None:
+    """Train what is not trained yet, and write the report; without a folder, only show what there would be to do, and
+    what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     UserError for a seed beside the study's, and for several processes.
@@ -54,6 +60,8 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         waiting = checked(every, asked, devices)
         for one in waiting:
             print(one, flush=True)
+        conditions = reports.analysed(earlier, asked)[1] if earlier else statistics.analyse(asked, [])
+        print(words.of_power(asked, conditions, earlier))
         if compilation.described.get():
             dearest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
             print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
@@ -64,6 +72,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
         waiting = checked(unfinished(every, finished, folder), asked, devices, lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, runs)
+        plan.record(folder, asked)
         workdir.keep_sources(folder, settings.sources())
         for run in runs:
             if run.name not in finished:  # a result of other steps, or a damaged one

@@ -23,6 +23,9 @@ def study(
     seeds: Sequence[int] = (0, 1, 2, 3, 4),
     metric: str = "eval/loss",
     threshold: float = 0.0,
+    margin: float = 0.0,
+    correction: str = "study",
+    looks: int = 1,
 ) -> studies.Study:
     """The last arm is the reference."""
     return studies.Study(
@@ -33,6 +36,9 @@ def study(
         reference=arms[-1],
         metric=dict.fromkeys(conditions, metric),
         threshold=dict.fromkeys(conditions, threshold),
+        margin=dict.fromkeys(conditions, margin),
+        correction=correction,
+        looks=looks,
     )
 
 

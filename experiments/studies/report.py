@@ -18,7 +18,7 @@ import jinja2
 import markupsafe
 
 from experiments.engine import disk, log
-from experiments.studies import figures, runs, statistics, tables, words
+from experiments.studies import figures, inference, plan, runs, statistics, tables, words
 from experiments.studies import study as studies
 
 SECTIONS = {"Training": ["course"], "Paired differences": ["differences"]}  # of the page: heading -> the figures in it
@@ -31,9 +31,11 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     what: of the session that writes it, {"config": the study's, resolved, "versions", "device": a line, "commit"}.
     UserError where a run's files are damaged, or have not measured what the study compares.
     """
-    finished = runs.load(folder, study)
-    conditions = statistics.analyse(study, finished)
-    numbers = record(study, conditions, finished, what)
+    finished, conditions, past = analysed(folder, study)
+    if seeds := statistics.judged(conditions):
+        plan.look(folder, study, seeds)
+        past = plan.read(folder)
+    numbers = record(study, conditions, finished, what, past)
     pictures = figures.draw(folder, study, conditions, finished)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     content = {"title": title, "record": numbers, "conditions": conditions, "figures": pictures}
@@ -45,12 +47,28 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     return [folder / "report.json", *files, *(one.file for one in pictures)]
 
 
-def record(study: studies.Study, conditions: list[statistics.Condition], finished: list[runs.Run], what: dict) -> dict:
+Analysed = tuple[list[runs.Run], list[statistics.Condition], plan.Past]
+
+
+def analysed(folder: pathlib.Path, study: studies.Study) -> Analysed:
+    """The finished runs, their numbers, and what was ever planned in the folder."""
+    finished, past = runs.load(folder, study), plan.read(folder)
+    return finished, statistics.analyse(study, finished, past), past
+
+
+def record(
+    study: studies.Study,
+    conditions: list[statistics.Condition],
+    finished: list[runs.Run],
+    what: dict,
+    past: plan.Past = plan.NOTHING,
+) -> dict:
     """report.json, the whole study in numbers; what cannot be said (an interval of two seeds) is null:
 
     {
       "experiment", "reference", "seeds",
       "verdict": one paragraph on the study,
+      "looks": how many different sets of seeds verdicts were read over,
       "finished_runs", "planned_runs",
       "missing":  [{"condition", "arm", "seed"}],
       "diverged": [{"condition", "arm", "seed", "step": null where the end was reached with a number not finite}],
@@ -92,16 +110,21 @@ def record(study: studies.Study, conditions: list[statistics.Condition], finishe
         "experiment": study.experiment,
         "reference": study.reference,
         "seeds": study.seeds,
-        "verdict": words.of_study(conditions),
+        "verdict": _verdict(study, conditions, past),
+        "looks": len(past.looks),
         "finished_runs": len(finished),
         "planned_runs": len(finished) + len(missing),
         "missing": missing,
         "diverged": diverged,
         "conditions": fields,
         "ran": ran,
-        "what": {**what, "versions": {**(what.get("versions") or {}), **statistics.LIBRARY}},
+        "what": {**what, "versions": {**(what.get("versions") or {}), **inference.LIBRARY}},
     }
     return finite(whole)
+
+
+def _verdict(study: studies.Study, conditions: list[statistics.Condition], past: plan.Past) -> str:
+    return " ".join([words.of_study(conditions), *words.of_past(study, past)])
 
 
 def finite(value: Any) -> Any:
@@ -144,12 +167,12 @@ def plain(text: str) -> markupsafe.Markup:
 
 def text(folder: pathlib.Path, study: studies.Study) -> str:
     """The tables and verdicts of the finished runs, for a terminal."""
-    conditions = statistics.analyse(study, runs.load(folder, study))
+    _, conditions, past = analysed(folder, study)
     parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in conditions]
     overview = tables.overview(conditions)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
     blocks = [f"{name}\n{tables.aligned(table)}\n\n{_wrapped(below, '  ')}" for name, table, below in parts]
-    return "\n\n".join([*blocks, _wrapped(words.of_study(conditions), "")]).translate(log.CONTROL)
+    return "\n\n".join([*blocks, _wrapped(_verdict(study, conditions, past), "")]).translate(log.CONTROL)
 
 
 def _wrapped(text: str, indent: str) -> str:

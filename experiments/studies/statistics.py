@@ -1,32 +1,32 @@
 """The numbers of a study: spread over seeds, differences paired by seed and their intervals, steps to a threshold.
 
-Pure functions of the runs. Student's t on paired differences, by scipy; Bonferroni over the comparisons of a condition.
-report.json has these fields under these names.
+Pure functions of the runs, and of what was ever planned in the study's folder. report.json has these fields under these
+names.
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy
 from scipy import stats
 
 from experiments.engine import checkpoint
+from experiments.studies import inference, plan
 from experiments.studies import runs as finished
 from experiments.studies import study as studies
 
 Runs = list[finished.Run]
-LIBRARY = {"scipy": scipy.__version__}  # whose t distribution it is
-LEVEL = 0.95  # of all intervals of a condition together
-FEWEST = 3  # pairs below which there is no interval and no verdict
+Curves = Mapping[int, Mapping[int, float]]  # seed -> step -> value
 ROUNDING = float(np.finfo(np.float32).eps)  # what metrics are computed in: a spread below this, relative, is none
+BEST = {"less": 0.0, "more": 1.0}  # of the metrics there are: loss, accuracy, explained
 
 # What is known of an arm against the reference: its kind.
 WORSE, BETTER, OPEN = "worse", "better", "no difference found"
-SAME, CONSTANT, FEW = "identical", "the same difference in every seed", "too few seeds"
+SAME, CEILING, EQUAL, FEW = "identical", "at the ceiling", "equal within the margin", "too few seeds"
+UNSTABLE, STUCK = "unstable", "in two clusters"  # the mean would not tell what happened
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,34 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Arm minus reference, paired by seed. Without intervals and p where there are fewer than three pairs, or where
-    the differences do not vary by more than rounding."""
+    """Arm minus reference, paired by seed. Without intervals and p where there are fewer than three pairs, where the
+    differences do not vary by more than rounding, and where the mean would not tell what happened."""
 
     by_seed: dict[int, float]
     mean: float | None
     std: float | None
     n: int
-    interval: tuple[float, float] | None  # 95 % for all comparisons of the condition together
+    interval: tuple[float, float] | None  # 95 % for all comparisons of the family, and all looks, together
     interval_uncorrected: tuple[float, float] | None  # 95 % for this one comparison
     p: float | None  # two-sided, uncorrected
-    p_corrected: float | None  # times the number of comparisons, at most 1
+    p_corrected: float | None  # Holm's over the family, times the looks, at most 1
     kind: str  # what the corrected interval says
+    correlation: float | None  # of the arm's values with the reference's: what pairing gains
+    detectable: float | None  # the smallest difference that so many seeds of this spread show with probability 0.8
+    rates: tuple[inference.Rate, inference.Rate] | None  # of unstable and stuck seeds: the arm's, the reference's
 
 
 @dataclass(frozen=True)
 class ThresholdStep:
-    """The first evaluation that met the threshold, by seed; None: none did, or the run diverged."""
+    """Where the threshold was reached, by seed, between two evaluations by a straight line, and confirmed by the next
+    one; None: never, or the run diverged."""
 
-    by_seed: dict[int, int | None]
+    by_seed: dict[int, float | None]
     median: float | None  # a seed that never got there is later than all; None where the median is such
     reached: int  # of so many seeds:
     of: int
+    difference: float | None  # mean of the paired ones; None for the reference, and where a pair has a None
+    interval: tuple[float, float] | None  # as of the metric's differences: a family of its own
 
 
 @dataclass(frozen=True)
@@ -97,8 +103,11 @@ class Condition:
     metric: str
     better: str  # "less" or "more"
     threshold: float | None
-    evaluation_interval: int | None  # steps between evaluations: the resolution of the steps to the threshold
-    comparisons: int  # m, of the whole study, also where runs are missing
+    evaluation_interval: int | None  # steps between evaluations
+    family: str  # whose comparisons intervals hold for together: those of the "study" or of the "condition"
+    comparisons: int  # m, of the family: all that were ever planned in this folder, also where runs are missing
+    looks: int  # at verdicts, for which they hold together too
+    margin: float  # of equality; 0: it is not claimed
     baseline: dict[str, float]  # what needs no training, by metric
     guess: dict[str, str]  # and what that is, in words
     reference: str
@@ -109,10 +118,15 @@ class Condition:
         """The arms beside the reference."""
         return [arm for arm in self.arms if arm.difference]
 
+    @property
+    def together(self) -> int:
+        """How many intervals hold together: each is at 1 - 0.05 over this."""
+        return self.comparisons * self.looks
 
-def analyse(study: studies.Study, runs: Sequence[finished.Run]) -> list[Condition]:
+
+def analyse(study: studies.Study, runs: Sequence[finished.Run], past: plan.Past = plan.NOTHING) -> list[Condition]:
     """The numbers of each condition. UserError for a metric that was not measured."""
-    conditions = []
+    conditions, planned = [], past.comparisons | plan.comparisons(study)
     for named in study.conditions:
         mine, metric = [run for run in runs if run.condition == named.name], study.metric[named.name]
         gaps = (b - a for run in mine for a, b in itertools.pairwise(sorted(run.curve(metric))))
@@ -124,7 +138,10 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run]) -> list[Conditio
             better="more" if checkpoint.BETTER[metric.rpartition("/")[2]] is max else "less",
             threshold=study.threshold[named.name] or None,
             evaluation_interval=max(gaps, default=None),
-            comparisons=len(study.arms) - 1,
+            family=study.correction,
+            comparisons=sum(study.correction == "study" or where == named.name for where, *_ in planned),
+            looks=study.looks,
+            margin=study.margin[named.name],
             baseline={name: x for name, x in baselines if x is not None},
             guess={name: words for run in mine for name, words in run.summary.get("guess", {}).items()},
             reference=study.reference,
@@ -136,20 +153,39 @@ def analyse(study: studies.Study, runs: Sequence[finished.Run]) -> list[Conditio
             base = [] if arm.name == study.reference else reference
             condition.arms.append(_arm(condition, arm, study.seeds, of_arm, base))
         conditions.append(condition)
+    for family in [conditions] if study.correction == "study" else [[one] for one in conditions]:
+        _correct(family)
     return conditions
+
+
+def judged(conditions: Iterable[Condition]) -> set[int]:
+    """The seeds of all comparisons that have a verdict."""
+    arms = (arm for condition in conditions for arm in condition.compared if arm.difference.kind != FEW)
+    return {seed for arm in arms for seed in (*arm.difference.by_seed, *arm.diverged)}
+
+
+def _correct(family: Sequence[Condition]) -> None:
+    """Put p, corrected for all comparisons of these conditions and for all looks, into their arms."""
+    places = [
+        (one, i) for one in family for i, arm in enumerate(one.arms) if arm.difference and arm.difference.p is not None
+    ]
+    p = [one.arms[i].difference.p for one, i in places]
+    for (one, i), corrected in zip(places, inference.holm(p, family[0].comparisons), strict=True):
+        difference = replace(one.arms[i].difference, p_corrected=min(1.0, one.looks * corrected))
+        one.arms[i] = replace(one.arms[i], difference=difference)
 
 
 def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
     """The arm `named` beside the runs of the reference, of which the reference itself gets none."""
-    metric, threshold, better = condition.metric, condition.threshold, condition.better
+    metric, threshold, options = condition.metric, condition.threshold, {"better": condition.better}
     values = _values(runs, metric)
     whole = [run for run in runs if run.seed in values]
-    curves = {run.seed: run.curve(metric) if run.seed in values else {} for run in runs}
     others = dict.fromkeys(name for run in whole for name in run.summary if name.startswith("eval/") and name != metric)
     spreads = {name: spread(_values((run for run in whole if name in run.summary), name).values()) for name in others}
-    difference = compare(values, _values(reference, metric), m=condition.comparisons, better=better)
     pairs = [(run, its) for run in whole for its in reference if its.seed == run.seed]
     apart = (finished.apart(run.summary.get("initial", {}), its.summary.get("initial", {})) for run, its in pairs)
+    m, both = condition.together, (_curves(runs, metric), _curves(reference, metric))
+    difference = compare(values, _values(reference, metric), m=m, margin=condition.margin, **options)
     return Arm(
         name=named.name,
         changes=named.changes,
@@ -161,18 +197,25 @@ def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Run
         other_evaluation=_unlike(pairs, "evaluation_crc32"),
         other_batches=_unlike(pairs, "training_crc32"),
         other_initial=list(dict.fromkeys(itertools.chain(*apart))),
-        threshold_step=None if threshold is None else threshold_step(curves, threshold, better=better),
-        difference=None if named.name == condition.reference else difference,
+        threshold_step=None if threshold is None else threshold_step(*both, threshold, m=m, **options),
+        difference=None
+        if named.name == condition.reference
+        else _judged(difference, runs, reference, metric, **options),
         symmetry=_layer_means(whole, finished.SYMMETRY),
         attention=_layer_means(whole, finished.ATTENTION),
         diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
-        missing=[seed for seed in seeds if seed not in curves],
+        missing=[seed for seed in seeds if seed not in {run.seed for run in runs}],
     )
 
 
 def _values(runs: Iterable[finished.Run], metric: str) -> dict[int, float]:
     """The metric at the end by seed, of the runs that have it."""
     return {run.seed: x for run in runs if (x := run.value(metric)) is not None}
+
+
+def _curves(runs: Runs, metric: str) -> Curves:
+    """The metric over training by seed, nothing of a run that diverged."""
+    return {run.seed: run.curve(metric) if run.value(metric) is not None else {} for run in runs}
 
 
 def _unlike(pairs: Iterable[tuple[finished.Run, finished.Run]], digest: str) -> list[int]:
@@ -197,42 +240,66 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(mean, float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
 
 
-def compare(arm: Mapping[int, float], reference: Mapping[int, float], *, m: int, better: str) -> Difference:
-    """Differences over the seeds that both have, with intervals at 1 - 0.05/m and at 0.95."""
+def compare(
+    arm: Mapping[int, float], reference: Mapping[int, float], *, m: int, better: str, margin: float = 0.0
+) -> Difference:
+    """Differences over the seeds that both have, with intervals at 1 - 0.05/m and at 0.95; p_corrected is None."""
     seeds = [seed for seed in arm if seed in reference]
     value_I, base_I = np.array([arm[s] for s in seeds]), np.array([reference[s] for s in seeds])
     difference_I = value_I - base_I
-    interval, uncorrected, p = None, None, None
-    rounding = ROUNDING * np.abs([0.0, *value_I, *base_I]).max()
-    if len(seeds) < FEWEST:
+    every = np.array([0.0, *value_I, *base_I])
+    own, rounding = spread(difference_I), ROUNDING * np.abs(every).max()
+    interval = uncorrected = p = correlation = detectable = None
+    if len(seeds) < inference.FEWEST:
         kind = FEW
-    elif np.ptp(difference_I) <= rounding:
-        kind = SAME if np.abs(difference_I).max() <= rounding else CONSTANT
+    elif np.abs(difference_I).max() <= rounding:
+        kind = CEILING if np.abs(every[1:] - BEST[better]).max() <= rounding else SAME
     else:
-        test = stats.ttest_rel(value_I, base_I)
-        interval, uncorrected = (tuple(map(float, test.confidence_interval(x))) for x in (1 - (1 - LEVEL) / m, LEVEL))
-        p = float(test.pvalue)
-        side = "more" if interval[0] > 0 else "less"
-        kind = OPEN if interval[0] <= 0 <= interval[1] else BETTER if side == better else WORSE
-    return Difference(
-        by_seed=dict(zip(seeds, difference_I.tolist(), strict=True)),
-        **vars(spread(difference_I)),
-        interval=interval,
-        interval_uncorrected=uncorrected,
-        p=p,
-        p_corrected=None if p is None else min(1.0, m * p),
-        kind=kind,
+        if np.ptp(difference_I) > rounding:
+            interval, uncorrected = (tuple(map(float, inference.interval(difference_I, k))) for k in (m, 1))
+            p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
+            detectable = inference.detectable(own.n, m) * own.std
+        if min(np.ptp(value_I), np.ptp(base_I)) > rounding:
+            correlation = float(np.corrcoef(value_I, base_I)[0, 1])
+        low, high = interval or (own.mean, own.mean)  # without a spread the difference is what it is in every seed
+        side = "more" if low > 0 else "less"
+        kind = OPEN if low <= 0 <= high else BETTER if side == better else WORSE
+        kind = EQUAL if margin and -margin <= low and high <= margin else kind
+    by_seed = dict(zip(seeds, difference_I.tolist(), strict=True))
+    known = (interval, uncorrected, p, None, kind, correlation, detectable, None)
+    return Difference(by_seed, own.mean, own.std, own.n, *known)
+
+
+def _judged(difference: Difference, arm: Runs, reference: Runs, metric: str, *, better: str) -> Difference:
+    """The difference, or rates in place of its verdict, where seeds of one side diverged or stayed on a plateau."""
+    both = [_values(runs, metric) for runs in (arm, reference)]
+    lost = [len(runs) - len(values) for runs, values in zip((arm, reference), both, strict=True)]
+    middles = [inference.plateau(list(values.values())) for values in both]
+    if len({run.seed for run in arm} & {run.seed for run in reference}) < inference.FEWEST:
+        return difference
+    if any(lost):
+        kind, rates = UNSTABLE, [inference.rate(k, len(runs)) for k, runs in zip(lost, (arm, reference), strict=True)]
+    elif any(middle is not None for middle in middles) and difference.kind not in (SAME, CEILING):
+        sign = 1 if better == "more" else -1
+        middles = [one if one is not None else other for one, other in zip(middles, middles[::-1], strict=True)]
+        counts = (sum(sign * x < sign * y for x in its.values()) for its, y in zip(both, middles, strict=True))
+        kind, rates = STUCK, [inference.rate(k, len(its)) for k, its in zip(counts, both, strict=True)]
+    else:
+        return difference
+    without = dict.fromkeys(("interval", "interval_uncorrected", "p", "detectable"))
+    return replace(difference, kind=kind, rates=tuple(rates), **without)
+
+
+def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:
+    """Where each seed's curve reached the threshold, and the differences to the reference's, by seed."""
+    steps, base = (
+        {seed: inference.crossing(curve, threshold, better=better) for seed, curve in each.items()}
+        for each in (curves, reference)
     )
-
-
-def threshold_step(curves: Mapping[int, Mapping[int, float]], threshold: float, *, better: str) -> ThresholdStep:
-    """Where the curve of each seed, step -> value, was first at the threshold or beyond it."""
-    sign = 1 if better == "more" else -1
-    steps = {
-        seed: min((step for step, x in curve.items() if sign * x >= sign * threshold), default=None)
-        for seed, curve in curves.items()
-    }
     reached = [step for step in steps.values() if step is not None]
-    never = [math.inf] * (len(steps) - len(reached))
-    median = float(np.median(reached + never)) if steps else math.inf
-    return ThresholdStep(steps, median if math.isfinite(median) else None, len(reached), len(steps))
+    median = float(np.median(reached + [math.inf] * (len(steps) - len(reached)))) if steps else math.inf
+    mean = interval = None
+    if None not in [x for seed in steps.keys() & base.keys() for x in (steps[seed], base[seed])]:
+        difference = compare(steps, base, m=m, better="less")
+        mean, interval = difference.mean, difference.interval
+    return ThresholdStep(steps, median if math.isfinite(median) else None, len(reached), len(steps), mean, interval)

@@ -14,11 +14,12 @@ from experiments.engine import checkpoint, config, errors, log, loop, workdir
 
 # Settings that are numbers inside a program, by their fields: runs that differ in these alone are runs of one.
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
-OWN = ("study.metric", "study.threshold")  # what a condition may say of itself
+OWN = ("study.metric", "study.threshold", "study.margin")  # what a condition may say of itself
+CORRECTIONS = ("study", "condition")
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
-    *("source", "report.json", "report.md", "report.html"),
+    *("source", "report.json", "report.md", "report.html", "plan.jsonl"),
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # two such names still make one of a folder
 
@@ -40,6 +41,9 @@ class Study(NamedTuple):
     reference: str
     metric: dict[str, str]  # by the condition's name
     threshold: dict[str, float]  # 0: none
+    margin: dict[str, float]  # 0: equality is never claimed
+    correction: str  # "study" or "condition": the family of comparisons for which intervals hold together
+    looks: int  # how often a verdict may be read, over more seeds each time
 
 
 class Run(NamedTuple):
@@ -100,7 +104,13 @@ def read(settings: config.Settings) -> Study:
     arms, conditions = _named("study.arms", s.arms), _named("study.conditions", s.conditions) or [Named(ONLY, {})]
     if len(arms) < 2:
         raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
-    metric, threshold = {}, {}
+    if s.correction not in CORRECTIONS:
+        raise errors.UserError(
+            f'study.correction is "study" or "condition", and {config.shown(s.correction)} is neither'
+        )
+    if s.looks < 1:
+        raise errors.UserError(f"study.looks must be at least 1, and {s.looks} is not")
+    metric, threshold, margin = {}, {}, {}
     for condition in conditions:
         changes = {key: value for key, value in condition.changes.items() if key in OWN}
         with naming(f"condition {condition.name}") if changes else contextlib.nullcontext():
@@ -108,12 +118,16 @@ def read(settings: config.Settings) -> Study:
             if not own.metric.startswith(loop.EVAL):
                 raise errors.UserError(f'study.metric = "{own.metric}" must be of an evaluation, as {loop.EVAL}loss')
             checkpoint.check_best(own.metric, key="study.metric")
+            if own.margin < 0:
+                raise errors.UserError(f"study.margin must be at least 0, and {own.margin:g} is not")
         metric[condition.name], threshold[condition.name] = own.metric, own.threshold
+        margin[condition.name] = own.margin
     if not s.seeds or any(type(seed) is not int for seed in s.seeds) or len(set(s.seeds)) < len(s.seeds):
         raise errors.UserError(f"study.seeds must be different whole numbers, and {config.shown(s.seeds)} are not")
     for seed in s.seeds:
         config.check_seed(seed)
-    return Study(s.experiment, conditions, arms, list(s.seeds), arms[-1].name, metric, threshold)
+    own = metric, threshold, margin
+    return Study(s.experiment, conditions, arms, list(s.seeds), arms[-1].name, *own, s.correction, s.looks)
 
 
 def _named(key: str, given: Any) -> list[Named]:

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.engine import run
-from experiments.studies import runs, statistics, words
+from experiments.studies import inference, runs, statistics, words
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
 # What an overview says of a kind, but for the kinds worse and better.
-SHORT = {statistics.OPEN: "open", statistics.SAME: "same", statistics.CONSTANT: "constant", statistics.FEW: "few seeds"}
+SHORT = {statistics.OPEN: "open", statistics.SAME: "same", statistics.CEILING: "ceiling", statistics.FEW: "few seeds"}
+SHORT |= {statistics.EQUAL: "equal", statistics.STUCK: "two clusters"}
 
 
 class Table(NamedTuple):
@@ -25,9 +26,8 @@ class Table(NamedTuple):
 def of_condition(condition: statistics.Condition) -> Table:
     """One row for each arm, in the order of the study."""
     others = [name for name in ("eval/loss", "eval/accuracy") if any(name in one.others for one in condition.arms)]
-    m = condition.comparisons
     head = ["arm", "parameters", "FLOP/token", "runs", condition.metric]
-    head += [f"minus {condition.reference}", "95 % interval", "p" + f" (x {m})" * (m > 1)]
+    head += [f"minus {condition.reference}", "95 % interval", "p" + " (Holm)" * (condition.together > 1)]
     head += [f"steps to {condition.threshold:g}"] if condition.threshold else []
     rows = []
     for arm in condition.arms:
@@ -50,8 +50,8 @@ def _difference(difference: statistics.Difference | None) -> list[str]:
     if difference is None:
         return ["reference", NONE, NONE]
     if difference.interval is None:
-        without = {statistics.FEW: NONE, statistics.SAME: "identical", statistics.CONSTANT: "no spread"}
-        return [signed(difference.mean), without[difference.kind], NONE]
+        short = {statistics.FEW: NONE, statistics.WORSE: "no spread", statistics.BETTER: "no spread"}
+        return [signed(difference.mean), short.get(difference.kind, difference.kind), NONE]
     low, high = map(signed, difference.interval)
     p = difference.p_corrected
     return [signed(difference.mean), f"{low} to {high}", "< 0.0001" if p < 0.0001 else f"{p:.4f}"]
@@ -62,32 +62,46 @@ def signed(x: float | None) -> str:
 
 
 def _steps(step: statistics.ThresholdStep) -> str:
-    """'1,200 (4 of 5)': the median, and how many seeds got there."""
+    """'1,200 (5 of 5); +300 (+120 to +480)': the median, how many seeds got there, and the paired difference."""
     if not step.of:
         return NONE
-    median = "not reached" if step.median is None else f"{step.median:,.1f}".removesuffix(".0")
-    return f"{median} ({step.reached} of {step.of})"
+    median = "not reached" if step.median is None else f"{step.median:,.0f}"
+    reach = " ({:+,.0f} to {:+,.0f})".format(*step.interval) if step.interval else ""
+    later = "" if step.difference is None else f"; {step.difference:+,.0f}{reach}"
+    return f"{median} ({step.reached} of {step.of}){later}"
 
 
 def _notes(condition: statistics.Condition) -> list[str]:
-    m = condition.comparisons
     notes = ["Mean ± sample standard deviation over runs; differences are paired by seed."]
-    if m > 1:
-        each = f"{100 * (1 - (1 - statistics.LEVEL) / m):.4g} %"
-        notes[0] += f" Intervals hold for {m} comparisons together (Bonferroni: {each} each), and p is times {m}."
+    if condition.together > 1:
+        each = f"{100 * (1 - (1 - inference.LEVEL) / condition.together):.4g} %"
+        notes[0] += f" Intervals hold for {words.together(condition)} (Bonferroni: {each} each); p is Holm's."
+    notes += _power([arm for arm in condition.compared if arm.difference.detectable])
     if condition.threshold:
         interval = f"{condition.evaluation_interval:,}" if condition.evaluation_interval else UNKNOWN
         notes.append(
-            f"Steps to {condition.threshold:g}: the first evaluation with {condition.metric} at "
-            f"{'least' if condition.better == 'more' else 'most'} that, median over seeds (how many got there); its "
-            f"resolution, the steps between evaluations, is {interval}. A run that diverged counts as one that never "
-            f"gets there."
+            f"Steps to {condition.threshold:g}: where {condition.metric} comes to it, interpolated between evaluations "
+            f"({interval} steps apart) and confirmed by the next; median over seeds (how many got there), then the "
+            f"paired difference and its interval, where all pairs got there. A run that diverged never gets there."
         )
     if condition.baseline:
         guess = {name: f" ({phrase})" for name, phrase in condition.guess.items()}
         values = (f"{name} {words.number(x)}{guess.get(name, '')}" for name, x in condition.baseline.items())
         notes.append(f"Baseline: {', '.join(values)}.")
     return notes + words.unlike(condition)
+
+
+def _power(arms: Sequence[statistics.Arm]) -> list[str]:
+    """What the seeds of these arms can show with the spread that they have, and what pairing gains."""
+    if not arms:
+        return []
+    of = {words.quoted(arm.name): arm.difference for arm in arms}
+    factors = [f"{one.detectable / one.std:.2g}" for one in sorted(of.values(), key=lambda one: one.n)]
+    least = " to ".join(dict.fromkeys([factors[-1], factors[0]]))
+    shown = words.listed(f"{name} {words.number(one.detectable)}" for name, one in of.items())
+    paired = words.listed(f"{name} {one.correlation:.2f}" for name, one in of.items() if one.correlation is not None)
+    note = f"Power: these seeds show {least} standard deviations of the paired difference with probability"
+    return [f"{note} {inference.POWER}: {shown}." + (f" Correlation of the pairs: {paired}." if paired else "")]
 
 
 def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
@@ -105,7 +119,7 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
         kinds.append(["", "", "", *short])
     note = (
         f"Under an arm: its mean difference to {words.quoted(reference)}, and what its interval says of it. open: "
-        f"no difference was found; same: no more than rounding; constant: no spread to make an interval of."
+        f"no difference was found; same: no more than rounding; two clusters: some did not leave a plateau."
     )
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
 

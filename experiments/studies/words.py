@@ -6,18 +6,23 @@ nothing easily.
 
 from collections.abc import Iterable, Sequence
 
-from experiments.studies import statistics
+from experiments.studies import inference, plan, statistics
+from experiments.studies import study as studies
 
-LISTED = 6  # names of weights in a sentence
+LISTED = 6  # names of weights, or of comparisons, in a sentence
 OPENING = {  # of the sentence on the arms of a kind
     statistics.WORSE: "Worse:",
     statistics.BETTER: "Better:",
     statistics.OPEN: "No difference was found:",
+    statistics.EQUAL: "Equal within the margin, in which the whole interval lies:",
     statistics.SAME: "Identical to the reference, but for rounding:",
-    statistics.CONSTANT: "The same difference in every seed, which leaves no spread to make an interval of:",
-    statistics.FEW: f"Too few seeds for a verdict, which takes {statistics.FEWEST}:",
+    statistics.CEILING: "At the ceiling in every seed, as the reference, where a difference cannot be seen:",
+    statistics.UNSTABLE: "Unstable, and a mean without the diverged seeds would hide it:",
+    statistics.STUCK: "In two clusters, so that the mean is not the question here:",
+    statistics.FEW: f"Too few seeds for a verdict, which takes {inference.FEWEST}:",
 }
-TAKES = f"it takes at least {statistics.FEWEST} seeds in which"
+FAILED = {statistics.UNSTABLE: "diverged", statistics.STUCK: "did not leave the plateau"}
+TAKES = f"it takes at least {inference.FEWEST} seeds in which"
 PAIRED = "Student's t on differences paired by seed, which are taken to be roughly normal"
 
 
@@ -57,16 +62,25 @@ def between(condition: statistics.Condition, differences: Sequence[statistics.Di
 def of_arm(condition: statistics.Condition, difference: statistics.Difference) -> str:
     """What is to be said of an arm of its kind: 'by 0.0482 (95 % interval 0.0310 to 0.0654, 5 seeds)'."""
     many = seeds([difference.n])
-    if difference.kind in (statistics.FEW, statistics.SAME):
+    if difference.rates:
+        mine, its = difference.rates
+        low, high = mine.interval
+        rate = f"{mine.k} of {mine.n} {FAILED[difference.kind]}, a rate of {low:.2f} to {high:.2f}, 95 %"
+        return f"({rate}; of {quoted(condition.reference)} {its.k} of {its.n})"
+    if difference.kind in (statistics.FEW, statistics.SAME, statistics.CEILING):
         return f"({many})"
-    by = number(abs(difference.mean))
-    if difference.kind == statistics.CONSTANT:
-        side = "more" if difference.mean > 0 else "less"
-        return f"({statistics.BETTER if side == condition.better else statistics.WORSE} by {by}, {many})"
-    if difference.kind == statistics.OPEN:
+    if difference.interval is None:
+        return f"by {number(abs(difference.mean))} in every seed, which leaves no spread for an interval ({many})"
+    if difference.kind in (statistics.OPEN, statistics.EQUAL):
         return f"({between(condition, [difference])}, 95 %, {many})"
     least, most = map(number, sorted(map(abs, difference.interval)))
-    return f"by {by} (95 % interval {least} to {most}, {many})"
+    return f"by {number(abs(difference.mean))} (95 % interval {least} to {most}, {many})"
+
+
+def together(condition: statistics.Condition) -> str:
+    """'the 12 comparisons of this study together', and the looks at it."""
+    looks = f" and for {condition.looks} looks at them" if condition.looks > 1 else ""
+    return f"the {condition.comparisons} comparisons of this {condition.family} together{looks}"
 
 
 def of_condition(condition: statistics.Condition) -> str:
@@ -74,17 +88,21 @@ def of_condition(condition: statistics.Condition) -> str:
     phrases: dict[str, list[str]] = {kind: [] for kind in OPENING}
     for one in condition.compared:
         phrases[one.difference.kind].append(f"{quoted(one.name)} {of_arm(condition, one.difference)}")
-    reference, m = quoted(condition.reference), condition.comparisons
+    reference = quoted(condition.reference)
     if len(phrases[statistics.FEW]) == len(condition.compared):
         most = max(one.difference.n for one in condition.compared)
         both = f"both an arm and {reference} are finished, and there are {f'no more than {most}' if most else 'none'}"
         sentences = [f"No verdict in {condition.metric}: {TAKES} {both}."]
     else:
         sentences = [f"Against {reference}, in {condition.metric} ({condition.better} is better)."]
-        sentences += [f"{OPENING[kind]} {'; '.join(each)}." for kind, each in phrases.items() if each]
-        if phrases[statistics.WORSE] or phrases[statistics.BETTER] or phrases[statistics.OPEN]:
-            together = f"hold at 95 % for the {m} comparisons of this condition together (Bonferroni)"
-            sentences.append(f"The intervals, {PAIRED}, {together}." if m > 1 else f"The interval is {PAIRED}.")
+        sentences += [
+            f"{within(OPENING[kind], [condition])} {'; '.join(each)}." for kind, each in phrases.items() if each
+        ]
+        if any(one.difference.interval for one in condition.compared):
+            hold = f"hold at 95 % for {together(condition)} (Bonferroni)"
+            sentences.append(
+                f"The intervals, {PAIRED}, {hold}." if condition.together > 1 else f"The interval is {PAIRED}."
+            )
     sentences += unlike(condition)
     ends = [
         f"{quoted(arm.name)} seed {seed} "
@@ -93,7 +111,7 @@ def of_condition(condition: statistics.Condition) -> str:
         for seed, step in arm.diverged.items()
     ]
     if ends:
-        sentences.append(f"Left out: {', '.join(ends)}; an arm without its diverged runs looks better than it is.")
+        sentences.append(f"In no mean: {', '.join(ends)}; an arm without its diverged runs looks better than it is.")
     if missing := [f"{quoted(arm.name)} seed {listed(arm.missing)}" for arm in condition.arms if arm.missing]:
         sentences.append(f"Not finished yet: {'; '.join(missing)}.")
     return " ".join(sentences)
@@ -128,7 +146,8 @@ def of_study(conditions: Sequence[statistics.Condition]) -> str:
     sentences = [f"The study is not finished: {missing} of its runs are missing."] if missing else []
     sentences += [f"Left out, since they diverged: {diverged} of its runs."] if diverged else []
     reference = quoted(conditions[0].reference)
-    counts = [one.difference.n for one in arms if one.difference and one.difference.kind != statistics.FEW]
+    verdicts = [one.difference for one in arms if one.difference and one.difference.kind != statistics.FEW]
+    counts = [one.rates[0].n if one.rates else one.n for one in verdicts]
     if not counts:
         return " ".join([*sentences, f"No verdict: {TAKES} an arm and {reference} are finished."])
     sentences += [f"Against {reference}, {seeds(counts)}."]
@@ -137,7 +156,9 @@ def of_study(conditions: Sequence[statistics.Condition]) -> str:
         alike.setdefault(tuple(one.difference.kind for one in each), []).append(i)
     sentences += [_group(kinds, arms, conditions) for kinds, arms in alike.items()]
     if len(conditions) > 1:
-        sentences += ["Each interval is corrected within its condition, not for the number of conditions."]
+        alone = "Each interval is corrected within its condition, not for the number of conditions."
+        every = f"All intervals hold at 95 % for {together(conditions[0])}."
+        sentences += [alone if conditions[0].family == "condition" else every]
     places: dict[str, list[str]] = {}  # where an arm's data are not the reference's
     for condition in conditions:
         for one in condition.arms:
@@ -154,8 +175,13 @@ def _group(kinds: Sequence[str], arms: Sequence[int], conditions: Sequence[stati
     for kind in dict.fromkeys(kinds):
         places = [condition for condition, its in zip(conditions, kinds, strict=True) if its == kind]
         reach = f" ({_reach(arms, places)}, 95 %)" if kind == statistics.OPEN else ""
-        phrases.append(f"{kind}{_where([place.name for place in places], conditions)}{reach}")
+        phrases.append(f"{within(kind, places)}{_where([place.name for place in places], conditions)}{reach}")
     return f"{quoted(*(conditions[0].compared[i].name for i in arms))}: {'; '.join(phrases)}."
+
+
+def within(text: str, conditions: Sequence[statistics.Condition]) -> str:
+    """'equal within the margin' with these conditions' margins."""
+    return text.replace("the margin", joined(list(dict.fromkeys(f"{one.margin:g}" for one in conditions))), 1)
 
 
 def _where(names: Sequence[str], conditions: Sequence[statistics.Condition]) -> str:
@@ -176,3 +202,40 @@ def _reach(arms: Sequence[int], conditions: Sequence[statistics.Condition]) -> s
         several = f" in {metric}" * (len(of_metric) > 1) + " at the widest" * (len(each) > 1)
         phrases.append(between(places[0], each) + several)
     return joined(phrases)
+
+
+def of_past(study: studies.Study, past: plan.Past) -> list[str]:
+    """Sentences on what was planned and read in the study's folder, and is not in its tables."""
+    now = plan.comparisons(study)
+    gone = [words for comparison, words in past.comparisons.items() if comparison not in now]
+    sentences = []
+    if gone:
+        more = f" and {len(gone) - LISTED} more" if len(gone) > LISTED else ""
+        counted = "Planned in this folder before, left out now, and counted among the comparisons"
+        sentences += [f"{counted}: {'; '.join(gone[:LISTED])}{more}."]
+    if past.share > 1 + 1e-9:  # a sum of shares
+        sentences += [
+            f"Verdicts were read over {len(past.looks)} different sets of seeds, for which study.looks did not allow: "
+            f"the level no longer holds, and what is said to differ does so by chance in up to {5 * past.share:.3g} % "
+            f"of such studies, not 5 %."
+        ]
+    return sentences
+
+
+def of_power(study: studies.Study, conditions: Sequence[statistics.Condition], folder: object) -> str:
+    """What so many seeds can show; in the metric where runs of this folder tell the standard deviations."""
+    n, m = len(study.seeds), max(one.together for one in conditions)
+    if n < inference.FEWEST:
+        return f"power: {seeds([n])} can show no difference, which takes {inference.FEWEST}"
+    least = inference.detectable(n, m)
+    needed = listed(f"one of {effect} takes {inference.seeds_for(effect, m)} seeds" for effect in (1, 2))
+    found = []
+    for one in conditions:
+        if std := [arm.difference.std for arm in one.compared if arm.difference.std]:
+            reach = " to ".join(dict.fromkeys(number(least * x) for x in (min(std), max(std))))
+            found.append(f"{reach} in {one.metric}{_where([one.name], conditions)}")
+    return (
+        f"power: {seeds([n])} show a difference of {least:.2g} standard deviations of the paired difference with "
+        f"probability {inference.POWER}, for {together(conditions[0])}; {needed}"
+        + (f"\nwith those of the runs in {folder}: {'; '.join(found)}" if found else "")
+    )

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import study_folder
 import tiny
 import tiny_study
 from tiny_study import ALL, ARMS
@@ -91,6 +92,8 @@ def test_arms_and_seeds_may_be_added_to_what_was_begun_and_other_runs_keep_their
     assert tiny_study.run(tmp_path).code == 0
     tiny_study.assert_alike(tmp_path, whole, ALL)
     assert made_at().items() >= before.items()
+    planned = [json.loads(line)["planned"] for line in (tmp_path / "study" / "plan.jsonl").read_text().splitlines()]
+    assert [(len(one["arms"]), one["seeds"]) for one in planned] == [(2, [3]), (2, [3, 5]), (3, [3, 5])]
 
 
 def test_results_of_other_steps_are_not_compared(copy, monkeypatch):
@@ -186,4 +189,14 @@ def test_a_study_of_the_project_can_be_prepared_and_nothing_is_written(tmp_path,
     assert (outcome.code, outcome.err) == (0, "") and outcome.out.count("parameters each") == PROGRAMS[stem]
     studies = {file.stem for file in (ROOT / "configs").glob("*.py") if 'get_config("ablation"' in file.read_text()}
     assert studies == PROGRAMS.keys()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir()) and "power: 5 seeds show a difference of " in outcome.out
+
+
+def test_a_dry_run_says_what_seeds_can_show_with_the_spread_of_the_folder(tmp_path):
+    for arm, ends in (("fast", [1.1, 1.3, 1.5]), ("base", [1.0, 1.1, 1.2])):
+        for seed, end in enumerate(ends):
+            study_folder.run(tmp_path / "study", "all", arm, seed, ends={"eval/loss": end})
+    outcome = tiny_study.run(tmp_path, "--dry_run", study__arms=ARMS[1:], study__seeds=[0, 1, 2])
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "power: 3 seeds show a difference of 3.3 standard deviations of the paired difference" in outcome.out
+    assert f"with those of the runs in {tmp_path / 'study'}: 0.3264 in eval/loss" in outcome.out

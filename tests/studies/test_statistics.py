@@ -7,8 +7,8 @@ import study_folder
 from scipy import stats
 
 from experiments.engine import errors
-from experiments.studies import runs, statistics
-from experiments.studies.statistics import BETTER, CONSTANT, FEW, OPEN, SAME, WORSE
+from experiments.studies import inference, runs, statistics
+from experiments.studies.statistics import BETTER, CEILING, EQUAL, FEW, OPEN, SAME, STUCK, UNSTABLE, WORSE
 
 ZERO = dict.fromkeys(range(9), 0.0)
 ROUNDED = {0: 1.1, 1: 2.2, 2: 3.3}  # whose sums with 0.1 are rounded
@@ -19,8 +19,8 @@ def quantile(P: float) -> float:
     return (2 * P - 1) / math.sqrt(2 * P * (1 - P))
 
 
-def compared(arm, reference=ZERO, *, m=1, better="less"):
-    return statistics.compare(dict(enumerate(arm)), reference, m=m, better=better)
+def compared(arm, reference=ZERO, *, better="less", **options):
+    return statistics.compare(dict(enumerate(arm)), reference, **{"m": 1, "better": better} | options)
 
 
 def analysed(folder, study):
@@ -35,12 +35,11 @@ def test_interval_and_p_of_three_pairs_are_the_closed_forms():
         assert interval == pytest.approx((2 - half, 2 + half), rel=1e-9)
     t = 2 * math.sqrt(3)
     assert one.p == pytest.approx(1 - t / math.sqrt(t * t + 2), rel=1e-9)
-    assert one.p_corrected == pytest.approx(2 * one.p)
     five = compared((1.0, 2.0, 3.0, 4.0, 5.0), m=5)
     for interval, t in ((five.interval_uncorrected, 2.776445), (five.interval, 4.604095)):  # a table's; 99 % each
         assert interval == pytest.approx((3 - t * math.sqrt(0.5), 3 + t * math.sqrt(0.5)), abs=1e-5)
-    wide = compared((1.0, -1.1, 0.2), m=12)
-    assert wide.p > 1 / 12 and wide.p_corrected == 1.0 and wide.kind == OPEN
+    assert one.correlation == pytest.approx(1) and five.correlation is None  # the reference of these is constant
+    assert five.detectable == pytest.approx(math.sqrt(2.5) * inference.detectable(5, 5))
 
 
 def test_pairs_are_the_seeds_that_both_have():
@@ -57,8 +56,10 @@ def test_pairs_are_the_seeds_that_both_have():
         ((1.00001, 1.00002, 1.00003), dict.fromkeys(range(3), 1.0), (OPEN, OPEN)),  # small, and they vary
         (ROUNDED.values(), ROUNDED, (SAME, SAME)),
         ([x + 1e-8 for x in ROUNDED.values()], ROUNDED, (SAME, SAME)),
-        ([x + 0.1 for x in ROUNDED.values()], ROUNDED, (CONSTANT, CONSTANT)),
-        ([x - 3.0 for x in ROUNDED.values()], ROUNDED, (CONSTANT, CONSTANT)),
+        ([x + 0.1 for x in ROUNDED.values()], ROUNDED, (WORSE, BETTER)),
+        ([x - 3.0 for x in ROUNDED.values()], ROUNDED, (BETTER, WORSE)),
+        ((1.0, 1.0, 1.0), dict.fromkeys(range(3), 1.0 + 1e-8), (SAME, CEILING)),  # of an accuracy; less: of a loss
+        ((0.0, 0.0, 0.0), ZERO, (CEILING, SAME)),
         ((1.0, 2.0), ZERO, (FEW, FEW)),
         ((1.0,), ZERO, (FEW, FEW)),
         ((), ZERO, (FEW, FEW)),
@@ -67,9 +68,9 @@ def test_pairs_are_the_seeds_that_both_have():
 def test_a_kind_is_what_the_interval_says_in_the_direction_of_the_metric(arm, reference, kinds):
     less, more = (compared(arm, reference, better=better) for better in ("less", "more"))
     assert (less.kind, more.kind) == kinds and less.n == len(arm)
-    with_interval = less.kind in (WORSE, BETTER, OPEN)
-    numbers = (less.interval, less.interval_uncorrected, less.p, less.p_corrected)
-    assert [x is not None for x in numbers] == [with_interval] * 4
+    constant = less.n and less.std is not None and less.std < 1e-6
+    numbers = (less.interval, less.interval_uncorrected, less.p, less.detectable)
+    assert [x is not None for x in numbers] == [less.kind in (WORSE, BETTER, OPEN) and not constant] * 4
     assert (less.mean is None, less.std is None) == (len(arm) == 0, len(arm) < 2)
 
 
@@ -82,19 +83,71 @@ def test_an_interval_that_ends_at_zero_shows_no_difference():
     assert compared([x + 1e-9 for x in shifted], m=2).kind == OPEN  # alone it would show one
 
 
-def test_the_step_to_a_threshold():
-    def step(*curves, threshold=2.0, better="less"):
-        return statistics.threshold_step(dict(enumerate(curves)), threshold, better=better)
+def test_equality_is_claimed_where_the_whole_interval_lies_within_the_margin():
+    """The interval of these is 0 +- 4.302653 0.01 / sqrt(3) = 0 +- 0.024842."""
+    arm = (-0.01, 0.0, 0.01)
+    assert [compared(arm, margin=margin).kind for margin in (0.0, 0.0248, 0.0249)] == [OPEN, OPEN, EQUAL]
+    assert compared(arm, margin=0.0249, m=2).kind == OPEN
+    assert [compared([x + 0.2 for x in arm], margin=margin).kind for margin in (0.2, 0.3)] == [WORSE, EQUAL]
+    assert [compared([0.1] * 3, margin=margin).kind for margin in (0.05, 0.2)] == [WORSE, EQUAL]
 
-    curve = {0: 5.0, 200: 2.0, 100: 3.0, 300: 2.5}
-    cases = {(2.0, "less"): 200, (3.5, "less"): 100, (1.9, "less"): None, (2.5, "more"): 0, (9.0, "more"): None}
-    for (threshold, better), first in cases.items():
-        assert step(curve, threshold=threshold, better=better).by_seed == {0: first}
+
+def step(*curves, reference=(), m=1):
+    return statistics.threshold_step(dict(enumerate(curves)), dict(enumerate(reference)), 2.0, m=m, better="less")
+
+
+def test_the_median_step_to_a_threshold_and_its_paired_difference():
     at = {None: {0: 9.0}, 100: {100: 1.0}, 200: {200: 1.0}, 300: {300: 1.0}}
     medians = {(100, 300, None): 300, (100, 200): 150, (100, None): None, (None, None): None, (): None}
     for steps, median in medians.items():  # a seed that never got there is later than all
         one = step(*(at[key] for key in steps))
         assert (one.median, one.reached, one.of) == (median, len(steps) - steps.count(None), len(steps))
+    base = [at[100]] * 3
+    one = step(at[200], at[200], at[300], reference=base, m=2)
+    half = quantile(0.9875) * math.sqrt(1e4 / 3) / math.sqrt(3)
+    assert one.difference == pytest.approx(400 / 3) and one.interval == pytest.approx((400 / 3 - half, 400 / 3 + half))
+    for one in (step(at[200], at[None], reference=base), step(at[200], {}, reference=base), step(at[200])):
+        assert (one.difference, one.interval) == (None, None)  # censored, diverged, no reference
+    assert step(at[200], at[300], reference=base).interval is None  # of two pairs
+
+
+def test_p_is_holms_over_the_whole_study(tmp_path):
+    study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=(0, 1, 2), looks=2)
+    study_folder.losses(tmp_path, "x", {"a": [1.0, 1.1, 1.3], "b": [3.0, 3.11, 3.2], "base": [1.0, 1.1, 1.2]})
+    study_folder.losses(tmp_path, "y", {"a": [1.4, 1.1, 1.3], "base": [1.0, 1.1, 1.2]})
+    (x, y) = analysed(tmp_path, study)
+    a, b, c = (arm.difference for arm in (*x.compared, y.compared[0]))
+    assert b.p < c.p < a.p and x.comparisons == y.comparisons == 4 and y.compared[1].difference.p_corrected is None
+    assert [b.p_corrected, c.p_corrected, a.p_corrected] == pytest.approx([2 * 4 * b.p, min(1, 2 * 3 * c.p), 1])
+    assert b.interval == compared([2.0, 2.01, 2.0], m=8).interval == pytest.approx(b.interval)
+
+
+STABLE = [1.90, 1.91, 1.89, 1.90, 1.92]
+FAILURES = {
+    "none": (STABLE[::-1], STABLE, OPEN, None),
+    "one diverged": ([9.9, None, 9.8, 9.7, 9.9], STABLE, UNSTABLE, (1, 0)),
+    "all diverged": ([None] * 5, STABLE, UNSTABLE, (5, 0)),
+    "of the reference": (STABLE, [None, *STABLE[1:]], UNSTABLE, (0, 1)),
+    "two seeds ended": ([None, 1.0], STABLE, FEW, None),
+    "one stuck": ([1.90, 3.09, *STABLE[:3]], STABLE, STUCK, (1, 0)),
+    "of the reference, and all": ([3.0, 3.01, 3.02, 3.0, 3.01], [1.90, 3.09, *STABLE[:3]], STUCK, (5, 1)),
+    "stuck alike": ([1.90, 3.09, *STABLE[:3]], [1.90, 3.09, *STABLE[:3]], SAME, None),
+    "stuck and diverged": ([None, 3.09, *STABLE[:3]], STABLE, UNSTABLE, (1, 0)),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+@pytest.mark.parametrize("metric", ["eval/loss", "eval/accuracy"])
+def test_seeds_that_diverged_or_are_stuck_are_a_rate_and_no_verdict(tmp_path, case, metric):
+    arm, base, kind, counts = FAILURES[case]
+    study = study_folder.study(("arm", "base"), seeds=range(5), metric=metric)
+    for name, ends in (("arm", arm), ("base", base)):
+        for seed, end in enumerate(ends):
+            value = end if end is None or metric == "eval/loss" else 10 - end
+            study_folder.run(tmp_path, "all", name, seed, ends={metric: value}, diverged_at=7 if end is None else None)
+    difference = analysed(tmp_path, study)[0].compared[0].difference
+    assert difference.kind == kind and (difference.rates and tuple(one.k for one in difference.rates)) == counts
+    assert (difference.interval is None) == (difference.p is None) == (kind != OPEN)
 
 
 def test_numbers_of_a_folder(tmp_path):
@@ -113,7 +166,7 @@ def test_numbers_of_a_folder(tmp_path):
     assert (accuracy.mean, accuracy.std, accuracy.n) == pytest.approx((0.6, 0.1, 3))
     assert tied.difference.mean == pytest.approx(0.11) and asymmetric.difference is None
     assert tied.threshold_step.by_seed == dict.fromkeys(range(3), None)
-    assert asymmetric.threshold_step.by_seed == {0: 200, 1: 100, 2: 100}
+    assert asymmetric.threshold_step.by_seed == pytest.approx({0: 700 / 6, 1: 3000 / 31, 2: 3000 / 31})
     assert condition.compared == [tied] and condition.reference == "asymmetric"
     assert (condition.evaluation_interval, condition.comparisons, condition.baseline) == (200, 1, {"accuracy": 0.1})
 

@@ -49,26 +49,25 @@ def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
     said = "by 0.5000 (95 % interval 0.4731 to 0.5269, 4 seeds)"
     sentences = [
         'Against "base", in eval/loss (less is better).',
-        f'Worse: "high" {said}. Better: "low" {said}.',
+        f'Worse: "high" {said}; "up" by 0.2500 in every seed, which leaves no spread for an interval (4 seeds). '
+        f'Better: "low" {said}; "down" by 0.2500 in every seed, which leaves no spread for an interval (4 seeds).',
         'No difference was found: "near" (between 0.5198 better and 0.6198 worse, 95 %, 4 seeds).',
         'Identical to the reference, but for rounding: "same" (4 seeds).',
-        "The same difference in every seed, which leaves no spread to make an interval of: "
-        '"up" (worse by 0.2500, 4 seeds); "down" (better by 0.2500, 4 seeds).',
         'Too few seeds for a verdict, which takes 3: "few" (1 seed).',
         "The intervals, Student's t on differences paired by seed, which are taken to be roughly normal, hold at 95 % "
-        "for the 7 comparisons of this condition together (Bonferroni).",
+        "for the 7 comparisons of this study together (Bonferroni).",
         'Not finished yet: "few" seed 1, 2, 3.',
     ]
     assert words.of_condition(condition) == " ".join(sentences)
     text = words.of_condition(flipped(condition))
-    assert f'eval/accuracy (more is better). Worse: "low" {said}. Better: "high" {said}. No' in text
+    assert f'eval/accuracy (more is better). Worse: "low" {said}; "down" by' in text
+    assert f'for an interval (4 seeds). Better: "high" {said}; "up" by' in text
     assert '"near" (between 0.6198 better and 0.5198 worse, 95 %, 4 seeds).' in text
-    assert '"up" (better by 0.2500, 4 seeds); "down" (worse by 0.2500, 4 seeds).' in text
 
 
 def test_without_an_interval_nothing_is_said_of_intervals(tmp_path):
     text = words.of_condition(analysed(tmp_path, {"same": BASE, "up": UP, "base": BASE}))
-    assert "95 %" not in text and "interval of:" in text
+    assert "95 %" not in text and "for an interval" in text
     one = words.of_condition(analysed(tmp_path / "one", {"high": HIGH, "base": BASE}))
     assert one.endswith(
         "The interval is Student's t on differences paired by seed, which are taken to be roughly normal."
@@ -103,23 +102,62 @@ def test_what_diverged_is_named_with_a_warning(tmp_path):
     study = study_folder.study(("high", "base"), seeds=range(6))
     (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
     text = words.of_condition(condition)
-    assert 'Worse: "high" by 0.5000' in text and ", 4 seeds)" in text
+    # Clopper and Pearson: 1 - 0.975^(1/5) = 0.005, and the other end where 1 or 0 of 5 have 2.5 %
+    rate = '"high" (1 of 5 diverged, a rate of 0.01 to 0.72, 95 %; of "base" 1 of 5).'
+    assert f"Unstable, and a mean without the diverged seeds would hide it: {rate} In no mean" in text
     left_out = '"high" seed 4 (diverged at step 1,200), "base" seed 5 (eval/loss not finite)'
-    assert f"Left out: {left_out}; an arm without its diverged runs looks better than it is." in text
+    assert f"In no mean: {left_out}; an arm without its diverged runs looks better than it is." in text
     assert words.of_study([condition]) == (
         "The study is not finished: 2 of its runs are missing. Left out, since they diverged: 2 of its runs. "
-        'Against "base", 4 seeds. "high": worse.'
+        'Against "base", 5 seeds. "high": unstable.'
     )
+
+
+def test_what_is_said_where_there_is_no_verdict_on_the_mean(tmp_path):
+    """Stuck seeds, a ceiling, and equality within a margin, whose interval is 0 +- 3.182446 0.0115470 / 2."""
+    study = study_folder.study(("stuck", "same", "near", "base"), seeds=range(4), margin=0.02, correction="condition")
+    near = [x + d for x, d in zip(BASE, (-0.01, 0.01, -0.01, 0.01), strict=True)]
+    study_folder.losses(tmp_path, "all", {"stuck": [1.0, 3.0, 1.01, 1.02], "near": near, "base": BASE})
+    only = study._replace(arms=study.arms[2:])
+    (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
+    said = '"near" (between 0.0184 better and 0.0184 worse, 95 %, 4 seeds).'
+    assert f"Equal within 0.02, in which the whole interval lies: {said}" in words.of_condition(condition)
+    assert words.of_study([condition]) == 'Against "base", 4 seeds. "near": equal within 0.02.'
+    only = study._replace(arms=[study.arms[0], study.arms[3]])
+    (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
+    rate = '"stuck" (1 of 4 did not leave the plateau, a rate of 0.01 to 0.81, 95 %; of "base" 0 of 4).'
+    assert words.of_condition(condition).endswith(f"In two clusters, so that the mean is not the question here: {rate}")
+    assert tables.of_condition(condition).rows[0][5:8] == ["+0.3575", "in two clusters", "-"]
+    study_folder.losses(tmp_path / "x", "all", {"same": [0.0] * 4, "base": [0.0] * 4})
+    only = study._replace(arms=[study.arms[1], study.arms[3]])
+    (condition,) = statistics.analyse(only, runs.load(tmp_path / "x", only))
+    ceiling = "At the ceiling in every seed, as the reference, where a difference cannot be seen:"
+    assert words.of_condition(condition).endswith(f'{ceiling} "same" (4 seeds).')
+
+
+def test_what_seeds_can_show_before_they_are_trained(tmp_path):
+    study = study_folder.study(("a", "b", "base"), conditions=("x", "y"), seeds=range(5))
+    assert words.of_power(study, statistics.analyse(study, []), None) == (
+        "power: 5 seeds show a difference of 2.5 standard deviations of the paired difference with probability 0.8, "
+        "for the 4 comparisons of this study together; one of 1 takes 15 seeds, one of 2 takes 7 seeds"
+    )
+    study_folder.losses(tmp_path, "y", {"a": [1.1, 1.3, 1.5], "b": [1.3, 1.7, 2.1], "base": [1.0, 1.1, 1.2]})
+    text = words.of_power(study, statistics.analyse(study, runs.load(tmp_path, study)), "runs/a")
+    assert text.endswith("\nwith those of the runs in runs/a: 0.2477 to 0.7430 in eval/loss in y")
+    few = study._replace(seeds=[0, 1])
+    assert words.of_power(few, statistics.analyse(few, []), None).startswith("power: 2 seeds can show no difference")
 
 
 def test_the_whole_study_says_where_and_how_far(tmp_path):
     ends = {"a": HIGH, "b": HIGH, "base": BASE}
     first, second = analysed(tmp_path, ends, condition="x"), analysed(tmp_path, ends | {"b": BASE}, condition="y")
-    within = "Each interval is corrected within its condition, not for the number of conditions."
+    within = "All intervals hold at 95 % for the 2 comparisons of this study together."  # each was analysed alone
     assert words.of_study([first]) == 'Against "base", 4 seeds. "a", "b": worse.'
     assert words.of_study([first, second]) == (
         f'Against "base", 4 seeds. "a": worse in x and y. "b": worse in x; identical in y. {within}'
     )
+    alone = [dataclasses.replace(one, family="condition") for one in (first, second)]
+    assert words.of_study(alone).endswith("corrected within its condition, not for the number of conditions.")
     assert '"b": identical in all 3 conditions.' in words.of_study([second] * 3)
     near = analysed(tmp_path, {"a": shifted(NEAR), "base": BASE}, condition="z")
     far = analysed(tmp_path, {"a": shifted([-2 * d for d in NEAR]), "base": BASE}, condition="w")
@@ -194,14 +232,19 @@ def test_the_table_of_a_condition(tmp_path, condition):
     row = ["4", "1.6500 ± 0.1268", "+0.5000", interval, "< 0.0001", "not reached (2 of 4)", "0.2500 ± 0.0000"]
     assert table.rows[0][3:] == row
     assert table.rows[1][5:] == ["reference", "-", "-", "1,000 (4 of 4)", "-"]
-    assert "eval/loss at most that" in table.notes[1] and "between evaluations, is 1,000." in table.notes[1]
-    assert table.notes[2] == "Baseline: accuracy 0.1000 (always the first)."
+    # 80 % of t of 4 pairs, noncentral, are above its 97.5 %
+    assert table.notes[1] == (
+        "Power: these seeds show 2.1 standard deviations of the paired difference with probability 0.8: "
+        '"high" 0.0174. Correlation of the pairs: "high" 1.00.'
+    )
+    assert "Steps to 2: where eval/loss comes to it" in table.notes[2] and "(1,000 steps apart)" in table.notes[2]
+    assert table.notes[3] == "Baseline: accuracy 0.1000 (always the first)."
     every = tables.of_condition(condition)
     assert [row[7] for row in every.rows[:3]] == ["< 0.0001", "< 0.0001", "1.0000"]
     small = dataclasses.replace(condition.arms[0].difference, p_corrected=0.00012)
     one = dataclasses.replace(condition, arms=[dataclasses.replace(condition.arms[0], difference=small)])
     assert tables.of_condition(one).rows[0][7] == "0.0001"
-    assert every.head[7:] == ["p (x 7)"] and "(Bonferroni: 99.29 % each), and p is times 7." in every.notes[0]
+    assert every.head[7:] == ["p (Holm)"] and "(Bonferroni: 99.29 % each); p is Holm's." in every.notes[0]
     assert [row[6] for row in every.rows[3:]] == ["identical", "no spread", "no spread", "-", "-"]
 
 
@@ -215,4 +258,4 @@ def test_text_is_aligned_and_wrapped(tmp_path):
     head, first, second = lines[1:4]
     assert head.index("eval/loss") + len("eval/loss") == first.index("± 0.1268") + len("± 0.1268")
     assert "FLOP" not in head and second.rstrip().startswith("  base") and "\nall conditions\n  condition" in text
-    assert text.endswith("\nnot for the number of conditions.") and '"a�[2J": worse in all 3 conditions.' in text
+    assert text.endswith("3 comparisons\nof this study together.") and '"a�[2J": worse in all 3 conditions.' in text

@@ -1,0 +1,90 @@
+"""What a study infers from its samples: false positives and power as simulated, corrections and rates by hand."""
+
+import numpy as np
+import pytest
+
+from experiments.studies import inference
+
+
+def hits(difference_XI, m):
+    """Where the interval is beside 0."""
+    low, high = inference.interval(difference_XI, m)
+    return (low > 0) | (high < 0)
+
+
+def test_a_whole_study_of_35_comparisons_has_5_percent_of_false_positives():
+    """Seven conditions of five arms beside a reference, five seeds that share noise; nothing differs."""
+    random = np.random.default_rng(0)
+    value_XCAI = random.normal(size=(2000, 7, 6, 5)) + random.normal(size=(2000, 7, 1, 5))
+    difference_XCAI = value_XCAI[:, :, 1:] - value_XCAI[:, :, :1]
+    assert 0.03 < hits(difference_XCAI, 35).any((1, 2)).mean() <= 0.06
+    assert hits(difference_XCAI, 5).any((1, 2)).mean() > 0.2  # corrected for each condition alone
+
+
+@pytest.mark.parametrize(("n", "m", "least"), [(3, 8, 9.5), (5, 4, 2.5), (5, 12, 3.5)])
+def test_power_is_what_simulated_studies_have(n, m, least):
+    assert np.ceil(2 * inference.detectable(n, m)) / 2 == least  # of a grid of halves
+    difference_XI = np.random.default_rng(0).normal(inference.detectable(n, m), size=(10_000, n))
+    assert hits(difference_XI, m).mean() == pytest.approx(0.8, abs=0.015)
+    for effect in (1, 2):
+        needed = inference.seeds_for(effect, m)
+        assert inference.detectable(needed, m) <= effect < inference.detectable(needed - 1, m)
+
+
+def test_holm_by_hand():
+    assert inference.holm([0.01, 0.04, 0.03], 3) == pytest.approx([0.03, 0.06, 0.06])
+    assert inference.holm([0.01, 0.04, 0.03], 4) == pytest.approx([0.04, 0.09, 0.09])  # one more, without a p
+    assert inference.holm([0.5, 0.6], 3) == [1.0, 1.0] and inference.holm([], 3) == []
+
+
+def test_a_rate_of_none_or_all_is_the_closed_form():
+    low = 0.025 ** (1 / 5)  # whose fifth power is 2.5 %
+    assert inference.rate(0, 5).interval == pytest.approx((0, 1 - low))
+    assert inference.rate(5, 5).interval == pytest.approx((low, 1))
+
+
+def test_one_percent_of_normal_samples_seem_to_have_a_plateau():
+    random = np.random.default_rng(0)
+    for n in range(4, 21):
+        _, _, ratio_X = inference.separation(random.normal(size=(20_000, n)))
+        assert 0.007 < (ratio_X > inference.GAPS[n - 4]).mean() < 0.013, n
+
+
+def test_a_plateau_is_found_but_not_with_three_seeds():
+    random = np.random.default_rng(0)
+
+    def share(n, stuck):
+        samples = 2.0 + random.normal(0, 0.02, (300, n)) + 1.2 * (np.arange(n) < stuck)
+        return np.mean([inference.plateau(list(values)) is not None for values in samples])
+
+    assert min(share(n, stuck) for n, stuck in ((4, 1), (5, 1), (5, 2), (10, 3))) > 0.95
+    assert share(3, 1) == 0
+
+
+def test_where_the_plateau_begins():
+    gap, middle, ratio = inference.separation(np.array([10.0, 0.0, 12.0, 1.0]))
+    assert (gap, middle, ratio) == pytest.approx((9, 5.5, 9 / np.sqrt((2 * 0.5**2 + 2 * 1**2) / 2)))
+    stuck = [1.90, 3.09, 1.91, 1.89, 1.90]
+    assert inference.plateau(stuck) == pytest.approx(2.5) and inference.plateau(stuck[:2]) is None
+    assert inference.plateau([1.0, 1.0, 1.0, 1.0, 0.91]) is None  # at a ceiling, where nothing varies
+
+
+CROSSINGS = {
+    "between two evaluations": ({0: 5.0, 100: 3.0, 200: 2.5, 300: 1.0, 400: 1.0}, 2.0, 200 + 100 / 3),
+    "lost by the next": ({0: 5.0, 100: 1.0, 200: 3.0, 300: 1.0, 400: 0.5}, 2.0, 250),
+    "the last one alone": ({200: 1.0, 100: 3.0, 0: 5.0}, 2.0, 150),
+    "lost at the end": ({0: 5.0, 100: 1.0, 200: 3.0}, 2.0, None),
+    "from the beginning": ({0: 1.0, 100: 1.0}, 2.0, 0),
+    "exactly": ({0: 5.0, 100: 2.0}, 2.0, 100),
+    "never": ({0: 5.0, 100: 3.0}, 2.0, None),
+    "no curve": ({}, 2.0, None),
+}
+
+
+@pytest.mark.parametrize("case", CROSSINGS)
+def test_the_step_at_which_a_curve_reaches_a_threshold(case):
+    curve, threshold, step = CROSSINGS[case]
+    expected = step if step is None else pytest.approx(step)
+    assert inference.crossing(curve, threshold, better="less") == expected
+    upward = {at: -value for at, value in curve.items()}
+    assert inference.crossing(upward, -threshold, better="more") == expected
