@@ -193,6 +193,7 @@ def train(
         took = {"compile_seconds": seconds}
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
+            took["seconds_per_step"] = (took["wall_seconds"] - seconds / len(program.runs)) / one.steps
         look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
         _write(one, ready, training, state, folder, look, begun, **took)
     shutil.rmtree(saved)  # behind the results: no one goes on from here
@@ -223,6 +224,7 @@ def _write(
         "experiment": every[0].settings.experiment,
         "steps": one.steps,
         "params": one.params,
+        "flops_per_step": 3 * one.flops,
         "flops_per_token": one.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),

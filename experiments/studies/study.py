@@ -18,7 +18,7 @@ OWN = ("study.metric", "study.threshold")  # what a condition may say of itself
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
-    *("source", "report.json", "report.md", "report.html"),
+    *("source", "report.json", "report.md", "report.html", "report.tex", "runs.csv"),
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # two such names still make one of a folder
 
