@@ -64,7 +64,7 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
         finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
         waiting = checked(unfinished(every, finished, folder), asked, devices, lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, runs)
-        workdir.keep_sources(folder, settings.sources())
+        sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
         for run in runs:
             if run.name not in finished:  # a result of other steps, or a damaged one
                 (folder / run.name / "summary.json").unlink(missing_ok=True)
@@ -78,7 +78,8 @@ def run(settings: configs.Settings, folder: pathlib.Path | None) -> single.Resul
                     line.begin(number - 1)
                     line.say(str(one))
                     began = time.perf_counter()
-                    programs.train(one, folder, devices, line, measure=log.SYMMETRY in settings.log, requests=requests)
+                    how = {"measure": log.SYMMETRY in settings.log, "requests": requests, "sources": sources}
+                    programs.train(one, folder, devices, line, **how)
                     requests.heed()
                     took = time.perf_counter() - began
                     line.say(f"  {number} of {len(waiting)} done, in {took:.1f} s")
