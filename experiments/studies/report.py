@@ -19,8 +19,9 @@ from typing import Any
 
 import jinja2
 import markupsafe
+import ml_collections
 
-from experiments.engine import disk, log
+from experiments.engine import config, disk, errors, log, mesh, workdir
 from experiments.studies import figures, runs, statistics, tables, words
 from experiments.studies import study as studies
 
@@ -30,6 +31,22 @@ SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"]}
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"±": r"$\pm$"}
 _NAMED = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
 LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()}
+
+
+def saved(folder: pathlib.Path) -> config.Settings:
+    """The config of a study's folder, of which no code is run. UserError where it is none."""
+    values = disk.read_json(folder / "config.json", says="what was compared").get("config")
+    if not isinstance(values, dict) or not isinstance(values.get("study"), dict):
+        raise errors.UserError(f"{folder} holds no study: its config.json has no config with a section study")
+    made = ml_collections.ConfigDict(values)
+    return config.Settings(made, made)
+
+
+def again(folder: pathlib.Path, device: str | None = None) -> list[pathlib.Path]:
+    """`write` for the study whose folder this is. device: on which this session computes, if it does."""
+    settings = saved(folder)
+    what = {"config": settings.to_dict(), "versions": mesh.versions(), "device": device, "commit": workdir.commit()}
+    return write(folder, studies.read(settings), what=what)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -> list[pathlib.Path]:
