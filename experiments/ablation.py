@@ -19,7 +19,6 @@ from experiments.engine import run as single
 from experiments.studies import plan, programs, progress, statistics, study, words
 from experiments.studies import report as reports
 
-TOO_EARLY = "stopped before anything was trained; a report that is there stays as it was"
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 
 
@@ -68,8 +67,10 @@ def run(
             compiler_report.show(programs.described(dearest, devices))
         return None
     requests = signals.Requests()
+    write = functools.partial(reports.again, folder, mesh.describe(devices))
     with workdir.hold(folder), single.file_errors(folder), requests.collect():
         finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
+<<<<<<< HEAD
         waiting = checked(unfinished(every, finished, folder), asked, devices, lambda: requests.heed(TOO_EARLY))
         enter(folder, settings, runs)
         plan.record(folder, asked)
@@ -81,24 +82,35 @@ def run(
         what = {"config": settings.to_dict(), "versions": mesh.versions()}
         what |= {"device": mesh.describe(devices), "commit": workdir.commit()}
         write = functools.partial(reports.write, folder, asked, what=what)
+=======
+>>>>>>> lab
         try:
+            waiting = checked(unfinished(every, finished, folder), asked, devices, requests.heed)
+            enter(folder, settings, runs)
+            sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
+            for run in runs:
+                if run.name not in finished:  # a result of other steps, or a damaged one
+                    (folder / run.name / "summary.json").unlink(missing_ok=True)
+            print(f"{len(runs)} runs in {len(every)} programs, {len(finished)} of them finished before")
             with contextlib.closing(progress.Progress(waiting)) as line:
                 for number, one in enumerate(waiting, 1):
                     line.begin(number - 1)
                     line.say(str(one))
                     began = time.perf_counter()
-                    programs.train(one, folder, devices, line, measure=log.SYMMETRY in settings.log, requests=requests)
+                    how = {"measure": log.SYMMETRY in settings.log, "requests": requests, "sources": sources}
+                    programs.train(one, folder, devices, line, **how)
                     requests.heed()
                     took = time.perf_counter() - began
                     line.say(f"  {number} of {len(waiting)} done, in {took:.1f} s")
                     if took > REPORTED and number < len(waiting):
                         write()
-        except errors.Interrupted as error:
+        except (errors.Interrupted, errors.RunError) as error:
             holds = "no run of the study is finished, and there is no report yet"
             if done := sum(workdir.finished(folder / run.name, run.settings.train.steps) for run in runs):
                 write()
                 holds = f"{folder / 'report.md'} holds the {done} of {len(runs)} runs that are finished"
-            raise errors.Interrupted(f"{error}; {holds}", error.code) from error
+            error.args = (f"{error}; {holds}",)
+            raise
         tidy(folder / "checkpoints", runs)
         files = write()
         print("\n".join(["", reports.text(folder, asked), "", *(f"  {file}" for file in files)]))

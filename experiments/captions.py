@@ -86,7 +86,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     task = tasks.of_words(settings, model, logits, few=True, tokens_per_example=N, layout=layout, **parts)
     lines = [*data.said.splitlines(), f"captions of {patches} patches and up to {w_CL.shape[1]} letters"]
     show = functools.partial(figures, settings, data, task, jax.jit(written), (letters, w_CL))
-    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], lines=lines)
+    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], lines=lines, data_sha256=data.sha256)
 
 
 def figures(settings, data: images.Images, task: step.Task, written, words, params: Any, folder: pathlib.Path, rows):

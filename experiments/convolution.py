@@ -69,7 +69,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         **parts,
     )
     show = functools.partial(figures, settings, data, kernel_HD, task)
-    return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0], lines=data.said.splitlines())
+    told = {"lines": data.said.splitlines(), "data_sha256": data.sha256}
+    return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0], **told)
 
 
 def init(key: jax.Array, *, H: int, K: int, D: int, N: int) -> dict:

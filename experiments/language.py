@@ -38,6 +38,7 @@ class Corpus(NamedTuple):
     train_T: np.ndarray | tokens.Mapped
     evaluation_T: np.ndarray | tokens.Mapped
     lines: list[str]  # about it, for a person
+    sha256: str  # of the text
     size: perplexity.Size | None  # of the evaluation part behind its first token; None where tokens are bytes
 
 
@@ -92,7 +93,14 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     over = layouts.Layout(platform=mesh.backend(devices))
     show = filled(corpus, task, logits) if hidden else generated(settings, corpus, model, over)
     draw = functools.partial(figures, settings, corpus, task, show)
-    return run.Work(task, draw, lambda *inputs: logits(*inputs)[0], corpus.tokenizer.files, lines=corpus.lines)
+    return run.Work(
+        task,
+        draw,
+        lambda *inputs: logits(*inputs)[0],
+        corpus.tokenizer.files,
+        lines=corpus.lines,
+        data_sha256=corpus.sha256,
+    )
 
 
 def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
@@ -106,7 +114,7 @@ def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     fewer = f" ({t.tokenizer} asks for more, and the text has no more pairs)" if of.size < bpe.size(t.tokenizer) else ""
     lines = [*documents.said.splitlines(), f"{documents.name}: {lengths}, vocabulary {of.size}{fewer}"]
     size = None if t.tokenizer == "bytes" else perplexity.size(both[1], first=of.decode(rows[1][:1]))
-    return Corpus(documents.name, of, *rows, lines, size)
+    return Corpus(documents.name, of, *rows, lines, documents.sha256, size)
 
 
 def token_counts(token_T: np.ndarray | tokens.Mapped, *, W: int) -> np.ndarray:

@@ -66,7 +66,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         **parts,
     )
     show = functools.partial(figures, settings, data, normal, task, predict)
-    return run.Work(task, show, lambda *inputs: predict(*inputs)[0], lines=data.said.splitlines())
+    return run.Work(
+        task, show, lambda *inputs: predict(*inputs)[0], lines=data.said.splitlines(), data_sha256=data.sha256
+    )
 
 
 def figures(

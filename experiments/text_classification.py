@@ -66,7 +66,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(data.classes)} classes, vocabulary {words.size}"]
     files = words.files | {"data.json": disk.as_json({"classes": data.classes})}
     show = functools.partial(figures, settings, data, task, logits, labels[1])
-    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines)
+    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines, data_sha256=data.sha256)
 
 
 def inputs(words: Any, rows: list[labelled.Row], label_B: np.ndarray, *, N: int) -> tasks.Examples:

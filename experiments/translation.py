@@ -35,6 +35,7 @@ class Corpus(NamedTuple):
     sources: list[str]
     references: list[list[str]]
     lines: list[str]
+    sha256: str  # of the pairs
 
 
 def config() -> dict[str, ConfigDict]:
@@ -76,7 +77,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     files = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
     translate = translator(model, corpus.subwords, N=p.N, batch=settings.train.evaluate_batch)
     show = functools.partial(figures, settings, corpus, model, translate)
-    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=corpus.lines)
+    return run.Work(
+        task, show, lambda *inputs: logits(*inputs)[0], files, lines=corpus.lines, data_sha256=corpus.sha256
+    )
 
 
 def read(settings: configs.Settings) -> Corpus:
@@ -90,7 +93,7 @@ def read(settings: configs.Settings) -> Corpus:
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
     told = f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}"
     lines = [*loaded.said.splitlines(), told]
-    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, p.score_sentences), lines)
+    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, p.score_sentences), lines, loaded.sha256)
 
 
 def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:

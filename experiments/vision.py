@@ -57,7 +57,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     )
     files = {"data.json": disk.as_json(images.describe(data))}
     show = functools.partial(figures, settings, data, task, logits)
-    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=data.said.splitlines())
+    return run.Work(
+        task, show, lambda *inputs: logits(*inputs)[0], files, lines=data.said.splitlines(), data_sha256=data.sha256
+    )
 
 
 def figures(

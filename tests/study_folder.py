@@ -14,6 +14,7 @@ WHAT = {
     "device": "one small computer",
     "commit": "c0ffee",
 }
+COSTS = {"flops_per_step": 4e6, "seconds_per_step": 0.5}
 
 
 def study(
@@ -90,6 +91,6 @@ def whole(folder: pathlib.Path, made: studies.Study, *, M: int = 2, H: int = 3, 
                             rows[-1] |= {f"directionality/{m}": -np.tanh(rise) + random.normal(0, 0.02)}
                 ends = {"eval/loss": rows[-1]["eval/loss"], "eval/accuracy": 0.5, "baseline/accuracy": 0.1}
                 look = {name: random.uniform(0.1, 0.9, M).tolist() for name in ("entropy", "diagonal", "asymmetry")}
-                place = run(folder, condition.name, arm.name, seed, ends=ends, rows=rows, attention=look)
+                place = run(folder, condition.name, arm.name, seed, ends=ends, rows=rows, attention=look, **COSTS)
                 if seed == made.seeds[0]:
                     np.savez(place / "maps.npz", A_MHNS=random.dirichlet(np.full(7, 0.3), (M, H, 7)))

@@ -266,6 +266,16 @@ def digest(content: bytes) -> bytes:
     return hashlib.sha256(content).digest()[:8]
 
 
+def sha256(*pieces: str | np.ndarray) -> str:
+    """Of texts and arrays, of which the order, the types and the shapes count too."""
+    total = hashlib.sha256()
+    for piece in pieces:
+        array = np.frombuffer(piece.encode(), np.uint8) if isinstance(piece, str) else np.ascontiguousarray(piece)
+        total.update(f"{array.dtype.str} {array.shape}".encode())
+        total.update(array)
+    return total.hexdigest()
+
+
 def held_out_below(digests: Sequence[bytes], *, share: float) -> bytes:
     """The digest below which `held_out` holds out."""
     different = sorted({*digests})

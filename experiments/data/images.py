@@ -43,6 +43,10 @@ class Images(NamedTuple):
     said: str
     values: tuple[float, float]  # black and white
 
+    @property
+    def sha256(self) -> str:
+        return files.sha256(*(array for array in self if isinstance(array, np.ndarray)))
+
 
 def configured(source: str, size: int = 0) -> Images:
     """The images of a config's image.source; says what they are. UserError as `load`."""

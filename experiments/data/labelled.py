@@ -1,6 +1,7 @@
 """Texts that belong to classes: files in folders named after these, tables with a column of them, or docstrings."""
 
 import ast
+import json
 import pathlib
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,10 @@ class Labelled(NamedTuple):
     evaluation: list[Row]
     classes: list[str]
     said: str  # which file became what, '' where there is nothing to tell
+
+    @property
+    def sha256(self) -> str:
+        return files.sha256(json.dumps([self.train, self.evaluation]))
 
 
 def load(source: str, *, field: str, label: str) -> Labelled:

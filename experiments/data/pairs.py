@@ -4,6 +4,7 @@ subwords; and as arrays: what an encoder reads, and what a decoder is to predict
 
 import contextlib
 import glob
+import json
 import os
 import pathlib
 import re
@@ -46,6 +47,10 @@ class Pairs(NamedTuple):
     train: list[Pair]
     evaluation: list[Pair]
     said: str  # which file became what, '' where there is nothing to tell
+
+    @property
+    def sha256(self) -> str:
+        return files.sha256(json.dumps([self.train, self.evaluation]))
 
 
 def load(source: str, *, share: float = 1.0) -> Pairs:

@@ -56,6 +56,10 @@ class Text(NamedTuple):
     evaluation: Part
     said: str  # which file became what, '' where there is nothing to tell
 
+    @property
+    def sha256(self) -> str:
+        return files.sha256(self.train.digest, self.evaluation.digest)
+
 
 def load(source: str, field: str = "") -> Text:
     """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path; with

@@ -1,10 +1,13 @@
 """Devices: the only file that arranges them and uses `shard_map` (distributed.py: several processes)."""
 
+import contextlib
 import functools
 import importlib.metadata
 import math
 import os
+import pathlib
 import platform
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,6 +46,15 @@ def versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
+@functools.cache
+def processor() -> str:
+    """The model of this machine's processor, as Linux tells it, or what Python knows of it."""
+    with contextlib.suppress(OSError):
+        if model := re.search(r"^model name\s*:\s*(.+)", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return model[1]
+    return platform.processor() or platform.machine()
+
+
 def shape(mesh: Mesh) -> str:
     """The axes that spread something, with their sizes."""
     return ", ".join(f"{axis}={n}" for axis, n in mesh.shape.items() if n > 1 or axis == DATA)
@@ -57,7 +69,8 @@ def describe(mesh: Mesh) -> str:
         used += f" of {of.name}, which need not be there"
     elif compilation.simulated and mesh.size > 1 and backend(mesh) == "cpu":
         used = f"{mesh.size} simulated devices"
-    kind = f"{backend(mesh)} ({mesh.devices.flat[0].device_kind})"
+    kinds = [mesh.devices.flat[0].device_kind, *([] if of else [processor()])]
+    kind = f"{backend(mesh)} ({', '.join(kind for kind in kinds if kind != 'cpu')})"
     return f"Python {platform.python_version()}, {software} on {kind}: {used}, mesh {shape(mesh)}"
 
 

@@ -47,6 +47,7 @@ class Work(NamedTuple):
     files: Mapping[str, bytes] = {}  # by name, without which the model cannot be used: its words, its classes
     params: Mapping[str, np.ndarray] = {}  # initial parameters, by path, in place of random ones
     lines: Sequence[str] = ()  # about the data, for a person
+    data_sha256: str | None = None  # the same for the same data; None: they are made, or nobody tells
 
 
 class Result(NamedTuple):
@@ -84,8 +85,7 @@ def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Me
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
             summary = disk.read_json(folder / "summary.json", says="its result")
         else:
-            if writes:
-                workdir.keep_sources(folder, settings.sources())
+            sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1]) if writes else {}
             for name, content in work.files.items() if writes else ():
                 if resumed and name == WORDS and (folder / name).is_file() and (folder / name).read_bytes() != content:
                     wrong = "names other words than this config makes now, of its text and by the library that is here"
@@ -97,7 +97,10 @@ def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Me
                     compiled, seconds = compile_step(plan, state)
                 compilation.check_step(compiled.largest(), devices)
             state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
-            params, numbers = distributed.fetch(state.params), numbers | {"compile_seconds": seconds}
+            params, numbers = (
+                distributed.fetch(state.params),
+                numbers | {"compile_seconds": seconds, "sources": sources},
+            )
             summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
@@ -165,7 +168,9 @@ def write_result(
         **{f"baseline/{name}": value for name, value in plan.task.baseline.items()},
         "guess": dict(plan.task.guess),
         "wall_seconds": time.perf_counter() - began,
+        "data_sha256": work.data_sha256,
         "devices": plan.mesh.size,
+        "device": mesh.describe(plan.mesh),
         "backend": mesh.backend(plan.mesh),
         "versions": mesh.versions(),
         "commit": workdir.commit(),

@@ -30,7 +30,7 @@ MAY_CHANGE = tuple(
 )
 REMEMBERS = "skip_spikes"  # the value of train.nan whose checkpoints hold a history: none changes to it or from it
 LOCK = "lock"
-SOURCES = "source"  # the folder of the user's own code
+SOURCES, DIFF = "source", "checkout.diff"  # the folder of the user's own code, and what it has of edits to ours
 LARGEST_SOURCE = 2**20  # bytes of a file of it
 COMPUTES = ("jax", "jaxlib")
 OUTAGES = 5  # of a drive that one command outlives; a disk that is broken has no end of them
@@ -38,10 +38,15 @@ PATIENCE, PAUSE = 120.0, 1.0  # seconds that such a drive is waited for, and bet
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that has none says
 
 
-@functools.cache
 def commit() -> str:
     """The git commit of the code that runs, '' where it is not a checkout. Where tracked files were edited it goes on
     with -dirty. and 16 digits of the SHA-256 of `git diff HEAD`, or with -unknown where git does not tell."""
+    return checkout()[0]
+
+
+@functools.cache
+def checkout() -> tuple[str, bytes]:
+    """The commit, and `git diff HEAD`."""
 
     def git(*command: str) -> bytes:
         options = {"cwd": pathlib.Path(__file__).parent, "capture_output": True, "timeout": 10, "check": True}
@@ -52,8 +57,8 @@ def commit() -> str:
         digest = git("rev-parse", "HEAD").decode().strip()
         changes = git("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color")
     except (OSError, subprocess.SubprocessError):
-        return digest and f"{digest}-unknown"
-    return f"{digest}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else digest
+        return digest and f"{digest}-unknown", b""
+    return f"{digest}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else digest, changes
 
 
 @contextlib.contextmanager
@@ -188,24 +193,28 @@ def may_change(key: str) -> bool:
     return any(key == right or (right.endswith(".") and key.startswith(right)) for right in MAY_CHANGE)
 
 
-def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str]) -> None:
-    """Copies of these files in the run's folder, under the name beside each. What is there stays: where a run goes on
-    with another file, that one is my_file.2.py, and it is said. OSError where the folder cannot be written."""
-    place = folder / SOURCES
-    for file, name in files.items():
-        content = _content(file)
+def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: bytes = b"") -> dict[str, str]:
+    """Copies of these files in the run's folder, under the name beside each, and of the checkout's diff where there is
+    one; returns the SHA-256 of each. What is there stays: where a run goes on with another file, that one is
+    my_file.2.py, and it is said. OSError where the folder cannot be written."""
+    place, kept = folder / SOURCES, {}
+    contents = [(file, name, _content(file)) for file, name in files.items()]
+    contents += [("git diff HEAD", DIFF, diff if len(diff) <= LARGEST_SOURCE else None)] if diff else []
+    for file, name, content in contents:
         if content is None:
             fault = f"it cannot be read, or is larger than {LARGEST_SOURCE:,} bytes"
             print(f"{file} is not kept in {place}: {fault}", flush=True)
             continue
         disk.folder(folder, SOURCES)
-        numbered = (f"{name.removesuffix('.py')}.{n}.py" for n in itertools.count(2))
-        copies = (place / one for one in itertools.chain([name], numbered))
+        stem, end = os.path.splitext(name)
+        copies = (place / one for one in itertools.chain([name], (f"{stem}.{n}{end}" for n in itertools.count(2))))
         copy = next(one for one in copies if not one.is_file() or _content(one) == content)
         if not copy.is_file():
             disk.write(copy, content)
             if copy.name != name:
                 print(f"{file} is not what this began with, {place / name}: it is kept as {copy}", flush=True)
+        kept[copy.name] = hashlib.sha256(content).hexdigest()
+    return kept
 
 
 def _content(file: pathlib.Path) -> bytes | None:

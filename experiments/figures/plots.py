@@ -1,6 +1,6 @@
 """What a run shows: loss curves, predictions, confusion, attention. Each function takes arrays and writes one PNG.
 
-Colours are safe for the colour-blind, and nothing is said by colour alone. No global matplotlib state is used.
+Colours are safe for the colour-blind, and nothing is said by colour alone. No global matplotlib state stays changed.
 """
 
 import os
@@ -8,6 +8,7 @@ import pathlib
 import textwrap
 from collections.abc import Sequence
 
+import matplotlib
 import numpy as np
 from matplotlib import cm, colors, figure, font_manager, ticker
 from matplotlib.backends import backend_agg
@@ -17,17 +18,20 @@ from experiments.engine import disk
 BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
 MOST_LAYERS, MOST_HEADS, MOST_TOKENS, MOST_LETTERS = 12, 8, 32, 14
 DPI = 110
+UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # metadata, which would tell the time
 SYMBOLS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 LITERAL = {"parse_math": False}  # for texts of the user's: a $ is a dollar and starts no formula
 
 
 def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
-    """Write the figure as a PNG, whole or not at all; its folder is made where it is missing."""
+    """Write the figure as a PNG, SVG or PDF, by the end of its name, whole or not at all, the same bytes for the same
+    figure; its folder is made where it is missing."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     backend_agg.FigureCanvasAgg(drawing)
-    with disk.draft(path) as file:
-        drawing.savefig(file, format="png", dpi=DPI)
+    kind = path.suffix.removeprefix(".")
+    with disk.draft(path) as file, matplotlib.rc_context({"svg.hashsalt": "tfm"}):  # else SVG draws its ids
+        drawing.savefig(file, format=kind, dpi=DPI, metadata=UNDATED.get(kind))
     return path
 
 

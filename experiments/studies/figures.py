@@ -1,5 +1,5 @@
 """All figures of a report, each with a caption that says what is drawn and over how many runs: the metric over
-training and its paired differences, symmetry and attention of each layer."""
+training, against its cost, and its paired differences, symmetry and attention of each layer."""
 
 import pathlib
 import textwrap
@@ -18,12 +18,14 @@ from experiments.studies import study as studies
 SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
 MOST = 6  # layers shown, evenly spread
 MANY = 6  # arms above which bands are paler
+THIN = 0.5  # width of a seed's line
+ALSO = (".svg", ".pdf")  # beside each PNG
 
 
 class Figure(NamedTuple):
     """A figure that has been written."""
 
-    file: pathlib.Path
+    file: pathlib.Path  # the PNG
     kind: str  # a key of KINDS
     condition: str
     caption: str
@@ -31,7 +33,8 @@ class Figure(NamedTuple):
 
 Runs = Mapping[str, list[finished.Run]]  # arm -> its runs, of the arms that have some
 Styles = Mapping[str, styles.Style]  # arm -> how it looks
-Drawing = tuple[figure.Figure, str] | None  # and its caption; None where there is nothing to be seen
+Shown = dict[str, set[str]]  # panel -> the arms in it; '' is a panel without a name
+Drawing = tuple[figure.Figure, str, Shown] | None  # with its caption; None where there is nothing to be seen
 
 
 def draw(
@@ -40,7 +43,7 @@ def draw(
     conditions: Sequence[statistics.Condition],
     runs: Sequence[finished.Run],
 ) -> list[Figure]:
-    """Write the figures of each condition into folder/figures; none where there is nothing to be seen."""
+    """Write the figures of each condition into folder/figures, as PNG and ALSO; none where nothing is to be seen."""
     disk.tidy(disk.folder(folder, "figures"))
     figures = []
     for condition in conditions:
@@ -50,15 +53,30 @@ def draw(
             if drawing := drawn(kind, condition, mine, styles.of(study)):
                 file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
                 engine.write(drawing[0], file)
+                drawing[0].set_layout_engine("none")  # all is where it was in the PNG
+                for end in ALSO:
+                    engine.write(drawing[0], file.with_suffix(end))
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
                 figures.append(Figure(file, kind, condition.name, caption))
     return figures
 
 
-def drawn(kind: str, condition: statistics.Condition, runs: Iterable[finished.Run], style: Styles) -> Drawing:
-    """A figure of KINDS, with its arms in the order of their styles."""
+def drawn(
+    kind: str, condition: statistics.Condition, runs: Iterable[finished.Run], style: Styles
+) -> tuple[figure.Figure, str] | None:
+    """A figure of KINDS, with its arms in the order of their styles, and its caption, which names those left out."""
     groups = {arm: [run for run in runs if run.arm == arm] for arm in style}
-    return KINDS[kind](condition, {arm: group for arm, group in groups.items() if group}, style)
+    made = KINDS[kind](condition, {arm: group for arm, group in groups.items() if group}, style)
+    if made is None:
+        return None
+    drawing, caption, shown = made
+    without: dict[tuple[str, ...], list[str]] = {}  # arms left out -> of these panels
+    for panel, arms in shown.items():
+        without.setdefault(tuple(arm for arm in style if arm not in arms), []).append(panel)
+    for arms, panels in without.items():
+        where = "" if len(without) == 1 else f" in {words.joined([words.quoted(panel) for panel in panels])}"
+        caption += f" Not drawn{where}, for want of numbers: {words.quoted(*arms)}." if arms else ""
+    return drawing, caption
 
 
 def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -66,6 +84,10 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     drawing = figure.Figure(figsize=(10, 7.2), layout="constrained")
     grid = drawing.add_gridspec(2, 2)
     left, right, below = (drawing.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
+    metric = styles.label(condition.metric)
+    titles = "training loss", f"{metric}, held out", f"{metric}, minus the reference's of the same seed"
+    shown: Shown = {title: set() for title in titles}
+    shown[titles[2]].add(condition.reference)
     late: list[float] = []
     base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
     for arm, mine in runs.items():
@@ -73,13 +95,16 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
         step_I, loss_RI = finished.stack([run.curve("train/loss") for run in mine])
         width = loss_RI.shape[1] // SMOOTHED  # few values are left as they are
         smooth_R = [engine.smooth(loss_I, 2 * (width // 2) + 1) for loss_I in loss_RI]
-        band(left, step_I, np.reshape(smooth_R, loss_RI.shape), **look)
-        band(right, *finished.stack([run.curve(condition.metric) for run in mine]), **look)
+        if band(left, step_I, np.reshape(smooth_R, loss_RI.shape), **look):
+            shown[titles[0]].add(arm)
+        if band(right, *finished.stack([run.curve(condition.metric) for run in mine]), **look):
+            shown[titles[1]].add(arm)
         if arm != condition.reference:
             pairs = [(run.curve(condition.metric), base[run.seed]) for run in mine if run.seed in base]
             step_I, value_RI = finished.stack([curve for side in zip(*pairs, strict=True) for curve in side])
             difference_RI = value_RI[: len(pairs)] - value_RI[len(pairs) :]
-            band(below, step_I, difference_RI, **look)
+            if band(below, step_I, difference_RI, **look):
+                shown[titles[2]].add(arm)
             late += difference_RI[:, 2 * step_I >= max(step_I, default=0)].ravel().tolist()
     if condition.threshold:
         right.axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
@@ -88,37 +113,67 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     low, high, (bottom, top) = min([0.0, *late]), max([0.0, *late]), below.get_ylim()
     if top - bottom > 5 * (high - low) > 0:  # early differences would hide those of the second half of training
         below.set_ylim(low - 0.6 * (high - low), high + 0.6 * (high - low))
-    metric = styles.label(condition.metric)
-    titles = "training loss", f"{metric}, held out", f"{metric}, minus the reference's of the same seed"
     for panel, title in zip((left, right, below), titles, strict=True):
-        panel.set_title(title, fontsize=10, **engine.LITERAL)
-        value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
-        positive = (panel is left or condition.better == "less") and len(value) and value.min() > 0
-        if positive and value.max() > 10 * value.min():
-            panel.set_yscale("log")
-        panel.grid(alpha=0.3)
-        panel.set_xlabel("step", fontsize=9)
-        panel.tick_params(labelsize=8)
+        dress(panel, title, "step", falls=panel is left or condition.better == "less")
         panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=6))
     styles.legend(drawing, {arm: style[arm] for arm in runs})
     threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
-    return drawing, (
+    caption = (
         f"training loss (smoothed), {condition.metric} on held-out data, and its difference to {condition.reference} "
-        f"of the same seed over training. Lines are means over seeds, bands reach from the smallest to the largest. "
-        f"Early differences are cut off where they would hide the later ones.{threshold}"
+        f"of the same seed over training. Lines are means over seeds, thin ones the seeds, and bands reach from the "
+        f"smallest to the largest. Early differences are cut off where they would hide the later ones.{threshold}"
     )
+    return drawing, caption, shown
 
 
-def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Style, *, pale: bool) -> None:
-    """The mean over R seeds as a line, smallest to largest as a band."""
+def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
+    """The metric on held-out data against what the training of a run has taken by then, a panel for each of COSTS."""
+    told = {name: {arm: [run for run in runs[arm] if run.summary.get(name)] for arm in runs} for name in finished.COSTS}
+    names = [name for name, groups in told.items() if any(groups.values())]
+    if not names:
+        return None
+    drawing = figure.Figure(figsize=(10, 4.1), layout="constrained")
+    shown: Shown = {finished.COSTS[name]: set() for name in names}
+    for panel, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for arm, mine in told[name].items():
+            step_I, value_RI = finished.stack([run.curve(condition.metric) for run in mine])
+            cost_I = step_I * np.mean([run.summary[name] for run in mine]) if mine else step_I
+            if band(panel, cost_I, value_RI, style[arm], pale=len(runs) > MANY):
+                shown[finished.COSTS[name]].add(arm)
+        dress(panel, "", f"{finished.COSTS[name]} of training", falls=condition.better == "less")
+        panel.set_ylabel(styles.label(condition.metric), fontsize=9, **engine.LITERAL)
+    styles.legend(drawing, {arm: style[arm] for arm in runs})
+    caption = (
+        f"{condition.metric} on held-out data against what training has taken by then. Seconds are a run's share of "
+        f"its program's time without compiling, spread evenly over the steps. Lines are means over seeds, thin ones "
+        f"the seeds, bands from smallest to largest."
+    )
+    return drawing, caption, shown
+
+
+def dress(panel: Any, title: str, x: str, *, falls: bool) -> None:
+    """Title, labels and grid of a panel of curves; logarithmic where they span a decade, and are of what `falls`."""
+    panel.set_title(title, fontsize=10, **engine.LITERAL)
+    value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
+    if falls and len(value) and value.max() > 10 * value.min() > 0:
+        panel.set_yscale("log")
+    panel.grid(alpha=0.3)
+    panel.set_xlabel(x, fontsize=9)
+    panel.tick_params(labelsize=8)
+
+
+def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Style, *, pale: bool) -> bool:
+    """The mean over R seeds as a line, each seed as a thin one, smallest to largest as a band; whether any is there."""
     if value_RI.size == 0:
-        return
+        return False
     every = max(2, len(step_I) // 8) if len(step_I) > 2 else 1
     marks, zorder = (style.turn % every, every), 2 if style.line == "-" else 3
     panel.plot(step_I, value_RI.mean(0), **style.look, markevery=marks, zorder=zorder)
     if len(value_RI) > 1:
         alpha = 0.10 if pale else 0.18
         panel.fill_between(step_I, value_RI.min(0), value_RI.max(0), color=style.colour, alpha=alpha, lw=0)
+        panel.plot(step_I, value_RI.T, color=style.colour, lw=THIN, alpha=0.5, zorder=1.5)
+    return True
 
 
 def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -145,10 +200,11 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     text = f"{metric}, arm minus {reference} ({side} of the line: better than the reference)"
     panel.set_xlabel(text, fontsize=9, **engine.LITERAL)
     bars = "bars 95 % intervals" + f" for {condition.comparisons} comparisons together" * (condition.comparisons > 1)
-    return drawing, (
+    caption = (
         f"each arm's {condition.metric} minus {condition.reference}'s, paired by seed. Circles are seeds, upright "
         f"lines their means, {bars if any(arm.difference.interval for arm in arms) else 'there are no intervals'}."
     )
+    return drawing, caption, {"": {condition.reference, *(arm.name for arm in arms)}}
 
 
 def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -162,11 +218,14 @@ def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Draw
     panels = drawing.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False)
     every = {arm: [run for run in mine if any(map(run.depth, names))] for arm, mine in runs.items()}
     logged = {arm: mine for arm, mine in every.items() if mine}
+    shown: Shown = {}
     for row, name in zip(panels, names, strict=True):
         for panel, m in zip(row, layers, strict=True):
             for arm, mine in logged.items():
                 step_I, value_RI = finished.stack([run.curve(f"{name}/{m + 1}") for run in mine])
-                band(panel, step_I, value_RI, style[arm], pale=len(logged) > MANY)
+                arms = shown.setdefault(f"{finished.SYMMETRY[name]}, layer {m + 1}", set())
+                if band(panel, step_I, value_RI, style[arm], pale=len(logged) > MANY):
+                    arms.add(arm)
             panel.grid(alpha=0.3)
             panel.tick_params(labelsize=8)
         row[0].set_ylabel(textwrap.fill(finished.SYMMETRY[name], 16), fontsize=9)
@@ -174,13 +233,14 @@ def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Draw
         top.set_title(f"layer {m + 1}", fontsize=9)
         bottom.set_xlabel("step", fontsize=9)
     styles.legend(drawing, {arm: style[arm] for arm in logged})
-    return drawing, (
+    caption = (
         "how symmetric and how directional the scores of each layer are over training. s is 1 for a symmetric form, -1 "
         "for a skew one, about 0 for a random one (1/D is expected of D features). d is of the sum over heads: 0 for a "
         "symmetric form, negative where the key side dominates. With few features d is anywhere between -1 and 1 "
         "before any training (95 % of random factors: -1 to 1 at D = 32 and 64, -0.53 to 0.70 at D = 256), so read it "
-        "against step 0. Means over seeds, bands from smallest to largest."
+        "against step 0. Lines are means over seeds, thin ones the seeds, bands from smallest to largest."
     )
+    return drawing, caption, shown
 
 
 def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -190,6 +250,9 @@ def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles)
     names = [name for name in depth if depth[name]]
     if not names:
         return None
+    shown = {
+        finished.ATTENTION[name]: {arm for arm in arms if any(run.layers(name) for run in runs[arm])} for name in names
+    }
     layers = engine.spread(max(depth.values()), MOST)
     drawing = figure.Figure(figsize=(10, 2.1 * len(names) + 1), layout="constrained")
     panels = drawing.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
@@ -210,10 +273,11 @@ def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles)
         panel.tick_params(labelsize=8)
     panels[-1].set_xticks(range(len(layers)), [f"layer {m + 1}" for m in layers])
     styles.legend(drawing, {arm: style[arm] for arm in arms}, ls="-", lw=2, ms=6)
-    return drawing, (
+    caption = (
         "attention on held-out examples at the end of training, per layer, averaged over heads. Marks are seeds, bars "
         "their means. Attention that is uniform over n keys has an entropy of ln n nats, and 1/n of it on the diagonal."
     )
+    return drawing, caption, shown
 
 
 def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -223,15 +287,17 @@ def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
         return None
     seeds = sorted({run.seed for run in first.values()})
     examples = {arm: attention.read(run.maps) for arm, run in first.items()}
-    return attention.side_by_side(examples, {arm: style[arm].label for arm in examples}), (
+    caption = (
         f"attention on one held-out example (seed {words.listed(seeds)}), query (row) by key (column). Shades are in "
         f"proportion to the square root of the weight, and mean the same in all panels."
     )
+    return attention.side_by_side(examples, {arm: style[arm].label for arm in examples}), caption, {"": {*examples}}
 
 
 KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]]
 KINDS = {
     "course": course,
+    "cost": cost,
     "differences": differences,
     "symmetry": symmetry,
     "attention": attention_layers,

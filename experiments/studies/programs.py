@@ -107,6 +107,7 @@ class Ready(NamedTuple):
     tasks: dict[int, step.Task]  # by seed
     abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
     params: dict[str, np.ndarray]  # by path, in place of random ones
+    data_sha256: str | None
 
 
 def prepare(program: study.Program, devices: Mesh) -> Ready:
@@ -124,7 +125,9 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     batched = vmapped_runs.side_by_side(devices, 3 * _forward(task))
     vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)
     batch = mesh.abstract_batch(devices, task.train[0], rows=rows)
-    return Ready(plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)), {**work.params, **start})
+    return Ready(
+        plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)), {**work.params, **start}, work.data_sha256
+    )
 
 
 def train(
@@ -135,16 +138,17 @@ def train(
     *,
     measure: bool,
     requests: signals.Requests,
+    sources: dict[str, str],
 ) -> None:
     """Train the runs of the program, or go on with them, and write the results of each into its folder.
 
     measure: look into scores and attention too. requests: those of the study; Interrupted, behind a save, where there
-    is one.
+    is one. sources: SHA-256 of the user's own files.
     """
     program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
     ready = prepare(program, devices)
     requests.heed()
-    (plan, vmapped, tasks, abstract, params), began = ready, time.perf_counter()
+    (plan, vmapped, tasks, abstract, params, _), began = ready, time.perf_counter()
     numbers = {name: jnp.asarray(column) for name, column in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.runs], numbers)
 
@@ -190,9 +194,10 @@ def train(
             place=mesh.place_rows,
         )
         training.evaluate_behind(state)
-        took = {"compile_seconds": seconds}
+        took: dict[str, Any] = {"compile_seconds": seconds, "sources": sources}
         if not start:  # else it would be that of the last part
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
+            took["seconds_per_step"] = (took["wall_seconds"] - seconds / len(program.runs)) / one.steps
         look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
         _write(one, ready, training, state, folder, look, begun, **took)
     shutil.rmtree(saved)  # behind the results: no one goes on from here
@@ -223,10 +228,12 @@ def _write(
         "experiment": every[0].settings.experiment,
         "steps": one.steps,
         "params": one.params,
+        "flops_per_step": 3 * one.flops,
         "flops_per_token": one.flops / (ready.plan.growth.sizes[0] * task.tokens_per_example),
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),
         "data": list(one.lines),
+        "data_sha256": ready.data_sha256,
         "evaluation_crc32": runs.crc32(task.evaluation[0]) ^ runs.crc32(task.evaluation[-1]) ^ len(task.evaluation),
         "together": len(every),
         "devices": devices.size,
@@ -260,7 +267,7 @@ def _write(
 
 def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """The step of a program and its evaluation, for chips that need not be there."""
-    plan, of, _, abstract, _ = prepare(one.program, devices)
+    plan, of, _, abstract, *_ = prepare(one.program, devices)
     numbers, rows, name = one.program.numbers, len(one.program.runs), one.program.name
     state = vmapped_runs.initial_state(of, [run.seed for run in one.program.runs], numbers, abstract=True)
     held_out = mesh.abstract_batch(devices, of.task.evaluation[0])

@@ -1,11 +1,14 @@
-"""The report of a study, from its folder alone: report.json, report.md, report.html and figures.
+"""The report of a study, from its folder alone: report.json, report.md, report.html, report.tex, runs.csv and figures.
 
-The page and the Markdown are templates beside this file. What is put into them is escaped, whoever has written it.
+The page, the Markdown and the LaTeX are templates beside this file. What is put into them is escaped, whoever has
+written it.
 """
 
 import base64
+import csv
 import dataclasses
 import functools
+import io
 import json
 import math
 import pathlib
@@ -16,17 +19,43 @@ from typing import Any
 
 import jinja2
 import markupsafe
+import ml_collections
 
+<<<<<<< HEAD
 from experiments.engine import disk, log
 from experiments.studies import figures, inference, plan, runs, statistics, tables, words
+=======
+from experiments.engine import config, disk, errors, log, mesh, workdir
+from experiments.studies import figures, runs, statistics, tables, words
+>>>>>>> lab
 from experiments.studies import study as studies
 
-SECTIONS = {"Training": ["course"], "Paired differences": ["differences"]}  # of the page: heading -> the figures in it
+# Of the page: heading -> the figures in it.
+SECTIONS = {"Training": ["course", "cost"], "Paired differences": ["differences"]}
 SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"]}
+LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"±": r"$\pm$"}
+_NAMED = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
+LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()}
+
+
+def saved(folder: pathlib.Path) -> config.Settings:
+    """The config of a study's folder, of which no code is run. UserError where it is none."""
+    values = disk.read_json(folder / "config.json", says="what was compared").get("config")
+    if not isinstance(values, dict) or not isinstance(values.get("study"), dict):
+        raise errors.UserError(f"{folder} holds no study: its config.json has no config with a section study")
+    made = ml_collections.ConfigDict(values)
+    return config.Settings(made, made)
+
+
+def again(folder: pathlib.Path, device: str | None = None) -> list[pathlib.Path]:
+    """`write` for the study whose folder this is. device: on which this session computes, if it does."""
+    settings = saved(folder)
+    what = {"config": settings.to_dict(), "versions": mesh.versions(), "device": device, "commit": workdir.commit()}
+    return write(folder, studies.read(settings), what=what)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -> list[pathlib.Path]:
-    """Write the report of the runs that are finished, and return its files.
+    """Write the report of the runs that are finished, and return its files, of each figure the PNG.
 
     what: of the session that writes it, {"config": the study's, resolved, "versions", "device": a line, "commit"}.
     UserError where a run's files are damaged, or have not measured what the study compares.
@@ -38,13 +67,36 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     numbers = record(study, conditions, finished, what, past)
     pictures = figures.draw(folder, study, conditions, finished)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
-    content = {"title": title, "record": numbers, "conditions": conditions, "figures": pictures}
+    begun, waiting = parted(conditions)
+    content = {"title": title, "record": numbers, "conditions": begun, "waiting": waiting, "figures": pictures}
     content |= {"sections": SECTIONS, "words": words, "tables": tables}
     disk.write_json(folder / "report.json", numbers)
-    files = [folder / "report.md", folder / "report.html"]
-    for file, clean in zip(files, (plain, legal), strict=True):
+    disk.write(folder / "runs.csv", rows(finished).encode())
+    files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
+    for file, clean in zip(files, (plain, legal, latex), strict=True):
         disk.write(file, _templates(clean).get_template(f"{file.name}.j2").render(content).encode())
-    return [folder / "report.json", *files, *(one.file for one in pictures)]
+    return [folder / "report.json", *files, folder / "runs.csv", *(one.file for one in pictures)]
+
+
+def parted(conditions: list[statistics.Condition]) -> tuple[list[statistics.Condition], list[str]]:
+    """The conditions of which a run is finished, and a line on each of the others."""
+    left = {one.name: sum(len(arm.missing) for arm in one.arms) for one in conditions}
+    begun = [one for one in conditions if any(arm.values or arm.diverged for arm in one.arms)]
+    lines = [
+        f"{one.name}: none of its {left[one.name]} runs is finished yet." for one in conditions if one not in begun
+    ]
+    return begun, lines
+
+
+def rows(finished: list[runs.Run]) -> str:
+    """runs.csv: of each run what it is, what was measured at the end, and its costs."""
+    metrics = dict.fromkeys(name for run in finished for name in run.summary if name.startswith("eval/"))
+    names = ["condition", "arm", "seed", *metrics, "params", "flops_per_token", "seconds", "diverged_at"]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, names, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(run.summary | run._asdict() | {"seconds": run.summary.get("wall_seconds")} for run in finished)
+    return table.getvalue()
 
 
 Analysed = tuple[list[runs.Run], list[statistics.Condition], plan.Past]
@@ -78,6 +130,7 @@ def record(
       "ran": what the runs tell of how they came about: {"commits": {commit: runs}, "devices": {line: runs},
         "versions": {name: {version: runs}}, "training_seconds": sum over runs, "timed_runs",
         "data": {condition: [line]}},
+      "curves": [{"condition", "arm", "seed", "curves": {name: {step: value}}}], of the training loss and evaluations,
       "what": of the session that wrote the report, which may be another one
     }
     """
@@ -118,7 +171,14 @@ def record(
         "diverged": diverged,
         "conditions": fields,
         "ran": ran,
+<<<<<<< HEAD
         "what": {**what, "versions": {**(what.get("versions") or {}), **inference.LIBRARY}},
+=======
+        "curves": [
+            {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in finished
+        ],
+        "what": {**what, "versions": {**(what.get("versions") or {}), **statistics.LIBRARY}},
+>>>>>>> lab
     }
     return finite(whole)
 
@@ -165,14 +225,30 @@ def plain(text: str) -> markupsafe.Markup:
     return markupsafe.Markup(escaped.translate(log.CONTROL))
 
 
+def latex(text: str) -> markupsafe.Markup:
+    """Text in one line that LaTeX sets as it is."""
+    escaped = " ".join(text.split()).translate(log.CONTROL | str.maketrans(LATEX))
+    return markupsafe.Markup(re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped))
+
+
 def text(folder: pathlib.Path, study: studies.Study) -> str:
     """The tables and verdicts of the finished runs, for a terminal."""
+<<<<<<< HEAD
     _, conditions, past = analysed(folder, study)
     parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in conditions]
     overview = tables.overview(conditions)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
     blocks = [f"{name}\n{tables.aligned(table)}\n\n{_wrapped(below, '  ')}" for name, table, below in parts]
     return "\n\n".join([*blocks, _wrapped(_verdict(study, conditions, past), "")]).translate(log.CONTROL)
+=======
+    conditions = statistics.analyse(study, runs.load(folder, study))
+    begun, waiting = parted(conditions)
+    parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in begun]
+    overview = tables.overview(begun)
+    parts += [("all conditions", overview, overview.notes[0])] if overview else []
+    blocks = [f"{name}\n{tables.aligned(table)}\n\n{_wrapped(below, '  ')}" for name, table, below in parts]
+    return "\n\n".join([*blocks, *waiting, _wrapped(words.of_study(conditions), "")]).translate(log.CONTROL)
+>>>>>>> lab
 
 
 def _wrapped(text: str, indent: str) -> str:

@@ -24,6 +24,10 @@ ATTENTION = {  # name in summary.json -> words
     "diagonal": "mass on the diagonal",
     "asymmetry": "asymmetry |A - Aᵀ|/|A|",
 }
+COSTS = {  # of a step, name in summary.json -> words
+    "flops_per_step": "FLOPs",
+    "seconds_per_step": "seconds",
+}
 SUMS = 4  # of each weight: two that were drawn apart agree by chance once in 10^10
 NEAR = 1e-4  # what programs round otherwise, and summary.json leaves out, is a hundred times less
 
@@ -57,6 +61,12 @@ class Run(NamedTuple):
         """Step -> what was logged under this name, where it is finite."""
         points = ((row["step"], row.get(name)) for row in self.rows)
         return {step: float(x) for step, x in points if x is not None and math.isfinite(x)}
+
+    @property
+    def curves(self) -> dict[str, dict[int, float]]:
+        """The training loss, and what was evaluated: name -> curve."""
+        names = dict.fromkeys(key for row in self.rows for key in row if key == "train/loss" or key.startswith("eval/"))
+        return {name: self.curve(name) for name in names}
 
     def depth(self, name: str) -> int:
         """How many layers have a curve of this name: symmetry/1, symmetry/2, ... are two of 'symmetry'."""

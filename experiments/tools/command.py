@@ -27,6 +27,10 @@ COMMON = {
     "workdir": "A folder for what is said here; without it nothing is written.",
 }
 
+# What ended the newest command, and with it what its frames hold: nothing of JAX is freed between the sentence and the
+# end of the process, while a program may be under way.
+_ended: list[BaseException] = []
+
 
 def tool(**help: str) -> Callable[[Callable], Callable]:
     """For a function: as a tool, in any process, which it leaves as it was but for what JAX has started and compiled.
@@ -76,7 +80,11 @@ def exit_code(action: Callable[[], Any]) -> int:
     printed), 130 (Ctrl-C)."""
     try:
         with signals.at_once():
-            action()
+            try:
+                action()
+            except BaseException as error:
+                _ended[:] = [error]
+                raise
         sys.stdout.flush()  # here, where it can be noticed that nobody reads it
     except (errors.UserError, errors.RunError) as error:
         print(f"error: {errors.line(error)}", file=sys.stderr)

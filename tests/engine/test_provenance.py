@@ -2,15 +2,18 @@
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import by_name, config, config_file, disk, workdir
+from experiments.data import files, images, text
+from experiments.engine import by_name, config, config_file, disk, mesh, workdir
 from tfm import mlp
 from tfm.attention import score
 
@@ -18,9 +21,9 @@ HASH = "[0-9a-f]{40}"
 
 
 def test_the_commit_is_that_of_the_code(monkeypatch):
-    assert re.fullmatch(rf"|{HASH}(-dirty\.[0-9a-f]{{16}})?", workdir.commit.__wrapped__())
+    assert re.fullmatch(rf"|{HASH}(-dirty\.[0-9a-f]{{16}})?", workdir.commit())
     monkeypatch.setenv("PATH", "")
-    assert workdir.commit.__wrapped__() == ""  # no git here
+    assert workdir.checkout.__wrapped__() == ("", b"")  # no git here
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
@@ -32,7 +35,10 @@ def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
         return subprocess.run(["git", *who, *command], cwd=tmp_path, check=True, capture_output=True).stdout
 
     monkeypatch.setattr(workdir, "__file__", str(tmp_path / "code.py"))
-    commit = workdir.commit.__wrapped__
+
+    def commit():
+        return workdir.checkout.__wrapped__()[0]
+
     assert commit() == ""  # not a checkout
     git("init", "-q")
     (tmp_path / "code.py").write_text("a = 1\n")
@@ -43,8 +49,9 @@ def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
     clean = commit()
     assert re.fullmatch(HASH, clean)
     (tmp_path / "code.py").write_text("a = 2\n")
-    dirty, right = commit(), hashlib.sha256(git("diff", "HEAD")).hexdigest()[:16]
-    assert dirty == f"{clean}-dirty.{right}"
+    (dirty, changes), right = workdir.checkout.__wrapped__(), git("diff", "HEAD")
+    assert dirty == f"{clean}-dirty.{hashlib.sha256(right).hexdigest()[:16]}" and changes == right
+    assert b"+a = 2" in changes and b"b = 1" not in changes
     git("add", "code.py")
     assert commit() == dirty
     (tmp_path / "code.py").write_text("a = 3\n")
@@ -95,15 +102,23 @@ def kept(folder) -> dict[str, str]:
 
 
 def test_what_ran_before_stays_where_a_run_goes_on_with_another_file(tmp_path, capsys):
+    """Of the user's, and of what was edited here; and what ran is told by its digest."""
     file, folder = tmp_path / "mine.py", tmp_path / "run"
     folder.mkdir()
-    for content in ("a = 1", "a = 1", "a = 2", "a = 2", "a = 1", "a = 3"):
+    names = ["mine.py", "mine.py", "mine.2.py", "mine.2.py", "mine.py", "mine.3.py"]
+    for name, content in zip(names, ("a = 1", "a = 1", "a = 2", "a = 2", "a = 1", "a = 3"), strict=True):
         file.write_text(content)
-        workdir.keep_sources(folder, {file: "mine.py"})
+        digests = workdir.keep_sources(folder, {file: "mine.py"})
+        assert digests == {name: hashlib.sha256(content.encode()).hexdigest()}
     assert kept(folder) == {"mine.py": "a = 1", "mine.2.py": "a = 2", "mine.3.py": "a = 3"}
     first, second = capsys.readouterr().out.splitlines()
     began = f"{file} is not what this began with, {folder / 'source' / 'mine.py'}: it is kept as "
     assert (first, second) == tuple(began + str(folder / "source" / f"mine.{n}.py") for n in (2, 3))
+    for diff in (b"+a", b"+a", b"+b", b"#" * (workdir.LARGEST_SOURCE + 1)):
+        digests = workdir.keep_sources(folder, {}, diff)
+    assert kept(folder).keys() == {*names, "checkout.diff", "checkout.2.diff"} and digests == {}
+    assert (folder / "source" / "checkout.2.diff").read_bytes() == b"+b"
+    assert "git diff HEAD is not kept in" in capsys.readouterr().out
 
 
 def test_what_is_large_or_gone_is_not_kept_and_it_is_said(tmp_path, capsys):
@@ -125,3 +140,34 @@ def test_nothing_is_written_through_a_link(tmp_path):
     with pytest.raises(OSError, match=disk.LINK):
         workdir.keep_sources(folder, {tmp_path / "mine.py": "mine.py"})
     assert not list(elsewhere.iterdir())
+
+
+# The data, and the machine
+
+
+def test_the_digest_of_data_is_theirs(tmp_path):
+    """Of texts and of images: the same wherever they lie, another one where a letter or a pixel is another."""
+
+    def of_text(folder, content):
+        folder.mkdir()
+        (folder / "text.txt").write_bytes(content)
+        return text.load(str(folder / "text.txt")).sha256
+
+    contents = tiny.TEXT, tiny.TEXT, b"x" + tiny.TEXT
+    one, same, other = (of_text(tmp_path / name, c) for name, c in zip("abc", contents, strict=True))
+    assert one == same != other and re.fullmatch("[0-9a-f]{64}", one)
+    digits = images.load("digits")
+    lighter = digits._replace(train_image_BYXZ=digits.train_image_BYXZ ^ 1)
+    swapped = digits._replace(train_label_B=digits.evaluation_label_B, evaluation_label_B=digits.train_label_B)
+    assert len({digits.sha256, images.load("digits").sha256, lighter.sha256, swapped.sha256}) == 3
+    row, column = np.zeros((1, 4), np.uint8), np.zeros((4, 1), np.uint8)
+    assert len({files.sha256(one) for one in (row, column, row.view(np.int32), row.astype(np.int8), "\0" * 4)}) == 5
+
+
+def test_the_processor_is_named_where_a_file_tells_it_and_elsewhere_too(monkeypatch):
+    assert mesh.processor() and "\n" not in mesh.processor()
+    assert f" on cpu ({mesh.processor()}): " in mesh.describe(mesh.make(data=1))
+    monkeypatch.setattr(mesh.pathlib.Path, "read_text", lambda *_, **__: "processor : 0\nmodel name\t: A  B 7\n")
+    assert mesh.processor.__wrapped__() == "A  B 7"
+    monkeypatch.setattr(mesh.pathlib.Path, "read_text", lambda *_, **__: "Hardware : arm")
+    assert mesh.processor.__wrapped__() == (platform.processor() or platform.machine()) != ""

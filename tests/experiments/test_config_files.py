@@ -52,7 +52,9 @@ def test_a_config_file_is_a_small_diff_that_can_be_trained_and_says_how_to_run_i
     assert f"python launch.py --config configs/{file.name}" in file.read_text(encoding="utf-8").split('"""')[1]
     settings = settings_of(file, tmp_path)
     devices = mesh.make(data=1)
-    task = tiny.work_of(settings, devices).task
+    work = tiny.work_of(settings, devices)
+    task = work.task
+    assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # whose data are made
     runs.plan(settings, task, devices)
     for key in ("init_from", "init_fresh", "device"):  # read by who makes the devices and starts the run
         getattr(settings, key)

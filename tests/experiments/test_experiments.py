@@ -105,6 +105,7 @@ def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, 
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["experiment"], summary["steps"], summary["devices"]) == ("language", 60, 2)
     assert summary["commit"] == json.loads((folder / "config.json").read_text())["commit"]
+    assert summary["sources"].keys() >= {"language_config.py"} and "cpu" in summary["device"]
     assert summary["eval/loss"] > 0 and 0 <= summary["eval/accuracy"] <= 1 and 0 < summary["baseline/accuracy"] < 1
     drawn = list((folder / "figures").iterdir())
     assert {file.name for file in drawn} == {"loss.png", "attention.png"}

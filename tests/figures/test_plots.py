@@ -92,6 +92,7 @@ DRAWN = {
     ),
     "matrices, mean": lambda p: matrices(p, M=2, H=2, queries=list("abcdefg"), keys=list("one $"), mean=True),
     "course of a study": lambda p: of_study(p, "course"),
+    "cost of a study": lambda p: of_study(p, "cost"),
     "differences of a study": lambda p: of_study(p, "differences"),
     "symmetry of a study": lambda p: of_study(p, "symmetry"),
     "hidden patches": lambda p: hidden(p, B=4, Y=8),

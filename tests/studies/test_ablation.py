@@ -35,6 +35,8 @@ def test_a_study_leaves_its_runs_and_its_report(tmp_path):
         assert [row["step"] for row in rows if "symmetry/1" in row and "symmetry/2" in row] == [0, 3, 6]
         assert summary["eval/loss"] == pytest.approx(rows[-1]["eval/loss"]) and summary["diverged_at"] is None
         assert (summary["steps"], summary["arm"], summary["together"]) == (6, name.split("/")[1], 4)  # one program
+        assert summary["flops_per_step"] > 0 < summary["seconds_per_step"] < summary["wall_seconds"]
+        assert [*summary["sources"]][0] == "ablation_config.py" and summary["data_sha256"] is None
         assert summary["initial"].keys() == {"G_CD 3x5", "b_C 3"}
         assert all(len(summary["attention"][measure]) == 2 for measure in ("entropy", "diagonal", "asymmetry"))
     first = {name: log.read(of_study / name)[0]["eval/loss"] for name in found}

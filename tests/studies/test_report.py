@@ -1,7 +1,9 @@
 """The report's files: whole, alike in what they say, and safe whatever the names in them are."""
 
 import base64
+import csv
 import html.parser
+import itertools
 import json
 import re
 
@@ -15,6 +17,8 @@ from experiments.studies import figures, report, runs, statistics, tables
 
 ARMS = ("none", "tied", "asymmetric")
 HOSTILE = '<script>alert("1")<script> &amp; |`*[x](y) $a_b$ \x1b[31m'
+COSTS = ("flops_per_token", "seconds", "diverged_at")  # of runs.csv, behind the parameters
+FIGURES = 5  # files of a report before them
 EMPTY = {"meta", "img"}  # elements without an end
 ONE = {"commit": "beef", "device": "a large computer", "versions": {"jax": "1", "numpy": "7"}, "wall_seconds": 1000.4}
 OTHER = {"commit": "", "device": "another one", "versions": {"jax": "2", "numpy": "7"}, "wall_seconds": 234.3}
@@ -65,16 +69,35 @@ def rows_of(record):
 
 def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
     folder, files = reported
-    kinds = ("course", "differences", "symmetry", "attention", "maps")
+    kinds = ("course", "cost", "differences", "symmetry", "attention", "maps")
     drawn = [f"figures/{kind}_causal.png" for kind in kinds] + ["figures/course_masked.png"]
-    names = ["report.json", "report.md", "report.html", *drawn, "figures/differences_masked.png"]
+    names = ["report.json", "report.md", "report.html", "report.tex", "runs.csv", *drawn]
+    names += ["figures/differences_masked.png"]
     assert [file.relative_to(folder).as_posix() for file in files] == names
     there = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
+<<<<<<< HEAD
     assert sorted(there) == sorted([*files, folder / "plan.jsonl"])
     for file in files[3:]:
+=======
+    also = [file.with_suffix(end) for file in files[FIGURES:] for end in (".svg", ".pdf")]
+    assert sorted(there) == sorted([*files, *also])
+    for file in files[FIGURES:]:
+>>>>>>> lab
         pixel_YXZ = image.imread(file)
         assert min(pixel_YXZ.shape[:2]) > 150 and np.ptp(pixel_YXZ[..., :3]) > 0.5, file
         assert len(np.unique((pixel_YXZ[::3, ::3, :3] * 7).round(), axis=0)) > 20, file
+
+
+def test_figures_are_also_drawn_in_lines_and_no_byte_tells_when(reported, tmp_path):
+    folder, files = reported
+    study = study_folder.study(ARMS, conditions=("masked",), seeds=(0, 1, 2), threshold=1.6)
+    finished = runs.load(folder, study)
+    figures.draw(tmp_path, study, statistics.analyse(study, finished), finished)
+    begin = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF-"}
+    for kind, file in itertools.product(("course", "differences"), begin):
+        name = f"figures/{kind}_masked.{file}"
+        content = (folder / name).read_bytes()
+        assert content.startswith(begin[file]) and content == (tmp_path / name).read_bytes(), name
 
 
 def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
@@ -83,7 +106,7 @@ def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
     assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"base64,[^\"]*", "", text))
     assert not {"script", "link", "iframe", "object", "base", "form"} & {tag for tag, _ in page.elements}
     shown = [base64.b64decode(one["src"].removeprefix("data:image/png;base64,")) for one in page.of("img")]
-    assert sorted(shown) == sorted(file.read_bytes() for file in reported[1][3:])
+    assert sorted(shown) == sorted(file.read_bytes() for file in reported[1][FIGURES:])
     assert all(len(one["alt"]) > 40 for one in page.of("img"))
     policy = [one["content"] for one in page.of("meta") if one.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
@@ -100,7 +123,7 @@ def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
 
 
 def test_all_three_say_the_same_verdict_and_what_was_run(reported):
-    folder, (numbers, markdown, page, *pictures) = reported
+    folder, (numbers, markdown, page, _, _, *pictures) = reported
     numbers, markdown, page = json.loads(numbers.read_text()), markdown.read_text(), Page(page)
     for words in (numbers["verdict"], *(one["verdict"] for one in numbers["conditions"])):
         assert "worse" in words or "Worse" in words
@@ -112,7 +135,7 @@ def test_all_three_say_the_same_verdict_and_what_was_run(reported):
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 * 5 and len({row.count(" | ") for row in rows[:5]}) == 1
     assert rows[2].startswith("| none | 1,000 | 2.5 k | 3 | ") and rows[1].startswith("| :-- | --: ")
-    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 2 and markdown.endswith("report.json.\n")
+    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 2 and markdown.endswith("runs.csv.\n")
 
 
 def test_json_has_the_numbers(reported):
@@ -142,6 +165,49 @@ def test_json_has_the_numbers(reported):
     assert finite == {"1": [None, None], "a": {"b": [None, 1.5, "nan", True]}}
 
 
+def test_every_run_is_a_row_and_every_curve_is_there(reported):
+    folder, (numbers, *_, table, _, _, _, _, _, _, _, _) = reported
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == [*("condition", "arm", "seed", "eval/loss", "eval/accuracy", "params"), *COSTS]
+    assert [(row["condition"], row["arm"], row["seed"]) for row in rows[:4]] == [
+        *(("causal", "none", seed) for seed in "012"),
+        ("causal", "tied", "0"),
+    ]
+    last = {"condition": "masked", "arm": "asymmetric", "seed": "2", "eval/loss": "1.1", "eval/accuracy": ""}
+    assert len(rows) == 18 and rows[-1] == last | dict(zip(["params", *COSTS], ["1000", "2500.0", "", ""], strict=True))
+    curves = json.loads(numbers.read_text())["curves"]
+    assert [(one["condition"], one["arm"], str(one["seed"])) for one in curves] == [
+        (row["condition"], row["arm"], row["seed"]) for row in rows
+    ]
+    of = curves[0]["curves"]
+    assert of.keys() == {"train/loss", "eval/loss"} and list(of["eval/loss"]) == [str(30 * i) for i in range(11)]
+    assert of["eval/loss"]["300"] == float(rows[0]["eval/loss"])
+
+
+def test_latex_has_the_table_and_no_letter_of_a_name_is_a_command(reported):
+    text = reported[1][3].read_text()
+    assert text.count(r"\toprule") == text.count(r"\begin{table}") == 2
+    for table in text.split(r"\begin{tabular}")[1:]:
+        counts = [row.count(" & ") for row in table.splitlines() if row.endswith(r" \\")]
+        assert counts == counts[:1] * 4 and table.startswith("{l" + "r" * counts[0] + "}\n"), table
+    assert r" & 95 \% interval & " in text
+    assert report.latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
+        r"a\_b \& 5 \% \{$-$1.5\} \textbackslash{}x \textasciicircum{}\textasciitilde{}"
+        r"\textless{}post-norm\textgreater{} $\pm$ 2 -\textgreater{} 3 \#\$"
+    )
+
+
+def test_a_condition_without_a_run_takes_one_line(tmp_path):
+    study = study_folder.study(conditions=("first", "later"), seeds=(0, 1, 2))
+    study_folder.losses(tmp_path, "first", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0, 1.0, 1.1]})
+    files, line = report.write(tmp_path, study, what={}), "later: none of its 6 runs is finished yet."
+    assert line in Page(files[2]).text("p") and "later" not in "".join(Page(files[2]).text("h3"))
+    for text in (report.text(tmp_path, study), files[1].read_text(), files[3].read_text()):
+        assert [one for one in text.splitlines() if one.startswith("later")] == [line]
+    assert [one["name"] for one in json.loads(files[0].read_text())["conditions"]] == ["first", "later"]
+
+
 def test_a_study_of_many_conditions_has_an_overview_in_colour(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "draw", lambda *_: [])
     study = study_folder.study(conditions=("a", "b", "c"), seeds=(0, 1, 2))
@@ -161,7 +227,7 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
     study_folder.losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})
     study_folder.run(tmp_path, "all", "asymmetric", 1, ends={"eval/loss": 9.0}, diverged_at=7)
     files = report.write(tmp_path, study, what={})
-    assert [file.name for file in files[3:]] == ["course_all.png", "differences_all.png"]
+    assert [file.name for file in files[FIGURES:]] == ["course_all.png", "differences_all.png"]
     numbers = json.loads(files[0].read_text())
     assert numbers["missing"] == [{"condition": "all", "arm": "asymmetric", "seed": 2}]
     assert numbers["diverged"] == [{"condition": "all", "arm": "asymmetric", "seed": 1, "step": 7}]
@@ -173,13 +239,13 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
 
 def test_a_study_without_any_run(tmp_path):
     files = report.write(tmp_path, study_folder.study(), what={})
-    assert len(files) == 3 and "The study is not finished: 10" in Page(files[2]).text("p")[1]
+    assert len(files) == FIGURES and "The study is not finished: 10" in Page(files[2]).text("p")[1]
     rows = rows_of(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
     assert rows["runs"].startswith("0 of 10 finished")
     assert rows["report written by"] == "code that is not from a checkout"
     study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/loss": 1.0}, evaluations=[(0, 5.0)], diverged_at=7)
-    assert len(report.write(tmp_path, study_folder.study(), what={})) == 3  # of what diverged nothing is drawn
+    assert len(report.write(tmp_path, study_folder.study(), what={})) == FIGURES  # of what diverged nothing is drawn
 
 
 def test_what_was_run_is_told_by_the_runs(tmp_path):
@@ -223,4 +289,4 @@ def test_hostile_names_stay_words(tmp_path):
     assert "<script" not in markdown and "\x1b" not in markdown and "[x](y)" not in markdown
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
-    assert len(files) == 5 and "\x1b" not in report.text(tmp_path, study)
+    assert len(files) == FIGURES + 2 and "\x1b" not in report.text(tmp_path, study)

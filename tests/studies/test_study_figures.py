@@ -20,7 +20,9 @@ def drawn(kind, folder, study):
 
 
 def lines(panel, colour):
-    return [line for line in panel.lines if colors.same_color(line.get_color(), colour)]
+    """The means of an arm, not its seeds."""
+    mine = [line for line in panel.lines if colors.same_color(line.get_color(), colour)]
+    return [line for line in mine if line.get_linewidth() > figures.THIN]
 
 
 def curves(folder, ends):
@@ -42,11 +44,41 @@ def test_course_shows_mean_band_and_paired_difference(tmp_path):
         [0, 3, 100, 8],  # tied, the first arm
         [0, 2, 100, 6],
     ]
+    seeds = [line.get_ydata().tolist() for line in held_out.lines if line.get_linewidth() == figures.THIN]
+    assert seeds == [[6, 3], [8, 6], [5, 2], [6, 2]]
     (difference,) = lines(below, styles.COLOURS[0])
     assert difference.get_ydata().tolist() == [1.5, 2.5]
     assert below.collections[0].get_paths()[0].get_extents().extents.tolist() == [0, 1, 100, 4]
     assert [2.5, 2.5] in [list(line.get_ydata()) for line in held_out.lines]
-    assert caption.endswith("later ones. The dotted line is the threshold, 2.5.")
+    assert "later ones. The dotted line is the threshold, 2.5." in caption
+
+
+def test_the_metric_is_shown_against_flops_and_seconds_where_the_runs_tell_them(tmp_path):
+    study = study_folder.study(seeds=(0, 1))
+    for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
+        costs = {"flops_per_step": 1e6, "seconds_per_step": 0.5 + seed} if arm == "tied" else {"flops_per_step": 3e6}
+        points = [(0, 5.0), (100, 2.0 + seed)]
+        study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 2.0}, evaluations=points, **costs)
+    drawing, caption = drawn("cost", tmp_path, study)
+    flops, seconds = drawing.axes
+    assert [lines(flops, colour)[0].get_xdata().tolist() for colour in (styles.COLOURS[0], "black")] == [
+        [0, 1e8],
+        [0, 3e8],
+    ]
+    (tied,) = lines(seconds, styles.COLOURS[0])
+    assert tied.get_xdata().tolist() == [0, 100] and tied.get_ydata().tolist() == [5, 2.5]
+    assert caption.endswith(' Not drawn in "seconds", for want of numbers: "asymmetric".')
+    curves(tmp_path / "untold", {"tied": [(5.0, 2.0)], "asymmetric": [(5.0, 2.0)]})
+    assert drawn("cost", tmp_path / "untold", study) is None
+
+
+def test_arms_that_a_figure_leaves_out_are_named(tmp_path):
+    curves(tmp_path, {"tied": [(6.0, 3.0)], "asymmetric": [(5.0, 2.0)]})
+    study = study_folder.study(("tied", "gone", "lost", "asymmetric"), seeds=(0,))
+    without = 'for want of numbers: "gone", "lost".'
+    assert drawn("differences", tmp_path, study)[1].endswith(f" Not drawn, {without}")
+    course = drawn("course", tmp_path, study)[1]
+    assert 'Not drawn in "training loss", for want of numbers: "tied", "gone"' in course and without in course
 
 
 @pytest.mark.parametrize(("early", "cut"), [(5.0, True), (8.8, True), (8.95, False)])

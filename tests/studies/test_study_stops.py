@@ -16,8 +16,7 @@ import tiny
 import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
-from experiments import ablation
-from experiments.engine import checkpoint, disk, log, loop, mesh
+from experiments.engine import checkpoint, disk, errors, log, loop, mesh
 from experiments.engine import step as steps
 from experiments.studies import programs, report, vmapped_runs
 
@@ -125,14 +124,33 @@ def test_a_signal_while_the_last_report_is_drawn_is_told_behind_it(copy, signall
     assert str(copy / "study" / "report.html") in outcome.out
 
 
-def test_a_signal_before_the_study_trains_leaves_its_report_as_it_was(copy, signalled):
+def test_a_signal_before_the_study_trains_leaves_a_report_of_what_was_trained_before(copy, signalled):
+    """Whatever the report was that is there: of a kill behind the first program there is none of the second."""
     report = copy / "study" / "report.json"
-    before = report.read_bytes()
+    before = json.loads(report.read_bytes())
+    report.write_text("{}")
     signalled(programs, "check")
     more = [["slow", {"optim.learning_rate": 1e-4}], ["other", {"dots.bias": False, "optim.beta1": 0.8}]]
     outcome = tiny_study.run(copy, study__arms=[*ARMS, *more])
-    assert outcome.code == 143 and outcome.err.startswith(f"{ablation.TOO_EARLY}; go on with: ")
-    assert report.read_bytes() == before
+    held = f"stopped; {report.with_suffix('.md')} holds the 6 of 10 runs that are finished; go on with: "
+    assert outcome.code == 143 and outcome.err.startswith(held)
+    assert json.loads(report.read_bytes()) == before
+    assert not (copy / "study" / "all" / "slow").exists()
+
+
+def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_path, monkeypatch):
+    usual = programs.train
+
+    def train(one, *arguments, **options):
+        if len(one.program.runs) > 2:
+            raise errors.RunError("the device is gone")
+        usual(one, *arguments, **options)
+
+    monkeypatch.setattr(programs, "train", train)
+    outcome = tiny_study.run(tmp_path)
+    report = tmp_path / "study" / "report.md"
+    held = f"error: the device is gone; {report} holds the 2 of 6 runs that are finished\n"
+    assert (outcome.code, outcome.err) == (1, held) and report.is_file()
 
 
 def test_a_result_that_is_missing_is_made_again_alone(whole, copy):

@@ -1,0 +1,100 @@
+"""Folders of one study, from several machines, brought together in a new one."""
+
+import contextlib
+import copy
+import pathlib
+import shutil
+from collections.abc import Iterator, Sequence
+
+from experiments.engine import config, disk, errors, workdir
+from experiments.studies import report, runs, study
+
+OWN = ("study.arms", "study.conditions", "study.seeds", "device", "log")  # what may differ, and mesh.*: who did what
+MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
+
+
+def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
+    """The finished runs of all these folders, their sources and a config of all arms, conditions and seeds, in `new`.
+
+    UserError, and nothing is written: where the folders differ in another setting, in an arm or condition of the same
+    name, in the reference, in the commit of their code, in the data of an arm; where a run is in two of them and is not
+    the same; where there is one folder only, or one that is no study's, or no run is finished, or `new` is there.
+    """
+    if len(folders) < 2:
+        raise errors.UserError("a merge needs at least two folders: --merge=A --merge=B")
+    disk.check_new(new, "--workdir")
+    every = {folder: report.saved(folder) for folder in folders}
+    studies = {folder: study.read(settings) for folder, settings in every.items()}
+    of_all = copy.deepcopy(every[folders[0]].to_dict())
+    for folder, settings in every.items():
+        first, own = (config.flat(one.to_dict()) for one in (every[folders[0]], settings))
+        differ = sorted(key for key in first | own if first.get(key) != own.get(key) and not _may_differ(key))
+        _agree(not differ, folders[0], folder, f"in {', '.join(differ)}")
+        _agree(studies[folder].reference == studies[folders[0]].reference, folders[0], folder, "in the reference")
+    for what in ("conditions", "arms"):
+        of_all["study"][what] = _together(what, {folder: getattr(one, what) for folder, one in studies.items()})
+    of_all["study"]["seeds"] = list(dict.fromkeys(seed for one in studies.values() for seed in one.seeds))
+    places = _places({folder: runs.load(folder, one) for folder, one in studies.items()})
+    with _draft(new) as draft:
+        workdir.enter(draft, of_all)
+        for folder in folders:
+            sources = folder / workdir.SOURCES
+            files = sorted(sources.iterdir()) if sources.is_dir() else []
+            workdir.keep_sources(draft, {file: file.name for file in files})
+        for name, folder in places.items():
+            left = shutil.ignore_patterns(workdir.LOCK, f"*{disk.DRAFT}")
+            shutil.copytree(folder / name, draft / name, symlinks=True, ignore=left)
+
+
+def _may_differ(key: str) -> bool:
+    return key in OWN or key.startswith("mesh.")
+
+
+def _agree(alike: bool, one: pathlib.Path, other: pathlib.Path, where: str) -> None:
+    if not alike:
+        raise errors.UserError(f"{one} and {other} are not of one study, as they differ {where}")
+
+
+def _together(what: str, named: dict[pathlib.Path, list[study.Named]]) -> list[list]:
+    """The arms or conditions of all folders as a config has them; of arms, the reference stays the last."""
+    first, *_ = named
+    found: dict[str, tuple[pathlib.Path, study.Named]] = {}
+    for folder, some in named.items():
+        for one in some:
+            before = found.setdefault(one.name, (folder, one))
+            _agree(before[1] == one, before[0], folder, f'in what "{one.name}" of study.{what} is')
+    last = named[first][-1].name if what == "arms" else ""
+    return [list(one) for name, (_, one) in sorted(found.items(), key=lambda pair: pair[0] == last)]
+
+
+def _places(finished: dict[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.Path]:
+    """A folder that has it, for each finished run. UserError where runs do not agree."""
+    commits: dict[str, pathlib.Path] = {}
+    data: dict[tuple[str, str], tuple[pathlib.Path, str | None]] = {}
+    found: dict[str, tuple[pathlib.Path, dict]] = {}
+    for folder, some in finished.items():
+        for run in some:
+            commits.setdefault(run.summary.get("commit") or "", folder)
+            _agree(len(commits) < 2, *[*commits.values(), folder][:2], f"in the code: {' and '.join(commits)}")
+            name, digest = f"{run.condition}/{run.arm}/seed_{run.seed}", run.summary.get("data_sha256")
+            before = data.setdefault((run.condition, run.arm), (folder, digest))
+            _agree(before[1] == digest, before[0], folder, f"in the data of {name}")
+            evaluated = [key for key in run.summary if key.startswith("eval/")]
+            result = {key: run.summary.get(key) for key in (*MEASURED, *evaluated)}
+            before = found.setdefault(name, (folder, result))
+            _agree(before[1] == result, before[0], folder, f"in the result of {name}, which both have")
+    if not found:
+        raise errors.UserError(f"no run is finished in {' or '.join(map(str, finished))}")
+    return {name: folder for name, (folder, _) in found.items()}
+
+
+@contextlib.contextmanager
+def _draft(new: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder beside the new one, which becomes that if all goes well."""
+    draft = new.with_name(new.name + disk.DRAFT)
+    disk.remove(draft)
+    try:
+        yield draft
+        draft.replace(new)
+    finally:
+        disk.remove(draft)

@@ -1,0 +1,125 @@
+"""The report of a study's folder without training, and of folders that are brought together."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+import tiny
+import tiny_study
+from tiny_study import ALL, ARMS
+
+from experiments.engine import by_name
+from experiments.studies import figures, programs
+from experiments.tools import report
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nothing is drawn; and no experiment is asked for its data."""
+    monkeypatch.setattr(figures, "draw", lambda *_: [])
+    for owner, name in ((by_name, "experiment"), (programs, "check")):
+        monkeypatch.setattr(owner, name, lambda *_, **__: pytest.fail("an experiment was asked"))
+
+
+def edit(file: pathlib.Path, **changes) -> None:
+    """changes: of a JSON file, the keys of inner objects behind two underscores."""
+    content = json.loads(file.read_text())
+    for key, value in changes.items():
+        *path, last = key.split("__")
+        inner = content
+        for name in path:
+            inner = inner[name]
+        inner[last] = value
+    file.write_text(json.dumps(content))
+
+
+def numbers(folder: pathlib.Path) -> dict:
+    """report.json but for the session that wrote it, and the order of the runs that it counts."""
+    found = json.loads((folder / "report.json").read_text())
+    assert found.pop("what")["versions"]
+    return found
+
+
+@pytest.fixture
+def halves(whole, tmp_path):
+    """Two machines' folders of the study `whole`: each has an arm of its own, and the reference."""
+    folders = [tmp_path / name for name in "AB"]
+    for folder, (arm, other) in zip(folders, (("lean", "fast"), ("fast", "lean")), strict=True):
+        shutil.copytree(whole / "study", folder)
+        shutil.rmtree(folder / "all" / other)
+        edit(folder / "config.json", config__study__arms=[one for one in ARMS if one[0] != other], config__device=arm)
+    return folders
+
+
+def test_a_report_is_written_anew_without_training(copy):
+    folder = copy / "study"
+    before, page = numbers(folder), (folder / "report.md").read_text()
+    for name in ("report.json", "report.md", "report.html", "runs.csv"):
+        (folder / name).unlink()
+    outcome = tiny.command(report, workdir=folder)
+    assert (outcome.code, outcome.err) == (0, "") and before["verdict"][:30] in outcome.out
+    assert numbers(folder) == before and (folder / "report.html").is_file()
+    of_session = "* report written by: "
+    assert page.split(of_session)[0] == (folder / "report.md").read_text().split(of_session)[0]
+
+
+def test_what_is_no_study_has_no_report(tmp_path):
+    assert "there is no" in tiny.refusal(report, workdir=tmp_path / "gone") and not (tmp_path / "gone").exists()
+    (tmp_path / "config.json").write_text('{"config": {"train": {"steps": 3}}}')
+    assert "holds no study" in tiny.refusal(report, workdir=tmp_path)
+
+
+def test_two_halves_make_the_whole(whole, halves, tmp_path):
+    (halves[1] / "source" / "mine.py").write_text("a = 1")
+    outcome = tiny.command(report, workdir=tmp_path / "new", merge=halves)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert numbers(tmp_path / "new") == numbers(whole / "study")
+    assert {file.name for file in (tmp_path / "new" / "source").iterdir()} >= {"ablation_config.py", "mine.py"}
+    shutil.copytree(tmp_path / "new", tmp_path / "study")
+    tiny_study.assert_alike(tmp_path, whole, ALL)
+    saved = json.loads((tmp_path / "new" / "config.json").read_text())["config"]["study"]
+    assert saved["arms"] == ARMS and saved["seeds"] == [3, 5]
+
+
+def test_seeds_of_other_machines_come_together(whole, tmp_path):
+    folders = [tmp_path / name for name in "AB"]
+    for folder, mine, other in zip(folders, (5, 3), (3, 5), strict=True):
+        shutil.copytree(whole / "study", folder, ignore=shutil.ignore_patterns(f"seed_{other}"))
+        edit(folder / "config.json", config__study__seeds=[mine])
+    assert tiny.command(report, workdir=tmp_path / "new", merge=folders).code == 0
+    found = numbers(tmp_path / "new")
+    assert found["seeds"] == [5, 3] and found["finished_runs"] == 6 and found["missing"] == []
+
+
+BASE = "all/base/seed_5/summary.json"
+REFUSED = {
+    "are not of one study, as they differ in optim.beta1, train.steps": [
+        ("config.json", {"config__train__steps": 7, "config__optim__beta1": 0.5})
+    ],
+    "as they differ in the reference": [("config.json", {"config__study__arms": ARMS[2:] + ARMS[1:2]})],
+    'as they differ in what "base" of study.arms is': [
+        ("config.json", {"config__study__arms": [ARMS[1], ["base", {"optim.beta1": 0.5}]]})
+    ],
+    "as they differ in the code: ": [(BASE, {"commit": "beef"})],
+    "as they differ in the data of all/base/seed_5": [(BASE, {"data_sha256": "beef"})],
+    "as they differ in the result of all/base/seed_5, which both have": [(BASE, {"eval/loss": 3.0})],
+}
+
+
+@pytest.mark.parametrize("sentence", REFUSED)
+def test_what_is_not_one_study_is_not_merged(halves, tmp_path, sentence):
+    for name, changes in REFUSED[sentence]:
+        edit(halves[1] / name, **changes)
+    error = tiny.refusal(report, workdir=tmp_path / "new", merge=halves)
+    assert error.startswith(f"error: {halves[0]} and {halves[1]} are not of one study") and sentence in error
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["A", "B"]
+
+
+def test_a_merge_takes_two_folders_with_runs_and_a_new_one(halves, tmp_path):
+    new = tmp_path / "new"
+    assert "at least two folders" in tiny.refusal(report, workdir=new, merge=halves[:1])
+    assert "B is there already" in tiny.refusal(report, workdir=halves[1], merge=halves)
+    for folder in halves:
+        shutil.rmtree(folder / "all")
+    assert "no run is finished in" in tiny.refusal(report, workdir=new, merge=halves) and not new.exists()
