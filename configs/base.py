@@ -68,8 +68,8 @@ def common() -> ml_collections.ConfigDict:
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
     model.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
-    # pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, additive, constant
-    # (score.py)
+    # pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm,
+    # additive, constant (score.py)
     model.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
     model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
@@ -101,10 +101,8 @@ def common() -> ml_collections.ConfigDict:
     model.remat = "none"  # none, products, full (what the backward pass computes again: transformer.py)
 
     # The optimiser and its learning rate.
-    optim.name = (
-        "adamw"  # adamw; muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest; normuon:
-    )
-    # the same with rows alike (by beta2); hyperball: the same, and the matrices keep their norms; or a factory, as
+    optim.name = "adamw"  # adamw; muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest;
+    # normuon: the same with rows alike (by beta2); hyperball: the same, and matrices keep their norms; or a factory, as
     # optax:lion or my_file:my_rule, which gets those of the settings here that it has arguments for
     optim.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon and its kin)
     optim.momentum = 0.95  # of those matrices (muon and its kin)

@@ -5,7 +5,8 @@ B sequences, N query positions, S key positions, T = B * N rows, D features, H h
 these are fewer (GQA, of one MQA: groups.py), K query/key features of a head,
 V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
 patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
-L rank of an adapter, I hidden units of a query, U pairs of layers with a skip, Y X Z rows, columns and channels of an image.
+L rank of an adapter, I hidden units of a query, U pairs of layers with a skip, Y X Z rows, columns and channels of an
+image.
 
 | id  | paper                                     | here                              | file                 |
 |-----|-------------------------------------------|-----------------------------------|----------------------|

@@ -106,8 +106,8 @@ def trunk_init(
     skips: bool = False,
     **sizes: Any,
 ) -> dict:
-    """{position, blocks} and, with final_norm, {norm}, with skips {skips}: what lies between the embedding and the head.
-    share, skips: as in `stack`; there are parameters of M / share layers; the weights of skips are 1 at first."""
+    """{position, blocks} and, with final_norm, {norm}, with skips {skips}, whose weights are 1 at first: what lies
+    between the embedding and the head. share, skips: as in `stack`; there are parameters of M / share layers."""
     layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jnp.arange(M // share))
     params = {
         "position": parts.position.init(initial.key(key, "position"), N=N, D=D),

@@ -19,6 +19,8 @@ from tfm import initial, kernels, linear
 from tfm import layout as layouts
 from tfm.attention import groups
 
+EPS = 1e-12  # of a squared length: where it is 0, so is the gradient of what is divided by it
+
 
 class Value(NamedTuple):
     init: Callable[..., dict]
@@ -76,7 +78,7 @@ def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Ar
     if v_BHNK is None:
         return y_BHNK
     y, v = linear.wide(y_BHNK), linear.wide(jnp.repeat(v_BHNK, y_BHNK.shape[1] // v_BHNK.shape[1], axis=1))
-    along = jnp.sum(y * v, -1, keepdims=True) / jnp.maximum(jnp.sum(v * v, -1, keepdims=True), jnp.finfo(v.dtype).tiny)
+    along = jnp.sum(y * v, -1, keepdims=True) / (jnp.sum(v * v, -1, keepdims=True) + EPS)
     return (y - along * v).astype(y_BHNK.dtype)
 
 
