@@ -11,8 +11,8 @@ image.
 | id  | paper                                     | here                              | file                 |
 |-----|-------------------------------------------|-----------------------------------|----------------------|
 | E1  | X_i = x_i E                               | E_WD (segments: S_JD)             | embed.py             |
+|     | words in the values of all layers         | values: E_WHK, mix_MH             | embed.py             |
 | E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join              | embed.py             |
-|     | words in the values of all layers         | values: E_WHK, mix_MH             |                      |
 |     | patches and words in one sequence         | mixed: W_DP, b_D, E_WD            |                      |
 | E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one           | explicit.py          |
 | E4  | A ~ exp(x_n'^T x_n)                       | none                              | score.py             |
