@@ -153,7 +153,7 @@ def test_factors_make_the_bilinear_form(name):
 
 
 def test_what_is_said_of_scores_beside_their_functions():
-    assert [name for name in SCORES if SCORES[name].factors is None] == ["additive", "constant"]
+    assert [name for name in SCORES if SCORES[name].factors is None] == ["nonlinear_query", "additive", "constant"]
     assert [name for name in SCORES if not SCORES[name].itself] == ["tied_noself", "tied_keynorm"]
     assert [name for name in SCORES if not SCORES[name].rotatable] == ["l2_tied", "additive", "constant"]
     scales = {name: scale(4, 25) for name, scale in score.SCALES.items()}
