@@ -32,7 +32,7 @@ def get_config():
     config.study.update(arms=arms(1536), seeds=[*range(10)])
     config.study.conditions = [("four_layers", {"model.M": 4}), ("eight_layers", {"model.M": 8})]
     config.log = ["tensorboard"]
-    config.text.update(source="stdlib", tokenizer="bpe:8192", N=256)
+    config.text.update(source="stdlib", N=256)
     config.model.update(D=384, H=6, norm="rms", mlp="relu", bias="none", position="none")
     config.model.update(relative_position="rotary_halves", compute_dtype="bfloat16")
     config.optim.update(name="muon", schedule="linear", final_fraction=0.0, beta2=0.95)
