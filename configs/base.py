@@ -68,17 +68,18 @@ def common() -> ml_collections.ConfigDict:
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
     model.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
-    # pairwise_sym, identity_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, additive, constant
-    # (score.py)
+    # pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm,
+    # additive, constant (score.py)
     model.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
     model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     model.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
-    model.value = "low_rank"  # low_rank, full_rank, identity (value.py)
+    model.value = "low_rank"  # low_rank, gated, exclusive, full_rank, identity (value.py)
+    model.value_embedding = False  # values get a second embedding of the word, times a learned weight of each head
     model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py)
     model.eps = 1e-5  # inside the root of the norm
-    model.mlp = "gelu"  # relu, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
+    model.mlp = "gelu"  # relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
     # swiglu, geglu, geglu_tanh, reglu (mlp.py)
     model.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)
     model.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi
@@ -87,6 +88,7 @@ def common() -> ml_collections.ConfigDict:
     # yarn:factor:N:fast:slow:length; 'linear:2' halves the angles (rotary_scaling.py)
     model.window = 0  # attention only to tokens nearer than this; 0: to all
     model.block = "pre_norm"  # pre_norm, post_norm, plain (without residual connections; block.py)
+    model.skips = False  # as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u
     model.final_norm = True  # a norm between the last block and the head
     model.embed_norm = False  # a norm between the positions and the first block
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
@@ -98,10 +100,11 @@ def common() -> ml_collections.ConfigDict:
     model.remat = "none"  # none, products, full (what the backward pass computes again: transformer.py)
 
     # The optimiser and its learning rate.
-    optim.name = "adamw"  # adamw; muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest; or a
-    # factory, as optax:lion or my_file:my_rule, which gets those of the settings here that it has arguments for
-    optim.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon only)
-    optim.momentum = 0.95  # of those matrices (muon only)
+    optim.name = "adamw"  # adamw; muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest;
+    # normuon: the same with rows alike (by beta2); hyperball: the same, and matrices keep their norms; or a factory, as
+    # optax:lion or my_file:my_rule, which gets those of the settings here that it has arguments for
+    optim.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon and its kin)
+    optim.momentum = 0.95  # of those matrices (muon and its kin)
     optim.learning_rate = 1e-3  # the peak
     optim.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd; or my_file:fall, (step, steps) -> the
     # fraction of the peak
@@ -112,6 +115,8 @@ def common() -> ml_collections.ConfigDict:
     optim.weight_decay = 0.1  # on matrices only
     optim.frozen = []  # parameters that stay as they begin: ["embed/E_WD"], ["*", "!head"] (all but the head)
     optim.lora = ""  # adapters alone are trained, "8:score,value:16": rank, where (''), alpha ('': the rank); '': none
+    optim.ema = 0.0  # evaluation and checkpoints have the exponential moving average of the parameters, with this decay
+    # a step; 0: the parameters themselves
     optim.clip = 1.0  # largest global norm of the gradient; 0: no clipping
 
     # The loop.

@@ -22,6 +22,9 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parame
 WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
+CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
+LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
+WORDS = embed.words.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
 FIRST = {"class_token": 1, "distilled": 2}  # tokens of a class head, before the patches
 
@@ -129,8 +132,16 @@ def build(
     if m.M % m.share or m.share > 1 and batch:
         wrong = f"another model.norm than {m.norm}" if batch else f"to divide model.M = {m.M}"
         raise errors.UserError(f"model.share = {m.share} needs {wrong}")
-    tree |= sizes(m) | {"share": m.share, "N": N, "final_norm": m.final_norm, "bias": m.bias}
-    tree |= {} if cross else {"embed_norm": m.embed_norm}
+    tree |= sizes(m) | {"share": m.share, "skips": m.skips, "N": N, "final_norm": m.final_norm, "bias": m.bias}
+    tree |= {} if cross else {"embed_norm": m.embed_norm, "value_embedding": m.value_embedding}
+    for name, holds, right in (
+        ("value_embedding", cross or embed.apply is not WORDS, "words alone as the input of a single sequence"),
+        ("value_embedding", m.value not in LOW_RANK, f"model.value = {' or '.join(LOW_RANK)}"),
+        ("skips", m.M < 2, "model.M of at least 2"),
+        ("skips", m.share > 1, "model.share = 1"),
+    ):
+        if getattr(m, name) and holds:
+            raise errors.UserError(f"model.{name} needs {right}")
     whole, one_by_one = (seq2seq, seq2seq) if cross else (transformer, kv_cache)
 
     def initial(key: jax.Array, **numbers: Any) -> dict:
@@ -180,9 +191,9 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
     config.at_least(0, {f"model.{name}": getattr(m, name) for name in "eps dropout score_std output_std cap".split()})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
-    if m.score == "identity_query" and m.D != m.H * m.K:
+    if m.score in CUTS and m.D != m.H * m.K:
         raise errors.UserError(
-            f"model.score = identity_query cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
+            f"model.score = {m.score} cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
@@ -267,9 +278,13 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
         (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
         (m.G % tensor, f"model.G = {m.G} heads of keys and values do not divide evenly over mesh.tensor = {tensor}"),
         (
-            over.tensor and m.score == "identity_query",
-            "model.score = identity_query cuts whole tokens into heads, and devices would have to share those: "
+            over.tensor and m.score in CUTS,
+            f"model.score = {m.score} cuts whole tokens into heads, and devices would have to share those: "
             "mesh.tensor must be 1",
+        ),
+        (
+            over.tensor and m.value_embedding,
+            "model.value_embedding is one table for the words and heads of all devices: mesh.tensor must be 1",
         ),
         (
             over.tensor and whole,

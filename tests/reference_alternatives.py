@@ -1,5 +1,5 @@
 """The slow reference of what the texts name beside their transformer: other norms (E17), stages without residual
-connections, a score that is no product (Bahdanau et al. 2015).
+connections, a score that is no product (Bahdanau et al. 2015), queries that are no linear map (Karbevski 2026).
 
 As in reference.py: float64, plain loops, tokens as columns (X is D x N).
 """
@@ -8,6 +8,7 @@ import math
 
 import reference
 import reference_scores
+import reference_tokens
 
 
 def position_statistics(batch) -> tuple[list[float], list[float]]:
@@ -46,6 +47,15 @@ def additive_logits(X_key, X_query, *, Uq, Uk, v, h, bq=None):
 
     keys, queries = reference.affine(Uk, X_key), reference.affine(Uq, X_query, bq)
     return reference_scores.tabulated(logit, keys, queries)
+
+
+def nonlinear_query_logits(X_key, X_query, *, Uk, W1, W2, gain1, gain2, h, bk=None):
+    """Karbevski 2026: the query of head h is the h-th part of (x + LN(GELU(RMS(x) W_1) W_2)) / 2."""
+    inner = reference.affine(W1, reference_tokens.rms_norm(X_query, gain1, 1e-5), None)
+    hidden = [[reference.gelu(z) for z in row] for row in reference.floats(inner)]
+    f = reference.layer_norm(reference.affine(W2, hidden, None), gain2, [0.0] * len(W2), 1e-5)
+    both = [[(x + y) / 2 for x, y in zip(*rows, strict=True)] for rows in zip(X_query, f, strict=True)]
+    return reference_scores.identity_query(X_key, both, Uk=Uk, h=h, bk=bk)
 
 
 def plain_block(X, mhsa, mlp, norm_1, norm_2):

@@ -107,9 +107,7 @@ OF = {
 
 def logits(name: str, params: dict, X_key, X_query, h: int) -> np.ndarray:
     """L of head h, from the code's parameters."""
-    own = {
-        leaf: value if leaf.startswith("gain") else value[h] for leaf, value in params.items()
-    }  # gains are all heads'
+    own = {leaf: value[h] if "_H" in leaf else value for leaf, value in params.items()}  # or all heads'
     head = {leaf.split("_")[0]: np.asarray(value, np.float64) for leaf, value in own.items()}
     return OF[name](X_key, X_query, **head, h=h)
 

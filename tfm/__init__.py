@@ -5,11 +5,13 @@ B sequences, N query positions, S key positions, T = B * N rows, D features, H h
 these are fewer (GQA, of one MQA: groups.py), K query/key features of a head,
 V value features of a head, F hidden units of the MLP, M layers, W vocabulary, C classes, J segments, P pixels of a
 patch, Q query/key features where they are not K (tied_wide: 2 K), R offsets (or buckets of offsets) between two tokens,
-L rank of an adapter, Y X Z rows, columns and channels of an image.
+L rank of an adapter, I hidden units of a query, U pairs of layers with a skip, Y X Z rows, columns and channels of an
+image.
 
 | id  | paper                                     | here                              | file                 |
 |-----|-------------------------------------------|-----------------------------------|----------------------|
 | E1  | X_i = x_i E                               | E_WD (segments: S_JD)             | embed.py             |
+|     | words in the values of all layers         | values: E_WHK, mix_MH             | embed.py             |
 | E2  | x_n = W vec(patch_n)                      | W_DP, b_D; cut, join              | embed.py             |
 |     | patches and words in one sequence         | mixed: W_DP, b_D, E_WD            |                      |
 | E3  | y_n = sum_n' x_n' A_{n',n}                | A_BHNS, rows sum to one           | explicit.py          |
@@ -22,6 +24,7 @@ L rank of an adapter, Y X Z rows, columns and channels of an image.
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |
 | E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD          | value.py             |
 | E10 | Omega_c [Sa_1; ...; Sa_H]                 | the sum over heads as one product | value.py             |
+|     | what becomes of a head's average          | gated: Ug_HKD; exclusive          | value.py             |
 |     | heads that share keys and values          | Uk_GKD, bk_GK, Uv_GKD, bv_GK      | groups.py            |
 | E11 | beta_q 1^T + Omega_q X, ...               | bq_HK, bk_HK, bv_HK, bo_D         | score.py, value.py   |
 | E12 | W_1, W_2; one or two hidden layers; gated | W1_FD, Wh_FF, Wg_FD, W2_DF, b...  | mlp.py               |
@@ -35,6 +38,7 @@ L rank of an adapter, Y X Z rows, columns and channels of an image.
 | E18 | X + MHSA(LN(X)); Y + MLP(LN(Y))           | pre_norm                          | block.py             |
 | E19 | LN(X + MHSA(X)); LN(X + MLP(X))           | post_norm                         | block.py             |
 | E20 | X^(m) = block(X^(m-1))                    | stack                             | transformer.py       |
+|     | skips as in a U-net                       | weight_U                          |                      |
 | E21 | positions added or concatenated           | P_ND; Wx_DD, Wp_DD                | position.py          |
 |     | relative, inside the attention            | rotary, b_HR, buckets, alibi      | relative_position.py |
 | E22 | A_{n,n'} = 0 for n > n'                   | causal: s <= n; padding, prefix,  | mask.py              |

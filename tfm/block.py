@@ -117,12 +117,13 @@ def apply(
     layout: layouts.Layout = layouts.ONE,
     maps: bool = False,
     keep: bool = False,
+    embedded: jax.Array | None = None,
 ) -> tuple[jax.Array, dict]:
     """One block (E18, E19; with `memory` a decoder's block, E26): the tokens, and what was seen on the way.
 
     n: the tokens' positions, (N,) or (B, N); None: 0 .. N-1. key_B: a random key for each sequence in training, None
     in evaluation. cache: the keys and values of earlier tokens, from `keep` or from the step before. layout: which
-    devices share the model, inside shard_map.
+    devices share the model, inside shard_map. embedded: what is added to values (heads.self_attention).
     Seen are `A`, `A_cross` with maps (the weights, (B, H, N, S)), `cache` with keep or a cache, and `running`, the
     statistics of norms that keep running averages, in training.
     """
@@ -130,7 +131,8 @@ def apply(
     past = {} if cache is None else cache
     cross = {"score": params.get("score_cross"), "value": params.get("value_cross")}
     call = {"parts": parts.attention, "layout": layout}
-    attend = functools.partial(heads.self_attention, params, mask=mask, n=n, cache=past.get("self"), **call)
+    among = {"mask": mask, "n": n, "cache": past.get("self"), "embedded": embedded}
+    attend = functools.partial(heads.self_attention, params, **among, **call)
     ask = functools.partial(heads.cross_attention, cross, memory=memory, cache=past.get("cross"), **call)
     stages = {
         "attention": (attend, "norm1"),

@@ -34,6 +34,13 @@ def _words(
     return x_BND + jnp.asarray(params["S_JD"])[inputs.get("segment_BN", 0)] if "S_JD" in params else x_BND
 
 
+def values(params: dict, inputs: jax.Array | dict[str, jax.Array]) -> jax.Array:
+    """e_{h,n} = row w_n of a second embedding, for the values of every head h in all layers (modded-nanogpt's value
+    embeddings, its record 14, with one table in place of one a layer). inputs: as in `words`; result: (B, H, N, K)."""
+    (E_WHK,) = params.values()
+    return E_WHK[inputs["w_BN"] if isinstance(inputs, dict) else inputs].swapaxes(1, 2)
+
+
 def cut(image_BYXZ: jax.Array, *, size: int) -> jax.Array:
     """vec(patch_n): the image as patches of size x size pixels in reading order, v_BNP with P = size * size * Z.
     ValueError where the image is not a whole number of patches high and wide."""

@@ -85,8 +85,14 @@ def sigmoid_gelu(x: jax.Array) -> jax.Array:
     return x * jax.nn.sigmoid(1.702 * x)
 
 
+def squared_relu(x: jax.Array) -> jax.Array:
+    """max(x, 0)^2 (So et al. 2021, Primer, section 4)."""
+    return jnp.square(jax.nn.relu(x))
+
+
 ACTIVATIONS = {  # by the names of the MLPs that have them
     "relu": jax.nn.relu,
+    "relu_squared": squared_relu,
     "gelu": exact_gelu,
     "gelu_tanh": tanh_gelu,
     "quick_gelu": sigmoid_gelu,
@@ -99,7 +105,7 @@ def _variant(activation: Callable, *more: str) -> Variant:
     return Variant(functools.partial(_init, more=more), functools.partial(_apply, activation), shared=True)
 
 
-relu, gelu, gelu_tanh, quick_gelu, silu, tanh = map(_variant, ACTIVATIONS.values())
+relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh = map(_variant, ACTIVATIONS.values())
 two_hidden_relu = _variant(jax.nn.relu, "Wh_FF")
 two_hidden_gelu = _variant(exact_gelu, "Wh_FF")
 swiglu = _variant(jax.nn.silu, "Wg_FD")

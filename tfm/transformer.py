@@ -1,7 +1,7 @@
 """The whole: tokens, positions, M blocks, head. `init` makes the parameter tree, `apply` is the model.
 
-params = {embed, position, blocks, head} and, where the model has them, {class, norm}, and {norm, up} in embed: what is
-optional is read off the tree. `Parts` has the function for each of them.
+params = {embed, position, blocks, head} and, where the model has them, {class, norm, skips}, and {norm, up, values} in
+embed: what is optional is read off the tree. `Parts` has the function for each of them.
 """
 
 from collections.abc import Callable
@@ -62,11 +62,14 @@ def init(
     embed_norm: bool = False,
     tied_output: bool = False,
     E: int = 0,
+    value_embedding: bool = False,
     **trunk: Any,
 ) -> dict:
     """The parameter tree for up to N tokens (class token included); trunk: as in trunk_init. With tied_output the head
     has no matrix of its own: g_w is row w of the embedding. E: features of a token up to the norm of the embedding,
-    from which a matrix makes D, as `head.transformed_init` makes E again (Lan et al. 2020, section 3.1); 0: D."""
+    from which a matrix makes D, as `head.transformed_init` makes E again (Lan et al. 2020, section 3.1); 0: D.
+    value_embedding: values get their own embedding of the word too, of zeros at first, and each head of each layer a
+    weight of it, 1 at first (embed.values); for words, and values of low rank."""
     params = {name: getattr(parts, name).init(initial.key(key, name), D=D) for name in ("embed", "head")}
     params |= trunk_init(key, D=D, parts=parts, **trunk)
     if E:
@@ -80,21 +83,37 @@ def init(
     if E:
         up = initial.normal(initial.key(key, "up"), "W_DE", E**-0.5, D=D, E=E) | initial.zeros("b_D", D=D)
         params["embed"] = shapes.relettered(params["embed"], "D", "E") | {"up": up}
+    if value_embedding:
+        value = params["blocks"]["value"]
+        name, (M, H, K, _) = next((name[3], U.shape) for name, U in value.items() if name in ("Uv_HKD", "Uv_GKD"))
+        value[f"mix_{name}"] = jnp.ones((M, H))
+        W = len(params["embed"]["E_WE" if E else "E_WD"])
+        params["embed"]["values"] = {f"E_W{name}K": jnp.zeros((W, H, K))}
     if class_token:
         params["class"] = embeds.class_token_init(initial.key(key, "class"), D=D, many=class_token)
     return params
 
 
 def trunk_init(
-    key: jax.Array, *, M: int, D: int, N: int, parts: Parts, final_norm: bool, share: int = 1, **sizes: Any
+    key: jax.Array,
+    *,
+    M: int,
+    D: int,
+    N: int,
+    parts: Parts,
+    final_norm: bool,
+    share: int = 1,
+    skips: bool = False,
+    **sizes: Any,
 ) -> dict:
-    """{position, blocks} and, with final_norm, {norm}: what lies between the embedding and the head. share: as in
-    `stack`; there are parameters of M / share layers."""
+    """{position, blocks} and, with final_norm, {norm}, with skips {skips}, whose weights are 1 at first: what lies
+    between the embedding and the head. share, skips: as in `stack`; there are parameters of M / share layers."""
     layer_keys = jax.vmap(lambda m: jax.random.fold_in(initial.key(key, "blocks"), m))(jnp.arange(M // share))
     params = {
         "position": parts.position.init(initial.key(key, "position"), N=N, D=D),
         "blocks": jax.vmap(lambda k: blocks.init(k, D=D, M=M, N=N, parts=parts.block, **sizes))(layer_keys),
     }
+    params |= {"skips": {"weight_U": jnp.ones(M // 2)}} if skips else {}
     return params | ({"norm": parts.block.norm.init(initial.key(key, "norm"), D=D)} if final_norm else {})
 
 
@@ -109,10 +128,13 @@ def stack(
     remat: str = "none",
     unroll: int | bool = True,
     share: int = 1,
+    skips: dict | None = None,
     **call: Any,
 ) -> tuple[jax.Array, dict]:
     """X^(m) = block(X^(m-1)), m = 1..M (E20): X^(M), and what the blocks saw, stacked over layers. share: so many
     layers, one after the other, have the same parameters (Lan et al. 2020, section 3.1), which `layers` holds once.
+    skips: weight_U of U = M/2 pairs of layers, as in a U-net: X^(M+1-u) = block(X^(M-u) + weight_u X^(u)), u = 1..U
+    (modded-nanogpt, its record 11); then all layers are written out.
 
     remat: what the backward pass computes again (REMAT). unroll: how many layers of the scan are written out (True:
     all, of which the compiler keeps what it likes); on CPU writing out is 1.15-1.25 times faster at depths up to 6.
@@ -126,11 +148,16 @@ def stack(
 
     with jax.named_scope("blocks"):
         if caches is None:
+            unroll = True if skips else unroll
             if unroll is not True or remat != "none" or layout.fsdp:
                 layer = jax.checkpoint(layer, policy=REMAT[remat], prevent_cse=unroll is True)
             numbers = jnp.arange(jax.tree.leaves(layers)[0].shape[0])
-            if share == 1:
+            if share == 1 and not skips:
                 return jax.lax.scan(layer, x_BND, (numbers, layers), unroll=unroll)
+
+            if skips:
+                x_BND, seen = _through(layer, x_BND, layers_of((numbers, layers)), skips["weight_U"])
+                return x_BND, jax.tree.map(lambda *each: jnp.stack(each), *seen)
 
             def alike(x_BND: jax.Array, numbered: tuple) -> tuple[jax.Array, dict]:
                 i, params = numbered
@@ -139,11 +166,22 @@ def stack(
 
             x_BND, aux = jax.lax.scan(alike, x_BND, (numbers, layers), unroll=unroll)
             return x_BND, jax.tree.map(lambda seen: seen.reshape(-1, *seen.shape[2:]), aux)
-        new, each = [], [params for params in layers_of(layers) for _ in range(share)]
-        for *numbered, cache in zip(range(len(caches)), each, caches, strict=True):
-            x_BND, aux = layer(x_BND, numbered, cache)  # a loop written out: each layer's cache is updated in place
-            new.append(aux["cache"])
-        return x_BND, {"cache": new}
+        each = [params for params in layers_of(layers) for _ in range(share)]
+        # A loop written out: each layer's cache is updated in place.
+        x_BND, seen = _through(layer, x_BND, list(enumerate(each)), skips["weight_U"] if skips else (), caches)
+        return x_BND, {"cache": [aux["cache"] for aux in seen]}
+
+
+def _through(layer: Callable, x_BND: jax.Array, numbered: list, weight_U: Any, caches: Any = None) -> tuple:
+    """X^(M), and what each layer saw, one after the other, with the skips of these weights."""
+    outputs, seen = [], []
+    for m, cache in enumerate(caches or [None] * len(numbered)):
+        u = len(numbered) - m - 1  # of a pair the first
+        x_BND = x_BND + weight_U[u] * outputs[u] if u < len(weight_U) else x_BND
+        x_BND, aux = layer(x_BND, numbered[m], cache)
+        outputs.append(x_BND)
+        seen.append(aux)
+    return x_BND, seen
 
 
 def layers_of(stacked: Any) -> list:
@@ -170,7 +208,7 @@ def hidden_states(
     own = layouts.gathered(own, layout)
     own = shapes.relettered(own, "E", "D") if "up" in own["embed"] else own
     with jax.named_scope("embed"):
-        rows = {name: leaf for name, leaf in own["embed"].items() if name not in ("norm", "up")}
+        rows = {name: leaf for name, leaf in own["embed"].items() if name not in ("norm", "up", "values")}
         x_BND = layouts.on(layout, parts.embed)(rows, inputs)
         if "class" in own:
             x_BND = embeds.class_token(own["class"], x_BND)
@@ -182,6 +220,9 @@ def hidden_states(
         x_BND = blocks.dropped("embed", x_BND, parts=parts.block, **training)
         if "up" in own["embed"]:
             x_BND = linear.rows(x_BND, own["embed"]["up"]["W_DD"], own["embed"]["up"]["b_D"])
+        if "values" in own["embed"]:
+            call["embedded"] = embeds.values(own["embed"]["values"], inputs)
+    call |= {"skips": params["skips"]} if "skips" in params else {}
     x_BND, aux = stack(params["blocks"], x_BND, parts=parts.block, n=n, **training, **call)
     running |= {"blocks": aux["running"]} if aux.get("running") else {}
     if "norm" in params:

@@ -5,7 +5,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,18 +120,23 @@ def muon(
     beta1: float,
     beta2: float,
     eps: float = 1e-8,
+    rows: bool = False,
+    ball: bool = False,
 ) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024) for the matrices inside the blocks, at `muon_lr_multiplier` times the rate.
 
     A step U V^T, where U S V^T is Nesterov's momentum, moves all directions of a map equally far. Embeddings, output
     matrices, gains and biases stay with AdamW, whose are beta1, beta2 and eps. Decay as in `adamw`, in units of each
-    one's own rate.
+    one's own rate. rows: NorMuon (`even_rows`). ball: the hyperball variant (Wen et al. 2026): step and matrix have the
+    norm R with which the matrix began, W <- R (W - rate R u / |u|) / |...|, and its decay would change nothing.
     """
     of_matrices = optax.chain(
         optax.trace(momentum, nesterov=True),
         orthogonal(ns_steps=ns_steps),
-        optax.add_decayed_weights(weight_decay),
+        *([even_rows(beta2)] if rows else []),
+        optax.stateless(_as_long) if ball else optax.add_decayed_weights(weight_decay),
         optax.scale_by_learning_rate(lambda step: muon_lr_multiplier * rate(step)),
+        *([optax.stateless(_on_the_ball)] if ball else []),
     )
     rest = adamw(rate, weight_decay=weight_decay, clip=0, beta1=beta1, beta2=beta2, eps=eps)
 
@@ -163,6 +168,68 @@ def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
             return jax.tree_util.tree_map_with_path(scaled, steps)
 
     return optax.stateless(update)
+
+
+def even_rows(decay: float) -> optax.GradientTransformation:
+    """Updates o become o_rc / sqrt(v_r), with the norm that o had: v_r is the moving average, with this decay, of the
+    mean square of a row, of one output (Li et al. 2025, NorMuon, whose norm is 0.2 sqrt(rows columns))."""
+
+    def moved(path: Any, v: jax.Array, step: jax.Array) -> jax.Array:
+        return decay * v + (1 - decay) * jnp.mean(jnp.square(step), shapes.sides(path)[1], keepdims=True)
+
+    def update(steps: Any, v: Any, params: Any = None) -> tuple[Any, Any]:
+        v = jax.tree_util.tree_map_with_path(moved, v, steps)
+        return _as_long(jax.tree.map(lambda step, v: step / (jnp.sqrt(v) + EPS), steps, v), steps), v
+
+    return optax.GradientTransformation(lambda params: jax.tree.map(jnp.zeros_like, params), update)
+
+
+def _as_long(steps: Any, like: Any) -> Any:
+    """Each matrix with the Frobenius norm of the other; one of zeros stays."""
+
+    def norm(path: Any, x: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.sum(jnp.square(x), sum(shapes.sides(path), ()), keepdims=True))
+
+    def scaled(path: Any, step: jax.Array, other: jax.Array) -> jax.Array:
+        return step * (norm(path, other) / (norm(path, step) + EPS**2))
+
+    return jax.tree_util.tree_map_with_path(scaled, steps, like)
+
+
+def _on_the_ball(steps: Any, params: Any) -> Any:
+    """The steps after which each matrix has the norm that it has."""
+    ends = _as_long(jax.tree.map(jnp.add, params, steps), params)
+    return jax.tree.map(jnp.subtract, ends, params)
+
+
+class Averaged(NamedTuple):
+    """The state of an optimiser, and by how much what it trains lies ahead of the average of it."""
+
+    inner: Any
+    ahead: Any
+
+
+def averaged(optimiser: optax.GradientTransformation, decay: float) -> optax.GradientTransformationExtraArgs:
+    """The optimiser, whose parameters are the exponential moving average a <- d a + (1 - d) w of those that it trains,
+    w (`trained_at`), from the same beginning. What is evaluated, saved and opened is the average."""
+    inner = optax.with_extra_args_support(optimiser)
+
+    def init(params: Any) -> Averaged:
+        return Averaged(inner.init(params), jax.tree.map(jnp.zeros_like, params))
+
+    def update(grads: Any, state: Averaged, params: Any, **more: Any) -> tuple[Any, Averaged]:
+        updates, new = inner.update(grads, state.inner, trained_at(params, state), **more)
+        ahead = jax.tree.map(jnp.add, state.ahead, updates)  # of a, that w which comes
+        return jax.tree.map(lambda x: (1 - decay) * x, ahead), Averaged(new, jax.tree.map(lambda x: decay * x, ahead))
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def trained_at(params: Any, opt_state: Any) -> Any:
+    """The parameters of which the next gradient is: these, or those of which they are the average."""
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Averaged))
+    ahead = next((node.ahead for node in nodes if isinstance(node, Averaged)), None)
+    return params if ahead is None else jax.tree.map(jnp.add, params, ahead)
 
 
 def dimensions(path: Any) -> optax.contrib.MuonDimensionNumbers:
@@ -218,4 +285,5 @@ def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientT
     return optax.chain(optax.clip_by_global_norm(clip), step) if clip > 0 else step
 
 
-NAMED = {"adamw": adamw, "muon": muon}
+NAMED = {"adamw": adamw, "muon": muon, "normuon": functools.partial(muon, rows=True)}
+NAMED |= {"hyperball": functools.partial(muon, ball=True)}

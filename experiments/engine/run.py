@@ -285,6 +285,9 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
             f"log has {log.SYMMETRY}, but there is nothing to look at: the scores here are no x^T M x, or have no "
             "`factors` that tell it (tfm/attention/score.py)"
         )
+    if settings.optim.name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
+        zeros = "optim.lora" if settings.optim.lora else "model.output_std = 0"
+        raise errors.UserError(f"optim.name = hyperball keeps the norms of matrices, and with {zeros} some are 0")
     rate, rule = optimiser(settings, frozen)
     if ":" in settings.optim.name:
         optim.check(settings.optim.name, rule, params)
@@ -332,10 +335,14 @@ def optimiser(
     for name in ("beta1", "beta2", "momentum"):
         if values.get(name, 0) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
+    config.at_least(0, {"optim.ema": o.ema})
+    if o.ema >= 1:
+        raise errors.UserError(f"optim.ema must be less than 1, and {o.ema} is not")
     values |= numbers
     final = 1.0 if o.schedule == "constant" or ":" in o.schedule else o.final_fraction
     how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps, "final_fraction": final}
     rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)
     given = {argument: values[name] for argument, name in takes.items()}
     made = optim.own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)
-    return rate, optax.masked(made, functools.partial(optim.trained, frozen=frozen)) if frozen else made
+    made = optax.masked(made, functools.partial(optim.trained, frozen=frozen)) if frozen else made
+    return rate, optim.averaged(made, o.ema) if o.ema else made

@@ -14,7 +14,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from experiments.engine import batches, compilation, distributed, errors
+from experiments.engine import batches, compilation, distributed, errors, optim
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 from tfm import shapes
@@ -221,7 +221,7 @@ def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **
 
     def propose(state: State, batch: dict) -> tuple[Any, Any, jax.Array, dict, Any]:
         key = jax.random.fold_in(state.key, state.step)
-        grads, metrics = grads_and_metrics(state.params, batch, key)
+        grads, metrics = grads_and_metrics(optim.trained_at(state.params, state.opt_state), batch, key)
         norm = optax.tree.norm(grads)
         with jax.named_scope("optimiser"):
             updates, opt_state = optimiser.update(grads, state.opt_state, state.params, value=metrics[LOSS], norm=norm)

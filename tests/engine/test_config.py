@@ -216,11 +216,12 @@ def test_sizes_follow_from_others_unless_they_are_set():
 
 
 SCORES = """none tied tied_noself tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query
-symmetric_init asymmetric asymmetric_std asymmetric_qknorm additive constant"""
-MLPS = "relu gelu gelu_tanh quick_gelu silu tanh two_hidden_relu two_hidden_gelu swiglu geglu geglu_tanh reglu"
+nonlinear_query symmetric_init asymmetric asymmetric_std asymmetric_qknorm additive constant"""
+MLPS = """relu relu_squared gelu gelu_tanh quick_gelu silu tanh two_hidden_relu two_hidden_gelu swiglu geglu geglu_tanh
+reglu"""
 LISTED = {
     "score": (by_name.candidates(score), SCORES),
-    "value": (by_name.candidates(value), "low_rank full_rank identity"),
+    "value": (by_name.candidates(value), "low_rank gated exclusive full_rank identity"),
     "norm": (by_name.candidates(norm), "token token_plain rms batch batch_features instance layer_sequence none"),
     "mlp": (by_name.candidates(mlp), MLPS),
     "position": (by_name.candidates(position), "learned sinusoidal learned_concatenated sinusoidal_concatenated none"),

@@ -24,9 +24,9 @@ experiment language vision synthetic translation masked_image convolution sample
 device any cpu gpu tpu
 resume latest latest_valid
 family gpt2 bert vit llama
-model.score none tied tied_keynorm pairwise identity_query l2_tied asymmetric asymmetric_qknorm additive constant
+model.score none tied tied_keynorm pairwise nonlinear_query l2_tied asymmetric asymmetric_qknorm additive constant
 model.scale 1/sqrt(K) 1/sqrt(D) 1
-model.value low_rank full_rank identity
+model.value low_rank gated exclusive full_rank identity
 model.norm token token_plain rms batch batch_features instance layer_sequence none
 model.mlp relu gelu gelu_tanh quick_gelu two_hidden_relu swiglu geglu
 model.position learned sinusoidal learned_concatenated none
@@ -40,7 +40,7 @@ text.tokenizer bytes characters
 text.source docstrings
 image.head pooled class_token
 synthetic.task ring previous reachability beats membership nearest
-optim.name adamw muon
+optim.name adamw muon normuon hyperball
 optim.schedule cosine linear constant wsd
 train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy

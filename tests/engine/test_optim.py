@@ -240,7 +240,8 @@ def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps
     [
         (
             {"name": "moun"},
-            'unknown optimiser "moun" (did you mean "muon"?); the right ones are: adamw, muon, or my_file:my_optimiser',
+            'unknown optimiser "moun" (did you mean "muon"?); the right ones are: adamw, muon, normuon, hyperball, or '
+            "my_file:my_optimiser",
         ),
         ({"name": "lion"}, 'unknown optimiser "lion" (did you mean "optax:lion"?)'),
         ({"name": "os:path"}, 'the optimiser "os:path" must be a function, and it is not'),

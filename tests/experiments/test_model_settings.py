@@ -22,6 +22,9 @@ MODELS = {
     ),
     "rotary_scaling = linear:0 gives no angles": dict(relative_position="rotary", rotary_scaling="linear:0"),
     "model.rotary_base must be at least 1": dict(relative_position="rotary", rotary_base=0.0),
+    "model.value_embedding needs words alone": dict(value_embedding=True),
+    "model.skips needs model.M of at least 2": dict(skips=True, M=1),
+    "model.skips needs model.share = 1": dict(skips=True, share=2),
     "model.score = constant does not declare": dict(relative_position="rotary", score="constant"),
     "turns .* model.score = l2_tied does not declare": dict(relative_position="rotary_halves", score="l2_tied"),
     "model.D = 8 must be model.H x model.K = 2 x 3": dict(score="identity_query", K=3),
@@ -39,6 +42,9 @@ TEXTS = {
     "model.share = 2 needs another model.norm": dict(model__share=2, model__norm="batch"),
     "model.E = 3 needs text.transform": dict(model__E=3, text__tied_output=True),
     "model.E = 3 needs another model.norm": dict(model__E=3, model__norm="batch"),
+    "model.value_embedding needs model.value = low_rank or gated": dict(
+        model__value="full_rank", model__value_embedding=True
+    ),
     "is a path, and nothing is there": dict(text__tokenizer="/nowhere/tok512.bin"),
 }
 TRAININGS = {
@@ -46,6 +52,11 @@ TRAININGS = {
     "optim.beta2 must be less than 1": dict(optim__beta2=1.0),
     'the schedule "a:b" cannot be imported: there is no a.py': dict(optim__schedule="a:b"),
     "the seed must lie between": dict(seed=-1),
+    "optim.ema must be less than 1": dict(optim__ema=1.0),
+    "optim.ema must be at least 0": dict(optim__ema=-0.5),
+    "hyperball keeps the norms of matrices, and with model.output_std = 0 some": dict(
+        optim__name="hyperball", model__output_std=0.0
+    ),
 }
 
 

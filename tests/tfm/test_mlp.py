@@ -22,11 +22,11 @@ from tfm import layout, mlp, shapes
 MLPS = by_name.candidates(mlp)
 MATRICES = dict.fromkeys(("relu", "gelu", "gelu_tanh"), {"W1_FD", "W2_DF"})
 MATRICES |= dict.fromkeys(("two_hidden_relu", "two_hidden_gelu"), {"W1_FD", "Wh_FF", "W2_DF"})
-MATRICES |= dict.fromkeys(("quick_gelu", "silu", "tanh"), {"W1_FD", "W2_DF"})
+MATRICES |= dict.fromkeys(("quick_gelu", "silu", "tanh", "relu_squared"), {"W1_FD", "W2_DF"})
 MATRICES |= dict.fromkeys(("swiglu", "geglu", "geglu_tanh", "reglu"), {"W1_FD", "Wg_FD", "W2_DF"})
 GATES = {"geglu": reference.gelu, "geglu_tanh": reference_tokens.gelu_tanh, "reglu": reference.relu}
 PLAIN = {"gelu_tanh": reference_tokens.gelu_tanh, "quick_gelu": reference_decoders.quick_gelu}
-PLAIN |= {"silu": reference_tokens.silu, "tanh": math.tanh}
+PLAIN |= {"silu": reference_tokens.silu, "tanh": math.tanh, "relu_squared": lambda z: z * z if z > 0 else 0.0}
 
 
 def mlp_params(name: str, bias: bool) -> dict:

@@ -33,14 +33,14 @@ RUNS = {
 # For each field of `model`, and of the other sections, values of which at least one is another than a family's.
 MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
-    **dict(share=[1, 2], E=[0, 6]),
+    **dict(share=[1, 2], E=[0, 6], skips=[True], value_embedding=[True]),
     "score": ["tied", "tied_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     "score_std": [0.5],
     "output_std": [0.0],
     "diagonal": ["exclude"],
     "scale": ["1/sqrt(D)", "1"],
     "cap": [30.0],
-    "value": ["full_rank", "identity"],
+    "value": ["gated", "exclusive", "full_rank", "identity"],
     "norm": ["token", "token_plain", "rms", "batch", "instance", "none"],
     "eps": [0.1],
     "mlp": ["relu", "gelu", "gelu_tanh", "two_hidden_gelu", "swiglu", "geglu"],

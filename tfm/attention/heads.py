@@ -40,11 +40,13 @@ def self_attention(
     n: jax.Array | None = None,
     cache: KVCache | None = None,
     layout: layouts.Layout = layouts.ONE,
+    embedded: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array | None, KVCache]:
     """Y = sum_h V_h X A_h, the tokens attending to each other (E9; seed 003 eq. 4).
 
     n: their positions, (N,) or (B, N); None: 0 .. N-1. With a cache of S places, where place s is for the token at
-    position s, they attend to those before them too, and `mask` must forbid what comes later.
+    position s, they attend to those before them too, and `mask` must forbid what comes later. embedded: e_BHNK, of
+    which each head adds a learned multiple to the values, v_h,n + mix_h e_h,n (embed.values).
     Returns (Y, A_BHNS or None, the keys and values attended to).
     """
     with jax.named_scope("score"):
@@ -53,7 +55,11 @@ def self_attention(
             here = jnp.arange(x_BND.shape[1]) if n is None else n
             q_BHNK, k_BHSK = rotate(params["relative_position"], q_BHNK, k_BHSK, here)
     with jax.named_scope("value"):
-        attended = {"k_BHSK": k_BHSK, "v_BHSV": parts.value.apply(params["value"], x_BND)}
+        own_BHNV = parts.value.apply(params["value"], x_BND)
+        if embedded is not None:
+            mix_H = next(leaf for name, leaf in params["value"].items() if name.startswith("mix"))
+            own_BHNV = own_BHNV + mix_H[:, None, None] * embedded
+    attended = {"k_BHSK": k_BHSK, "v_BHSV": own_BHNV}
     if cache is not None:
         attended = {name: kernels.write(cache[name], attended[name], n) for name in attended}
     bias, positions, offsets = None, parts.relative_position, params["relative_position"]
@@ -69,7 +75,7 @@ def self_attention(
     call = {"mask": mask, "n": n, "bias": bias, "cached": cache is not None}
     if layout.sequence and cache is None:
         call["axis"] = layout.sequence
-    return _attention(params, x_BND, q_BHNK, attended, parts, layout, **call)
+    return _attention(params, x_BND, q_BHNK, attended, parts, layout, own_BHNV=own_BHNV, **call)
 
 
 def cross_attention(
@@ -95,7 +101,7 @@ def cross_attention(
     return _attention(params, x_BND, q_BHNK, attended, parts, layout, mask=memory.mask, cached=cache is not None)
 
 
-def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, **call: Any) -> tuple:
+def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, own_BHNV=None, **call: Any) -> tuple:
     """The averages of the values, mapped back to D features and summed (tensor parallelism: over devices too).
 
     Newest words alone have so few weights that these are formed; tokens that devices share, those of the `axis`, go
@@ -115,4 +121,6 @@ def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, 
             compute = flash.attention if "axis" in call and compute is explicit.attention else compute
             y_BHNV, A_BHNS = nan_guard.guarded(compute, platform=layout.platform)(*qkv, **call)
     with jax.named_scope("combine"):
+        if between := getattr(parts.value, "between", None):
+            y_BHNV = between(params["value"], y_BHNV, x_BND, own_BHNV)
         return layouts.on(layout, parts.value, "combine")(params["value"], y_BHNV), A_BHNS, attended

@@ -16,6 +16,7 @@ with `logits` the two are compared by another function than the product, l_{n,s}
 | pairwise                    | U x_n . P U x_s                   | D K + K^2         | Courtois et al. 2024           |
 | pairwise_sym                | U x_n . (P + P^T)/2 U x_s         | D K + K^2         | Courtois et al. 2024           |
 | identity_query              | x_n, cut into heads, . U_k x_s    | D K               | Karbevski 2025                 |
+| nonlinear_query             | (x_n + f(x_n))/2, cut, . U_k x_s  | 2 D K             | Karbevski 2026                 |
 | asymmetric, asymmetric_std  | U_q x_n . U_k x_s                 | 2 D K             | E6; with the next one's std    |
 | symmetric_init              | the same, at first U_k = U_q      | 2 D K             | Saponati et al. 2025           |
 | asymmetric_qknorm           | RMS(U_q x_n) . RMS(U_k x_s)       | 2 D K + 2 K shared| Henry et al. 2020; Qwen3       |
@@ -38,7 +39,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear, norm
+from tfm import initial, linear, mlp, norm
 from tfm.attention import groups
 from tfm.attention import score_symmetric as one
 
@@ -90,6 +91,14 @@ def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e
     return tuple(
         norm.rms.apply({"gain_D": params[gain]}, x, eps=eps) for gain, x in (("gainq_K", q_BHNK), ("gaink_K", k_BHSK))
     )
+
+
+def _nonlinear_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
+    """q_n = (x_n + f(x_n)) / 2, cut into heads, f(x) = LN(W_2 gelu(W_1 RMS(x))) with D/2 hidden units, I: as many
+    weights as U_q of all heads has (Karbevski 2026, with the half of its second version); norms have gains alone."""
+    h_BNI = mlp.exact_gelu(linear.rows(norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps), params["W1_ID"]))
+    f_BND = norm.token.apply({"gain_D": params["gain2_D"]}, linear.rows(h_BNI, params["W2_DI"]), eps=eps)
+    return one.identity_query(params, (x_BND + f_BND) / 2, x_BSD)
 
 
 def _additive_logits(params: dict, q_BHNK: jax.Array, k_BHSK: jax.Array) -> jax.Array:
@@ -160,6 +169,13 @@ def _identity_query_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any)
     return _init("bk_GK", Uk_GKD=_unit)(key, H=H, K=K, D=D, **more)
 
 
+def _nonlinear_query_init(key: jax.Array, *, D: int, **sizes: Any) -> dict:
+    """Half the sum of two independent tokens has half their variance, which the keys make up for."""
+    params, I = initial.scaled(identity_query.init(key, D=D, **sizes), 2**0.5, "U"), max(1, D // 2)  # noqa: E741
+    params |= initial.normal(key, "W1_ID", D**-0.5, I=I, D=D) | initial.normal(key, "W2_DI", I**-0.5, I=I, D=D)
+    return params | {"gain1_D": jnp.ones(D), "gain2_D": jnp.ones(D)}
+
+
 def _qknorm_init(key: jax.Array, *, K: int, **sizes: Any) -> dict:
     return asymmetric.init(key, K=K, **sizes) | {"gainq_K": jnp.ones(K), "gaink_K": jnp.ones(K)}
 
@@ -218,6 +234,7 @@ pairwise = _product(_init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: K**-0.5), one.
 _wider = _init("b_HK", U_HKD=_unit, P_HKK=lambda K, D: (2 / (K + 1)) ** 0.5)
 pairwise_sym = _product(_wider, one.pairwise_sym, factors=_pairwise_sym_factors)
 identity_query = _product(_identity_query_init, one.identity_query, grouped=True)
+nonlinear_query = Score(_nonlinear_query_init, _nonlinear_query, rotatable=True, grouped=True, normed=True)
 symmetric_init = _product(_symmetric_init, _asymmetric, grouped=True)
 asymmetric = _product(_init("bq_HK", "bk_GK", Uq_HKD=_unit, Uk_GKD=_unit), _asymmetric, grouped=True)
 asymmetric_std = _product(_init("bq_HK", "bk_GK", Uq_HKD=_narrow, Uk_GKD=_narrow), _asymmetric, grouped=True)

@@ -4,18 +4,22 @@ A value path is `(init, apply, combine)`: `apply(params, x_BSD) -> v_BHSV` befor
 `combine(params, y_BHNV) -> y_BND` after it. V is K for values of low rank and D for the others; a head axis of size one
 is shared by all heads. Where `shared`, combine also takes `layout`, since devices may have some of the heads each, and
 where `grouped`, init also takes `G`: so many heads of values are shared by the H (groups.py). Values that are the
-tokens themselves are one head for all, whatever G is.
+tokens themselves are one head for all, whatever G is. `between(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV` stands
+before combine where there is one: what becomes of the averages by the tokens x that asked for them and, in
+self-attention, by their own values v (in cross-attention None).
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, kernels
+from tfm import initial, kernels, linear
 from tfm import layout as layouts
 from tfm.attention import groups
+
+EPS = 1e-12  # of a squared length: where it is 0, so is the gradient of what is divided by it
 
 
 class Value(NamedTuple):
@@ -24,6 +28,7 @@ class Value(NamedTuple):
     combine: Callable[..., jax.Array]
     shared: bool = False
     grouped: bool = False
+    between: Callable[..., jax.Array] | None = None
 
 
 def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool, G: int | None = None) -> dict:
@@ -55,6 +60,28 @@ def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout =
     return y_BND if "bo_D" not in params else y_BND + params["bo_D"]
 
 
+def _gated_init(key: jax.Array, *, H: int, K: int, D: int, **more: Any) -> dict:
+    """U_g starts as U_v does: the gates are half open on average."""
+    return low_rank.init(key, H=H, K=K, D=D, **more) | initial.normal(key, "Ug_HKD", D**-0.5, H=H, K=K, D=D)
+
+
+def _gated(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
+    """sigma(U_g,h x_n) * y_h,n: a gate for each feature of each head (Qiu et al. 2025, section 2.2, elementwise behind
+    the averages)."""
+    return jax.nn.sigmoid(linear.heads(x_BND, params["Ug_HKD"])) * y_BHNK
+
+
+def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
+    """y_n - (y_n . v_n) v_n / |v_n|^2: what a head says along the token's own value is taken away (Zhai 2026, exclusive
+    self-attention); heads of a group have one value. Attention to others only, as the score `tied_noself` has it, may
+    still point that way. Where v_n is 0, and in cross-attention, y_n stays."""
+    if v_BHNK is None:
+        return y_BHNK
+    y, v = linear.wide(y_BHNK), linear.wide(jnp.repeat(v_BHNK, y_BHNK.shape[1] // v_BHNK.shape[1], axis=1))
+    along = jnp.sum(y * v, -1, keepdims=True) / (jnp.sum(v * v, -1, keepdims=True) + EPS)
+    return (y - along * v).astype(y_BHNK.dtype)
+
+
 def _full_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool) -> dict:
     """V_h starts at 1/sqrt(2 M H D), so that the 2 M residual terms of a stack add up to unit variance.
 
@@ -80,5 +107,7 @@ def _mean_over_heads(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout 
 
 
 low_rank = Value(_low_rank_init, _low_rank, _sum_over_heads, shared=True, grouped=True)
+gated = low_rank._replace(init=_gated_init, between=_gated)
+exclusive = low_rank._replace(between=_exclusive)
 full_rank = Value(_full_rank_init, _tokens, _sum_over_heads, shared=True)
 identity = Value(_identity_init, _tokens, _mean_over_heads, shared=True)

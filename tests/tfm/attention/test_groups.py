@@ -113,7 +113,7 @@ def test_devices_that_share_heads_and_tokens_compute_what_one_does():
     cases.agree(found, expected, 1e-6)  # alibi's slopes are float32
 
 
-@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].grouped])
+@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].grouped and SCORES[name].factors])
 def test_factors_queries_and_keys_are_those_of_repeated_keys(name):
     params, x_BND = drawn(SCORES[name], 2, bias=True), cases.normal(1, B, N, D)
     cases.agree(*(SCORES[name].factors(p, D=D) for p in (params, repeated(params))), 1e-12)
@@ -157,7 +157,10 @@ def test_a_cache_of_fewer_heads_says_the_same_in_less_memory_after_fewer_product
 REFUSED = {
     "model.G = 4 heads of keys and values do not divide model.H = 6": {"model.G": 4},
     "model.G must be at least 1": {"model.G": 0},
-    "model.score = tied declares none .* are identity_query, symmetric_init, as": {"model.G": 2, "model.score": "tied"},
+    "model.score = tied declares none .* are identity_query, nonlinear": {
+        "model.G": 2,
+        "model.score": "tied",
+    },
 }
 
 

@@ -28,8 +28,9 @@ COUNTS = dict.fromkeys(("none", "constant"), (0, 0)) | {"tied_signed": (D * K + 
 COUNTS |= dict.fromkeys(("tied", "tied_noself", "tied_keynorm", "identity_query"), (D * K, K))
 COUNTS |= dict.fromkeys(("pairwise", "pairwise_sym"), (D * K + K * K, K))
 COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # gains that the heads share
-COUNTS |= {"additive": (2 * D * K + K, K)}
+COUNTS |= {"additive": (2 * D * K + K, K), "nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
+reference_scores.OF["nonlinear_query"] = reference_alternatives.nonlinear_query_logits
 SYMMETRIC = {"none", "tied", "tied_noself", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"}
 TURNED = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # symmetric also behind rotary positions
 reference_scores.OF["asymmetric_qknorm"] = reference_decoders.qknorm_logits
@@ -152,7 +153,7 @@ def test_factors_make_the_bilinear_form(name):
 
 
 def test_what_is_said_of_scores_beside_their_functions():
-    assert [name for name in SCORES if SCORES[name].factors is None] == ["additive", "constant"]
+    assert [name for name in SCORES if SCORES[name].factors is None] == ["nonlinear_query", "additive", "constant"]
     assert [name for name in SCORES if not SCORES[name].itself] == ["tied_noself", "tied_keynorm"]
     assert [name for name in SCORES if not SCORES[name].rotatable] == ["l2_tied", "additive", "constant"]
     scales = {name: scale(4, 25) for name, scale in score.SCALES.items()}
@@ -233,7 +234,7 @@ def test_logits_of_other_tokens_begin_with_variance_one():
     heads, k, runs, n = 4, 12, 150, 32
     d = heads * k
     names = [*STD, "none", "tied_signed", "identity_query", "asymmetric_std", "symmetric_init", "asymmetric_qknorm"]
-    names += ["additive"]
+    names += ["additive", "nonlinear_query"]
     keys = jax.random.split(jax.random.key(1), (2, runs))
     x_RND = jax.random.normal(keys[1, 0], (runs, n, d))
     x_RND = (x_RND - x_RND.mean(-1, keepdims=True)) / x_RND.std(-1, keepdims=True)
@@ -284,7 +285,7 @@ def test_parameters_of_one_name_begin_alike():
     """The same draws, and where scores ask for another variance those times a number."""
     begun = {name: begun_with(name, bias=True) for name in SCORES}
     common = {leaf: [name for name in SCORES if leaf in begun[name]] for leaf in ("U_HKD", "Uq_HKD", "Uk_HKD", "P_HKK")}
-    assert [len(names) for names in common.values()] == [7, 5, 6, 2]
+    assert [len(names) for names in common.values()] == [7, 5, 7, 2]
     for leaf, names in common.items():
         for first, other in itertools.combinations(names, 2):
             if leaf != "Uk_HKD" or "symmetric_init" not in (first, other):
@@ -312,8 +313,9 @@ def test_the_rest_of_a_block_begins_alike_and_the_score_with_the_scale_of_its_de
 
 def test_what_weight_decay_calls_a_matrix():
     decayed = {leaf: here for name in SCORES for leaf, here in optim.matrices(begun_with(name, bias=True)).items()}
-    assert {leaf for leaf, here in decayed.items() if here} == {"U_HKD", "U_HQD", "Uq_HKD", "Uk_HKD", "P_HKK"}
-    others = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "v_HK"}
+    matrices = {"U_HKD", "U_HQD", "Uq_HKD", "Uk_HKD", "P_HKK", "W1_ID", "W2_DI"}
+    assert {leaf for leaf, here in decayed.items() if here} == matrices
+    others = {"b_HK", "b_HQ", "bq_HK", "bk_HK", "sigma_HK", "gainq_K", "gaink_K", "v_HK", "gain1_D", "gain2_D"}
     assert {leaf for leaf, here in decayed.items() if not here} == others
 
 

@@ -1,0 +1,40 @@
+"""Do the techniques that people argue about help? Thirteen against a plain model, two depths, ten seeds: an evening.
+
+python launch.py --config configs/contradictions.py --workdir runs/contradictions
+For one Colab chip, not run yet. All arms have the same learning rates; claims and results: docs/contradictions.md.
+"""
+
+from configs import base
+
+
+def arms(F):
+    """F: hidden units of the MLP; with a gate, 2/3 of them have as many weights."""
+    return [
+        ("qk_norm", {"model.score": "asymmetric_qknorm"}),
+        ("capped_logits", {"model.cap": 15.0}),
+        ("one_key_and_value", {"model.G": 1}),
+        ("relu_squared", {"model.mlp": "relu_squared"}),
+        ("swiglu", {"model.mlp": "swiglu", "model.F": round(2 * F / 3)}),
+        ("gated", {"model.value": "gated"}),
+        ("exclusive", {"model.value": "exclusive"}),
+        ("value_embedding", {"model.value_embedding": True}),
+        ("skips", {"model.skips": True}),
+        ("nonlinear_query", {"model.score": "nonlinear_query"}),
+        ("ema", {"optim.ema": 0.99}),
+        ("normuon", {"optim.name": "normuon"}),
+        ("hyperball", {"optim.name": "hyperball"}),
+        ("plain", {}),
+    ]
+
+
+def get_config():
+    config = base.get_config("ablation", of="language")
+    config.study.update(arms=arms(1536), seeds=[*range(10)])
+    config.study.conditions = [("four_layers", {"model.M": 4}), ("eight_layers", {"model.M": 8})]
+    config.log = ["tensorboard"]
+    config.text.update(source="stdlib", N=256)
+    config.model.update(D=384, H=6, norm="rms", mlp="relu", bias="none", position="none")
+    config.model.update(relative_position="rotary_halves", compute_dtype="bfloat16")
+    config.optim.update(name="muon", schedule="linear", final_fraction=0.0, beta2=0.95)
+    config.train.update(steps=1000, log_every=50, evaluate_every=500)
+    return config

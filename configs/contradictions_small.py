@@ -1,0 +1,16 @@
+"""The arms of contradictions.py on characters of Shakespeare: the speedrun's model and rates, ten seeds, 140 runs.
+
+python launch.py --config configs/contradictions_small.py --workdir runs/contradictions_small
+Not run yet; by its FLOPs and the time of speedrun_study.py 28 minutes on two cores. Claims: docs/contradictions.md.
+"""
+
+from configs import base, contradictions, shakespeare_speedrun
+
+
+def get_config():
+    config = base.get_config("ablation", of=shakespeare_speedrun.get_config())
+    config.study.update(arms=contradictions.arms(config.model.F), seeds=[*range(10)])
+    config.log = ["tensorboard"]
+    config.model.output_std = 1.0  # hyperball keeps the norms of matrices, which zeros have not
+    config.train.update(log_every=50, evaluate_every=200)
+    return config

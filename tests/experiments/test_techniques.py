@@ -1,0 +1,155 @@
+"""Techniques that people argue about, in models of words as a config asks for them: gates, exclusive attention, value
+embeddings, skips as in a U-net. Their equations by hand; causal, word by word, and on devices that share the model."""
+
+import functools
+
+import cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_mesh
+import tiny
+from cases import B, D, H, K, N
+from test_mesh import task_of  # noqa: F401  (a fixture)
+
+from experiments import model as models
+from experiments.engine import errors
+from tfm import block, head, transformer
+from tfm.attention import heads, mask, value
+
+W, G = 11, 1
+TECHNIQUES = {
+    "gates and skips": {"value": "gated", "skips": True, "M": 3, "G": 2, "mlp": "relu_squared"},
+    "exclusive, embedded": {"value": "exclusive", "value_embedding": True, "M": 4, "score": "nonlinear_query"},
+}
+
+
+def language(**changes) -> models.Model:
+    """A model of words with these settings of the section `model`."""
+    own = {"D": 16, "H": 4, "relative_position": "rotary", "position": "none", "remat": "none"} | changes
+    m = tiny.settings("language", **{f"model__{name}": setting for name, setting in own.items()}).model
+    return models.language(m, answer=head.next_word, W=W, N=N, tied_output=False)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("name", ["gated", "exclusive"])
+@cases.float64()
+def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
+    """Of one value for all heads, to which an embedding of the words is added; and between two sequences."""
+    of, x_BND = getattr(value, name), cases.normal(1, B, N, D)
+    attention = cases.parts(value=of).attention
+    sizes = dict(H=H, K=K, D=D, bias=True)
+    params = {"score": cases.drawn(functools.partial(attention.score.init, **sizes))}
+    params |= {"value": cases.drawn(functools.partial(of.init, **sizes, M=1, G=G)) | {"mix_G": cases.normal(3, G)}}
+    params, e_BGNK = params | {"relative_position": {}}, cases.normal(2, B, G, N, K)
+    attend = jax.jit(functools.partial(heads.self_attention, parts=attention, mask=mask.causal))
+    y_BND, A_BHNS, cache = jax.device_get(attend(params, x_BND, embedded=e_BGNK))
+    p, x = jax.device_get((params["value"], x_BND))
+    v_BNK = x @ p["Uv_GKD"][0].T + p["bv_GK"][0] + p["mix_G"][0] * np.asarray(e_BGNK)[:, 0]
+    cases.close(cache["v_BHSV"][:, 0], v_BNK)
+    along = v_BNK / np.linalg.norm(v_BNK, axis=-1, keepdims=True)
+
+    def answer(A_BHNS, v_BSK, own: bool):
+        parts = []
+        for h in range(H):
+            y_BNK = A_BHNS[:, h] @ v_BSK
+            if name == "gated":
+                y_BNK = sigmoid(x @ p["Ug_HKD"][h].T) * y_BNK
+            elif own:
+                y_BNK = y_BNK - (y_BNK * along).sum(-1, keepdims=True) * along
+            parts.append(y_BNK @ p["Uo_HDK"][h].T)
+        return sum(parts) + p["bo_D"]
+
+    cases.close(y_BND, answer(A_BHNS, v_BNK, True))
+    first_BD = np.abs(y_BND[:, 0] - p["bo_D"]).max()  # it sees nothing but its own value
+    assert first_BD < 1e-10 if name == "exclusive" else first_BD > 0.1
+    ask = functools.partial(heads.cross_attention, parts=attention, memory=block.Memory(x_BND[:, :3], None))
+    y_BND, A_BHNS, cache = jax.device_get(jax.jit(ask)(params, x_BND))
+    cases.close(y_BND, answer(A_BHNS, cache["v_BHSV"][:, 0], False))
+
+
+def test_a_value_of_zero_takes_nothing_away_and_has_a_finite_gradient():
+    y, zero = cases.normal(1, 1, 1, 2, K), jnp.zeros((1, 1, 2, K))
+    cases.close(value.exclusive.between({}, y, None, zero), y)
+    gradient = jax.grad(lambda y, v: value.exclusive.between({}, y, None, v).sum(), (0, 1))(y, zero)
+    assert all(np.isfinite(leaf).all() for leaf in gradient)
+
+
+@pytest.mark.parametrize("name", TECHNIQUES)
+def test_later_words_change_nothing_and_word_by_word_is_the_whole(name):
+    model = language(**TECHNIQUES[name])
+    params, w_BN = cases.drawn(model.init), np.random.default_rng(0).integers(0, W, (3, N))
+    apply, step = (jax.jit(functools.partial(of, mask=mask.causal)) for of in (model.apply, model.step))
+    logits_BNW, _ = apply(params, w_BN)
+    other_BNW, _ = apply(params, np.where(np.arange(N) < 4, w_BN, (w_BN + 1) % W))
+    np.testing.assert_array_equal(other_BNW[:, :4], logits_BNW[:, :4])
+    assert (other_BNW[:, 4:] != logits_BNW[:, 4:]).any(-1).all()
+    start = jax.jit(functools.partial(model.start, capacity=N, mask=mask.causal))
+    found_BW, cache = start(params, w_BN[:, :3], np.full(3, 3))
+    cases.close(found_BW, logits_BNW[:, 2], 1e-5)
+    layers = model.by_layer(params)
+    for n in range(3, N):
+        found_BW, cache = step(layers, cache, w_BN[:, n], np.full(3, n))
+        cases.close(found_BW, logits_BNW[:, n], 1e-5)
+
+
+def test_an_embedding_in_the_values_begins_as_the_model_without_and_takes_the_words_that_it_has():
+    plain, ours, w_BN = language(), language(value_embedding=True), np.array([[1, 2, 2, 5]])
+    params, key = ours.init(jax.random.key(0)), jax.random.key(0)
+    run = jax.jit(functools.partial(ours.apply, mask=mask.causal))
+    begun = jax.jit(functools.partial(plain.apply, mask=mask.causal))(plain.init(key), w_BN)[0]
+    np.testing.assert_array_equal(run(params, w_BN)[0], begun)
+    assert (params["blocks"]["value"]["mix_H"] == 1).all()
+    for word, changes in ((7, False), (5, True)):
+        table = {"E_WHK": params["embed"]["values"]["E_WHK"].at[word].set(1.0)}
+        other = params | {"embed": params["embed"] | {"values": table}}
+        assert (run(other, w_BN)[0] != begun).any(-1).tolist() == [[False] * 3 + [changes]]
+
+
+@pytest.mark.parametrize(("M", "remat"), [(2, "none"), (3, "products")])
+@cases.float64()
+def test_skips_add_outputs_of_the_first_half_to_inputs_of_the_second(M, remat):
+    """Blocks 1 ... M one after the other; the gradient too, with parts computed again. Weights 0 are no skips."""
+    parts, x_BND = cases.parts(), cases.normal(1, 1, N, D)
+    layers = cases.drawn(cases.model(sizes=dict(M=M), bias=False).init)["blocks"]
+    weight_U, call = cases.normal(2, M // 2), {"parts": parts, "mask": mask.causal}
+
+    def by_hand(layers, weight_U):
+        outputs = [x_BND]
+        for m in range(1, M + 1):
+            first = M + 1 - m
+            skip = weight_U[first - 1] * outputs[first] if first <= M // 2 else 0
+            own = jax.tree.map(lambda leaf, m=m: leaf[m - 1], layers)
+            outputs.append(block.apply(own, outputs[-1] + skip, **call)[0])
+        return outputs[-1]
+
+    def ours(layers, weight_U):
+        return transformer.stack(layers, x_BND, skips={"weight_U": weight_U}, remat=remat, unroll=1, **call)[0]
+
+    def both(function):
+        return jax.jit(jax.value_and_grad(lambda *of: jnp.sin(function(*of)).sum(), (0, 1)))(layers, weight_U)
+
+    cases.agree(both(ours), both(by_hand), 1e-9)
+    if remat == "none":
+        cases.close(ours(layers, 0 * weight_U), transformer.stack(layers, x_BND, **call)[0])
+
+
+ONE = {"model__score": "nonlinear_query", "model__value": "exclusive", "model__value_embedding": True}
+LAYOUTS = {"1x2x2x2": {"model__value": "gated", "model__skips": True, "model__M": 2}, "1x2x1x2": ONE}
+
+
+@pytest.mark.parametrize("sizes", LAYOUTS)
+def test_devices_have_the_gradient_of_one(task_of, sizes, monkeypatch):  # noqa: F811
+    monkeypatch.setitem(test_mesh.KINDS, "techniques", ("language", LAYOUTS[sizes] | test_mesh.FEW))
+    found, expected = (test_mesh.gradient(task_of, "techniques", of, 1)[:2] for of in (sizes, "1x1x1x1"))
+    test_mesh.agree(found, expected)
+
+
+def test_a_table_for_words_and_heads_is_not_shared(task_of):  # noqa: F811
+    for changes, words in ((ONE, "cuts whole tokens"), ({"model__value_embedding": True}, "one table for the words")):
+        with pytest.raises(errors.UserError, match=words):
+            task_of("language", test_mesh.mesh_of("1x1x2x1"), **changes)
