@@ -70,23 +70,10 @@ def run(
     write = functools.partial(reports.again, folder, mesh.describe(devices))
     with workdir.hold(folder), single.file_errors(folder), requests.collect():
         finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
-<<<<<<< HEAD
-        waiting = checked(unfinished(every, finished, folder), asked, devices, lambda: requests.heed(TOO_EARLY))
-        enter(folder, settings, runs)
-        plan.record(folder, asked)
-        workdir.keep_sources(folder, settings.sources())
-        for run in runs:
-            if run.name not in finished:  # a result of other steps, or a damaged one
-                (folder / run.name / "summary.json").unlink(missing_ok=True)
-        print(f"{len(runs)} runs in {len(every)} programs, {len(finished)} of them finished before")
-        what = {"config": settings.to_dict(), "versions": mesh.versions()}
-        what |= {"device": mesh.describe(devices), "commit": workdir.commit()}
-        write = functools.partial(reports.write, folder, asked, what=what)
-=======
->>>>>>> lab
         try:
             waiting = checked(unfinished(every, finished, folder), asked, devices, requests.heed)
             enter(folder, settings, runs)
+            plan.record(folder, asked)
             sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
             for run in runs:
                 if run.name not in finished:  # a result of other steps, or a damaged one

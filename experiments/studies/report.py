@@ -21,13 +21,8 @@ import jinja2
 import markupsafe
 import ml_collections
 
-<<<<<<< HEAD
-from experiments.engine import disk, log
-from experiments.studies import figures, inference, plan, runs, statistics, tables, words
-=======
 from experiments.engine import config, disk, errors, log, mesh, workdir
-from experiments.studies import figures, runs, statistics, tables, words
->>>>>>> lab
+from experiments.studies import figures, inference, plan, runs, statistics, tables, words
 from experiments.studies import study as studies
 
 # Of the page: heading -> the figures in it.
@@ -171,14 +166,10 @@ def record(
         "diverged": diverged,
         "conditions": fields,
         "ran": ran,
-<<<<<<< HEAD
-        "what": {**what, "versions": {**(what.get("versions") or {}), **inference.LIBRARY}},
-=======
         "curves": [
             {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in finished
         ],
-        "what": {**what, "versions": {**(what.get("versions") or {}), **statistics.LIBRARY}},
->>>>>>> lab
+        "what": {**what, "versions": {**(what.get("versions") or {}), **inference.LIBRARY}},
     }
     return finite(whole)
 
@@ -233,22 +224,13 @@ def latex(text: str) -> markupsafe.Markup:
 
 def text(folder: pathlib.Path, study: studies.Study) -> str:
     """The tables and verdicts of the finished runs, for a terminal."""
-<<<<<<< HEAD
     _, conditions, past = analysed(folder, study)
-    parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in conditions]
-    overview = tables.overview(conditions)
-    parts += [("all conditions", overview, overview.notes[0])] if overview else []
-    blocks = [f"{name}\n{tables.aligned(table)}\n\n{_wrapped(below, '  ')}" for name, table, below in parts]
-    return "\n\n".join([*blocks, _wrapped(_verdict(study, conditions, past), "")]).translate(log.CONTROL)
-=======
-    conditions = statistics.analyse(study, runs.load(folder, study))
     begun, waiting = parted(conditions)
     parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in begun]
     overview = tables.overview(begun)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
     blocks = [f"{name}\n{tables.aligned(table)}\n\n{_wrapped(below, '  ')}" for name, table, below in parts]
-    return "\n\n".join([*blocks, *waiting, _wrapped(words.of_study(conditions), "")]).translate(log.CONTROL)
->>>>>>> lab
+    return "\n\n".join([*blocks, *waiting, _wrapped(_verdict(study, conditions, past), "")]).translate(log.CONTROL)
 
 
 def _wrapped(text: str, indent: str) -> str:

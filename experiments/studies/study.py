@@ -19,11 +19,7 @@ CORRECTIONS = ("study", "condition")
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
-<<<<<<< HEAD
-    *("source", "report.json", "report.md", "report.html", "plan.jsonl"),
-=======
-    *("source", "report.json", "report.md", "report.html", "report.tex", "runs.csv"),
->>>>>>> lab
+    *("source", "report.json", "report.md", "report.html", "report.tex", "runs.csv", "plan.jsonl"),
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # two such names still make one of a folder
 

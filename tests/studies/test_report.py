@@ -75,14 +75,9 @@ def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
     names += ["figures/differences_masked.png"]
     assert [file.relative_to(folder).as_posix() for file in files] == names
     there = [file for file in folder.rglob("*") if file.is_file() and "seed_" not in str(file)]
-<<<<<<< HEAD
-    assert sorted(there) == sorted([*files, folder / "plan.jsonl"])
-    for file in files[3:]:
-=======
     also = [file.with_suffix(end) for file in files[FIGURES:] for end in (".svg", ".pdf")]
-    assert sorted(there) == sorted([*files, *also])
+    assert sorted(there) == sorted([*files, *also, folder / "plan.jsonl"])
     for file in files[FIGURES:]:
->>>>>>> lab
         pixel_YXZ = image.imread(file)
         assert min(pixel_YXZ.shape[:2]) > 150 and np.ptp(pixel_YXZ[..., :3]) > 0.5, file
         assert len(np.unique((pixel_YXZ[::3, ::3, :3] * 7).round(), axis=0)) > 20, file
