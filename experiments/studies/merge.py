@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from experiments.engine import config, disk, errors, workdir
-from experiments.studies import report, runs, study
+from experiments.studies import plan, report, runs, study
 
 OWN = ("study.arms", "study.conditions", "study.seeds", "device", "log")  # what may differ, and mesh.*: who did what
 MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
@@ -37,6 +37,7 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     places = _places({folder: runs.load(folder, one) for folder, one in studies.items()})
     with _draft(new) as draft:
         workdir.enter(draft, of_all)
+        plan.merge(folders, draft)
         for folder in folders:
             sources = folder / workdir.SOURCES
             files = sorted(sources.iterdir()) if sources.is_dir() else []

@@ -8,6 +8,7 @@ that these became others, or {"when", "verdict": {"seeds": of which it is, "look
 import datetime
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from experiments.engine import disk, errors
@@ -62,6 +63,16 @@ def record(folder: pathlib.Path, study: studies.Study) -> None:
 def look(folder: pathlib.Path, study: studies.Study, seeds: set[int]) -> None:
     """Note that a verdict over these seeds is read."""
     _note(folder, "verdict", {"seeds": sorted(seeds), "looks": study.looks})
+
+
+def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
+    """Make the log of folders that are one study's parts: all but their last verdicts, each of which is of a part."""
+    content = []
+    for folder in folders:
+        rows = _lines(folder)
+        last = [row for row in rows if "verdict" in row][-1:]
+        content += [json.dumps(row) + "\n" for row in rows if row not in last]
+    disk.write(new / FILE, "".join(content).encode())
 
 
 def _planned(study: studies.Study) -> dict[str, Any]:
