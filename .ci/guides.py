@@ -101,10 +101,10 @@ def corpus(folder: pathlib.Path) -> None:
 
 
 def shakespeare() -> str:
-    """Where it is not there, the pages."""
+    """Where it is not there, the pages, without letters that are in one of three parts alone."""
     file = pathlib.Path(os.environ.get("TFM_DATA", ""), "tinyshakespeare.txt")
     files = [file] if file.is_file() else [*PAGES.values(), *sorted((ROOT / "docs").glob("*.md"))]
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
+    return "\n".join(file.read_text(encoding="utf-8") for file in files).encode("ascii", "ignore").decode()
 
 
 def blocks(page: str, language: str) -> list[str]:
