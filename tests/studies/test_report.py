@@ -85,9 +85,10 @@ def test_every_file_is_there_and_no_draft_and_no_figure_is_blank(reported):
 
 def test_figures_are_also_drawn_in_lines_and_no_byte_tells_when(reported, tmp_path):
     folder, files = reported
-    study = study_folder.study(ARMS, conditions=("masked",), seeds=(0, 1, 2), threshold=1.6)
-    finished, conditions, _ = report.analysed(folder, study)  # also of what was planned beside these
-    figures.draw(tmp_path, study, conditions, finished)
+    study = study_folder.study(ARMS, conditions=("causal", "masked"), seeds=(0, 1, 2), threshold=1.6)
+    finished = runs.load(folder, study)
+    of_masked = [one for one in statistics.analyse(study, finished) if one.name == "masked"]
+    figures.draw(tmp_path, study, of_masked, finished)
     begin = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF-"}
     for kind, file in itertools.product(("course", "differences"), begin):
         name = f"figures/{kind}_masked.{file}"
