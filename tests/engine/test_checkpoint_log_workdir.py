@@ -172,10 +172,7 @@ def test_a_finished_run_says_so_and_does_nothing(straight, capsys):
 
 def damage(checkpoint_folder):
     """Another byte in the largest file of its state."""
-    file = max(
-        (file for file in (checkpoint_folder / "state").rglob("*") if file.is_file()),
-        key=lambda file: file.stat().st_size,
-    )
+    file = max((file for file in (checkpoint_folder / "state").rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
