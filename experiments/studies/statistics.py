@@ -264,7 +264,7 @@ def compare(
         low, high = interval or (own.mean, own.mean)  # without a spread the difference is what it is in every seed
         side = "more" if low > 0 else "less"
         kind = OPEN if low <= 0 <= high else BETTER if side == better else WORSE
-        kind = EQUAL if margin and -margin <= low and high <= margin else kind
+        kind = EQUAL if -margin <= low and high <= margin else kind
     by_seed = dict(zip(seeds, difference_I.tolist(), strict=True))
     known = (interval, uncorrected, p, None, kind, correlation, detectable, None)
     return Difference(by_seed, own.mean, own.std, own.n, *known)
