@@ -170,6 +170,7 @@ def test_every_run_is_a_row_and_every_curve_is_there(reported):
         *(("causal", "none", seed) for seed in "012"),
         ("causal", "tied", "0"),
     ]
+    assert [rows[0][name] for name in COSTS] == ["2500.0", "155.0", ""]
     last = {"condition": "masked", "arm": "asymmetric", "seed": "2", "eval/loss": "1.1", "eval/accuracy": ""}
     assert len(rows) == 18 and rows[-1] == last | dict(zip(["params", *COSTS], ["1000", "2500.0", "", ""], strict=True))
     curves = json.loads(numbers.read_text())["curves"]
