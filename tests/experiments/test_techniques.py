@@ -88,6 +88,9 @@ def test_later_words_change_nothing_and_word_by_word_is_the_whole(name):
     other_BNW, _ = apply(params, np.where(np.arange(N) < 4, w_BN, (w_BN + 1) % W))
     np.testing.assert_array_equal(other_BNW[:, :4], logits_BNW[:, :4])
     assert (other_BNW[:, 4:] != logits_BNW[:, 4:]).any(-1).all()
+    if "skips" in params:
+        without = params | {"skips": jax.tree.map(jnp.zeros_like, params["skips"])}
+        assert (apply(without, w_BN)[0] != logits_BNW).any(-1).all()
     start = jax.jit(functools.partial(model.start, capacity=N, mask=mask.causal))
     found_BW, cache = start(params, w_BN[:, :3], np.full(3, 3))
     cases.close(found_BW, logits_BNW[:, 2], 1e-5)
