@@ -16,6 +16,7 @@ from experiments.engine import checkpoint, config, errors, log, loop, workdir
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
 OWN = ("study.metric", "study.threshold", "study.margin")  # what a condition may say of itself
 CORRECTIONS = ("study", "condition")
+NEWER = {"correction": "study", "looks": 1, "margin": 0.0}  # settings, which older folders of studies have not
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
