@@ -10,6 +10,8 @@ import signal
 import sys
 import tempfile
 
+import pytest
+
 # Tests compile far more than they compute: without LLVM's optimisation a run's test takes 5.5 s of CPU instead of 8.8.
 FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 if tuple(map(int, importlib.metadata.version("jaxlib").split(".")[:2])) < (0, 11):  # later ones know no others
@@ -28,3 +30,11 @@ HERE = pathlib.Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE), *(str(room) for room in HERE.iterdir() if room.is_dir())]
 # A suite that runs in the background of a shell ignores Ctrl-C, and so would the runs it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def path_as_before():
+    """A test's config files bring their folders onto the path, where the next one must not find their modules."""
+    before = sys.path[:]
+    yield
+    sys.path[:] = before

@@ -140,7 +140,7 @@ def test_checkpoints_of_a_study_s_program_are_not_looked_for_behind_a_link(tmp_p
     monkeypatch.setattr(programs, "prepare", None)
     one = programs.Checked(ablation.study.Program([row], {}), [], 0, 0, 0, 0.0, 0)
     with pytest.raises(OSError, match="it is a link"):
-        programs.train(one, tmp_path, None, None, measure=False, requests=None)
+        programs.train(one, tmp_path, None, None, measure=False, requests=None, sources={})
 
 
 def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path, outside):
