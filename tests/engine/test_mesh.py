@@ -97,7 +97,7 @@ alone = functools.cache(lambda task_of, kind: gradient(task_of, kind, "1x1x1x1",
 def agree(found, expected):
     """Metrics and gradients within 1e-5, relative to the largest number of their leaf.
 
-    For leaves whose gradient is zero but for rounding (the bias of the keys): within 1e-6 of the largest of all.
+    For leaves whose gradient is zero but for rounding (the bias of the keys): within 2e-6 of the largest of all.
     """
     largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(expected[1]))
     assert expected[0]["loss"] > 0 < largest
@@ -106,7 +106,7 @@ def agree(found, expected):
         np.testing.assert_allclose(one, other, rtol=0, atol=max(1e-5 * float(np.abs(other).max()), least))
 
     jax.tree.map(near, found[0], expected[0])
-    jax.tree.map(functools.partial(near, least=1e-6 * largest), found[1], expected[1])
+    jax.tree.map(functools.partial(near, least=2e-6 * largest), found[1], expected[1])
 
 
 @pytest.mark.parametrize(

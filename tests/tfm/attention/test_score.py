@@ -127,10 +127,14 @@ def test_who_is_symmetric_behind_rotary_positions():
 @both_types
 @pytest.mark.parametrize("name", ["none", "tied", "tied_wide"])
 def test_tied_logits_are_symmetric_to_the_last_bit(name, dtype):
+    """Where a product with its own transpose is: on some processors, older libraries' sums are in another order."""
     params = jax.tree.map(lambda leaf: leaf.astype(dtype), drawn(name, K=31, D=37))
     x_BND = cases.normal(1, 2, 67, 37).astype(dtype)
     l_BHNN = np.asarray(jax.jit(logits, static_argnums=0)(name, params, x_BND, x_BND))
-    np.testing.assert_array_equal(l_BHNN, l_BHNN.swapaxes(2, 3))
+    product = functools.partial(jnp.matmul, preferred_element_type=jnp.float32)
+    product_BNN = np.asarray(jax.jit(lambda x_BND: product(x_BND, x_BND.swapaxes(1, 2)))(x_BND))
+    exact = np.array_equal(product_BNN, product_BNN.swapaxes(1, 2))
+    np.testing.assert_allclose(l_BHNN, l_BHNN.swapaxes(2, 3), rtol=0, atol=0 if exact else 1e-6 * np.abs(l_BHNN).max())
 
 
 @pytest.mark.parametrize("name", [name for name, bias in WITH if not bias and SCORES[name].factors])
