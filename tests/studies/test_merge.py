@@ -74,6 +74,13 @@ def test_what_is_no_study_has_no_report(tmp_path):
     assert "holds no study" in tiny.refusal(report, workdir=tmp_path)
 
 
+def test_what_was_planned_in_a_part_counts_in_the_whole(halves, tmp_path):
+    more = {"conditions": {"all": "eval/loss"}, "arms": ["gone", ARMS[-1][0]], "reference": ARMS[-1][0], "seeds": [0]}
+    with (halves[1] / "plan.jsonl").open("a") as file:
+        file.write(json.dumps({"when": "", "planned": more}) + "\n")
+    assert f'"gone" against "{ARMS[-1][0]}"' in tiny.command(report, workdir=tmp_path / "new", merge=halves).out
+
+
 def test_two_halves_make_the_whole(whole, halves, tmp_path):
     (halves[1] / "source" / "mine.py").write_text("a = 1")
     outcome = tiny.command(report, workdir=tmp_path / "new", merge=halves)
