@@ -7,6 +7,7 @@ import pathlib
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -16,7 +17,7 @@ from experiments.compiler import report as compiler_report
 from experiments.engine import compilation, disk, errors, log, mesh, signals, workdir
 from experiments.engine import config as configs
 from experiments.engine import run as single
-from experiments.studies import plan, programs, progress, statistics, study, words
+from experiments.studies import plan, programs, progress, statistics, study, tuning, words
 from experiments.studies import report as reports
 
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
@@ -34,6 +35,9 @@ def config() -> dict[str, ConfigDict]:
     study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
     study.margin = 0.0  # "equal" is said where the interval lies within this, 0: never; a condition may have its own
     study.correction = "study"  # intervals hold for all arms x conditions together; "condition": for the arms of each
+    study.tune = []  # settings that each arm chooses for itself, on a part of the training part: a grid of values, as
+    # [["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by its "study.tune"
+    study.tune_seeds = [1000, 1001, 1002]  # over which that is decided, others than study.seeds
     study.looks = 1  # how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all
     return {"study": study}
 
@@ -45,20 +49,28 @@ def run(
     what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
-    UserError for a seed beside the study's, and for several processes.
+    Several processes, also on several machines, may work in the same folder: each program is trained by one of them.
+    UserError for a seed beside the study's, and for one process that is spread over machines.
     """
-    asked = study.read(settings)
+    asked, requests = study.read(settings), signals.Requests()
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
     devices = single.devices(settings, seeds=settings.mesh.seed)
     if jax.process_count() > 1:
-        raise errors.UserError("a study takes one process; its devices may share the seeds (mesh.seed)")
-    runs = study.runs(settings, asked)
-    every = study.programs(runs)
+        raise errors.UserError(
+            "a study takes no processes of one run: start the same command with the same --workdir on each machine, "
+            "with --distributed=none, and each takes programs from it"
+        )
+    grouped = functools.partial(study.programs, spread=devices.shape.get(mesh.SEED, 1))
+    check = functools.partial(checked, asked=asked, devices=devices, said=set())
+    before, runs = tuning.trials(asked), study.runs(settings, asked)
+    trials = grouped(study.runs(settings, before) if before else [], tuning=True)
     if folder is None:
-        waiting = checked(every, asked, devices)
+        waiting = check(trials + grouped(runs))
         for one in waiting:
             print(one, flush=True)
+        if trials:
+            print(f"  the first {len(trials)} are trained to choose settings; the others then have the chosen ones")
         conditions = reports.analysed(earlier, asked)[1] if earlier else statistics.analyse(asked, [])
         print(words.of_power(asked, conditions, earlier))
         if compilation.described.get():
@@ -66,39 +78,46 @@ def run(
             print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
             compiler_report.show(programs.described(dearest, devices))
         return None
-    requests = signals.Requests()
-    write = functools.partial(reports.again, folder, mesh.describe(devices))
-    with workdir.hold(folder), single.file_errors(folder), requests.collect():
-        finished = {run.name for run in runs if workdir.finished(folder / run.name, run.settings.train.steps)}
+
+    def write() -> list[pathlib.Path]:
+        with workdir.hold(folder, wait=workdir.PATIENCE):
+            return reports.again(folder, mesh.describe(devices))
+
+    with single.file_errors(folder), requests.collect():
         try:
-            waiting = checked(unfinished(every, finished, folder), asked, devices, requests.heed)
-            enter(folder, settings, runs)
-            plan.record(folder, asked)
-            sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
-            for run in runs:
-                if run.name not in finished:  # a result of other steps, or a damaged one
-                    (folder / run.name / "summary.json").unlink(missing_ok=True)
-            print(f"{len(runs)} runs in {len(every)} programs, {len(finished)} of them finished before")
-            with contextlib.closing(progress.Progress(waiting)) as line:
-                for number, one in enumerate(waiting, 1):
-                    line.begin(number - 1)
-                    line.say(str(one))
-                    began = time.perf_counter()
-                    how = {"measure": log.SYMMETRY in settings.log, "requests": requests, "sources": sources}
-                    programs.train(one, folder, devices, line, **how)
-                    requests.heed()
-                    took = time.perf_counter() - began
-                    line.say(f"  {number} of {len(waiting)} done, in {took:.1f} s")
-                    if took > REPORTED and number < len(waiting):
-                        write()
+            waiting = check(unfinished(trials, folder / tuning.FOLDER), before=requests.heed)
+            if not waiting:
+                runs = study.runs(settings, asked, tuning.chosen(folder, asked))
+            later = check(unfinished(grouped(runs), folder), before=requests.heed)
+            with workdir.hold(folder, wait=workdir.PATIENCE):
+                workdir.enter(folder, settings.to_dict(), settings.defaults())
+                plan.record(folder, asked)
+                sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
+            how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
+            train = functools.partial(train_all, check=check, write=write, requests=requests, **how)
+            if waiting:
+                enter(folder / tuning.FOLDER, [run for one in trials for run in one.runs])
+                print(
+                    f"first {sum(len(one.runs) for one in trials)} runs in {len(trials)} programs, to choose settings"
+                )
+                train(folder / tuning.FOLDER, waiting)
+                runs = study.runs(settings, asked, tuning.chosen(folder, asked))
+                later = check(unfinished(grouped(runs), folder), before=requests.heed)
+            for one in tuning.read(folder, asked):
+                print(one, flush=True)
+            enter(folder, runs)
+            done = sum(_finished(folder, run) for run in runs)
+            print(f"{len(runs)} runs in {len(grouped(runs))} programs, {done} of them finished before")
+            train(folder, later)
         except (errors.Interrupted, errors.RunError) as error:
             holds = "no run of the study is finished, and there is no report yet"
-            if done := sum(workdir.finished(folder / run.name, run.settings.train.steps) for run in runs):
+            if done := sum(_finished(folder, run) for run in runs):
                 write()
                 holds = f"{folder / 'report.md'} holds the {done} of {len(runs)} runs that are finished"
             error.args = (f"{error}; {holds}",)
             raise
-        tidy(folder / "checkpoints", runs)
+        for place, some in ((folder / tuning.FOLDER, [run for one in trials for run in one.runs]), (folder, runs)):
+            tidy(place / "checkpoints", some)
         files = write()
         print("\n".join(["", reports.text(folder, asked), "", *(f"  {file}" for file in files)]))
         requests.heed("stopped behind the last run: the report holds all of them")
@@ -106,15 +125,63 @@ def run(
     return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
 
 
+def train_all(
+    folder: pathlib.Path,
+    waiting: list[programs.Checked],
+    *,
+    check: Callable[..., list[programs.Checked]],
+    write: Callable[[], object],
+    requests: signals.Requests,
+    **how: Any,
+) -> None:
+    """Train these programs, but those that other processes train meanwhile, and are waited for. check: `checked` with
+    programs. write: the report so far."""
+    every, done, busy = len(waiting), 0, 0
+    with contextlib.closing(progress.Progress(waiting)) as line:
+        while waiting:
+            requests.heed()
+            one, *waiting = waiting
+            with contextlib.ExitStack() as held:
+                try:
+                    for run in one.program.runs:
+                        held.enter_context(workdir.hold(folder / run.name))
+                except workdir.InUse as error:
+                    waiting, busy = [*waiting, one], busy + 1
+                    if busy == len(waiting):  # all of them
+                        line.say(f"waiting for {one.program.name}: {error}")
+                    if busy >= len(waiting):
+                        time.sleep(workdir.PAUSE)
+                    continue
+                busy, left = 0, unfinished([one.program], folder)
+                if [some.folder for some in left] != [one.program.folder]:  # another process has trained of these
+                    rest = check(left)
+                    line.replace(one, rest)
+                    waiting, every = rest + waiting, every + len(rest) - 1
+                    continue
+                line.begin(one)
+                line.say(str(one))
+                began = time.perf_counter()
+                programs.train(one, folder, progress=line, requests=requests, **how)
+            requests.heed()
+            done, took = done + 1, time.perf_counter() - began
+            line.say(f"  {done} of {every} done, in {took:.1f} s")
+            if took > REPORTED and waiting and not one.program.tuning:
+                write()
+
+
 def checked(
-    waiting: list[study.Program], asked: study.Study, devices: Mesh, before: Callable[[], None] = lambda: None
+    waiting: list[study.Program],
+    *,
+    asked: study.Study,
+    devices: Mesh,
+    said: set[str],
+    before: Callable[[], None] = lambda: None,
 ) -> list[programs.Checked]:
     """The programs, all of which can be trained; what their experiments say of their data is said once.
 
-    before: called before each program; what it raises ends this.
+    said: so far. before: called before each program; what it raises ends this.
     """
     found: list[programs.Checked] = []
-    said = set()
     for program in waiting:
         before()
         found.append(programs.check(program, devices, metric=asked.metric[program.runs[0].condition]))
@@ -125,25 +192,32 @@ def checked(
     return found
 
 
-def enter(folder: pathlib.Path, settings: configs.Settings, runs: list[study.Run]) -> None:
-    """Make the folders of the study and of its runs, or come back to them. UserError where one was another before."""
-    workdir.enter(folder, settings.to_dict(), settings.defaults())
+def enter(folder: pathlib.Path, runs: list[study.Run]) -> None:
+    """Make the folders of the runs, or come back to them, but for those that another process is in. UserError where
+    one was another before."""
     for run in runs:
-        with study.naming(f"condition {run.condition}, arm {run.arm}"):
-            disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
-            workdir.enter(folder / run.name, run.settings.to_dict(), run.settings.defaults())
+        with study.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
+            place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
+            with workdir.hold(place):
+                workdir.enter(place, run.settings.to_dict(), run.settings.defaults())
+                if not _finished(folder, run):  # a result of other steps, or a damaged one
+                    (place / "summary.json").unlink(missing_ok=True)
 
 
-def unfinished(every: list[study.Program], finished: set[str], folder: pathlib.Path) -> list[study.Program]:
+def unfinished(every: list[study.Program], folder: pathlib.Path) -> list[study.Program]:
     """The programs that are still to be trained: first those that were begun, as they were."""
     begun, rest = [], []
     for one in every:
-        left = [run for run in one.runs if run.name not in finished]
+        left = [run for run in one.runs if not _finished(folder, run)]
         if left and (folder / "checkpoints" / one.folder).exists():
             begun.append(one)
         else:
             rest += left
-    return begun + study.programs(rest)
+    return begun + (study.programs(rest, tuning=every[0].tuning, spread=every[0].spread) if rest else [])
+
+
+def _finished(folder: pathlib.Path, run: study.Run) -> bool:
+    return workdir.finished(folder / run.name, run.settings.train.steps)
 
 
 def tidy(folder: pathlib.Path, runs: list[study.Run]) -> None:

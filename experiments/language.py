@@ -72,7 +72,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     own = {"tied_output": t.tied_output, "transform": t.transform}
     model = models.language(m, answer=head.masked_word if hidden else head.next_word, W=W, N=t.N, **own)
     examples = masked_windows(corpus, N=t.N) if hidden else causal_windows(corpus, N=t.N, prefix=prefix)
-    parts = tasks.parts(settings, *examples)
+    parts = tasks.parts(settings, *examples, apart=t.N + 1)
     most_frequent = token_counts(corpus.train_T, W=W).argmax()
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:

@@ -15,16 +15,45 @@ from tfm import layout as layouts
 from tfm import loss, word_loss
 
 NAMED = "cross_entropy"
+BLOCK, SHARE = 32, 10  # one of SHARE blocks, of so many examples each that have nothing in common, is the third part
 Examples = tuple[batches.Fetch, int]  # and how many there are
 
 
-def parts(settings: config.Settings, train: Examples, evaluation: Examples) -> dict[str, Any]:
-    """The batches of both parts, as a task has them."""
-    t, (fetch, n), (fetch_evaluation, n_evaluation) = settings.train, train, evaluation
-    return {
-        "train": batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
-        "evaluation": batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
-    }
+def parts(settings: config.Settings, train: Examples, evaluation: Examples, *, apart: int = 1) -> dict[str, Any]:
+    """The batches of both parts, as a task has them. apart: training examples whose numbers differ by that much have
+    nothing in common (windows: N)."""
+
+    def made(train: Examples, evaluation: Examples) -> dict[str, Any]:
+        t, (fetch, n), (fetch_evaluation, n_evaluation) = settings.train, train, evaluation
+        return {
+            "train": batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
+            "evaluation": batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
+        }
+
+    return made(train, evaluation) | {"tuning": lambda: made(*third(train, most=evaluation[1], apart=apart))}
+
+
+def third(train: Examples, *, most: int, apart: int = 1) -> tuple[Examples, Examples]:
+    """What is left of the training examples, and the third part, to choose settings by: every tenth block, of which at
+    most so many examples are evaluated. No example of one has anything in common with one of the other.
+    UserError where there are too few."""
+    fetch, n = train
+    whole = min(SHARE * BLOCK * apart, n)  # a stretch of left, gap, block, gap
+    block, gap = whole // SHARE, apart - 1
+    left, each = whole - block - 2 * gap, -(-block // apart)
+    stretches = n // whole if whole else 0
+    if min(left, block) < 1:
+        raise errors.UserError(f"{n} training examples are too few to keep a third part of them for study.tune")
+    evaluated = min(each * stretches, most)
+
+    def fetch_left(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        return fetch(index_B // left * whole + index_B % left, rng)
+
+    def fetch_block(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
+        index_B = index_B * (each * stretches) // evaluated
+        return fetch(index_B // each * whole + left + gap + index_B % each * apart, rng)
+
+    return (fetch_left, left * stretches), (fetch_block, evaluated)
 
 
 def of_model(

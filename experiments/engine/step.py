@@ -54,6 +54,7 @@ class Task(NamedTuple):
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
     frozen: Sequence[str] = ()  # the parameters that stay as they begin (optim.trained)
+    tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # `train`, `evaluation`: a split of the training part
 
 
 @flax.struct.dataclass

@@ -61,14 +61,27 @@ def checkout() -> tuple[str, bytes]:
     return f"{digest}-dirty.{hashlib.sha256(changes).hexdigest()[:16]}" if changes else digest, changes
 
 
+class InUse(errors.UserError):
+    """Another process holds the folder."""
+
+
 @contextlib.contextmanager
-def hold(folder: pathlib.Path) -> Iterator[None]:
-    """Inside, no other run can be in this folder, which is made where it is not there. UserError where another run
-    holds it (naming that one), or it cannot be written. The system lets go of the lock however the process ends."""
+def hold(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
+    """Inside, no other run can be in this folder, which is made where it is not there. InUse where another run holds it
+    (naming that one) for longer than so many seconds, UserError where it cannot be written. The system lets go of the
+    lock however the process ends."""
+    until = time.monotonic() + wait
     try:
         new = [one for one in (folder, *folder.parents) if not os.path.exists(one)]
-        folder.mkdir(parents=True, exist_ok=True)
-        lock, alone = _locked(folder)
+        while True:
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                lock, alone = _locked(folder)
+                break
+            except InUse:
+                if time.monotonic() >= until:
+                    raise
+            time.sleep(PAUSE / 10)
     except OSError as error:
         raise _refusal(folder, error) from error
     try:
@@ -104,7 +117,7 @@ def _locked(folder: pathlib.Path) -> tuple[int, bool]:
                 continue
             except BlockingIOError:
                 holder = os.read(lock, 1000).decode(errors="replace").strip() or "another process"
-                raise errors.UserError(f"{folder} is in use by a run that is under way ({holder})") from None
+                raise InUse(f"{folder} is in use by a run that is under way ({holder})") from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise

@@ -19,6 +19,7 @@ from experiments.engine import (
     by_name,
     checkpoint,
     compilation,
+    config,
     disk,
     distributed,
     errors,
@@ -65,15 +66,10 @@ class Checked(NamedTuple):
 
 def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     """UserError, which says whose it is, where a run of the program could not be trained, or not be compared."""
-    spread = devices.shape.get(mesh.SEED, 1)
-    if len(program.runs) % spread:
-        raise errors.UserError(
-            f"the {len(program.runs)} runs of {program.name} do not divide evenly over mesh.seed = {spread}"
-        )
     first_of = {run.arm: run for run in reversed(program.runs)}
     for run in reversed(first_of.values()):
         with study.naming(f"condition {run.condition}, arm {run.arm}"):
-            work = adapters.prepared(run.settings, by_name.experiment(run.settings.experiment), devices)
+            work = _work(program, run.settings, devices)
             warm_start.load(run.settings, work.task.init, resumed=False, files=work.files)
             task, t = work.task, run.settings.train
             plan = single.plan(run.settings, task, devices)
@@ -91,6 +87,19 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     flops = _forward(task)
     evaluation = loop.evaluation_work(task, batch=plan.growth.sizes[0])
     return Checked(program, work.lines, plan.steps, shapes.total(params), flops, evaluation, plan.every["evaluate"])
+
+
+def _work(program: study.Program, settings: config.Settings, devices: Mesh) -> single.Work:
+    """What the experiment makes of a run's settings. UserError where it has no third part, and that is asked for."""
+    work = adapters.prepared(settings, by_name.experiment(settings.experiment), devices)
+    if not program.tuning:
+        return work
+    if work.task.tuning is None:
+        raise errors.UserError(
+            f'the experiment "{settings.experiment}" has no third part of its data, on which study.tune could choose: '
+            "let its task have `tuning`, as task.parts makes it"
+        )
+    return work._replace(task=work.task._replace(**work.task.tuning(), baseline={}, guess={}))
 
 
 def _forward(task: step.Task) -> int:
@@ -112,10 +121,9 @@ class Ready(NamedTuple):
 
 def prepare(program: study.Program, devices: Mesh) -> Ready:
     """The program, which was checked."""
-    first, rows = program.runs[0], len(program.runs)
-    experiment = by_name.experiment(first.settings.experiment)
+    first, rows = program.runs[0], len(program.rows)
     of_seed = {run.seed: run.settings for run in program.runs}
-    works = {seed: adapters.prepared(settings, experiment, devices) for seed, settings in of_seed.items()}
+    works = {seed: _work(program, settings, devices) for seed, settings in of_seed.items()}
     tasks, work = {seed: work.task for seed, work in works.items()}, works[first.seed]
     with contextlib.redirect_stdout(None):  # `check` has told it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
@@ -128,6 +136,12 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     return Ready(
         plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)), {**work.params, **start}, work.data_sha256
     )
+
+
+def _numbers(program: study.Program) -> dict[str, np.ndarray]:
+    """Those of all rows, the last ones of which may be one run."""
+    more = len(program.rows) - len(program.runs)
+    return {name: np.pad(column, (0, more), "edge") for name, column in program.numbers.items()}
 
 
 def train(
@@ -149,8 +163,8 @@ def train(
     ready = prepare(program, devices)
     requests.heed()
     (plan, vmapped, tasks, abstract, params, _), began = ready, time.perf_counter()
-    numbers = {name: jnp.asarray(column) for name, column in program.numbers.items()}
-    initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.runs], numbers)
+    numbers = {name: jnp.asarray(column) for name, column in _numbers(program).items()}
+    initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
 
     def begin() -> step.State:
         state = initial()
@@ -183,7 +197,7 @@ def train(
         )
         stack.enter_context(contextlib.closing(training))
         inputs = zip(*(batches.iterate(task.train, start=start) for task in tasks.values()), strict=True)
-        seed_R = [list(tasks).index(run.seed) for run in program.runs]
+        seed_R = [list(tasks).index(run.seed) for run in program.rows]
         state = loop.train(
             training,
             lambda state, batch, alive: compiled(state, batch, alive, numbers),
@@ -268,8 +282,8 @@ def _write(
 def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """The step of a program and its evaluation, for chips that need not be there."""
     plan, of, _, abstract, *_ = prepare(one.program, devices)
-    numbers, rows, name = one.program.numbers, len(one.program.runs), one.program.name
-    state = vmapped_runs.initial_state(of, [run.seed for run in one.program.runs], numbers, abstract=True)
+    numbers, rows, name = _numbers(one.program), len(one.program.rows), one.program.name
+    state = vmapped_runs.initial_state(of, [run.seed for run in one.program.rows], numbers, abstract=True)
     held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
     flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / plan.growth.sizes[0]
     yield topology.Request(f"step of {name}", vmapped_runs.step(of), (state, *abstract, numbers), 3 * flops)

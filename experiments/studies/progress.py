@@ -11,25 +11,34 @@ class Progress(log.Line):
 
     def __init__(self, waiting: Sequence[Any]):
         """waiting: the programs that are still to be trained (programs.Checked)."""
-        self._waiting, self._current, self._step, self._loss, self._title = waiting, 0, 0, "", ""
+        self._later, self._current, self._step, self._loss, self._title = [*waiting], None, 0, "", ""
+        self._all, self._begun = len(waiting), 0
         super().__init__("{desc}", total=sum(one.ahead(0)[0] for one in waiting))
         self._known = self._pace  # of the newest program that tells something; self._pace is of the one under way
 
-    def begin(self, number: int) -> None:
-        """The program of this number is made ready and compiled from here on."""
-        self._current, self._step, self._loss, self._pace = number, 0, "", log.Pace()
-        self._title = f"{number + 1} of {len(self._waiting)}, {self._waiting[number].program.name}"
+    def begin(self, one: Any) -> None:
+        """This program, one of those that are waiting, is made ready and compiled from here on."""
+        self._later = [other for other in self._later if other is not one]
+        self._begun += 1
+        self._current, self._step, self._loss, self._pace = one, 0, "", log.Pace()
+        self._title = f"{self._begun} of {self._all}, {one.program.name}"
         self._bar.set_description_str(self._title, refresh=False)
         self._bar.set_postfix_str(f"compiling, {self._ahead()}")
 
+    def replace(self, one: Any, left: Sequence[Any]) -> None:
+        """Of a program that was waiting, these are what another process has left."""
+        self._later = [other for other in self._later if other is not one] + [*left]
+        self._all += len(left) - 1
+        self._bar.total += sum(some.ahead(0)[0] for some in left) - one.ahead(0)[0]
+
     def go_on(self, step: int) -> None:
         """The program begins behind this step: those before it were taken earlier."""
-        self._bar.update(self._waiting[self._current].step * (step - self._step))
+        self._bar.update(self._current.step * (step - self._step))
         self._step = step
 
     def advance(self, step: int, loss: float | None) -> None:
         """A step is done; the mean loss of the rows, where it was fetched."""
-        one = self._waiting[self._current]
+        one = self._current
         self._pace.step(one.step)
         if self._pace.steps.recent() is not None:
             self._known = self._pace
@@ -41,11 +50,10 @@ class Progress(log.Line):
 
     def _ahead(self) -> str:
         """What is left of steps and evaluations."""
-        later = self._waiting[self._current + 1 :]
-        ahead = [self._waiting[self._current].ahead(self._step), *(one.ahead(0) for one in later)]
+        ahead = [self._current.ahead(self._step), *(one.ahead(0) for one in self._later)]
         return f"{log.clock(self._known.left(*map(sum, zip(*ahead, strict=True))))} left"
 
     def evaluated(self, seconds: float) -> None:
         """An evaluation of the program under way has taken so long."""
-        one = self._waiting[self._current]
+        one = self._current
         self._pace.evaluations.add(seconds, one.step * one.evaluation)

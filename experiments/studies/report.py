@@ -22,12 +22,12 @@ import markupsafe
 import ml_collections
 
 from experiments.engine import config, disk, errors, log, mesh, workdir
-from experiments.studies import figures, inference, plan, runs, statistics, tables, words
+from experiments.studies import figures, inference, plan, runs, statistics, tables, tuning, words
 from experiments.studies import study as studies
 
 # Of the page: heading -> the figures in it.
 SECTIONS = {"Training": ["course", "cost"], "Paired differences": ["differences"]}
-SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"]}
+SECTIONS |= {"Symmetry": ["symmetry"], "Attention": ["attention", "maps"], "Tuning": [tuning.FOLDER]}
 LATEX = {c: f"\\{c}" for c in "&%$#_{}"} | {"±": r"$\pm$"}
 _NAMED = {"\\": "backslash", "^": "asciicircum", "~": "asciitilde", "<": "less", ">": "greater", "|": "bar"}
 LATEX |= {c: rf"\text{name}{{}}" for c, name in _NAMED.items()}
@@ -59,12 +59,13 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     if seeds := statistics.judged(conditions):
         plan.look(folder, study, seeds)
         past = plan.read(folder)
-    numbers = record(study, conditions, finished, what, past)
-    pictures = figures.draw(folder, study, conditions, finished)
+    tuned = tuning.read(folder, study)
+    numbers = record(study, conditions, finished, what, past) | finite({"tuned": [one.record() for one in tuned]})
+    pictures = figures.draw(folder, study, conditions, finished) + tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     begun, waiting = parted(conditions)
     content = {"title": title, "record": numbers, "conditions": begun, "waiting": waiting, "figures": pictures}
-    content |= {"sections": SECTIONS, "words": words, "tables": tables}
+    content |= {"sections": SECTIONS, "words": words, "tables": tables, "tuned": tuning.table(tuned)}
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", rows(finished).encode())
     files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
@@ -125,6 +126,8 @@ def record(
       "ran": what the runs tell of how they came about: {"commits": {commit: runs}, "devices": {line: runs},
         "versions": {name: {version: runs}}, "training_seconds": sum over runs, "timed_runs",
         "data": {condition: [line]}},
+      "tuned": [{"condition", "arm", "chosen": {setting: value}, "at_the_end": settings whose best value is the smallest
+        or the largest, "tried": [{"values": {setting: value}, "mean", "by_seed": {seed: value}}]}],
       "curves": [{"condition", "arm", "seed", "curves": {name: {step: value}}}], of the training loss and evaluations,
       "what": of the session that wrote the report, which may be another one
     }

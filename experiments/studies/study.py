@@ -5,7 +5,8 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +16,20 @@ from experiments.engine import checkpoint, config, errors, log, loop, workdir
 # Settings that are numbers inside a program, by their fields: runs that differ in these alone are runs of one.
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
 OWN = ("study.metric", "study.threshold", "study.margin")  # what a condition may say of itself
+TUNE = "study.tune"  # and an arm
 CORRECTIONS = ("study", "condition")
-NEWER = {"correction": "study", "looks": 1, "margin": 0.0}  # settings, which older folders of studies have not
+NEWER = {
+    "correction": "study",
+    "looks": 1,
+    "margin": 0.0,
+    "tune": [],
+    "tune_seeds": [1000],
+}  # settings, which older folders of studies have not
+SHOWN = 5  # arms of a program by their names
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
-    *("source", "report.json", "report.md", "report.html", "report.tex", "runs.csv", "plan.jsonl"),
+    *("source", "report.json", "report.md", "report.html", "report.tex", "runs.csv", "plan.jsonl", "tuning"),
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]{0,99}")  # two such names still make one of a folder
 
@@ -45,6 +54,8 @@ class Study(NamedTuple):
     margin: dict[str, float]  # 0: equality is never claimed
     correction: str  # "study" or "condition": the family of comparisons for which intervals hold together
     looks: int  # how often a verdict may be read, over more seeds each time
+    grid: Mapping[str, Mapping[str, Sequence]] = {}  # by the arm's name: of which values of a setting it has the best
+    tune_seeds: Sequence[int] = ()
 
 
 class Run(NamedTuple):
@@ -71,11 +82,19 @@ class Program(NamedTuple):
 
     runs: list[Run]
     numbers: dict[str, np.ndarray]  # in which the runs differ
+    tuning: bool = False  # trained and evaluated on parts of the training part
+    spread: int = 1  # devices that share its rows
+
+    @property
+    def rows(self) -> list[Run]:
+        """The runs, and the last one again until the devices have as many rows each."""
+        return self.runs + self.runs[-1:] * (-len(self.runs) % self.spread)
 
     @property
     def name(self) -> str:
         """For people: arms may be several, where they differ in numbers only."""
-        arms = ", ".join(dict.fromkeys(run.arm for run in self.runs))
+        of = list(dict.fromkeys(run.arm for run in self.runs))
+        arms = ", ".join(of if len(of) <= SHOWN else [of[0], f"{len(of) - 2} more", of[-1]])
         condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "
         return f"{condition}{arms} x {len({run.seed for run in self.runs})} seeds"
 
@@ -87,6 +106,7 @@ class Program(NamedTuple):
             every = config.flat(run.settings.to_dict())  # what goes on has its steps, with which the rate falls
             same = {key: x for key, x in every.items() if key == "train.steps" or not workdir.may_change(key)}
             lasting.append([run.name, same])
+        lasting += [len(self.rows)] if len(self.rows) > len(self.runs) else []
         return f"{self.runs[0].kind}_{zlib.crc32(json.dumps(lasting, sort_keys=True).encode()):08x}"
 
 
@@ -123,12 +143,40 @@ def read(settings: config.Settings) -> Study:
                 raise errors.UserError(f"study.margin must be at least 0, and {own.margin:g} is not")
         metric[condition.name], threshold[condition.name] = own.metric, own.threshold
         margin[condition.name] = own.margin
-    if not s.seeds or any(type(seed) is not int for seed in s.seeds) or len(set(s.seeds)) < len(s.seeds):
-        raise errors.UserError(f"study.seeds must be different whole numbers, and {config.shown(s.seeds)} are not")
-    for seed in s.seeds:
-        config.check_seed(seed)
+    _check_seeds("study.seeds", s.seeds)
     own = metric, threshold, margin
-    return Study(s.experiment, conditions, arms, list(s.seeds), arms[-1].name, *own, s.correction, s.looks)
+    made = Study(s.experiment, conditions, arms, list(s.seeds), arms[-1].name, *own, s.correction, s.looks)
+    whole = _grid(TUNE, s.tune)
+    grid = {arm.name: whole | _grid(f"arm {arm.name}: {TUNE}", arm.changes.get(TUNE, [])) for arm in arms}
+    if not any(grid.values()):
+        return made
+    _check_seeds("study.tune_seeds", s.tune_seeds)
+    if both := sorted({*s.seeds} & {*s.tune_seeds}):
+        raise errors.UserError(f"study.tune_seeds must be others than study.seeds, and {both[0]} is in both")
+    for arm in arms:
+        if both := sorted(grid[arm.name].keys() & arm.changes.keys()):
+            own = f'give this arm other values, {{"{TUNE}": [["{both[0]}", [...]]]}}, or leave one of the two out'
+            raise errors.UserError(f"arm {arm.name} sets {both[0]}, which {TUNE} would choose: {own}")
+    return made._replace(grid=grid, tune_seeds=list(s.tune_seeds))
+
+
+def _check_seeds(key: str, seeds: Any) -> None:
+    if not seeds or any(type(seed) is not int for seed in seeds) or len(set(seeds)) < len(seeds):
+        raise errors.UserError(f"{key} must be different whole numbers, and {config.shown(seeds)} are not")
+    for seed in seeds:
+        config.check_seed(seed)
+
+
+def _grid(key: str, given: Any) -> dict[str, list]:
+    """The values that are tried, by the settings' names."""
+    found: dict[str, list] = {}
+    for one in given:
+        pair = isinstance(one, list | tuple) and len(one) == 2 and isinstance(one[0], str)
+        if not pair or not isinstance(one[1], list | tuple) or not one[1] or one[0] in found:
+            example = '[["optim.learning_rate", [0.001, 0.003]], ...], each setting once'
+            raise errors.UserError(f"{key} is a list of settings and values, {example}; {config.shown(one)} is wrong")
+        found[one[0]] = list(dict.fromkeys(one[1]))
+    return found
 
 
 def _named(key: str, given: Any) -> list[Named]:
@@ -153,27 +201,37 @@ def _named(key: str, given: Any) -> list[Named]:
     return list(found.values())
 
 
-def runs(settings: config.Settings, study: Study) -> list[Run]:
-    """All runs, each with a config of its own, as it would be trained alone: the study's without the study."""
+def runs(
+    settings: config.Settings, study: Study, chosen: Mapping[tuple[str, str], dict] = MappingProxyType({})
+) -> list[Run]:
+    """All runs, each with a config of its own, as it would be trained alone: the study's without the study.
+
+    chosen: settings of an arm in a condition that were tuned.
+    """
     plain = {"mesh.seed": settings.defaults()["mesh.seed"], "experiment": study.experiment}
     plain["log"] = [one for one in settings.log if one != log.SYMMETRY]  # which the study itself looks at
     every = []
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         of_condition = {key: value for key, value in condition.changes.items() if key not in OWN}
-        for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", arm.changes)):
+        of_arm = {key: value for key, value in arm.changes.items() if key != TUNE}
+        of_arm |= chosen.get((condition.name, arm.name), {})
+        for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", of_arm)):
             for key in changes:
                 if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device", "log"):
                     raise errors.UserError(f"{where}: {key} is the same for a whole study")
-        if both := sorted(of_condition.keys() & arm.changes.keys()):
+        if both := sorted(of_condition.keys() & of_arm.keys()):
             raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
         with naming(f"condition {condition.name}, arm {arm.name}"):
-            alone = settings.changed(plain | of_condition | arm.changes | {"seed": seed}, without="study")
+            alone = settings.changed(plain | of_condition | of_arm | {"seed": seed}, without="study")
         every.append(Run(condition.name, arm.name, seed, alone))
     return every
 
 
-def programs(runs: Iterable[Run]) -> list[Program]:
-    """The runs, with those together that differ in seeds and NUMBERS only, in the order in which they come."""
+def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> list[Program]:
+    """The runs, with those together that differ in seeds and NUMBERS only, in the order in which they come.
+
+    tuning, spread: of a Program.
+    """
     groups: dict[str, list[tuple[Run, dict]]] = {}
     for run in runs:
         values = config.flat(run.settings.to_dict())
@@ -183,5 +241,5 @@ def programs(runs: Iterable[Run]) -> list[Program]:
     for group in groups.values():
         columns = {key: np.array([values[key] for _, values in group], np.float32) for key in NUMBERS}
         numbers = {key.split(".")[1]: column for key, column in columns.items() if len(set(column.tolist())) > 1}
-        made.append(Program([run for run, _ in group], numbers))
+        made.append(Program([run for run, _ in group], numbers, tuning, spread))
     return made

@@ -134,7 +134,7 @@ def train_study(clock, line, waiting, *, power, start):
     do. A step's seconds are as its FLOPs to this power."""
     told, trained = [], 0.0
     for number, one in enumerate(waiting):
-        line.begin(number)
+        line.begin(one)
         took, first = STEP * (one.flops * len(one.program.runs)) ** power, start if number == 0 else 0
         clock.now += COMPILING  # of the step; that of the evaluation comes with the first one
         line.go_on(first)
