@@ -1,7 +1,7 @@
-"""The arms of contradictions.py on characters of Shakespeare: the speedrun's model and rates, ten seeds, 140 runs.
+"""The arms of contradictions.py on characters of Shakespeare: the speedrun's model, tuned rates, ten seeds.
 
 python launch.py --config configs/contradictions_small.py --workdir runs/contradictions_small
-With five seeds 20 minutes on two busy cores; ten were not run yet. Claims and results: docs/contradictions.md.
+182 runs: each arm has the best of three learning rates. Claims and results: docs/contradictions.md.
 """
 
 from configs import base, contradictions, shakespeare_speedrun
@@ -10,7 +10,9 @@ from configs import base, contradictions, shakespeare_speedrun
 def get_config():
     config = base.get_config("ablation", of=shakespeare_speedrun.get_config())
     config.study.update(arms=contradictions.arms(config.model.F), seeds=[*range(10)])
+    config.study.tune = [["optim.learning_rate", [5e-3, 1e-2, 2e-2]]]
+    config.study.tune_seeds = [1000]
     config.log = ["tensorboard"]
     config.model.output_std = 1.0  # hyperball keeps the norms of matrices, which zeros have not
-    config.train.update(log_every=50, evaluate_every=200)
+    config.train.update(steps=300, log_every=50)
     return config

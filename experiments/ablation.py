@@ -96,7 +96,7 @@ def run(
             how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
             train = functools.partial(train_all, check=check, write=write, requests=requests, **how)
             if waiting:
-                enter(folder / tuning.FOLDER, [run for one in trials for run in one.runs])
+                enter(disk.folder(folder, tuning.FOLDER), [run for one in trials for run in one.runs])
                 print(
                     f"first {sum(len(one.runs) for one in trials)} runs in {len(trials)} programs, to choose settings"
                 )

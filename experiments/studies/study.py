@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ NEWER = {
     "tune": [],
     "tune_seeds": [1000],
 }  # settings, which older folders of studies have not
-SHOWN = 5  # arms of a program by their names
+VALUES = "@"  # between the name of an arm and the values of which it is to choose
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise
     *("checkpoints", "events", "figures", "lock", "config.json", "summary.json", "metrics.jsonl", "maps.npz"),
@@ -93,8 +94,8 @@ class Program(NamedTuple):
     @property
     def name(self) -> str:
         """For people: arms may be several, where they differ in numbers only."""
-        of = list(dict.fromkeys(run.arm for run in self.runs))
-        arms = ", ".join(of if len(of) <= SHOWN else [of[0], f"{len(of) - 2} more", of[-1]])
+        values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
+        arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
         condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "
         return f"{condition}{arms} x {len({run.seed for run in self.runs})} seeds"
 

@@ -53,9 +53,9 @@ class Tuned(NamedTuple):
         return {"condition": self.condition, "arm": self.arm, **chosen, "tried": tried}
 
     def __str__(self) -> str:
-        edge = f", at the end of what was tried: {words.listed(self.edges)}" if self.edges else ""
-        where = "" if self.condition == studies.ONLY else f"{self.condition}, "
-        return f"  chosen for {where}{self.arm}: {said(self.best.values)} of {len(self.points)}{edge}"
+        edge = f"; {words.listed(self.edges)}: at the end of what was tried" if self.edges else ""
+        where = "" if self.condition == studies.ONLY else f"{self.condition}: "
+        return f"  {where}{self.arm} chose {said(self.best.values)} (best of {len(self.points)}{edge})"
 
 
 def trials(study: studies.Study) -> studies.Study | None:
@@ -79,7 +79,7 @@ def combinations(study: studies.Study, arm: str) -> list[dict[str, Any]]:
 def _name(arm: str, values: dict[str, Any]) -> str:
     """'tied@learning_rate=0.003', no name of an arm, as a folder may be called."""
     said = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-    return f"{arm}@{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', said)}"[:_LONGEST]
+    return f"{arm}{studies.VALUES}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', said)}"[:_LONGEST]
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
