@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.engine import run
-from experiments.studies import inference, runs, statistics, words
+from experiments.studies import inference, overall, runs, scaling, statistics, words
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
@@ -122,6 +122,82 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
         f"no difference was found; same: no more than rounding; two clusters: some did not leave a plateau."
     )
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
+
+
+def of_overall(measures: overall.Overall) -> Table:
+    """One row for each arm: interquartile mean and probability of improvement over all conditions."""
+    head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
+    rows = []
+    for arm in measures.arms:
+        mean = [NONE, NONE] if arm.interval is None else [_percent(arm.mean), " to ".join(map(_percent, arm.interval))]
+        low, high = arm.improvement_interval
+        rows.append([arm.name, str(arm.n), *mean, f"{arm.improvement:.2f}", f"{low:.2f} to {high:.2f}"])
+    reference = words.quoted(measures.reference)
+    notes = [
+        f"P(better): the probability of improvement, that a run of the arm is better than one of {reference} in the "
+        f"same condition, mean over {len(measures.scale)} conditions; at 0.5 neither is."
+    ]
+    if None in measures.scale.values():
+        unknown = words.quoted(*(name for name, gained in measures.scale.items() if gained is None))
+        notes.append(f"No interquartile mean: in {unknown} it is not known that {reference} gained by training.")
+    else:
+        gained = words.listed(f"{name} {words.number(x)}" for name, x in measures.scale.items())
+        notes.append(
+            f"Interquartile mean: of the differences to {reference} paired by seed, without the best and the worst "
+            f"quarter of the runs of all conditions; + is better. 100 % is what {reference} gained by training, its "
+            f"metric at the end against that before the first step: {gained}."
+        )
+    notes.append(
+        f"Intervals: of {overall.RESAMPLES:,} bootstrap samples of the seeds of each condition, for each number alone; "
+        f"the verdict does not rest on them. With {words.seeds([measures.seeds])} in a condition they are too narrow: "
+        f"{overall.NARROW}."
+    )
+    if measures.left_out:
+        left = words.quoted(*measures.left_out)
+        notes.append(f"Left out, for a diverged run or fewer than {inference.FEWEST} pairs in a condition: {left}.")
+    return Table(head, rows, notes)
+
+
+def _percent(x: float) -> str:
+    return f"{100 * x + 0.0:+.2f} %"
+
+
+def of_laws(family: scaling.Family) -> Table:
+    """One row for each arm: its law, and by how much compute it reaches the reference's loss."""
+    at, constant = f"{family.middle:.2g}", any(law.E for law in family.laws)
+    head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
+    head += [f"compute for the loss of {family.reference}", "95 % interval"]
+    rows = []
+    for law in family.laws:
+        row = [law.name, words.number(law.a), f"{law.b:.4f}", _between(law.b_interval, ".4f")]
+        row += [words.number(law.E)] * constant + [f"{100 * law.misfit:.2f} %"]
+        own = law.name == family.reference
+        row += ["reference", NONE] if own else [_times(law.compute), _between(law.compute_interval, ".2f")]
+        rows.append(row)
+    sizes, reference = len(family.conditions), words.quoted(family.reference)
+    law = "a (C / C0)^-b" + " + E" * constant
+    few = "E, what no compute removes, is told apart only by wide ranges" if constant else "no E: it takes five sizes"
+    notes = [
+        f"{family.metric} = {law}, C the FLOPs of a training run and C0 = {at}, fitted to the logarithms of the means "
+        f"over seeds of {sizes} sizes ({words.listed(family.conditions)}); {few}. Misfit: how far the law is from the "
+        f"farthest mean. A law of {sizes} sizes says little beyond them.",
+        f"Compute: how many times C0 the arm's law takes for the loss of {reference} at C0, both by their laws; "
+        f"below 1 is better, and {NONE} says that it is outside of the arm's sizes. Settings that suit one size or arm "
+        f"better than others are in the law too.",
+        f"Intervals: of {scaling.RESAMPLES} bootstrap samples of the seeds of each size, for each number alone. They "
+        f"tell of seeds, not of the law's misfit, and are too narrow with few seeds: {scaling.NARROW}.",
+    ]
+    if family.left_out:
+        notes.append(f"Left out, for a diverged or missing run: {words.quoted(*family.left_out)}.")
+    return Table(head, rows, notes)
+
+
+def _between(interval: tuple[float, float] | None, form: str) -> str:
+    return NONE if interval is None else " to ".join(f"{x:{form}}" if x < 1e9 else "without end" for x in interval)
+
+
+def _times(x: float | None) -> str:
+    return NONE if x is None else f"{x:.2f} times"
 
 
 def layers(condition: statistics.Condition, section: str) -> Table | None:
