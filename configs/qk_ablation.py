@@ -1,7 +1,7 @@
 """Does attention need two matrices? Seven arms x 10 seeds, for the next and for hidden characters of Shakespeare.
 
 python launch.py --config configs/qk_ablation.py --workdir runs/qk
-Or is it that `tied` has fewer parameters and FLOPs than `asymmetric`? tied_wide has as many parameters, in one matrix of
+Or is it that `tied` has fewer parameters and FLOPs than `asymmetric`? tied_wide has as many parameters, in a matrix of
 2 K rows, and 7 % more FLOPs; tied_more_mlp has its FLOPs and, but for 64 biases, its parameters, with the second matrix
 spent on the MLP. Not run yet as it is now, 140 runs, about 2,000 s as the earlier ones took; known are five arms x 5
 seeds, 50 runs in 730 s on two cores. Loss against asymmetric's, 95 % intervals for all eight together: causal (1.842

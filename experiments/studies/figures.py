@@ -55,19 +55,14 @@ def draw(
         mine = [run for run in runs if (run.condition, run.arm, run.seed) in whole]
         for kind in KINDS if mine else ():
             if drawing := drawn(kind, condition, mine, style):
-                caption = f"{condition.name}: {drawing[1]}" if len(conditions) > 1 else _begun(drawing[1])
-                file = _written(drawing[0], folder / "figures" / f"{kind}_{condition.name}.png")
-                figures.append(Figure(file, kind, condition.name, caption))
+                file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
+                caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
+                figures.append(Figure(_written(drawing[0], file), kind, condition.name, caption))
     for kind, numbers in across:
-        drawing = figures_across.drawn(numbers, style)
-        if drawing:
+        if drawing := figures_across.drawn(numbers, style):
             file = _written(drawing[0], folder / "figures" / f"{kind}.png")
-            figures.append(Figure(file, kind, "", _begun(drawing[1])))
+            figures.append(Figure(file, kind, "", drawing[1]))
     return figures
-
-
-def _begun(caption: str) -> str:
-    return caption[0].upper() + caption[1:]
 
 
 def _written(drawing: figure.Figure, file: pathlib.Path) -> pathlib.Path:

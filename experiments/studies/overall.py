@@ -24,18 +24,15 @@ NARROW = (
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm over all conditions. The profile: `share` of its runs gained at least `gain`, ascending."""
+    """One arm over all conditions. Without a mean and a profile where a scale is None."""
 
     name: str
-    n: int  # pairs, over all conditions
-    mean: float | None  # interquartile, of the gains; None with its profile: see Overall.scale
-    interval: tuple[float, float] | None
+    n: int  # pairs
+    mean: float | None  # of the gains, interquartile
+    interval: list[float] | None
     improvement: float  # P(a run of the arm is better than one of the reference), mean over conditions; of equals half
-    improvement_interval: tuple[float, float]
-    gain: list[float]
-    share: list[float]
-    share_low: list[float]  # 95 % of bootstrap samples, for each gain alone
-    share_high: list[float]
+    improvement_interval: list[float]
+    profile: list[list[float]]  # (x, the share of pairs that gained at least x, the ends of its interval), x ascending
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Overall:
     """The arms that have at least three pairs, and no diverged run, in every condition."""
 
     reference: str
-    scale: dict[str, float | None]  # what the reference gained by training; None: unknown, or none, and so no gains
+    scale: dict[str, float | None]  # what the reference gained by training; None: unknown, or nothing
     seeds: int  # the fewest pairs that an arm has in a condition
     arms: list[Arm]
     left_out: list[str]
@@ -51,64 +48,50 @@ class Overall:
 
 def measure(conditions: Sequence[statistics.Condition], finished: Sequence[runs.Run]) -> Overall | None:
     """None where there is one condition, or no arm to tell of."""
-    scale = {one.name: _gained(one, finished) for one in conditions}
-    arms, left_out, seeds = [], [], []
+    scale, arms, left_out, seeds = {one.name: _gained(one, finished) for one in conditions}, [], [], []
     for each in zip(*(one.compared for one in conditions), strict=True) if len(conditions) > 1 else ():
         counts = [arm.difference.n for arm in each]
-        if min(counts) < inference.FEWEST or any(map(_diverged, conditions, each)):
+        if min(counts) < inference.FEWEST or any(one.diverged for one in (*each, *(one.base for one in conditions))):
             left_out.append(each[0].name)
-            continue
-        seeds += counts
-        arms.append(_arm(conditions, each, scale))
+        else:
+            seeds.append(min(counts))
+            arms.append(_arm(conditions, each, scale))
     return Overall(conditions[0].reference, scale, min(seeds), arms, left_out) if arms else None
 
 
-def _diverged(condition: statistics.Condition, arm: statistics.Arm) -> bool:
-    return bool(arm.diverged or _reference(condition).diverged)
-
-
-def _reference(condition: statistics.Condition) -> statistics.Arm:
-    return next(arm for arm in condition.arms if arm.difference is None)
-
-
 def _gained(condition: statistics.Condition, finished: Sequence[runs.Run]) -> float | None:
-    """The metric of the reference at the end, better than before training by so much, mean over its seeds."""
-    reference, sign = _reference(condition), 1 if condition.better == "more" else -1
-    mine = [run for run in finished if (run.condition, run.arm) == (condition.name, reference.name)]
-    starts = {run.seed: run.curve(condition.metric).get(0) for run in mine if run.seed in reference.values}
-    if not starts or None in starts.values():
+    """By how much the metric of the reference is better at the end than before training, mean over its seeds."""
+    ends, of = condition.base.values, (condition.name, condition.reference)
+    mine = [run for run in finished if (run.condition, run.arm) == of and run.seed in ends]
+    starts = [run.curve(condition.metric).get(0) for run in mine]
+    if not starts or None in starts:
         return None
-    gained = sign * float(np.mean([reference.values[seed] - start for seed, start in starts.items()]))
-    return gained if gained > 0 else None
+    gained = float(np.mean([ends[run.seed] for run in mine]) - np.mean(starts))
+    return max(0.0, gained if condition.better == "more" else -gained) or None
 
 
 def _arm(
     conditions: Sequence[statistics.Condition], each: Sequence[statistics.Arm], scale: dict[str, float | None]
 ) -> Arm:
     """each: the arm in each of the conditions."""
-    wins, gains = [], []
+    wins, gains, mean, interval, profile = [], [], None, None, []
     for condition, arm in zip(conditions, each, strict=True):
-        sign, base = 1 if condition.better == "more" else -1, _reference(condition).values
-        x_I, y_I = (sign * np.array([of[seed] for seed in arm.difference.by_seed]) for of in (arm.values, base))
+        sign, both = 1 if condition.better == "more" else -1, (arm.values, condition.base.values)
+        x_I, y_I = (sign * np.array([of[seed] for seed in arm.difference.by_seed]) for of in both)
         wins.append((x_I[:, None] > y_I) + (x_I[:, None] == y_I) / 2)
         gains.append((x_I - y_I) / (scale[condition.name] or np.nan))
-    once = [np.arange(len(one))[None] for one in gains]
-    draws = inference.resamples([len(one) for one in gains], RESAMPLES)
+    counts = [len(one) for one in gains]
+    once, draws = [np.arange(n)[None] for n in counts], inference.resamples(counts, RESAMPLES)
     improvement, improvement_X = (_improvement(wins, places) for places in (once, draws))
-    n, known = sum(map(len, gains)), all(scale.values())
-    measured = {"mean": None, "interval": None, "gain": [], "share": [], "share_low": [], "share_high": []}
-    if known:
-        gain_I, gain_XI = (
-            np.concatenate([one[at] for one, at in zip(gains, at, strict=True)], 1) for at in (once, draws)
-        )
-        x_J = np.unique(gain_I)
-        low_J, high_J = inference.percentiles(np.mean(gain_XI[..., None] >= x_J, axis=1))
-        mean, mean_X = (stats.trim_mean(one, 0.25, axis=1) for one in (gain_I, gain_XI))
-        measured = {"mean": float(mean[0]), "interval": tuple(map(float, inference.percentiles(mean_X)))}
-        measured |= {"gain": x_J.tolist(), "share": np.mean(gain_I[0][:, None] >= x_J, axis=0).tolist()}
-        measured |= {"share_low": low_J.tolist(), "share_high": high_J.tolist()}
-    interval = tuple(map(float, inference.percentiles(improvement_X)))
-    return Arm(each[0].name, n, improvement=float(improvement[0]), improvement_interval=interval, **measured)
+    if all(scale.values()):
+        gain_1I, gain_XI = (np.hstack([of[at] for of, at in zip(gains, at, strict=True)]) for at in (once, draws))
+        mean, mean_X = (stats.trim_mean(one, 0.25, axis=1) for one in (gain_1I, gain_XI))
+        mean, interval = float(mean[0]), inference.percentiles(mean_X).tolist()
+        for x in np.unique(gain_1I):
+            ends = inference.percentiles(np.mean(gain_XI >= x, axis=1))
+            profile.append([float(x), float(np.mean(gain_1I >= x)), *ends.tolist()])
+    known = float(improvement[0]), inference.percentiles(improvement_X).tolist()
+    return Arm(each[0].name, sum(counts), mean, interval, *known, profile)
 
 
 def _improvement(wins: Sequence[np.ndarray], places: Sequence[np.ndarray]) -> np.ndarray:

@@ -89,7 +89,7 @@ def across(conditions: list[statistics.Condition], finished: list[runs.Run]) -> 
     measures, found = overall.measure(conditions, finished), []
     if measures:
         found.append(Across("Over all conditions", "profile", measures, tables.of_overall(measures)))
-    families = scaling.families(conditions, finished)
+    families = scaling.families(conditions)
     for i, one in enumerate(families):
         which = f": {words.listed(one.conditions)}" if len(families) > 1 else ""
         found.append(Across(f"Loss against compute{which}", f"compute{i or ''}", one, tables.of_laws(one)))

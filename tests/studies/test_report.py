@@ -154,7 +154,7 @@ def test_json_has_the_numbers(reported):
     )
     assert len(none["attention"]["entropy"]) == 2 and none["threshold_step"]["of"] == 3
     fields = "name changes params flops_per_token values mean std n others other_evaluation other_batches other_initial"
-    assert none.keys() == {*fields.split(), "threshold_step", "difference", "symmetry", "attention"}
+    assert none.keys() == {*fields.split(), "training_flops", "threshold_step", "difference", "symmetry", "attention"}
     assert none["others"]["eval/accuracy"] == {"mean": 0.5, "std": 0.0, "n": 3}
     assert difference["words"].startswith("by 0.04") and difference["words"].endswith(", 3 seeds)")
     inf, nan = float("inf"), float("nan")

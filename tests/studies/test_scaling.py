@@ -30,8 +30,7 @@ def left(folder, laws, *, sizes=SIZES, changes=None, noise=NOISE):
 
 
 def families(folder, study):
-    finished = runs.load(folder, study)
-    return scaling.families(statistics.analyse(study, finished), finished)
+    return scaling.families(statistics.analyse(study, runs.load(folder, study)))
 
 
 def test_laws_and_the_compute_for_the_same_loss_are_found(tmp_path):
@@ -79,9 +78,11 @@ def test_a_law_that_rises_reaches_nothing():
 OTHER = {of: [{"model.D": 16}, {"model.D": 32}, {of: 7}] for of in ("text.N", "model.score")}  # data, models
 
 
-@pytest.mark.parametrize("case", [*OTHER, "two sizes", "one size", "accuracy", "no FLOPs"])
+@pytest.mark.parametrize("case", [*OTHER, "two sizes", "one size", "a size twice", "accuracy", "no FLOPs"])
 def test_conditions_that_are_no_three_sizes_have_no_law(tmp_path, case):
-    sizes = {"two sizes": (16, 64), "one size": (16, 16.01, 16.02)}.get(case, SIZES)
+    sizes = {"two sizes": (16, 64), "one size": (16, 16.01, 16.02), "a size twice": (16, 32, 64, 64.01)}.get(
+        case, SIZES
+    )
     metric = "eval/accuracy" if case == "accuracy" else "eval/loss"
     study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)}, sizes=sizes, changes=OTHER.get(case))
     finished = runs.load(tmp_path, study)
@@ -90,7 +91,7 @@ def test_conditions_that_are_no_three_sizes_have_no_law(tmp_path, case):
         study = study._replace(metric=dict.fromkeys(study.metric, metric))
     if case == "no FLOPs":
         finished = [one._replace(summary=one.summary | {"flops_per_step": None}) for one in finished]
-    assert scaling.families(statistics.analyse(study, finished), finished) == []
+    assert scaling.families(statistics.analyse(study, finished)) == []
 
 
 def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_left_out(tmp_path):
