@@ -167,8 +167,8 @@ def of_laws(family: scaling.Family) -> Table:
     law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
     notes = [
         f"{law}, with C the FLOPs of a training run, C0 = {family.middle:.2g}, fitted to the logarithms of means over "
-        f"seeds of {sizes} sizes ({words.listed(family.conditions)}). Misfit: how far the law is from the farthest mean. "
-        f"A law of {sizes} sizes says little beyond them{', and of E only over a wide range' * constant}.",
+        f"seeds of {sizes} sizes ({words.listed(family.conditions)}). Misfit: how far it is from the farthest mean. A "
+        f"law of {sizes} sizes says little beyond them{', and of E only over a wide range' * constant}.",
         f"Compute: how many times C0 the arm's law takes for the loss of {reference} at C0, both by their laws. Below "
         f"1 is better; {NONE} is outside of the arm's sizes. What suits one size or arm better than others, as a "
         f"learning rate, is in the law too.",
