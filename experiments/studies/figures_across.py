@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
-from matplotlib import figure, ticker
+from matplotlib import axes, figure, ticker
 
 from experiments.figures import plots
 from experiments.studies import overall, scaling, styles
@@ -25,7 +25,7 @@ def drawn(numbers: overall.Overall | scaling.Family, style: Styles) -> tuple[fig
     return drawing, caption
 
 
-def profile(panel, measures: overall.Overall, style: Styles) -> str:
+def profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
     """The share of an arm's runs that gained at least x, in all conditions, with its bootstrap band."""
     every = 100 * np.concatenate([np.array(arm.profile)[:, 0] for arm in measures.arms])
     ends, middle = [every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)], np.median(np.abs(every))
@@ -33,7 +33,7 @@ def profile(panel, measures: overall.Overall, style: Styles) -> str:
         gain_J, *of_J = np.array(arm.profile).T
         x_J = [ends[0], *(100 * gain_J), ends[1]]
         share_J, low_J, high_J = ([1.0, *one_J, 0.0] for one_J in of_J)
-        panel.plot(x_J, share_J, **style[arm.name].look, drawstyle="steps-pre", markevery=(1, 1))
+        panel.plot(x_J, share_J, **style[arm.name].look, drawstyle="steps-pre", markevery=slice(1, -1))
         panel.fill_between(x_J, low_J, high_J, step="pre", color=style[arm.name].colour, alpha=0.13, lw=0)
     panel.axvline(0, color=style[measures.reference].colour, lw=1.5)
     panel.axhline(0.5, color="grey", lw=0.8, ls=(0, (1, 3)))
@@ -50,7 +50,7 @@ def profile(panel, measures: overall.Overall, style: Styles) -> str:
     )
 
 
-def compute(panel, family: scaling.Family, style: Styles) -> str:
+def compute(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
     """The loss of each seed, their means and the law of each arm, both axes logarithmic."""
     for law in family.laws:
         look = style[law.name].look

@@ -2,8 +2,8 @@
 interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals.
 
 A gain is a difference to the reference, paired by seed, above 0 where the arm is better, over what the reference of
-that condition gained by training. Not over the reference's SD: that of n seeds is known to a factor of 3 (n = 3) or
-1.7 (n = 5) either way, and the mean of such quotients is that of the condition whose SD came out smallest.
+that condition gained by training. Not over the reference's SD: that of three seeds is 0.16 to 1.92 of the true one in
+95 % of samples (of five 0.35 to 1.67), and the condition whose SD came out smallest would rule the mean.
 """
 
 from collections.abc import Sequence

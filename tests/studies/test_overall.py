@@ -40,9 +40,7 @@ def test_the_measures_are_those_of_the_paper_by_hand(tmp_path):
     [tied] = found.arms
     gains = [-x / scale["loss"] for x in SHIFT["loss"]] + [x / scale["accuracy"] for x in SHIFT["accuracy"]]
     assert tied.mean == pytest.approx(np.mean(sorted(gains)[2:6])) and tied.n == 8
-    wins = [
-        stats.mannwhitneyu(np.add(BASE, shift), BASE, method="asymptotic").statistic / 16 for shift in SHIFT.values()
-    ]
+    wins = [stats.mannwhitneyu(np.add(BASE, of), BASE, method="asymptotic").statistic / 16 for of in SHIFT.values()]
     assert tied.improvement == pytest.approx((1 - wins[0] + wins[1]) / 2)
     for i, gain in enumerate(np.unique(np.round(gains, 12))):  # 0.1 is there twice
         x, share, low, high = tied.profile[i]
@@ -64,14 +62,6 @@ def test_the_bootstrap_draws_seeds_within_a_condition_and_always_the_same(tmp_pa
     for many, most in ((10, 1951), (60, np.inf)):  # of 2,000
         low, high = inference.percentiles(np.array([*range(1, 2001 - many), *[np.inf] * many])).tolist()
         assert 50 <= low <= 51 and most - 1 <= high <= most
-
-
-def test_a_mean_of_many_seeds_has_the_interval_of_theory():
-    """Of 400 normal numbers: the interquartile mean's standard error is about 1.09 / 20."""
-    values = np.random.default_rng(5).normal(size=400)
-    [draws] = inference.resamples([400], overall.RESAMPLES)
-    low, high = inference.percentiles(stats.trim_mean(values[draws], 0.25, axis=1))
-    assert high - low == pytest.approx(2 * 1.96 * 1.09 / 20, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +103,7 @@ def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path):
     assert line.get_drawstyle() == "steps-pre" and "2 conditions" in caption
     assert line.get_ydata()[[0, -1]].tolist() == [1, 0]
     assert np.array(line.get_data())[:, 1:-1] == pytest.approx(np.array(arm.profile)[:, :2].T * [[100], [1]])
-    assert (
-        block.table.rows[0][0] == "tied" and "With 4 seeds in a condition they are too narrow" in block.table.notes[2]
-    )
+    assert "With 4 seeds in a condition they are too narrow" in block.table.notes[2]
     files = report.write(tmp_path, study, what={})
     text = [file.read_text() for file in files[:4]]
     numbers = json.loads(text[0])

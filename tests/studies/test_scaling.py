@@ -67,6 +67,8 @@ def test_seeds_are_drawn_in_pairs(tmp_path):
         assert law.b_interval[0] < 0.3 < law.b_interval[1] and law.b_interval[1] - law.b_interval[0] > 1e-4
     assert worse.compute_interval == pytest.approx([1.05 ** (1 / b) for b in worse.b_interval[::-1]], rel=1e-4)
     assert base.compute == pytest.approx(1)
+    [family] = families(tmp_path / "2", left(tmp_path / "2", {"base": (2.0, 0.3, 0.0)}, noise=NOISE[:2]))
+    assert (family.laws[0].b_interval, family.laws[0].compute_interval) == (None, None)  # of two seeds
 
 
 def test_a_law_that_rises_reaches_nothing():
