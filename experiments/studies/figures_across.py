@@ -37,7 +37,8 @@ def profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
         panel.fill_between(x_J, low_J, high_J, step="pre", color=style[arm.name].colour, alpha=0.13, lw=0)
     panel.axvline(0, color=style[measures.reference].colour, lw=1.5)
     panel.axhline(0.5, color="grey", lw=0.8, ls=(0, (1, 3)))
-    if np.abs(every).max() > 20 * middle > 0:  # an arm far away would press the others together
+    far = bool(np.abs(every).max() > 20 * middle > 0)
+    if far:  # an arm far away would press the others together
         panel.set_xscale("symlog", linthresh=middle)
         panel.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
     text = f"better than {styles.label(measures.reference)} of the same seed by at least, % of its gain by training"
@@ -47,7 +48,7 @@ def profile(panel: axes.Axes, measures: overall.Overall, style: Styles) -> str:
         f"Performance profiles over {len(measures.scale)} conditions: the share of an arm's runs that are better than "
         f"{measures.reference} of the same seed by at least x; a curve farther to the right is better. It crosses the "
         f"dotted line at its median. Bands are of 95 % of bootstrap samples, at each x alone."
-    )
+    ) + f" Beyond {middle:.2g} either way x is logarithmic." * far
 
 
 def compute(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:

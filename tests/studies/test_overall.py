@@ -120,5 +120,5 @@ def test_an_arm_far_away_does_not_press_the_others_together():
     ]
     style = styles.of(study_folder.study(("near", "far", "base")))
     for some, scale in ((arms[:1], "linear"), (arms, "symlog")):
-        drawing, _ = figures_across.drawn(overall.Overall("base", {"a": 1.0, "b": 1.0}, 3, some, []), style)
-        assert drawing.axes[0].get_xscale() == scale
+        drawing, caption = figures_across.drawn(overall.Overall("base", {"a": 1.0, "b": 1.0}, 3, some, []), style)
+        assert drawing.axes[0].get_xscale() == scale and caption.endswith("logarithmic.") == (scale == "symlog")

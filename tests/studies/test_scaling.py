@@ -109,18 +109,21 @@ def test_sizes_of_two_objectives_are_two_families_and_an_arm_without_a_size_is_l
     assert one.heading == "Loss against compute: D_10, D_11, D_12" and (one.kind, two.kind) == ("compute", "compute1")
 
 
-def test_laws_are_drawn_and_the_report_tells_them(tmp_path):
-    study = left(tmp_path, {"arm": (2.1, 0.3, 0.0), "base": (2.0, 0.3, 0.0)})
+@pytest.mark.parametrize(("sizes", "E"), [(SIZES, 0.0), ((8, 16, 32, 64, 128), 1.5)])
+def test_laws_are_drawn_and_the_report_tells_them(tmp_path, monkeypatch, sizes, E):
+    monkeypatch.setattr(scaling, "RESAMPLES", 20)
+    study = left(tmp_path, {"arm": (2.1, 0.3, E), "base": (2.0, 0.3, E)}, sizes=sizes)
     [family] = families(tmp_path, study)
     drawing, _ = figures_across.drawn(family, styles.of(study))
     [panel], [arm, _] = drawing.axes, family.laws
     law, seeds, mean = panel.lines[:3]
-    assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
-    assert law.get_ydata()[[0, -1]] == pytest.approx(arm.a * (np.array(arm.flops)[[0, -1]] / family.middle) ** -arm.b)
+    assert (panel.get_xscale(), panel.get_yscale(), arm.E > 1) == ("log", "log", E > 1)
+    assert law.get_ydata()[[0, -1]] == pytest.approx([np.mean([*arm.values[i].values()]) for i in (0, -1)], rel=1e-3)
     assert seeds.get_ydata().tolist() == [*arm.values[0].values()] and mean.get_ydata() == np.mean(seeds.get_ydata())
+    assert tables.of_laws(family).rows[1][-2:] == ["reference", "-"]
     text = [file.read_text() for file in report.write(tmp_path, study, what={})[:4]]
     [told] = json.loads(text[0])["scaling"]
     assert told["laws"][0]["compute"] == pytest.approx(arm.compute) and told["reference"] == "base"
-    for one in text[1:]:
-        assert f"{arm.compute:.2f} times" in one and f"{arm.b:.4f}" in one and "Loss against compute" in one
+    numbers = [f"{arm.compute:.2f} times", f"{arm.b:.4f}", "Loss against compute", f"{arm.E:.4f}" if E else "-b"]
+    assert all(number in one for number in numbers for one in text[1:])
     assert (tmp_path / "figures" / "compute.png").is_file() and "![compute](figures/compute.png)" in text[1]
