@@ -106,8 +106,8 @@ def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
     assert all(len(one["alt"]) > 40 for one in page.of("img"))
     policy = [one["content"] for one in page.of("meta") if one.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    sections = ["Verdict", "Arms", "Training", "Paired differences", "Symmetry", "Attention"]
-    sections += ["Over all conditions", "What was run"]
+    sections = ["Verdict", "Arms", "Over all conditions"]
+    sections += ["Training", "Paired differences", "Symmetry", "Attention", "What was run"]
     assert page.text("h2") == page.text("a") == sections
     each = ["causal", "masked"]
     assert page.text("h3") == [*each, "causal: eval/loss", "masked: eval/loss", *each, *each, "causal", "causal"]
