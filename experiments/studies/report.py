@@ -65,15 +65,9 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     pictures = figures.draw(folder, study, conditions, finished, [(one.kind, one.numbers) for one in spread])
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     begun, waiting = parted(conditions)
-    content = {
-        "title": title,
-        "record": numbers,
-        "conditions": begun,
-        "waiting": waiting,
-        "figures": pictures,
-        "across": spread,
-    }
+    content = {"title": title, "record": numbers, "conditions": begun, "waiting": waiting, "figures": pictures}
     content |= {"sections": SECTIONS, "words": words, "tables": tables}
+    content["across"] = spread
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", rows(finished).encode())
     files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
