@@ -11,7 +11,7 @@ from matplotlib import figure, ticker
 
 from experiments.engine import disk
 from experiments.figures import plots as engine
-from experiments.studies import attention, statistics, styles, words
+from experiments.studies import attention, figures_across, overall, scaling, statistics, styles, words
 from experiments.studies import runs as finished
 from experiments.studies import study as studies
 
@@ -26,8 +26,8 @@ class Figure(NamedTuple):
     """A figure that has been written."""
 
     file: pathlib.Path  # the PNG
-    kind: str  # a key of KINDS
-    condition: str
+    kind: str  # a key of KINDS, or that of what is across conditions
+    condition: str  # "": several
     caption: str
 
 
@@ -42,23 +42,36 @@ def draw(
     study: studies.Study,
     conditions: Sequence[statistics.Condition],
     runs: Sequence[finished.Run],
+    across: Iterable[tuple[str, overall.Overall | scaling.Family]] = (),
 ) -> list[Figure]:
-    """Write the figures of each condition into folder/figures, as PNG and ALSO; none where nothing is to be seen."""
+    """Write the figures of each condition into folder/figures, as PNG and ALSO; none where nothing is to be seen.
+
+    across: of several conditions, the kind of a figure and its numbers.
+    """
     disk.tidy(disk.folder(folder, "figures"))
-    figures = []
+    figures, style = [], styles.of(study)
     for condition in conditions:
         whole = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
         mine = [run for run in runs if (run.condition, run.arm, run.seed) in whole]
         for kind in KINDS if mine else ():
-            if drawing := drawn(kind, condition, mine, styles.of(study)):
+            if drawing := drawn(kind, condition, mine, style):
                 file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
-                engine.write(drawing[0], file)
-                drawing[0].set_layout_engine("none")  # all is where it was in the PNG
-                for end in ALSO:
-                    engine.write(drawing[0], file.with_suffix(end))
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
-                figures.append(Figure(file, kind, condition.name, caption))
+                figures.append(Figure(_written(drawing[0], file), kind, condition.name, caption))
+    for kind, numbers in across:
+        if drawing := figures_across.drawn(numbers, style):
+            file = _written(drawing[0], folder / "figures" / f"{kind}.png")
+            figures.append(Figure(file, kind, "", drawing[1]))
     return figures
+
+
+def _written(drawing: figure.Figure, file: pathlib.Path) -> pathlib.Path:
+    """As PNG and ALSO."""
+    engine.write(drawing, file)
+    drawing.set_layout_engine("none")  # all is where it was in the PNG
+    for end in ALSO:
+        engine.write(drawing, file.with_suffix(end))
+    return file
 
 
 def drawn(

@@ -68,6 +68,17 @@ def seeds_for(effect: float, m: float) -> int:
     return next(n for n in itertools.count(FEWEST) if power(effect, n, m) >= POWER)
 
 
+def resamples(counts: Sequence[int], many: int) -> list[np.ndarray]:
+    """Of a stratified bootstrap: for each stratum of n seeds `many` rows of n places, the same in every call."""
+    random = np.random.default_rng(0)
+    return [random.integers(n, size=(many, n)) for n in counts]
+
+
+def percentiles(value_X: np.ndarray) -> np.ndarray:
+    """The ends of the bootstrap's interval, along the first axis; values may be inf."""
+    return np.quantile(value_X, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0, method="inverted_cdf")
+
+
 def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The largest gap between neighbours among I >= 3 values, its middle, and its ratio to the SD of the values on
     either side of it from their means (I - 2 degrees of freedom)."""

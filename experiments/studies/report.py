@@ -15,14 +15,15 @@ import pathlib
 import re
 import textwrap
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jinja2
 import markupsafe
 import ml_collections
 
 from experiments.engine import config, disk, errors, log, mesh, workdir
-from experiments.studies import figures, inference, plan, runs, statistics, tables, tuning, words
+from experiments.studies import figures, inference, overall, plan, runs, scaling, statistics, tables, tuning, words
 from experiments.studies import study as studies
 
 # Of the page: heading -> the figures in it.
@@ -59,19 +60,43 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
     if seeds := statistics.judged(conditions):
         plan.look(folder, study, seeds)
         past = plan.read(folder)
-    tuned = tuning.read(folder, study)
-    numbers = record(study, conditions, finished, what, past) | finite({"tuned": [one.record() for one in tuned]})
-    pictures = figures.draw(folder, study, conditions, finished) + tuning.draw(folder, study, tuned)
+    tuned, spread = tuning.read(folder, study), across(conditions, finished)
+    numbers = record(study, conditions, finished, what, past, spread)
+    numbers |= finite({"tuned": [one.record() for one in tuned]})
+    pictures = figures.draw(folder, study, conditions, finished, [(one.kind, one.numbers) for one in spread])
+    pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
     begun, waiting = parted(conditions)
     content = {"title": title, "record": numbers, "conditions": begun, "waiting": waiting, "figures": pictures}
-    content |= {"sections": SECTIONS, "words": words, "tables": tables, "tuned": tuning.table(tuned)}
+    content |= {"sections": SECTIONS, "words": words, "tables": tables, "across": spread}
+    content["tuned"] = tuning.table(tuned)
     disk.write_json(folder / "report.json", numbers)
     disk.write(folder / "runs.csv", rows(finished).encode())
     files = [folder / "report.md", folder / "report.html", folder / "report.tex"]
     for file, clean in zip(files, (plain, legal, latex), strict=True):
         disk.write(file, _templates(clean).get_template(f"{file.name}.j2").render(content).encode())
     return [folder / "report.json", *files, folder / "runs.csv", *(one.file for one in pictures)]
+
+
+class Across(NamedTuple):
+    """What the report tells of several conditions together."""
+
+    heading: str
+    kind: str  # of its figure
+    numbers: overall.Overall | scaling.Family
+    table: tables.Table
+
+
+def across(conditions: list[statistics.Condition], finished: list[runs.Run]) -> list[Across]:
+    """The measures over all conditions, and how the loss falls with compute; nothing where that cannot be said."""
+    measures, found = overall.measure(conditions, finished), []
+    if measures:
+        found.append(Across("Over all conditions", "profile", measures, tables.of_overall(measures)))
+    families = scaling.families(conditions)
+    for i, one in enumerate(families):
+        which = f": {words.listed(one.conditions)}" if len(families) > 1 else ""
+        found.append(Across(f"Loss against compute{which}", f"compute{i or ''}", one, tables.of_laws(one)))
+    return found
 
 
 def parted(conditions: list[statistics.Condition]) -> tuple[list[statistics.Condition], list[str]]:
@@ -110,6 +135,7 @@ def record(
     finished: list[runs.Run],
     what: dict,
     past: plan.Past = plan.NOTHING,
+    spread: Iterable[Across] = (),
 ) -> dict:
     """report.json, the whole study in numbers; what cannot be said (an interval of two seeds) is null:
 
@@ -123,6 +149,7 @@ def record(
       "conditions": [the fields of statistics.Condition, and "verdict": one paragraph,
         "arms": [the fields of statistics.Arm,
           "difference": null for the reference, else the fields of statistics.Difference, and "words" on it]],
+      "overall": null or the fields of overall.Overall, "scaling": [the fields of scaling.Family],
       "ran": what the runs tell of how they came about: {"commits": {commit: runs}, "devices": {line: runs},
         "versions": {name: {version: runs}}, "training_seconds": sum over runs, "timed_runs",
         "data": {condition: [line]}},
@@ -168,6 +195,8 @@ def record(
         "missing": missing,
         "diverged": diverged,
         "conditions": fields,
+        "overall": next((dataclasses.asdict(one.numbers) for one in spread if one.kind == "profile"), None),
+        "scaling": [dataclasses.asdict(one.numbers) for one in spread if one.kind != "profile"],
         "ran": ran,
         "curves": [
             {"condition": run.condition, "arm": run.arm, "seed": run.seed, "curves": run.curves} for run in finished

@@ -57,6 +57,11 @@ class Run(NamedTuple):
         x = self.summary[metric]
         return float(x) if isinstance(x, int | float) and math.isfinite(x) else None
 
+    @property
+    def flops(self) -> float:
+        """Of its training; 0: unknown."""
+        return float(self.summary["steps"] * (self.summary.get("flops_per_step") or 0))
+
     def curve(self, name: str) -> dict[int, float]:
         """Step -> what was logged under this name, where it is finite."""
         points = ((row["step"], row.get(name)) for row in self.rows)

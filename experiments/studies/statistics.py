@@ -78,6 +78,7 @@ class Arm:
     changes: dict[str, Any]
     params: int | None  # None: no run yet
     flops_per_token: float | None  # forward
+    training_flops: float | None  # of a run
     values: dict[int, float]  # the metric at the end, by seed; and their spread:
     mean: float | None
     std: float | None
@@ -117,6 +118,11 @@ class Condition:
     def compared(self) -> list[Arm]:
         """The arms beside the reference."""
         return [arm for arm in self.arms if arm.difference]
+
+    @property
+    def base(self) -> Arm:
+        """The reference."""
+        return next(arm for arm in self.arms if arm.difference is None)
 
     @property
     def together(self) -> int:
@@ -191,6 +197,7 @@ def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Run
         changes=named.changes,
         params=runs[0].summary.get("params") if runs else None,
         flops_per_token=runs[0].summary.get("flops_per_token") if runs else None,
+        training_flops=max((run.flops for run in runs if run.flops), default=None),
         values=values,
         **vars(spread(values.values())),
         others={name: one for name, one in spreads.items() if one.n},

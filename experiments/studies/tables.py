@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.engine import run
-from experiments.studies import inference, runs, statistics, words
+from experiments.studies import inference, overall, runs, scaling, statistics, words
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
@@ -111,7 +111,7 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
     reference, arms = conditions[0].reference, [one.name for one in conditions[0].compared]
     rows, kinds = [], []
     for condition in conditions:
-        [base] = [one for one in condition.arms if one.difference is None]
+        base = condition.base
         differences = [one.difference for one in condition.compared]
         short = [SHORT.get(one.kind, one.kind) for one in differences]
         cells = [f"{signed(one.mean)} {kind}" for one, kind in zip(differences, short, strict=True)]
@@ -122,6 +122,63 @@ def overview(conditions: Sequence[statistics.Condition]) -> Table | None:
         f"no difference was found; same: no more than rounding; two clusters: some did not leave a plateau."
     )
     return Table(["condition", "metric", reference, *arms], rows, [note], kinds)
+
+
+def of_overall(measures: overall.Overall) -> Table:
+    """One row for each arm: interquartile mean and probability of improvement over all conditions."""
+    rows, reference = [], words.quoted(measures.reference)
+    for arm in measures.arms:
+        mean = [NONE, NONE] if arm.interval is None else [f"{arm.mean:+.2%}", _range(arm.interval, "+.2%")]
+        share = [f"{arm.improvement:.2f}", _range(arm.improvement_interval, ".2f")]
+        rows.append([arm.name, str(arm.n), *(one.replace("%", " %") for one in mean), *share])
+    gained = words.listed(f"{name} {words.number(x)}" for name, x in measures.scale.items() if x)
+    unknown = words.quoted(*(name for name, x in measures.scale.items() if not x))
+    left = words.quoted(*measures.left_out)
+    notes = [
+        f"P(better): the probability of improvement, that a run of the arm is better than one of {reference} in the "
+        f"same condition, mean over these {len(measures.scale)} conditions; at 0.5 neither is.",
+        f"No interquartile mean: in {unknown} it is not known that {reference} gained by training."
+        if unknown
+        else f"Interquartile mean: of the differences to {reference} paired by seed, without the best and the worst "
+        f"quarter of the runs of all conditions; + is better. 100 % is what {reference} gained by training, its metric "
+        f"at the end against that before the first step: {gained}.",
+        f"Intervals: of {overall.RESAMPLES:,} bootstrap samples of the seeds of each condition, for each number alone; "
+        f"the verdict does not rest on them. With {words.seeds([measures.seeds])} in a condition they are too narrow: "
+        f"{overall.NARROW}.",
+        f"Left out, for a diverged run or fewer than {inference.FEWEST} pairs in a condition: {left}." if left else "",
+    ]
+    head = ["arm", "pairs", "interquartile mean", "95 % interval", "P(better)", "95 % interval"]
+    return Table(head, rows, [*filter(None, notes)])
+
+
+def _range(interval: Sequence[float] | None, form: str) -> str:
+    return NONE if interval is None else " to ".join(f"{x:{form}}" if x < 1e9 else "without end" for x in interval)
+
+
+def of_laws(family: scaling.Family) -> Table:
+    """One row for each arm: its law, and by how much compute it reaches the reference's loss."""
+    rows, reference, sizes = [], words.quoted(family.reference), len(family.conditions)
+    left, constant = words.quoted(*family.left_out), sizes >= scaling.WITH_CONSTANT
+    for law in family.laws:
+        row = [law.name, words.number(law.a), f"{law.b:.4f}", _range(law.b_interval, ".4f")]
+        row += [words.number(law.E)] * constant + [f"{law.misfit:.2%}".replace("%", " %")]
+        own, times = law.name == family.reference, NONE if law.compute is None else f"{law.compute:.2f} times"
+        rows.append(row + (["reference", NONE] if own else [times, _range(law.compute_interval, ".2f")]))
+    law = f"{family.metric} = a (C / C0)^-b" + " + E, what no compute removes" * constant
+    notes = [
+        f"{law}, with C the FLOPs of a training run, C0 = {family.middle:.2g}, fitted to the logarithms of means over "
+        f"seeds of {sizes} sizes ({words.listed(family.conditions)}). Misfit: how far it is from the farthest mean. A "
+        f"law of {sizes} sizes says little beyond them{', and of E only over a wide range' * constant}.",
+        f"Compute: how many times C0 the arm's law takes for the loss of {reference} at C0, both by their laws. Below "
+        f"1 is better; {NONE} is outside of the arm's sizes. What suits one size or arm better than others, as a "
+        f"learning rate, is in the law too.",
+        f"Intervals: of {scaling.RESAMPLES} bootstrap samples of the seeds of each size, for each number alone. They "
+        f"tell of seeds, not of the law's misfit, and are too narrow with few seeds: {scaling.NARROW}.",
+        f"Left out, for a diverged or missing run: {left}." if left else "",
+    ]
+    head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
+    head += [f"compute for the loss of {family.reference}", "95 % interval"]
+    return Table(head, rows, [*filter(None, notes)])
 
 
 def layers(condition: statistics.Condition, section: str) -> Table | None:

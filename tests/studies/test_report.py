@@ -106,7 +106,8 @@ def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
     assert all(len(one["alt"]) > 40 for one in page.of("img"))
     policy = [one["content"] for one in page.of("meta") if one.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
-    sections = ["Verdict", "Arms", "Training", "Paired differences", "Symmetry", "Attention", "What was run"]
+    sections = ["Verdict", "Arms", "Over all conditions"]
+    sections += ["Training", "Paired differences", "Symmetry", "Attention", "What was run"]
     assert page.text("h2") == page.text("a") == sections
     each = ["causal", "masked"]
     assert page.text("h3") == [*each, "causal: eval/loss", "masked: eval/loss", *each, *each, "causal", "causal"]
@@ -129,9 +130,9 @@ def test_all_three_say_the_same_verdict_and_what_was_run(reported):
     assert all(f"\n* {report.plain(label)}: {report.plain(words)}\n" in markdown for label, words in ran)
     assert [folder / link for link in re.findall(r"\n\n!\[\w+\]\((.*?)\)\n\n\w", markdown)] == pictures
     rows = [line for line in markdown.splitlines() if line.startswith("| ")]
-    assert len(rows) == 2 * 5 and len({row.count(" | ") for row in rows[:5]}) == 1
+    assert len(rows) == 2 * 5 + 4 and len({row.count(" | ") for row in rows[:5]}) == 1
     assert rows[2].startswith("| none | 1,000 | 2.5 k | 3 | ") and rows[1].startswith("| :-- | --: ")
-    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 2 and markdown.endswith("runs.csv.\n")
+    assert "\n\n\n" not in markdown and markdown.count("\n\n| arm |") == 3 and markdown.endswith("runs.csv.\n")
 
 
 def test_json_has_the_numbers(reported):
@@ -153,7 +154,7 @@ def test_json_has_the_numbers(reported):
     )
     assert len(none["attention"]["entropy"]) == 2 and none["threshold_step"]["of"] == 3
     fields = "name changes params flops_per_token values mean std n others other_evaluation other_batches other_initial"
-    assert none.keys() == {*fields.split(), "threshold_step", "difference", "symmetry", "attention"}
+    assert none.keys() == {*fields.split(), "training_flops", "threshold_step", "difference", "symmetry", "attention"}
     assert none["others"]["eval/accuracy"] == {"mean": 0.5, "std": 0.0, "n": 3}
     assert difference["words"].startswith("by 0.04") and difference["words"].endswith(", 3 seeds)")
     inf, nan = float("inf"), float("nan")
@@ -184,10 +185,12 @@ def test_every_run_is_a_row_and_every_curve_is_there(reported):
 
 def test_latex_has_the_table_and_no_letter_of_a_name_is_a_command(reported):
     text = reported[1][3].read_text()
-    assert text.count(r"\toprule") == text.count(r"\begin{table}") == 2
+    assert text.count(r"\toprule") == text.count(r"\begin{table}") == 3
     for table in text.split(r"\begin{tabular}")[1:]:
         counts = [row.count(" & ") for row in table.splitlines() if row.endswith(r" \\")]
-        assert counts == counts[:1] * 4 and table.startswith("{l" + "r" * counts[0] + "}\n"), table
+        assert counts == counts[:1] * (3 if counts[0] == 5 else 4) and table.startswith(
+            "{l" + "r" * counts[0] + "}\n"
+        ), table
     assert r" & 95 \% interval & " in text
     assert report.latex("a_b & 5 % {-1.5} \\x ^~<post-norm> ± 2 -> 3\n#$") == (
         r"a\_b \& 5 \% \{$-$1.5\} \textbackslash{}x \textasciicircum{}\textasciitilde{}"
