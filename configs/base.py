@@ -75,7 +75,8 @@ def common() -> ml_collections.ConfigDict:
     model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     model.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
-    model.value = "low_rank"  # low_rank, gated, exclusive, full_rank, identity (value.py)
+    model.output_cap = 0.0  # the same for the logits of words and classes, what the head says
+    model.value = "low_rank"  # low_rank, keys, gated, exclusive, full_rank, identity (value.py)
     model.value_embedding = False  # values get a second embedding of the word, times a learned weight of each head
     model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py)
     model.eps = 1e-5  # inside the root of the norm

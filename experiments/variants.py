@@ -140,7 +140,8 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
                 "does not declare that they may be turned: one that asks for nothing but products of their features "
                 "does, as score.Score(init, apply, rotatable=True) (tfm/attention/score.py)"
             )
-    if turned or own & {"score", "relative_position", "value"}:
+    of_keys = getattr(chosen["value"], "of_keys", False)
+    if turned or of_keys or own & {"score", "relative_position", "value"}:
         q, k = _score(trials["score"], bias=block.biased("score", m.bias), cross=cross)
         if turned and q.shape[-1] % 2:
             raise errors.UserError(
@@ -148,10 +149,15 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
                 f"{q.shape[-1]} with model.score = {m.score}: model.K must be even, or model.D where a score has no "
                 "matrix"
             )
+        if of_keys and k.shape[-1] != sizes["K"]:
+            raise errors.UserError(
+                f"model.value = {m.value} takes keys of model.K = {sizes['K']} features, and those of model.score = "
+                f"{m.score} have {k.shape[-1]}: choose another value or score"
+            )
         if "relative_position" in own:
             _relative_position(trials["relative_position"], q, k)
         if "value" in own:
-            _value(trials["value"], bias=block.biased("value", m.bias), heads=q.shape[1])
+            _value(trials["value"], k, bias=block.biased("value", m.bias), heads=q.shape[1])
     rooms = {"norm": ("D", {}, {"eps": m.eps}), "position": ("ND", {}, {})}
     rooms["mlp"] = "DFM", {"bias": block.biased("mlp", m.bias)}, {}
     for name in sorted(rooms.keys() & own):
@@ -192,10 +198,10 @@ def _relative_position(of: Trial, q: Any, k: Any) -> None:
         of.check("bias", "HNN", of.ask(bias, params, n_N, n_N, H=of.size["H"]))
 
 
-def _value(of: Trial, *, bias: bool, heads: int) -> None:
+def _value(of: Trial, k: Any, *, bias: bool, heads: int) -> None:
     """heads: of the queries, 1 where all share one map."""
     params = of.init("HKDM", bias=bias)
-    v = of.ask(of.variant.apply, params, of.array("BND"))
+    v = of.ask(of.variant.apply, params, k if getattr(of.variant, "of_keys", False) else of.array("BND"))
     of._replace(size={**of.size, "V": 0}).check("values", f"B{of.shared}NV", v, free="V")
     y = jax.ShapeDtypeStruct((v.shape[0], max(heads, v.shape[1]), *v.shape[2:]), v.dtype)
     of.check("tokens", "BND", of.ask(of.variant.combine, params, y))

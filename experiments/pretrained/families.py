@@ -30,6 +30,7 @@ SETTINGS = {
     "diagonal": ("keep",),
     "scale": ("1/sqrt(K)",),
     "cap": (0.0,),
+    "output_cap": (0.0,),
     "value": ("low_rank",),
     "norm": ("token",),
     "mlp": tuple(dict.fromkeys(ACTIVATIONS.values())),

@@ -221,7 +221,7 @@ MLPS = """relu relu_squared gelu gelu_tanh quick_gelu silu tanh two_hidden_relu 
 reglu"""
 LISTED = {
     "score": (by_name.candidates(score), SCORES),
-    "value": (by_name.candidates(value), "low_rank gated exclusive full_rank identity"),
+    "value": (by_name.candidates(value), "low_rank keys gated exclusive full_rank identity"),
     "norm": (by_name.candidates(norm), "token token_plain rms batch batch_features instance layer_sequence none"),
     "mlp": (by_name.candidates(mlp), MLPS),
     "position": (by_name.candidates(position), "learned sinusoidal learned_concatenated sinusoidal_concatenated none"),

@@ -26,7 +26,7 @@ resume latest latest_valid
 family gpt2 bert vit llama
 model.score none tied tied_keynorm pairwise nonlinear_query l2_tied asymmetric asymmetric_qknorm additive constant
 model.scale 1/sqrt(K) 1/sqrt(D) 1
-model.value low_rank gated exclusive full_rank identity
+model.value low_rank keys gated exclusive full_rank identity
 model.norm token token_plain rms batch batch_features instance layer_sequence none
 model.mlp relu gelu gelu_tanh quick_gelu two_hidden_relu swiglu geglu
 model.position learned sinusoidal learned_concatenated none

@@ -51,7 +51,7 @@ RUNS = {
     " model.score=constant model.relative_position=alibi model.position=sinusoidal_concatenated model.attention=flash"
     " model.window=2 model.bias=attention mesh.data=2",
     "plain": 'image.patch=4 optim.frozen=["embed"] model.score=additive'
-    " model.norm=layer_sequence model.block=plain model.bias=qkv",
+    " model.norm=layer_sequence model.value=keys model.output_cap=5 model.block=plain model.bias=qkv",
 }
 
 

@@ -13,6 +13,10 @@ from tfm.attention import score
 MODELS = {
     "model.window must be at least 0": dict(window=-1),
     "model.cap must be at least 0": dict(cap=-1.0),
+    "model.output_cap must be at least 0": dict(output_cap=-1.0),
+    "takes keys of model.K = 4 features, and those of model.score = tied_wide have 8": dict(
+        value="keys", score="tied_wide"
+    ),
     "model.dropout must be less than 1": dict(dropout=1.0),
     "model.dropout must be at least 0": dict(dropout=-0.1),
     "are 3 with model.score = asymmetric: model.K must be even": dict(relative_position="rotary", K=3),
