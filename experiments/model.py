@@ -23,6 +23,7 @@ WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25
 DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
+OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
 LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
 WORDS, PIXELS = embed.words.apply, head.pixels.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
@@ -132,8 +133,11 @@ def build(
     if m.M % m.share or m.share > 1 and batch:
         wrong = f"another model.norm than {m.norm}" if batch else f"to divide model.M = {m.M}"
         raise errors.UserError(f"model.share = {m.share} needs {wrong}")
-    tree |= sizes(m) | {"share": m.share, "skips": m.skips, "N": N, "final_norm": m.final_norm, "bias": m.bias}
-    tree |= {} if cross else {"embed_norm": m.embed_norm, "value_embedding": m.value_embedding}
+    first, last = by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
+    if first and cross:
+        raise errors.UserError(f"model.outer_norm = {m.outer_norm} needs a single sequence: here it is last or none")
+    tree |= sizes(m) | {"share": m.share, "skips": m.skips, "N": N, "final_norm": last, "bias": m.bias}
+    tree |= {} if cross else {"embed_norm": first, "value_embedding": m.value_embedding}
     for name, holds, right in (
         ("value_embedding", cross or embed.apply is not WORDS, "words alone as the input of a single sequence"),
         ("value_embedding", m.value not in LOW_RANK, f"model.value = {' or '.join(LOW_RANK)}"),

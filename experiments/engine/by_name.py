@@ -29,6 +29,9 @@ RENAMED = {
     "image.hide": "image.mask_ratio",
     "sample.length": "sample.max_new_tokens",
     "model.relation": "model.relative_position",
+    "model.embed_norm": "model.outer_norm = both",
+    "model.final_norm": "model.outer_norm = none",
+    "optim.final_fraction": "optim.schedule = cosine:0.1",
     **dict.fromkeys(("model.attention = blockwise", "model.attention = fused"), "model.attention = flash"),
 }
 TODAY = {  # values of earlier versions, which are taken as these
@@ -66,6 +69,7 @@ REMOVED = {
     "text.mask_rate": "15 % of the words are hidden",
     "text.prefix": "the first half of text.N is the prefix",
     "pairs.beam": "four translations are kept",
+    "pairs.share": "shorten the file that pairs.source names",
     "pairs.reverse": "exchange the columns of the file that pairs.source names",
     "synthetic.steps": "one edge leads from a source to a node",
     "text.binary": "convert what is no text in UTF-8 into .txt files",

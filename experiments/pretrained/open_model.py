@@ -188,10 +188,17 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         model = {name: by_name.today(f"model.{name}", value) for name, value in config["model"].items()}
         if kind in (*HEADS, "translation"):
             facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
-        fields = {"cap": 0.0, "E": 0, "share": 1, **model}  # which runs of older versions have not
-        return Trained(folder, kind, params, fields, facts, extras, "", trust)
+        return Trained(folder, kind, params, _today(model), facts, extras, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
+
+
+def _today(model: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `model` of a run, also of one of an older version, which has others, and not all of these."""
+    norms = model.get("embed_norm", False), model.get("final_norm", True)
+    outer = next(name for name, both in models.OUTER_NORMS.items() if both == norms)
+    others = {name: values[0] for name, values in families.SETTINGS.items() if values}
+    return others | {"outer_norm": outer} | {k: v for k, v in model.items() if k not in ("embed_norm", "final_norm")}
 
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:

@@ -41,7 +41,8 @@ text.source docstrings
 image.head pooled class_token
 synthetic.task ring previous reachability beats membership nearest
 optim.name adamw muon normuon hyperball
-optim.schedule cosine linear constant wsd
+optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
+model.outer_norm last first both none
 train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """

@@ -22,11 +22,12 @@ IMAGE_BYXZ = np.random.default_rng(2).standard_normal((2, 8, 8, 1)).astype(np.fl
 SMALL = {"model.M": 2, "model.D": 24, "model.H": 2, "model.F": 7, "model.remat": "products"}
 WORDS = SMALL | {"text.N": N}
 BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.block": "post_norm"}
+BERT["model.outer_norm"] = "first"
 LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.relative_position": "rotary"}
 RUNS = {
     "gpt2": WORDS,
-    "bert": WORDS | {"model.embed_norm": True, "model.final_norm": False} | BERT,
-    "albert": WORDS | {"model.embed_norm": True, "model.final_norm": False, "model.E": 5} | BERT,
+    "bert": WORDS | BERT,
+    "albert": WORDS | {"model.E": 5} | BERT,
     "vit": SMALL | {"image.head": "class_token", "image.patch": 4},
     "llama": WORDS | {"model.bias": False} | LLAMA,
 }
@@ -50,7 +51,7 @@ MODEL = {
     "rotary_scaling": ["linear:2"],
     "window": [3],
     "block": ["pre_norm", "post_norm", "plain"],
-    **dict.fromkeys(["final_norm", "embed_norm"], [True, False]),
+    "outer_norm": ["last", "first", "both", "none"],
     "bias": ["all", "none", "attention", "qkv"],
     "segments": [0, 1],
     "dropout": [0.5],
