@@ -205,8 +205,9 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
     if m.relative_position in variants.ROTARY:
-        how = {"halves": m.relative_position == "rotary_halves", "scaling": variants.scaling(m)}
-        chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, **how)
+        base, scaling = variants.rotary(m)
+        how = {"halves": m.relative_position == "rotary_halves", "scaling": scaling}
+        chosen["relative_position"] = relative_position.rotary_of(base, **how)
     if getattr(chosen["score"], "normed", False):
         own = functools.partial(chosen["score"].apply, eps=m.eps)
         chosen["score"] = chosen["score"]._replace(apply=own)

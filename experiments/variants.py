@@ -27,23 +27,24 @@ def choose(m: config.Settings, name: str) -> Any:
     return by_name.choose(name, getattr(m, name), by_name.candidates(ROOMS[name]))
 
 
-def scaling(m: config.Settings) -> Callable:
-    """That of rotary angles which model.rotary_scaling names with its numbers, as 'linear:2'. UserError for no such."""
-    name, *texts = m.rotary_scaling.split(":")
-    of = by_name.choose("rotary_scaling", name, rotary_scaling.KINDS)
-    right = ":".join([name, *[*inspect.signature(of).parameters][3:]])
+def rotary(m: config.Settings) -> tuple[float, Callable]:
+    """The base of rotary angles and their scaling, as model.rotary says both: '10000', or '10000:linear:2'. UserError
+    for no such."""
+    base, *scaled = m.rotary.split(":")
+    of = by_name.choose("rotary scaling", (scaled or ["none"])[0], rotary_scaling.KINDS)
+    right = ":".join(["base", *scaled[:1], *[*inspect.signature(of).parameters][3:]])
     try:
-        numbers = [float(text) for text in texts]
+        base, *numbers = [float(text) for text in (base, *scaled[1:])]
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
-            angles, length = of(np.arange(3), m.K, m.rotary_base, *numbers)
-        fits = np.isfinite(angles).all() and length > 0 and min([1, *numbers]) >= 0
+            angles, length = of(np.arange(3), m.K, base, *numbers)
+        fits = np.isfinite(angles).all() and length > 0 and min([1, *numbers]) >= 0 and 1 <= base < np.inf
     except (TypeError, ValueError, ZeroDivisionError):
         fits = False
     if not fits:
         raise errors.UserError(
-            f"model.rotary_scaling = {m.rotary_scaling} gives no angles: it must be {right}, in numbers"
+            f"model.rotary = {m.rotary} gives no angles: it must be {right}, in numbers, and base at least 1"
         )
-    return lambda n, K, base: of(n, K, base, *numbers)
+    return base, lambda n, K, base: of(n, K, base, *numbers)
 
 
 class Trial(NamedTuple):
@@ -133,7 +134,6 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
     size = {**sizes, "G": m.G, "B": B, "N": N, "S": S}
     trials = {name: Trial(f"model.{name} = {getattr(m, name)}", choice, size) for name, choice in chosen.items()}
     if turned:
-        config.at_least(1, {"model.rotary_base": m.rotary_base})
         if not getattr(chosen["score"], "rotatable", False):
             raise errors.UserError(
                 f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} "

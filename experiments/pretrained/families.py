@@ -51,8 +51,7 @@ SETTINGS = {
 FREE = {
     "score_std": 1.0,
     "output_std": 1.0,
-    "rotary_base": 10000.0,
-    "rotary_scaling": "none",
+    "rotary": "10000",
     "dropout": 0.0,
     "attention": "flash",
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less

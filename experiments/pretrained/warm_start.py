@@ -17,7 +17,7 @@ from tfm import lora, shapes
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
 FREE = ("dropout", "attention", "compute_dtype", "remat")
 # Parts that init_fresh may name, and the fields of `model` that are then the config's own: positions can be dropped.
-POSITIONS = {"position": ("position",), "relative_position": ("relative_position", "rotary_base", "rotary_scaling")}
+POSITIONS = {"position": ("position",), "relative_position": ("relative_position", "rotary")}
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows have D features, or E
 # A published model's facts -> the config's fields that must say the same, by experiment.
 FIELDS = {

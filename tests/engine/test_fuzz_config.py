@@ -31,7 +31,7 @@ model.norm token token_plain rms batch batch_features instance layer_sequence no
 model.mlp relu gelu gelu_tanh quick_gelu two_hidden_relu swiglu geglu
 model.position learned sinusoidal learned_concatenated none
 model.relative_position none rotary rotary_halves relative buckets alibi
-model.rotary_scaling none linear:2 dynamic:3:4 llama3:4:1:4:8 yarn:4:8 linear linear:0 yarn:0:1 llama3:2:1:1:8
+model.rotary 50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1
 model.block pre_norm post_norm plain
 model.attention explicit flash fused
 model.compute_dtype float32 bfloat16

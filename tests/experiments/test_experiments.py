@@ -38,7 +38,7 @@ RUNS = {
     " model.value=full_rank model.norm=rms model.outer_norm=first model.segments=2 model.relative_position=buckets"
     " optim.schedule=constant model.E=6",
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
-    " model.window=11 model.cap=9 text.transform=bias model.rotary_scaling=linear:2"
+    " model.window=11 model.cap=9 text.transform=bias model.rotary=10000:linear:2"
     " model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
     " sample.prompt=A sample.max_new_tokens=20 model.share=2 model.norm=none model.value=exclusive",
     "digits": 'image.patch=4 image.augment=["shift","mixup"] model.norm=batch model.value=identity'

@@ -47,8 +47,7 @@ MODEL = {
     "mlp": ["relu", "gelu", "gelu_tanh", "two_hidden_gelu", "swiglu", "geglu"],
     "position": ["learned", "sinusoidal", "learned_concatenated", "sinusoidal_concatenated", "none"],
     "relative_position": ["none", "rotary", "rotary_halves", "relative", "buckets", "alibi"],
-    "rotary_base": [50.0],
-    "rotary_scaling": ["linear:2"],
+    "rotary": ["50", "50:linear:2"],
     "window": [3],
     "block": ["pre_norm", "post_norm", "plain"],
     "outer_norm": ["last", "first", "both", "none"],
@@ -73,7 +72,7 @@ def keyed(section: str, values: dict) -> dict:
 
 
 OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | REFUSED
-FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary_base rotary_scaling".split()
+FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary".split()
 ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"score": ["symmetric_init", "asymmetric_std"]})
 OF_WORDS = ALWAYS | keyed("text", TEXT)
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
@@ -342,10 +341,13 @@ def test_transformers_ends_a_text_where_we_do(tmp_path):
 
 def test_a_run_of_an_earlier_version_is_opened(tmp_path):
     """Its config says how it was computed in words that are no longer there."""
-    file = published.run(tmp_path / "run", "language", **RUNS["gpt2"]) / "config.json"
-    config = json.loads(file.read_text())["config"]
-    config["model"] |= {"remat": False, "attention": "fused", "unroll": [config["model"].pop(x) for x in ("G", "cap")]}
+    changes = {"model.relative_position": "rotary", "model.rotary": "50:linear:2", "model.outer_norm": "first"}
+    file = published.run(tmp_path / "run", "language", **RUNS["gpt2"] | changes) / "config.json"
+    config, right = json.loads(file.read_text())["config"], logits(open_model.open(str(file.parent)))
+    new = "G cap output_cap E share skips value_embedding outer_norm rotary".split()
+    config["model"] |= {"remat": False, "attention": "fused", "unroll": [config["model"].pop(name) for name in new]}
+    config["model"] |= {"embed_norm": True, "final_norm": False, "rotary_base": 50.0, "rotary_scaling": "linear:2"}
     file.write_text(json.dumps({"config": config}))
     model = open_model.open(str(file.parent))
     assert (model.fields.remat, model.fields.attention, model.fields.G) == ("none", "flash", model.fields.H)
-    assert np.isfinite(model({"w_BN": np.zeros((1, 3), int)})).all()
+    np.testing.assert_array_equal(logits(model), right)
