@@ -90,8 +90,7 @@ def common() -> ml_collections.ConfigDict:
     model.window = 0  # attention only to tokens nearer than this; 0: to all
     model.block = "pre_norm"  # pre_norm, post_norm, plain (without residual connections; block.py)
     model.skips = False  # as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u
-    model.outer_norm = "last"  # last (between the last block and the head), first (between the positions and the first
-    # block), both, none
+    model.outer_norm = "last"  # last, first, both, none (before the head; behind the positions; at both ends)
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
     model.bias = ml_collections.FieldReference("all", field_type=(str, bool))  # all, none, attention, mlp,
     # qkv (which products add one: block.py)
@@ -107,10 +106,8 @@ def common() -> ml_collections.ConfigDict:
     optim.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon and its kin)
     optim.momentum = 0.95  # of those matrices (muon and its kin)
     optim.learning_rate = 1e-3  # the peak
-    optim.schedule = (
-        "cosine"  # after the warm-up: cosine, linear, wsd, which end at a tenth of the peak, and linear:0 at
-    )
-    # 0; constant; or my_file:fall, (step, steps) -> the fraction of the peak
+    optim.schedule = "cosine"  # after the warm-up: cosine, linear or wsd, which end at a tenth of the peak (linear:0 at
+    # 0, and so the others); constant; or my_file:fall, (step, steps) -> the fraction of the peak
     optim.warmup_steps = 100  # linear rise
     optim.beta1 = 0.9  # decay of the mean of gradients
     optim.beta2 = 0.99  # decay of the mean of their squares

@@ -21,13 +21,12 @@ SEGMENT_BN = (np.arange(11)[None] >= np.array([[5], [2]])).astype(int)
 IMAGE_BYXZ = np.random.default_rng(2).standard_normal((2, 8, 8, 1)).astype(np.float32)
 SMALL = {"model.M": 2, "model.D": 24, "model.H": 2, "model.F": 7, "model.remat": "products"}
 WORDS = SMALL | {"text.N": N}
-BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.block": "post_norm"}
-BERT["model.outer_norm"] = "first"
+BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.outer_norm": "first"}
 LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.relative_position": "rotary"}
 RUNS = {
     "gpt2": WORDS,
-    "bert": WORDS | BERT,
-    "albert": WORDS | {"model.E": 5} | BERT,
+    "bert": WORDS | {"model.block": "post_norm"} | BERT,
+    "albert": WORDS | {"model.block": "post_norm", "model.E": 5} | BERT,
     "vit": SMALL | {"image.head": "class_token", "image.patch": 4},
     "llama": WORDS | {"model.bias": False} | LLAMA,
 }
