@@ -1,7 +1,7 @@
-"""Do the techniques that people argue about help? Thirteen against a plain model, two depths, ten seeds: an evening.
+"""Do the techniques that people argue about help? Sixteen against a plain model, two depths, ten seeds: an evening.
 
 python launch.py --config configs/contradictions.py --workdir runs/contradictions
-For one Colab chip (v5e), not run yet: about four hours by the compiler's estimate (libtpu 0.0.50.1), 0.48 s for a step
+For one Colab chip (v5e), not run yet: about five hours by the compiler's estimate (libtpu 0.0.50.1), 0.48 s for a step
 of ten seeds of eight layers. All arms have the same learning rates; claims and results: docs/contradictions.md.
 """
 
@@ -13,6 +13,9 @@ def arms(F):
     return [
         ("qk_norm", {"model.score": "asymmetric_qknorm"}),
         ("capped_logits", {"model.cap": 15.0}),
+        ("capped_answers", {"model.output_cap": 15.0}),
+        ("keys", {"model.value": "keys"}),
+        ("one_projection", {"model.value": "keys", "model.score": "tied"}),
         ("one_key_and_value", {"model.G": 1}),
         ("relu_squared", {"model.mlp": "relu_squared"}),
         ("swiglu", {"model.mlp": "swiglu", "model.F": round(2 * F / 3)}),

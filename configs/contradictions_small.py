@@ -1,7 +1,7 @@
-"""The arms of contradictions.py on characters of Shakespeare: the speedrun's model and rates, ten seeds, 140 runs.
+"""The arms of contradictions.py on characters of Shakespeare: the speedrun's model and rates, ten seeds, 170 runs.
 
 python launch.py --config configs/contradictions_small.py --workdir runs/contradictions_small
-With five seeds 20 minutes on two busy cores; ten were not run yet. Claims and results: docs/contradictions.md.
+With five seeds 25 minutes on two busy cores; ten were not run yet. Claims and results: docs/contradictions.md.
 """
 
 from configs import base, contradictions, shakespeare_speedrun
