@@ -104,6 +104,11 @@ def test_what_needs_all_tokens_of_a_sequence_on_one_device(name, of, words):
         models.layout(settings.model, mesh.make(sequence=2, data=1), N=4)
 
 
-def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead():
-    with pytest.raises(errors.UserError, match="model.norm = instance needs all tokens"):
-        models.encoder_decoder(tiny.settings("vision", model__norm="instance").model, W=5, N=4, tied_output=True)
+@pytest.mark.parametrize(
+    ("name", "of", "words"),
+    [("norm", "instance", "needs all tokens"), ("outer_norm", "both", "needs a single sequence")],
+)
+def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead_and_one_before_its_blocks(name, of, words):
+    settings = tiny.settings("vision", **{f"model__{name}": of})
+    with pytest.raises(errors.UserError, match=f"model.{name} = {of} {words}"):
+        models.encoder_decoder(settings.model, W=5, N=4, tied_output=True)
