@@ -25,8 +25,8 @@ MODELS = {
         relative_position="rotary", rotary="9:yarn:2"
     ),
     "rotary = 9:linear:0 gives no angles": dict(relative_position="rotary", rotary="9:linear:0"),
-    "rotary = 0 gives no angles: it must be base, in numbers, and base at least 1": dict(
-        relative_position="rotary", rotary="0"
+    "rotary = 0.5 gives no angles: it must be base, in numbers, and base at least 1": dict(
+        relative_position="rotary", rotary="0.5"
     ),
     "model.value_embedding needs words alone": dict(value_embedding=True),
     "model.skips needs model.M of at least 2": dict(skips=True, M=1),

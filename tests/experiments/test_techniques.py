@@ -18,7 +18,7 @@ from test_mesh import task_of  # noqa: F401  (a fixture)
 
 from experiments import model as models
 from experiments.engine import errors
-from tfm import block, head, transformer
+from tfm import block, head, loss, transformer, word_loss
 from tfm.attention import heads, mask, relative_position, value
 
 W, G = 11, 1
@@ -138,6 +138,9 @@ def test_a_cap_is_on_what_the_head_says():
     plain, capped = (np.asarray(jax.jit(functools.partial(of.apply, mask=mask.causal))(params, w_BN)[0]) for of in both)
     cases.close(capped, 0.5 * np.tanh(plain / 0.5), 1e-6)
     assert np.abs(plain).max() > 0.9
+    asked = word_loss.Asked(w_BN, np.ones(w_BN.shape, np.float32))
+    (total, _), *_ = both[1].apply(params, w_BN, mask=mask.causal, asked=asked)[0].values()
+    cases.close(total, loss.cross_entropy(capped, *asked[:2])[0], 1e-6)
 
 
 def test_an_embedding_in_the_values_begins_as_the_model_without_and_takes_the_words_that_it_has():
