@@ -75,7 +75,8 @@ def common() -> ml_collections.ConfigDict:
     model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     model.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
-    model.value = "low_rank"  # low_rank, gated, exclusive, full_rank, identity (value.py)
+    model.output_cap = 0.0  # the same for the logits of words and classes, what the head says
+    model.value = "low_rank"  # low_rank, keys, gated, exclusive, full_rank, identity (value.py)
     model.value_embedding = False  # values get a second embedding of the word, times a learned weight of each head
     model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py)
     model.eps = 1e-5  # inside the root of the norm
@@ -83,14 +84,13 @@ def common() -> ml_collections.ConfigDict:
     # swiglu, geglu, geglu_tanh, reglu (mlp.py)
     model.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)
     model.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi
-    model.rotary_base = 10000.0  # the longest wavelength of rotary positions is 2 pi times this
-    model.rotary_scaling = "none"  # for longer texts: linear:factor, dynamic:factor:N, llama3:factor:low:high:N,
-    # yarn:factor:N:fast:slow:length; 'linear:2' halves the angles (rotary_scaling.py)
+    model.rotary = "10000"  # base: the longest wavelength of rotary positions is 2 pi times this; for longer texts
+    # base:linear:factor, base:dynamic:factor:N, base:llama3:factor:low:high:N, base:yarn:factor:N:fast:slow:length;
+    # '10000:linear:2' halves the angles (rotary_scaling.py)
     model.window = 0  # attention only to tokens nearer than this; 0: to all
     model.block = "pre_norm"  # pre_norm, post_norm, plain (without residual connections; block.py)
     model.skips = False  # as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u
-    model.final_norm = True  # a norm between the last block and the head
-    model.embed_norm = False  # a norm between the positions and the first block
+    model.outer_norm = "last"  # last, first, both, none (before the head; behind the positions; at both ends)
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
     model.bias = ml_collections.FieldReference("all", field_type=(str, bool))  # all, none, attention, mlp,
     # qkv (which products add one: block.py)
@@ -106,10 +106,9 @@ def common() -> ml_collections.ConfigDict:
     optim.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon and its kin)
     optim.momentum = 0.95  # of those matrices (muon and its kin)
     optim.learning_rate = 1e-3  # the peak
-    optim.schedule = "cosine"  # after the warm-up: cosine, linear, constant, wsd; or my_file:fall, (step, steps) -> the
-    # fraction of the peak
+    optim.schedule = "cosine"  # after the warm-up: cosine, linear or wsd, which end at a tenth of the peak (linear:0 at
+    # 0, and so the others); constant; or my_file:fall, (step, steps) -> the fraction of the peak
     optim.warmup_steps = 100  # linear rise
-    optim.final_fraction = 0.1  # learning rate at the end, as a fraction of the peak (not for constant)
     optim.beta1 = 0.9  # decay of the mean of gradients
     optim.beta2 = 0.99  # decay of the mean of their squares
     optim.weight_decay = 0.1  # on matrices only

@@ -13,9 +13,9 @@ from configs import base
 def get_config():
     config = base.get_config("ablation", of="vision")
     config.study.arms = [
-        ("no_norm", {"model.norm": "none", "model.final_norm": False}),
+        ("no_norm", {"model.norm": "none", "model.outer_norm": "none"}),
         ("no_residual", {"model.block": "plain"}),
-        ("neither", {"model.norm": "none", "model.final_norm": False, "model.block": "plain"}),
+        ("neither", {"model.norm": "none", "model.outer_norm": "none", "model.block": "plain"}),
         ("batch_features", {"model.norm": "batch_features"}),
         ("layer_sequence", {"model.norm": "layer_sequence"}),
         ("bias_of_mlp", {"model.bias": "mlp"}),

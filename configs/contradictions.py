@@ -1,8 +1,8 @@
-"""Do the techniques that people argue about help? Thirteen against a plain model, two depths, ten seeds: an evening.
+"""Do the techniques that people argue about help? Sixteen against a plain model, two depths, ten seeds: an evening.
 
 python launch.py --config configs/contradictions.py --workdir runs/contradictions
-For one Colab chip (v5e), not run yet: about four hours by the compiler's estimate (libtpu 0.0.50.1), 0.48 s for a step
-of ten seeds of eight layers. All arms have the same learning rates; claims and results: docs/contradictions.md.
+For one Colab chip (v5e), not run yet: about six hours by the compiler's estimate (libtpu 0.0.50.1), 0.48 s for a step
+of ten seeds of eight layers. Each arm has the best of three learning rates; claims and results: docs/contradictions.md.
 """
 
 from configs import base
@@ -13,6 +13,9 @@ def arms(F):
     return [
         ("qk_norm", {"model.score": "asymmetric_qknorm"}),
         ("capped_logits", {"model.cap": 15.0}),
+        ("capped_answers", {"model.output_cap": 15.0}),
+        ("keys", {"model.value": "keys"}),
+        ("one_projection", {"model.value": "keys", "model.score": "tied"}),
         ("one_key_and_value", {"model.G": 1}),
         ("relu_squared", {"model.mlp": "relu_squared"}),
         ("swiglu", {"model.mlp": "swiglu", "model.F": round(2 * F / 3)}),
@@ -31,11 +34,13 @@ def arms(F):
 def get_config():
     config = base.get_config("ablation", of="language")
     config.study.update(arms=arms(1536), seeds=[*range(10)])
+    config.study.tune = [["optim.learning_rate", [5e-4, 1e-3, 2e-3]]]
+    config.study.tune_seeds = [1000]
     config.study.conditions = [("four_layers", {"model.M": 4}), ("eight_layers", {"model.M": 8})]
     config.log = ["tensorboard"]
     config.text.update(source="stdlib", N=256)
     config.model.update(D=384, H=6, norm="rms", mlp="relu", bias="none", position="none")
     config.model.update(relative_position="rotary_halves", compute_dtype="bfloat16")
-    config.optim.update(name="muon", schedule="linear", final_fraction=0.0, beta2=0.95)
+    config.optim.update(name="muon", schedule="linear:0", beta2=0.95)
     config.train.update(steps=1000, log_every=50, evaluate_every=500)
     return config

@@ -14,6 +14,6 @@ def get_config():
     config = base.get_config("text_classification")
     config.init_fresh = "head"
     config.model.dropout = 0.1
-    config.optim.update(learning_rate=5e-5, schedule="linear", final_fraction=0.0, weight_decay=0.01)
+    config.optim.update(learning_rate=5e-5, schedule="linear:0", weight_decay=0.01)
     config.train.update(steps=1000, batch_size=32, evaluate_every=250)
     return config

@@ -12,11 +12,10 @@ def get_config():
     config = base.get_config("language")
     config.text.update(source="tinyshakespeare", tokenizer="characters")
     config.model.update(D=64, H=2, F=128, mlp="relu", position="none")
-    config.model.update(relative_position="rotary_halves", embed_norm=True, output_std=0.0)
+    config.model.update(relative_position="rotary_halves", outer_norm="both", output_std=0.0)
     config.model.bias = False
     config.optim.update(name="muon", learning_rate=1e-2, muon_lr_multiplier=4.5, momentum=0.85)
-    config.optim.update(beta1=0.8, weight_decay=0.0, clip=0.0, schedule="linear", warmup_steps=0)
-    config.optim.final_fraction = 0.0
+    config.optim.update(beta1=0.8, weight_decay=0.0, clip=0.0, schedule="linear:0", warmup_steps=0)
     config.train.update(steps=400, batch_size=12)
     config.sample.max_new_tokens = 200
     return config

@@ -23,11 +23,11 @@ def get_config():
         ("adamw", ADAMW),
         ("learned_positions", {"model.position": "learned", "model.relative_position": "none"}),
         ("outputs_not_zero", {"model.output_std": 1.0}),
-        ("no_embed_norm", {"model.embed_norm": False}),
+        ("no_embed_norm", {"model.outer_norm": "last"}),
         ("gelu", {"model.mlp": "gelu"}),
         ("longer_memory", {"optim.momentum": 0.95, "optim.beta1": 0.9}),
         ("smaller_rate", {"optim.learning_rate": 3e-3, "optim.muon_lr_multiplier": 7.0}),
-        ("cosine_warm_up", {"optim.schedule": "cosine", "optim.final_fraction": 0.1, "optim.warmup_steps": 100}),
+        ("cosine_warm_up", {"optim.schedule": "cosine", "optim.warmup_steps": 100}),
         ("all", {}),
     ]
     config.study.seeds = [0, 1, 2]

@@ -1,4 +1,4 @@
-"""A few steps of everything that translation does, on a tenth of the pairs.
+"""A few steps of everything that translation does, with few subwords and a small model.
 
 python launch.py --config configs/translation_smoke.py
 """
@@ -8,7 +8,7 @@ from configs import base
 
 def get_config():
     config = base.get_config("translation")
-    config.pairs.update(share=0.1, vocabulary=1024, score_sentences=64)
+    config.pairs.update(vocabulary=1024, score_sentences=64)
     config.model.update(M=1, D=32)
     config.optim.warmup_steps = 10
     config.train.steps = 100

@@ -23,8 +23,9 @@ WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25
 DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
+OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
 LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
-WORDS = embed.words.apply
+WORDS, PIXELS = embed.words.apply, head.pixels.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
 FIRST = {"class_token": 1, "distilled": 2}  # tokens of a class head, before the patches
 
@@ -125,18 +126,22 @@ def build(
     if m.norm == "batch_features":
         inner = inner._replace(norm=sized(inner.norm, N=N))
     parts = transformer.Parts(embed, variants.choose(m, "position"), inner, head)
-    parts = parts._replace(transform=transform) if transform else parts
+    parts = parts._replace(cap=m.output_cap, **({"transform": transform} if transform else {}))
     call = {"parts": parts, "dtype": dtype, "remat": m.remat, "unroll": m.remat == "none" or 1, "share": m.share}
     config.at_least(1, {"model.share": m.share})
     batch = m.norm.startswith("batch")
     if m.M % m.share or m.share > 1 and batch:
         wrong = f"another model.norm than {m.norm}" if batch else f"to divide model.M = {m.M}"
         raise errors.UserError(f"model.share = {m.share} needs {wrong}")
-    tree |= sizes(m) | {"share": m.share, "skips": m.skips, "N": N, "final_norm": m.final_norm, "bias": m.bias}
-    tree |= {} if cross else {"embed_norm": m.embed_norm, "value_embedding": m.value_embedding}
+    first, last = by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
+    if first and cross:
+        raise errors.UserError(f"model.outer_norm = {m.outer_norm} needs a single sequence: here it is last or none")
+    tree |= sizes(m) | {"share": m.share, "skips": m.skips, "N": N, "final_norm": last, "bias": m.bias}
+    tree |= {} if cross else {"embed_norm": first, "value_embedding": m.value_embedding}
     for name, holds, right in (
         ("value_embedding", cross or embed.apply is not WORDS, "words alone as the input of a single sequence"),
         ("value_embedding", m.value not in LOW_RANK, f"model.value = {' or '.join(LOW_RANK)}"),
+        ("output_cap", head.apply is PIXELS, "words or classes for an answer"),
         ("skips", m.M < 2, "model.M of at least 2"),
         ("skips", m.share > 1, "model.share = 1"),
     ):
@@ -188,7 +193,9 @@ def _told(compute: Callable) -> Callable:
 
 def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
     """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
-    config.at_least(0, {f"model.{name}": getattr(m, name) for name in "eps dropout score_std output_std cap".split()})
+    config.at_least(
+        0, {f"model.{name}": getattr(m, name) for name in "eps dropout score_std output_std cap output_cap".split()}
+    )
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
     if m.score in CUTS and m.D != m.H * m.K:
@@ -198,8 +205,9 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
     if m.relative_position in variants.ROTARY:
-        how = {"halves": m.relative_position == "rotary_halves", "scaling": variants.scaling(m)}
-        chosen["relative_position"] = relative_position.rotary_of(m.rotary_base, **how)
+        base, scaling = variants.rotary(m)
+        how = {"halves": m.relative_position == "rotary_halves", "scaling": scaling}
+        chosen["relative_position"] = relative_position.rotary_of(base, **how)
     if getattr(chosen["score"], "normed", False):
         own = functools.partial(chosen["score"].apply, eps=m.eps)
         chosen["score"] = chosen["score"]._replace(apply=own)

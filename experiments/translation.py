@@ -42,7 +42,6 @@ def config() -> dict[str, ConfigDict]:
     """The sentence pairs, and how they are decoded and scored."""
     pairs = ConfigDict()
     pairs.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
-    pairs.share = 1.0  # share of the training pairs that is used; the held-out pairs stay the same
     pairs.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
     pairs.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
     pairs.score_sentences = 500  # held-out source sentences translated for chrF and BLEU
@@ -87,7 +86,7 @@ def read(settings: configs.Settings) -> Corpus:
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
     configs.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
-    loaded = pairs.load(p.source, share=p.share)
+    loaded = pairs.load(p.source)
     made = pairs.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [pairs.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]

@@ -27,23 +27,24 @@ def choose(m: config.Settings, name: str) -> Any:
     return by_name.choose(name, getattr(m, name), by_name.candidates(ROOMS[name]))
 
 
-def scaling(m: config.Settings) -> Callable:
-    """That of rotary angles which model.rotary_scaling names with its numbers, as 'linear:2'. UserError for no such."""
-    name, *texts = m.rotary_scaling.split(":")
-    of = by_name.choose("rotary_scaling", name, rotary_scaling.KINDS)
-    right = ":".join([name, *[*inspect.signature(of).parameters][3:]])
+def rotary(m: config.Settings) -> tuple[float, Callable]:
+    """The base of rotary angles and their scaling, as model.rotary says both: '10000', or '10000:linear:2'. UserError
+    for no such."""
+    base, *scaled = m.rotary.split(":")
+    of = by_name.choose("rotary scaling", (scaled or ["none"])[0], rotary_scaling.KINDS)
+    right = ":".join(["base", *scaled[:1], *[*inspect.signature(of).parameters][3:]])
     try:
-        numbers = [float(text) for text in texts]
+        base, *numbers = [float(text) for text in (base, *scaled[1:])]
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
-            angles, length = of(np.arange(3), m.K, m.rotary_base, *numbers)
-        fits = np.isfinite(angles).all() and length > 0 and min([1, *numbers]) >= 0
+            angles, length = of(np.arange(3), m.K, base, *numbers)
+        fits = np.isfinite(angles).all() and length > 0 and min([1, *numbers]) >= 0 and 1 <= base < np.inf
     except (TypeError, ValueError, ZeroDivisionError):
         fits = False
     if not fits:
         raise errors.UserError(
-            f"model.rotary_scaling = {m.rotary_scaling} gives no angles: it must be {right}, in numbers"
+            f"model.rotary = {m.rotary} gives no angles: it must be {right}, in numbers, and base at least 1"
         )
-    return lambda n, K, base: of(n, K, base, *numbers)
+    return base, lambda n, K, base: of(n, K, base, *numbers)
 
 
 class Trial(NamedTuple):
@@ -133,14 +134,14 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
     size = {**sizes, "G": m.G, "B": B, "N": N, "S": S}
     trials = {name: Trial(f"model.{name} = {getattr(m, name)}", choice, size) for name, choice in chosen.items()}
     if turned:
-        config.at_least(1, {"model.rotary_base": m.rotary_base})
         if not getattr(chosen["score"], "rotatable", False):
             raise errors.UserError(
                 f"model.relative_position = {m.relative_position} turns queries and keys, and model.score = {m.score} "
                 "does not declare that they may be turned: one that asks for nothing but products of their features "
                 "does, as score.Score(init, apply, rotatable=True) (tfm/attention/score.py)"
             )
-    if turned or own & {"score", "relative_position", "value"}:
+    of_keys = getattr(chosen["value"], "of_keys", False)
+    if turned or of_keys or own & {"score", "relative_position", "value"}:
         q, k = _score(trials["score"], bias=block.biased("score", m.bias), cross=cross)
         if turned and q.shape[-1] % 2:
             raise errors.UserError(
@@ -148,10 +149,15 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
                 f"{q.shape[-1]} with model.score = {m.score}: model.K must be even, or model.D where a score has no "
                 "matrix"
             )
+        if of_keys and k.shape[-1] != sizes["K"]:
+            raise errors.UserError(
+                f"model.value = {m.value} takes keys of model.K = {sizes['K']} features, and those of model.score = "
+                f"{m.score} have {k.shape[-1]}: choose another value or score"
+            )
         if "relative_position" in own:
             _relative_position(trials["relative_position"], q, k)
         if "value" in own:
-            _value(trials["value"], bias=block.biased("value", m.bias), heads=q.shape[1])
+            _value(trials["value"], k, bias=block.biased("value", m.bias), heads=q.shape[1])
     rooms = {"norm": ("D", {}, {"eps": m.eps}), "position": ("ND", {}, {})}
     rooms["mlp"] = "DFM", {"bias": block.biased("mlp", m.bias)}, {}
     for name in sorted(rooms.keys() & own):
@@ -192,10 +198,10 @@ def _relative_position(of: Trial, q: Any, k: Any) -> None:
         of.check("bias", "HNN", of.ask(bias, params, n_N, n_N, H=of.size["H"]))
 
 
-def _value(of: Trial, *, bias: bool, heads: int) -> None:
+def _value(of: Trial, k: Any, *, bias: bool, heads: int) -> None:
     """heads: of the queries, 1 where all share one map."""
     params = of.init("HKDM", bias=bias)
-    v = of.ask(of.variant.apply, params, of.array("BND"))
+    v = of.ask(of.variant.apply, params, k if getattr(of.variant, "of_keys", False) else of.array("BND"))
     of._replace(size={**of.size, "V": 0}).check("values", f"B{of.shared}NV", v, free="V")
     y = jax.ShapeDtypeStruct((v.shape[0], max(heads, v.shape[1]), *v.shape[2:]), v.dtype)
     of.check("tokens", "BND", of.ask(of.variant.combine, params, y))

@@ -128,7 +128,7 @@ D, C = 5, 3  # of the linear task
 
 def adamw():
     """A schedule, and AdamW with it."""
-    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3, final_fraction=0.1)
+    rate = optim.schedule("cosine", peak=0.01, steps=50, warmup_steps=3)
     return rate, optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
 
 

@@ -23,6 +23,7 @@ image.
 | E7  | scale of the logits                       | SCALES                            | score.py             |
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |
 | E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD          | value.py             |
+|     | ... that are the keys                     | keys: Uo_HDK                      | value.py             |
 | E10 | Omega_c [Sa_1; ...; Sa_H]                 | the sum over heads as one product | value.py             |
 |     | what becomes of a head's average          | gated: Ug_HKD; exclusive          | value.py             |
 |     | heads that share keys and values          | Uk_GKD, bk_GK, Uv_GKD, bv_GK      | groups.py            |

@@ -15,6 +15,7 @@ from tfm import embed as embeds
 from tfm import head as heads
 from tfm import initial, linear, mlp, shapes, variant, word_loss
 from tfm import layout as layouts
+from tfm.attention import explicit
 
 
 def _keeping(*names: str) -> Callable[..., bool]:
@@ -51,6 +52,7 @@ class Parts(NamedTuple):
     block: blocks.Parts
     head: variant.Variant
     transform: Callable[[jax.Array], jax.Array] = mlp.exact_gelu  # activation of the layer before the head, if any
+    cap: float = 0.0  # which no logit of the head passes; 0: none (explicit.capped)
 
 
 def init(
@@ -249,8 +251,8 @@ def logits(
             rows = {name: params["embed"][name] for name in params["embed"].keys() & {"E_WD", "E_WE"}}
             head |= {"G_WD": next(iter(layouts.gathered(rows, layout).values()))}
         if asked is not None:
-            return word_loss.measures(head, x_BND, asked, layout=layout)
-        return layouts.on(layout, parts.head)(head, x_BND)
+            return word_loss.measures(head, x_BND, asked, cap=parts.cap, layout=layout)
+        return explicit.capped(layouts.on(layout, parts.head)(head, x_BND), parts.cap)
 
 
 def cast(params: dict, dtype: Any) -> dict:

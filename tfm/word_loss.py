@@ -1,8 +1,9 @@
 """Loss and accuracy of words chunk by chunk: neither the logits of all tokens nor their gradient are ever made at once.
 
-l_t = G x_t + b (E24, E27). While the logits of a chunk are at hand, so is their gradient,
-weight_t (softmax(l_t) - onehot(target_t)), and with it what the chunk adds to those of x, G and b: no product is made
-twice, and the backward pass only scales. T counts tokens, of a device or of a chunk; sums and counts are as in loss.py.
+l_t = G x_t + b (E24, E27), or cap tanh(l_t / cap) of it. While the logits of a chunk are at hand, so is their gradient,
+weight_t (softmax(l_t) - onehot(target_t)), times 1 - (l_t / cap)^2 where there is a cap, and with it what the chunk
+adds to those of x, G and b: no product is made twice, and the backward pass only scales. T counts tokens, of a device
+or of a chunk; sums and counts are as in loss.py.
 """
 
 import functools
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 
 from tfm import layout as layouts
 from tfm import linear, loss
-from tfm.attention import block_mask
+from tfm.attention import block_mask, explicit
 
 # Logits of a device from which on it makes them in chunks; of a chunk; and of one on a CPU.
 # 8 x 1,024 tokens, D = 768, W = 50,304, bfloat16, loss and gradient as libtpu 0.0.50 estimates them for v5e-1, in the
@@ -37,9 +38,10 @@ class Asked(NamedTuple):
 
 
 def measures(
-    head: dict, x_BND: jax.Array, asked: Asked, *, layout: layouts.Layout = layouts.ONE
+    head: dict, x_BND: jax.Array, asked: Asked, *, cap: float = 0.0, layout: layouts.Layout = layouts.ONE
 ) -> dict[str, loss.Ratio]:
-    """loss.cross_entropy and loss.accuracy of the logits that tokens have by the head's G_WD and, if there is one, b_W.
+    """loss.cross_entropy and loss.accuracy of the logits that tokens have by the head's G_WD and, if there is one, b_W,
+    softly capped (explicit.capped).
 
     Tokens of weight 0 may be anything, also NaN: they reach neither sum nor gradient. With layout.vocab each device has
     the rows of some words, in order.
@@ -47,7 +49,7 @@ def measures(
     T, matrix, wide = asked.target_BN.size, (head["G_WD"], head.get("b_W")), jnp.promote_types(x_BND.dtype, jnp.float32)
     W = len(matrix[0])
     if T * W < FROM:
-        answer = linear.answers(x_BND, *matrix), asked.target_BN, asked.weight_BN
+        answer = explicit.capped(linear.answers(x_BND, *matrix), cap), asked.target_BN, asked.weight_BN
         measured = {"loss": loss.cross_entropy, "accuracy": loss.accuracy}
         return {name: of(*answer, vocab=layout.vocab) for name, of in measured.items()}
     most = min(LOGITS, ON_CPU) if layout.platform == "cpu" else LOGITS
@@ -66,32 +68,35 @@ def measures(
     # All vary over the same devices from here on, so that what JAX sums over devices is the finished gradient.
     zero = block_mask.zero((x_TD, matrix, weight_T))
     x_TD, matrix = jax.tree.map(lambda a: a + zero.astype(a.dtype), (x_TD, matrix))
-    total, right = _sums(size, layout.vocab, layout.platform != "cpu", x_TD, matrix, target_T, weight_T, chunks)
+    how = size, layout.vocab, layout.platform != "cpu" and not cap, cap
+    total, right = _sums(*how, x_TD, matrix, target_T, weight_T, chunks)
     count = jnp.sum(asked.weight_BN)
     return {"loss": (total, count), "accuracy": (right, count)}
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _sums(size: int, vocab: str | None, beside: bool, x_TD, matrix: tuple, target_T, weight_T, chunks) -> Sums:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2, 3))
+def _sums(
+    size: int, vocab: str | None, beside: bool, cap: float, x_TD, matrix: tuple, target_T, weight_T, chunks
+) -> Sums:
     """The sums over the first so many chunks, or over all."""
 
     def step(i: jax.Array, sums: Sums) -> Sums:
         x_CD, target_C, weight_C = _cut(i, size, x_TD, target_T, weight_T)
-        found = _logits(vocab, matrix, x_CD, target_C)
+        found = _logits(vocab, cap, matrix, x_CD, target_C)
         return _add(sums, _measured(vocab, found, found.e_TW.sum(-1), weight_C)[0])
 
     return jax.lax.fori_loop(0, _number(chunks, size, x_TD), step, _none_yet(weight_T))
 
 
 def _forward(
-    size: int, vocab: str | None, beside: bool, x_TD, matrix: tuple, target_T, weight_T, chunks
+    size: int, vocab: str | None, beside: bool, cap: float, x_TD, matrix: tuple, target_T, weight_T, chunks
 ) -> tuple[Sums, tuple]:
     """The sums, and the gradients of the first of them with respect to x_TD, and to G_WD and b_W.
 
     beside: that of x_t is weight_t (sum_w e_tw g_w / sum_w e_tw - g_target), and a column of ones beside G has one
-    product make both sums, without a pass over the logits for the second, which on a CPU takes less than that product.
-    Of 16-bit tokens these e are 16-bit numbers too, which moves the loss by 1e-5 of it at most; `_sums`, without a
-    gradient, adds up wide ones.
+    product make both sums, without a pass over the logits for the second, which on a CPU takes less than that product;
+    nor with a cap, whose slope is another one for each logit. Of 16-bit tokens these e are 16-bit numbers too, which
+    moves the loss by 1e-5 of it at most; `_sums`, without a gradient, adds up wide ones.
     """
     G_WD, b_W = matrix
     first = _first(vocab, G_WD)
@@ -100,12 +105,13 @@ def _forward(
     def step(i: jax.Array, carry: tuple) -> tuple:
         sums, dx_TD, dmatrix = carry
         x_CD, target_C, weight_C = _cut(i, size, x_TD, target_T, weight_T)
-        found = _logits(vocab, matrix, x_CD, target_C)
+        found = _logits(vocab, cap, matrix, x_CD, target_C)
         product = functools.partial(jnp.matmul, preferred_element_type=found.e_TW.dtype)  # it adds up in float32
         y_CD = product(found.e_TW.astype(x_TD.dtype), columns_WD) if beside else None
         more, sum_C = _measured(vocab, found, y_CD[:, -1] if beside else found.e_TW.sum(-1), weight_C)
         is_target_CW = first + jnp.arange(len(G_WD)) == target_C[:, None]
         dl_CW = (weight_C / sum_C)[:, None] * found.e_TW - jnp.where(is_target_CW, weight_C[:, None], 0)
+        dl_CW = dl_CW if found.slope_TW is None else dl_CW * found.slope_TW
         narrow_CW = dl_CW.astype(x_TD.dtype)
         if beside:
             own_CD = G_WD.at[target_C - first].get(mode="fill", fill_value=0, wrap_negative_indices=False)
@@ -122,7 +128,7 @@ def _forward(
     return sums, (dx_TD, jax.tree.map(lambda d, a: d.astype(a.dtype), dmatrix, matrix))
 
 
-def _backward(size: int, vocab: str | None, beside: bool, gradients: tuple, incoming: Sums) -> tuple:
+def _backward(size: int, vocab: str | None, beside: bool, cap: float, gradients: tuple, incoming: Sums) -> tuple:
     """Right answers have no gradient, nor have weights."""
     return *jax.tree.map(lambda d: (incoming[0] * d).astype(d.dtype), gradients), None, None, None
 
@@ -150,19 +156,22 @@ def _cut(i: jax.Array, size: int, x_TD: jax.Array, *of_T: jax.Array) -> tuple[ja
 
 
 class _Found(NamedTuple):
-    """Of a chunk: e_TW = exp(l_TW - highest_T), the logits of the targets, and which of these are the answer."""
+    """Of a chunk: e_TW = exp(l_TW - highest_T), the logits of the targets, and which of these are the answer; and
+    what a cap makes of a small change of each logit."""
 
     e_TW: jax.Array
     highest_T: jax.Array
     chosen_T: jax.Array
     right_T: jax.Array
+    slope_TW: jax.Array | None
 
 
-def _logits(vocab: str | None, matrix: tuple, x_TD: jax.Array, target_T: jax.Array) -> _Found:
+def _logits(vocab: str | None, cap: float, matrix: tuple, x_TD: jax.Array, target_T: jax.Array) -> _Found:
     """Of equal logits the first is the answer, as in argmax: of a word before the target the next larger number counts.
     So one largest number says both, and comes with the product; the numbers are compared as integers in their order.
     """
-    l_TW, first = linear.answers(x_TD, *matrix), _first(vocab, matrix[0])
+    l_TW, first = explicit.capped(linear.answers(x_TD, *matrix), cap), _first(vocab, matrix[0])
+    slope_TW = 1 - jnp.square(l_TW / cap) if cap else None
     integer = jnp.dtype(f"int{8 * l_TW.dtype.itemsize}")
 
     def ordered(i: jax.Array) -> jax.Array:  # its own inverse
@@ -178,7 +187,7 @@ def _logits(vocab: str | None, matrix: tuple, x_TD: jax.Array, target_T: jax.Arr
         own_T = (at_T1[:, 0] >= 0) & (at_T1[:, 0] < W)
         highest_T, chosen_T = jax.lax.pmax(highest_T, vocab), jax.lax.psum(jnp.where(own_T, chosen_T, 0), vocab)
     right_T, highest_T = place(chosen_T) == highest_T, jax.lax.bitcast_convert_type(ordered(highest_T), l_TW.dtype)
-    return _Found(jnp.exp(l_TW - highest_T[:, None]), highest_T, chosen_T, right_T)
+    return _Found(jnp.exp(l_TW - highest_T[:, None]), highest_T, chosen_T, right_T, slope_TW)
 
 
 def _measured(vocab: str | None, found: _Found, sum_T: jax.Array, weight_T: jax.Array) -> tuple[Sums, jax.Array]:

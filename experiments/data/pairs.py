@@ -53,7 +53,7 @@ class Pairs(NamedTuple):
         return files.sha256(json.dumps([self.train, self.evaluation]))
 
 
-def load(source: str, *, share: float = 1.0) -> Pairs:
+def load(source: str) -> Pairs:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
     Empty lines and columns after source and target are ignored. A folder or zip without such files may hold parallel
@@ -61,11 +61,9 @@ def load(source: str, *, share: float = 1.0) -> Pairs:
     the language that comes first in the alphabet. What is gzipped is unpacked. Sentences are in Unicode's form NFC.
 
     Where no names of files tell what is held out (`files.by_names`), about 5 % of the sources are, with all their
-    translations; sources of the same `sentence_key` fall on one side. `share` of the others is for training. UserError
-    for what is not there, damaged, dangerous or too large, a line that is no pair, too few sentences to split.
+    translations; sources of the same `sentence_key` fall on one side. UserError for what is not there, damaged,
+    dangerous or too large, a line that is no pair, too few sentences to split.
     """
-    if not 0 < share <= 1:
-        raise errors.UserError(f"the share of the pairs must be above 0 and at most 1, and {share} is not")
     with contextlib.ExitStack() as zips:
         found = _found(source, zips)
         named = {} if source in NAMED else files.by_names("pairs", found)
@@ -82,11 +80,9 @@ def load(source: str, *, share: float = 1.0) -> Pairs:
         said = files.told(source, "by their names,", named)
         said += f" ({both:,} of {len(evaluation):,} sources to evaluate are trained on, too)" if both else ""
     else:
-        train, evaluation = _apart(sides[0], share=EVALUATION_SHARE)
+        train, evaluation = _apart(sides[0])
         couples = any(file.beside for file in found)
         said = f"{source}: the lines of {files.listed(found)} are pairs" if couples else ""
-    if share < 1:  # by other digests: by the same ones, those held out would be missing from the smallest
-        _, train = _apart(train, share=share, salt="share")
     return Pairs(source, train, evaluation, said)
 
 
@@ -97,9 +93,9 @@ def sentence_key(sentence: str) -> str:
     return " ".join("".join(letters).split()) or sentence
 
 
-def _apart(pairs: list[Pair], *, share: float, salt: str = "") -> Iterator[list[Pair]]:
-    """The pairs but those of about `share` of the sources, and these; another salt makes another choice."""
-    out_B = files.held_out([f"{salt}{sentence_key(source)}".encode() for source, _ in pairs], share=share)
+def _apart(pairs: list[Pair]) -> Iterator[list[Pair]]:
+    """The pairs but those of about EVALUATION_SHARE of the sources, and these."""
+    out_B = files.held_out([sentence_key(source).encode() for source, _ in pairs], share=EVALUATION_SHARE)
     return ([pairs[b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True))
 
 

@@ -29,6 +29,11 @@ RENAMED = {
     "image.hide": "image.mask_ratio",
     "sample.length": "sample.max_new_tokens",
     "model.relation": "model.relative_position",
+    "model.rotary_base": "model.rotary",
+    "model.rotary_scaling": "model.rotary = 10000:linear:2",
+    "model.embed_norm": "model.outer_norm = both",
+    "model.final_norm": "model.outer_norm = none",
+    "optim.final_fraction": "optim.schedule = cosine:0.1",
     **dict.fromkeys(("model.attention = blockwise", "model.attention = fused"), "model.attention = flash"),
 }
 TODAY = {  # values of earlier versions, which are taken as these
@@ -66,6 +71,7 @@ REMOVED = {
     "text.mask_rate": "15 % of the words are hidden",
     "text.prefix": "the first half of text.N is the prefix",
     "pairs.beam": "four translations are kept",
+    "pairs.share": "shorten the file that pairs.source names",
     "pairs.reverse": "exchange the columns of the file that pairs.source names",
     "synthetic.steps": "one edge leads from a source to a node",
     "text.binary": "convert what is no text in UTF-8 into .txt files",
@@ -110,7 +116,7 @@ ELSEWHERE = {
     "model.F": "n_inner mlp_dim d_ff ffn_dim intermediate_size",
     "model.mlp": "activation hidden_act activation_function act",
     "model.compute_dtype": "dtype precision bf16 mixed_precision",
-    "model.rotary_base": "rope_theta",
+    "model.rotary": "rope_theta",
     "text.N": "block_size seq_len seq_length max_length context_length max_seq_len n_ctx max_position_embeddings",
     "text.source": "dataset dataset_name data data_path data_dir train_file",
     "text.tokenizer": "vocab_size tokenizer_name tokenizer_path",

@@ -17,35 +17,42 @@ from tfm import shapes
 
 SETTINGS = ("muon_lr_multiplier", "momentum", "beta1", "beta2", "weight_decay", "clip")  # of an optimiser
 ALSO = {"b1": "beta1", "b2": "beta2"}  # what optax calls two of the settings
+FINAL = 0.1  # of the peak, where a schedule that falls says nothing else
 EPS = 1e-7  # of the norm that Newton-Schulz begins with: a gradient of zeros stays zeros
 
 
-def schedule(name: str, *, peak: float, steps: int, warmup_steps: int, final_fraction: float) -> optax.Schedule:
+def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.Schedule:
     """Learning rate against step: linear warm-up from 0 to `peak`, then by name.
 
-    'constant'; 'linear' and 'cosine' fall to peak * final_fraction at `steps`; 'wsd' (warm-up, stable, decay) stays at
-    the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is a function of one's own, (step,
-    steps) -> the fraction of the peak at this step, an integer array, of those `steps` that follow the warm-up.
+    'constant'; 'linear' and 'cosine' fall to a tenth of the peak at `steps`, and 'linear:0' to 0; 'wsd' (warm-up,
+    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is a function
+    of one's own, (step, steps) -> the fraction of the peak at this step, an integer array, of those `steps` that follow
+    the warm-up.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
-    if final_fraction < 0:
-        raise errors.UserError("optim.final_fraction must be at least 0")
-    rest, final = steps - warmup_steps, peak * final_fraction
+    kind, colon, last = name.partition(":")
+    try:
+        fraction = float(last) if colon else FINAL
+    except ValueError:  # one's own
+        kind, fraction = name, FINAL
+    if not 0 <= fraction < math.inf or (colon and kind == "constant"):
+        raise errors.UserError(f"optim.schedule = {name}: behind cosine, linear or wsd a fraction from 0 may stand")
+    rest, final = steps - warmup_steps, peak * fraction
     fall = min(max(1, round(steps / 5)), rest)
     chosen = by_name.choose(
         "schedule",
-        name,
+        kind,
         {
             "constant": lambda: optax.constant_schedule(peak),
             "linear": lambda: optax.linear_schedule(peak, final, rest),
-            "cosine": lambda: optax.cosine_decay_schedule(peak, rest, alpha=final_fraction),
+            "cosine": lambda: optax.cosine_decay_schedule(peak, rest, alpha=fraction),
             "wsd": lambda: optax.join_schedules(
                 [optax.constant_schedule(peak), optax.linear_schedule(peak, final, fall)], [rest - fall]
             ),
         },
     )
-    after = _own_schedule(name, chosen, peak, rest) if ":" in name else chosen()
+    after = _own_schedule(name, chosen, peak, rest) if ":" in kind else chosen()
     # Step 0 of a warm-up would have learning rate 0 and do nothing: it starts at peak / warmup_steps.
     first = peak / max(warmup_steps, 1)
     return optax.join_schedules([optax.linear_schedule(first, peak, max(warmup_steps - 1, 1)), after], [warmup_steps])

@@ -339,8 +339,7 @@ def optimiser(
     if o.ema >= 1:
         raise errors.UserError(f"optim.ema must be less than 1, and {o.ema} is not")
     values |= numbers
-    final = 1.0 if o.schedule == "constant" or ":" in o.schedule else o.final_fraction
-    how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps, "final_fraction": final}
+    how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
     rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)
     given = {argument: values[name] for argument, name in takes.items()}
     made = optim.own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)

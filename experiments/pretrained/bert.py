@@ -116,7 +116,7 @@ FIELDS = (
     Field("is_decoder", "", families.only(False)),
     Field("add_cross_attention", "", families.only(False)),
 )
-MODEL = families.SETTINGS | {"block": ("post_norm",), "final_norm": (False,), "embed_norm": (True,)}
+MODEL = families.SETTINGS | {"block": ("post_norm",), "outer_norm": ("first",)}
 MODEL |= {"segments": families.ANY}
 BEGINNINGS = {"masked": "cls.predictions.", "classes": "classifier.", "tokens": "classifier.", "spans": "qa_outputs."}
 BEGINNINGS |= {"pooler": "pooler.", "next_sentence": "cls.seq_relationship."}

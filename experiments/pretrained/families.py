@@ -30,6 +30,7 @@ SETTINGS = {
     "diagonal": ("keep",),
     "scale": ("1/sqrt(K)",),
     "cap": (0.0,),
+    "output_cap": (0.0,),
     "value": ("low_rank",),
     "norm": ("token",),
     "mlp": tuple(dict.fromkeys(ACTIVATIONS.values())),
@@ -37,8 +38,7 @@ SETTINGS = {
     "relative_position": ("none",),
     "window": (0,),
     "block": ("pre_norm",),
-    "final_norm": (True,),
-    "embed_norm": (False,),
+    "outer_norm": ("last",),
     "segments": (0,),
     "E": (0,),
     "share": (1,),
@@ -51,8 +51,7 @@ SETTINGS = {
 FREE = {
     "score_std": 1.0,
     "output_std": 1.0,
-    "rotary_base": 10000.0,
-    "rotary_scaling": "none",
+    "rotary": "10000",
     "dropout": 0.0,
     "attention": "flash",
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less

@@ -36,7 +36,7 @@ LINES = (
 
 
 def _frequencies(facts: families.Facts) -> np.ndarray:
-    return np.asarray(rotary_scaling.none(np.array(1), facts["K"], facts["rotary_base"])[0])
+    return np.asarray(rotary_scaling.none(np.array(1), facts["K"], float(facts["rotary"].split(":")[0]))[0])
 
 
 KNOWN = (
@@ -87,7 +87,7 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
 
 def rotary(config: families.Config, facts: families.Facts) -> families.Facts:
     """The base of the rotary wavelengths and their scaling, from rope_theta, rope_scaling or rope_parameters."""
-    theta, said = {}, "none"
+    theta, said = {}, []
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
         if not isinstance(rope, dict):
@@ -96,13 +96,14 @@ def rotary(config: families.Config, facts: families.Facts) -> families.Facts:
         families.value(rope, WHOLE_ROTARY)
         theta |= {"rope_theta": rope["rope_theta"]} if rope.get("rope_theta") is not None else {}
         if kind != "default":
-            said = scaling(name, kind, rope, original=config.get(ORIGINAL), N=facts["N"])
-    base = families.value({**config, **theta}, Field("rope_theta", "rotary_base", 10000.0))
-    return {"rotary_base": base, "rotary_scaling": said}
+            said = [scaling(name, kind, rope, original=config.get(ORIGINAL), N=facts["N"])]
+    base = families.value({**config, **theta}, Field("rope_theta", "", 10000.0))
+    return {"rotary": ":".join([f"{base:.15g}", *said])}
 
 
 def scaling(name: str, kind: Any, rope: Mapping[str, Any], *, original: Any, N: int) -> str:
-    """What model.rotary_scaling says of such an object of config.json, without trailing numbers that are defaults."""
+    """What model.rotary says of such an object of config.json behind the base, without trailing numbers that are
+    defaults."""
     if not isinstance(kind, str) or kind not in SCALINGS:
         right = " or ".join(map(repr, ["default", *SCALINGS]))
         raise errors.UserError(f"config.json: {name} asks for the type {kind!r}, and only {right} are supported")
@@ -155,11 +156,12 @@ def extra(facts: families.Facts, groups: set[str], *, kind: str) -> dict[str, An
     if kind == "Llama" and facts["D"] % facts["H"]:  # they insist, whatever head_dim is
         wrong = f"hidden_size = {facts['D']} is not divisible by num_attention_heads = {facts['H']}"
         raise errors.UserError(f"config.json: {wrong}")
-    scaled, *numbers = facts["rotary_scaling"].split(":")
-    rope = {"rope_type": scaled.replace("none", "default"), "rope_theta": facts["rotary_base"]}
+    base, *scaled = facts["rotary"].split(":")
+    scaled, *numbers = scaled or ["default"]
+    rope = {"rope_type": scaled, "rope_theta": float(base)}
     for name, number in zip(SCALINGS.get(scaled, ()), map(float, numbers), strict=False):
         rope |= {name: int(number) if name == ORIGINAL else number} if name != "N" else {}
-    old = {"rope_theta": facts["rotary_base"]} | ({"rope_scaling": rope} if numbers else {})  # of transformers before 5
+    old = {"rope_theta": float(base)} | ({"rope_scaling": rope} if numbers else {})  # of transformers before 5
     wide, biases = facts["window"], block.BIASES[facts["bias"]]
     windows = {"sliding_window": wide or None, "use_sliding_window": bool(wide), "max_window_layers": 0}
     biased = {"attention_bias": "output" in biases, "mlp_bias": "mlp" in biases}
@@ -180,7 +182,7 @@ def scaled_tokens(flat: tensors.Arrays, facts: families.Facts, *, back: bool = F
 
 MODEL = families.SETTINGS | {
     **{"norm": ("rms",), "mlp": tuple(families.GATES.values()), "position": ("none",)},
-    **{"relative_position": ("rotary_halves",), "rotary_base": families.ANY, "rotary_scaling": families.ANY},
+    **{"relative_position": ("rotary_halves",), "rotary": families.ANY},
     "window": families.ANY,
 }
 GATE, NO_WINDOW = Field("hidden_act", "mlp", families.GATED), Field("sliding_window", "", families.only(None))

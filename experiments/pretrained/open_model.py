@@ -60,8 +60,8 @@ class Trained:
         image_BYXZ (..BC), images as `image_file.read` or the run's own data make them. UserError: it does neither.
         """
         expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
-        N, scaling = self.facts.get("N"), str(self.model.get("rotary_scaling"))
-        if self.table and scaling.startswith("dynamic") and N < getattr(inputs, "shape", (0, 0))[1]:
+        N = self.facts.get("N")
+        if self.table and ":dynamic:" in str(self.model.get("rotary")) and N < getattr(inputs, "shape", (0, 0))[1]:
             what = f"the model in {self.path} takes {N} tokens at once"  # of more, theirs turns every one otherwise
             raise errors.UserError(f"{what}: a longer text it reads and writes word by word")
         return self._apply(self.params, inputs)
@@ -188,10 +188,20 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         model = {name: by_name.today(f"model.{name}", value) for name, value in config["model"].items()}
         if kind in (*HEADS, "translation"):
             facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
-        fields = {"cap": 0.0, "E": 0, "share": 1, **model}  # which runs of older versions have not
-        return Trained(folder, kind, params, fields, facts, extras, "", trust)
+        return Trained(folder, kind, params, _today(model), facts, extras, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
+
+
+def _today(model: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `model` of a run, also of one of an older version, which has others, and not all of these."""
+    others = {name: values[0] for name, values in families.SETTINGS.items() if values}
+    norms = model.get("embed_norm", False), model.get("final_norm", True)
+    others["outer_norm"] = next(name for name, both in models.OUTER_NORMS.items() if both == norms)
+    angles = f"{model.get('rotary_base', 10000):.15g}", model.get("rotary_scaling", "none")
+    others["rotary"] = ":".join(angles).removesuffix(":none")
+    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling")
+    return others | {name: value for name, value in model.items() if name not in old}
 
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:

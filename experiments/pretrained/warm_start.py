@@ -16,6 +16,8 @@ from tfm import lora, shapes
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
 FREE = ("dropout", "attention", "compute_dtype", "remat")
+# Parts that init_fresh may name, and the fields of `model` that are then the config's own: positions can be dropped.
+POSITIONS = {"position": ("position",), "relative_position": ("relative_position", "rotary")}
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows have D features, or E
 # A published model's facts -> the config's fields that must say the same, by experiment.
 FIELDS = {
@@ -56,8 +58,9 @@ def parts(init_fresh: str) -> tuple[str, ...]:
 
 
 def needed(kind: str, model: open_model.Trained, fresh: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of an experiment that the model asks for, but for those of a fresh head."""
-    right = {f"model.{name}": value for name, value in model.model.items() if name not in FREE}
+    """The settings of an experiment that the model asks for, but for those of a fresh head, or of fresh positions."""
+    free = {*FREE, *(name for part in fresh for name in POSITIONS.get(part, ()))}
+    right = {f"model.{name}": value for name, value in model.model.items() if name not in free}
     for fact, field in FIELDS.get(kind, {}).items():
         if fact in model.facts and not ("head" in fresh and fact in HEAD):
             right[field] = model.facts[fact]
@@ -95,7 +98,7 @@ def load(
     expected = {name: node for name, node in jax.eval_shape(init, jax.random.key(0)).items() if name != lora.NODE}
     expected, theirs = shapes.flat(expected), shapes.flat(model.params)
     for part in fresh:
-        if not _any(part, (*expected, *theirs)):
+        if part not in POSITIONS and not _any(part, (*expected, *theirs)):
             right = sorted({path.split("/")[0] for path in expected})
             hint = f"{by_name.nearest(part, right)}; its parts are: {', '.join(right)}"
             raise errors.UserError(f'init_fresh: this model has no part "{part}"{hint}')
@@ -118,8 +121,8 @@ def load(
 
 
 def _any(part: str, paths: Any) -> bool:
-    """Whether one of the paths leads to this part of a model, or into it."""
-    return any(path == part or path.startswith(part + "/") for path in paths)
+    """Whether one of the paths leads to this part of a model, or of its blocks, or into it."""
+    return any(path == part or path.startswith((f"{part}/", f"blocks/{part}/")) for path in paths)
 
 
 def _rows(tree: Mapping[str, Any], table: str = TABLE) -> int:

@@ -57,15 +57,15 @@ def draw(
             if drawing := drawn(kind, condition, mine, style):
                 file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
-                figures.append(Figure(_written(drawing[0], file), kind, condition.name, caption))
+                figures.append(Figure(written(drawing[0], file), kind, condition.name, caption))
     for kind, numbers in across:
         if drawing := figures_across.drawn(numbers, style):
-            file = _written(drawing[0], folder / "figures" / f"{kind}.png")
+            file = written(drawing[0], folder / "figures" / f"{kind}.png")
             figures.append(Figure(file, kind, "", drawing[1]))
     return figures
 
 
-def _written(drawing: figure.Figure, file: pathlib.Path) -> pathlib.Path:
+def written(drawing: figure.Figure, file: pathlib.Path) -> pathlib.Path:
     """As PNG and ALSO."""
     engine.write(drawing, file)
     drawing.set_layout_engine("none")  # all is where it was in the PNG

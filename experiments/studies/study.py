@@ -97,7 +97,8 @@ class Program(NamedTuple):
         values = Counter(arm.partition(VALUES)[0] for arm in dict.fromkeys(run.arm for run in self.runs))
         arms = ", ".join(f"{arm} ({n} values)" if n > 1 else arm for arm, n in values.items())
         condition = "" if self.runs[0].condition == ONLY else f"{self.runs[0].condition}: "
-        return f"{condition}{arms} x {len({run.seed for run in self.runs})} seeds"
+        n = len({run.seed for run in self.runs})
+        return f"{condition}{arms} x {n} seed{'s' * (n > 1)}"
 
     @property
     def folder(self) -> str:

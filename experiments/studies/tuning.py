@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from matplotlib import figure, ticker
 
 from experiments.engine import checkpoint, disk, errors
-from experiments.figures import plots as engine
 from experiments.studies import figures, runs, styles, tables, words
 from experiments.studies import study as studies
 
@@ -169,9 +168,7 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
             f"arm tried, mean of {words.seeds([len(study.tune_seeds)])}; the chosen one is filled, and other settings "
             f"are at what was chosen. Where a seed diverged there is no point."
         )
-        file = disk.folder(folder, "figures") / f"tuning_{condition.name}.png"
-        for end in (".png", *figures.ALSO):
-            engine.write(picture, file.with_suffix(end))
+        file = figures.written(picture, disk.folder(folder, "figures") / f"{FOLDER}_{condition.name}.png")
         drawn.append(figures.Figure(file, FOLDER, condition.name, caption))
     return drawn
 

@@ -26,12 +26,12 @@ resume latest latest_valid
 family gpt2 bert vit llama
 model.score none tied tied_keynorm pairwise nonlinear_query l2_tied asymmetric asymmetric_qknorm additive constant
 model.scale 1/sqrt(K) 1/sqrt(D) 1
-model.value low_rank gated exclusive full_rank identity
+model.value low_rank keys gated exclusive full_rank identity
 model.norm token token_plain rms batch batch_features instance layer_sequence none
 model.mlp relu gelu gelu_tanh quick_gelu two_hidden_relu swiglu geglu
 model.position learned sinusoidal learned_concatenated none
 model.relative_position none rotary rotary_halves relative buckets alibi
-model.rotary_scaling none linear:2 dynamic:3:4 llama3:4:1:4:8 yarn:4:8 linear linear:0 yarn:0:1 llama3:2:1:1:8
+model.rotary 50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1
 model.block pre_norm post_norm plain
 model.attention explicit flash fused
 model.compute_dtype float32 bfloat16
@@ -41,7 +41,8 @@ text.source docstrings
 image.head pooled class_token
 synthetic.task ring previous reachability beats membership nearest
 optim.name adamw muon normuon hyperball
-optim.schedule cosine linear constant wsd
+optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
+model.outer_norm last first both none
 train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """

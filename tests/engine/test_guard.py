@@ -45,7 +45,7 @@ BAD_STEP = next(i for i in range(20) if BAD in TASK.train[i]["example_B"])  # th
 @functools.cache
 def machine(rate=None, **options):
     """(a function of state, batch number, factor of BAD and `alive`, a function that makes a fresh state)"""
-    rate = rate or optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3, final_fraction=0.1)
+    rate = rate or optim.schedule("linear", peak=0.1, steps=50, warmup_steps=3)
     optimiser = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, clip=1.0)
     if options.get("nan") == "skip_spikes":
         optimiser = steps.remembering(optimiser)

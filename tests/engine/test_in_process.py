@@ -139,7 +139,7 @@ def test_what_an_experiment_of_the_project_answers(tmp_path):
     [
         ({"train.steps": "3"}, "\"train.steps\" must be of type int, and '3' is not"),
         ({"optim.momentum": 0.5}, "optim.momentum is set, but this experiment does not use it"),
-        ({"optim.schedule": "constant", "optim.final_fraction": 0.5}, "optim.final_fraction is set, but this"),
+        ({"optim.schedule": "constant:0.5"}, "optim.schedule = constant:0.5: behind cosine, linear or wsd a fraction"),
     ],
 )
 def test_a_mistake_is_a_sentence(tmp_path, changes, words):

@@ -151,7 +151,7 @@ def test_what_devices_share_trains_as_one_device_and_stays_where_it_is():
     for sizes in ("1x1x1x1", "4x2x1x1"):
         mesh, losses[sizes] = mesh_of(sizes), []
         task = halves.prepare(tiny.settings("halves", model=False, train__evaluate_batch=16), mesh).task
-        rate = optim.schedule("constant", peak=0.01, steps=50, warmup_steps=3, final_fraction=1.0)
+        rate = optim.schedule("constant", peak=0.01, steps=50, warmup_steps=3)
         optimiser = optim.adamw(rate, **ADAMW)
         state = steps.initial_state(task, optimiser, seed=3, mesh=mesh)
         step = steps.update(task, optimiser, rate, mesh, accumulation=1)

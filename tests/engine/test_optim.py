@@ -18,11 +18,11 @@ PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
 
 
 def rate(name, **changes):
-    sizes = {"peak": PEAK, "steps": STEPS, "warmup_steps": WARMUP, "final_fraction": FINAL}
+    sizes = {"peak": PEAK, "steps": STEPS, "warmup_steps": WARMUP}
     return optim.schedule(name, **(sizes | changes))
 
 
-def expected(name, step):
+def expected(name, step, FINAL=FINAL):
     if step < WARMUP:
         return PEAK * (step + 1) / WARMUP
     done = (step - WARMUP) / (STEPS - WARMUP)
@@ -41,6 +41,9 @@ def expected(name, step):
 def test_a_schedule_is_its_formula(name):
     at = np.array([0, 1, 19, WARMUP - 1, WARMUP, WARMUP + 1, 120, 159, 160, 161, 175, STEPS - 1, STEPS])
     np.testing.assert_allclose(jax.jit(jax.vmap(rate(name)))(at), [expected(name, step) for step in at], rtol=1e-5)
+    if name != "constant":
+        found = [float(rate(f"{name}:0.3")(step)) for step in (WARMUP, 175, STEPS)]
+        np.testing.assert_allclose(found, [expected(name, step, 0.3) for step in (WARMUP, 175, STEPS)], rtol=1e-5)
     assert float(rate(name, warmup_steps=0)(0)) == pytest.approx(PEAK)
     assert float(rate(name, warmup_steps=1)(0)) == pytest.approx(PEAK)
 
@@ -56,6 +59,9 @@ def test_what_no_schedule_can_be():
         rate("cosine", warmup_steps=STEPS)
     with pytest.raises(errors.UserError, match='"cosin".*"cosine".*constant, linear, cosine, wsd'):
         rate("cosin")
+    for wrong in ("constant:0.5", "linear:-1", "cosine:nan"):
+        with pytest.raises(errors.UserError, match=f"optim.schedule = {wrong}: behind cosine, linear or wsd a frac"):
+            rate(wrong)
 
 
 def test_decay_is_for_matrices_only():

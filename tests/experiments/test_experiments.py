@@ -32,18 +32,18 @@ RUNS = {
     " train.evaluate_every=30 optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
     "causal characters": "text.N=7 text.tokenizer=characters text.tied_output=true sample.prompt=A model.score=tied"
     " model.scale=1/sqrt(D) model.norm=token_plain model.mlp=relu model.position=sinusoidal model.block=post_norm"
-    " model.final_norm=false model.bias=false model.remat=full model.M=2 optim.schedule=linear"
+    " model.outer_norm=none model.bias=false model.remat=full model.M=2 optim.schedule=linear"
     " optim.clip=0 train.accumulation=2 model.value=gated model.value_embedding=true optim.name=normuon",
     "masked": "text.objective=masked text.N=31 text.transform=true model.score=none model.scale=1 model.mlp=gelu_tanh"
-    " model.value=full_rank model.norm=rms model.embed_norm=true model.segments=2 model.relative_position=buckets"
+    " model.value=full_rank model.norm=rms model.outer_norm=first model.segments=2 model.relative_position=buckets"
     " optim.schedule=constant model.E=6",
     "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
-    " model.window=11 model.cap=9 text.transform=bias model.rotary_scaling=linear:2"
+    " model.window=11 model.cap=9 text.transform=bias model.rotary=10000:linear:2"
     " model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
     " sample.prompt=A sample.max_new_tokens=20 model.share=2 model.norm=none model.value=exclusive",
     "digits": 'image.patch=4 image.augment=["shift","mixup"] model.norm=batch model.value=identity'
     " model.mlp=two_hidden_relu model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
-    " model.attention=explicit model.embed_norm=true"
+    " model.attention=explicit model.outer_norm=both"
     " optim.schedule=wsd",
     "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary model.skips=true"
     " model.norm=instance model.mlp=two_hidden_gelu model.bias=mlp model.M=2",
@@ -51,7 +51,7 @@ RUNS = {
     " model.score=constant model.relative_position=alibi model.position=sinusoidal_concatenated model.attention=flash"
     " model.window=2 model.bias=attention mesh.data=2",
     "plain": 'image.patch=4 optim.frozen=["embed"] model.score=additive'
-    " model.norm=layer_sequence model.block=plain model.bias=qkv",
+    " model.norm=layer_sequence model.value=keys model.output_cap=5 model.block=plain model.bias=qkv",
 }
 
 
@@ -255,8 +255,8 @@ def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
 
 def test_together_the_runs_name_every_variant(tmp_path):
     with pytest.raises(errors.UserError) as refused:
-        optim.schedule("?", peak=1.0, steps=2, warmup_steps=1, final_fraction=0.1)
-    switches = "final_norm embed_norm skips value_embedding".split()
+        optim.schedule("?", peak=1.0, steps=2, warmup_steps=1)
+    switches = "skips value_embedding".split()
     rooms = {"value": value, "norm": norm, "mlp": mlp, "position": position, "relative_position": relative_position}
     offered = {f"model.{name}": set(by_name.candidates(room)) for name, room in rooms.items()}
     offered["model.mlp"] -= ACTIVATED
@@ -264,6 +264,7 @@ def test_together_the_runs_name_every_variant(tmp_path):
         "model.scale": set(score.SCALES),
         "model.block": set(block.ORDERS),
         "model.bias": set(block.BIASES),
+        "model.outer_norm": set(models.OUTER_NORMS),
         "model.attention": set(attention.IMPLEMENTATIONS),
         "model.remat": set(transformer.REMAT),
         "model.compute_dtype": set(models.DTYPES),

@@ -100,6 +100,7 @@ def test_the_share_explained_is_0_for_the_average_and_1_for_the_truth():
         ({"image__patch": 3}, "images of 8 x 8 pixels do not divide into patches of 3 x 3"),
         ({"image__patch": 8}, "of 1 patches at least one must be hidden"),
         ({"image__mask_ratio": 1.0}, "image.mask_ratio = 1.0"),
+        ({"model__output_cap": 5.0}, "model.output_cap needs words or classes for an answer"),
     ],
 )
 def test_what_cannot_be_hidden_is_refused(changes, complaint):

@@ -13,15 +13,21 @@ from tfm.attention import score
 MODELS = {
     "model.window must be at least 0": dict(window=-1),
     "model.cap must be at least 0": dict(cap=-1.0),
+    "model.output_cap must be at least 0": dict(output_cap=-1.0),
+    "takes keys of model.K = 4 features, and those of model.score = tied_wide have 8": dict(
+        value="keys", score="tied_wide"
+    ),
     "model.dropout must be less than 1": dict(dropout=1.0),
     "model.dropout must be at least 0": dict(dropout=-0.1),
     "are 3 with model.score = asymmetric: model.K must be even": dict(relative_position="rotary", K=3),
     "are 9 with model.score = none: .*, or model.D": dict(relative_position="rotary_halves", score="none", D=9, H=3),
-    "rotary_scaling = yarn:2 gives no angles: it must be yarn:factor:N:fast:slow:length, in numbers": dict(
-        relative_position="rotary", rotary_scaling="yarn:2"
+    "rotary = 9:yarn:2 gives no angles: it must be base:yarn:factor:N:fast:slow:length, in numbers": dict(
+        relative_position="rotary", rotary="9:yarn:2"
     ),
-    "rotary_scaling = linear:0 gives no angles": dict(relative_position="rotary", rotary_scaling="linear:0"),
-    "model.rotary_base must be at least 1": dict(relative_position="rotary", rotary_base=0.0),
+    "rotary = 9:linear:0 gives no angles": dict(relative_position="rotary", rotary="9:linear:0"),
+    "rotary = 0.5 gives no angles: it must be base, in numbers, and base at least 1": dict(
+        relative_position="rotary", rotary="0.5"
+    ),
     "model.value_embedding needs words alone": dict(value_embedding=True),
     "model.skips needs model.M of at least 2": dict(skips=True, M=1),
     "model.skips needs model.share = 1": dict(skips=True, share=2),
@@ -98,6 +104,11 @@ def test_what_needs_all_tokens_of_a_sequence_on_one_device(name, of, words):
         models.layout(settings.model, mesh.make(sequence=2, data=1), N=4)
 
 
-def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead():
-    with pytest.raises(errors.UserError, match="model.norm = instance needs all tokens"):
-        models.encoder_decoder(tiny.settings("vision", model__norm="instance").model, W=5, N=4, tied_output=True)
+@pytest.mark.parametrize(
+    ("name", "of", "words"),
+    [("norm", "instance", "needs all tokens"), ("outer_norm", "both", "needs a single sequence")],
+)
+def test_an_encoder_decoder_refuses_a_norm_that_looks_ahead_and_one_before_its_blocks(name, of, words):
+    settings = tiny.settings("vision", **{f"model__{name}": of})
+    with pytest.raises(errors.UserError, match=f"model.{name} = {of} {words}"):
+        models.encoder_decoder(settings.model, W=5, N=4, tied_output=True)

@@ -1,13 +1,16 @@
 """Techniques that people argue about, in models of words as a config asks for them: gates, exclusive attention, value
-embeddings, skips as in a U-net. Their equations by hand; causal, word by word, and on devices that share the model."""
+embeddings, skips as in a U-net, values that are the keys, capped answers. Their equations by hand; causal, word by
+word, and on devices that share the model."""
 
 import functools
+from unittest import mock
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 import test_mesh
 import tiny
 from cases import B, D, H, K, N
@@ -15,12 +18,14 @@ from test_mesh import task_of  # noqa: F401  (a fixture)
 
 from experiments import model as models
 from experiments.engine import errors
-from tfm import block, head, transformer
-from tfm.attention import heads, mask, value
+from tfm import block, head, loss, transformer, word_loss
+from tfm.attention import heads, mask, relative_position, value
 
 W, G = 11, 1
 TECHNIQUES = {
     "gates and skips": {"value": "gated", "skips": True, "M": 3, "G": 2, "mlp": "relu_squared"},
+    "keys, turned": {"value": "keys", "G": 2, "output_cap": 1.5},
+    "keys alone": {"value": "keys", "score": "tied", "relative_position": "none", "position": "learned"},
     "exclusive, embedded": {"value": "exclusive", "value_embedding": True, "M": 4, "score": "nonlinear_query"},
 }
 
@@ -72,6 +77,33 @@ def test_what_becomes_of_the_averages_of_heads_is_its_equation(name):
     cases.close(y_BND, answer(A_BHNS, cache["v_BHSV"][:, 0], False))
 
 
+@pytest.mark.parametrize(("turned", "G"), [(True, H), (False, 1)])
+@cases.float64()
+def test_values_that_are_keys_are_of_low_rank_with_the_matrix_of_the_keys(turned, G):
+    """Before positions turn them; where none does, what is kept for later words is one array. Between sequences too."""
+    own = {"relative_position": relative_position.rotary} if turned else {}
+    attention, x_BND = cases.parts(value=value.keys, **own).attention, cases.normal(1, B, N, D)
+    parts, sizes = {"score": attention.score, "value": value.keys}, dict(H=H, K=K - 1, D=D, G=G, bias=True)
+    more = {"score": {}, "value": {"M": 1}}
+    params = {name: cases.drawn(functools.partial(of.init, **sizes, **more[name])) for name, of in parts.items()}
+    params |= {"relative_position": {}}
+    assert params["value"].keys() == {"Uo_HDK", "bo_D"}
+    memory = block.Memory(x_BND[:, :3], None)
+    attend = jax.jit(functools.partial(heads.self_attention, parts=attention, mask=mask.causal))
+    ask = jax.jit(functools.partial(heads.cross_attention, parts=attention, memory=memory))
+    key, U_o = params["score"], np.asarray(params["value"]["Uo_HDK"])
+    U_k, b_k = (
+        np.repeat(key.get(f"{name}_HK{d}", key.get(f"{name}_GK{d}")), H // G, 0)
+        for name, d in (("Uk", "D"), ("bk", ""))
+    )
+    for found, x_BSD in ((attend(params, x_BND), x_BND), (ask(params, x_BND), memory.x_BSD)):
+        y_BND, A_BHNS, cache = jax.device_get(found)
+        assert cache.keys() == {"k_BHSK"} | ({"v_BHSV"} if turned and x_BSD is x_BND else set())
+        for y_ND, A_HNS, x_SD in zip(y_BND, A_BHNS, np.asarray(x_BSD), strict=True):
+            A_HSN, b_o = A_HNS.swapaxes(1, 2), np.asarray(params["value"]["bo_D"])
+            cases.close(y_ND.T, reference.low_rank_multi_head(x_SD.T, U_o, U_k, A_HSN, b_k, b_o))
+
+
 def test_a_value_of_zero_takes_nothing_away_and_has_a_finite_gradient():
     y, zero = cases.normal(1, 1, 1, 2, K), jnp.zeros((1, 1, 2, K))
     cases.close(value.exclusive.between({}, y, None, zero), y)
@@ -98,6 +130,17 @@ def test_later_words_change_nothing_and_word_by_word_is_the_whole(name):
     for n in range(3, N):
         found_BW, cache = step(layers, cache, w_BN[:, n], np.full(3, n))
         cases.close(found_BW, logits_BNW[:, n], 1e-5)
+
+
+def test_a_cap_is_on_what_the_head_says():
+    both, w_BN = [language(output_cap=cap) for cap in (0.0, 0.5)], np.array([[1, 2, 2, 5]])
+    params = cases.drawn(both[0].init)
+    plain, capped = (np.asarray(jax.jit(functools.partial(of.apply, mask=mask.causal))(params, w_BN)[0]) for of in both)
+    cases.close(capped, 0.5 * np.tanh(plain / 0.5), 1e-6)
+    assert np.abs(plain).max() > 0.9
+    asked = word_loss.Asked(w_BN, np.ones(w_BN.shape, np.float32))
+    (total, _), *_ = both[1].apply(params, w_BN, mask=mask.causal, asked=asked)[0].values()
+    cases.close(total, loss.cross_entropy(capped, *asked[:2])[0], 1e-6)
 
 
 def test_an_embedding_in_the_values_begins_as_the_model_without_and_takes_the_words_that_it_has():
@@ -142,14 +185,17 @@ def test_skips_add_outputs_of_the_first_half_to_inputs_of_the_second(M, remat):
 
 
 ONE = {"model__score": "nonlinear_query", "model__value": "exclusive", "model__value_embedding": True}
-LAYOUTS = {"1x2x2x2": {"model__value": "gated", "model__skips": True, "model__M": 2}, "1x2x1x2": ONE}
+KEYS = {"model__value": "keys", "model__output_cap": 0.5, "model__G": 2}
+GATED = {"model__value": "gated", "model__skips": True, "model__M": 2}
+LAYOUTS = {"1x2x2x2": GATED, "1x2x1x2": ONE, "2x1x2x1": KEYS}
 
 
 @pytest.mark.parametrize("sizes", LAYOUTS)
 def test_devices_have_the_gradient_of_one(task_of, sizes, monkeypatch):  # noqa: F811
     monkeypatch.setitem(test_mesh.KINDS, "techniques", ("language", LAYOUTS[sizes] | test_mesh.FEW))
-    found, expected = (test_mesh.gradient(task_of, "techniques", of, 1)[:2] for of in (sizes, "1x1x1x1"))
-    test_mesh.agree(found, expected)
+    expected = test_mesh.gradient(task_of, "techniques", "1x1x1x1", 1)[:2]
+    chunks = mock.patch.multiple("tfm.word_loss", FROM=1, LOGITS=8 * 256)  # also of a vocabulary that devices share
+    test_mesh.agree(chunks(test_mesh.gradient)(task_of, "techniques", sizes, 1)[:2], expected)
 
 
 def test_a_table_for_words_and_heads_is_not_shared(task_of):  # noqa: F811

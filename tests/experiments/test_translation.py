@@ -168,7 +168,6 @@ def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_referen
         ({"pairs.N": 2}, "at most N = 2 tokens a side"),
         ({"pairs.vocabulary": 3}, "at least 259 ids"),
         ({"pairs.score_sentences": 0}, "pairs.score_sentences must be at least 2"),
-        ({"pairs.share": 0.0}, "share of the pairs"),
         ({"pairs.source": "nowhere.tsv"}, "nor a path that exists"),
         ({"model.norm": "instance"}, "needs all tokens"),
     ],

@@ -21,7 +21,7 @@ STEPS, ACCUMULATION = 5, 2
 
 
 def optimiser(learning_rate=None, weight_decay=None) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    rate = optim.schedule("cosine", peak=learning_rate, steps=STEPS, warmup_steps=1, final_fraction=0.1)
+    rate = optim.schedule("cosine", peak=learning_rate, steps=STEPS, warmup_steps=1)
     made = optim.adamw(rate, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=weight_decay, clip=1.0)
     return rate, made
 

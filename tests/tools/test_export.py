@@ -21,12 +21,12 @@ SEGMENT_BN = (np.arange(11)[None] >= np.array([[5], [2]])).astype(int)
 IMAGE_BYXZ = np.random.default_rng(2).standard_normal((2, 8, 8, 1)).astype(np.float32)
 SMALL = {"model.M": 2, "model.D": 24, "model.H": 2, "model.F": 7, "model.remat": "products"}
 WORDS = SMALL | {"text.N": N}
-BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.block": "post_norm"}
+BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.outer_norm": "first"}
 LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.relative_position": "rotary"}
 RUNS = {
     "gpt2": WORDS,
-    "bert": WORDS | {"model.embed_norm": True, "model.final_norm": False} | BERT,
-    "albert": WORDS | {"model.embed_norm": True, "model.final_norm": False, "model.E": 5} | BERT,
+    "bert": WORDS | {"model.block": "post_norm"} | BERT,
+    "albert": WORDS | {"model.block": "post_norm", "model.E": 5} | BERT,
     "vit": SMALL | {"image.head": "class_token", "image.patch": 4},
     "llama": WORDS | {"model.bias": False} | LLAMA,
 }
@@ -35,22 +35,18 @@ MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
     **dict(share=[1, 2], E=[0, 6], skips=[True], value_embedding=[True]),
     "score": ["tied", "tied_noself", "symmetric_init", "asymmetric_std", "pairwise"],
-    "score_std": [0.5],
-    "output_std": [0.0],
+    **dict(score_std=[0.5], output_std=[0.0], window=[3], eps=[0.1]),
     "diagonal": ["exclude"],
     "scale": ["1/sqrt(D)", "1"],
-    "cap": [30.0],
-    "value": ["gated", "exclusive", "full_rank", "identity"],
+    **dict.fromkeys(["cap", "output_cap"], [30.0]),
+    "value": ["keys", "gated", "exclusive", "full_rank", "identity"],
     "norm": ["token", "token_plain", "rms", "batch", "instance", "none"],
-    "eps": [0.1],
     "mlp": ["relu", "gelu", "gelu_tanh", "two_hidden_gelu", "swiglu", "geglu"],
     "position": ["learned", "sinusoidal", "learned_concatenated", "sinusoidal_concatenated", "none"],
     "relative_position": ["none", "rotary", "rotary_halves", "relative", "buckets", "alibi"],
-    "rotary_base": [50.0],
-    "rotary_scaling": ["linear:2"],
-    "window": [3],
+    "rotary": ["50", "50:linear:2"],
     "block": ["pre_norm", "post_norm", "plain"],
-    **dict.fromkeys(["final_norm", "embed_norm"], [True, False]),
+    "outer_norm": ["last", "first", "both", "none"],
     "bias": ["all", "none", "attention", "qkv"],
     "segments": [0, 1],
     "dropout": [0.5],
@@ -72,7 +68,7 @@ def keyed(section: str, values: dict) -> dict:
 
 
 OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | REFUSED
-FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary_base rotary_scaling".split()
+FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary".split()
 ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"score": ["symmetric_init", "asymmetric_std"]})
 OF_WORDS = ALWAYS | keyed("text", TEXT)
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
@@ -341,10 +337,13 @@ def test_transformers_ends_a_text_where_we_do(tmp_path):
 
 def test_a_run_of_an_earlier_version_is_opened(tmp_path):
     """Its config says how it was computed in words that are no longer there."""
-    file = published.run(tmp_path / "run", "language", **RUNS["gpt2"]) / "config.json"
-    config = json.loads(file.read_text())["config"]
-    config["model"] |= {"remat": False, "attention": "fused", "unroll": [config["model"].pop(x) for x in ("G", "cap")]}
+    changes = {"model.relative_position": "rotary", "model.rotary": "50:linear:2", "model.outer_norm": "first"}
+    file = published.run(tmp_path / "run", "language", **RUNS["gpt2"] | changes) / "config.json"
+    config, right = json.loads(file.read_text())["config"], logits(open_model.open(str(file.parent)))
+    new = "G cap output_cap E share skips value_embedding outer_norm rotary".split()
+    config["model"] |= {"remat": False, "attention": "fused", "unroll": [config["model"].pop(name) for name in new]}
+    config["model"] |= {"embed_norm": True, "final_norm": False, "rotary_base": 50.0, "rotary_scaling": "linear:2"}
     file.write_text(json.dumps({"config": config}))
     model = open_model.open(str(file.parent))
     assert (model.fields.remat, model.fields.attention, model.fields.G) == ("none", "flash", model.fields.H)
-    assert np.isfinite(model({"w_BN": np.zeros((1, 3), int)})).all()
+    np.testing.assert_array_equal(logits(model), right)

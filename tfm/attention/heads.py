@@ -15,7 +15,8 @@ from tfm import layout as layouts
 from tfm.attention import block_mask, explicit, flash, groups, nan_guard, relative_position, score, value
 from tfm.attention import mask as masks
 
-KVCache = dict[str, jax.Array]  # k_BHSK and v_BHSV, of G heads where these are shared (groups.py)
+# k_BHSK and v_BHSV, of G heads where these are shared (groups.py); the first alone where they are the same.
+KVCache = dict[str, jax.Array]
 
 
 class Parts(NamedTuple):
@@ -50,16 +51,17 @@ def self_attention(
     Returns (Y, A_BHNS or None, the keys and values attended to).
     """
     with jax.named_scope("score"):
-        q_BHNK, k_BHSK = parts.score.apply(params["score"], x_BND, x_BND)
+        q_BHNK, plain_BHSK = parts.score.apply(params["score"], x_BND, x_BND)
+        k_BHSK = plain_BHSK
         if rotate := getattr(parts.relative_position, "rotate", None):
             here = jnp.arange(x_BND.shape[1]) if n is None else n
             q_BHNK, k_BHSK = rotate(params["relative_position"], q_BHNK, k_BHSK, here)
     with jax.named_scope("value"):
-        own_BHNV = parts.value.apply(params["value"], x_BND)
+        own_BHNV = _values(params, x_BND, plain_BHSK, parts)
         if embedded is not None:
             mix_H = next(leaf for name, leaf in params["value"].items() if name.startswith("mix"))
             own_BHNV = own_BHNV + mix_H[:, None, None] * embedded
-    attended = {"k_BHSK": k_BHSK, "v_BHSV": own_BHNV}
+    attended = _kept(k_BHSK, own_BHNV)
     if cache is not None:
         attended = {name: kernels.write(cache[name], attended[name], n) for name in attended}
     bias, positions, offsets = None, parts.relative_position, params["relative_position"]
@@ -97,8 +99,16 @@ def cross_attention(
     attended = cache
     if cache is None:
         with jax.named_scope("value"):
-            attended = {"k_BHSK": k_BHSK, "v_BHSV": parts.value.apply(params["value"], source)}
+            attended = _kept(k_BHSK, _values(params, source, k_BHSK, parts))
     return _attention(params, x_BND, q_BHNK, attended, parts, layout, mask=memory.mask, cached=cache is not None)
+
+
+def _values(params: dict, x_BSD: jax.Array, k_BHSK: jax.Array, parts: Parts) -> jax.Array:
+    return parts.value.apply(params["value"], k_BHSK if getattr(parts.value, "of_keys", False) else x_BSD)
+
+
+def _kept(k_BHSK: jax.Array, v_BHSV: jax.Array) -> KVCache:
+    return {"k_BHSK": k_BHSK} | ({} if v_BHSV is k_BHSK else {"v_BHSV": v_BHSV})
 
 
 def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, own_BHNV=None, **call: Any) -> tuple:
@@ -109,7 +119,8 @@ def _attention(params, x_BND, q_BHNK, attended, parts, layout, *, cached: bool, 
     """
     with jax.named_scope("average"):
         call |= {"scale": parts.scale(q_BHNK.shape[-1], x_BND.shape[-1])} | ({"cap": parts.cap} if parts.cap else {})
-        qkv, compute = (q_BHNK, attended["k_BHSK"], attended["v_BHSV"]), parts.compute
+        k_BHSK, compute = attended["k_BHSK"], parts.compute
+        qkv = q_BHNK, k_BHSK, attended.get("v_BHSV", k_BHSK)
         if compare := getattr(parts.score, "logits", None):
             call["compare"] = functools.partial(compare, params["score"])
             compute = compute if getattr(compute, "__wrapped__", None) is explicit.attention else explicit.attention

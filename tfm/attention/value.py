@@ -6,7 +6,8 @@ is shared by all heads. Where `shared`, combine also takes `layout`, since devic
 where `grouped`, init also takes `G`: so many heads of values are shared by the H (groups.py). Values that are the
 tokens themselves are one head for all, whatever G is. `between(params, y_BHNV, x_BND, v_BHNV) -> y_BHNV` stands
 before combine where there is one: what becomes of the averages by the tokens x that asked for them and, in
-self-attention, by their own values v (in cross-attention None).
+self-attention, by their own values v (in cross-attention None). Where `of_keys`, apply takes the keys, as the score
+makes them, in place of the tokens.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ class Value(NamedTuple):
     shared: bool = False
     grouped: bool = False
     between: Callable[..., jax.Array] | None = None
+    of_keys: bool = False
 
 
 def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool, G: int | None = None) -> dict:
@@ -44,6 +46,18 @@ def _low_rank_init(key: jax.Array, *, H: int, K: int, D: int, M: int, bias: bool
 def _low_rank(params: dict, x_BSD: jax.Array) -> jax.Array:
     """v_{h,s} = U_{v,h} x_s (+ b_v), K features per head (E9, E11)."""
     return groups.heads(params, "v", x_BSD)
+
+
+def _keys_init(key: jax.Array, *, H: int, K: int, D: int, G: int | None = None, **more: Any) -> dict:
+    """As of low rank, without U_v."""
+    params = low_rank.init(key, H=H, K=K, D=D, G=G, **more)
+    return {name: leaf for name, leaf in params.items() if name in ("Uo_HDK", "bo_D")}
+
+
+def _keys(params: dict, k_BHSK: jax.Array) -> jax.Array:
+    """v_{h,s} = U_{k,h} x_s (+ b_k): one matrix for keys and values (arXiv 2606.04032, Q-K=V; with the score `tied` its
+    Q=K=V). Positions turn the keys alone, and where none does a KV cache holds both in one array."""
+    return k_BHSK
 
 
 def _sum_over_heads(params: dict, y_BHNV: jax.Array, *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
@@ -109,5 +123,6 @@ def _mean_over_heads(params: dict, y_BHND: jax.Array, *, layout: layouts.Layout 
 low_rank = Value(_low_rank_init, _low_rank, _sum_over_heads, shared=True, grouped=True)
 gated = low_rank._replace(init=_gated_init, between=_gated)
 exclusive = low_rank._replace(between=_exclusive)
+keys = low_rank._replace(init=_keys_init, apply=_keys, of_keys=True)
 full_rank = Value(_full_rank_init, _tokens, _sum_over_heads, shared=True)
 identity = Value(_identity_init, _tokens, _mean_over_heads, shared=True)

@@ -1,0 +1,16 @@
+"""How large should a head be? H x K = D = 128 with K = 16, 32, 64 and 128 on characters of Shakespeare, five seeds.
+
+python launch.py --config configs/head_study.py --workdir runs/heads
+"""
+
+from configs import base
+
+
+def get_config():
+    config = base.get_config("ablation", of="language")
+    config.study.arms = [(f"K_{128 // H}", {"model.H": H}) for H in (8, 4, 1, 2)]
+    config.study.seeds = [*range(5)]
+    config.text.update(source="tinyshakespeare", tokenizer="characters")
+    config.model.update(M=2, position="none", relative_position="rotary")
+    config.train.update(steps=500, batch_size=32, evaluate_every=250)
+    return config
