@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from experiments.engine import config, disk, errors, workdir
-from experiments.studies import plan, report, runs, study
+from experiments.studies import plan, report, runs, study, tuning
 
 OWN = ("study.arms", "study.conditions", "study.seeds", "device", "log")  # what may differ, and mesh.*: who did what
 MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
@@ -35,6 +35,11 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
         of_all["study"][what] = _together(what, {folder: getattr(one, what) for folder, one in studies.items()})
     of_all["study"]["seeds"] = list(dict.fromkeys(seed for one in studies.values() for seed in one.seeds))
     places = _places({folder: runs.load(folder, one) for folder, one in studies.items()})
+    if not places:
+        raise errors.UserError(f"no run is finished in {' or '.join(map(str, studies))}")
+    tried = {folder: (folder / tuning.FOLDER, tuning.trials(one)) for folder, one in studies.items()}
+    tried = _places({place: runs.load(place, one) for place, one in tried.values() if one})
+    kept = places | {f"{tuning.FOLDER}/{name}": place.parent for name, place in tried.items()}
     with _draft(new) as draft:
         workdir.enter(draft, of_all)
         plan.merge(folders, draft)
@@ -42,7 +47,7 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
             sources = folder / workdir.SOURCES
             files = sorted(sources.iterdir()) if sources.is_dir() else []
             workdir.keep_sources(draft, {file: file.name for file in files})
-        for name, folder in places.items():
+        for name, folder in kept.items():
             left = shutil.ignore_patterns(workdir.LOCK, f"*{disk.DRAFT}")
             shutil.copytree(folder / name, draft / name, symlinks=True, ignore=left)
 
@@ -84,8 +89,6 @@ def _places(finished: dict[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.P
             result = {key: run.summary.get(key) for key in (*MEASURED, *evaluated)}
             before = found.setdefault(name, (folder, result))
             _agree(before[1] == result, before[0], folder, f"in the result of {name}, which both have")
-    if not found:
-        raise errors.UserError(f"no run is finished in {' or '.join(map(str, finished))}")
     return {name: folder for name, (folder, _) in found.items()}
 
 

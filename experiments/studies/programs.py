@@ -238,6 +238,7 @@ def _write(
     look: attention.observer, or None. begun: with which values, by row. took: seconds, of the program and of a run.
     """
     task, devices, every = ready.vmapped.task, ready.vmapped.mesh, one.program.runs
+    held_out = task.evaluation
     common = {
         "experiment": every[0].settings.experiment,
         "steps": one.steps,
@@ -248,7 +249,7 @@ def _write(
         "guess": dict(task.guess),
         "data": list(one.lines),
         "data_sha256": ready.data_sha256,
-        "evaluation_crc32": runs.crc32(task.evaluation[0]) ^ runs.crc32(task.evaluation[-1]) ^ len(task.evaluation),
+        "evaluation_crc32": runs.crc32(held_out[0]) ^ len(held_out) ^ (runs.crc32(held_out[-1]) if held_out[1:] else 0),
         "together": len(every),
         "devices": devices.size,
         "device": mesh.describe(devices),

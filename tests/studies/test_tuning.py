@@ -1,0 +1,229 @@
+"""Arms that choose settings for themselves: on data and seeds that the comparison does not see, alike for all."""
+
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+import study_folder
+import tiny
+import tiny_study
+
+from experiments import ablation, task
+from experiments.engine import errors
+from experiments.studies import merge, programs, report, study, tuning
+
+RATES = ["optim.learning_rate", [1e-3, 1e-2]]
+SMALL = {"study__experiment": "language", "study__arms": [["tied", {"model.score": "tied"}], ["usual", {}]]}
+SMALL |= {"text__tokenizer": "bytes", "study__tune": [RATES], "study__tune_seeds": [8, 9]}
+
+
+@pytest.mark.parametrize("apart", [1, 9])
+@pytest.mark.parametrize("n", [10, 47, 320, 3210, 9999])
+def test_the_third_part_and_what_is_left_have_nothing_in_common(n, apart):
+    """An example is here what a window of `apart` numbers from its own on holds."""
+
+    def fetch(index_B, rng):
+        return {"x_BN": index_B[:, None] + np.arange(apart)}
+
+    if n < 2 * apart:
+        with pytest.raises(errors.UserError, match=f"{n} training examples are too few"):
+            task.third((fetch, n), most=50, apart=apart)
+        return
+    (left, n_left), (block, n_block) = task.third((fetch, n), most=50, apart=apart)
+    mine, its = left(np.arange(n_left), None)["x_BN"], block(np.arange(n_block), None)["x_BN"]
+    assert not {*mine.ravel().tolist()} & {*its.ravel().tolist()}
+    assert len({*mine[:, 0].tolist()}) == n_left and len({*its.ravel().tolist()}) == its.size  # none comes twice
+    assert mine.min() == 0 and max(mine[:, 0].max(), its[:, 0].max()) < n
+    assert n_left > 0.5 * n and 0 < n_block <= 50
+    assert n < 640 * apart or its[0, 0] < n / 2 < its[-1, 0]  # from all over
+
+
+def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tmp_path, monkeypatch):
+    usual, trained = programs.train, []
+
+    def train(one, *arguments, **options):
+        trained.append((one.program.name, one.program.tuning))
+        usual(one, *arguments, **options)
+
+    monkeypatch.setattr(programs, "train", train)
+    outcome = tiny_study.run(tmp_path, draws=True, **SMALL)
+    assert (outcome.code, outcome.err) == (0, "")
+    names = "tied (2 values) x 2 seeds", "usual (2 values) x 2 seeds", "tied x 2 seeds", "usual x 2 seeds"
+    assert trained == [*zip(names, (True, True, False, False), strict=True)]
+    folder, found = tmp_path / "study", {}
+    for file in sorted(folder.glob("tuning/all/*/seed_*/summary.json")):
+        summary = json.loads(file.read_text())
+        found.setdefault(summary["arm"], []).append(summary["eval/loss"])
+        config = json.loads((file.parent / "config.json").read_text())["config"]
+        assert summary["arm"].endswith(f"@learning_rate={config['optim']['learning_rate']}")
+        assert summary["seed"] in (8, 9) and "baseline/accuracy" not in summary
+    assert {name: len(losses) for name, losses in found.items()} == dict.fromkeys(
+        [f"{arm}@learning_rate={rate}" for arm in ("tied", "usual") for rate in (0.001, 0.01)], 2
+    )
+    every = tiny_study.summaries(tmp_path)
+    others = {json.loads(file.read_text())["evaluation_crc32"] for file in folder.glob("tuning/*/*/*/summary.json")}
+    assert len(others) == 1 and not others & {summary["evaluation_crc32"] for summary in every.values()}
+    record = json.loads((folder / "report.json").read_text())
+    assert len(every) == 4 and [one["arm"] for one in record["tuned"]] == ["tied", "usual"]
+    for one in record["tuned"]:
+        means = {rate: np.mean(found[f"{one['arm']}@learning_rate={rate}"]) for rate in (0.001, 0.01)}
+        assert {tried["values"]["optim.learning_rate"]: tried["mean"] for tried in one["tried"]} == pytest.approx(means)
+        best = min(means, key=means.get)
+        assert one["chosen"] == {"optim.learning_rate": best} and one["at_the_end"] == ["optim.learning_rate"]
+        for seed in (3, 5):
+            config = json.loads((folder / "all" / one["arm"] / f"seed_{seed}" / "config.json").read_text())["config"]
+            assert config["optim"]["learning_rate"] == best
+        assert (
+            f"{one['arm']} chose optim.learning_rate = {best} (best of 2; optim.learning_rate: at the end"
+            in outcome.out
+        )
+    for end in ("png", "svg", "pdf"):
+        assert (folder / "figures" / f"tuning_all.{end}").stat().st_size > 1000
+    for file in ("report.md", "report.html"):
+        assert "better values may lie beyond: all, tied" in (folder / file).read_text()
+    assert not (folder / "tuning" / "checkpoints").exists() and not list(folder.glob("**/lock"))
+    trained.clear()  # an arm that comes later chooses too, and nothing else is trained
+    more = SMALL | {"study__arms": [["more", {"model.score": "none"}], *SMALL["study__arms"]]}
+    assert tiny_study.run(tmp_path, **more).code == 0
+    assert [name for name, _ in trained] == ["more (2 values) x 2 seeds", "more x 2 seeds"]
+    parts = [tmp_path / "A", tmp_path / "B"]
+    for part, other in zip(parts, ("more", "tied"), strict=True):
+        shutil.copytree(folder, part)
+        for place in (*part.glob(f"tuning/all/{other}@*"), part / "all" / other):
+            shutil.rmtree(place)
+        config = json.loads((part / "config.json").read_text())
+        config["config"]["study"]["arms"] = [arm for arm in more["study__arms"] if arm[0] != other]
+        (part / "config.json").write_text(json.dumps(config))
+    merge.merge(parts, tmp_path / "new")
+    tuned = tuning.read(tmp_path / "new", study.read(report.saved(tmp_path / "new")))
+    whole = tuning.read(folder, study.read(report.saved(folder)))
+    assert sorted(tuned, key=lambda one: one.arm) == sorted(whole, key=lambda one: one.arm) and len(whole) == 3
+
+
+def test_what_an_arm_tries_is_its_own_and_the_study_s():
+    arms = [["own", {"study.tune": [["optim.beta1", [0.8, 0.9]]], "dots.bias": False}], ["base", {}]]
+    settings = tiny.settings(
+        "ablation", **tiny_study.TRAIN | tiny_study.STUDY | {"study__arms": arms, "study__tune": [RATES]}
+    )
+    asked = study.read(settings)
+    values = [run.settings.optim for run in study.runs(settings, tuning.trials(asked)) if run.seed == 1000]
+    tried = [(0.001, 0.8), (0.001, 0.9), (0.01, 0.8), (0.01, 0.9), (0.001, 0.9), (0.01, 0.9)]
+    assert [(one.learning_rate, one.beta1) for one in values] == tried
+    assert len({arm.name for arm in tuning.trials(asked).arms}) == 6
+    assert not any("study.tune" in arm.changes for arm in tuning.trials(asked).arms)
+
+
+def _written(folder, **ends):
+    """A study of two arms that each tried two rates with two seeds, whose losses these are, by arm and rate."""
+    made = study_folder.study(("tied", "usual"), seeds=(0, 1))
+    grid = {arm.name: {"optim.learning_rate": [0.1, 0.2, 0.4]} for arm in made.arms}
+    made = made._replace(grid=grid, tune_seeds=[8, 9])
+    for arm, of_rates in ends.items():
+        for rate, of_seeds in zip((0.1, 0.2, 0.4), of_rates, strict=True):
+            for seed, loss in zip((8, 9), of_seeds, strict=True):
+                gone = 3 if loss is None else None
+                place = f"{arm}@learning_rate={rate}"
+                study_folder.run(folder / "tuning", "all", place, seed, ends={"eval/loss": loss}, diverged_at=gone)
+    return made
+
+
+def test_the_best_mean_is_chosen_and_never_one_with_a_diverged_seed(tmp_path):
+    made = _written(tmp_path, tied=[(2, 2), (1, 1.4), (0, None)], usual=[(3, 1), (3, 1), (5, 5)])
+    tied, usual = tuning.read(tmp_path, made)
+    assert (tied.best.values, tied.best.mean, tied.edges) == ({"optim.learning_rate": 0.2}, 1.2, [])
+    assert (usual.best.values, usual.edges) == ({"optim.learning_rate": 0.1}, ["optim.learning_rate"])  # the first
+    assert tied.points[2].mean is None and "0.4: diverged" in tuning.table([tied]).rows[0][-1]
+    more = made._replace(metric={"all": "eval/accuracy"})
+    for file in tmp_path.glob("tuning/**/summary.json"):
+        file.write_text(file.read_text().replace("eval/loss", "eval/accuracy"))
+    assert [one.best.values["optim.learning_rate"] for one in tuning.read(tmp_path, more)] == [0.1, 0.4]  # the most
+    next(tmp_path.glob("tuning/all/usual@*/seed_8/summary.json")).unlink()
+    assert [one.arm for one in tuning.read(tmp_path, more)] == ["tied"]  # what is not finished is not chosen from
+
+
+def test_an_arm_whose_values_all_diverge_is_named(tmp_path):
+    made = _written(tmp_path, tied=[(None, 2), (1, None), (None, None)], usual=[(3, 1)] * 3)
+    with pytest.raises(errors.RunError, match="condition all, arm tied: with none of its values"):
+        tuning.read(tmp_path, made)
+
+
+WRONG = {
+    "study.tune is a list of settings and values": {"study__tune": [["optim.learning_rate", 0.1]]},
+    "each setting once": {"study__tune": [RATES, RATES]},
+    "study.tune_seeds must be others than study.seeds, and 3 is in both": {"study__tune_seeds": [1, 3]},
+    "study.tune_seeds must be different whole numbers": {"study__tune_seeds": []},
+    "arm fast sets optim.learning_rate, which study.tune would choose": {"study__arms": tiny_study.ARMS},
+    'unknown config key "optim.rate"': {"study__tune": [["optim.rate", [1, 2]]]},
+    'the experiment "dots" has no third part of its data': {},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_cannot_be_tuned_is_one_sentence_before_anything_is_trained(tmp_path, message):
+    arms = [["lean", {"dots.bias": False}], ["base", {}]]
+    outcome = tiny_study.run(tmp_path, **{"study__arms": arms, "study__tune": [RATES]} | WRONG[message])
+    assert outcome.code == 2 and message in outcome.err and outcome.err.count("\n") == 1
+    assert not (tmp_path / "study").exists()
+
+
+def test_two_processes_share_the_programs_of_a_study(whole, tmp_path, monkeypatch):
+    """While this one trains the first program, another comes, trains the second, and waits for the first: it is stopped
+    there. Locks hold within a process as between two."""
+    usual, trained, told = programs.train, [], []
+
+    def train(one, *arguments, **options):
+        trained.append(one.program.name)
+        if len(trained) == 1:
+            told.append(tiny_study.run(tmp_path))
+        usual(one, *arguments, **options)
+
+    def stop(seconds):
+        raise errors.Interrupted("stopped", 143)
+
+    monkeypatch.setattr(programs, "train", train)
+    monkeypatch.setattr(ablation.time, "sleep", stop)
+    outcome = tiny_study.run(tmp_path)
+    assert (outcome.code, outcome.err) == (0, "") and trained == ["lean x 2 seeds", "fast, base x 2 seeds"]
+    [other] = told
+    page = tmp_path / "study" / "report.md"
+    assert other.code == 143 and f"{page} holds the 4 of 6 runs that are finished" in other.err
+    assert re.search(rf"waiting for lean x 2 seeds: .* is in use by .*process {os.getpid()}", other.out)
+    assert "1 of 2 done" in other.out and "1 of 2 done" in outcome.out
+    tiny_study.assert_alike(tmp_path, whole, tiny_study.ALL)
+    assert not list(tmp_path.glob("study/**/lock"))
+
+
+def test_of_a_program_that_another_process_has_trained_in_part_the_rest_is_trained(whole, tmp_path, monkeypatch):
+    """It had other seeds: of the four rows of the second program two are finished when this one comes to it."""
+    usual, trained = programs.train, []
+
+    def train(one, *arguments, **options):
+        trained.append([run.name for run in one.program.runs])
+        usual(one, *arguments, **options)
+        if len(trained) == 1:
+            assert tiny_study.run(tmp_path, study__arms=tiny_study.ARMS[1:], study__seeds=[5]).code == 0
+
+    monkeypatch.setattr(programs, "train", train)
+    assert tiny_study.run(tmp_path).code == 0
+    lean, rest = tiny_study.ALL[:2], tiny_study.ALL[2:]
+    assert trained == [lean, [name for name in rest if "seed_5" in name], [name for name in rest if "seed_3" in name]]
+    ours, right = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
+    assert {name: one["eval/loss"] for name, one in ours.items()} == pytest.approx(
+        {name: one["eval/loss"] for name, one in right.items()}, rel=1e-5
+    )
+
+
+def test_seeds_that_devices_cannot_share_evenly_are_trained_all_the_same(whole, tmp_path):
+    """Three seeds of two arms over four devices: of eight rows two are the last run again, unheard of."""
+    arms = {"study__arms": [tiny_study.ARMS[1], ["base", {}]], "study__seeds": [3, 5, 7], "mesh__seed": 4}
+    outcome = tiny_study.run(tmp_path, **arms)
+    assert (outcome.code, outcome.err) == (0, "") and "seed=4" in outcome.out
+    found, right = tiny_study.summaries(tmp_path), tiny_study.summaries(whole)
+    assert len(found) == 6 and not list(tmp_path.glob("study/checkpoints/*"))
+    for name in tiny_study.ALL[2:]:
+        assert found[name]["eval/loss"] == pytest.approx(right[name]["eval/loss"], abs=1e-5)
+    outcome = tiny_study.run(tmp_path, **arms | {"mesh__seed": 1})
+    assert outcome.code == 0 and "6 of them finished before" in outcome.out
