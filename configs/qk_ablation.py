@@ -3,8 +3,8 @@
 python launch.py --config configs/qk_ablation.py --workdir runs/qk
 Or is it that `tied` has fewer parameters and FLOPs than `asymmetric`? tied_wide has as many parameters, in a matrix of
 2 K rows, and 7 % more FLOPs; tied_more_mlp has its FLOPs and, but for 64 biases, its parameters, with the second matrix
-spent on the MLP. Not run yet as it is now, 140 runs, about 2,000 s as the earlier ones took; known are five arms x 5
-seeds, 50 runs in 730 s on two cores. Loss against asymmetric's, 95 % intervals for all eight together: causal (1.842
+spent on the MLP. Each arm has the best of three rates. Not run yet as it is now, 182 runs, about 2,700 s as the earlier
+ones took; known are five arms x 5 seeds at one rate, 50 runs in 730 s on two cores. Loss against asymmetric's, 95 % intervals for all eight together: causal (1.842
 nats) tied +0.113 (+0.077 to +0.149), none +0.598, symmetric_init +0.013 (-0.028 to +0.054); masked (1.911) tied +0.381
 (-0.070 to +0.832), none +1.170, symmetric_init +0.058 (-0.203 to +0.319). More of it in docs/qk_results.md.
 """
@@ -21,6 +21,7 @@ def get_config():
     # Of one matrix D^2 numbers are saved in each layer, and a hidden unit of the MLP takes 2 D.
     config.study.arms.insert(3, ("tied_more_mlp", {"model.score": "tied", "model.F": F + D // 2}))
     config.study.seeds = [*range(10)]
+    config.study.tune, config.study.tune_seeds = [["optim.learning_rate", [1e-3, 3e-3, 1e-2]]], [1000]
     config.study.conditions = [
         ("causal", {"text.objective": "causal", "study.threshold": 2.0}),
         ("masked", {"text.objective": "masked", "study.threshold": 2.5}),

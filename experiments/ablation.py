@@ -38,6 +38,7 @@ def config() -> dict[str, ConfigDict]:
     study.tune = []  # settings that each arm chooses for itself, on a part of the training part: a grid of values, as
     # [["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by its "study.tune"
     study.tune_seeds = [1000, 1001, 1002]  # over which that is decided, others than study.seeds
+    study.keep_weights = False  # the last checkpoint of every run stays in its folder, which can be opened
     study.looks = 1  # how often a verdict is read with more seeds each time: intervals are wider, so that 5 % is all
     return {"study": study}
 
@@ -108,7 +109,7 @@ def run(
             enter(folder, runs)
             done = sum(_finished(folder, run) for run in runs)
             print(f"{len(runs)} runs in {len(grouped(runs))} programs, {done} of them finished before")
-            train(folder, later)
+            train(folder, later, weights=settings.study.keep_weights)
         except (errors.Interrupted, errors.RunError) as error:
             holds = "no run of the study is finished, and there is no report yet"
             if done := sum(_finished(folder, run) for run in runs):

@@ -5,7 +5,7 @@ import functools
 import pathlib
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -117,6 +117,7 @@ class Ready(NamedTuple):
     abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
     params: dict[str, np.ndarray]  # by path, in place of random ones
     data_sha256: str | None
+    files: Mapping[str, bytes]  # as the folder of a run alone has them
 
 
 def prepare(program: study.Program, devices: Mesh) -> Ready:
@@ -134,7 +135,13 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)
     batch = mesh.abstract_batch(devices, task.train[0], rows=rows)
     return Ready(
-        plan, vmapped, tasks, (batch, step.abstract_alive(devices, rows)), {**work.params, **start}, work.data_sha256
+        plan,
+        vmapped,
+        tasks,
+        (batch, step.abstract_alive(devices, rows)),
+        {**work.params, **start},
+        work.data_sha256,
+        work.files,
     )
 
 
@@ -153,16 +160,17 @@ def train(
     measure: bool,
     requests: signals.Requests,
     sources: dict[str, str],
+    weights: bool = False,
 ) -> None:
     """Train the runs of the program, or go on with them, and write the results of each into its folder.
 
-    measure: look into scores and attention too. requests: those of the study; Interrupted, behind a save, where there
-    is one. sources: SHA-256 of the user's own files.
+    measure: look into scores and attention too. weights: keep them, as a run alone does. requests: those of the study;
+    Interrupted, behind a save, where there is one. sources: SHA-256 of the user's own files.
     """
     program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
     ready = prepare(program, devices)
     requests.heed()
-    (plan, vmapped, tasks, abstract, params, _), began = ready, time.perf_counter()
+    (plan, vmapped, tasks, abstract, params, *_), began = ready, time.perf_counter()
     numbers = {name: jnp.asarray(column) for name, column in _numbers(program).items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
 
@@ -213,6 +221,8 @@ def train(
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
             took["seconds_per_step"] = (took["wall_seconds"] - seconds / len(program.runs)) / one.steps
         look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
+        if weights:
+            _keep(one, ready, training, state, folder)
         _write(one, ready, training, state, folder, look, begun, **took)
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
@@ -278,6 +288,16 @@ def _write(
                 with disk.draft(folder / run.name / "maps.npz") as file:
                     np.savez_compressed(file, A_MHNS=A_MHNN)
         disk.write_json(folder / run.name / "summary.json", own | common)
+
+
+def _keep(one: Checked, ready: Ready, training: loop.Training, state: step.State, folder: pathlib.Path) -> None:
+    """The last checkpoint of every run, and its other files, in its folder, from which it is opened as a run alone."""
+    for r, run in enumerate(one.program.runs):
+        training.stop_if_asked(anew=True)
+        for name, content in ready.files.items():
+            disk.write(folder / run.name / name, content)
+        with contextlib.closing(checkpoint.Checkpoints(folder / run.name / "checkpoints", keep=1)) as saves:
+            saves.save(one.steps, jax.tree.map(lambda x, r=r: x[r], state))
 
 
 def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:

@@ -13,8 +13,9 @@ from tiny_study import ALL, ARMS, STEPS
 
 from configs import base
 from experiments import ablation
+from experiments.engine import checkpoint, config_file, log, loop
 from experiments.engine import config as configs
-from experiments.engine import config_file, log, loop
+from experiments.pretrained import open_model
 from experiments.studies import programs, study
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -52,6 +53,17 @@ def test_a_study_leaves_its_runs_and_its_report(tmp_path):
         assert (of_study / file).stat().st_size > 1000 and file in outcome.out
     assert not (of_study / "checkpoints").exists()
     assert "No verdict" in outcome.out  # of two seeds
+
+
+def test_weights_are_kept_where_they_are_asked_for(tmp_path):
+    outcome = tiny_study.run(tmp_path, **OF_LANGUAGE | {"study__keep_weights": True, "study__seeds": [3]})
+    assert (outcome.code, outcome.err) == (0, "")
+    for name, summary in tiny_study.summaries(tmp_path).items():
+        opened = open_model.open(tmp_path / "study" / name)
+        assert checkpoint.digest(opened.params) == summary["params_sha256"]
+    tokens = np.array([open_model.words(opened).encode("abc")])
+    assert np.isfinite(opened(tokens)).all()
+    assert not (tmp_path / "study" / "checkpoints").exists()
 
 
 def test_a_run_of_a_study_is_the_run_alone(whole, tmp_path):
