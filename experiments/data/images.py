@@ -4,6 +4,7 @@ The files are .npz, or IDX files as those of the MNIST sets (http://yann.lecun.c
 bytes, a type code, the number of axes, the size of each as a big-endian uint32, then the values, big-endian.
 """
 
+import functools
 import math
 import os
 import pathlib
@@ -81,10 +82,7 @@ def load(source: str, size: int = 0) -> Images:
 def _load(source: str, size: int) -> Images:
     path, known = pathlib.Path(os.path.expanduser(source)), ()
     if source == "digits":
-        from sklearn import datasets  # takes a second that no other set should cost
-
-        digits = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
-        return _images(source, [(digits.images.astype(np.uint8), digits.target)], known=DIGITS)
+        return _images(source, [_digits()], known=DIGITS)
     if source in FOLDERS:
         name, known = FOLDERS[source]
         places = [place / name for place in download.places()]
@@ -104,6 +102,15 @@ def _load(source: str, size: int) -> Images:
     content = disk.read_npz(path, ARRAYS)
     arrays = [*content.values()]
     return _images(source, [arrays[at : at + 2] for at in range(0, len(arrays), 2)], [*content][::2])
+
+
+@functools.cache
+def _digits() -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels, read from text only once."""
+    from sklearn import datasets  # takes a second that no other set should cost
+
+    digits = datasets.load_digits()  # pixels 0 .. 16, whole numbers stored as float64
+    return digits.images.astype(np.uint8), digits.target
 
 
 def _folder(path: pathlib.Path, known: tuple[str, ...]) -> tuple[list, Sequence, tuple[str, ...]] | None:

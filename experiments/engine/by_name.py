@@ -2,6 +2,7 @@
 
 import contextlib
 import difflib
+import functools
 import importlib
 import importlib.util
 import os
@@ -281,9 +282,15 @@ def sentence(error: Exception) -> str:
 
 def own(file: str) -> bool:
     """Whether a file of code is the user's own: neither installed nor part of this project."""
+    return not file.startswith(_others())
+
+
+@functools.cache
+def _others() -> tuple[str, ...]:
+    """How the paths of code begin that is not the user's own."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     rooms = (f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments", "benchmarks"))
-    return not file.startswith(("<", *installed, *rooms, str(ROOT / "launch.py")))
+    return ("<", *installed, *rooms, str(ROOT / "launch.py"))
 
 
 @contextlib.contextmanager
@@ -322,10 +329,11 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
 
 def _edited(folders: Iterable[str]) -> list[str]:
     """The modules that are imported from one of these folders, and that the user may edit."""
-    found = []
+    found, within = [], tuple(folders)
     for name, module in sys.modules.items():
-        paths = (os.path.join(folder, *name.split(".")) for folder in folders)
-        files = [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]
-        if getattr(module, "__file__", None) in files and own(module.__file__):
-            found.append(name)
+        file = str(getattr(module, "__file__", None))
+        if file.startswith(within) and own(file):
+            paths = [os.path.join(folder, *name.split(".")) for folder in within]
+            if file in [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]:
+                found.append(name)
     return found

@@ -216,7 +216,7 @@ class Settings:
     def changed(self, changes: Mapping[str, Any], *, without: str = "") -> "Settings":
         """The same with these values, by whole keys, and without a section; what is derived follows, and nothing is
         read yet. Only of a whole config, not of a section. UserError as `assign` raises."""
-        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base)
+        config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base) if without else self._base
         for one in (config, defaults) if without else ():
             with one.unlocked():
                 del one[without]

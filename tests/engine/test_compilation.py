@@ -6,6 +6,7 @@ import tempfile
 
 import jax
 import pytest
+from checkpoints import saved
 from test_checkpoint_log_workdir import Stopped, run
 
 from experiments.engine import batches, compilation, mesh
@@ -46,6 +47,13 @@ def test_one_compilation_for_each_shape_through_evaluations_saves_and_a_resume(t
     run(tmp_path / "run", **changes)
     assert compilations.count("jit(step)") == compilations.count("jit(sums)") == 1
     assert list(seen) == [5, 6] and seen[6] == seen[5]
+
+
+def test_small_arrays_that_devices_share_are_saved_in_one_piece(tmp_path):
+    """Orbax's pieces are programs: of a shape that no other test has, so that they would be compiled here."""
+    compilations.clear()
+    saved(tmp_path, layout="8 whole", D=72)
+    assert "jit(slice)" not in compilations
 
 
 @pytest.fixture

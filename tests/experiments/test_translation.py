@@ -86,6 +86,7 @@ def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp
     slow = [corpus.subwords.decode(greedy(model, params, id_S, 6)) for id_S in source_BS]
     expected = [words if fits else "" for words, fits in zip(slow, fits_B, strict=True)]
     assert [greedy for _, _, greedy, _ in blocks] == expected and len(set(expected)) > 5 and sum(fits_B) == 10
+    monkeypatch.setattr(translate, "BATCH", 2)  # so that it compiles one program for every file
     check_tool(folder, tmp_path, blocks, summary)
 
 

@@ -134,7 +134,7 @@ def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
     """In logits, maps, gradients (the sum of the copies'), and word by word."""
     share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2), cases.words()
     params = cases.drawn(model.init)
-    copies = params | {"blocks": jax.tree.map(lambda leaf: jnp.repeat(leaf, share, axis=0), params["blocks"])}
+    copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, share, axis=0), params["blocks"])}
 
     @functools.partial(jax.jit, static_argnames="share")
     @functools.partial(jax.value_and_grad, has_aux=True)
@@ -143,8 +143,8 @@ def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
         logits, aux = transformer.apply(params, w_BN, parts=model.parts, share=share, **how)
         return jnp.sin(logits).sum(), (logits, aux["A_MBHNS"])
 
-    (_, found), gradient = seen(params, share=share)
-    (_, right), of_copies = seen(copies, share=1)
+    (_, found), gradient = jax.device_get(seen(params, share=share))
+    (_, right), of_copies = jax.device_get(seen(copies, share=1))
     cases.agree(found, right)
     added = jax.tree.map(lambda leaf: leaf.reshape(-1, share, *leaf.shape[1:]).sum(1), of_copies["blocks"])
     cases.agree(gradient, of_copies | {"blocks": added})

@@ -80,14 +80,8 @@ def test_its_words_go_with_it_where_others_open_it(run, tmp_path):
 def test_a_run_from_it_has_its_words_and_goes_on_with_no_others(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent))
     monkeypatch.setattr(bpe, "train", None)
-    few = {
-        "train.steps": 1,
-        "train.batch_size": 8,
-        "optim.warmup_steps": 0,
-        "train.evaluate_batch": 8,
-        "init_from": str(run),
-        "sample.max_new_tokens": 3,
-    }
+    few = {"train.steps": 1, "train.batch_size": 8, "optim.warmup_steps": 0, "train.evaluate_batch": 8}
+    few |= {"init_from": str(run), "sample.max_new_tokens": 3}
     few |= tiny.MODEL | words(run.with_name("text.txt"))
     file, folder = tiny.config_file(tmp_path, "language", **few), tmp_path / "run"
     outcome = tiny.run("--config", file, "--workdir", str(folder))
