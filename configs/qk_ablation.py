@@ -4,9 +4,10 @@ python launch.py --config configs/qk_ablation.py --workdir runs/qk
 Or is it that `tied` has fewer parameters and FLOPs than `asymmetric`? tied_wide has as many parameters, in a matrix of
 2 K rows, and 7 % more FLOPs; tied_more_mlp has its FLOPs and, but for 64 biases, its parameters, with the second matrix
 spent on the MLP. Each arm has the best of three rates. Not run yet as it is now, 182 runs, about 2,700 s as the earlier
-ones took; known are five arms x 5 seeds at one rate, 50 runs in 730 s on two cores. Loss against asymmetric's, 95 % intervals for all eight together: causal (1.842
-nats) tied +0.113 (+0.077 to +0.149), none +0.598, symmetric_init +0.013 (-0.028 to +0.054); masked (1.911) tied +0.381
-(-0.070 to +0.832), none +1.170, symmetric_init +0.058 (-0.203 to +0.319). More of it in docs/qk_results.md.
+ones took; known are five arms x 5 seeds at one rate, 50 runs in 730 s on two cores. Loss against asymmetric's, 95 %
+intervals for all eight together: causal (1.842 nats) tied +0.113 (+0.077 to +0.149), none +0.598, symmetric_init +0.013
+(-0.028 to +0.054); masked (1.911) tied +0.381 (-0.070 to +0.832), none +1.170, symmetric_init +0.058 (-0.203 to
++0.319). More of it in docs/qk_results.md.
 """
 
 from configs import base
