@@ -59,8 +59,8 @@ def run(
     devices = single.devices(settings, seeds=settings.mesh.seed)
     if jax.process_count() > 1:
         raise errors.UserError(
-            "a study takes no processes of one run: start the same command with the same --workdir on each machine, "
-            "with --distributed=none, and each takes programs from it"
+            "a study is not spread over processes: start it on each machine without --coordinator and --distributed, "
+            "with the same --workdir, and each takes programs from it"
         )
     grouped = functools.partial(study.programs, spread=devices.shape.get(mesh.SEED, 1))
     check = functools.partial(checked, asked=asked, devices=devices, said=set())
