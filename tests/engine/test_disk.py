@@ -95,9 +95,7 @@ def bundle(folder):
 
 
 def study_entered(folder):
-    settings = tiny.settings("vision")
-    disk.write_json(folder / "config.json", {"config": settings.to_dict()})
-    ablation.enter(folder, settings, [ablation.study.Run("all", "tied", 3, settings)])
+    ablation.enter(folder, [ablation.study.Run("all", "tied", 3, tiny.settings("vision"))])
 
 
 LINKS = {  # what is a link, where to, who writes there, what is said
