@@ -11,6 +11,8 @@ LEFT_OUT = ("capped_answers", "keys", "one_projection")  # forty minutes are ful
 
 def get_config():
     config = base.get_config("ablation", of=shakespeare_speedrun.get_config())
+    config.model.update(F=128, mlp="relu", score="asymmetric", value="low_rank")  # plain, as it was before this study
+    config.optim.learning_rate = 1e-2
     config.study.arms = [arm for arm in contradictions.arms(config.model.F) if arm[0] not in LEFT_OUT]
     config.study.seeds = [*range(10)]
     config.study.tune = [["optim.learning_rate", [5e-3, 1e-2, 2e-2]]]
