@@ -63,8 +63,9 @@ def compute(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
     panel.axvline(family.middle, color="grey", lw=0.8, ls=(0, (1, 3)))
     panel.set(xscale="log", yscale="log")
     panel.yaxis.set_minor_locator(ticker.MaxNLocator(6))  # losses span less than a decade
-    panel.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    panel.yaxis.set_minor_formatter(ticker.FormatStrFormatter("%g"))
+    for axis, form in ((panel.yaxis, "%g"), (panel.xaxis, "%.0e")):  # numbers, where matplotlib would set formulas
+        axis.set_major_formatter(ticker.FormatStrFormatter(form))
+        axis.set_minor_formatter(ticker.FormatStrFormatter(form))
     panel.set_xlabel("FLOPs of a training run", fontsize=9)
     panel.set_ylabel(styles.label(family.metric), fontsize=9, **plots.LITERAL)
     return (
