@@ -62,6 +62,7 @@ def compute(panel: axes.Axes, family: scaling.Family, style: Styles) -> str:
             panel.plot(flops, np.mean(values), **(look | {"ls": "", "ms": 5}), zorder=3)
     panel.axvline(family.middle, color="grey", lw=0.8, ls=(0, (1, 3)))
     panel.set(xscale="log", yscale="log")
+    panel.xaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
     panel.yaxis.set_minor_locator(ticker.MaxNLocator(6))  # losses span less than a decade
     for axis, form in ((panel.yaxis, "%g"), (panel.xaxis, "%.0e")):  # numbers, where matplotlib would set formulas
         axis.set_major_formatter(ticker.FormatStrFormatter(form))
