@@ -1,7 +1,7 @@
 """What each choice of `shakespeare_speedrun` buys: all but one of them, one after the other, x 3 seeds.
 
 python launch.py --config configs/speedrun_study.py --workdir runs/speedrun_study
-Loss on the whole validation part after the same 225 steps; the choices themselves were made on other text.
+Loss on the whole validation part after the same 225 steps; the choices, but for that number, were made on other text.
 """
 
 from configs import base, shakespeare_speedrun

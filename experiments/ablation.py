@@ -67,17 +67,7 @@ def run(
     before, runs = tuning.trials(asked), study.runs(settings, asked)
     trials = grouped(study.runs(settings, before) if before else [], tuning=True)
     if folder is None:
-        waiting = check(trials + grouped(runs))
-        for one in waiting:
-            print(one, flush=True)
-        if trials:
-            print(f"  the first {len(trials)} are trained to choose settings; the others then have the chosen ones")
-        conditions = reports.analysed(earlier, asked)[1] if earlier else statistics.analyse(asked, [])
-        print(words.of_power(asked, conditions, earlier))
-        if compilation.described.get():
-            dearest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
-            print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
-            compiler_report.show(programs.described(dearest, devices))
+        _show(check(trials + grouped(runs)), len(trials), asked, devices, earlier)
         return None
 
     def write() -> list[pathlib.Path]:
@@ -89,7 +79,7 @@ def run(
             waiting = check(unfinished(trials, folder / tuning.FOLDER), before=requests.heed)
             if not waiting:
                 runs = study.runs(settings, asked, tuning.chosen(folder, asked))
-            later = check(unfinished(grouped(runs), folder), before=requests.heed)
+            later = check(unfinished(grouped(runs), folder), before=requests.heed)  # also those that are tuned first
             with workdir.hold(folder, wait=workdir.PATIENCE):
                 workdir.enter(folder, settings.to_dict(), settings.defaults())
                 plan.record(folder, asked)
@@ -124,6 +114,22 @@ def run(
         requests.heed("stopped behind the last run: the report holds all of them")
     figures = [file for file in files if file.suffix == ".png"]
     return single.Result(folder, json.loads((folder / "report.json").read_bytes()), figures=figures)
+
+
+def _show(
+    waiting: list[programs.Checked], trials: int, asked: study.Study, devices: Mesh, earlier: pathlib.Path | None
+) -> None:
+    """What a dry run tells: the programs, the first `trials` of which choose settings, and what the seeds can show."""
+    for one in waiting:
+        print(one, flush=True)
+    if trials:
+        print(f"  the first {trials} are trained to choose settings; the others then have the chosen ones")
+    conditions = reports.analysed(earlier, asked)[1] if earlier else statistics.analyse(asked, [])
+    print(words.of_power(asked, conditions, earlier))
+    if compilation.described.get():
+        dearest = max(waiting, key=lambda one: one.step)  # to compile it takes a minute on two cores
+        print(f"  of these {len(waiting)} programs the one of most FLOPs is compiled", flush=True)
+        compiler_report.show(programs.described(dearest, devices))
 
 
 def train_all(
