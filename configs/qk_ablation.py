@@ -22,7 +22,7 @@ def get_config():
     # Of one matrix D^2 numbers are saved in each layer, and a hidden unit of the MLP takes 2 D.
     config.study.arms.insert(3, ("tied_more_mlp", {"model.score": "tied", "model.F": F + D // 2}))
     config.study.seeds = [*range(10)]
-    config.study.tune, config.study.tune_seeds = [["optim.learning_rate", [1e-3, 3e-3, 1e-2]]], [1000]
+    config.study.tune, config.study.tune_seeds = [["optim.learning_rate", [1e-3, 3e-3, 1e-2, 3e-2]]], [1000]
     config.study.conditions = [
         ("causal", {"text.objective": "causal", "study.threshold": 2.0}),
         ("masked", {"text.objective": "masked", "study.threshold": 2.5}),
