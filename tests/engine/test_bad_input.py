@@ -115,6 +115,8 @@ train.evaluate_batch=12 | train.evaluate_batch = 12 | 8 devices | multiple of 8
 train.batch_size=0 | batch | at least 1 | 0
 train.accumulation=0 | train.accumulation | at least 1
 train.steps=0 | train.steps | at least 1
+train.nan=stop | unknown train.nan "stop"; the right ones are: abort, skip, skip_spikes
+resume=newest | unknown resume "newest"; the right ones are: latest, latest_valid
 train.save_every=-1 | train.save_every | at least 0 | -1
 optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
 optim.weight_decay=nan | optim.weight_decay = nan | no number

@@ -11,12 +11,13 @@ import tiny
 import tiny_study
 from tiny_study import ALL, ARMS, STEPS
 
+import launch
 from configs import base
 from experiments import ablation
 from experiments.engine import checkpoint, config_file, log, loop
 from experiments.engine import config as configs
 from experiments.pretrained import open_model
-from experiments.studies import programs, study
+from experiments.studies import figures, programs, study
 
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAMS = {"qk_ablation": 14, "qk_ablation_full": 26, "qk_synthetic": 42, "qk_vit": 6, "norm_study": 3}
@@ -53,6 +54,22 @@ def test_a_study_leaves_its_runs_and_its_report(tmp_path):
         assert (of_study / file).stat().st_size > 1000 and file in outcome.out
     assert not (of_study / "checkpoints").exists()
     assert "No verdict" in outcome.out  # of two seeds
+
+
+def test_a_study_gives_its_report_in_the_callers_process_too(copy):
+    """One that is finished, of which the report is made anew."""
+    where, made = copy / "study", []
+
+    def draw(folder, *arguments):
+        made.append(folder / "dots.png")
+        made[0].write_bytes(b"dots")
+        return [figures.Figure(made[0], "course", "dots", "dots")]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "draw", draw)
+        result = launch.run(tiny_study.config_file(copy), where)
+    assert result.summary == json.loads((where / "report.json").read_text()) and "verdict" in result.summary
+    assert (result.folder, result.figures, result.params, result.apply) == (where, made, None, None)
 
 
 def test_weights_are_kept_where_they_are_asked_for(tmp_path):
