@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-import small_files
 import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -188,10 +187,6 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     told("holds no text", source=tmp_path / "folder")
     text.write_bytes(b"to be or not to be")
     told("evaluation part has 2 tokens", "needs 9")
-    text.write_bytes(tiny.TEXT + b"\xff\xfe" + tiny.TEXT)
-    told(f"{text} is not UTF-8", "1180", "bytes", more=["--config.text.tokenizer=characters"])
-    text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
-    told(str(text), "is a PNG image, not text", "leave it out")
     text.write_bytes(bytes(range(32, 122)))
     refused([*language, f"--config.text.source={text}", "--config.train.batch_size=80"], "73 examples", "batch of 80")
 
@@ -202,26 +197,9 @@ def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeyp
 
     told(tmp_path / "no", str(tmp_path / "no"), "digits", "mnist")
 
-    def idx(**changed):
-        folder = small_files.idx_folder(tmp_path / f"idx{len(list(tmp_path.iterdir()))}", **changed)
-        return pathlib.Path(folder)
-
-    lacks = idx()
-    (lacks / "t10k-labels-idx1-ubyte").unlink()
-    told(lacks, "lacks t10k-labels-idx1-ubyte")
     (tmp_path / "image.png").write_bytes(b"")
     told(tmp_path / "image.png", "image.png", "folder", ".npz")
-    y_train, y_test = (small_files.arrays()[name] for name in ("y_train", "y_test"))
-    told(idx(y_test=y_test + 1), "evaluation part", "label 4", "0 .. 3")
-    told(idx(y_train=y_train + 197), "training part", "label 200 is out of range")
-    short = idx() / "train-images-idx3-ubyte"
-    short.write_bytes(short.read_bytes()[:-5])
-    told(short.parent, "train-images-idx3-ubyte", "cut off", "(11, 5, 3)")
     file = tmp_path / "images.npz"
-    file.write_bytes(b"PK\3\4 and no more")
-    told(file, str(file), "damaged")
-    np.savez(file, pixels=np.zeros((3, 4, 4)))
-    told(file, str(file), "x_train", "pixels")
     x, y = np.zeros((9, 4, 4), np.uint8), np.array([0, 1, 2, 0, 1, -1, 0, 1, 2])
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=abs(y))
     told(file, "training part", "label -1", "0 .. 2")

@@ -87,7 +87,7 @@ def straight(tmp_path_factory):
 
 
 def test_what_a_run_writes(straight):
-    names = {file.name for file in straight.iterdir()}
+    names = {file.name for file in straight.iterdir()} - {"source"}  # where this checkout has edits
     assert names == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "events", "figures"}
     assert {file.name for file in (straight / "checkpoints").iterdir()} == {"6", "9"}  # keep = 2
     rows, events = log.read(straight), scalars(straight)[0].keys()
@@ -142,18 +142,6 @@ def test_resumed_on_another_number_of_devices(tmp_path, straight, capsys):
     assert [row["step"] for row in rows] == [4, 6, 8, 9]
     expected = {row["step"]: row["train/loss"] for row in log.read(straight) if "train/loss" in row}
     assert [row["train/loss"] for row in rows] == pytest.approx([expected[row["step"]] for row in rows], rel=1e-5)
-
-
-def test_stopped_after_the_last_step_only_the_result_is_made(tmp_path, straight):
-    def broken(params, folder, rows):
-        raise Stopped
-
-    folder = tmp_path / "run"
-    with pytest.raises(Stopped):
-        run(folder, figures=broken)
-    assert not (folder / "summary.json").exists()
-    run(folder)
-    assert alike(folder, straight) and summary(folder)["eval/loss"] == summary(straight)["eval/loss"]
 
 
 def contents(folder):

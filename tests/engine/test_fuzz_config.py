@@ -1,6 +1,5 @@
 """Whatever a config says, it is accepted or refused in one sentence: random edits on the real path of the launcher."""
 
-import copy
 import json
 import math
 
@@ -202,27 +201,6 @@ def told():
     fuzz.tell()
 
 
-@hypothesis.given(st.data())
-@fuzz.settings(100)
-def test_values_are_taken_or_refused(data):
-    """Loading and overriding alone, of which there can be thousands: what is taken has the type it had."""
-    config = base.get_config(data.draw(st.sampled_from(tiny.EXPERIMENTS)))
-    defaults = copy.deepcopy(config)
-    try:
-        with fuzz.bounded():
-            for key, value in data.draw(st.lists(EDIT, min_size=1, max_size=3)):
-                text = data.draw(st.booleans())
-                configs.override(config, key, as_text(value)) if text else configs.assign(config, key, value)
-            found = configs.flat(configs.Settings(config, defaults).to_dict())
-    except errors.UserError as error:
-        str(error).encode("utf-8", "backslashreplace")
-        return fuzz.count("values", "refused")
-    before = configs.flat(defaults.to_dict())
-    assert {key: type(found[key]) for key in found} == {key: type(before[key]) for key in before}
-    json.dumps(found, allow_nan=False)
-    return fuzz.count("values", "accepted")
-
-
 @hypothesis.given(
     st.sampled_from(["language", "vision", "masked_image", "synthetic", "convolution", "translation"]),
     st.lists(EDIT, max_size=3),
@@ -253,23 +231,6 @@ def given(folder, way, name, own, edits):
     file = folder / f"config.{'json' if way == 'json' else 'py'}"
     file.write_text(content, encoding="utf-8", errors="backslashreplace")
     return ["--config", str(file)]
-
-
-LEAVES = st.one_of(st.none(), st.booleans(), WHOLE.filter(lambda n: abs(n) < 10**40), REAL, fuzz.TEXTS)
-NAMES_OF = st.one_of(KEYS, fuzz.TEXTS)
-JSON = st.recursive(
-    LEAVES, lambda some: st.lists(some, max_size=3) | st.dictionaries(NAMES_OF, some, max_size=3), max_leaves=8
-)
-
-
-@hypothesis.given(
-    st.one_of(JSON.map(json.dumps).map(str.encode), st.binary(max_size=60)), st.sampled_from(["json", "py"])
-)
-@fuzz.settings(60)
-def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path_factory, content, ending):
-    file = tmp_path_factory.mktemp("case") / f"config.{ending}"
-    file.write_bytes(content if ending == "json" else b"# coding: utf-8\n'''" + content)
-    launched("files", "--config", str(file), "--dry_run")
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # a study of a thousand arms

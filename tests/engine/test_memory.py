@@ -1,6 +1,7 @@
 """Memory is looked at before anything is allocated, and what does not fit is refused in one sentence."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -94,12 +95,15 @@ def test_a_step_is_refused_where_it_would_take_more_than_there_is(monkeypatch):
 
 
 def test_a_run_whose_step_takes_too_much_stops_before_it(tmp_path, monkeypatch):
-    """Of a MiB: state and batches fit, and the weights A_BHNS of 8 examples on each of 8 devices do not."""
-    monkeypatch.chdir(tmp_path)
+    """Of a MiB: state and batches fit, and what is computed of two examples on each of 8 devices does not."""
     monkeypatch.setattr(disk, "host_memory", lambda: 2**20)
-    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
-    sizes = dict(model__M=1, model__D=2, model__H=2, train__batch_size=64, train__evaluate_batch=64)
-    file = tiny.config_file(tmp_path, "language", text__source="text.txt", text__N=64, **sizes)
-    outcome = tiny.run("--config", file, "--config.train.steps=2", "--config.optim.warmup_steps=1", "--workdir", "run")
-    assert outcome.code == 2 and "a training step on 8 devices" in outcome.err, outcome.err
+    task = tiny.linear_task()
+
+    def loss_and_metrics(params, batch, key_B, over=None):
+        large_BX = jnp.cumsum(jnp.repeat(batch["x_BD"], 50_000, axis=1), axis=1)
+        ratios = task.loss_and_metrics(params, batch, key_B)
+        return ratios | {"large": (large_BX.max(), jnp.float32(1))}
+
+    with pytest.raises(errors.UserError, match="a training step on 8 devices of one memory needs"):
+        tiny.trained(tmp_path / "run", task._replace(loss_and_metrics=loss_and_metrics), mesh__data=8)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

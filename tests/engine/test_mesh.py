@@ -170,7 +170,7 @@ def test_what_devices_share_trains_as_one_device_and_stays_where_it_is():
 def test_fsdp_holds_and_gathers_one_block_at_a_time(task_of):
     """Parameters and moments fall as 1/fsdp; never are all layers' weights gathered; gradients are scattered."""
     mesh, parts = mesh_of("2x4x1x1"), 4
-    program, state = compiled(task_of("language", mesh, model__D=64, model__M=2, model__remat="none"), mesh)
+    program, state = compiled(task_of("language", mesh, model__D=64, model__M=2, model__remat="none", **FEW), mesh)
     for tree in (state.params, state.opt_state):
         assert 1 / parts <= compilation.device_bytes(tree) / compilation.tree_bytes(tree) < 1.05 / parts
     text, weights = program.as_text(), compilation.tree_bytes(state.params)

@@ -174,21 +174,6 @@ def test_what_cannot_be_a_study_is_one_sentence_before_anything_is_trained(tmp_p
     assert not (tmp_path / "study").exists()
 
 
-def test_seeds_spread_over_devices_are_trained_alike(whole, tmp_path):
-    outcome = tiny_study.run(tmp_path, mesh__seed=2, study__arms=ARMS[1:])
-    assert (outcome.code, outcome.err) == (0, "") and "seed=2" in outcome.out
-    for name, summary in tiny_study.summaries(tmp_path).items():
-        assert summary["eval/loss"] == pytest.approx(tiny_study.summaries(whole)[name]["eval/loss"], abs=1e-5)
-
-
-def test_a_run_that_diverges_is_named_and_the_others_go_on(whole, tmp_path):
-    outcome = tiny_study.run(tmp_path, study__arms=[["wild", {"optim.learning_rate": 1e38}], ["base", {}]])
-    assert (outcome.code, outcome.err) == (0, "") and "diverged" in outcome.out
-    for seed in (3, 5):
-        assert tiny_study.summaries(tmp_path)[f"all/wild/seed_{seed}"]["diverged_at"] in (1, 2, 3)
-    tiny_study.assert_alike(tmp_path, whole, [f"all/base/seed_{seed}" for seed in (3, 5)])
-
-
 def test_programs_that_were_begun_come_first_and_as_they_were(tmp_path):
     settings = tiny.settings("ablation", **tiny_study.TRAIN | tiny_study.STUDY)
     every = study.programs(study.runs(settings, study.read(settings)))

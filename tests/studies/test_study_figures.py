@@ -88,15 +88,6 @@ def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
     assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
 
 
-def test_lines_on_one_another_are_both_seen(tmp_path):
-    curves(tmp_path, {"near": [(5.0, 2.0, 1.001, 1.0)], "asymmetric": [(5.0, 2.0, 1.0, 1.0)]})
-    drawing, _ = drawn("course", tmp_path, study_folder.study(("near", "asymmetric"), seeds=(0,)))
-    near, reference = (lines(drawing.axes[1], colour)[0] for colour in (styles.COLOURS[0], "black"))
-    assert near.get_zorder() > reference.get_zorder() and near.get_linewidth() < reference.get_linewidth()
-    assert near.is_dashed() and not reference.is_dashed()
-    assert near.get_markevery() == (1, 2) and reference.get_markevery() == (0, 2)
-
-
 def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(tmp_path):
     study = study_folder.study(metric="eval/accuracy", seeds=(0,))
     peak = [1.0] * 100 + [101.0] + [1.0] * 99
@@ -171,27 +162,6 @@ def test_maps_stand_side_by_side_on_one_scale(tmp_path):
     assert norm.vmax == max(panel.images[0].get_array().max() for panel in panels.flat) and norm(norm.vmax / 4) == 0.5
     assert "(seed 0)" in caption and "square root of the weight" in caption
     assert attention.columns(1, 12) == [(0, h) for h in range(8)] and len(attention.columns(12, 16)) == 8
-
-
-def panels_of(rows, columns, **A_MHNS):
-    return np.reshape(attention.side_by_side(A_MHNS, {arm: arm for arm in A_MHNS}).axes[:-1], (rows, columns))
-
-
-def test_a_map_of_all_heads_and_of_other_layers_is_named_so():
-    one, two = np.full((2, 1, 3, 3), 0.1), np.full((2, 2, 3, 3), 0.2)
-    panels = panels_of(3, 4, none=one, tied=two, asymmetric=two)
-    heads = [f"layer {m}, head {h}" for m in (1, 2) for h in (1, 2)]
-    assert [[panel.get_title() for panel in row] for row in panels] == [
-        ["layer 1, all heads", "", "layer 2, all heads", ""],
-        heads,
-        [""] * 4,
-    ]
-    assert [panel.axison for panel in panels[0]] == [True, False, True, False] and not panels[1, 0].get_xticklabels()
-    panels = panels_of(2, 4, tied=one, asymmetric=np.full((9, 1, 3, 3), 0.1))
-    assert [[panel.get_title() for panel in row] for row in panels] == [
-        ["layer 1, head 1", "layer 2, head 1", "", ""],
-        ["", *(f"layer {m}, head 1" for m in (4, 6, 9))],
-    ]
 
 
 def test_damaged_maps_are_told(tmp_path):
