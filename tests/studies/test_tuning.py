@@ -12,7 +12,8 @@ import tiny
 import tiny_study
 
 from experiments import ablation, task
-from experiments.engine import errors
+from experiments.engine import checkpoint, errors
+from experiments.pretrained import open_model
 from experiments.studies import merge, programs, report, study, tuning
 
 RATES = ["optim.learning_rate", [1e-3, 1e-2]]
@@ -49,7 +50,7 @@ def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tmp_
         usual(one, *arguments, **options)
 
     monkeypatch.setattr(programs, "train", train)
-    outcome = tiny_study.run(tmp_path, draws=True, **SMALL)
+    outcome = tiny_study.run(tmp_path, draws=True, study__keep_weights=True, **SMALL)
     assert (outcome.code, outcome.err) == (0, "")
     names = "tied (2 values) x 2 seeds", "usual (2 values) x 2 seeds", "tied x 2 seeds", "usual x 2 seeds"
     assert trained == [*zip(names, (True, True, False, False), strict=True)]
@@ -85,8 +86,13 @@ def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tmp_
     for file in ("report.md", "report.html"):
         assert "better values may lie beyond: all, tied" in (folder / file).read_text()
     assert not (folder / "tuning" / "checkpoints").exists() and not list(folder.glob("**/lock"))
+    for name, summary in every.items():
+        opened = open_model.open(folder / name)
+        assert checkpoint.digest(opened.params) == summary["params_sha256"]
+    assert np.isfinite(opened(np.array([open_model.words(opened).encode("abc")]))).all()
     trained.clear()  # an arm that comes later chooses too, and nothing else is trained
-    more = SMALL | {"study__arms": [["more", {"model.score": "none"}], *SMALL["study__arms"]]}
+    more = SMALL | {"study__arms": [["more", {"model.score": "tied"}], *SMALL["study__arms"]]}
+    more["study__keep_weights"] = True
     assert tiny_study.run(tmp_path, **more).code == 0
     assert [name for name, _ in trained] == ["more (2 values) x 2 seeds", "more x 2 seeds"]
     parts = [tmp_path / "A", tmp_path / "B"]
