@@ -7,7 +7,7 @@ import pytest
 import study_folder
 from scipy import stats
 
-from experiments.studies import figures_across, inference, overall, report, runs, statistics, styles, tables
+from experiments.studies import figures, figures_across, inference, overall, report, runs, statistics, styles, tables
 
 BASE = [2.0, 2.1, 2.2, 2.3]
 SHIFT = {"loss": [0.4, 0.1, 0.1, -0.3], "accuracy": [-1.0, 0.4, 0.8, 0.2]}  # of the arm, by condition
@@ -95,7 +95,8 @@ def test_without_a_gain_of_the_reference_there_is_no_mean_and_no_profile(tmp_pat
     assert figures_across.drawn(found, {}) is None
 
 
-def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path):
+def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "KINDS", {})  # those of one condition have tests of their own
     study, conditions, finished = left(tmp_path)
     [block] = report.across(conditions, finished)
     drawing, caption = figures_across.drawn(block.numbers, styles.of(study))
