@@ -10,10 +10,7 @@ import pytest
 import tiny
 from hypothesis import strategies as st
 
-from configs import base
-from experiments.engine import config as configs
-from experiments.engine import config_file, disk, errors, run, step, workdir
-from experiments.studies import study
+from experiments.engine import disk, run, step, workdir
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
@@ -114,32 +111,6 @@ def nested(edits):
     return values
 
 
-CALLED = st.one_of(st.sampled_from([*"abcdefABC", "report.json", "a.tmp", "x" * 101]), fuzz.TEXTS)
-GOOD = st.lists(edits(TRAINED, sensible), max_size=1).map(dict)
-CHANGES = st.one_of(GOOD, st.lists(EDIT, max_size=2).map(dict), st.just({7: 1}), ANYTHING)
-
-
-def pairs(names, changes):
-    return st.lists(st.tuples(names, changes).map(list), max_size=4, unique_by=lambda pair: pair[0])
-
-
-NAMED = st.one_of(pairs(st.sampled_from("aAbBc"), GOOD), pairs(CALLED, CHANGES), st.lists(ANYTHING, max_size=3))
-SEEDS = st.one_of(st.lists(st.sampled_from([0, 1, 2.0, -3, True, None, "4", [5], {"a": 6}]), max_size=2), PAIRS)
-ARMS = [[["a", {}], ["b", {"model.score": "tied"}]], [["b", {}], ("a", {"model.M": 2})]]
-STUDY = {  # what makes sense, and what may not
-    "arms": (st.sampled_from(ARMS), NAMED),
-    "conditions": (pairs(st.sampled_from("abcde"), GOOD), NAMED),
-    "seeds": (st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=1, max_size=3, unique=True), SEEDS),
-    "metric": (st.sampled_from(["eval/loss", "eval/accuracy"]), ANYTHING),
-    "threshold": (st.sampled_from([0.5, -1.0]), st.one_of(REAL, ANYTHING)),
-}
-
-
-def studies(wrong):
-    """Settings of a study, all but those that are wrong with a sense."""
-    return st.fixed_dictionaries({key: bad if key in wrong else good for key, (good, bad) in STUDY.items()})
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with small data of every kind, and the config of each experiment that uses it."""
@@ -231,27 +202,3 @@ def given(folder, way, name, own, edits):
     file = folder / f"config.{'json' if way == 'json' else 'py'}"
     file.write_text(content, encoding="utf-8", errors="backslashreplace")
     return ["--config", str(file)]
-
-
-@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # a study of a thousand arms
-@hypothesis.given(st.lists(st.sampled_from(sorted(STUDY)), max_size=2).flatmap(studies))
-@fuzz.settings(40)
-def test_any_study_has_its_runs_or_is_refused(changes):
-    """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
-    config = base.get_config("ablation", of="synthetic")
-    try:
-        with fuzz.bounded():
-            for key, value in changes.items():
-                configs.assign(config, f"study.{key}", value)
-            settings = configs.Settings(config, config_file.defaults(config, base.get_config))
-            asked = study.read(settings)
-            rows = study.runs(settings, asked)
-            programs = study.programs(rows)
-            folders = {program.folder for program in programs}
-    except errors.UserError as error:
-        str(error).encode("utf-8", "backslashreplace")
-        return fuzz.count("studies", "refused")
-    assert len({row.name.lower() for row in rows}) == len(asked.conditions) * len(asked.arms) * len(asked.seeds) > 1
-    assert len(folders) == len(programs) <= len(rows) == sum(len(program.runs) for program in programs)
-    assert all(math.isfinite(threshold) for threshold in asked.threshold.values())
-    return fuzz.count("studies", "accepted")

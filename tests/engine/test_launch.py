@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 import launch
-from experiments.engine import disk, errors
+from experiments.engine import errors
 
 SPY = """
 import json
@@ -139,16 +139,3 @@ def test_help_lists_the_settings_with_their_comments(capsys):
     names = {f"{name} = " for name in tiny.fields()}
     assert [name for name in names if f"\n{name}" not in told] == []
     assert "\nseed = 0  # of initial parameters" in told and "\nof vision\nimage." in told
-
-
-def test_a_new_file_is_made_where_it_is_written(tmp_path):
-    file = disk.new_file(tmp_path / "a" / "b", "c.txt")
-    assert not (tmp_path / "a").exists()
-    disk.write_new(file, b"text")
-    assert file.read_bytes() == b"text"
-    file.chmod(0o755)
-    for folder, words in ((file.parent, "is there already"), (file / "d", "c.txt is a file"), (file, "is a file")):
-        with pytest.raises(errors.UserError, match=words):
-            disk.new_file(folder, "c.txt")
-    with pytest.raises(errors.UserError, match="cannot be written"):
-        disk.write_new(file / "d", b"")

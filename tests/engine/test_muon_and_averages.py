@@ -13,11 +13,7 @@ from experiments.engine import run as runs
 from experiments.engine import step as steps
 from tfm import shapes
 
-AXES = {
-    "Uq_HKD": (2,),
-    "P_HKK": (2,),
-    "W2_DF": (1,),
-}  # of one layer: over which a row is averaged
+AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # of one layer: over which a row is averaged
 WHOLE = {"Uq_HKD": (0, 1, 2), "P_HKK": (1, 2), "W2_DF": (0, 1)}  # one matrix of a layer; P has one in each head
 
 

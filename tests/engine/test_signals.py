@@ -118,10 +118,7 @@ with signals.at_once(), requests.collect():
 
 @pytest.mark.parametrize(
     ("sent", "code", "out"),
-    [
-        (["SIGINT", "SIGTERM"], 0, ["SIGINT 2", "SIGTERM 2"]),
-        (["SIGTERM", "SIGINT"], 130, ["SIGTERM 15"]),
-    ],
+    [(["SIGINT", "SIGTERM"], 0, ["SIGINT 2", "SIGTERM 2"]), (["SIGTERM", "SIGINT"], 130, ["SIGTERM 15"])],
 )
 def test_a_sigint_after_another_signal_stops_at_once(sent, code, out):
     root = str(pathlib.Path(__file__).parents[2])

@@ -198,30 +198,6 @@ def test_latex_has_the_table_and_no_letter_of_a_name_is_a_command(reported):
     )
 
 
-def test_a_condition_without_a_run_takes_one_line(tmp_path):
-    study = study_folder.study(conditions=("first", "later"), seeds=(0, 1, 2))
-    study_folder.losses(tmp_path, "first", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0, 1.0, 1.1]})
-    files, line = report.write(tmp_path, study, what={}), "later: none of its 6 runs is finished yet."
-    assert line in Page(files[2]).text("p") and "later" not in "".join(Page(files[2]).text("h3"))
-    for text in (report.text(tmp_path, study), files[1].read_text(), files[3].read_text()):
-        assert [one for one in text.splitlines() if one.startswith("later")] == [line]
-    assert [one["name"] for one in json.loads(files[0].read_text())["conditions"]] == ["first", "later"]
-
-
-def test_a_study_of_many_conditions_has_an_overview_in_colour(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "draw", lambda *_: [])
-    study = study_folder.study(conditions=("a", "b", "c"), seeds=(0, 1, 2))
-    for name in ("a", "b", "c"):
-        study_folder.losses(tmp_path, name, {"tied": [1.2, 1.3, 1.41], "asymmetric": [1.0, 1.1, 1.2]})
-    files = report.write(tmp_path, study, what={})
-    page, markdown = Page(files[2]), files[1].read_text()
-    assert [cell.get("class") for cell in page.of("td")].count("worse") == 3 and "All conditions" in page.text("h3")
-    anchors = {one["id"] for _, one in page.elements if "id" in one}
-    links = [one["href"].removeprefix("#") for one in page.of("a")]
-    assert set(links) <= anchors and "all-conditions" in links
-    assert "## All conditions" in markdown and "| b | eval/loss | 1.1000 | +0.2033 worse |" in markdown
-
-
 def test_an_unfinished_study_says_what_is_missing(tmp_path):
     study = study_folder.study(seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.0, 2.1, 2.2], "asymmetric": [1.0]})

@@ -81,13 +81,6 @@ def test_arms_that_a_figure_leaves_out_are_named(tmp_path):
     assert 'Not drawn in "training loss", for want of numbers: "tied", "gone"' in course and without in course
 
 
-@pytest.mark.parametrize(("early", "cut"), [(5.0, True), (8.8, True), (8.95, False)])
-def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
-    curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
-    drawing, _ = drawn("course", tmp_path, study_folder.study(seeds=(0,)))
-    assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
-
-
 def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(tmp_path):
     study = study_folder.study(metric="eval/accuracy", seeds=(0,))
     peak = [1.0] * 100 + [101.0] + [1.0] * 99
