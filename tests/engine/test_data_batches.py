@@ -254,28 +254,6 @@ def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_
     assert not one["weight_BN"][~one["valid_BS"]].any()
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
-def test_a_row_of_small_integers_gives_the_same_batches(kind):
-    """Also where [MASK] is an id that they do not hold."""
-    N, W = 7, 257
-    token_T = np.random.default_rng(0).integers(0, 256, 61)
-    rule = {"W": W, "ordinary": 256, "mask_id": 256, "rate": 0.5}
-    for made in (
-        lambda token_T: windows.causal(token_T, N=N),
-        lambda token_T: windows.causal(token_T, N=N, evaluation=True),
-        lambda token_T: windows.masked(token_T, N=N, **rule),
-        lambda token_T: windows.masked(token_T, N=N, evaluation=True, **rule),
-    ):
-        (fetch, n), (small, m) = made(token_T.astype(np.int32)), made(token_T.astype(kind))
-        index_B = np.arange(n) % n
-        one, other = fetch(index_B, None), small(index_B, None)
-        assert (
-            n == m
-            and same(one, other)
-            and {k: v.dtype for k, v in one.items()} == {k: v.dtype for k, v in other.items()}
-        )
-
-
 def test_masked_evaluation_hides_different_places_in_different_windows():
     token_T = np.zeros(7 * 31, np.int32)
     fetch, n = windows.masked(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5, evaluation=True)

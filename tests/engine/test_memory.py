@@ -35,11 +35,6 @@ def test_what_does_not_fit_is_refused(monkeypatch):
         disk.check_memory("this", 101)
 
 
-def test_a_size_has_three_digits_or_is_whole():
-    sizes = {1: "1 bytes", 1000: "1,000 bytes", 1024: "1 KiB", 12345678: "11.8 MiB", 999.7 * 2**20: "1,000 MiB"}
-    assert {n: disk.size(n) for n in sizes} == sizes
-
-
 def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):
     """D = 5, C = 3: 18 parameters of 4 bytes, as many gradients; no moments; step and key have 12 bytes."""
     task, devices = tiny.linear_task(), mesh.make(data=8)

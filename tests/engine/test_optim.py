@@ -244,12 +244,7 @@ def test_rows_of_a_study_take_the_same_steps():
             'unknown optimiser "moun" (did you mean "muon"?); the right ones are: adamw, muon, normuon, hyperball, or '
             "my_file:my_optimiser",
         ),
-        ({"name": "lion"}, 'unknown optimiser "lion" (did you mean "optax:lion"?)'),
         ({"name": "os:path"}, 'the optimiser "os:path" must be a function, and it is not'),
-        (
-            {"name": "optax:identity"},
-            "optim.name = optax:identity: TypeError: identity() takes 0 positional arguments but 1 was given",
-        ),
         (
             {"name": "optax:constant_schedule"},
             "optim.name = optax:constant_schedule: (learning rate of a step, settings of optim) -> an optax."
@@ -262,7 +257,6 @@ def test_rows_of_a_study_take_the_same_steps():
             "optim.schedule = test_optim:pairs: (step, steps) -> a number is expected, and it gives (2,)",
         ),
         ({"name": "muon", "momentum": 1.0}, "optim.momentum must be less than 1, and 1.0 is not"),
-        ({"name": "muon", "momentum": -0.1}, "optim.momentum must be at least 0, and -0.1 is not"),
         ({"name": "muon", "muon_lr_multiplier": -1.0}, "optim.muon_lr_multiplier must be at least 0, and -1.0 is not"),
     ],
 )

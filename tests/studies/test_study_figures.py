@@ -81,20 +81,6 @@ def test_arms_that_a_figure_leaves_out_are_named(tmp_path):
     assert 'Not drawn in "training loss", for want of numbers: "tied", "gone"' in course and without in course
 
 
-def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(tmp_path):
-    study = study_folder.study(metric="eval/accuracy", seeds=(0,))
-    peak = [1.0] * 100 + [101.0] + [1.0] * 99
-    for arm, accuracies in (("tied", (0.01, 0.5, 0.9)), ("asymmetric", (0.01, 0.5, 0.9))):
-        rows = [{"step": i, "train/loss": x} for i, x in enumerate(peak if arm == "tied" else peak[:50])]
-        rows += [{"step": i, "eval/accuracy": x} for i, x in enumerate(accuracies)]
-        study_folder.run(tmp_path, "all", arm, 0, ends={"eval/accuracy": 0.9}, rows=rows)
-    training, held_out, _ = drawn("course", tmp_path, study)[0].axes
-    assert [training.get_yscale(), held_out.get_yscale()] == ["log", "linear"]
-    (tied,), (few,) = lines(training, styles.COLOURS[0]), lines(training, "black")
-    assert tied.get_ydata()[97:104] == pytest.approx([1, 21, 21, 21, 21, 21, 1])
-    assert few.get_ydata() == pytest.approx(np.ones(50))
-
-
 def test_differences_show_seeds_mean_and_interval(tmp_path):
     study = study_folder.study(("tied", "few", "asymmetric"), seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.0, 1.0]})
@@ -124,20 +110,6 @@ def test_symmetry_has_a_panel_for_each_layer_and_measure(tmp_path):
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
     assert "about 0 for a random one (1/D is expected" in caption
     assert "d is of the sum over heads" in caption and "read it against step 0" in caption
-
-
-def test_attention_shows_each_seed_and_their_mean(tmp_path):
-    study = study_folder.study(seeds=(0, 1))
-    for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
-        own = {"entropy": [1.0 + seed, 3.0], "diagonal": [0.5, None]} if arm == "tied" else {}
-        study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, attention=own)
-    drawing, caption = drawn("attention", tmp_path, study)
-    entropy, diagonal = drawing.axes
-    assert [line.get_ydata().tolist() for line in entropy.lines] == [[1.0, 2.0], [3.0, 3.0]]
-    assert [bar.get_segments()[0][0, 1] for bar in entropy.collections] == [1.5, 3.0]
-    assert len(diagonal.lines) == 1 and "an entropy of ln n nats" in caption
-    without = study._replace(arms=study.arms[1:])
-    assert all(drawn(kind, tmp_path, without) is None for kind in ("attention", "symmetry", "maps"))
 
 
 def test_maps_stand_side_by_side_on_one_scale(tmp_path):
