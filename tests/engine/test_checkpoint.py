@@ -20,9 +20,6 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-# On any mesh
-
-
 @pytest.mark.parametrize(("before", "after"), [("1", "8"), ("8", "2x2x2"), ("2x2x2", "1")])
 def test_a_state_comes_back_on_any_mesh(tmp_path, before, after):
     assert resumed(tmp_path) is None
@@ -54,9 +51,6 @@ def test_other_arrays_are_a_sentence_even_with_a_fall_back(tmp_path, name, leaf,
             resumed(tmp_path, like, fall_back=fall_back)
         assert f"{tmp_path / '6'} is of another model or optimiser: params/embed/{told}" in str(caught.value)
     assert there(tmp_path) == {"3", "6"} and "Traceback" not in capfd.readouterr().err
-
-
-# Whole or not there
 
 
 @pytest.mark.parametrize("at", ["begins", "arrays", "manifest", "renamed", "deleted"])
@@ -143,9 +137,6 @@ def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch, held):
     saves.close()
 
 
-# What is kept
-
-
 def test_the_newest_and_the_best_are_kept_also_after_a_resume(tmp_path):
     metrics = {3: {"eval/loss": 2.0}, 6: {"eval/loss": 1.0}, 9: {"eval/loss": float("nan")}, 12: {}, 15: None}
     saved(tmp_path, (3, 6, 9), keep=1, best="eval/loss", metrics=metrics)
@@ -203,9 +194,6 @@ def test_a_step_on_disk_is_left_as_it_is(tmp_path):
     saves.close()
     for step in (3, 6):
         assert checkpoint.digest(checkpoint.parameters(tmp_path, step)) == checkpoint.digest(state(seed=step).params)
-
-
-# A disk that fails
 
 
 @pytest.mark.parametrize("when", ["before", "replaced", "during"])

@@ -28,9 +28,6 @@ class Stopped(Exception):
     """The machine goes away."""
 
 
-# The digest
-
-
 def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32)
     expected = hashlib.sha256(b"head/G_CD" + a.tobytes() + b"head/b_C" + b.tobytes()).hexdigest()
@@ -43,9 +40,6 @@ def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     assert checkpoint.digest({"head": {"G_CD": a}, "head 2": {"b_C": b}}) == both  # whole names, not level by level
     others = [{"head": {"G_CD": a, "c_C": b}}, {"head": {"G_CD": a, "b_C": np.nextafter(b, 2)}}, {"head": {"G_CD": a}}]
     assert len({checkpoint.digest(other) for other in others} | {expected}) == 4
-
-
-# A run and its folder
 
 
 def linear_task(growth=()):

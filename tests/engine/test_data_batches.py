@@ -170,8 +170,6 @@ sys.exit(7)
     assert (ended.returncode, ended.stdout, noise) == (7, "", [])
 
 
-# Windows.
-
 TOKENS = st.integers(2, 13).flatmap(lambda N: st.tuples(st.just(N), st.integers(N + 1, 61)))  # N, T
 
 

@@ -72,9 +72,6 @@ def drawn(file):
     plots.write(figure.Figure(), file)
 
 
-# Written through no link
-
-
 def test_a_link_in_place_of_a_file_that_a_run_writes_is_replaced(tmp_path, outside):
     folder, thesis = tmp_path / "run", outside / "thesis.txt"
     entered(folder)
@@ -165,9 +162,6 @@ def test_what_is_removed_is_not_waited_for_nor_what_a_link_leads_to(tmp_path, ou
     assert [found.name for found in tmp_path.iterdir()] == ["outside"]
 
 
-# What is left of drafts
-
-
 def test_what_a_killed_run_was_writing_does_not_keep_it_from_starting_again(tmp_path, monkeypatch):
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -208,9 +202,6 @@ def test_others_may_read_what_is_written_as_the_umask_says(tmp_path):
     finally:
         os.umask(before)
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o640}
-
-
-# Nothing is waited for
 
 
 def read_summary(file):
@@ -270,9 +261,6 @@ def test_a_device_is_no_file_and_a_link_to_a_file_is_one(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")  # as in the caches of downloads
     with disk.opened(tmp_path / "link") as file:
         assert isinstance(file, io.BufferedReader) and file.read().decode() == WORK
-
-
-# Something else in the way is named
 
 
 @pytest.mark.parametrize("kind", [os.mkdir, os.mkfifo])

@@ -136,8 +136,6 @@ def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_save
     assert not any((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "replay").exists()
 
 
-# Spikes
-
 RULE = steps.remembering(optax.identity())
 REMEMBER = jax.jit(RULE.update)
 
@@ -207,9 +205,6 @@ def test_patience_ends_where_nothing_is_learnt_any_more(tmp_path, monkeypatch):
     bad = task._replace(train=train, loss_and_metrics=loss_and_metrics)
     with pytest.raises(errors.RunError, match="step 16: 8 steps in a row have been skipped"):
         tiny.trained(tmp_path / "run", bad, train__nan="skip", train__steps=20, mesh__data=1)
-
-
-# A run
 
 
 @pytest.fixture

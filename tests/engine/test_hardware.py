@@ -145,9 +145,6 @@ def test_jax_has_started_without_it(machine, platforms):
         assert compilation.why_no_tpu(NEVER).startswith(told)
 
 
-# Where JAX starts
-
-
 def test_where_a_tpu_is_in_use_the_cpu_is_used_with_a_warning(machine, held, platforms, capsys):
     machine(V5E)
     with pytest.raises(errors.UserError, match=f"^a tpu was asked for: the TPU is in use by process {held.pid}, and"):
@@ -181,9 +178,6 @@ def test_where_jax_asks_for_both_and_cannot_have_the_tpu_the_cpu_is_used_with_a_
     platforms("tpu")
     with pytest.raises(errors.UserError, match="^JAX cannot start: Unable to initialize backend 'tpu'"):
         compilation.start("any")
-
-
-# A libtpu where there is no TPU
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,6 @@ def test_a_mistake_is_a_sentence_and_so_is_a_working_directory_that_is_gone(tmp_
         launch.run(ROOT / "configs" / "smoke.py")
 
 
-# Stopped
-
-
 def test_the_stop_button_saves_and_the_same_call_goes_on(tmp_path, monkeypatch, commanded, stays, capfd):
     arrays, where = len(jax.live_arrays()), tmp_path / "run"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as caught:
@@ -182,9 +179,6 @@ def test_a_sigterm_saves_and_then_does_what_it_would_have_done(tmp_path, monkeyp
     finally:
         signal.signal(signal.SIGTERM, before)
     assert len(heard) == 1 and tmp_path / "run" / "checkpoints" in heard[0]
-
-
-# What the caller's process is
 
 
 def test_flags_of_jax_are_as_before_whatever_the_run_needed(tmp_path, monkeypatch):
@@ -238,9 +232,6 @@ def test_modules_of_ones_own_are_read_anew(tmp_path, monkeypatch):
         assert "my_steps" not in sys.modules and "my_dots" not in sys.modules
         assert sys.modules["my_size"] is my_size and my_size.VERSION == 2
     del sys.modules["my_size"]
-
-
-# A notebook
 
 
 def test_a_notebooks_cell_has_one_line_that_replaces_itself(tmp_path, monkeypatch, capsys):

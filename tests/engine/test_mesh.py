@@ -167,9 +167,6 @@ def test_what_devices_share_trains_as_one_device_and_stays_where_it_is():
     assert len({loss for loss, *_ in losses["1x1x1x1"]}) == 4
 
 
-# ------------------------------------------------------------------------------------------------------- what it costs
-
-
 def test_fsdp_holds_and_gathers_one_block_at_a_time(task_of):
     """Parameters and moments fall as 1/fsdp; never are all layers' weights gathered; gradients are scattered."""
     mesh, parts = mesh_of("2x4x1x1"), 4
@@ -206,9 +203,6 @@ def test_on_a_tpu_gradients_are_scattered_around_a_ring(D):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert (passed := hlo.traffic(ring.as_text())).keys() == {"all-gather", "all-reduce", "collective-permute"}
     assert passed["collective-permute"][:2] == (6, 3 * W_HKD.nbytes / 4)  # three quarters, in two directions
-
-
-# ----------------------------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -265,9 +259,6 @@ def test_an_experiment_that_is_not_shared_says_so(axis, sizes):
         meshes.check_layout(mesh_of(sizes), layouts.ONE, {}, {})
 
 
-# ------------------------------------------------------------------------------------------------------ small parts
-
-
 def test_words_that_do_not_divide_are_whole_on_every_device():
     mesh = mesh_of("1x1x2x1")
     assert meshes.layout(mesh, W=256).vocab == "tensor"
@@ -287,8 +278,6 @@ def test_tokens_are_dealt_like_cards():
     specs = {"in_specs": (P("data"), P("data", "sequence")), "out_specs": P("data", "sequence")}
     assert not jax.jit(meshes.sharded(own, mesh_of("2x1x1x4"), **specs))(batch["w_BN"], placed["w_BN"]).any()
 
-
-# --------------------------------------------------------------------- devices of which this process has another number
 
 PROGRAM = """
 import os, sys, jax, launch

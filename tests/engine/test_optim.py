@@ -134,8 +134,6 @@ def test_adamw_is_its_formula_at_the_rate_of_the_step_for_gradients_clipped_over
     near(found, adamw_by_hand(params, used, rate=lambda step: 0.1 * (step + 1), **how))
 
 
-# Muon: float64 loops, matrix by matrix
-
 M, H, K, D, F = 2, 3, 5, 7, 11
 SIZES = {"M": M, "H": H, "K": K, "D": D, "F": F, "N": 13}
 HIDDEN = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
@@ -264,9 +262,6 @@ def test_what_cannot_be(changes, sentence):
     with pytest.raises(errors.UserError) as raised:
         runs.optimiser(chosen(**changes))
     assert str(raised.value) == sentence
-
-
-# One's own
 
 
 def root(step, steps):

@@ -62,9 +62,6 @@ def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
     assert commit() == f"{clean}-unknown"
 
 
-# The user's own files
-
-
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A folder with files of the user's own, in which modules are found."""
@@ -130,9 +127,6 @@ def test_nothing_is_written_through_a_link(tmp_path):
     with pytest.raises(OSError, match=disk.LINK):
         workdir.keep_sources(folder, {tmp_path / "mine.py": "mine.py"})
     assert not list(elsewhere.iterdir())
-
-
-# The data, and the machine
 
 
 def test_the_digest_of_data_is_theirs(tmp_path):

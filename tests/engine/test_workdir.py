@@ -40,9 +40,6 @@ def entered(folder, **changes):
         return workdir.enter(folder, config(**changes), tiny.config.flat(config()))
 
 
-# One run at a time
-
-
 def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_killed(tmp_path):
     with workdir.hold(tmp_path):
         name = rf"process {os.getpid()} on {socket.gethostname()}"
@@ -109,9 +106,6 @@ def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys
         monkeypatch.setattr(workdir.os, "close", close)
     monkeypatch.undo()
     assert not entered(tmp_path)
-
-
-# What may change
 
 
 def test_a_run_goes_on_with_what_may_change(tmp_path):
@@ -191,8 +185,6 @@ def test_a_damaged_summary_is_made_again(tmp_path, monkeypatch, content):
     (tmp_path / "summary.json").write_text(content)
     assert not entered(tmp_path)
 
-
-# What a run that goes on is told about what has changed since
 
 BITS, NOW = "numbers may differ in the last bits from here on", mesh.versions()
 
