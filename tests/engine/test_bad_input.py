@@ -50,11 +50,8 @@ def vision(tmp_path):
     [
         ("c.experimant = 'vision'", ['"experimant"', '"experiment"']),
         ("c.train.stebs = 3", ['"stebs"', '"steps"']),
-        ("c.train.update(stebs=3)", ['"stebs"']),
         ("c.text.N = 3", ['no "text"']),
         ("c.train.steps = 'many'", ["TypeError", "int"]),
-        ("c.train.steps = 2.5", ["TypeError", "int"]),
-        ("c.optim.schedule = 3", ["TypeError", "str"]),
         ("c.model.bias = 1", ["TypeError", "bool"]),
         ("c.seed = 1 / 0", ["division by zero"]),
         ("raise RuntimeError('mine')", ["RuntimeError: mine"]),
@@ -72,9 +69,7 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
     [
         ("a.json", json.dumps({"train": {"stebs": 3}}), ['"train.stebs"', '"train.steps"']),
         ("a.json", json.dumps({"config": {"train": {"steps": "3"}}}), ['"train.steps"', "int", "'3'"]),
-        ("a.json", json.dumps({"config": {"train": {"steps": True}}}), ['"train.steps"', "int", "True"]),
         ("a.json", "[1, 2]", ["is not a config in JSON", "object"]),
-        ("a.json", '{"config": {', ["is not a config in JSON"]),
         ("a.py", "def get_config(:\n", ["SyntaxError", "a.py", "line 1"]),
         ("a.py", "import no_such_module\n", ["a.py, line 1", "no_such_module"]),
         ("a.py", "x = 1\n", ["a.py", "get_config"]),

@@ -206,15 +206,6 @@ def test_who_belongs_together_is_said_whole_or_not_at_all(monkeypatch):
         distributed.given(None, None, None)
 
 
-def test_several_processes_do_what_makes_sense_only(arguments, tmp_path):
-    several = "--coordinator=127.0.0.1:1", "--processes=2", "--process=1"
-    assert tiny.run(*arguments, "--processes=2").err.startswith("error: several processes need --coordinator")
-    for wrong in (("--dry_run", "--workdir", str(tmp_path / "a")), ()):
-        outcome = tiny.run(*arguments, *several, *wrong)
-        assert outcome.code == 2 and "all need the same --workdir" in outcome.err
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_coordinator_that_is_not_there_is_not_waited_for_long(monkeypatch):
     monkeypatch.setattr(distributed, "START_SECONDS", 0.3)
     port = free_port()

@@ -1,12 +1,10 @@
 """The time left that the live lines announce, of a run and of a study, against what a made-up clock then shows."""
 
 import io
-import itertools
 import re
 import types
 
 import pytest
-import tiny
 
 from experiments.engine import log, loop
 from experiments.studies import programs, progress
@@ -107,15 +105,6 @@ def test_the_live_line_announces_the_same(clock, monkeypatch):
     assert f"10/1000 steps, 01:39 left, {told} |" in terminal.getvalue()
     line.close()
     assert f"10/1000 steps, {told} |" in terminal.getvalue().splitlines()[-1]
-
-
-def test_the_evaluations_that_are_still_to_come():
-    for every, steps in itertools.product(range(4), range(1, 9)):
-        for n in range(1, steps + 1):
-            due = sum(loop.due(m, every=every, steps=steps) for m in range(n, steps + 1))
-            assert loop.times(n, every=every, steps=steps) == due
-    task = tiny.linear_task(n_evaluation=29, evaluate_batch=8)  # 4 batches, forward only
-    assert loop.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
 
 
 def train_study(clock, line, waiting, *, power, start):

@@ -142,11 +142,6 @@ def test_json_has_the_numbers(reported):
     assert versions == {"jax": "0.0.1", "scipy": scipy.__version__}
     none, _, asymmetric = numbers["conditions"][0]["arms"]
     difference = none["difference"]
-    by_seed = {seed: none["values"][seed] - asymmetric["values"][seed] for seed in "012"}
-    assert difference["by_seed"] == pytest.approx(by_seed)
-    assert difference["mean"] == pytest.approx(np.mean(list(by_seed.values())))
-    low, high = difference["interval"]
-    assert low < difference["interval_uncorrected"][0] < difference["mean"] < high
     assert difference["p_corrected"] == pytest.approx(3 * difference["p"]) and difference["kind"] == "worse"
     assert asymmetric["difference"] is None and asymmetric["symmetry"]["symmetry"] == pytest.approx(
         [np.tanh(0.5), np.tanh(1.0)]  # of 2 layers, at the last step
