@@ -115,21 +115,6 @@ def test_no_corruption_is_accepted_and_each_falls_back(good, tmp_path, monkeypat
     assert seen >= {(kind, on_manifest) for kind in KINDS for on_manifest in (False, True)} - {("surplus", True)}
 
 
-def test_without_a_valid_one_there_is_a_sentence(good, tmp_path):
-    folder = shutil.copytree(good, tmp_path / "checkpoints")
-    for step in (3, 6):
-        file = folder / str(step) / "state" / "_METADATA"
-        file.write_bytes(b"[" + file.read_bytes()[1:])
-    saves = checkpoint.Checkpoints(folder, keep=2)
-    with pytest.raises(errors.UserError, match=r"no checkpoint is valid.*6 is damaged: state/_METADATA is not what"):
-        saves.resume(state(), fall_back=True)
-    shutil.rmtree(folder / "6")
-    saves = checkpoint.Checkpoints(folder, keep=2)
-    with pytest.raises(errors.UserError, match="there is no other one: choose another --workdir"):
-        saves.resume(state(), fall_back=False)
-    assert {found.name for found in folder.iterdir()} == {"3"}
-
-
 @pytest.mark.parametrize("several", [False, True])
 def test_a_run_of_which_a_drive_has_no_checkpoint_whole_begins_anew(good, tmp_path, capsys, several):
     """As where the machine was taken away before its first save had all come to the drive; with several saves, which

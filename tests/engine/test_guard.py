@@ -130,7 +130,8 @@ def test_what_the_optimiser_makes_of_finite_numbers_ends_the_run_and_is_not_save
         return optax.chain(adamw(*of, **how), *huge)
 
     monkeypatch.setitem(optim.NAMED, "adamw", too_far)
-    quick = {"train__steps": steps, "train__nan": nan, "train__save_every": 0, "optim__warmup_steps": 0}
+    quick = {"train__steps": steps, "train__nan": nan, "train__save_every": 0, "optim__schedule": "constant"}
+    quick |= {"optim__warmup_steps": 0}
     with pytest.raises(errors.RunError, match=f"step {at}: an updated parameter is not finite.*last checkpoint"):
         tiny.trained(tmp_path / "run", tiny.linear_task(), **quick)
     assert not any((tmp_path / "run" / "checkpoints").iterdir()) and not (tmp_path / "run" / "replay").exists()

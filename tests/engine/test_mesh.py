@@ -32,9 +32,9 @@ FEW = {"model__bias": False, "model__norm": "rms", "model__mlp": "relu"}  # para
 KINDS = {  # what each room has beside the usual: every sum over devices is in one of the first three
     "masked_image": (
         "masked_image",
-        {"model__norm": "instance", "model__dropout": 0.2, "model__mlp": "swiglu", "model__score": "tied"}
-        | {"model__relative_position": "relative", "model__value": "identity", "model__remat": "full"}
-        | {"model__block": "post_norm", "model__bias": False, "image__patch": 2},
+        {"model__norm": "instance", "model__mlp": "swiglu", "model__score": "tied", "model__value": "identity"}
+        | {"model__relative_position": "relative", "model__remat": "none", "model__block": "post_norm"}
+        | {"model__bias": False, "image__patch": 2},
     ),
     "prefix": (
         "language",
