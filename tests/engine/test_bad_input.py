@@ -103,6 +103,7 @@ image.augment=[1 | "image.augment" must be of type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
 train.batch_size=20 train.evaluate_batch=3 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
 train.accumulation=4 | train.batch_size = 16 | 8 devices | 4 accumulated parts | multiple of 32
+train.growth=[[5,12]] | train.growth = 12 does not divide evenly over 8 devices: choose a multiple of 8
 train.evaluate_batch=12 | train.evaluate_batch = 12 | 8 devices | multiple of 8
 train.batch_size=0 | batch | at least 1 | 0
 train.accumulation=0 | train.accumulation | at least 1

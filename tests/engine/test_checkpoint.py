@@ -1,11 +1,14 @@
 """Checkpoints: whole or not there, on any mesh, the newest and the best kept, and a disk that fails."""
 
+import asyncio
 import errno
 import json
 import os
 import pathlib
 import stat
+import sys
 import threading
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -194,6 +197,18 @@ def test_a_step_on_disk_is_left_as_it_is(tmp_path):
     saves.close()
     for step in (3, 6):
         assert checkpoint.digest(checkpoint.parameters(tmp_path, step)) == checkpoint.digest(state(seed=step).params)
+
+
+def test_a_loop_that_is_closed_while_tensorstore_still_writes_is_not_told(monkeypatch):
+    """Of many writes to a full disk Orbax awaits the first that fails; the others come to a loop that is no more."""
+    told, loop = [], asyncio.new_event_loop()
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(type(found.exc_value)))
+    disk.quiet()
+    loop.close()
+    for late in (loop.call_soon_threadsafe, {}.pop):  # called from C, as by tensorstore, where nobody can catch it
+        _ = weakref.ref(thing := set(), late)
+        del thing
+    assert told == [KeyError]
 
 
 @pytest.mark.parametrize("when", ["before", "replaced", "during"])

@@ -4,6 +4,7 @@ import functools
 import itertools
 import types
 
+import dots
 import jax
 import jax.numpy as jnp
 import pytest
@@ -137,23 +138,21 @@ def test_the_result_block():
 def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    config = tiny.config_file(
-        tmp_path, "vision", image__patch=4, model__mlp="relu", mesh__data=1, **tiny.MODEL | {"model.M": 1}
-    )
+    changes = dots.CHANGES | {"train.batch_size": 60}
+    config = tiny.config_file(tmp_path, "dots", **changes)
     outcome = tiny.run("--config", config, "--dry_run", "--workdir", str(tmp_path / "run"))
     assert (outcome.code, outcome.err) == (0, "")
-    settings = tiny.settings("vision", image__patch=4, model__M=1, mesh__data=1)
-    params = jax.eval_shape(tiny.task_of(settings).init, jax.random.key(0))
+    params = jax.eval_shape(tiny.task_of(tiny.settings("dots", model=False, **changes)).init, jax.random.key(0))
     numbers = sum(leaf.size for leaf in jax.tree.leaves(params))
     assert run.table(params) in outcome.out
-    assert "FLOP per step (3 x forward) of 64 examples, 256 tokens" in outcome.out
+    assert "FLOP per step (3 x forward) of 60 examples, 60 tokens" in outcome.out
     words = outcome.out.split("bytes per device")[1].split()
     shown = dict(zip(words, (" ".join(pair) for pair in zip(words[1:], words[2:], strict=False)), strict=False))
     assert shown["parameters"] == shown["gradients"] == run.si(4 * numbers, "B")
     moments = 2 * 4 * numbers + 2 * 4  # two per parameter, and two counts of steps
     assert shown["optimiser"] == run.si(moments, "B")
     assert "memory analysis of the compiled step" in outcome.out
-    held = 4 * numbers + moments + 4 + 8 + 64 * (64 * 4 + 8)  # and the step, the key, images of 8 x 8 with their labels
+    held = 4 * numbers + moments + 4 + 8 + 60 * (5 + 3) * 4  # and the step, the key, points of 5 numbers and 3 more
     assert shown["arguments"].split()[1] == "kB"
     assert 0.5 * held < 1000 * float(shown["arguments"].split()[0]) < 2 * held
     assert float(shown["temporary"].split()[0]) > 0

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 from hypothesis import strategies as st
+from test_config import LISTED
 
 from experiments.engine import disk, run, step, workdir
 
@@ -20,17 +21,7 @@ experiment language vision synthetic translation masked_image convolution sample
 device any cpu gpu tpu
 resume latest latest_valid
 family gpt2 bert vit llama
-model.score none tied tied_keynorm pairwise nonlinear_query l2_tied asymmetric asymmetric_qknorm additive constant
-model.scale 1/sqrt(K) 1/sqrt(D) 1
-model.value low_rank keys gated exclusive full_rank identity
-model.norm token token_plain rms batch batch_features instance layer_sequence none
-model.mlp relu gelu gelu_tanh quick_gelu two_hidden_relu swiglu geglu
-model.position learned sinusoidal learned_concatenated none
-model.relative_position none rotary rotary_halves relative buckets alibi
 model.rotary 50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1
-model.block pre_norm post_norm plain
-model.attention explicit flash fused
-model.compute_dtype float32 bfloat16
 text.objective causal prefix masked
 text.tokenizer bytes characters
 text.source docstrings
@@ -38,11 +29,11 @@ image.head pooled class_token
 synthetic.task ring previous reachability beats membership nearest
 optim.name adamw muon normuon hyperball
 optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
-model.outer_norm last first both none
 train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
+NAMES |= {f"model.{field}": names.split() for field, (_, names) in LISTED.items()}
 KEYS = st.sampled_from(sorted(DEFAULTS))
 TRAINED = KEYS.filter(lambda key: key.startswith(("model.", "train.", "optim.")))  # what every experiment looks at
 LARGE = [10**9, 2**31 - 1, 2**31, 2**32, 10**12, 2**63, 10**30]

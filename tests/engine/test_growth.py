@@ -1,11 +1,12 @@
 """A run whose batches grow (E30): what it logs and says, what it compiles, and that resuming changes nothing."""
 
-import dots
 import jax
 import pytest
 from test_checkpoint_log_workdir import alike, break_off, run
 
-from experiments.engine import log
+from configs import base
+from experiments.engine import compilation, log
+from experiments.engine import config as configs
 
 GROWTH = [[3, 16], [6, 8]]
 SIZES = [8] * 3 + [16] * 3 + [8] * 4
@@ -32,19 +33,14 @@ def test_a_run_whose_batches_grow_and_that_is_resumed_across_a_change_of_size(tm
     assert alike(tmp_path / "parts", tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[[500,128],[800,256]]", ""),
-        (
-            "[[500,12]]",
-            "train.growth = 12 does not divide evenly over 8 devices: choose a multiple of 8, or fewer devices with "
-            "mesh.data = 6",
-        ),
-    ],
-)
-def test_growth_from_the_command_line(tmp_path, text, said):
-    more = f"--config.train.growth={text}", "--config.mesh.data=8", "--config.train.evaluate_batch=64", "--dry_run"
-    outcome = dots.launched(tmp_path, *more)
-    assert outcome.code == (2 if said else 0) and said in outcome.err
-    assert "after step" not in outcome.out  # which this run does not reach
+def test_the_step_of_a_batch_is_that_of_its_size_and_the_memory_is_that_of_the_largest():
+    step = jax.jit(lambda state, batch: state + batch["x_B"].sum())
+    batches = [{"x_B": jax.ShapeDtypeStruct((n,), "float32")} for n in (3, 5, 3)]
+    compiled, _ = compilation.ahead(step, jax.ShapeDtypeStruct((), "float32"), batches)
+    assert sorted(compiled) == [3, 5] and compiled.largest() is compiled[5]
+
+
+def test_pairs_may_be_tuples_in_a_config_file_and_are_lists_in_what_is_saved():
+    config = base.get_config()
+    config.train.growth = [(500, 128)]
+    assert configs.flat(configs.values_of(config))["train.growth"] == [[500, 128]]

@@ -10,7 +10,6 @@ import pytest
 import tiny
 
 import launch
-from experiments.engine import errors
 
 SPY = """
 import json
@@ -60,15 +59,6 @@ def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):
     assert (told.code, told.err) == (130, f"stopped; go on with: python launch.py {' '.join(words)}\n")
     assert tiny.run("--config", spy, "--dry_run").err == "stopped\n"
     assert not (tmp_path / "a").exists() and not (tmp_path / "runs").exists()
-
-
-def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
-    with pytest.raises(errors.Interrupted) as stopped:
-        launch.run(spy, tmp_path / "run", **{"train.steps": 7, "spy.text": tmp_path})
-    assert str(stopped.value).endswith(f"workdir='{tmp_path}/run', **{{'train.steps': 7, 'spy.text': '{tmp_path}'}})")
-    assert json.loads((tmp_path / "seen.json").read_text())["train"]["steps"] == 7
-    with pytest.raises(errors.UserError, match='"train.steps" must be of type int, and 7.0 is not'):
-        launch.run(spy, **{"train.steps": 7.0})
 
 
 def test_any_other_error_is_not_hidden(spy, monkeypatch):

@@ -9,12 +9,13 @@ from test_checkpoint_log_workdir import alike, run
 
 from experiments.engine import errors, workdir
 
-EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
 
 
 class Drive:
     """A folder of which every use by Python fails behind the first `uses`, in all threads, until it is asked twice."""
+
+    EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 
     def __init__(self):
         self.folder, self.uses, self.last, self.code, self.asked = "nowhere", 0, None, 0, 0
@@ -29,7 +30,7 @@ class Drive:
         self.last = None if self.asked % 2 == 0 else self.last
 
     def _use(self, event, arguments):
-        if event in EVENTS and str(arguments[0]).startswith(self.folder):
+        if event in self.EVENTS and str(arguments[0]).startswith(self.folder):
             self.uses += 1
             if self.last is not None and self.uses > self.last:
                 raise OSError(self.code, os.strerror(self.code), str(arguments[0]))

@@ -86,6 +86,19 @@ def test_a_lock_removed_by_the_one_who_had_it_is_not_taken_for_one(tmp_path, mon
     os.close(third[0])
 
 
+def test_a_folder_that_was_moved_takes_no_lock_of_another_run_with_it(tmp_path):
+    """The first run's folder is renamed, and a second run has the path now, and still when the first one ends."""
+    folder, moved = tmp_path / "run", tmp_path / "moved"
+    with workdir.hold(folder):
+        os.rename(folder, moved)
+        second = workdir.hold(folder)
+        second.__enter__()
+    with pytest.raises(errors.UserError, match="is in use by a run"), workdir.hold(folder):
+        pass
+    second.__exit__(None, None, None)
+    assert not folder.exists() and [found.name for found in moved.iterdir()] == ["lock"]
+
+
 def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys):
     def flock(opened, how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
