@@ -230,6 +230,14 @@ def test_the_brackets_of_an_address_are_not_part_of_it(monkeypatch):
     assert asked == [("::1", 80)]
 
 
+def test_only_the_first_process_writes_a_log(tmp_path, monkeypatch):
+    for first, files in ((False, []), (True, ["events", "metrics.jsonl"])):
+        monkeypatch.setattr(distributed, "main", lambda first=first: first)
+        with contextlib.closing(log.Log(tmp_path, start=0)) as writer:
+            writer.write(1, {"train/loss": 2.0})
+        assert sorted(file.name for file in tmp_path.iterdir()) == files
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_disk_that_is_not_shared_is_said_a_minute_after_process_0_has_entered(tmp_path, monkeypatch, shared):
     """Which may take longer itself: it verifies the last checkpoint of a finished run."""
