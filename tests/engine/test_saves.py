@@ -96,9 +96,9 @@ def test_what_is_saved_before_its_evaluation_counts_for_the_best(tmp_path, monke
     assert [manifest["metrics"]["eval/loss"] for manifest in manifests] == [0.5, 4.0]
 
 
-@pytest.mark.parametrize("lost", [None, "row"])
+@pytest.mark.parametrize("lost", [None, "row", "metrics"])
 def test_an_evaluation_of_a_step_that_is_resumed_is_in_the_log_once(tmp_path, monkeypatch, unbroken, lost):
-    """Killed behind the evaluation of step 4, or between it and its row."""
+    """Killed behind the evaluation of step 4, between it and its row, or before its checkpoint says what was found."""
     write, note = log.Log.write, Checkpoints.note
 
     def written(self, step, values):
@@ -109,6 +109,7 @@ def test_an_evaluation_of_a_step_that_is_resumed_is_in_the_log_once(tmp_path, mo
 
     with monkeypatch.context() as patch:
         patch.setattr(log.Log, "write", written)
+        patch.setattr(Checkpoints, "note", lambda *of: lost == "metrics" or note(*of))
         with pytest.raises(Killed):
             dots.launched(tmp_path, "--config.train.save_every=4")
     assert dots.saved(tmp_path) == [4]
