@@ -14,10 +14,8 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from absl import flags
-from flax import nnx
 
 import launch
 from benchmarks import __main__ as benchmarks
@@ -104,14 +102,9 @@ def test_all_kinds_of_commands_are_seen() -> None:
     [
         "python launch.py --config configs/no.py",
         "python launch.py --config configs/vit.py --config.train.stepz=3",
-        "python launch.py --config configs/vit.py --config.train.steps=three",
         "python launch.py --config configs/vit.py --workdirs=a",
         "python -m experiments.tools.sample --checkpoint=a --length=3",
-        "python -m experiments.tools.no --checkpoint=a",
         "python -m benchmarks --only step_z",
-        "python .ci/topologies.py --quickly",
-        "pip install -e '.[no]'",
-        "pytest tests/test_no.py",
     ],
 )
 def test_a_wrong_command_is_seen(command: str) -> None:
@@ -151,24 +144,14 @@ def test_readme_can_be_read_at_once() -> None:
 
 
 def test_the_library_as_readme_shows_it() -> None:
-    """A language model, its gradient, and the same in Flax: one training step of nnx.Optimizer lowers the loss."""
+    """A language model, its gradient, and the same in Flax (which test_as_flax.py trains)."""
     score_of_ones_own, _, library, flax = blocks(README, "python")
     names: dict = {}
     exec(library, names)
     leaves = jax.tree.leaves(jax.device_get(names["gradient"]))
     assert len(leaves) > 8 and all(np.isfinite(leaf).all() and np.any(leaf != 0) for leaf in leaves)
     exec(flax, names)
-    w_BN = jax.random.randint(jax.random.key(2), (3, 17), 0, 65)
-    module, params, nats = names["module"], names["module"].params(), jax.jit(names["nats"])
-    np.testing.assert_allclose(names["logits"], module(jnp.zeros((3, 16), int)), rtol=1e-5, atol=1e-5)
-    optimiser = nnx.Optimizer(module, optax.adamw(1e-3), wrt=nnx.Param)
-
-    @nnx.jit
-    def step(module, optimiser):
-        optimiser.update(module, nnx.grad(lambda module: nats(module.params(), w_BN))(module))
-
-    step(module, optimiser)
-    assert nats(module.params(), w_BN) < nats(params, w_BN)
+    np.testing.assert_allclose(names["logits"], names["module"](jnp.zeros((3, 16), int)), rtol=1e-5, atol=1e-5)
 
     exec(score_of_ones_own, names)
     x_BND = jax.random.normal(jax.random.key(0), (2, 5, 6))

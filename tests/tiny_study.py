@@ -43,8 +43,9 @@ def command(folder: pathlib.Path, *more: str, **changes) -> list[str]:
 
 
 def run(folder: pathlib.Path, *more: str, draws: bool = False, **changes) -> tiny.Outcome:
-    """The study, without figures unless asked for: they are the same for all."""
+    """The study, without figures unless asked for, and then as PNG alone: they are the same for all."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawings, "ALSO", ())
         if not draws:
             patch.setattr(drawings, "draw", lambda *arguments, **options: [])
         return tiny.run(*command(folder, *more, **changes))

@@ -28,9 +28,6 @@ class Stopped(Exception):
     """The machine goes away."""
 
 
-# The digest
-
-
 def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32)
     expected = hashlib.sha256(b"head/G_CD" + a.tobytes() + b"head/b_C" + b.tobytes()).hexdigest()
@@ -43,9 +40,6 @@ def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     assert checkpoint.digest({"head": {"G_CD": a}, "head 2": {"b_C": b}}) == both  # whole names, not level by level
     others = [{"head": {"G_CD": a, "c_C": b}}, {"head": {"G_CD": a, "b_C": np.nextafter(b, 2)}}, {"head": {"G_CD": a}}]
     assert len({checkpoint.digest(other) for other in others} | {expected}) == 4
-
-
-# A run and its folder
 
 
 def linear_task(growth=()):
@@ -87,7 +81,7 @@ def straight(tmp_path_factory):
 
 
 def test_what_a_run_writes(straight):
-    names = {file.name for file in straight.iterdir()}
+    names = {file.name for file in straight.iterdir()} - {"source"}  # where this checkout has edits
     assert names == {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "events", "figures"}
     assert {file.name for file in (straight / "checkpoints").iterdir()} == {"6", "9"}  # keep = 2
     rows, events = log.read(straight), scalars(straight)[0].keys()
@@ -142,18 +136,6 @@ def test_resumed_on_another_number_of_devices(tmp_path, straight, capsys):
     assert [row["step"] for row in rows] == [4, 6, 8, 9]
     expected = {row["step"]: row["train/loss"] for row in log.read(straight) if "train/loss" in row}
     assert [row["train/loss"] for row in rows] == pytest.approx([expected[row["step"]] for row in rows], rel=1e-5)
-
-
-def test_stopped_after_the_last_step_only_the_result_is_made(tmp_path, straight):
-    def broken(params, folder, rows):
-        raise Stopped
-
-    folder = tmp_path / "run"
-    with pytest.raises(Stopped):
-        run(folder, figures=broken)
-    assert not (folder / "summary.json").exists()
-    run(folder)
-    assert alike(folder, straight) and summary(folder)["eval/loss"] == summary(straight)["eval/loss"]
 
 
 def contents(folder):

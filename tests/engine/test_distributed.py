@@ -162,21 +162,18 @@ def test_two_processes_train_as_one_stop_together_and_write_once(arguments, tmp_
     assert "skipped" not in summaries[0]  # as no step may be
 
 
-@pytest.mark.parametrize("ending", ["dies", "waits", "refuses"])
-def test_two_processes_agree_and_where_one_is_killed_or_stopped_or_refuses_the_other_ends_too(tmp_path, ending):
+@pytest.mark.parametrize("ending", ["dies", "refuses"])
+def test_two_processes_agree_and_where_one_is_killed_or_refuses_the_other_ends_too(tmp_path, ending):
     with pair(tmp_path, talk, ending) as started:
         if ending != "refuses":
             wait_for(lambda: all(one.said() == AGREED for one in started), started)
-            os.kill(started[1].process.pid, signal.SIGKILL if ending == "dies" else signal.SIGTERM)
+            os.kill(started[1].process.pid, signal.SIGKILL)
         began = time.monotonic()
         first, second = [one.ended() for one in started]
     assert time.monotonic() - began < 60
     if ending == "dies":
         assert (first.code, second.code) == (1, -signal.SIGKILL) and first.out == "first\n"
         assert first.err.startswith(AGREED) and distributed.LOST in first.err and first.err.count("\n") == 2
-    elif ending == "waits":
-        assert (first.code, second.code) == (143, 143) and second.out == ""
-        assert first.err == second.err == f"{AGREED}stopped; go on\n"
     else:
         assert (first.code, second.code) == (2, 2) and first.err == f"{AGREED}error: no such thing\n"
         assert second.err == f"{AGREED}error: process 0 stopped: no such thing\n"
@@ -207,15 +204,6 @@ def test_who_belongs_together_is_said_whole_or_not_at_all(monkeypatch):
     monkeypatch.setenv("JAX_PROCESS_ID", "one")
     with pytest.raises(errors.UserError, match='JAX_PROCESS_ID must be a number, and "one" is not'):
         distributed.given(None, None, None)
-
-
-def test_several_processes_do_what_makes_sense_only(arguments, tmp_path):
-    several = "--coordinator=127.0.0.1:1", "--processes=2", "--process=1"
-    assert tiny.run(*arguments, "--processes=2").err.startswith("error: several processes need --coordinator")
-    for wrong in (("--dry_run", "--workdir", str(tmp_path / "a")), ()):
-        outcome = tiny.run(*arguments, *several, *wrong)
-        assert outcome.code == 2 and "all need the same --workdir" in outcome.err
-    assert not (tmp_path / "a").exists()
 
 
 def test_a_coordinator_that_is_not_there_is_not_waited_for_long(monkeypatch):
@@ -270,14 +258,3 @@ def test_a_disk_that_is_not_shared_is_said_a_minute_after_process_0_has_entered(
     refused = pytest.raises(errors.UserError, match="its disk must be shared")
     with contextlib.nullcontext() if shared else refused:
         assert not runs.enter(settings, tmp_path, mesh.make(data=1))
-
-
-def test_alone_everything_is_at_once():
-    devices, late = mesh.make(data=2, fsdp=2, tensor=1, sequence=1), distributed.Late()
-    x_BD = np.arange(8 * 3, dtype=np.float32).reshape(8, 3)
-    placed = distributed.put({"x_BD": x_BD}, {"x_BD": jax.sharding.NamedSharding(devices, jax.P(("data", "fsdp")))})
-    assert placed["x_BD"].addressable_shards[1].data.shape == (2, 3)
-    assert isinstance(distributed.fetch(placed)["x_BD"], np.ndarray)
-    np.testing.assert_array_equal(distributed.fetch(placed)["x_BD"], x_BD)
-    assert distributed.main() and distributed.agree(7) == 7 and distributed.same(7)
-    assert [late.agree(value) for value in (0, 7, 0)] == [0, 7, 0] and late.asked == 0

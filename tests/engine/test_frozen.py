@@ -85,17 +85,6 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
         assert (path in expected) == (found[path] != leaf).any()
 
 
-def test_a_run_with_frozen_parameters_goes_on_as_if_it_had_not_stopped(tmp_path):
-    digests = []
-    for folder, numbers in (("once", [4]), ("twice", [2, 4])):
-        for n in numbers:
-            how = {"optim__frozen": ["b_C"], "optim__schedule": "constant", "train__steps": n, "optim__warmup_steps": 0}
-            result = tiny.trained(tmp_path / folder, tiny.linear_task(), **how)
-        digests.append(result.summary["params_sha256"])
-        assert not result.params["b_C"].any() and result.params["G_CD"].any()
-    assert digests[0] == digests[1]
-
-
 @pytest.mark.parametrize(
     ("frozen", "sentence"),
     [

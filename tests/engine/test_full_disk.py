@@ -58,12 +58,18 @@ if not room:
 """
 
 
-@pytest.mark.parametrize(("room", "reason"), [(20_000, "File too large"), (0, "No space left on device")])
-def test_a_file_that_cannot_grow_a_full_disk_and_a_read_only_drive_are_sentences(tmp_path, room, reason):
-    """The earlier checkpoint is still good; a limit of time is for a log that waits for its thread without end."""
+def test_a_full_disk_and_a_read_only_drive_are_sentences(tmp_path):
+    """The earlier checkpoint is still good; a limit of time is for a log that waits for its thread without end.
+
+    Where a test can make no disk, it is files that cannot grow, and no drive is read-only.
+    """
+    try:
+        disk = tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
+    except pytest.skip.Exception:
+        disk = []
+    room, reason = (0, "No space left on device") if disk else (20_000, "File too large")
     environment = os.environ | {"PYTHONPATH": str(pathlib.Path(__file__).parents[2]), "XLA_FLAGS": ""}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
-    disk = [] if room else tiny.own_disk(f"mount -t tmpfs -o size=1400k tmpfs {tmp_path}", "a small disk")
     command = [*disk, sys.executable, "-c", FULL, str(tmp_path), str(room)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "ERROR:absl" not in done.stderr and "Traceback" not in done.stderr, done.stderr

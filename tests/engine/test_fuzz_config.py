@@ -1,6 +1,5 @@
 """Whatever a config says, it is accepted or refused in one sentence: random edits on the real path of the launcher."""
 
-import copy
 import json
 import math
 
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 import tiny
 from hypothesis import strategies as st
+from test_config import LISTED
 
-from configs import base
-from experiments.engine import config as configs
-from experiments.engine import config_file, disk, errors, run, step, workdir
-from experiments.studies import study
+from experiments.engine import disk, run, step, workdir
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
@@ -24,17 +21,7 @@ experiment language vision synthetic translation masked_image convolution sample
 device any cpu gpu tpu
 resume latest latest_valid
 family gpt2 bert vit llama
-model.score none tied tied_keynorm pairwise nonlinear_query l2_tied asymmetric asymmetric_qknorm additive constant
-model.scale 1/sqrt(K) 1/sqrt(D) 1
-model.value low_rank keys gated exclusive full_rank identity
-model.norm token token_plain rms batch batch_features instance layer_sequence none
-model.mlp relu gelu gelu_tanh quick_gelu two_hidden_relu swiglu geglu
-model.position learned sinusoidal learned_concatenated none
-model.relative_position none rotary rotary_halves relative buckets alibi
 model.rotary 50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1
-model.block pre_norm post_norm plain
-model.attention explicit flash fused
-model.compute_dtype float32 bfloat16
 text.objective causal prefix masked
 text.tokenizer bytes characters
 text.source docstrings
@@ -42,11 +29,11 @@ image.head pooled class_token
 synthetic.task ring previous reachability beats membership nearest
 optim.name adamw muon normuon hyperball
 optim.schedule cosine linear:0 constant wsd:0.3 wsd:-1
-model.outer_norm last first both none
 train.nan abort skip skip_spikes
 train.keep_best eval/loss eval/accuracy
 """
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
+NAMES |= {f"model.{field}": names.split() for field, (_, names) in LISTED.items()}
 KEYS = st.sampled_from(sorted(DEFAULTS))
 TRAINED = KEYS.filter(lambda key: key.startswith(("model.", "train.", "optim.")))  # what every experiment looks at
 LARGE = [10**9, 2**31 - 1, 2**31, 2**32, 10**12, 2**63, 10**30]
@@ -115,32 +102,6 @@ def nested(edits):
     return values
 
 
-CALLED = st.one_of(st.sampled_from([*"abcdefABC", "report.json", "a.tmp", "x" * 101]), fuzz.TEXTS)
-GOOD = st.lists(edits(TRAINED, sensible), max_size=1).map(dict)
-CHANGES = st.one_of(GOOD, st.lists(EDIT, max_size=2).map(dict), st.just({7: 1}), ANYTHING)
-
-
-def pairs(names, changes):
-    return st.lists(st.tuples(names, changes).map(list), max_size=4, unique_by=lambda pair: pair[0])
-
-
-NAMED = st.one_of(pairs(st.sampled_from("aAbBc"), GOOD), pairs(CALLED, CHANGES), st.lists(ANYTHING, max_size=3))
-SEEDS = st.one_of(st.lists(st.sampled_from([0, 1, 2.0, -3, True, None, "4", [5], {"a": 6}]), max_size=2), PAIRS)
-ARMS = [[["a", {}], ["b", {"model.score": "tied"}]], [["b", {}], ("a", {"model.M": 2})]]
-STUDY = {  # what makes sense, and what may not
-    "arms": (st.sampled_from(ARMS), NAMED),
-    "conditions": (pairs(st.sampled_from("abcde"), GOOD), NAMED),
-    "seeds": (st.lists(st.sampled_from([0, 1, 2, 2**32 - 1]), min_size=1, max_size=3, unique=True), SEEDS),
-    "metric": (st.sampled_from(["eval/loss", "eval/accuracy"]), ANYTHING),
-    "threshold": (st.sampled_from([0.5, -1.0]), st.one_of(REAL, ANYTHING)),
-}
-
-
-def studies(wrong):
-    """Settings of a study, all but those that are wrong with a sense."""
-    return st.fixed_dictionaries({key: bad if key in wrong else good for key, (good, bad) in STUDY.items()})
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with small data of every kind, and the config of each experiment that uses it."""
@@ -202,27 +163,6 @@ def told():
     fuzz.tell()
 
 
-@hypothesis.given(st.data())
-@fuzz.settings(100)
-def test_values_are_taken_or_refused(data):
-    """Loading and overriding alone, of which there can be thousands: what is taken has the type it had."""
-    config = base.get_config(data.draw(st.sampled_from(tiny.EXPERIMENTS)))
-    defaults = copy.deepcopy(config)
-    try:
-        with fuzz.bounded():
-            for key, value in data.draw(st.lists(EDIT, min_size=1, max_size=3)):
-                text = data.draw(st.booleans())
-                configs.override(config, key, as_text(value)) if text else configs.assign(config, key, value)
-            found = configs.flat(configs.Settings(config, defaults).to_dict())
-    except errors.UserError as error:
-        str(error).encode("utf-8", "backslashreplace")
-        return fuzz.count("values", "refused")
-    before = configs.flat(defaults.to_dict())
-    assert {key: type(found[key]) for key in found} == {key: type(before[key]) for key in before}
-    json.dumps(found, allow_nan=False)
-    return fuzz.count("values", "accepted")
-
-
 @hypothesis.given(
     st.sampled_from(["language", "vision", "masked_image", "synthetic", "convolution", "translation"]),
     st.lists(EDIT, max_size=3),
@@ -253,44 +193,3 @@ def given(folder, way, name, own, edits):
     file = folder / f"config.{'json' if way == 'json' else 'py'}"
     file.write_text(content, encoding="utf-8", errors="backslashreplace")
     return ["--config", str(file)]
-
-
-LEAVES = st.one_of(st.none(), st.booleans(), WHOLE.filter(lambda n: abs(n) < 10**40), REAL, fuzz.TEXTS)
-NAMES_OF = st.one_of(KEYS, fuzz.TEXTS)
-JSON = st.recursive(
-    LEAVES, lambda some: st.lists(some, max_size=3) | st.dictionaries(NAMES_OF, some, max_size=3), max_leaves=8
-)
-
-
-@hypothesis.given(
-    st.one_of(JSON.map(json.dumps).map(str.encode), st.binary(max_size=60)), st.sampled_from(["json", "py"])
-)
-@fuzz.settings(60)
-def test_any_file_is_a_config_or_refused_in_a_sentence(until_compiling, tmp_path_factory, content, ending):
-    file = tmp_path_factory.mktemp("case") / f"config.{ending}"
-    file.write_bytes(content if ending == "json" else b"# coding: utf-8\n'''" + content)
-    launched("files", "--config", str(file), "--dry_run")
-
-
-@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # a study of a thousand arms
-@hypothesis.given(st.lists(st.sampled_from(sorted(STUDY)), max_size=2).flatmap(studies))
-@fuzz.settings(40)
-def test_any_study_has_its_runs_or_is_refused(changes):
-    """Read directly, of which there can be thousands: what is taken has runs that do not get in each other's way."""
-    config = base.get_config("ablation", of="synthetic")
-    try:
-        with fuzz.bounded():
-            for key, value in changes.items():
-                configs.assign(config, f"study.{key}", value)
-            settings = configs.Settings(config, config_file.defaults(config, base.get_config))
-            asked = study.read(settings)
-            rows = study.runs(settings, asked)
-            programs = study.programs(rows)
-            folders = {program.folder for program in programs}
-    except errors.UserError as error:
-        str(error).encode("utf-8", "backslashreplace")
-        return fuzz.count("studies", "refused")
-    assert len({row.name.lower() for row in rows}) == len(asked.conditions) * len(asked.arms) * len(asked.seeds) > 1
-    assert len(folders) == len(programs) <= len(rows) == sum(len(program.runs) for program in programs)
-    assert all(math.isfinite(threshold) for threshold in asked.threshold.values())
-    return fuzz.count("studies", "accepted")

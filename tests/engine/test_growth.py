@@ -1,6 +1,5 @@
 """A run whose batches grow (E30): what it logs and says, what it compiles, and that resuming changes nothing."""
 
-import dots
 import jax
 import pytest
 from test_checkpoint_log_workdir import alike, break_off, run
@@ -39,29 +38,6 @@ def test_the_step_of_a_batch_is_that_of_its_size_and_the_memory_is_that_of_the_l
     batches = [{"x_B": jax.ShapeDtypeStruct((n,), "float32")} for n in (3, 5, 3)]
     compiled, _ = compilation.ahead(step, jax.ShapeDtypeStruct((), "float32"), batches)
     assert sorted(compiled) == [3, 5] and compiled.largest() is compiled[5]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[[500,128],[800,256]]", ""),
-        ("[[500,128],[400,256]]", "the steps of train.growth must ascend"),
-        (
-            "[[500,12]]",
-            "train.growth = 12 does not divide evenly over 8 devices: choose a multiple of 8, or fewer devices with "
-            "mesh.data = 6",
-        ),
-        ("500,128", '"train.growth" must be of type list, as'),
-        ("[500,128]", "train.growth holds 500, which is no pair"),
-        ("[[500,128.5]]", "train.growth holds [500, 128.5], which is no pair"),
-        ('{"500": 128}', '"train.growth" must be of type list'),
-    ],
-)
-def test_growth_from_the_command_line(tmp_path, text, said):
-    more = f"--config.train.growth={text}", "--config.mesh.data=8", "--config.train.evaluate_batch=64", "--dry_run"
-    outcome = dots.launched(tmp_path, *more)
-    assert outcome.code == (2 if said else 0) and said in outcome.err
-    assert "after step" not in outcome.out  # which this run does not reach
 
 
 def test_pairs_may_be_tuples_in_a_config_file_and_are_lists_in_what_is_saved():

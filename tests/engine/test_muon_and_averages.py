@@ -11,13 +11,9 @@ from test_optim import ADAM, DECAY, FEW, MATRIX_RATE, MOMENTUM, RATE, ROUNDS, M,
 from experiments.engine import mesh, optim
 from experiments.engine import run as runs
 from experiments.engine import step as steps
-from tfm import layout, shapes
+from tfm import shapes
 
-AXES = {
-    "Uq_HKD": (2,),
-    "P_HKK": (2,),
-    "W2_DF": (1,),
-}  # of one layer: over which a row is averaged
+AXES = {"Uq_HKD": (2,), "P_HKK": (2,), "W2_DF": (1,)}  # of one layer: over which a row is averaged
 WHOLE = {"Uq_HKD": (0, 1, 2), "P_HKK": (1, 2), "W2_DF": (0, 1)}  # one matrix of a layer; P has one in each head
 
 
@@ -52,25 +48,18 @@ def kin(kind, **changes):
 
 
 @pytest.mark.parametrize("kind", ["normuon", "hyperball"])
-def test_a_step_is_its_formula_the_rest_is_adamw_and_devices_share_it(kind):
-    sizes = test_optim.SIZES | {"H": 4, "D": 6, "F": 10}
-    params, *gradients = (drawn(seed, FEW, sizes) for seed in range(4))
-    step = jax.jit(lambda params, gradients: taken(kin(kind), params, gradients))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_optim, "H", 4), patch.setattr(test_optim, "D", 6)
-        wanted = {
-            name: by_hand(kind, name, leaf, [shapes.flat(one)[name] for one in gradients])
-            for name, leaf in shapes.flat(params).items()
-            if name.startswith("blocks")
-        }
-    found, plain = step(params, gradients), taken(test_optim.muon(), params, gradients)
+def test_a_step_is_its_formula_and_the_rest_is_adamw(kind):
+    params, *gradients = (drawn(seed, FEW) for seed in range(3))
+    wanted = {
+        name: by_hand(kind, name, leaf, [shapes.flat(one)[name] for one in gradients])
+        for name, leaf in shapes.flat(params).items()
+        if name.startswith("blocks")
+    }
+    found, plain = taken(kin(kind), params, gradients), taken(test_optim.muon(), params, gradients)
     for name, leaf in wanted.items():
         near(shapes.flat(found)[name], leaf, rtol=1e-4, atol=5e-5)
         assert not np.allclose(shapes.flat(plain)[name], leaf, rtol=1e-2)
     near(found["embed"], plain["embed"])
-    devices = mesh.make(data=2, fsdp=2, tensor=2)
-    place = mesh.shardings(devices, params, layout.Layout(batch=mesh.BATCH, fsdp="fsdp", tensor="tensor"))
-    near(step(*jax.device_put((params, gradients), (place, [place] * 3))), found, rtol=1e-4, atol=5e-5)
 
 
 @pytest.mark.parametrize("kind", ["normuon", "hyperball"])

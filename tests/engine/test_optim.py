@@ -9,10 +9,10 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import errors, mesh, optim
+from experiments.engine import errors, optim
 from experiments.engine import run as runs
 from experiments.engine import step as steps
-from tfm import layout, shapes
+from tfm import shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1
 
@@ -48,7 +48,7 @@ def test_a_schedule_is_its_formula(name):
     assert float(rate(name, warmup_steps=1)(0)) == pytest.approx(PEAK)
 
 
-@pytest.mark.parametrize(("steps", "warmup", "first"), [(2, 0, 1), (200, 0, 160), (200, 190, 190)])
+@pytest.mark.parametrize(("steps", "warmup", "first"), [(2, 0, 1), (200, 190, 190)])
 def test_wsd_falls_over_a_fifth_of_all_steps_or_what_the_warm_up_leaves(steps, warmup, first):
     stable, falling, last = map(rate("wsd", steps=steps, warmup_steps=warmup), (first, first + 1, steps))
     assert float(stable) == pytest.approx(PEAK) and falling < stable and float(last) == pytest.approx(PEAK * FINAL)
@@ -134,8 +134,6 @@ def test_adamw_is_its_formula_at_the_rate_of_the_step_for_gradients_clipped_over
     near(found, adamw_by_hand(params, used, rate=lambda step: 0.1 * (step + 1), **how))
 
 
-# Muon: float64 loops, matrix by matrix
-
 M, H, K, D, F = 2, 3, 5, 7, 11
 SIZES = {"M": M, "H": H, "K": K, "D": D, "F": F, "N": 13}
 HIDDEN = ["score/Uq_HKD", "score/P_HKK", "value/Uo_HDK", "value/V_HDD", "mlp/W1_FD", "mlp/W2_DF", "mlp/Wh_FF"]
@@ -144,14 +142,14 @@ ALL = [f"blocks/{name}" for name in HIDDEN] + OTHERS
 RATE, MATRIX_RATE, MOMENTUM, DECAY, ROUNDS = 0.1, 3.0, 0.8, 0.5, 4
 
 
-def drawn(seed, names=ALL, sizes=SIZES):
+def drawn(seed, names=ALL):
     rng, tree = np.random.default_rng(seed), {}
     for name in names:
         *parents, last = name.split("/")
         node = tree
         for part in parents:
             node = node.setdefault(part, {})
-        node[last] = jax.device_put(np.float32(rng.standard_normal([sizes[letter] for letter in shapes.letters(name)])))
+        node[last] = jax.device_put(np.float32(rng.standard_normal([SIZES[letter] for letter in shapes.letters(name)])))
     return tree
 
 
@@ -194,7 +192,7 @@ def muon(rate=RATE, **changes):
 
 
 def test_a_step_is_its_formula_in_every_layer_and_the_rest_is_adamw():
-    params, gradients = drawn(0), [drawn(seed) for seed in (1, 2, 3)]
+    params, gradients = drawn(0), [drawn(seed) for seed in (1, 2)]
     found = shapes.flat(taken(muon(), params, gradients))
     plain = taken(optim.adamw(lambda step: RATE, weight_decay=DECAY, clip=0.0, **ADAM), params, gradients)
     for name in ALL:
@@ -222,21 +220,16 @@ def test_the_gradient_of_muon_is_clipped_over_all_leaves():
     """As if the gradient were as short; its length itself does not change the step of a matrix, only that of AdamW."""
     params, gradient = drawn(0, FEW[2:]), drawn(1, FEW[2:])
     norm = np.sqrt(sum(float(np.sum(np.square(x, dtype=np.float64))) for x in jax.tree.leaves(gradient)))
+    step = jax.jit(lambda gradient: taken(muon(), params, [gradient]))
     found = taken(muon(clip=2.0), params, [gradient])
-    near(found, taken(muon(), params, [jax.tree.map(lambda x: x * 2.0 / norm, gradient)]))
-    assert not np.allclose(found["embed"]["E_ND"], taken(muon(), params, [gradient])["embed"]["E_ND"], rtol=1e-3)
+    near(found, step(jax.tree.map(lambda x: x * 2.0 / norm, gradient)))
+    assert not np.allclose(found["embed"]["E_ND"], step(gradient)["embed"]["E_ND"], rtol=1e-3)
 
 
-def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps():
-    sizes = SIZES | {"H": 4, "D": 6, "F": 10}
-    params, gradient = (drawn(seed, FEW, sizes) for seed in (0, 1))
+def test_rows_of_a_study_take_the_same_steps():
+    params, gradient = (drawn(seed, FEW) for seed in (0, 1))
     step, rates = jax.jit(lambda rate, *of: taken(muon(rate, ns_steps=2), of[0], of[1:])), jnp.array([0.1, 0.02])
     alone = [step(rate, params, gradient) for rate in rates]
-    devices = mesh.make(data=2, fsdp=2, tensor=2)
-    place = mesh.shardings(devices, params, layout.Layout(batch=mesh.BATCH, fsdp="fsdp", tensor="tensor"))
-    shared = step(rates[0], jax.device_put(params, place), jax.device_put(gradient, place))
-    assert not shared["blocks"]["score"]["Uq_HKD"].is_fully_replicated
-    near(shared, alone[0], rtol=1e-4, atol=1e-5)
     rows = jax.vmap(step, (0, None, None))(rates, params, gradient)
     near(rows, jax.tree.map(lambda *each: np.stack(each), *alone), rtol=1e-4, atol=1e-5)
 
@@ -249,12 +242,7 @@ def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps
             'unknown optimiser "moun" (did you mean "muon"?); the right ones are: adamw, muon, normuon, hyperball, or '
             "my_file:my_optimiser",
         ),
-        ({"name": "lion"}, 'unknown optimiser "lion" (did you mean "optax:lion"?)'),
         ({"name": "os:path"}, 'the optimiser "os:path" must be a function, and it is not'),
-        (
-            {"name": "optax:identity"},
-            "optim.name = optax:identity: TypeError: identity() takes 0 positional arguments but 1 was given",
-        ),
         (
             {"name": "optax:constant_schedule"},
             "optim.name = optax:constant_schedule: (learning rate of a step, settings of optim) -> an optax."
@@ -267,7 +255,6 @@ def test_devices_that_share_the_matrices_and_rows_of_a_study_take_the_same_steps
             "optim.schedule = test_optim:pairs: (step, steps) -> a number is expected, and it gives (2,)",
         ),
         ({"name": "muon", "momentum": 1.0}, "optim.momentum must be less than 1, and 1.0 is not"),
-        ({"name": "muon", "momentum": -0.1}, "optim.momentum must be at least 0, and -0.1 is not"),
         ({"name": "muon", "muon_lr_multiplier": -1.0}, "optim.muon_lr_multiplier must be at least 0, and -1.0 is not"),
     ],
 )
@@ -275,9 +262,6 @@ def test_what_cannot_be(changes, sentence):
     with pytest.raises(errors.UserError) as raised:
         runs.optimiser(chosen(**changes))
     assert str(raised.value) == sentence
-
-
-# One's own
 
 
 def root(step, steps):

@@ -8,14 +8,14 @@ import pytest
 from test_checkpoint_log_workdir import alike, run
 
 from experiments.engine import errors, workdir
-from experiments.engine import run as runs
 
-EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
 
 
 class Drive:
     """A folder of which every use by Python fails behind the first `uses`, in all threads, until it is asked twice."""
+
+    EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 
     def __init__(self):
         self.folder, self.uses, self.last, self.code, self.asked = "nowhere", 0, None, 0, 0
@@ -30,7 +30,7 @@ class Drive:
         self.last = None if self.asked % 2 == 0 else self.last
 
     def _use(self, event, arguments):
-        if event in EVENTS and str(arguments[0]).startswith(self.folder):
+        if event in self.EVENTS and str(arguments[0]).startswith(self.folder):
             self.uses += 1
             if self.last is not None and self.uses > self.last:
                 raise OSError(self.code, os.strerror(self.code), str(arguments[0]))
@@ -151,19 +151,6 @@ def test_a_file_of_the_folder_and_another_one_of_the_drive_that_is_gone_are_wait
     DRIVE.mount(tmp_path, last=0)
     assert workdir.outlive(Failing(elsewhere(errno.EIO, "/data/images.npz"), 1), tmp_path) == "done"
     assert DRIVE.asked == 2
-
-
-def test_while_it_waits_nothing_is_advised_that_needs_another_cell(tmp_path, capsys):
-    def run():
-        with runs.file_errors(tmp_path):
-            raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), str(tmp_path / "metrics.jsonl"))
-
-    DRIVE.mount(tmp_path, last=0)
-    with pytest.raises(errors.RunError, match=r"on Colab: drive.mount\("):
-        workdir.outlive(run, tmp_path)
-    said = capsys.readouterr().out
-    assert "mount(" not in said
-    assert f"metrics.jsonl: {os.strerror(errno.ENOTCONN)}; once that is mended, the same command" in said
 
 
 def test_a_drive_that_does_not_come_back_ends_the_run_with_its_sentence(tmp_path, monkeypatch, capsys):

@@ -49,15 +49,6 @@ def test_another_program_that_runs_the_script_is_not_started_again(script):
     assert last == "went on None [] 0" and behind == "behind"
 
 
-def test_without_glibc_nothing_happens(monkeypatch):
-    monkeypatch.setattr(os, "confstr_names", {})
-    monkeypatch.setattr(sys, "orig_argv", ["python", "script.py"])
-    monkeypatch.setattr(os, "execv", lambda *arguments: pytest.fail("it was started again"))
-    monkeypatch.delenv(engine.VARIABLE, raising=False)
-    engine.large_pages("script.py")
-    assert engine.VARIABLE not in os.environ
-
-
 @glibc
 def test_the_launcher_asks_for_it_before_it_imports_anything_heavy(tmp_path):
     spy = (

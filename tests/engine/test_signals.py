@@ -17,7 +17,6 @@ import tiny
 from experiments.engine import errors, signals
 from experiments.engine import step as steps
 
-STEPS = [(signal.SIGINT, 4), (signal.SIGTERM, 6)]  # 4: an evaluation too; 6: the last
 quick, unbroken = dots.quick, dots.unbroken
 
 
@@ -69,11 +68,11 @@ def during_evaluation(monkeypatch, step, do):
     return moments
 
 
-@pytest.mark.parametrize(("number", "step"), STEPS)
-def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, monkeypatch, unbroken, capfd, step, number):
+def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, monkeypatch, unbroken, capfd):
+    """At a step with an evaluation, which does not come."""
     with monkeypatch.context() as patch:
-        dots.signal_with_batch(patch, step, number)
-        command = shlex.split(stopped(tmp_path, number, step, "--config.seed=0").partition("go on with: ")[2])
+        dots.signal_with_batch(patch, 4, signal.SIGINT)
+        command = shlex.split(stopped(tmp_path, signal.SIGINT, 4, "--config.seed=0").partition("go on with: ")[2])
     assert "stopping; what is done is saved first (Ctrl-C: at once" in capfd.readouterr().err
     assert command[:2] == ["python", "launch.py"] and "--config.seed=0" in command
     assert tiny.run(*command[2:]).code == 0 and dots.result(tmp_path) == unbroken
@@ -81,37 +80,28 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, monkey
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 4), (signal.SIGINT, 6)])
 def test_a_signal_ends_an_evaluation_behind_a_save(tmp_path, monkeypatch, unbroken, number, step):
-    """Where nothing else is saved at this step, as at 4, and where it is the last."""
+    """Where nothing else is saved at this step, as at 4, and where it is the last, which is saved by then."""
+    there = []
+
+    def end():
+        there.extend(file.name.partition(".")[0] for file in (tmp_path / "run" / "checkpoints").iterdir())
+        os.kill(os.getpid(), number)
+
     with monkeypatch.context() as patch:
-        moments = during_evaluation(patch, step, lambda: os.kill(os.getpid(), number))
+        moments = during_evaluation(patch, step, end)
         stopped(tmp_path, number, step)
-    assert moments.count(step) == 2  # of 6
+    assert moments.count(step) == 2 and there == ["6"] * (step == 6)  # of 6 batches
     assert dots.resumed(tmp_path) == unbroken
 
 
-def test_what_is_saved_is_saved_before_the_evaluation_that_may_not_come_to_its_end(tmp_path, monkeypatch):
-    there = []
-
-    def look():
-        there.extend(file.name for file in (tmp_path / "run" / "checkpoints").iterdir())
-
-    during_evaluation(monkeypatch, 6, look)
-    assert dots.launched(tmp_path).code == 0
-    assert there and set(there) <= {"6", "6.writing"}
-
-
-@pytest.mark.parametrize(("number", "when"), [(signal.SIGTERM, "linear_task"), (signal.SIGINT, "figures")])
-def test_before_training_and_while_figures_are_drawn_a_signal_stops_at_once(
-    tmp_path, monkeypatch, unbroken, leaves, capfd, number, when
-):
-    """Before, nothing is written; behind, only the result is missing."""
-    with monkeypatch.context() as patch, pytest.raises(Left, match=f"^{128 + number}$"):
-        patch.setattr(tiny if when == "linear_task" else dots, when, lambda *_, **__: os.kill(os.getpid(), number))
+def test_while_figures_are_drawn_a_signal_stops_at_once(tmp_path, monkeypatch, unbroken, leaves, capfd):
+    """Only the result is missing then."""
+    with monkeypatch.context() as patch, pytest.raises(Left, match=f"^{128 + signal.SIGTERM}$"):
+        patch.setattr(dots, "figures", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         dots.launched(tmp_path)
     assert capfd.readouterr().err.startswith("stopped; go on with: python launch.py --config ")
-    assert (tmp_path / "run").exists() == (when == "figures") and not (tmp_path / "run" / "summary.json").exists()
-    if when == "figures":
-        assert dots.saved(tmp_path) == [6] and dots.resumed(tmp_path) == unbroken
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert dots.saved(tmp_path) == [6] and dots.resumed(tmp_path) == unbroken
 
 
 SECOND = """
@@ -128,12 +118,7 @@ with signals.at_once(), requests.collect():
 
 @pytest.mark.parametrize(
     ("sent", "code", "out"),
-    [
-        (["SIGTERM", "SIGTERM"], 0, ["SIGTERM 15", "SIGTERM 15"]),  # a scheduler that says it again
-        (["SIGINT", "SIGTERM"], 0, ["SIGINT 2", "SIGTERM 2"]),
-        (["SIGINT", "SIGINT"], 130, ["SIGINT 2"]),
-        (["SIGTERM", "SIGINT"], 130, ["SIGTERM 15"]),
-    ],
+    [(["SIGINT", "SIGTERM"], 0, ["SIGINT 2", "SIGTERM 2"]), (["SIGTERM", "SIGINT"], 130, ["SIGTERM 15"])],
 )
 def test_a_sigint_after_another_signal_stops_at_once(sent, code, out):
     root = str(pathlib.Path(__file__).parents[2])
@@ -213,13 +198,6 @@ def test_an_evaluation_that_fails_loses_nothing(tmp_path, monkeypatch, unbroken)
 
     with monkeypatch.context() as patch:
         patch.setattr(steps, "evaluate", evaluate)
-        for _ in range(2):  # the second time it is made up for
-            outcome = dots.launched(tmp_path)
-            assert outcome.code == 1 and "a smaller train.batch_size or train.evaluate_batch" in outcome.err
-            assert dots.saved(tmp_path) == [4]
-        outcome = dots.launched(tmp_path, "--config.train.evaluate_every=0")
-        assert outcome.code == 1 and "a device ran out of memory" in outcome.err
-        assert dots.saved(tmp_path) == [4, 6]
-    assert dots.launched(tmp_path, "--config.train.evaluate_every=6").code == 0
-    expected = [row for row in unbroken[1] if row["step"] != 4 or "train/loss" in row]
-    assert dots.result(tmp_path) == (unbroken[0], expected)
+        outcome = dots.launched(tmp_path)
+    assert outcome.code == 1 and "a smaller train.batch_size or train.evaluate_batch" in outcome.err
+    assert dots.saved(tmp_path) == [4] and dots.resumed(tmp_path) == unbroken  # it is made up for

@@ -18,7 +18,7 @@ from tiny_study import ALL, ARMS, STEPS
 
 from experiments.engine import checkpoint, disk, errors, log, loop, mesh
 from experiments.engine import step as steps
-from experiments.studies import programs, report, vmapped_runs
+from experiments.studies import programs, report
 
 SECOND, OF_SECOND = ALL[2:], {"study__arms": ARMS[1:]}
 ALL_STEPS = list(range(1, STEPS + 1))
@@ -80,10 +80,8 @@ def nth(n: int) -> Callable[..., bool]:
 STOPS = [
     ("first evaluation", (mesh, "place_batch"), 0, []),
     ("second evaluation", (mesh, "place_batch", nth(1)), 0, [1, 2, 3]),  # behind step 3
-    ("last evaluation", (steps, "evaluate", nth(1)), 0, [4, 5, 6]),  # of the steps 3, 6
-    ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, []),
+    ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, [4, 5, 6]),
     ("between two programs", (programs, "prepare", nth(1)), 2, []),
-    ("compilation of the next", (vmapped_runs, "step"), 2, []),
     ("last save", (checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS), 2, ALL_STEPS),
 ]
 
@@ -151,24 +149,6 @@ def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_
     report = tmp_path / "study" / "report.md"
     held = f"error: the device is gone; {report} holds the 2 of 6 runs that are finished\n"
     assert (outcome.code, outcome.err) == (1, held) and report.is_file()
-
-
-def test_a_result_that_is_missing_is_made_again_alone(whole, copy):
-    lost, *kept = SECOND
-    (copy / "study" / lost / "summary.json").unlink()
-    before = {name: os.stat(copy / "study" / name / "summary.json").st_mtime_ns for name in kept}
-    outcome, taken = again(copy)
-    assert taken == ALL_STEPS and "5 of them finished before" in outcome.out
-    tiny_study.assert_alike(copy, whole, kept)
-    assert all(os.stat(copy / "study" / n / "summary.json").st_mtime_ns == t for n, t in before.items())
-    found, right = (tiny_study.summaries(folder)[lost] for folder in (copy, whole))
-    assert found["together"] == 1 and right["together"] == 4  # another program, where JAX may round otherwise
-    assert found["eval/loss"] == pytest.approx(right["eval/loss"], rel=1e-6)
-    ours, wanted = (
-        [row["train/loss"] for row in log.read(folder / "study" / lost) if "train/loss" in row]
-        for folder in (copy, whole)
-    )
-    assert ours == pytest.approx(wanted, rel=1e-6) and len(ours) == 3
 
 
 def test_what_may_change_does_not_begin_a_program_anew(whole, stopped):

@@ -58,14 +58,10 @@ def alone(r: int):
     return jax.device_get(state.params), seen, steps.evaluator(own, one)(state.params)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "batched"),
-    [({"data": 1}, True), ({"data": 2}, False), ({"data": 2, "seed": 4}, True), ({"data": 1, "seed": 2}, True)],
-    ids=str,
-)
+@pytest.mark.parametrize(("sizes", "batched"), [({"data": 2}, False), ({"data": 1, "seed": 2}, True)], ids=str)
 def test_every_row_is_trained_as_it_would_be_alone_but_one_whose_numbers_go_wrong(sizes, batched, monkeypatch):
     """The second row's batch of step 2 is no numbers: it stays as it is, and the others go on."""
-    if sizes == {"data": 1, "seed": 2} and jax.__version_info__ >= (0, 10):  # as on accelerators
+    if "seed" in sizes and jax.__version_info__ >= (0, 10):  # as on accelerators
         monkeypatch.setattr(mesh, "side_by_side", lambda devices: True)
     usual = functools.partial(optimiser, learning_rate=1.0, weight_decay=0.0)  # all runs have others
     of = vmapped_runs.VmappedRuns(TASKS[3], usual, mesh.make(**sizes), ACCUMULATION, batched)
@@ -104,14 +100,11 @@ def test_the_initial_scale_is_a_number_of_a_model_with_two_kinds_of_scores():
         m = tiny.settings("translation", model__score_std=score_std, model__position="sinusoidal", **few).model
         return models.encoder_decoder(m, W=11, N=7, tied_output=False).init
 
-    usual, narrow = init(1.0), init(0.7)  # as the config of a run alone has it
     key = jax.random.key(3, impl="unsafe_rbg")  # compiled six times as fast
-    number = jax.jit(lambda key, std: usual(key, score_std=std))
-    one, number, right = number(key, 1.0), number(key, 0.7), jax.jit(narrow)(key)
-    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(one)):
+    number = jax.jit(lambda std: init(1.0)(key, score_std=std))
+    one, number = number(1.0), number(0.7)
+    for (path, leaf), mine in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(number), strict=True):
         *_, of, name = shapes.names(path)
-        mine, its = (jax.tree.leaves(tree)[i] for tree in (number, right))
-        np.testing.assert_allclose(mine, its, rtol=1e-6, err_msg=name)
         scaled = "score" in of and name.startswith("U")
         np.testing.assert_allclose(mine, (0.7 if scaled else 1) * leaf, rtol=1e-6, err_msg=name)
 
