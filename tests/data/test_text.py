@@ -75,20 +75,6 @@ def test_gzip_is_read_and_what_is_damaged_is_refused(tmp_path):
             text.load(str(tmp_path / "b.gz"))
 
 
-def test_a_text_of_holes_is_refused_where_they_begin_and_not_held(tmp_path):
-    """2 GB of them took 10 GB and half a minute."""
-    write(tmp_path, **{"zeros.gz": gzip.compress(bytes(2**23), 1)}, sparse=KING)
-    with (tmp_path / "sparse").open("r+b") as file:
-        file.truncate(2**31)
-    tracemalloc.start()
-    for name, at in {"sparse": len(KING), "zeros.gz": 0}.items():
-        with pytest.raises(errors.UserError, match=f"{name} holds a NUL at byte {at}"):
-            text.load(str(tmp_path / name))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 10 * 2**20
-
-
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bytes of one file"])
 def test_a_text_takes_the_memory_of_its_ids(tmp_path, monkeypatch, kind):
     """Not 4 bytes an id, and not 8 where they are counted; as large a part as a run may take is what is asked for."""

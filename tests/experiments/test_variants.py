@@ -62,14 +62,6 @@ def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
     assert "are 11 with" in refused(model__score="test_variants:odd", model__relative_position="rotary")
 
 
-def test_of_our_scores_those_of_products_are_turned():
-    assert {name for name, one in by_name.candidates(score).items() if not one.rotatable} == {
-        "constant",
-        "l2_tied",
-        "additive",
-    }
-
-
 # A plain tuple is enough
 
 mlp_pair = (mlp.relu.init, mlp.relu.apply)

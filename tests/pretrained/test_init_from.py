@@ -134,22 +134,20 @@ def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dro
     """DroPE: a second run starts from the first without its positions."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     part = "position" if dropped == "learned" else "relative_position"
-    common = {"text.source": str(tmp_path / "text.txt"), "text.N": 8, "model.position": "none"} | tiny.MODEL
-    more = {"model.rotary": "50"} if dropped == "rotary" else {}
-    theirs = published.run(tmp_path / "theirs", "language", model=False, **common | {f"model.{part}": dropped} | more)
-    changes = tiny.TRAIN | {"train.steps": 1, "optim.learning_rate": 0.0, "optim.warmup_steps": 0, "text.N": 16}
-    changes |= {"text.source": common["text.source"], "sample.max_new_tokens": 1, "train.evaluate_batch": 8}
-    file = tiny.config_file(tmp_path, "language", **changes)
-    command = ["--config", file, f"--config.init_from={theirs}", f"--config.model.{part}=none"]
-    told = tiny.run(*command, "--workdir", str(tmp_path / "kept"))
-    assert told.code == 2 and f"model.{part} = '{dropped}' (it is 'none')" in told.err
-    outcome = tiny.run(*command, f"--config.init_fresh={part}", "--workdir", str(tmp_path / "run"))
-    assert outcome.code == 0 and f"left behind: {part}\n" in outcome.out, outcome.err
-    there, here = (shapes.flat(open_model.open(str(path)).params) for path in (theirs, tmp_path / "run"))
-    assert {path for path in there if path not in here} == {path for path in there if "position" in path}
-    assert here.keys() <= there.keys()
-    for path in here:
-        np.testing.assert_array_equal(here[path], there[path])
+    theirs = {"text.source": str(tmp_path / "text.txt"), "text.N": 8, "model.position": "none"}
+    theirs |= {f"model.{part}": dropped} | ({"model.rotary": "50"} if dropped == "rotary" else {})
+    folder = published.run(tmp_path / "run", "language", **theirs)
+    ours = {"text__N": 16, "init_from": str(folder), "model__position": "none", "model__relative_position": "none"}
+    settings = tiny.settings("language", **ours)
+    model = models.language(settings.model, answer=head.next_word, W=256, N=16, tied_output=False)
+    assert f"model.{part} = '{dropped}' (it is 'none')" in refusal(settings, model)
+    found, out = load(tiny.settings("language", **ours, init_fresh=part), model)
+    assert f"left behind: {part}\n" in out
+    there = shapes.flat(open_model.open(str(folder)).params)
+    assert there.keys() - found.keys() == {path for path in there if "position" in path}
+    assert found.keys() <= there.keys()
+    for path in found:
+        np.testing.assert_array_equal(found[path], there[path])
 
 
 def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
