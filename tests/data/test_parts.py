@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from small_files import KING, documents, write
 
-from experiments.data import files, text, tokenizer
+from experiments.data import files, text
 from experiments.engine import errors
 
 
@@ -198,15 +198,3 @@ def test_text_that_is_not_there_or_cannot_be_used_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(os, "scandir", scandir)  # the suite may run as one who may read everything
     with pytest.raises(errors.UserError, match="Permission denied"):
         text.load(str(tmp_path))
-
-
-HERE = os.path.isfile(os.path.join(os.environ.get("TFM_DATA", ""), "tinyshakespeare.txt"))
-
-
-@pytest.mark.skipif(not HERE, reason="$TFM_DATA names no folder with tinyshakespeare.txt")
-def test_tinyshakespeare_is_the_usual_one():
-    found = text.load("tinyshakespeare")
-    made = tokenizer.make("characters", found.train, specials=(), evaluation=found.evaluation)
-    assert made.size == 65 and made.specials == ()
-    assert len(made.join(found.train)) == 1_003_854
-    assert len(made.join(found.evaluation)) == 111_540

@@ -9,7 +9,6 @@ from PIL import Image
 from test_parity import VIT, random, torch, transformers
 
 from experiments.data import image_file
-from experiments.engine import errors
 from experiments.pretrained import hub, open_model
 from experiments.tools import export
 
@@ -78,21 +77,6 @@ def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
     np.testing.assert_allclose(found, right, atol=1e-5)
     plain_1YXZ, _ = image_file.read(file, image_file.expected(folder.parent, extras, Z=3, C=3))  # where nothing is said
     assert (np.abs(of_ours(plain_1YXZ) - right).max() < 1e-4) == (case == PLAIN)  # so that the case says something
-
-
-@pytest.mark.parametrize(
-    "says",
-    [{"size": {"shortest_edge": 9}}, {"size": 14}, CROP | {"crop_size": 15}, {"do_resize": False}, {"resample": 99}],
-)
-def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
-    folder, of_theirs, _ = classes
-    (folder / "preprocessor_config.json").write_text(json.dumps(SIDES | says))
-    file = photograph(tmp_path)
-    with pytest.raises(ValueError):
-        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
-        of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
-    with pytest.raises(errors.UserError, match="preprocessor_config.json: |becomes"):
-        image_file.read(file, image_file.expected(folder, hub.read(folder).extras, Z=3, C=3))
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])

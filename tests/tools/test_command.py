@@ -88,12 +88,7 @@ def process(*words, **more):
     )
 
 
-def test_the_command_ends_at_once_at_ctrl_c_and_where_nobody_reads():
-    reads, writes = os.pipe()
-    os.close(reads)
-    with process("--help", stdout=writes, stderr=subprocess.PIPE) as unread:
-        os.close(writes)
-        assert "Traceback" not in unread.communicate(timeout=100)[1] and unread.returncode == 1
+def test_the_command_ends_at_once_at_ctrl_c():
     with process("--checkpoint=-", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stopped:
         maps = pathlib.Path(f"/proc/{stopped.pid}/maps")
         while b"numpy" not in maps.read_bytes():  # it takes seconds to import the rest

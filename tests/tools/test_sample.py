@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import shutil
-import time
 
 import jax
 import numpy as np
@@ -222,12 +221,3 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run, tmp_path):
     assert 'score "no_such_file:s" cannot be imported' in told(copy, trust="no_such_file:s")
     (tmp_path / "pytorch_model.bin").write_bytes(b"pickle")
     assert "can run any program" in told(tmp_path / "pytorch_model.bin")
-
-
-def test_a_cut_checkpoint_is_refused_in_a_sentence_alone(run, tmp_path, capfd):
-    copy = shutil.copytree(run, tmp_path / "copy")
-    for file in (copy / "checkpoints" / "2" / "state").rglob("d/*"):
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    assert "is damaged" in refusal(prompt="A", checkpoint=copy)
-    time.sleep(0.2)  # what reads in other threads would be done by then
-    assert capfd.readouterr() == ("", "")
