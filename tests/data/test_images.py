@@ -174,14 +174,3 @@ def test_statistics_are_those_of_each_channel():
     assert mean.dtype == std.dtype == np.float32
     np.testing.assert_allclose(mean, image.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(std, [image[..., 0].std(), 1], rtol=1e-6)
-
-
-def test_examples_are_normalised():
-    image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
-    label = (np.arange(TRAIN) % C).astype(np.int32)
-    mean, std = images.statistics(image)
-    fetch, n = images.examples(image, label, mean_Z=mean, std_Z=std)
-    batch = fetch(np.array([10, 2, 2]), np.random.default_rng(0))
-    assert n == TRAIN and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
-    assert [batch[name].dtype for name in ("image_BYXZ", "label_B", "weight_B")] == [np.float32, np.int32, np.float32]
-    np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)

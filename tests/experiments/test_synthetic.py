@@ -155,8 +155,6 @@ def test_training_depends_on_seed_and_step_and_what_is_held_out_on_the_number(ta
     [
         ("rong", {}, 'unknown task "rong" .did you mean "ring".*; the right ones are: ring, previous, reachability'),
         ("ring", {"N": 2}, "the task ring with 2 tokens needs synthetic.N from 3 to 1024, and 2 is not"),
-        ("previous", {"N": 1}, "synthetic.N from 2"),
-        ("nearest", {"N": 0}, "synthetic.N from 2"),
         ("ring", {"N": 1025}, "synthetic.N from 3 to 1024"),
     ],
 )

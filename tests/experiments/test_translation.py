@@ -1,9 +1,9 @@
 """Translation from its command to its figures: what it learns, how it is decoded, scored and shown."""
 
-import builtins
 import itertools
 import json
 import math
+import sys
 from unittest import mock
 
 import jax
@@ -203,14 +203,7 @@ def test_a_translation_that_ignores_the_source_is_the_baseline():
     assert 0 < found["baseline/chrf"] < 30
 
 
-def test_without_the_library_the_extra_is_named_before_anything_is_read(file):
-    real = builtins.__import__
-
-    def refuse(name, *rest, **more):
-        if name.split(".")[0] == "sacrebleu":
-            raise ImportError(name)
-        return real(name, *rest, **more)
-
-    with mock.patch.object(builtins, "__import__", refuse):
-        with pytest.raises(errors.UserError, match=r'sacrebleu: pip install -e "\.\[text\]"'):
-            tiny.task_of(tiny.settings("translation", **{"pairs.source": "nowhere.tsv"} | SIZES))
+def test_without_the_library_the_extra_is_named_before_anything_is_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(errors.UserError, match=r'sacrebleu: pip install -e "\.\[text\]"'):
+        tiny.task_of(tiny.settings("translation", **{"pairs.source": "nowhere.tsv"} | SIZES))

@@ -78,11 +78,9 @@ score_three = (score.tied.init, score.tied.apply, score.tied.factors)
     ("room", "name"),
     [
         ("score", "pair"),
-        ("score", "score_three"),
         ("score", "named_pair"),
         ("score", "object_pair"),
         ("value", "value_three"),
-        ("norm", "norm_pair"),
         ("norm", "norm_three"),
         ("position", "position_pair"),
         ("mlp", "mlp_pair"),
@@ -151,10 +149,8 @@ FOUR = "here (3, 2, 5, any), and it gives"
     ("room", "name", "says"),
     [
         ("score", "swapped", f"(B, H, N, K) is expected of its queries, {FOUR} (3, 5, 2, 6)"),
-        ("score", "swapped_keys", f"(B, H, N, K) is expected of its keys, {FOUR} (3, 2, 6, 5)"),
         ("score", "narrow", "its queries have 6 features, and its keys 5"),
         ("score", "single", "a pair is expected, queries and keys, and it gives none"),
-        ("score", "nothing", f"keys, {FOUR} ()"),
         ("score", "named", "model.H is 2, and H in its parameters 6"),
         ("score", "unnamed", "of its parameters, "),
         ("score", "empty", "its queries and keys have no features"),
@@ -250,9 +246,7 @@ def test_beside_a_json_nothing_is_looked_for(places):
     ("content", "says"),
     [
         ("import nothing_at_all\n", "own_faulty.py, line 1: ModuleNotFoundError: No module named 'nothing_at_all'"),
-        ("x = 1\ny = x.z\n", "own_faulty.py, line 2: AttributeError: 'int' object has no attribute 'z'"),
         ("def f(:\n", "SyntaxError: "),
-        ("raise RuntimeError('no')\n", "own_faulty.py, line 1: RuntimeError: no"),
         ("def f():\n    raise RuntimeError('no')\nf()\n", "own_faulty.py, line 2: RuntimeError: no"),
         ("mine = 1\n", "must be a tuple (init, apply), or an object with these, and it is not"),
         ("yours = 1\n", "own_faulty.py has no mine"),

@@ -15,7 +15,6 @@ from experiments import model as models  # noqa: E402
 from experiments.pretrained import hub, open_model, safetensors  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
-from tfm.decode import sampling  # noqa: E402
 
 W, N = 23, 13
 LENGTHS = np.array([11, 4, 7])
@@ -207,24 +206,6 @@ def test_heads_aside_names_of_today_and_half_precision(tmp_path):
     llama = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama", dtype=torch.float32)
     for name, theirs in (("vit", vit), ("llama", llama)):
         near(answering(tmp_path / name)(open_model.open(tmp_path / name).params), their_answer(theirs))
-
-
-def test_what_words_are_drawn_from_is_what_their_processors_leave():
-    """In the order in which their generate() has them."""
-    numbers = {"repetition_penalty": 1.7, "temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05}
-    named = (
-        "RepetitionPenaltyLogitsProcessor TemperatureLogitsWarper TopKLogitsWarper TopPLogitsWarper MinPLogitsWarper"
-    )
-    logits_BW = (3 * np.random.default_rng(5).standard_normal((50, W))).astype(np.float32)
-    words_BN, length = np.random.default_rng(6).integers(0, W, (50, 7)), 5
-    for some in [[name] for name in numbers] + [list(numbers)]:
-        chance = {name: numbers[name] for name in some}
-        theirs = torch.tensor(logits_BW)
-        for name, value in chance.items():
-            process = getattr(transformers, named.split()[list(numbers).index(name)])(value)
-            theirs = process(torch.tensor(words_BN[:, :length]), theirs)
-        ours = sampling.filtered(logits_BW, words_BN, np.full(50, length), **chance)
-        np.testing.assert_allclose(jax.nn.softmax(ours), torch.softmax(theirs, -1).numpy(), atol=1e-6)
 
 
 def test_a_deit_may_answer_by_its_class_token_alone(tmp_path):

@@ -183,7 +183,7 @@ def test_the_command_tells_of_a_run(run, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "symmetry.txt").read_text() == outcome.out
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", ["llama"])
 def test_the_command_tells_of_a_published_model(family, tmp_path):
     folder = published.save(tmp_path, family)
     is_that_of(told(folder), open_model.open(str(folder)).params["blocks"]["score"])
