@@ -72,6 +72,7 @@ PLAIN = {"do_normalize": False}
 MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its pixels
     "not normalised": (PLAIN | {"image_mean": [0.3] * 3, "size": [12, 24]}, lambda x: x / 255),
     "not rescaled": ({"do_rescale": False, "image_mean": 100, "size": [12, 24]}, lambda x: (x - 100) / 0.5),
+    "null is false": ({"do_resize": None, "do_normalize": None}, lambda x: x / 255),
     "not resized": ({"do_resize": False}, lambda x: (x / 255 - 0.5) / 0.5),
     "cropped": ({"do_resize": False} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
     "cropped square": ({"default_to_square": False, "size": 12} | SQUARE | PLAIN, lambda x: x[4:8, 10:14] / 255),
