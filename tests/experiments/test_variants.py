@@ -65,13 +65,11 @@ def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
 # A plain tuple is enough
 
 mlp_pair = (mlp.relu.init, mlp.relu.apply)
-norm_pair = (norm.rms.init, norm.rms.apply)
 norm_three = tuple(norm.batch)
 position_pair = tuple(position.learned)
 value_three, relation_three = tuple(value.low_rank), tuple(relative_position.relative)
 named_pair = collections.namedtuple("Mine", "first second")(*score.tied[:2])
 object_pair = types.SimpleNamespace(init=score.tied.init, apply=score.tied.apply)
-score_three = (score.tied.init, score.tied.apply, score.tied.factors)
 
 
 @pytest.mark.parametrize(
@@ -108,12 +106,10 @@ def with_axes(move, init=score.tied.init):
 
 
 swapped = with_axes(lambda q, k: (q.swapaxes(1, 2), k))
-swapped_keys = with_axes(lambda q, k: (q, k.swapaxes(2, 3)))
 factored = score.tied._replace(factors=lambda params, *, D: (params["U_HKD"] @ params["U_HKD"].swapaxes(1, 2),) * 2)
 one_head = with_axes(lambda q, k: (q[:, :1], k[:, :1]))
 narrow = with_axes(lambda q, k: (q, k[..., 1:]))
 single = with_axes(lambda q, k: q)
-nothing = with_axes(lambda q, k: (q, 3))
 itself = score.Score(score.tied.init, lambda params, x, y: score.tied.apply(params, x, x))
 named = score.Score(lambda key, *, H, K, D, bias: {"U_HKD": jnp.zeros((K, H, D))}, score.tied.apply)
 unnamed = score.Score(lambda key, *, H, K, D, bias: {"U": jnp.zeros((H, K, D))}, score.tied.apply)

@@ -52,7 +52,6 @@ CASES = {  # their class, and the fields of its config
         "GPTBigCodeForCausalLM",
         GPT2 | dict(multi_query=False, activation_function="relu", n_inner=None, tie_word_embeddings=False),
     ),
-    "bigcode, one head": ("GPTBigCodeForCausalLM", GPT2 | dict(n_head=1)),
     "bert": ("BertForPreTraining", BERT),
     "bert, untied": (
         "BertForMaskedLM",
@@ -72,7 +71,6 @@ CASES = {  # their class, and the fields of its config
     "roberta, no head": ("RobertaModel", ROBERTA),
     "distilbert": ("DistilBertForMaskedLM", DISTILBERT | dict(tie_word_embeddings=False, activation="relu")),
     "distilbert, classes": ("DistilBertForSequenceClassification", DISTILBERT),
-    "distilbert, tokens": ("DistilBertForTokenClassification", DISTILBERT | dict(num_labels=3)),
     "albert": ("AlbertForPreTraining", ALBERT),
     "albert, two groups, untied": (
         "AlbertForMaskedLM",
@@ -86,7 +84,6 @@ CASES = {  # their class, and the fields of its config
     ),
     "deit": ("DeiTForImageClassificationWithTeacher", VIT),
     "llama, grouped": ("LlamaForCausalLM", LLAMA | dict(num_key_value_heads=2, head_dim=10)),
-    "llama, one head of keys": ("LlamaForCausalLM", LLAMA | dict(hidden_size=36, num_key_value_heads=1)),
     "llama, tied, another base": (
         "LlamaForCausalLM",
         LLAMA | dict(hidden_size=36, tie_word_embeddings=True, hidden_act="gelu") | scaled("default"),
@@ -104,7 +101,6 @@ CASES = {  # their class, and the fields of its config
         | dict(attention_bias=True, use_sliding_window=True, rms_norm_eps=0.1, sliding_window=4, max_window_layers=0),
     ),
     "gemma": ("GemmaForCausalLM", RELATIVE),
-    "gemma, untied": ("GemmaForCausalLM", RELATIVE | dict(tie_word_embeddings=False, num_key_value_heads=1)),
 }
 
 
