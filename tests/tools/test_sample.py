@@ -92,7 +92,8 @@ def test_several_prompts_samples_and_lines_are_each_as_alone_also_in_a_cache_tha
         assert (tmp_path / "out" / "sample.txt").read_bytes().decode() == whole
         several = draw(prompt="A king", samples=2, seed=3)
         assert several[0] != several[1] == texts[0] == draw(prompt="A king", seed=4)
-        assert draw(prompt="-", seed=3) == several
+        lines = draw(prompt="-", samples=2, seed=3)
+        assert lines[:2] == several and len({*lines}) == 4
     assert "is there already" in refusal(checkpoint=run, workdir=tmp_path / "out", prompt="A")
     model, ids, capacities = open_model.open(run), [[*b"A king"], [*b"w"]], []
     how |= {"steps": 18, "stop": [], "mask": lambda length_B=None: masks.causal}
