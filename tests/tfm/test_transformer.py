@@ -118,19 +118,21 @@ def test_scan_unrolled_and_remat_are_equal():
 
 @cases.float64()
 def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
-    """In logits, maps, and word by word."""
-    share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2), cases.words()
+    """In logits, maps, the zeros of dropout, and word by word."""
+    share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2, dropout=0.3), cases.words()
     params = cases.drawn(model.init)
     copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, share, axis=0), params["blocks"])}
 
     @functools.partial(jax.jit, static_argnames="share")
     def seen(params, *, share):
         how = {"mask": mask.causal, "maps": True, "unroll": 1}
-        logits, aux = transformer.apply(params, w_BN, parts=model.parts, share=share, **how)
-        return logits, aux["A_MBHNS"]
+        keys = None, jax.random.split(jax.random.key(0), B)
+        return [transformer.apply(params, w_BN, parts=model.parts, share=share, key_B=key, **how) for key in keys]
 
     found = jax.device_get(seen(params, share=share))
     cases.agree(found, seen(copies, share=1))
+    (full_BNW, _), (dropped_BNW, _) = found
+    assert (full_BNW != dropped_BNW).any()
 
     @jax.jit
     def word_by_word(params):
@@ -138,7 +140,7 @@ def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
         first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, unroll=1, **how)
         return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **how)[0]
 
-    cases.agree(word_by_word(params), (found[0][:, 1], found[0][:, 2]))
+    cases.agree(word_by_word(params), (full_BNW[:, 1], full_BNW[:, 2]))
 
 
 @cases.float64()

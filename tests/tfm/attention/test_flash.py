@@ -140,7 +140,7 @@ def test_bfloat16_is_close_to_float32():
     @jax.jit
     def every_way(arrays):
         exact = gradients([x.astype(jnp.float32) for x in arrays], VALID_BS, way="explicit", case="padding")
-        return exact, [gradients(arrays, VALID_BS, way=way, case="padding") for way in TOLERANCE]
+        return exact, [gradients(arrays, VALID_BS, way=way, case="padding") for way in ("flash", "chunked")]
 
     exact, found = every_way(arrays)
     for of_arrays, y_BHNV in found:
