@@ -3,16 +3,22 @@
 l(n, n-1) > l(n, n+1) = l(n+1, n) > l(n+1, n+2) = ... comes round to l(n, n-1) > l(n, n-1). So the log-odds of the
 predecessor against the successor, log A(n, n-1) - log A(n, n+1), sum to zero over the ring, and at least one token
 gives its predecessor at most half of the mass that the two share. (At all tokens but one it may do better: nothing is
-said of a symmetric score's accuracy.)
+said of a symmetric score's accuracy.) Training is slow, and only done where it is asked for: pytest -m slow.
 """
 
 import cases
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import tiny
 from cases import B, H, K
 from test_score import SYMMETRIC, TURNED
 
+from experiments import synthetic
+from experiments.engine import mesh
+from experiments.engine import run as runs
+from experiments.engine import step as steps
 from tfm.attention import explicit, relative_position, score
 
 D, N = 34, 13  # `none` compares D features, of which rotary positions turn pairs
@@ -54,3 +60,35 @@ def test_a_relative_bias_breaks_the_argument():
     params = {"b_HR": jnp.where(jnp.arange(2 * N - 1) == N - 2, 1.0, 0.0)[None]}
     odds_HN = log_odds(relative_position.relative.bias(params, jnp.arange(N), jnp.arange(N), H=1))
     np.testing.assert_array_equal(odds_HN, [[0, *[1] * (N - 1)]])
+
+
+STUDIED = {"model.M": 1, "model.H": 1, "model.D": 64, "synthetic.task": "ring"}
+STUDIED |= {"optim.learning_rate": 3e-3, "optim.warmup_steps": 50, "optim.weight_decay": 0.0}
+STUDIED |= {"train.steps": 300, "train.batch_size": 32, "train.evaluate_batch": 512}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["asymmetric", *sorted(SYMMETRIC)])
+def test_after_training_two_matrices_find_every_predecessor_and_symmetric_ones_do_not(name):
+    """Of one head, from step 0 on."""
+    settings, devices = tiny.settings("synthetic", **STUDIED | {"model.score": name}), mesh.make(data=1)
+    task = synthetic.prepare(settings, devices).task
+    made = runs.plan(settings, task, devices)
+    state = steps.initial_state(task, made.optimiser, seed=settings.seed, mesh=devices)
+    odds, metrics = [], {"alive": True}
+    for step in range(made.steps + 1):
+        if step in (0, made.steps):
+            A_BNS = np.asarray(jax.jit(task.maps)(jax.device_get(state.params), task.evaluation[0]))
+            A_BNS = np.where(np.eye(A_BNS.shape[-1]), 1, A_BNS[0, :, 0])
+            assert (A_BNS > 0).all()
+            odds.append(log_odds(np.log(A_BNS)))
+        state, metrics = made.step(state, mesh.place_batch(devices, task.train[step]), metrics["alive"])
+    assert metrics["alive"]
+    for odds_BN in odds if name != "asymmetric" else ():
+        largest = np.abs(odds_BN).max()
+        assert largest > 1e-3 and (odds_BN.min(-1) <= 1e-4 * largest).all()  # at most half of what the two share
+        np.testing.assert_allclose(odds_BN.sum(-1), 0, atol=1e-4 * largest)
+    if name == "asymmetric":
+        assert (np.abs(odds[0].sum(-1)) > 1e-3).all() and (odds[1] > 0).all() and (odds[1].sum(-1) > 1).all()
+        value, count = jax.jit(task.loss_and_metrics)(state.params, task.evaluation[0], None)["accuracy"]
+        assert value / count >= 0.999
