@@ -11,7 +11,6 @@ from benchmarks import __main__ as command
 from benchmarks import flax_peer, growth, ours, participant, report, session, sizes
 from tfm import shapes
 
-STEPS = [name for name, size in sizes.WORKLOADS.items() if size.kind in ("words", "images")]
 TINY = {
     "words": sizes.WORKLOADS["step_a"].changed(M=1, H=2, D=6, N=5, B=3, W=65),
     "images": sizes.WORKLOADS["step_c"].changed(M=1, H=2, D=6, B=10, Y=10, patch=5),
@@ -97,7 +96,7 @@ def test_what_a_process_lacks_is_one_sentence_and_its_failure_is_told(way, error
         participant.Participant("one", way, SIZE)
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ["step_a", "step_c"])  # of words, of images
 def test_ours_and_the_peers_have_equally_many_parameters(name):
     size = sizes.WORKLOADS[name]
     task, images = ours.planned(size).task, size.kind == "images"
@@ -109,7 +108,7 @@ def test_ours_and_the_peers_have_equally_many_parameters(name):
     assert task.train[0]["image_BYXZ" if images else "w_BN"].shape == (size.B, *example.shape[1:])
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", ["step_a", "step_c"])
 def test_ours_and_transformers_have_equally_many_parameters(name):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

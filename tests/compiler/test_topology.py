@@ -34,9 +34,6 @@ def dry(tmp_path, *more, **changes):
     return tiny.run("--config", tiny.config_file(tmp_path, "vision", **SMALL | changes), "--dry_run", *more)
 
 
-# ----------------------------------------------------------------------------------------------------------- sentences
-
-
 def test_bad_input_is_a_sentence(tmp_path, monkeypatch):
     config = tiny.config_file(tmp_path, "vision", **SMALL)
     for arguments in (("--topology=v5e-1",), ("--dry_run", "--json=x.json")):
@@ -81,9 +78,6 @@ def test_the_compilers_reason_is_a_part_of_a_sentence(said, reason):
     assert topology.reason(said) == reason
 
 
-# -------------------------------------------------------------------------------------------------- abstract arguments
-
-
 def test_abstract_batches_are_those_that_are_placed():
     devices = mesh.make(data=2, sequence=2)
     batch = {"example_B": np.arange(6), "word_BN": np.ones((6, 4), np.float64), "weight_B": np.ones(6, np.float32)}
@@ -96,9 +90,6 @@ def test_abstract_batches_are_those_that_are_placed():
     assert facts(mesh.abstract_batch(devices, batch, rows=3)) == facts(placed)
     alive = step.abstract_alive(devices, 3)
     assert (alive.shape, alive.dtype) == ((3,), np.bool_) and alive.sharding == mesh.replicated(devices)
-
-
-# --------------------------------------------------------------------------------------------------------- the compiler
 
 
 @libtpu
@@ -179,9 +170,6 @@ def test_the_ideal_time_is_that_of_the_chips_that_are_used():
             wanted = topology.Request("", None, (jax.ShapeDtypeStruct((), np.int32, sharding=place),), flops=7e12)
             ideal[used] = report.record(topology.Program(wanted, None, "it is not", 0.0), of)["ideal_seconds"]
     assert ideal == {1: pytest.approx(7 / 197), 4: pytest.approx(7 / 4 / 197)}
-
-
-# ------------------------------------------------------------------------------------------- loops, studies, generation
 
 
 @libtpu

@@ -85,25 +85,6 @@ def test_in_training_a_block_returns_the_statistics_of_its_norms():
             cases.agree(trained["norm1"], norm.batch.observe(x_BND), 1e-5)
 
 
-def test_each_half_of_a_block_has_its_own_residual_connection():
-    """With one output projection at zero the other half still adds something to the tokens; with both, nothing."""
-    parts, x_BND = cases.parts(), cases.normal(1, B, N, D)
-    params = jax.device_get(cases.drawn(lambda key: block.init(key, parts=parts, **SIZES)))
-    zero = {"value": ("Uo_HDK", "bo_D"), "mlp": ("W2_DF", "b2_D")}
-    run = jax.jit(lambda params: block.apply(params, x_BND, parts=parts, mask=mask.causal)[0] - x_BND)
-
-    def added(*names):
-        own = params | {name: params[name] | {leaf: 0 * params[name][leaf] for leaf in zero[name]} for name in names}
-        return np.asarray(run(own))
-
-    assert not added("value", "mlp").any()
-    for half in (added("value"), added("mlp")):
-        assert np.abs(half).mean() > 0.1 and abs(np.corrcoef(half.ravel(), np.asarray(x_BND).ravel())[0, 1]) < 0.9
-
-
-# ------------------------------------------------------------------------------------------------------------- dropout
-
-
 @functools.partial(jax.jit, static_argnames=("rate", "layout"))
 def drop(key_B, x_BND, rate, **how):
     return block.dropped("mlp", x_BND, parts=cases.parts(dropout=rate), key_B=key_B, **how)
@@ -113,8 +94,7 @@ def keys(n: int) -> jax.Array:
     return jax.random.split(jax.random.key(0), n)
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.9])
-def test_dropout_makes_its_share_of_zeros_and_keeps_the_mean(rate):
+def test_dropout_makes_its_share_of_zeros_and_keeps_the_mean(rate=0.1):
     """What is left is x / (1 - rate), in every example and at every place. Bounds are five standard deviations."""
     x_BND = jnp.full((7, 101, 61), 3.0)
     y_BND = np.asarray(drop(keys(7), x_BND, rate))

@@ -126,9 +126,6 @@ def test_without_parameters_the_form_is_the_identity():
     assert plain.directionality.tolist() == [0.0] * M
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
-
-
 def attention_weights(kind: str) -> tuple[jax.Array, np.ndarray]:
     """(A_MBHNN, real_BN): behind a causal mask; with padding; where some see nothing."""
     allowed_BNN, real_BN = np.ones((B, N, N), bool), np.ones((B, N), bool)

@@ -22,8 +22,8 @@ WHOLE = {
     "tied score, pooled": dict(score="tied", head="pooled"),
     "no score, scale or position": dict(score="none", scale="1", position="none", final_norm=False),
     "post-norm, ReLU, causal": dict(order="post_norm", mlp="relu", causal=True, final_norm=False),
-    "plain norm without eps, tied output, causal": dict(norm="token_plain", eps=0.0, tied_output=True, causal=True),
-    "no bias, sinusoids": dict(bias=False, position="sinusoidal", scale="1/sqrt(D)"),
+    "plain norm without eps, tied output, no bias, sinusoids, causal": dict(norm="token_plain", eps=0.0, causal=True)
+    | dict(tied_output=True, bias=False, position="sinusoidal", scale="1/sqrt(D)"),
 }
 
 
@@ -81,9 +81,6 @@ def test_running_statistics_and_biases_of_logits_keep_their_precision():
     assert isinstance(found["count"], jax.Array) and found["count"].dtype == jnp.int32
 
 
-# ----------------------------------------------------------------------------------------------------------- causality
-
-
 def stack_of(params, x_BND, *, unroll=1, remat="none", maps=False, **parts):
     parts = cases.parts(**parts)
     y_BND, seen = transformer.stack(params, x_BND, mask=mask.causal, parts=parts, unroll=unroll, remat=remat, maps=maps)
@@ -92,16 +89,6 @@ def stack_of(params, x_BND, *, unroll=1, remat="none", maps=False, **parts):
 
 def layers(depth: int = M, **changes) -> dict:
     return cases.drawn(cases.model(sizes=dict(M=depth), **changes).init)["blocks"]
-
-
-def test_the_gradient_with_respect_to_later_inputs_is_exactly_zero():
-    params, x_ND = layers(2), cases.normal(1, N, D)
-    outputs = jax.jit(lambda x_ND: stack_of(params, x_ND[None])[0][0, :, :3].sum(-1))
-    reached_NS = np.abs(jax.jit(jax.jacobian(outputs))(x_ND)).sum(-1) > 0
-    np.testing.assert_array_equal(reached_NS, np.tril(np.ones((N, N))))
-
-
-# ----------------------------------------------------------------------------------------- one result, several programs
 
 
 def test_maps_are_the_weights_of_every_layer():
@@ -123,7 +110,7 @@ def loss_of(**settings):
 @cases.float64()
 def test_scan_unrolled_and_remat_are_equal():
     given = layers(2, bias=False), cases.normal(1, 1, N, D)
-    ways = [dict(unroll=True), *(dict(remat=r) for r in transformer.REMAT)]
+    ways = [dict(unroll=True), *(dict(remat=r) for r in transformer.REMAT if r != "none")]
     plain, *others = (jax.jit(jax.value_and_grad(loss_of(mlp=mlp.relu, **how), (0, 1)))(*given) for how in ways)
     for other in others:
         cases.agree(other, plain, 1e-12)
@@ -131,23 +118,21 @@ def test_scan_unrolled_and_remat_are_equal():
 
 @cases.float64()
 def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
-    """In logits, maps, gradients (the sum of the copies'), and word by word."""
-    share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2), cases.words()
+    """In logits, maps, the zeros of dropout, and word by word."""
+    share, model, w_BN = 2, cases.model(sizes={"M": 4}, share=2, dropout=0.3), cases.words()
     params = cases.drawn(model.init)
     copies = params | {"blocks": jax.tree.map(lambda leaf: np.repeat(leaf, share, axis=0), params["blocks"])}
 
     @functools.partial(jax.jit, static_argnames="share")
-    @functools.partial(jax.value_and_grad, has_aux=True)
     def seen(params, *, share):
         how = {"mask": mask.causal, "maps": True, "unroll": 1}
-        logits, aux = transformer.apply(params, w_BN, parts=model.parts, share=share, **how)
-        return jnp.sin(logits).sum(), (logits, aux["A_MBHNS"])
+        keys = None, jax.random.split(jax.random.key(0), B)
+        return [transformer.apply(params, w_BN, parts=model.parts, share=share, key_B=key, **how) for key in keys]
 
-    (_, found), gradient = jax.device_get(seen(params, share=share))
-    (_, right), of_copies = jax.device_get(seen(copies, share=1))
-    cases.agree(found, right)
-    added = jax.tree.map(lambda leaf: leaf.reshape(-1, share, *leaf.shape[1:]).sum(1), of_copies["blocks"])
-    cases.agree(gradient, of_copies | {"blocks": added})
+    found = jax.device_get(seen(params, share=share))
+    cases.agree(found, seen(copies, share=1))
+    (full_BNW, _), (dropped_BNW, _) = found
+    assert (full_BNW != dropped_BNW).any()
 
     @jax.jit
     def word_by_word(params):
@@ -155,7 +140,7 @@ def test_layers_that_share_parameters_are_as_many_with_copies_of_them():
         first_BW, cache = kv_cache.start(params, w_BN[:, :2], n_B, capacity=N, unroll=1, **how)
         return first_BW, kv_cache.step(kv_cache.by_layer(params), cache, w_BN[:, 2], n_B, **how)[0]
 
-    cases.agree(word_by_word(params), (found[0][:, 1], found[0][:, 2]))
+    cases.agree(word_by_word(params), (full_BNW[:, 1], full_BNW[:, 2]))
 
 
 @cases.float64()

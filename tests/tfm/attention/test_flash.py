@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 from jax.tree_util import Partial
 
-from experiments.engine import mesh
 from tfm.attention import chunked, explicit, flash, fused, mask, nan_guard, relative_position
 
 B, H, N, S, K, V = 2, 3, 23, 37, 5, 7
@@ -53,7 +51,6 @@ def all_three(valid_BS):
 N_BN = jnp.arange(N) + jnp.array([[3], [11]])  # every sequence at its own positions
 CASES = {  # mask, bias, heads of q, k, v, positions, cap
     "none": (lambda valid_BS: None, offsets, (1, 1, 1), None, 0.0),
-    "blind": (lambda valid_BS: blind, offsets, (1, 1, H), None, 0.0),
     "blind, capped": (lambda valid_BS: blind, offsets, (H, 1, H), None, 1.3),
     "alone": (lambda valid_BS: mask.window(1), apart, (H, H, H), None, 0.0),
     "padding": (mask.padding, offsets, (H, H, H), None, 0.0),
@@ -61,7 +58,7 @@ CASES = {  # mask, bias, heads of q, k, v, positions, cap
 }
 
 
-def drawn(heads=(H, H, H), B: int = B) -> list[jax.Array]:
+def drawn(heads=(H, H, H)) -> list[jax.Array]:
     """q, k, v and the parameters of a bias."""
     shapes = (B, heads[0], N, K), (B, heads[1], S, K), (B, heads[2], S, V), (H, 2 * S - 1)
     return [cases.normal(i, *shape) for i, shape in enumerate(shapes)]
@@ -104,19 +101,19 @@ def test_values_and_gradients_equal_the_explicit_ones(case):
 
 
 def test_neither_the_size_of_a_block_nor_large_logits_change_anything():
-    """In float32, where exp(300) is infinite; 64 is more than there are tokens."""
+    """In float32, where exp(300) is infinite."""
     *qkv, b_HR = drawn()
     call = dict(mask=all_three(VALID_BS), bias=offsets(b_HR))
 
     @jax.jit
     def every(qkv):
         expected = {scale: explicit.attention(*qkv, **call, scale=scale)[0] for scale in (0.7, 300.0)}
-        pairs = (1, 0.7), (12, 300.0), (64, 0.7)
+        pairs = (1, 0.7), (12, 300.0)
         return expected, [flash.attention(*qkv, **call, scale=scale, queries=n, keys=n) for n, scale in pairs]
 
     expected, found = every(qkv)
     assert all(weights is None and y_BHNV.dtype == jnp.float32 for y_BHNV, weights in found)
-    for (y_BHNV, _), scale in zip(found, (0.7, 300.0, 0.7), strict=True):
+    for (y_BHNV, _), scale in zip(found, (0.7, 300.0), strict=True):
         cases.close(y_BHNV, expected[scale], 1e-4 if scale > 1 else 1e-5)
 
 
@@ -143,7 +140,7 @@ def test_bfloat16_is_close_to_float32():
     @jax.jit
     def every_way(arrays):
         exact = gradients([x.astype(jnp.float32) for x in arrays], VALID_BS, way="explicit", case="padding")
-        return exact, [gradients(arrays, VALID_BS, way=way, case="padding") for way in TOLERANCE]
+        return exact, [gradients(arrays, VALID_BS, way=way, case="padding") for way in ("flash", "chunked")]
 
     exact, found = every_way(arrays)
     for of_arrays, y_BHNV in found:
@@ -166,9 +163,6 @@ def test_queries_of_bfloat16_are_not_rounded_again():
         cases.close(found[way], found["explicit"], 1e-5)
 
 
-# ------------------------------------------------------------------------------------------- transformations of JAX
-
-
 @cases.float64()
 def test_inside_a_loop_over_rematerialised_layers_under_vmap():
     """A bias and a mask of arrays that the loop, the checkpoint and vmap trace."""
@@ -189,28 +183,6 @@ def test_inside_a_loop_over_rematerialised_layers_under_vmap():
     cases.agree(run("flash"), run("explicit"))
 
 
-@cases.float64()
-def test_eight_devices_equal_one():
-    """The mask's arrays are spread over the devices, which then skip different blocks; the bias is on all of them."""
-    *qkv, b_HR = drawn(B=8)
-    valid_BS = np.random.default_rng(1).random((8, S)) > 0.9
-
-    def share(b_HR, qkv, valid_BS):
-        def of(way):
-            def total(arrays):
-                return jax.lax.psum(loss(arrays, valid_BS, way=way, case="padding")[0], mesh.DATA)
-
-            *of_qkv, of_bias = jax.grad(total)([*qkv, b_HR])
-            return [jax.lax.psum((x * x).sum((0, 2)), mesh.DATA) for x in of_qkv], of_bias
-
-        return {way: of(way) for way in TOLERANCE}
-
-    spread = jax.jit(mesh.sharded(share, mesh.make(data=8), in_specs=(P(), P("data"), P("data"))))
-    *of_qkv, of_bias = jax.jit(functools.partial(gradients, way="explicit", case="padding"))([*qkv, b_HR], valid_BS)[0]
-    for way, found in spread(b_HR, qkv, valid_BS).items():
-        cases.agree(found, ([(x * x).sum((0, 2)) for x in of_qkv], of_bias), TOLERANCE[way])
-
-
 def test_blocks_that_the_mask_forbids_are_not_computed():
     computed = []
 
@@ -223,9 +195,6 @@ def test_blocks_that_the_mask_forbids_are_not_computed():
     jax.block_until_ready(jax.jit(functools.partial(nan_guard.guarded(flash.attention), **call))(*[x_BHNK] * 3))
     jax.effects_barrier()
     assert sorted(computed) == [(n, s) for n in range(0, 32, 8) for s in range(0, n + 1, 8)]
-
-
-# ------------------------------------------------------------------------------------------------------------ fused
 
 
 MASKS = {"none": None, "causal": mask.causal, "window": mask.window(5), "backwards": mask.causal}
@@ -260,9 +229,6 @@ def test_cudnn_is_asked_only_for_what_it_can_do(monkeypatch, backend, dtype, len
     assert asked["is_causal"] == (name == "causal") and (asked["mask"] is None) == (name in ("none", "causal"))
 
 
-# ----------------------------------------------------------------------------------------------------------- memory
-
-
 def training_step(compute, N: int):
     """A step of a loop over two layers of attention to N tokens, compiled."""
 
@@ -284,9 +250,7 @@ def largest(compiled) -> int:
 
 
 def test_a_step_on_16384_tokens_never_holds_their_weights():
-    steps = [training_step(flash.attention, n) for n in (4096, 16384)]
-    temporary = [compiled.memory_analysis().temp_size_in_bytes for compiled in steps]
-    assert temporary[1] < 4 * 16384**2 / 20, temporary
-    assert temporary[1] < 4.4 * temporary[0], temporary  # a line, not a square
-    assert largest(steps[1]) == 4 * largest(steps[0]) <= 16384 * 512  # the guard's mask of a block of keys
+    step = training_step(flash.attention, 16384)
+    assert step.memory_analysis().temp_size_in_bytes < 4 * 16384**2 / 20
+    assert largest(step) <= 16384 * 512  # the guard's mask of a block of keys
     assert largest(training_step(explicit.attention, 512)) >= 512**2  # so the search would have found it

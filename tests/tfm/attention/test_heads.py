@@ -1,5 +1,5 @@
-"""Heads: self-attention and cross-attention (E8-E11, E26) against the slow reference, with a KV cache, for tokens that
-are kept from themselves, and on devices that share heads, features and tokens."""
+"""Heads: self-attention and cross-attention (E8-E11, E26) against the slow reference, with a KV cache, and for tokens
+that are kept from themselves. (On devices that share heads, features and tokens: test_groups.py.)"""
 
 import functools
 
@@ -14,15 +14,12 @@ import reference_scores
 import tiny
 import translate
 from cases import B, N, S
-from jax.sharding import PartitionSpec as P
 from test_explicit import MASKS, paper_allowed
 from test_score import SCORES, D, H, K, drawn
 
 from experiments import model as models
 from experiments.engine import errors
-from experiments.engine import mesh as meshes
 from tfm import block, kernels, shapes
-from tfm import layout as layouts
 from tfm.attention import explicit, heads, mask, relative_position, score, value
 
 
@@ -92,8 +89,6 @@ def test_multi_head_attention_in_the_rows_of_seeds_002_and_004():
         cases.close(y_BHNK[0, h], reference.row_attention(np.asarray(x_BND[0]), Q[h], K_[h], V[h]))
 
 
-# ------------------------------------------------------------------------------------------------- not to themselves
-
 WORD_BS = np.arange(N) < np.array([[N], [1]])  # the second sequence is one word and paddings
 NEAR = {"none": None, "window of one": mask.window(1), "causal padding": mask.both(mask.causal, mask.padding(WORD_BS))}
 
@@ -127,10 +122,7 @@ def test_the_bias_says_where_query_and_key_are_one_token():
     np.testing.assert_array_equal(of_each, relative_position.ALONE * np.array([[[[0, 0, 0, 1]]], [[[0, 1, 0, 0]]]]))
 
 
-# ---------------------------------------------------------------------------------------------- one after the other
-
-
-@pytest.mark.parametrize("name", ["tied_noself", "l2_tied", "identity_query"])
+@pytest.mark.parametrize("name", ["tied_noself", "l2_tied"])
 @cases.float64()
 def test_one_token_after_the_other_equals_the_whole_sequence(name):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
@@ -157,44 +149,6 @@ def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
     np.testing.assert_array_equal(write(cache_BHSK, new_BHNK, jnp.full((3, 1), 5)), cache_BHSK)
 
 
-# --------------------------------------------------------------------------------------------------------- on devices
-
-SHARED = {"tied_signed": "none", "pairwise": "relative"}  # scores, and their relative positions
-
-
-@cases.float64()
-def test_devices_that_share_features_heads_and_tokens_compute_what_one_does():
-    """Eight: two for the sequences and the features of the weights, two for the heads, two for the tokens."""
-    mesh, dealt = meshes.make(fsdp=2, tensor=2, sequence=2), np.array([0, 2, 4, 6, 1, 3, 5, 7])
-    params, x_BND = {name: parameters(name, H=4, K=3, D=12) for name in SHARED}, cases.normal(1, 2, 8, 12)
-    params["pairwise"]["relative_position"] = {"b_HR": cases.normal(3, 4, 15)}
-    over = meshes.layout(mesh)
-    specs = shapes.specs(params, over.rules)
-    assert specs["tied_signed"]["score"]["U_HKD"] == P("tensor", None, "fsdp")
-    assert specs["tied_signed"]["score"]["sigma_HK"] == specs["pairwise"]["score"]["P_HKK"] == P("tensor")
-
-    def gradients(params: dict, x_BND: jax.Array, layout: layouts.Layout = layouts.ONE) -> tuple:
-        def of(params: dict, name: str) -> jax.Array:
-            parts = parts_of(name, H=4, itself=False, relative_position=getattr(relative_position, SHARED[name]))
-            own, n = layouts.gathered(params[name], layout), layouts.positions(layout, x_BND.shape[1])
-            y_BND, *_ = heads.self_attention(own, x_BND, parts=parts, mask=mask.causal, n=n, layout=layout)
-            return jnp.sin(y_BND + jnp.arange(y_BND.shape[-1])).sum()
-
-        def total(params: dict) -> tuple:
-            numbers = jnp.stack([of(params, name) for name in SHARED])
-            whole = jax.lax.psum(numbers, over.tokens if layout.sequence else ())
-            return whole.sum(), whole
-
-        return jax.grad(total, has_aux=True)(params)
-
-    share = functools.partial(gradients, layout=over)
-    spread = meshes.sharded(share, mesh, in_specs=(specs, P("fsdp", "sequence")), out_specs=(specs, P()))
-    cases.agree(jax.jit(spread)(params, x_BND[:, dealt]), jax.jit(gradients)(params, x_BND))
-
-
-# ------------------------------------------------------------------------------------------------------ from a config
-
-
 def test_the_config_and_the_score_say_who_attends_to_itself():
     def itself(**changes) -> bool:
         return models.block_parts(tiny.settings("vision", **changes).model).attention.itself
@@ -216,10 +170,8 @@ def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():
     usual = begun({})
     of_scores, of_outputs = {"Uq_HKD", "Uk_HKD"}, {"Uo_HDK", "W2_DF"}
     for found, leaves, factor in [
-        (begun({}, model__score_std=0.5), of_scores, 0.5),
         (begun({"score_std": 2.0}, model__score_std=0.5), of_scores, 2.0),
         (begun({}, model__output_std=0.5), of_outputs, 0.5),
-        (begun({}, model__output_std=0.0), of_outputs, 0.0),
     ]:
         for path, leaf in usual.items():
             scaled = path.split("/")[-1] in leaves

@@ -16,8 +16,7 @@ LENGTHS = (4, 1, 5, 2)
 PROMPTS_BN, LENGTH_B = recurrent.prompts(*LENGTHS, columns=5)
 KEY = jax.random.key(5)
 CHANCES = {"greedy": dict(temperature=0.0), "all": dict(temperature=1.5)}
-CHANCES |= {"filtered": dict(temperature=2.0, top_k=5, top_p=0.9, min_p=0.03, repetition_penalty=2.5)}
-CHANCES |= {"window": CHANCES["filtered"]}
+CHANCES |= {"window": dict(temperature=2.0, top_k=5, top_p=0.9, min_p=0.03, repetition_penalty=2.5)}
 CONTEXT = {"window": 3}  # there are prompts that are shorter, as long, longer
 
 

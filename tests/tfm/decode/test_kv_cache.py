@@ -14,16 +14,16 @@ from tfm.attention import fused, mask, relative_position, rotary_scaling, score,
 from tfm.decode import generate, kv_cache
 
 SMALL = dict(D=12, H=2, K=4, F=7, M=2)
-NOWHERE = dict(position=position.none)
 LONGER = relative_position.rotary_of(  # which turns each token by how many stand before it
     100.0, halves=True, scaling=lambda n, K, base: rotary_scaling.dynamic(n, K, base, 3.0, 2.0)
 )
 CASES = {  # each with parts that no other has
-    "tied, full rank, buckets, flash": NOWHERE
-    | dict(score=score.tied, value=value.full_rank, relative_position=relative_position.buckets)
-    | dict(compute=attention.IMPLEMENTATIONS["flash"]),
-    "constant, sinusoids, relative": dict(
-        score=score.constant, position=position.sinusoidal, relative_position=relative_position.relative
+    "tied, full rank, sinusoids, relative, flash": dict(
+        score=score.tied,
+        value=value.full_rank,
+        position=position.sinusoidal,
+        relative_position=relative_position.relative,
+        compute=attention.IMPLEMENTATIONS["flash"],
     ),
     "none, identity, concatenated, alibi, batch norm, fused": dict(
         score=score.none,
@@ -33,8 +33,7 @@ CASES = {  # each with parts that no other has
         norm=norm.batch,
         compute=fused.attention,
     ),
-    "window": NOWHERE  # and no token itself
-    | dict(relative_position=LONGER, score=score.tied_noself, itself=False),
+    "window": dict(position=position.none, relative_position=LONGER, score=score.tied_noself, itself=False),
 }
 NEAR = mask.both(mask.causal, mask.window(3))
 

