@@ -109,9 +109,12 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
         (["shift:3"], "'shift:3', .* less than a side"),  # something is left to see
         (["flip", "crop:1.5"], "'crop:1.5', .* a whole number less than a side"),
         (["flip:2"], "between 0 and 1"),
+        (["mixup:0"], "above 0"),
         (["cutmix:nan"], "above 0"),
+        (["crop:"], "a whole number"),
         (["mixup", "cutmix:0.5"], "mixes images by mixup and by cutmix:0.5: keep one"),
         (["flop"], r'unknown augmentation "flop" \(did you mean "flip"\?\); .* shift, flip, crop, mixup, cutmix'),
+        ([3], 'unknown augmentation "3"'),
     ],
 )
 def test_what_does_not_suit_the_images_is_refused(changes, sentence):

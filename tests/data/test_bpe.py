@@ -54,6 +54,8 @@ def test_what_stands_between_documents_is_between_those_of_whoever_reads_its_fil
         ("bpe:257", "bpe:257 must be of at least 258 words .*: bpe:8192"),
         ("bpe:2000000", "at most 1,048,576"),
         ("bpe", "no tokenizer 'bpe' .did you mean \"bpe:8192\".*: the tokenizers are bytes, characters, bpe:8192"),
+        ("BPE:8192", 'did you mean "bpe:8192"'),
+        ("bpe:8k", 'did you mean "bpe:8192"'),
     ],
 )
 def test_what_names_no_number_of_words_is_refused(tmp_path, name, sentence):

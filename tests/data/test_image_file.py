@@ -72,9 +72,10 @@ PLAIN = {"do_normalize": False}
 MADE = {  # what is said of an image of 12 x 24 pixels -> what becomes of x, its pixels
     "not normalised": (PLAIN | {"image_mean": [0.3] * 3, "size": [12, 24]}, lambda x: x / 255),
     "not rescaled": ({"do_rescale": False, "image_mean": 100, "size": [12, 24]}, lambda x: (x - 100) / 0.5),
-    "null is false": ({"do_resize": None, "do_normalize": None}, lambda x: x / 255),
     "not resized": ({"do_resize": False}, lambda x: (x / 255 - 0.5) / 0.5),
+    "null is false": ({"do_resize": None, "do_normalize": None}, lambda x: x / 255),
     "cropped": ({"do_resize": False} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
+    "as high, and cropped": ({"size": {"shortest_edge": 12}} | PLAIN | CROP, lambda x: x[4:8, 9:15] / 255),
     "cropped square": ({"default_to_square": False, "size": 12} | SQUARE | PLAIN, lambda x: x[4:8, 10:14] / 255),
     "cropped beyond": (
         {"do_resize": False} | SQUARE | {"crop_size": [15, 24]} | PLAIN,
@@ -104,12 +105,19 @@ def test_opacity_is_laid_on_white_where_colours_are_asked_for(tmp_path):
 
 REFUSED = [
     ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type must be one of ViTImageProcessor, DeiT"),
+    ({"feature_extractor_type": "CLIPFeatureExtractor"}, "and CLIPImageProcessor is not"),
+    ({"image_processor_type": 5}, "image_processor_type must be one of"),
     ({"do_flip_channel_order": True}, "do_flip_channel_order must be absent or false, since it is not known here"),
+    ({"auto_map": {"AutoImageProcessor": "mine.Processor"}}, "auto_map must be absent or false"),
     ({"do_resize": 1}, "do_resize must be true or false, and 1 is not"),
     ({"resample": 99}, "resample must be the number of a filter of Pillow, and 99 is not"),
+    ({"resample": None}, "resample must be the number"),
     ({"size": 7}, "size must be the 4 x 6 pixels that the model reads, and 7 is not"),
     ({"size": {"longest_edge": 7}}, "size must be one number above 0 or two, height and width, or shortest_edge"),
+    ({"size": {"height": 0, "width": 6}}, "size must be one number"),
     ({"size": {"shortest_edge": 10**400}}, "size must be one number"),
+    ({"size": True}, "size must be one number"),
+    ({"do_center_crop": True}, "crop_size must be one number"),
     ({"do_center_crop": True, "crop_size": {"shortest_edge": 4}}, "crop_size must be the 4 x 6 pixels"),
     ({"size": {"shortest_edge": 4}}, "a.png becomes 4 x 8 pixels, and the model reads 4 x 6"),
     ({"do_resize": False}, "a.png becomes 12 x 24 pixels, and the model reads 4 x 6"),

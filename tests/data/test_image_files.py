@@ -31,9 +31,12 @@ def test_idx_files_are_read_back(tmp_path, dtype, pack):
     ("content", "complaint"),
     [
         (b"", "not an IDX file.*none"),
+        (b"\x89PNG", "not an IDX file.*89 50 4e 47"),
         (b"\0\0\x0a\x03" + WHOLE[4:], "not an IDX file"),
         (idx(np.arange(7, dtype=np.int16)), "1 axes where 3"),
+        (WHOLE[:13], "is empty: "),
         (WHOLE[:-1], r"is cut off: it announces values of shape \(7, 5, 3\)"),
+        (WHOLE[:16], "is cut off: "),
         (WHOLE + b"\0", "is too long: "),
         (idx(np.zeros((16, files.CHUNK // 16 - 1, 1), np.uint8)) + b"\0", "is too long: "),
         (WHOLE[:4] + b"\0\0\0\0" + WHOLE[8:], r"is empty: .*shape \(0, 5, 3\)"),
@@ -68,7 +71,9 @@ WRONG = {
     "too few labels": ({"y_test": np.zeros(EVALUATION - 1, np.uint8)}, "evaluation part.*7 images need labels"),
     "a label beyond": ({"y_test": np.arange(EVALUATION, dtype=np.uint8)}, r"label 4 is out of range: .* 0 \.\. 3"),
     "negative": ({"y_train": np.full(TRAIN, -1, np.int32)}, "label -1 is out of range: classes are counted from 0$"),
+    "one negative": ({"y_train": np.r_[0, 1, -1, np.zeros(TRAIN - 3)].astype(np.int32)}, "label -1 is out of range"),
     "fractions": ({"y_train": np.full(TRAIN, 0.5, np.float32)}, "integers.*float32"),
+    "absurd label": ({"y_train": np.r_[np.zeros(TRAIN - 1), 2**31 - 1].astype(np.int32)}, "2147483647 is out of range"),
     "as many classes as images": ({"y_train": np.arange(TRAIN, dtype=np.uint8) + 1}, "smallest label|11 images show"),
     "other size": ({"x_test": np.zeros((EVALUATION, X, Y), np.uint8)}, "differ in shape"),
     "not finite": ({"x_train": np.full((TRAIN, Y, X), np.nan, np.float32)}, "not a finite number"),
@@ -93,8 +98,10 @@ def test_contradictory_sets_are_refused(tmp_path, case):
         ({"x_train": np.ones((0, Y, X)), "y_train": np.ones(0, int)}, r"\(0, 5, 3\)"),
         ({"x_train": np.full((TRAIN, Y, X), 1e300)}, "not a finite number"),
         ({"y_train": np.zeros((TRAIN, 2), int)}, r"shape \(11,\).*\(11, 2\)"),
+        ({"y_train": np.zeros((1, TRAIN), int)}, r"shape \(11,\).*\(1, 11\)"),
         ({"x_train": np.ones((TRAIN, 1, 28, 28))}, r"training part.*Z first, \(11, 1, 28, 28\).*moveaxis\(x, 1, -1\)"),
         ({"x_train": np.ones((TRAIN, 3, 32, 5))}, r"channels Z first"),
+        ({"x_test": np.ones((EVALUATION, 4, 5, 5))}, r"evaluation part.*channels Z first"),
     ],
 )
 def test_archives_hold_numbers_of_the_right_shape(tmp_path, changed, complaint):

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import os
 import pathlib
 
 import numpy as np
@@ -174,3 +175,28 @@ def test_statistics_are_those_of_each_channel():
     assert mean.dtype == std.dtype == np.float32
     np.testing.assert_allclose(mean, image.mean((0, 1, 2)), rtol=1e-6)
     np.testing.assert_allclose(std, [image[..., 0].std(), 1], rtol=1e-6)
+
+
+def test_examples_are_normalised():
+    image = np.random.default_rng(0).integers(0, 256, (TRAIN, Y, X, 2), np.uint8)
+    label = (np.arange(TRAIN) % C).astype(np.int32)
+    mean, std = images.statistics(image)
+    fetch, n = images.examples(image, label, mean_Z=mean, std_Z=std)
+    batch = fetch(np.array([10, 2, 2]), np.random.default_rng(0))
+    assert n == TRAIN and batch["label_B"].tolist() == [2, 2, 2] and batch["weight_B"].tolist() == [1, 1, 1]
+    assert [batch[name].dtype for name in ("image_BYXZ", "label_B", "weight_B")] == [np.float32, np.int32, np.float32]
+    np.testing.assert_allclose(batch["image_BYXZ"] * std + mean, image[[10, 2, 2]], atol=1e-3)
+
+
+DATA = os.environ.get("TFM_DATA", "")  # read before a test hides it
+
+
+@pytest.mark.skipif(not os.path.isdir(os.path.join(DATA, "fashion-mnist")), reason="$TFM_DATA has no fashion-mnist")
+def test_fashion_mnist_has_its_known_numbers(monkeypatch):
+    monkeypatch.setenv("TFM_DATA", DATA)
+    found = images.load("fashion_mnist")
+    assert found.train_image_BYXZ.shape == (60_000, 28, 28, 1)
+    assert found.evaluation_image_BYXZ.shape == (10_000, 28, 28, 1)
+    mean, std = images.statistics(found.train_image_BYXZ)
+    assert (round(float(mean[0]) / 255, 4), round(float(std[0]) / 255, 4)) == (0.2860, 0.3530)
+    assert np.bincount(found.evaluation_label_B).tolist() == [1000] * 10

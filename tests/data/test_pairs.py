@@ -56,7 +56,9 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
     [
         (b"a\tb\nno tab here\nc\td", "said.tsv, line 2: no second column"),
         (b"a\tb\nc\td\n\t\n", "line 3: the first column is empty"),
+        (b"a\tb\n \tc", "line 2: the first column is empty"),
         (b"a\t\xc2\xa0\n", "line 1: the second column is empty"),
+        (b"a\tb\n\xff\tc", "line 2: not UTF-8"),
         (b"\xef\xbb\xbfSource\ttarget\na\tb", "said.tsv, line 1 is a header and no pair: leave it out"),
         (b"\n\n", "said.tsv holds no sentence pairs"),
         (b"a\tb\na.\tc", "not two examples that differ"),

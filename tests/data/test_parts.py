@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from small_files import KING, documents, write
 
-from experiments.data import files, text
+from experiments.data import files, text, tokenizer
 from experiments.engine import errors
 
 
@@ -51,10 +51,14 @@ def test_the_part_that_a_name_tells(part, paths):
     [
         # the folder of the issue, of which train.txt was held out, and test.txt trained on
         ("train.txt valid.txt test.txt", "train.txt", "valid.txt", "test.txt left alone"),
+        ("wiki.train.tokens wiki.test.tokens", "wiki.train.tokens", "wiki.test.tokens", "to evaluate"),
         ("train/a train/b dev/a test/a", "train/a train/b", "dev/a", "test/a left alone"),
         ("train.txt valid.txt README", "train.txt", "valid.txt", "README left out"),
+        ("corpus.txt more.txt test.txt", "corpus.txt more.txt", "test.txt", "test.txt to evaluate"),
         # those of IWSLT, and of one whose test set has a number
         ("train.en tst2012.en tst2013.en", "train.en", "tst2012.en tst2013.en", "tst2013.en to evaluate"),
+        ("europarl.en test2016.en", "europarl.en", "test2016.en", "test2016.en to evaluate"),
+        ("training.txt validation.txt testing.txt", "training.txt", "validation.txt", "testing.txt left"),
         ("train-0 train-1 train-2 dev train-3", "train-0 train-1 train-2 train-3", "dev", "train-0 and 3 more to"),
         # what is named train is smaller than the rest, so the rest is no README
         ("train.py test.py a.py b.py c.py", "a.py b.py c.py train.py", "test.py", "test.py to evaluate"),
@@ -194,3 +198,15 @@ def test_text_that_is_not_there_or_cannot_be_used_is_refused(tmp_path, monkeypat
     monkeypatch.setattr(os, "scandir", scandir)  # the suite may run as one who may read everything
     with pytest.raises(errors.UserError, match="Permission denied"):
         text.load(str(tmp_path))
+
+
+HERE = os.path.isfile(os.path.join(os.environ.get("TFM_DATA", ""), "tinyshakespeare.txt"))
+
+
+@pytest.mark.skipif(not HERE, reason="$TFM_DATA names no folder with tinyshakespeare.txt")
+def test_tinyshakespeare_is_the_usual_one():
+    found = text.load("tinyshakespeare")
+    made = tokenizer.make("characters", found.train, specials=(), evaluation=found.evaluation)
+    assert made.size == 65 and made.specials == ()
+    assert len(made.join(found.train)) == 1_003_854
+    assert len(made.join(found.evaluation)) == 111_540

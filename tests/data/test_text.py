@@ -9,7 +9,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import tiny
-from small_files import KING, documents, npy, npz, write
+from small_files import KING, documents, npy, npz, write, zipped
 
 from experiments import language
 from experiments.data import files, text, tokenizer
@@ -24,15 +24,19 @@ def tarred():
 
 
 STRANGE = {
+    "a.pq": (b"PAR1\x15\x04\x15" + KING, "a Parquet table"),
     "a.png": (b"\x89PNG\r\n\x1a\n" + KING, "a PNG image"),
     "a.npz": (npz(x=np.arange(99)), "a zip archive"),
+    "a.zip": (zipped([("a.txt", KING)]), "a zip archive .*unpack it"),
     "a.pkl": (b"\x80\x04\x95" + KING, "a pickle"),
     "a.tgz": (gzip.compress(tarred()), "a tar archive"),
     "a.xz": (lzma.compress(KING), "packed with xz.*unpack it"),
     "twice.gz": (gzip.compress(gzip.compress(KING)), "packed with gzip twice"),
     "utf16.txt": (KING.decode().encode("utf-16"), "text in UTF-16, not text in UTF-8: convert it"),
+    "utf32.txt": (KING.decode().encode("utf-32"), "text in UTF-32, not text in UTF-8: convert it"),
     "utf16-without-mark.txt": (KING.decode().encode("utf-16-le"), "holds a NUL at byte 1,"),
     "late.txt": (KING + b"\0" + KING, f"holds a NUL at byte {len(KING)},"),
+    "late.txt.gz": (gzip.compress(KING + b"\0"), f"holds a NUL at byte {len(KING)},"),
     "very_late.txt": (b"a" * (2 * files.CHUNK + 5) + b"\0", f"holds a NUL at byte {2 * files.CHUNK + 5},"),
 }
 
@@ -69,6 +73,20 @@ def test_gzip_is_read_and_what_is_damaged_is_refused(tmp_path):
         write(tmp_path, **{"b.gz": content})
         with pytest.raises(errors.UserError, match=r"b.gz is a damaged gzip file"):
             text.load(str(tmp_path / "b.gz"))
+
+
+def test_a_text_of_holes_is_refused_where_they_begin_and_not_held(tmp_path):
+    """2 GB of them took 10 GB and half a minute."""
+    write(tmp_path, **{"zeros.gz": gzip.compress(bytes(2**23), 1)}, sparse=KING)
+    with (tmp_path / "sparse").open("r+b") as file:
+        file.truncate(2**31)
+    tracemalloc.start()
+    for name, at in {"sparse": len(KING), "zeros.gz": 0}.items():
+        with pytest.raises(errors.UserError, match=f"{name} holds a NUL at byte {at}"):
+            text.load(str(tmp_path / name))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * 2**20
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "bytes of one file"])

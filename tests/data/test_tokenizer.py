@@ -1,6 +1,8 @@
 """Text is turned into ids and back, by bytes, by characters, and by the pieces of llama2.c; bad files are refused."""
 
 import json
+import os
+import pathlib
 import struct
 
 import hypothesis
@@ -95,7 +97,10 @@ SAVED = {"kind": "characters", "characters": "ab", "specials": ["[UNK]"]}
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
+        (b"", "is damaged, or no tokenizer"),
+        (b"\xff", "is damaged, or no tokenizer"),
         (b"[" * 100_000, "is damaged, or no tokenizer"),
+        (b"[]", "is no tokenizer"),
         (b"{}", "is no tokenizer"),
         (SAVED | {"kind": "byte"}, "did you mean .bytes.*bytes, characters"),
         (SAVED | {"kind": "bytes"}, "of bytes an empty one"),
@@ -162,13 +167,18 @@ def test_specials_and_bytes_are_never_made_of_letters_nor_text_of_what_is_no_pie
 LAST = f"piece {len(TABLE)}: "
 DAMAGED = [
     (b"", "piece 0: the file is cut off"),
+    (bytes(3), "piece 0: the file is cut off"),
     (pieces(TABLE)[:-1], f"piece {len(TABLE) - 1}: the file is cut off"),
+    (pieces(TABLE) + b"\0", LAST + "the file is cut off"),
     (pieces(TABLE, longest=5), "piece 2: its length 6 is not between 1 and 5, that of the longest"),
     (pieces([*TABLE, (b"", 0.0)]), LAST + "its length 0 is not between"),
     (pieces(TABLE) + struct.pack("<fi", 0, -5), LAST + "its length -5 is not between"),
     (pieces(TABLE, longest=2**31 - 1) + struct.pack("<fi", 0, 2**31 - 1), LAST + "the file is cut off"),
     (pieces([*TABLE, (b"z", np.nan)]), LAST + "its score nan is not"),
+    (pieces([*TABLE, (b"z", np.inf)]), LAST + "its score inf is not"),
     (pieces(TABLE[:2]), "its first pieces are not"),
+    (pieces(TABLE[1:]), "its first pieces are not"),
+    (struct.pack("<i", 7), "its first pieces are not"),
     (b"\x80\x04\x95" + bytes(50), "piece 0: its length 0"),
 ]
 
@@ -177,6 +187,16 @@ def test_damaged_pieces_are_refused():
     for content, sentence in DAMAGED:
         with pytest.raises(errors.UserError, match=f"tok.bin.*{sentence}"):
             pretrained_tokenizer.read_pieces("tok.bin", content)
+
+
+def test_the_published_pieces_give_every_text_back():
+    file = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K" / "tok512.bin"
+    if not os.environ.get("TFM_DATA") or not file.is_file():
+        pytest.skip("TFM_DATA names no folder with stories260K/tok512.bin")
+    made = pretrained_tokenizer.read(file)
+    for text in ("Once upon a time,\n\tthere was  a tïny 😀.", " two spaces before", "", " "):
+        assert made.decode(made.encode(text)) == text
+    assert made.decode(made.encode("Lily's ball")[:3]) == "Lily'"
 
 
 def test_a_character_is_streamed_when_its_last_byte_is_there_and_the_space_before_a_word_in_a_continuation():

@@ -3,7 +3,9 @@
 import json
 import os
 
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from experiments.data import pretrained_tokenizer
@@ -56,6 +58,21 @@ def test_older_files_are_read_and_kept_as_a_tokenizer_json(tmp_path, case):
         (tmp_path / "again" / name).write_bytes(content)
     again = pretrained_tokenizer.read(tmp_path / "again")
     assert again.encode(text).tolist() == ids and again.files == made.files
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ids_are_those_of_transformers(tmp_path, case):
+    transformers = pytest.importorskip("transformers", reason="parity with its tokenizers needs the extra [parity]")
+    folder = saved(tmp_path, case)
+    theirs = getattr(transformers, case.split(",")[0]).from_pretrained(folder)
+    ours = pretrained_tokenizer.read(folder)
+
+    @hypothesis.settings(max_examples=60, deadline=None, database=None)
+    @hypothesis.given(st.text(st.sampled_from("aUunble éÉe\u0301中.<[]\t")) | st.just(CASES[case][2]))
+    def equal(text):
+        assert ours.encode(text).tolist() == theirs(text)["input_ids"]
+
+    equal()
 
 
 def test_files_that_are_none_are_refused_in_a_sentence(tmp_path):

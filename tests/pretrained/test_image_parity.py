@@ -9,6 +9,7 @@ from PIL import Image
 from test_parity import VIT, random, torch, transformers
 
 from experiments.data import image_file
+from experiments.engine import errors
 from experiments.pretrained import hub, open_model
 from experiments.tools import export
 
@@ -17,15 +18,20 @@ SIDES = {"image_processor_type": "ViTImageProcessor", "size": {"height": 15, "wi
 CROP = {"do_center_crop": True, "crop_size": {"height": 15, "width": 10}}
 PROCESSING = {
     "no normalising, with a mean there": {"do_normalize": False, "image_mean": [0.1, 0.5, 0.9], "image_std": [0.2] * 3},
+    "another mean": {"image_mean": [0.1, 0.5, 0.9], "image_std": [0.3, 0.2, 0.4]},
     "one mean for all": {"image_mean": 0.1, "image_std": 0.3},
     "no rescaling": {"do_rescale": False, "image_mean": [90, 130, 120], "image_std": [60, 50, 70]},
     "another factor": {"rescale_factor": 1 / 100},
     "a crop": {"size": {"height": 24, "width": 29}} | CROP,
+    "a crop of the same form": {"size": {"shortest_edge": 17}} | CROP,
+    "one number for the shorter side": {"size": 19, "default_to_square": False} | CROP,
     "a crop of a square": {"size": 19, "do_center_crop": True, "crop_size": [15, 10]},
     "a crop beyond the edges": {"size": [12, 7]} | CROP,
     "a crop without resizing": {"do_resize": False} | CROP,
+    "null is false": {"do_normalize": None, "image_mean": None, "do_center_crop": None, "do_convert_rgb": None},
     "DeiT": {"image_processor_type": "DeiTImageProcessor", "size": 21, "crop_size": CROP["crop_size"]},
     "BEiT": {"image_processor_type": None, "feature_extractor_type": "BeitFeatureExtractor", "reduce_labels": True},
+    "fast": {"image_processor_type": "ViTImageProcessorFast", "data_format": "channels_first", "resample": 3},
     "opacity": {"do_convert_rgb": True},
 } | {f"filter {number}": {"resample": number} for number in range(6)}
 PLAIN = "filter 2"  # what is done where nothing is said
@@ -72,6 +78,21 @@ def test_an_image_file_is_of_the_class_that_they_tell(tmp_path, classes, case):
     np.testing.assert_allclose(found, right, atol=1e-5)
     plain_1YXZ, _ = image_file.read(file, image_file.expected(folder.parent, extras, Z=3, C=3))  # where nothing is said
     assert (np.abs(of_ours(plain_1YXZ) - right).max() < 1e-4) == (case == PLAIN)  # so that the case says something
+
+
+@pytest.mark.parametrize(
+    "says",
+    [{"size": {"shortest_edge": 9}}, {"size": 14}, CROP | {"crop_size": 15}, {"do_resize": False}, {"resample": 99}],
+)
+def test_what_they_cannot_do_either_is_refused(tmp_path, classes, says):
+    folder, of_theirs, _ = classes
+    (folder / "preprocessor_config.json").write_text(json.dumps(SIDES | says))
+    file = photograph(tmp_path)
+    with pytest.raises(ValueError):
+        processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+        of_theirs(processor(images=str(file), return_tensors="pt")["pixel_values"])
+    with pytest.raises(errors.UserError, match="preprocessor_config.json: |becomes"):
+        image_file.read(file, image_file.expected(folder, hub.read(folder).extras, Z=3, C=3))
 
 
 @pytest.mark.parametrize("values", [[0, 1], [0, 16], [0, 255], [-1, 1], [3.5, 7]])

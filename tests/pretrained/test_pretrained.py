@@ -149,14 +149,19 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
     ("family", "changed", "words"),
     [
         ("gpt2", {"model_type": "opt"}, "'opt' here: those known are gpt2, gpt_bigcode, bert, roberta"),
+        ("gpt2", {"model_type": ["gpt2"]}, "those known are"),
         ("gpt2", {"activation_function": "mish"}, "activation_function = 'mish' is not supported"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
         ("gpt2", {"n_head": 4}, "n_embd = 21 is not divisible by n_head = 4"),
         ("gpt2", {"n_layer": "2"}, "n_layer must be a whole number from 1, and is '2'"),
+        ("gpt2", {"n_layer": 0}, "n_layer must be a whole number from 1, and is 0"),
+        ("gpt2", {"n_layer": 10**12}, "1000000000000 layers are asked for, and there are 28 tensors"),
         ("gpt2", {"n_layer": 28}, "28 layers are asked for, and there are 28 tensors"),  # as many, and each has twelve
         ("gpt2", {"n_positions": 10**12}, "wpe.weight has shape .13, 21. and not .1000000000000, 21."),
+        ("llama", {"num_attention_heads": 10**12}, "q_proj.weight has shape"),
         ("gpt2", {"layer_norm_epsilon": -1}, "layer_norm_epsilon must be a number from 0"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
+        ("bert", {"is_decoder": True}, "is_decoder = True"),
         ("bert", {"num_labels": 10**12}, "num_labels = 1000000000000 is not supported"),
         ("bert", {"model_type": "roberta", "max_position_embeddings": 2}, "= 2 leave none behind pad_token_id = 1"),
         ("vit", {"patch_size": [5, 3]}, "square patches"),
@@ -170,9 +175,12 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
             {"model_type": "qwen3", "use_sliding_window": True, "max_window_layers": 1},
             "in all layers or in none",
         ),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "type 'yarn'"),
         ("llama", {"sliding_window": 7}, "sliding_window = 7"),
         ("llama", {"tie_word_embeddings": None}, "tie_word_embeddings = None is not supported .* only False or True"),
         ("vit", {"pooler_act": 3}, "pooler_act must be a text, and is 3"),
+        ("llama", {"attention_bias": "yes"}, "attention_bias = 'yes'"),
+        ("llama", {"hidden_act": "tanh"}, "hidden_act = 'tanh'"),
         ("llama", {"num_key_value_heads": 4}, "num_attention_heads = 6 is not divisible by num_key_value_heads = 4"),
         ("llama", {"tie_word_embeddings": True}, "lm_head.weight is not a copy of embed_tokens.weight"),
     ],
@@ -205,6 +213,11 @@ def test_no_more_tokens_at_once_than_dynamic_positions_leave_as_they_are(tmp_pat
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with refused(r"holds neither a run nor a published model \(config.json with model.safetensors, or a llama2c .bin"):
         hub.read(tmp_path)
+    for name in ("pytorch_model.bin", "alone.pt"):  # said first, before the lack of config.json
+        (tmp_path / name).write_bytes(b"\x80\x04.")
+        for path, which in ((tmp_path, "pytorch_model.bin"), (tmp_path / name, name)):
+            with refused(f"{which} is not read.*AutoModelForCausalLM"):
+                hub.read(path)
     published.save(tmp_path, "gpt2")
     assert hub.read(tmp_path / "model.safetensors").family == "gpt2"
     for content, sentence in (
@@ -228,6 +241,9 @@ def test_what_is_none_of_the_family_is_not_written(tmp_path):
         hub.write(tmp_path / "b", family=family, params=params, model=model, extras=extras)
 
     for changes, sentence in (
+        ({"block": "post_norm"}, "model.block is 'post_norm' and not 'pre_norm'"),
+        ({"scale": "1/sqrt(D)"}, "model.scale is '1/sqrt\\(D\\)' and not"),
+        ({"mlp": "swiglu"}, "model.mlp is 'swiglu' and not 'gelu' or 'gelu_tanh' or 'relu'"),
         ({"D": 22}, "model.D is 22 and not 21"),
         ({"own": 1}, "model.own is not known here, nor whether a gpt2 has it"),
     ):

@@ -320,6 +320,22 @@ def test_the_words_of_a_run_and_their_ids_go_with_it(tmp_path, family):
         assert ends == [[22, 21]] * 2
 
 
+def test_transformers_ends_a_text_where_we_do(tmp_path):
+    torch = pytest.importorskip("torch", reason="parity with PyTorch's models needs the extra [parity]")
+    transformers = pytest.importorskip("transformers", reason="parity with its models needs the extra [parity]")
+    whole = gained(published_with_words(tmp_path / "theirs", "llama"))
+    for ends in (LETTERS.index(whole[7]), [LETTERS.index(whole[place]) for place in (5, 4)]):
+        folder = published_with_words(tmp_path / "theirs", "llama", {"eos_token_id": ends}, eos_token_id=0)
+        out = tmp_path / str(ends)
+        outcome = tiny.command(export, checkpoint=folder, family="llama", workdir=out)
+        assert (outcome.err, outcome.code) == ("", 0)
+        for path in (folder, out):
+            theirs = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
+            told = theirs.generate(torch.tensor([[0]]), max_new_tokens=12, do_sample=False)[0].tolist()
+            assert told[-1] in np.atleast_1d(ends) and len(told) < 13
+            assert "".join(LETTERS[id] for id in told[1:-1]) == gained(path)
+
+
 def test_a_run_of_an_earlier_version_is_opened(tmp_path):
     """Its config says how it was computed in words that are no longer there."""
     changes = {"model.relative_position": "rotary", "model.rotary": "50:linear:2", "model.outer_norm": "first"}
