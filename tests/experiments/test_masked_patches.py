@@ -50,6 +50,9 @@ def test_squared_error_equals_the_reference_whatever_stands_where_nothing_is_ask
         cases.close(total / count, reference_image.mean_squared_error(guess, truth, HIDDEN_BN[b]))
     grads_BNP = jax.jit(jax.grad(lambda v: loss.squared_error(v, target_BNP, HIDDEN_BN * 1.0)[0]))(prediction_BNP)
     cases.close(grads_BNP, np.where(shown_BN1, 0, 2 * (prediction_BNP - target_BNP)))
+    narrow_BNP = jnp.asarray(prediction_BNP, jnp.bfloat16)  # whose error is not rounded again
+    narrow, wide = (error(v_BNP, target_BNP, HIDDEN_BN * 1.0) for v_BNP in (narrow_BNP, narrow_BNP.astype(float)))
+    assert narrow == wide
 
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():
