@@ -112,3 +112,14 @@ def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path, monkeypatch)
     assert "## Over all conditions" in text[1] and "![profile](figures/profile.png)" in text[1]
     assert all(block.table.rows[0][4] in one and "P(better)" in one for one in text[1:])
     assert (tmp_path / "figures" / "profile.svg").is_file()
+
+
+def test_an_arm_far_away_does_not_press_the_others_together():
+    arms = [
+        overall.Arm(name, 3, 0.0, [0.0, 0.0], 0.5, [0.0, 1.0], [[x, 0.5, 0.2, 0.8] for x in gain])
+        for name, gain in (("near", [0.001, 0.002, 0.003]), ("far", [-0.9, -0.001, 0.002]))
+    ]
+    style = styles.of(study_folder.study(("near", "far", "base")))
+    for some, scale in ((arms[:1], "linear"), (arms, "symlog")):
+        drawing, caption = figures_across.drawn(overall.Overall("base", {"a": 1.0, "b": 1.0}, 3, some, []), style)
+        assert drawing.axes[0].get_xscale() == scale and caption.endswith("logarithmic.") == (scale == "symlog")

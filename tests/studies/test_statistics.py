@@ -219,3 +219,8 @@ def test_only_finished_runs_are_read(tmp_path):
     (tmp_path / "all/tied/seed_0/summary.json").write_text('{"eval/loss"')
     with pytest.raises(errors.UserError, match="summary.json cannot be read as JSON"):
         runs.load(tmp_path, study)
+
+
+def test_curves_are_stacked_where_all_have_numbers():
+    step_I, value_RI = runs.stack([{0: 1.0, 20: 3.0, 10: 2.0}, {20: 5.0, 0: 4.0, 30: 6.0}])
+    assert step_I.tolist() == [0, 20] and value_RI.tolist() == [[1.0, 3.0], [4.0, 5.0]]

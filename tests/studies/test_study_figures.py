@@ -81,6 +81,13 @@ def test_arms_that_a_figure_leaves_out_are_named(tmp_path):
     assert 'Not drawn in "training loss", for want of numbers: "tied", "gone"' in course and without in course
 
 
+@pytest.mark.parametrize(("early", "cut"), [(8.8, True), (8.95, False)])
+def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
+    curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
+    drawing, _ = drawn("course", tmp_path, study_folder.study(seeds=(0,)))
+    assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
+
+
 def test_differences_show_seeds_mean_and_interval(tmp_path):
     study = study_folder.study(("tied", "few", "asymmetric"), seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.0, 1.0]})
