@@ -53,6 +53,8 @@ def test_squared_error_equals_the_reference_whatever_stands_where_nothing_is_ask
     narrow_BNP = jnp.asarray(prediction_BNP, jnp.bfloat16)  # whose error is not rounded again
     narrow, wide = (error(v_BNP, target_BNP, HIDDEN_BN * 1.0) for v_BNP in (narrow_BNP, narrow_BNP.astype(float)))
     assert narrow == wide
+    by_hand = error(np.array([[[1.0, 2.0], [5.0, 5.0]]]), np.array([[[0.0, 0.0], [4.0, 5.0]]]), np.array([[0.5, 2.0]]))
+    assert by_hand == (4.5, 5)
 
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():
