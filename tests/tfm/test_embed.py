@@ -51,6 +51,7 @@ def test_patches_equal_the_reference():
     for b in range(2):
         slow = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 3)
         cases.close(x_BND[b], slow.T + np.asarray(params["b_D"]))
+    assert embed.patches.apply(jax.tree.map(jnp.bfloat16, params), jnp.ones((1, 1, P))).dtype == jnp.bfloat16
     in_reading_order = [[[0, 1, 4, 5], [2, 3, 6, 7]]]
     np.testing.assert_array_equal(embed.cut(jnp.arange(8).reshape(1, 2, 4, 1), size=2), in_reading_order)
 
