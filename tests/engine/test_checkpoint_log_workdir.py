@@ -199,6 +199,9 @@ def test_a_finished_run_of_which_a_drive_lacks_some_files_makes_them_again(tmp_p
     run(folder)
     assert "9 is damaged: state/_METADATA is missing; it is put aside, and step 6 is taken" in capsys.readouterr().out
     assert alike(folder, straight)
+    (folder / "summary.json").unlink()
+    run(folder)  # without a step, of which there is none to take
+    assert alike(folder, straight) and summary(folder)["eval/loss"] == summary(straight)["eval/loss"]
 
 
 def test_a_finished_run_without_a_valid_checkpoint_keeps_its_result(tmp_path, straight):

@@ -268,6 +268,8 @@ def test_absurd_numbers_are_refused():
     for wrong in (math.nan, -math.inf, 3.5e38):
         with pytest.raises(errors.UserError, match="is no number that can be computed with"):
             configs.check_numbers({"a": [0.5, wrong]})
+    with pytest.raises(errors.UserError, match=r'^unknown config key "z{97}\.\.\."'):  # nor is a long name told whole
+        overridden(("z" * 300, "3"))
 
 
 def test_what_a_program_gives_is_taken_as_a_config_has_it():

@@ -210,6 +210,11 @@ def test_jax_is_spared_the_search_for_a_tpu_where_there_is_none(
     assert jax.config.jax_platforms == expected
 
 
+def test_what_this_jax_needs_is_read_from_its_metadata(monkeypatch):
+    monkeypatch.setattr(compilation, "libtpu", lambda: "0.0.1")
+    assert "which needs 0.0." in compilation.foreign()
+
+
 def test_a_libtpu_that_is_there_says_nothing_where_there_is_no_tpu():
     if compilation.chips() or importlib.util.find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed, or of use")

@@ -33,6 +33,9 @@ def test_what_does_not_fit_is_refused(monkeypatch):
     disk.check_memory("this", 100)
     with pytest.raises(errors.UserError, match="101 bytes of memory, and there are 100 bytes"):
         disk.check_memory("this", 101)
+    sizes = {1000: "1,000 bytes", 1024: "1 KiB", 12345678: "11.8 MiB", 999.7 * 2**20: "1,000 MiB"}
+    assert {n: disk.size(n) for n in sizes} == sizes
+    assert compilation.tree_bytes({"a": jnp.ones((3, 5)), "b": (np.int8(1), None)}) == 61
 
 
 def test_a_state_is_counted_once_for_each_device_that_holds_it(monkeypatch):

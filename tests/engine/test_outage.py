@@ -7,7 +7,7 @@ import sys
 import pytest
 from test_checkpoint_log_workdir import alike, run
 
-from experiments.engine import errors, workdir
+from experiments.engine import disk, errors, workdir
 
 GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
 
@@ -158,8 +158,8 @@ def test_a_drive_that_does_not_come_back_ends_the_run_with_its_sentence(tmp_path
     DRIVE.mount(tmp_path / "unmounted", last=0)
     monkeypatch.setattr(workdir.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(workdir.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    run = Failing(OSError(errno.ENOTCONN, "gone"), 2)
-    with pytest.raises(errors.RunError, match="^a sentence$"):
+    run = Failing(OSError(errno.ENOTCONN, "gone"), 2, lambda words: errors.RunError(f"{words}: {disk.REMEDY}"))
+    with pytest.raises(errors.RunError, match="^a sentence: mount"):  # which it waits for without advice
         workdir.outlive(run, tmp_path / "unmounted")
     assert run.calls == 1 and now[0] == workdir.PATIENCE
     assert capsys.readouterr().out == f"a sentence\nwaiting for {tmp_path / 'unmounted'}, 120 seconds at most\n"

@@ -115,7 +115,9 @@ def test_what_ran_before_stays_where_a_run_goes_on_with_another_file(tmp_path, c
         digests = workdir.keep_sources(folder, {}, diff)
     assert kept(folder).keys() == {*names, "checkout.diff", "checkout.2.diff"} and digests == {}
     assert (folder / "source" / "checkout.2.diff").read_bytes() == b"+b"
-    assert "git diff HEAD is not kept in" in capsys.readouterr().out
+    file.write_text("#" * (workdir.LARGEST_SOURCE + 1))
+    assert workdir.keep_sources(folder, {file: "mine.py"}) == {}
+    assert "git diff HEAD is not kept in" in (said := capsys.readouterr().out) and f"{file} is not kept in" in said
 
 
 def test_nothing_is_written_through_a_link(tmp_path):

@@ -123,7 +123,7 @@ def test_an_evaluation_of_a_step_that_is_resumed_is_in_the_log_once(tmp_path, mo
 @pytest.mark.parametrize("metric", ["eval/perplexity", "eval/explained"])
 def test_a_metric_that_there_is_not(tmp_path, metric):
     outcome = dots.launched(tmp_path, f"--config.train.keep_best={metric}")
-    words = "train.keep_best" if metric == "eval/perplexity" else "what is measured is eval/accuracy, eval/loss"
+    words = "must be a metric that" if metric == "eval/perplexity" else "what is measured is eval/accuracy, eval/loss"
     assert outcome.code == 2 and words in outcome.err and not (tmp_path / "run").exists()
 
 

@@ -37,6 +37,9 @@ def test_masked_patches_and_pixels_equal_the_reference():
         cases.close(x_BND[b], reference_image.masked_tokens(X, hidden_BN[b], np.asarray(params["h_D"])).T)
         W, bias = np.asarray(out["W_PD"]), np.asarray(out["b_P"])
         cases.close(v_BNP[b], reference_image.predicted_patches(translate.columns(x_BND[b]), W, bias).T)
+    params, out = jax.tree.map(jnp.bfloat16, (params, out))
+    x_BND, v_BNP = jax.eval_shape(both, np.float32(image_BYXZ))  # of other types: traced anew
+    assert (x_BND.dtype, v_BNP.dtype) == (jnp.bfloat16, jnp.float32)
 
 
 @cases.float64()
@@ -50,6 +53,10 @@ def test_squared_error_equals_the_reference_whatever_stands_where_nothing_is_ask
         cases.close(total / count, reference_image.mean_squared_error(guess, truth, HIDDEN_BN[b]))
     grads_BNP = jax.jit(jax.grad(lambda v: loss.squared_error(v, target_BNP, HIDDEN_BN * 1.0)[0]))(prediction_BNP)
     cases.close(grads_BNP, np.where(shown_BN1, 0, 2 * (prediction_BNP - target_BNP)))
+    narrow_BNP = jnp.asarray(prediction_BNP, jnp.bfloat16)  # whose error is not rounded again
+    narrow, wide = (error(v_BNP, target_BNP, HIDDEN_BN * 1.0) for v_BNP in (narrow_BNP, narrow_BNP.astype(float)))
+    assert narrow == wide
+    assert error(np.ones((1, 1, 2)), np.zeros((1, 1, 2)), np.full((1, 1), 0.5)) == (1, 1)  # weights count
 
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():

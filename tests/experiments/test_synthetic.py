@@ -94,6 +94,7 @@ def test_about_half_of_the_nodes_are_reached():
     asked = batch["weight_BN"] > 0
     assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.03  # the share assumes that paths do not meet
     assert 0.2 < asked.mean() < 0.9
+    assert (batch["w_BN"] % N != np.arange(N)).all()  # no edge leads to its own node
 
 
 @pytest.mark.parametrize("size", [3, N])

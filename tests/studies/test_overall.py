@@ -1,5 +1,6 @@
 """What a study says of all conditions together: measures that are known, and nothing where they cannot be said."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -104,6 +105,10 @@ def test_the_profile_is_drawn_and_the_report_tells_it_all(tmp_path, monkeypatch)
     assert line.get_drawstyle() == "steps-pre" and "2 conditions" in caption
     assert line.get_ydata()[[0, -1]].tolist() == [1, 0]
     assert np.array(line.get_data())[:, 1:-1] == pytest.approx(np.array(arm.profile)[:, :2].T * [[100], [1]])
+    far = dataclasses.replace(arm, profile=[[-9e3, 0.5, 0.2, 0.8]])  # which would press the others together
+    both, more = figures_across.drawn(dataclasses.replace(block.numbers, arms=[arm, far]), styles.of(study))
+    assert (drawing.axes[0].get_xscale(), both.axes[0].get_xscale()) == ("linear", "symlog")
+    assert more.endswith("logarithmic.") and not caption.endswith("logarithmic.")
     assert "With 4 seeds in a condition they are too narrow" in block.table.notes[2]
     files = report.write(tmp_path, study, what={})
     text = [file.read_text() for file in files[:4]]

@@ -208,8 +208,10 @@ def test_an_unfinished_study_says_what_is_missing(tmp_path):
 
 
 def test_a_study_without_any_run(tmp_path):
-    files = report.write(tmp_path, study_folder.study(), what={})
-    assert len(files) == FIGURES and "The study is not finished: 10" in Page(files[2]).text("p")[1]
+    files, line = report.write(tmp_path, study_folder.study(), what={}), "all: none of its 10 runs is finished yet."
+    page, text = Page(files[2]), report.text(tmp_path, study_folder.study())
+    assert len(files) == FIGURES and "The study is not finished: 10" in page.text("p")[1]
+    assert line in page.text("p") and all(line in one for one in (text, files[1].read_text(), files[3].read_text()))
     rows = rows_of(json.loads(files[0].read_text()))
     assert rows["code of the runs"] == rows["versions of the runs"] == rows["training time of all runs"] == "unknown"
     assert rows["runs"].startswith("0 of 10 finished")

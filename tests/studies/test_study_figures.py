@@ -51,6 +51,8 @@ def test_course_shows_mean_band_and_paired_difference(tmp_path):
     assert below.collections[0].get_paths()[0].get_extents().extents.tolist() == [0, 1, 100, 4]
     assert [2.5, 2.5] in [list(line.get_ydata()) for line in held_out.lines]
     assert "later ones. The dotted line is the threshold, 2.5." in caption
+    (reference,) = lines(held_out, "black")  # dashed lines are above it
+    assert tied.is_dashed() and tied.get_zorder() > reference.get_zorder()
 
 
 def test_the_metric_is_shown_against_flops_and_seconds_where_the_runs_tell_them(tmp_path):
@@ -81,6 +83,20 @@ def test_arms_that_a_figure_leaves_out_are_named(tmp_path):
     assert 'Not drawn in "training loss", for want of numbers: "tied", "gone"' in course and without in course
 
 
+@pytest.mark.parametrize(("early", "cut"), [(8.8, True), (8.95, False)])
+def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
+    curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
+    drawing, _ = drawn("course", tmp_path, study_folder.study(seeds=(0,)))
+    assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
+
+
+def test_training_losses_are_smoothed(tmp_path):
+    rows = [{"step": i, "train/loss": 101.0 if i == 100 else 1.0} for i in range(200)]
+    study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/loss": 1.0}, rows=rows)
+    (tied,) = lines(drawn("course", tmp_path, study_folder.study(seeds=(0,)))[0].axes[0], styles.COLOURS[0])
+    assert tied.get_ydata()[97:104] == pytest.approx([1, 21, 21, 21, 21, 21, 1])
+
+
 def test_differences_show_seeds_mean_and_interval(tmp_path):
     study = study_folder.study(("tied", "few", "asymmetric"), seeds=(0, 1, 2))
     study_folder.losses(tmp_path, "all", {"tied": [2.1, 2.2, 2.3], "few": [1.5], "asymmetric": [1.0, 1.0, 1.0]})
@@ -109,6 +125,9 @@ def test_symmetry_has_a_panel_for_each_layer_and_measure(tmp_path):
     (reference,) = lines(panels[1, 0], "black")
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
     assert "about 0 for a random one (1/D is expected" in caption
+    entropy, *_ = drawn("attention", tmp_path, study)[0].axes
+    bars = [bar.get_segments()[0][0, 1] for bar in entropy.collections]
+    assert bars == pytest.approx([np.mean(line.get_ydata()) for line in entropy.lines])
     assert "d is of the sum over heads" in caption and "read it against step 0" in caption
 
 

@@ -103,7 +103,8 @@ def test_what_is_said_where_there_is_no_verdict_on_the_mean(tmp_path):
     only = study._replace(arms=study.arms[2:])
     (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
     said = '"near" (between 0.0184 better and 0.0184 worse, 95 %, 4 seeds).'
-    assert f"Equal within 0.02, in which the whole interval lies: {said}" in words.of_condition(condition)
+    lies = f"Equal within 0.02, in which the whole interval lies: {said} The interval is Student's t on"
+    assert lies in words.of_condition(condition)
     assert words.of_study([condition]) == 'Against "base", 4 seeds. "near": equal within 0.02.'
     only = study._replace(arms=[study.arms[0], study.arms[3]])
     (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
@@ -234,3 +235,10 @@ def test_text_is_aligned_and_wrapped(tmp_path):
     assert head.index("eval/loss") + len("eval/loss") == first.index("± 0.1268") + len("± 0.1268")
     assert "FLOP" not in head and second.rstrip().startswith("  base") and "\nall conditions\n  condition" in text
     assert text.endswith("3 comparisons\nof this study together.") and '"a�[2J": worse in all 3 conditions.' in text
+
+
+def test_seeds_and_numbers_in_words():
+    assert [words.seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
+    numbers = {0.0: "0.0000", 1.23456: "1.2346", -0.00051234: "-0.00051", 0.001: "0.0010"}
+    assert {x: words.number(x) for x in numbers} == numbers and words.number(-0.0) == "0.0000"
+    assert [tables.signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]

@@ -58,7 +58,8 @@ def test_both_train_as_optax_alone():
     np.testing.assert_allclose(module(X_TD), mlp.gelu.apply(last, X_TD), rtol=1e-4, atol=1e-5)
 
     module = as_flax.Linen(init, mlp.gelu.apply)
-    variables = module.init(jax.random.key(0), X_TD)
+    variables, other = (module.init(jax.random.key(seed), X_TD) for seed in (0, 1))
+    assert (variables["params"]["W1_FD"] != other["params"]["W1_FD"]).any()
     assert jax.tree.map(jnp.shape, variables) == {"params": jax.tree.map(jnp.shape, first)}
     same(trained(lambda params, x_TD: module.apply({"params": params}, x_TD), first), last)
 

@@ -51,6 +51,7 @@ def test_patches_equal_the_reference():
     for b in range(2):
         slow = reference.patch_tokens(np.asarray(image_BYXZ[b]), np.asarray(params["W_DP"]), 3)
         cases.close(x_BND[b], slow.T + np.asarray(params["b_D"]))
+    assert embed.patches.apply(jax.tree.map(jnp.bfloat16, params), jnp.ones((1, 1, P))).dtype == jnp.bfloat16
     in_reading_order = [[[0, 1, 4, 5], [2, 3, 6, 7]]]
     np.testing.assert_array_equal(embed.cut(jnp.arange(8).reshape(1, 2, 4, 1), size=2), in_reading_order)
 
@@ -77,10 +78,12 @@ def test_initial_embeddings_and_heads():
         (embed.words.init(key, W=101, **sizes), {"W": 101, "D": 97}, 97**-0.5),
         (embed.patches.init(key, P=53, **sizes), {"P": 53, "D": 97}, (53 * 97) ** -0.5),
         (embed.class_token_init(key, D=1009), {"D": 1009}, 1009**-0.5),
+        ({"h_D": embed.masked_patches.init(key, P=1, D=1009)["h_D"]}, {"D": 1009}, 1009**-0.5),
         (head.next_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
         (head.masked_word.init(key, W=101, **sizes), {"W": 101, "D": 97}, 0.02),
         (head.pooled.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
         (head.class_token.init(key, C=53, **sizes), {"C": 53, "D": 97}, 0.02),
+        (head.pixels.init(key, P=53, **sizes), {"P": 53, "D": 97}, 0.02),
     ]:
         assert shapes.check(params) == letters
         matrix, *bias = params.values()

@@ -14,6 +14,7 @@ import published
 import pytest
 import tiny
 
+from experiments import model as models
 from experiments.data import pretrained_tokenizer
 from experiments.engine import errors, log
 from experiments.pretrained import open_model
@@ -129,6 +130,8 @@ def test_a_cache_goes_on_beyond_the_context_where_words_see_a_window_at_relative
     with contextlib.redirect_stdout(io.StringIO()):
         text = sample.run(folder, prompt="kings", max_new_tokens=3 * N - 5, temperature=0.0)
     assert text == pretrained_tokenizer.read(folder).decode(right)
+    learned = tiny.settings("language", **settings | {"model__position": "learned"})  # which have an end
+    assert not models.endless(learned.model, N=N)
 
 
 def test_the_text_ends_before_the_stop_however_it_comes():
