@@ -48,6 +48,9 @@ def total(A, B) -> np.ndarray:
     return C
 
 
+# ------------------------------------------------------------------------------------------------ tokens (E1, E2, E21)
+
+
 def one_hot(words, V: int) -> np.ndarray:
     """The sequence x of T unit vectors, T x V (seed 004, Variables)."""
     x = zeros(len(words), V)
@@ -104,6 +107,9 @@ def added_positions(X, P) -> np.ndarray:
         for n in range(len(X[0])):
             Y[d, n] = X[d][n] + P[d][n]
     return Y
+
+
+# ------------------------------------------------------------------------------------- attention (E3-E7, E9-E11, E22)
 
 
 def weighted_average(X, A) -> np.ndarray:
@@ -204,6 +210,16 @@ def low_rank_multi_head(X, U, U_v, A, beta_v=None, beta_o=None) -> np.ndarray:
     return Y if beta_o is None else total(Y, [[beta] * len(Y[0]) for beta in beta_o])
 
 
+def concatenated_multi_head(X, Omega_c, Omega_v, A, beta_v=None) -> np.ndarray:
+    """E10: MhSa[X] = Omega_c [Sa_1; ...; Sa_H] with Sa_h = V_h[X] A_h, one under the other (seed 001)."""
+    stacked = []
+    for h in range(len(Omega_v)):
+        values = affine(Omega_v[h], X, None if beta_v is None else beta_v[h])
+        for row in weighted_average(values, A[h]):
+            stacked.append(row)
+    return product(Omega_c, stacked)
+
+
 def row_attention(X, Phi_q, Phi_k, Phi_v) -> np.ndarray:
     """E6, E7 in rows: softmax(Q K^T) V, the softmax over each row, no scale (seed 002; X is I x D)."""
     Q, K, V = product(X, Phi_q), product(X, Phi_k), product(X, Phi_v)
@@ -226,6 +242,9 @@ def row_multi_head(X, Q, K, V, O) -> np.ndarray:
                 for a in range(d):
                     Z[t, h * d + a] += exponentials[other] / sum(exponentials) * values[other, a]
     return product(Z, transpose(O))
+
+
+# ------------------------------------------------------------------------------------ MLP, norms, blocks (E12-E20)
 
 
 def relu(z: float) -> float:
@@ -319,6 +338,9 @@ def stack(X, blocks) -> np.ndarray:
     for block in blocks:
         X = block(X)
     return X
+
+
+# ---------------------------------------------------------------------------------------------- heads (E24, E25, E27)
 
 
 def softmax(z) -> list[float]:

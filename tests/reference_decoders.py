@@ -39,6 +39,9 @@ def distilled_class(X, G, Gd, b, bd) -> np.ndarray:
     return reference.softmax([(both[0][c][0] + both[1][c][1]) / 2 for c in range(len(G))])
 
 
+# ------------------------------------------------------------------------------------------- scaled rotary positions
+
+
 def linear(i: int, n: int, K: int, base: float, factor: float) -> float:
     """Chen et al. 2023, equation 4: f(x, m L / L')."""
     return (n / factor) * base ** (-2 * i / K)

@@ -8,6 +8,8 @@ import math
 import numpy as np
 import reference
 
+# --------------------------------------------------------------------------------------------------------------- norms
+
 
 def rms_norm(X, gamma, epsilon: float) -> np.ndarray:
     """x_{d,n} / sqrt(1/D sum_d' x_{d',n}^2 + epsilon) * gamma_d: E16 without E[x] and beta (Zhang, Sennrich 2019)."""
@@ -41,6 +43,9 @@ def batch_norm(X, means, variances, gamma, beta, epsilon: float) -> np.ndarray:
 def instance_norm(X, gamma, beta, epsilon: float) -> np.ndarray:
     """E17: over the sequence, mean_d and var_d of the N numbers x_{d,1} ... x_{d,N} (seed 003)."""
     return batch_norm(X, *batch_statistics([X]), gamma, beta, epsilon)
+
+
+# ---------------------------------------------------------------------------------------------------------------- MLPs
 
 
 def gelu_tanh(z: float) -> float:
@@ -77,9 +82,23 @@ def swiglu(X, W, b, V, c, W_2, b_2) -> np.ndarray:
     return reference.transpose(tokens)
 
 
+# -------------------------------------------------------------------------------------------------------------- values
+
+
 def identity_multi_head(X, A) -> np.ndarray:
     """E8 with V_h = I / H: y_n = 1/H sum_h sum_n' x_n' A_{h,n',n}; one head is E3 (seed 003, eq. 2)."""
     eye = reference.zeros(len(X), len(X))
     for d in range(len(X)):
         eye[d, d] = 1 / len(A)
     return reference.multi_head(X, [eye] * len(A), A)
+
+
+def cut(Omega_c, H: int) -> list[np.ndarray]:
+    """Omega_c = [U_1 ... U_H]: the H blocks of columns that meet the heads one under the other (E10, seed 001)."""
+    K = len(Omega_c[0]) // H
+    U = [reference.zeros(len(Omega_c), K) for _ in range(H)]
+    for h in range(H):
+        for d in range(len(Omega_c)):
+            for k in range(K):
+                U[h][d, k] = Omega_c[d][h * K + k]
+    return U

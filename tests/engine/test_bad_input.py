@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import small_files
 import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -50,8 +51,11 @@ def vision(tmp_path):
     [
         ("c.experimant = 'vision'", ['"experimant"', '"experiment"']),
         ("c.train.stebs = 3", ['"stebs"', '"steps"']),
+        ("c.train.update(stebs=3)", ['"stebs"']),
         ("c.text.N = 3", ['no "text"']),
         ("c.train.steps = 'many'", ["TypeError", "int"]),
+        ("c.train.steps = 2.5", ["TypeError", "int"]),
+        ("c.optim.schedule = 3", ["TypeError", "str"]),
         ("c.model.bias = 1", ["TypeError", "bool"]),
         ("c.seed = 1 / 0", ["division by zero"]),
         ("raise RuntimeError('mine')", ["RuntimeError: mine"]),
@@ -69,7 +73,9 @@ def test_a_mistake_in_a_config_file(refused, tmp_path, line, words):
     [
         ("a.json", json.dumps({"train": {"stebs": 3}}), ['"train.stebs"', '"train.steps"']),
         ("a.json", json.dumps({"config": {"train": {"steps": "3"}}}), ['"train.steps"', "int", "'3'"]),
+        ("a.json", json.dumps({"config": {"train": {"steps": True}}}), ['"train.steps"', "int", "True"]),
         ("a.json", "[1, 2]", ["is not a config in JSON", "object"]),
+        ("a.json", '{"config": {', ["is not a config in JSON"]),
         ("a.py", "def get_config(:\n", ["SyntaxError", "a.py", "line 1"]),
         ("a.py", "import no_such_module\n", ["a.py, line 1", "no_such_module"]),
         ("a.py", "x = 1\n", ["a.py", "get_config"]),
@@ -94,39 +100,50 @@ def test_a_config_that_is_not_there(refused, tmp_path):
 
 SIZES = """
 model.D=9 | model.D = 9 | model.H = 2 | not divisible
+model.H=3 | model.D = 8 | model.H = 3
 model.H=0 | model.H
 model.M=0 | model.M | at least 1
 model.K=-1 | model.K | at least 1
 image.patch=3 | 8 x 8 | 3 x 3 | image.patch
+image.patch=0 | 8 x 8 | image.patch
 image.augment=["shift:8"] | 8 x 8 | 'shift:8' | less than a side
 image.augment=[1 | "image.augment" must be of type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
 train.batch_size=20 train.evaluate_batch=3 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
 train.accumulation=4 | train.batch_size = 16 | 8 devices | 4 accumulated parts | multiple of 32
-train.growth=[[5,12]] | train.growth = 12 does not divide evenly over 8 devices: choose a multiple of 8
 train.evaluate_batch=12 | train.evaluate_batch = 12 | 8 devices | multiple of 8
 train.batch_size=0 | batch | at least 1 | 0
 train.accumulation=0 | train.accumulation | at least 1
 train.steps=0 | train.steps | at least 1
-train.nan=stop | unknown train.nan "stop"; the right ones are: abort, skip, skip_spikes
-resume=newest | unknown resume "newest"; the right ones are: latest, latest_valid
 train.save_every=-1 | train.save_every | at least 0 | -1
 optim.learning_rate=-0.1 | optim.learning_rate | at least 0 | -0.1
 optim.weight_decay=nan | optim.weight_decay = nan | no number
 train.steps=5 optim.warmup_steps=5 | optim.warmup_steps = 5 | train.steps = 5
 train.batch_size=8000 | 8000 | fewer than one batch
 mesh.data=9 | mesh.data = 9 | does not fit | 8 x
+mesh.data=0 | mesh.data = 0 | at least 1, or -1
 seed=-1 | seed | -1 | 2**32
 model=3 | "model"
 text.N=9 | unknown config key "text.N"; the sections of vision are: | image
 device=tpu | a tpu was asked for | this machine has no TPU
+device=gpu | a gpu was asked for | sees only 8 x cpu
 device=tpus | tpus | any, cpu, gpu, tpu
 model.score=my_arms:cosine | score "my_arms:cosine" | my_arms
 model.mlp=math:gelu | mlp "math:gelu" | has no gelu
+model.norm=:token | norm ":token"
 model.norm=os:path | norm "os:path" | a tuple (init, apply)
 model.scale=os:sep | scale "os:sep" | a function
 experiment=visoin | visoin | language | did you mean "vision"
 model.score=assymetric | assymetric | none | tied | did you mean "asymmetric"
+model.scale=1/sqrt(k) | 1/sqrt(k) | 1/sqrt(D) | did you mean "1/sqrt(K)"
+model.value=lowrank | lowrank | did you mean "low_rank"
+model.norm=tokens | tokens | token_plain | did you mean "token"
+model.mlp=gleu | gleu | relu | did you mean "gelu"
+model.position=sinusoid | sinusoid | learned | none | did you mean "sinusoidal"
+model.block=prenorm | prenorm | post_norm | did you mean "pre_norm"
+model.attention=explicite | explicite | did you mean "explicit"
+image.head=pool | pool | class_token | did you mean "pooled"
+optim.schedule=cosin | cosin | constant, linear | wsd | did you mean "cosine"
 optim.name=adamv | adamv | muon | did you mean "adamw"
 image.source=digit | digit | digits | mnist | fashion_mnist
 """
@@ -169,6 +186,10 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     told("holds no text", source=tmp_path / "folder")
     text.write_bytes(b"to be or not to be")
     told("evaluation part has 2 tokens", "needs 9")
+    text.write_bytes(tiny.TEXT + b"\xff\xfe" + tiny.TEXT)
+    told(f"{text} is not UTF-8", "1180", "bytes", more=["--config.text.tokenizer=characters"])
+    text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
+    told(str(text), "is a PNG image, not text", "leave it out")
     text.write_bytes(bytes(range(32, 122)))
     refused([*language, f"--config.text.source={text}", "--config.train.batch_size=80"], "73 examples", "batch of 80")
 
@@ -179,9 +200,26 @@ def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeyp
 
     told(tmp_path / "no", str(tmp_path / "no"), "digits", "mnist")
 
+    def idx(**changed):
+        folder = small_files.idx_folder(tmp_path / f"idx{len(list(tmp_path.iterdir()))}", **changed)
+        return pathlib.Path(folder)
+
+    lacks = idx()
+    (lacks / "t10k-labels-idx1-ubyte").unlink()
+    told(lacks, "lacks t10k-labels-idx1-ubyte")
     (tmp_path / "image.png").write_bytes(b"")
     told(tmp_path / "image.png", "image.png", "folder", ".npz")
+    y_train, y_test = (small_files.arrays()[name] for name in ("y_train", "y_test"))
+    told(idx(y_test=y_test + 1), "evaluation part", "label 4", "0 .. 3")
+    told(idx(y_train=y_train + 197), "training part", "label 200 is out of range")
+    short = idx() / "train-images-idx3-ubyte"
+    short.write_bytes(short.read_bytes()[:-5])
+    told(short.parent, "train-images-idx3-ubyte", "cut off", "(11, 5, 3)")
     file = tmp_path / "images.npz"
+    file.write_bytes(b"PK\3\4 and no more")
+    told(file, str(file), "damaged")
+    np.savez(file, pixels=np.zeros((3, 4, 4)))
+    told(file, str(file), "x_train", "pixels")
     x, y = np.zeros((9, 4, 4), np.uint8), np.array([0, 1, 2, 0, 1, -1, 0, 1, 2])
     np.savez(file, x_train=x, y_train=y, x_test=x, y_test=abs(y))
     told(file, "training part", "label -1", "0 .. 2")

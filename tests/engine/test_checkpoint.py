@@ -23,7 +23,10 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-@pytest.mark.parametrize(("before", "after"), [("1", "8"), ("8", "2x2x2"), ("2x2x2", "1")])
+# On any mesh
+
+
+@pytest.mark.parametrize(("before", "after"), [("1", "8"), ("8", "2x2x2"), ("2x2x2", "1"), ("8", "8 whole")])
 def test_a_state_comes_back_on_any_mesh(tmp_path, before, after):
     assert resumed(tmp_path) is None
     saved(tmp_path, layout=before)
@@ -54,6 +57,9 @@ def test_other_arrays_are_a_sentence_even_with_a_fall_back(tmp_path, name, leaf,
             resumed(tmp_path, like, fall_back=fall_back)
         assert f"{tmp_path / '6'} is of another model or optimiser: params/embed/{told}" in str(caught.value)
     assert there(tmp_path) == {"3", "6"} and "Traceback" not in capfd.readouterr().err
+
+
+# Whole or not there
 
 
 @pytest.mark.parametrize("at", ["begins", "arrays", "manifest", "renamed", "deleted"])
@@ -140,6 +146,9 @@ def test_a_save_returns_before_it_is_on_the_disk(tmp_path, monkeypatch, held):
     saves.close()
 
 
+# What is kept
+
+
 def test_the_newest_and_the_best_are_kept_also_after_a_resume(tmp_path):
     metrics = {3: {"eval/loss": 2.0}, 6: {"eval/loss": 1.0}, 9: {"eval/loss": float("nan")}, 12: {}, 15: None}
     saved(tmp_path, (3, 6, 9), keep=1, best="eval/loss", metrics=metrics)
@@ -190,6 +199,15 @@ def test_what_is_superfluous(values, keep, best, gone):
     assert checkpoint.superfluous(measured, keep=keep, best=best) == gone
 
 
+def test_a_best_of_which_nobody_knows_what_is_better_is_refused(tmp_path):
+    with pytest.raises(
+        errors.UserError, match='train.keep_best = "eval/speed" must be a metric that ends in loss, acc'
+    ):
+        checkpoint.Checkpoints(tmp_path, keep=1, best="eval/speed")
+    with pytest.raises(errors.UserError, match='^study.metric = "eval/speed" must be'):
+        checkpoint.check_best("eval/speed", key="study.metric")
+
+
 def test_a_step_on_disk_is_left_as_it_is(tmp_path):
     saves = checkpoint.Checkpoints(saved(tmp_path), keep=9)
     for step, seed in ((3, 4), (6, 6), (6, 7), (3, 5)):
@@ -199,16 +217,32 @@ def test_a_step_on_disk_is_left_as_it_is(tmp_path):
         assert checkpoint.digest(checkpoint.parameters(tmp_path, step)) == checkpoint.digest(state(seed=step).params)
 
 
+# A disk that fails
+
+
+def open_file_of_a_drive_that_is_gone():
+    raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+
+
+class Thing:
+    """What a weak reference can be to."""
+
+
 def test_a_loop_that_is_closed_while_tensorstore_still_writes_is_not_told(monkeypatch):
     """Of many writes to a full disk Orbax awaits the first that fails; the others come to a loop that is no more."""
-    told, loop = [], asyncio.new_event_loop()
-    monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(type(found.exc_value)))
-    disk.quiet()
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: told.append(str(found.exc_value)))
+    for _ in range(2):
+        disk.quiet()
+    loop = asyncio.new_event_loop()
     loop.close()
     for late in (loop.call_soon_threadsafe, {}.pop):  # called from C, as by tensorstore, where nobody can catch it
-        _ = weakref.ref(thing := set(), late)
+        thing = Thing()
+        reference = weakref.ref(thing, late)
         del thing
-    assert told == [KeyError]
+    late = weakref.ref(thing := Thing(), lambda _: open_file_of_a_drive_that_is_gone())
+    del thing
+    assert told == [str(KeyError(reference))] and late() is None
 
 
 @pytest.mark.parametrize("when", ["before", "replaced", "during"])

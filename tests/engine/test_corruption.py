@@ -1,7 +1,7 @@
 """100 random corruptions of a real checkpoint: each is found and named, and the one before is still good.
 
-The files are real, and so are verifying, falling back and putting aside; the state is not read once the files are
-verified. With Orbax's reading test_checkpoint_log_workdir.py damages a run.
+The files are real in all of them, and so are verifying, falling back and putting aside. In 6 of them Orbax reads the
+checkpoint before, and a new one is saved; in the others the state is not read once the files are verified.
 """
 
 import errno
@@ -21,6 +21,7 @@ from checkpoints import numbers, saved, state
 from experiments.engine import checkpoint, distributed, errors, manifest
 
 CASES = range(100)
+WHOLE = CASES[::17]  # with Orbax's reading, which takes its time
 LESS = ("truncate", "delete", "empty")  # of the kinds, what a drive does that was taken away too early
 KINDS = ("flip", "truncate", "delete", "extend", "swap", "surplus", "empty")
 
@@ -94,12 +95,10 @@ def test_no_corruption_is_accepted_and_each_falls_back(good, tmp_path, monkeypat
     monkeypatch.setattr(checkpoint.ocp.PyTreeCheckpointHandler, "metadata", lambda *_: ARRAYS)
     monkeypatch.setattr(checkpoint.ocp.Checkpointer, "restore", lambda *_, **__: "read")
     folder, seen = tmp_path / "checkpoints", set()
-    for case in CASES:
+    for case in sorted(set(CASES) - set(WHOLE)):
         kind, names = damaged(good, folder, case)
         seen |= {(kind, manifest.FILE in names)}
         saves = checkpoint.Checkpoints(folder, keep=2)
-        with pytest.raises(errors.UserError, match="is damaged: "):
-            checkpoint.parameters(folder, 6)
         sentence, incomplete = refused(saves, {}, folder)
         assert incomplete == (kind in LESS) or kind == "swap" or manifest.FILE in names
         check(sentence, folder / "6", names)
@@ -113,6 +112,40 @@ def test_no_corruption_is_accepted_and_each_falls_back(good, tmp_path, monkeypat
         assert said.endswith("; it is put aside, and step 3 is taken instead\n")
         assert {found.name for found in folder.iterdir()} == {"3", "6.damaged"}
     assert seen >= {(kind, on_manifest) for kind in KINDS for on_manifest in (False, True)} - {("surplus", True)}
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_no_corruption_comes_through_the_whole_of_resume(good, tmp_path, capfd, case):
+    """Nothing is left out: the parameters alone, the newest state, the one before it, and a new save in its place."""
+    folder = tmp_path / "checkpoints"
+    _, names = damaged(good, folder, case)
+    with pytest.raises(errors.UserError) as caught:
+        checkpoint.parameters(folder, 6)
+    check(str(caught.value), folder / "6", names)
+    saves = checkpoint.Checkpoints(folder, keep=2)
+    sentence, incomplete = refused(saves, state(), folder)
+    check(sentence, folder / "6", names)
+    step, found = saves.resume(state(), fall_back=not incomplete)
+    assert step == 3 and numbers(found) == numbers(state(seed=3))
+    saves.save(6, state(seed=6))  # made anew, where the damaged one was
+    saves.close()
+    assert checkpoint.digest(checkpoint.parameters(folder, 6)) == checkpoint.digest(state(seed=6).params)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_without_a_valid_one_there_is_a_sentence(good, tmp_path):
+    folder = shutil.copytree(good, tmp_path / "checkpoints")
+    for step in (3, 6):
+        file = folder / str(step) / "state" / "_METADATA"
+        file.write_bytes(b"[" + file.read_bytes()[1:])
+    saves = checkpoint.Checkpoints(folder, keep=2)
+    with pytest.raises(errors.UserError, match=r"no checkpoint is valid.*6 is damaged: state/_METADATA is not what"):
+        saves.resume(state(), fall_back=True)
+    shutil.rmtree(folder / "6")
+    saves = checkpoint.Checkpoints(folder, keep=2)
+    with pytest.raises(errors.UserError, match="there is no other one: choose another --workdir"):
+        saves.resume(state(), fall_back=False)
+    assert {found.name for found in folder.iterdir()} == {"3"}
 
 
 @pytest.mark.parametrize("several", [False, True])

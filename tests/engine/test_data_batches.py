@@ -63,7 +63,7 @@ GROWTHS = st.lists(st.tuples(st.integers(1, 4), st.integers(1, 13)), min_size=1,
 
 
 @hypothesis.given(GROWTHS, st.integers(1, 13), st.integers(13, 41), st.integers(0, 2**32 - 1))
-@hypothesis.settings(deadline=None, max_examples=4)
+@hypothesis.settings(deadline=None, max_examples=6)
 def test_where_batches_grow_the_stream_of_examples_goes_on(gaps, batch, n, seed):
     """The examples, joined, are those of batches of one; a batch has its size, and the numbers of its examples."""
     pairs, expected, step = [], [], 0
@@ -97,12 +97,22 @@ def test_a_batch_is_that_of_a_plain_pipeline_and_until_it_grows_as_if_it_never_d
     assert len({tuple(later[step]["draw_B"]) for step in (12, 13, 14)}) == 3
 
 
+def test_the_batch_sizes_of_a_growth():
+    sizes = batches.growing(4, [[3, 6], (5, 2)])
+    assert [sizes.before(step) for step in range(8)] == [0, 4, 8, 12, 18, 24, 26, 28]
+    assert [sizes.reached(steps).sizes for steps in (1, 3, 4, 5, 6)] == [(4,), (4,), (4, 6), (4, 6), (4, 6, 2)]
+    assert batches.growing(4) == batches.growing(4, []) == ((0,), (4,))
+
+
 @pytest.mark.parametrize(
     ("pairs", "said"),
     [
+        ([[5, 8], [5, 9]], "must ascend from 1 on, and 5 comes after 5"),
         ([[5, 8], [4, 9]], "must ascend from 1 on, and 4 comes after 5"),
         ([[0, 8]], "must ascend from 1 on, and 0 comes after 0"),
+        ([[-1, 8]], "must ascend from 1 on, and -1"),
         ([[5, 0]], "batches of 0 examples"),
+        ([[5, -8]], "batches of -8 examples"),
         *(([pair], "no pair of whole numbers: write") for pair in (5, [5], [5, 8, 9], [5, 8.0], ["5", 8], [True, 8])),
         *(([pair], "no pair of whole numbers: write") for pair in (None, {"5": 8, "6": 9}, [5, [8]], [], "58")),
     ],
@@ -141,7 +151,7 @@ def test_evaluation_blanks_only_weights_and_never_what_fetch_owns():
         batches.evaluation(fetch, n=0, batch=5)
 
 
-@pytest.mark.parametrize(("threads", "start"), [(0, 5), (1, 10**9), (3, 4)])  # 5 x 5 reach into epoch 2 of 23
+@pytest.mark.parametrize(("threads", "start"), [(0, 5), (1, 0), (1, 10**9), (3, 4)])  # 5 x 5 reach into epoch 2 of 23
 def test_iterating_starts_anywhere_and_ends_with_a_finite_set(threads, start):
     dataset = batches.train(numbers, n=23, batch=5, seed=3)
     iterator = batches.iterate(dataset, start=start, threads=threads, buffer=4)
@@ -170,6 +180,8 @@ sys.exit(7)
     assert (ended.returncode, ended.stdout, noise) == (7, "", [])
 
 
+# Windows.
+
 TOKENS = st.integers(2, 13).flatmap(lambda N: st.tuples(st.just(N), st.integers(N + 1, 61)))  # N, T
 
 
@@ -177,7 +189,7 @@ TOKENS = st.integers(2, 13).flatmap(lambda N: st.tuples(st.just(N), st.integers(
 @hypothesis.settings(deadline=None, max_examples=25)
 def test_causal_training_windows_start_anywhere(sizes):
     N, T = sizes
-    token_T = np.arange(T, dtype=np.uint8) * 3  # a long row has the smallest integers that hold it
+    token_T = np.arange(T, dtype=np.int32) * 3
     fetch, n = windows.causal(token_T, N=N)
     assert n == T - N
     batch = fetch(np.arange(n), np.random.default_rng(0))
@@ -250,6 +262,28 @@ def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_
     assert same(one, other)
     assert one["target_BN"][one["valid_BS"]].tolist() == list(range(T))
     assert not one["weight_BN"][~one["valid_BS"]].any()
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_row_of_small_integers_gives_the_same_batches(kind):
+    """Also where [MASK] is an id that they do not hold."""
+    N, W = 7, 257
+    token_T = np.random.default_rng(0).integers(0, 256, 61)
+    rule = {"W": W, "ordinary": 256, "mask_id": 256, "rate": 0.5}
+    for made in (
+        lambda token_T: windows.causal(token_T, N=N),
+        lambda token_T: windows.causal(token_T, N=N, evaluation=True),
+        lambda token_T: windows.masked(token_T, N=N, **rule),
+        lambda token_T: windows.masked(token_T, N=N, evaluation=True, **rule),
+    ):
+        (fetch, n), (small, m) = made(token_T.astype(np.int32)), made(token_T.astype(kind))
+        index_B = np.arange(n) % n
+        one, other = fetch(index_B, None), small(index_B, None)
+        assert (
+            n == m
+            and same(one, other)
+            and {k: v.dtype for k, v in one.items()} == {k: v.dtype for k, v in other.items()}
+        )
 
 
 def test_masked_evaluation_hides_different_places_in_different_windows():

@@ -21,7 +21,7 @@ from experiments import ablation
 from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import checkpoint, disk, errors, log, manifest, replay, run, workdir
 from experiments.figures import plots
-from experiments.pretrained import hub, llama2c, open_model, safetensors
+from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
 from experiments.studies import attention, programs
 from experiments.studies import figures as drawings
 
@@ -70,6 +70,9 @@ def entered(folder):
 
 def drawn(file):
     plots.write(figure.Figure(), file)
+
+
+# Written through no link
 
 
 def test_a_link_in_place_of_a_file_that_a_run_writes_is_replaced(tmp_path, outside):
@@ -162,6 +165,9 @@ def test_what_is_removed_is_not_waited_for_nor_what_a_link_leads_to(tmp_path, ou
     assert [found.name for found in tmp_path.iterdir()] == ["outside"]
 
 
+# What is left of drafts
+
+
 def test_what_a_killed_run_was_writing_does_not_keep_it_from_starting_again(tmp_path, monkeypatch):
     def killed(*arguments):
         raise KeyboardInterrupt
@@ -202,6 +208,9 @@ def test_others_may_read_what_is_written_as_the_umask_says(tmp_path):
     finally:
         os.umask(before)
     assert {stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()} == {0o640}
+
+
+# Nothing is waited for
 
 
 def read_summary(file):
@@ -254,6 +263,15 @@ def test_what_is_no_file_is_read_by_nobody(tmp_path, monkeypatch, name, use, kin
     assert name in str(caught.value) or name.startswith(("array", "model", "tokenizer"))
 
 
+def test_facts_beside_a_model_are_not_waited_for(tmp_path):
+    """Of a pipe in place of its data.json nobody learns how large its images were; it is not needed to say the rest."""
+    os.mkfifo(tmp_path / "data.json")
+    made = open_model.Trained(tmp_path, "image", {}, {}, {"Z": 1}, {}, "")
+    tree = {warm_start.PATCHES: np.zeros((3, 25)), warm_start.TABLE: np.zeros((5, 3))}
+    other = {warm_start.PATCHES: np.zeros((3, 9)), warm_start.TABLE: np.zeros((10, 3))}
+    assert "images that make 5 tokens, and these make 10" in warm_start._images(made, tree, other)
+
+
 def test_a_device_is_no_file_and_a_link_to_a_file_is_one(tmp_path):
     with pytest.raises(OSError, match="neither a file nor a folder"):
         disk.opened("/dev/zero")
@@ -261,6 +279,9 @@ def test_a_device_is_no_file_and_a_link_to_a_file_is_one(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")  # as in the caches of downloads
     with disk.opened(tmp_path / "link") as file:
         assert isinstance(file, io.BufferedReader) and file.read().decode() == WORK
+
+
+# Something else in the way is named
 
 
 @pytest.mark.parametrize("kind", [os.mkdir, os.mkfifo])
@@ -274,6 +295,22 @@ def test_what_is_in_the_way_is_named_with_what_to_do(tmp_path, name, kind):
         entered(folder)
     assert str(caught.value).startswith(f"{folder / name} cannot be used: ")
     assert str(caught.value).endswith("; mend that, or choose another --workdir")
+
+
+@pytest.mark.parametrize("name", ["lock", "config.json", "summary.json"])
+def test_what_may_not_be_read_is_named(tmp_path, monkeypatch, name):
+    entered(tmp_path)
+    (tmp_path / name).touch()
+    usual = os.open
+
+    def forbidden(path, *arguments, **options):  # the superuser may read all
+        if pathlib.Path(path) == tmp_path / name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return usual(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    with pytest.raises(errors.UserError, match=f"{tmp_path / name} cannot be used: Permission denied; mend that"):
+        entered(tmp_path)
 
 
 def test_checkpoints_that_may_not_be_looked_for_are_a_sentence(tmp_path, monkeypatch):
@@ -302,3 +339,10 @@ def test_a_file_in_place_of_a_checkpoint_or_of_their_folder_is_named(tmp_path):
     (folder / "6").write_text("")
     with pytest.raises(errors.UserError, match="checkpoints cannot be used for checkpoints: 6 is no folder"):
         resumed(folder)
+
+
+def test_a_file_in_place_of_the_figures_is_named(tmp_path):
+    (tmp_path / "figures").write_text("")
+    with pytest.raises(errors.RunError, match=f"{tmp_path / 'figures'}: Not a directory; once"):
+        with run.file_errors(tmp_path):
+            drawings.draw(tmp_path, None, [], [])

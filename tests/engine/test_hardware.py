@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+import tiny
 
 from experiments.engine import compilation, errors
 
@@ -136,6 +137,13 @@ def test_a_libtpu_of_another_jax_or_none(machine, there, wanted, belongs):
         assert told == f"this machine has a TPU, but no libtpu, by which JAX uses it: {install}"
 
 
+def test_what_this_jax_needs_is_read_from_its_metadata(monkeypatch):
+    monkeypatch.setattr(compilation, "libtpu", lambda: "0.0.1")
+    assert "which needs 0.0." in compilation.foreign()
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
+    assert compilation.foreign() == ""
+
+
 def test_jax_has_started_without_it(machine, platforms):
     machine(V5E)
     before = "a run before had device = cpu"  # "tpu,cpu": as JAX itself has it where chips are
@@ -143,6 +151,17 @@ def test_jax_has_started_without_it(machine, platforms):
         platforms(given)
         told = f"JAX has started without the TPU in this process ({kept}): restart it"
         assert compilation.why_no_tpu(NEVER).startswith(told)
+
+
+# Where JAX starts
+
+
+def test_the_command_says_why_there_is_no_tpu(machine, tmp_path):
+    machine(GVNIC)
+    file = tiny.config_file(tmp_path, "vision", **tiny.TRAIN)
+    told = tiny.run("--config", file, "--workdir", str(tmp_path / "run"), "--config.device=tpu")
+    assert (told.code, told.out) == (2, "") and not (tmp_path / "run").exists()
+    assert told.err == f"error: a tpu was asked for: {NONE}\n"
 
 
 def test_where_a_tpu_is_in_use_the_cpu_is_used_with_a_warning(machine, held, platforms, capsys):
@@ -157,6 +176,12 @@ def test_where_a_tpu_is_in_use_the_cpu_is_used_with_a_warning(machine, held, pla
     for device in ("any", "cpu"):  # who has asked for it is not warned
         compilation.start(device)
     assert capsys.readouterr().out == ""
+    for device, sentence in (
+        ("gpu", f"a gpu was asked for, but JAX {VERSION} sees only 8 x cpu"),
+        ("npu", "unknown dev"),
+    ):
+        with pytest.raises(errors.UserError, match=sentence):
+            compilation.start(device)
 
 
 def test_where_jax_asks_for_both_and_cannot_have_the_tpu_the_cpu_is_used_with_a_warning(
@@ -178,6 +203,9 @@ def test_where_jax_asks_for_both_and_cannot_have_the_tpu_the_cpu_is_used_with_a_
     platforms("tpu")
     with pytest.raises(errors.UserError, match="^JAX cannot start: Unable to initialize backend 'tpu'"):
         compilation.start("any")
+
+
+# A libtpu where there is no TPU
 
 
 @pytest.mark.parametrize(
@@ -208,11 +236,6 @@ def test_jax_is_spared_the_search_for_a_tpu_where_there_is_none(
     platforms(before)
     compilation.leave_out()
     assert jax.config.jax_platforms == expected
-
-
-def test_what_this_jax_needs_is_read_from_its_metadata(monkeypatch):
-    monkeypatch.setattr(compilation, "libtpu", lambda: "0.0.1")
-    assert "which needs 0.0." in compilation.foreign()
 
 
 def test_a_libtpu_that_is_there_says_nothing_where_there_is_no_tpu():

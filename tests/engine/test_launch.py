@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 import launch
+from experiments.engine import disk, errors
 
 SPY = """
 import json
@@ -59,6 +60,15 @@ def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):
     assert (told.code, told.err) == (130, f"stopped; go on with: python launch.py {' '.join(words)}\n")
     assert tiny.run("--config", spy, "--dry_run").err == "stopped\n"
     assert not (tmp_path / "a").exists() and not (tmp_path / "runs").exists()
+
+
+def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
+    with pytest.raises(errors.Interrupted) as stopped:
+        launch.run(spy, tmp_path / "run", **{"train.steps": 7, "spy.text": tmp_path})
+    assert str(stopped.value).endswith(f"workdir='{tmp_path}/run', **{{'train.steps': 7, 'spy.text': '{tmp_path}'}})")
+    assert json.loads((tmp_path / "seen.json").read_text())["train"]["steps"] == 7
+    with pytest.raises(errors.UserError, match='"train.steps" must be of type int, and 7.0 is not'):
+        launch.run(spy, **{"train.steps": 7.0})
 
 
 def test_any_other_error_is_not_hidden(spy, monkeypatch):
@@ -129,3 +139,16 @@ def test_help_lists_the_settings_with_their_comments(capsys):
     names = {f"{name} = " for name in tiny.fields()}
     assert [name for name in names if f"\n{name}" not in told] == []
     assert "\nseed = 0  # of initial parameters" in told and "\nof vision\nimage." in told
+
+
+def test_a_new_file_is_made_where_it_is_written(tmp_path):
+    file = disk.new_file(tmp_path / "a" / "b", "c.txt")
+    assert not (tmp_path / "a").exists()
+    disk.write_new(file, b"text")
+    assert file.read_bytes() == b"text"
+    file.chmod(0o755)
+    for folder, words in ((file.parent, "is there already"), (file / "d", "c.txt is a file"), (file, "is a file")):
+        with pytest.raises(errors.UserError, match=words):
+            disk.new_file(folder, "c.txt")
+    with pytest.raises(errors.UserError, match="cannot be written"):
+        disk.write_new(file / "d", b"")

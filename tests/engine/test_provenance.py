@@ -62,6 +62,9 @@ def test_a_commit_whose_files_were_edited_says_so(tmp_path, monkeypatch):
     assert commit() == f"{clean}-unknown"
 
 
+# The user's own files
+
+
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """A folder with files of the user's own, in which modules are found."""
@@ -115,9 +118,17 @@ def test_what_ran_before_stays_where_a_run_goes_on_with_another_file(tmp_path, c
         digests = workdir.keep_sources(folder, {}, diff)
     assert kept(folder).keys() == {*names, "checkout.diff", "checkout.2.diff"} and digests == {}
     assert (folder / "source" / "checkout.2.diff").read_bytes() == b"+b"
-    file.write_text("#" * (workdir.LARGEST_SOURCE + 1))
-    assert workdir.keep_sources(folder, {file: "mine.py"}) == {}
-    assert "git diff HEAD is not kept in" in (said := capsys.readouterr().out) and f"{file} is not kept in" in said
+    assert "git diff HEAD is not kept in" in capsys.readouterr().out
+
+
+def test_what_is_large_or_gone_is_not_kept_and_it_is_said(tmp_path, capsys):
+    (tmp_path / "large.py").write_text("#" * (workdir.LARGEST_SOURCE + 1))
+    workdir.keep_sources(tmp_path / "run", {tmp_path / name: name for name in ("large.py", "gone.py")})
+    assert not (tmp_path / "run").exists()
+    assert [line.split(" is not kept in ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        str(tmp_path / "large.py"),
+        str(tmp_path / "gone.py"),
+    ]
 
 
 def test_nothing_is_written_through_a_link(tmp_path):
@@ -129,6 +140,9 @@ def test_nothing_is_written_through_a_link(tmp_path):
     with pytest.raises(OSError, match=disk.LINK):
         workdir.keep_sources(folder, {tmp_path / "mine.py": "mine.py"})
     assert not list(elsewhere.iterdir())
+
+
+# The data, and the machine
 
 
 def test_the_digest_of_data_is_theirs(tmp_path):

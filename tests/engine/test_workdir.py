@@ -40,6 +40,9 @@ def entered(folder, **changes):
         return workdir.enter(folder, config(**changes), tiny.config.flat(config()))
 
 
+# One run at a time
+
+
 def test_a_second_run_is_refused_with_the_first_one_s_name_until_that_one_is_killed(tmp_path):
     with workdir.hold(tmp_path):
         name = rf"process {os.getpid()} on {socket.gethostname()}"
@@ -121,6 +124,16 @@ def test_a_drive_without_locks_is_used_with_a_word(tmp_path, monkeypatch, capsys
     assert not entered(tmp_path)
 
 
+@pytest.mark.parametrize("where", ["file", "file/below"])
+def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.UserError, match="cannot be written"):
+        entered(tmp_path / where)
+
+
+# What may change
+
+
 def test_a_run_goes_on_with_what_may_change(tmp_path):
     assert not entered(tmp_path)
     changes = {"resume": "latest_valid", "mesh__data": 2, "train__steps": 2000, "train__keep_best": "eval/loss"}
@@ -198,6 +211,8 @@ def test_a_damaged_summary_is_made_again(tmp_path, monkeypatch, content):
     (tmp_path / "summary.json").write_text(content)
     assert not entered(tmp_path)
 
+
+# What a run that goes on is told about what has changed since
 
 BITS, NOW = "numbers may differ in the last bits from here on", mesh.versions()
 

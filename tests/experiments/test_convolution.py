@@ -48,6 +48,15 @@ def test_offsets_are_centred_and_tokens_are_pixel_columns():
     np.testing.assert_array_equal(x_BND[1, 4], image_BYXZ[1, :, 4].ravel())
 
 
+def test_the_weights_follow_from_positions_alone():
+    params = convolution.init(jax.random.key(0), H=3, K=1, D=D, N=N)
+    assert not params["relative_position"]["b_HR"].any() and params["score"] == {}
+    params["relative_position"]["b_HR"] = cases.normal(4, 3, 2 * N - 1)
+    one, other = (APPLY(params, cases.normal(seed, 1, N, D)) for seed in (1, 2))
+    np.testing.assert_array_equal(one[1], other[1])
+    assert not np.allclose(one[0], other[0])
+
+
 def test_the_task_and_what_is_shown(tmp_path):
     settings = tiny.settings("convolution", model=False, **{"model.H": 5, "mesh.data": 1})
     work, (files, numbers), out = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])

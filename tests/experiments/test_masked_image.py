@@ -30,6 +30,15 @@ def test_so_many_patches_are_hidden(patches, share, count):
         assert len(np.unique(batch["hidden_BN"], axis=0)) > 1
 
 
+@pytest.mark.parametrize(
+    ("N", "share"), [(16, 0.0), (16, 1.0), (16, -0.5), (16, 1.5), (16, 0.99), (16, float("nan")), (7, 0.07)]
+)
+def test_a_share_that_hides_all_or_nothing_is_refused(N, share):
+    match = f"of {N} patches at least one must be hidden and one be seen.*image.mask_ratio = {share}"
+    with pytest.raises(errors.UserError, match=match):
+        windows.patches(numbered, N=N, share=share)
+
+
 def test_in_evaluation_it_depends_on_the_example_and_in_training_on_the_step():
     fetch = windows.patches(numbered, N=16, share=0.75)
     small, large = (batches.evaluation(fetch, n=13, batch=batch) for batch in (4, 16))

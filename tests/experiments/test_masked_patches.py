@@ -12,7 +12,7 @@ import translate
 from cases import B, D, N
 
 from experiments import model as models
-from tfm import embed, head, loss
+from tfm import embed, head, loss, shapes
 
 P = 31
 HIDDEN_BN = np.array([[1, 0, 0, 1, 1, 0, 1], [0, 1, 1, 0, 0, 0, 1]], bool)  # B x N
@@ -37,9 +37,6 @@ def test_masked_patches_and_pixels_equal_the_reference():
         cases.close(x_BND[b], reference_image.masked_tokens(X, hidden_BN[b], np.asarray(params["h_D"])).T)
         W, bias = np.asarray(out["W_PD"]), np.asarray(out["b_P"])
         cases.close(v_BNP[b], reference_image.predicted_patches(translate.columns(x_BND[b]), W, bias).T)
-    params, out = jax.tree.map(jnp.bfloat16, (params, out))
-    x_BND, v_BNP = jax.eval_shape(both, np.float32(image_BYXZ))  # of other types: traced anew
-    assert (x_BND.dtype, v_BNP.dtype) == (jnp.bfloat16, jnp.float32)
 
 
 @cases.float64()
@@ -53,10 +50,37 @@ def test_squared_error_equals_the_reference_whatever_stands_where_nothing_is_ask
         cases.close(total / count, reference_image.mean_squared_error(guess, truth, HIDDEN_BN[b]))
     grads_BNP = jax.jit(jax.grad(lambda v: loss.squared_error(v, target_BNP, HIDDEN_BN * 1.0)[0]))(prediction_BNP)
     cases.close(grads_BNP, np.where(shown_BN1, 0, 2 * (prediction_BNP - target_BNP)))
-    narrow_BNP = jnp.asarray(prediction_BNP, jnp.bfloat16)  # whose error is not rounded again
-    narrow, wide = (error(v_BNP, target_BNP, HIDDEN_BN * 1.0) for v_BNP in (narrow_BNP, narrow_BNP.astype(float)))
-    assert narrow == wide
-    assert error(np.ones((1, 1, 2)), np.zeros((1, 1, 2)), np.full((1, 1), 0.5)) == (1, 1)  # weights count
+
+
+def test_squared_error_weighs_and_counts():
+    prediction_BNP, target_BNP = jnp.array([[[1.0, 2.0], [5.0, 5.0]]]), jnp.array([[[0.0, 0.0], [4.0, 5.0]]])
+    assert loss.squared_error(prediction_BNP, target_BNP, jnp.array([[0.5, 2.0]])) == (4.5, 5)
+    assert loss.squared_error(prediction_BNP, target_BNP, jnp.zeros((1, 2))) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_predicted_pixels_and_their_error_are_float32_and_tokens_are_of_the_parameters_type(dtype):
+    params, x_BND = cases.drawn(lambda key: head.pixels.init(key, P=P, D=D)), cases.normal(1, B, N, D).astype(dtype)
+    v_BNP = head.pixels.apply(jax.tree.map(lambda leaf: leaf.astype(dtype), params), x_BND)
+    narrow_BNP = v_BNP.astype(dtype)
+    total, count = loss.squared_error(narrow_BNP, jnp.ones_like(v_BNP) / 3, jnp.ones((B, N), dtype))
+    wide, _ = loss.squared_error(narrow_BNP.astype(jnp.float32), jnp.ones_like(v_BNP) / 3, jnp.ones((B, N)))
+    assert v_BNP.dtype == total.dtype == jnp.float32 and count == B * N * P and total == wide
+    params = cases.drawn(lambda key: embed.masked_patches.init(key, P=P, D=D))
+    params = jax.tree.map(lambda leaf: leaf.astype(dtype), params)
+    inputs = {"v_BNP": cases.normal(0, B, N, P), "hidden_BN": HIDDEN_BN}
+    assert embed.masked_patches.apply(params, inputs).dtype == dtype
+
+
+def test_initial_parameters():
+    key = jax.random.key(0)
+    params = embed.masked_patches.init(key, P=53, D=1009)
+    assert shapes.check(params) == {"P": 53, "D": 1009} and not params["b_D"].any()
+    assert float(params["h_D"].std()) == pytest.approx(1009**-0.5, rel=0.06)
+    np.testing.assert_array_equal(params["W_DP"], embed.patches.init(key, P=53, D=1009)["W_DP"])
+    params = head.pixels.init(key, P=53, D=97)
+    assert shapes.check(params) == {"P": 53, "D": 97} and not params["b_P"].any()
+    assert float(params["W_PD"].std()) == pytest.approx(0.02, rel=0.06)
 
 
 def test_no_hidden_pixel_reaches_an_output_or_a_gradient():

@@ -18,11 +18,13 @@ MODELS = {
         value="keys", score="tied_wide"
     ),
     "model.dropout must be less than 1": dict(dropout=1.0),
+    "model.dropout must be at least 0": dict(dropout=-0.1),
     "are 3 with model.score = asymmetric: model.K must be even": dict(relative_position="rotary", K=3),
     "are 9 with model.score = none: .*, or model.D": dict(relative_position="rotary_halves", score="none", D=9, H=3),
     "rotary = 9:yarn:2 gives no angles: it must be base:yarn:factor:N:fast:slow:length, in numbers": dict(
         relative_position="rotary", rotary="9:yarn:2"
     ),
+    "rotary = 9:linear:0 gives no angles": dict(relative_position="rotary", rotary="9:linear:0"),
     "rotary = 0.5 gives no angles: it must be base, in numbers, and base at least 1": dict(
         relative_position="rotary", rotary="0.5"
     ),
@@ -33,9 +35,12 @@ MODELS = {
     "turns .* model.score = l2_tied does not declare": dict(relative_position="rotary_halves", score="l2_tied"),
     "model.D = 8 must be model.H x model.K = 2 x 3": dict(score="identity_query", K=3),
     "unknown relative_position .*alibi": dict(relative_position="alibbi"),
+    "unknown compute_dtype .*bfloat16": dict(compute_dtype="bf16"),
+    "unknown attention .*flash": dict(attention="flish"),
 }
 TEXTS = {
     "model.norm = instance needs all tokens": dict(model__norm="instance"),
+    "model.segments must be at least 0": dict(model__segments=-1),
     "text.N must be at least 2": dict(text__objective="prefix", text__N=1),
     "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix"),
     "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
@@ -54,6 +59,7 @@ TRAININGS = {
     'the schedule "a:b" cannot be imported: there is no a.py': dict(optim__schedule="a:b"),
     "the seed must lie between": dict(seed=-1),
     "optim.ema must be less than 1": dict(optim__ema=1.0),
+    "optim.ema must be at least 0": dict(optim__ema=-0.5),
     "hyperball keeps the norms of matrices, and with model.output_std = 0 some": dict(
         optim__name="hyperball", model__output_std=0.0
     ),

@@ -94,7 +94,13 @@ def test_about_half_of_the_nodes_are_reached():
     asked = batch["weight_BN"] > 0
     assert abs(batch["target_BN"][asked].mean() - 0.5) < 0.03  # the share assumes that paths do not meet
     assert 0.2 < asked.mean() < 0.9
-    assert (batch["w_BN"] % N != np.arange(N)).all()  # no edge leads to its own node
+
+
+def test_edges_lead_to_any_other_node():
+    pointer_BN = drawn("reachability")["w_BN"] % N
+    for n in range(N):
+        count_N = np.bincount(pointer_BN[:, n], minlength=N)
+        assert count_N[n] == 0 and abs(np.delete(count_N, n) - 200).max() < 5 * math.sqrt(200)
 
 
 @pytest.mark.parametrize("size", [3, N])
@@ -151,17 +157,34 @@ def test_training_depends_on_seed_and_step_and_what_is_held_out_on_the_number(ta
     assert len(set(examples)) == len(examples) == 3 * 16 + 13
 
 
+def test_held_out_examples_are_not_those_of_a_generator_with_the_same_number():
+    """Training's generators are grain's, with keys of their own; nor may a small seed give them."""
+    held_out = set(map(tuple, synthetic.examples("ring", N=N, W=W)(np.arange(50), None)["w_BN"].tolist()))
+    for seed in range(50):
+        training = batches.train(synthetic.examples("ring", N=N, W=W), n=64, batch=8, seed=seed)[0]["w_BN"]
+        assert held_out.isdisjoint(map(tuple, training.tolist()))
+
+
 @pytest.mark.parametrize(
     ("task", "sizes", "said"),
     [
         ("rong", {}, 'unknown task "rong" .did you mean "ring".*; the right ones are: ring, previous, reachability'),
         ("ring", {"N": 2}, "the task ring with 2 tokens needs synthetic.N from 3 to 1024, and 2 is not"),
+        ("previous", {"N": 1}, "synthetic.N from 2"),
+        ("nearest", {"N": 0}, "synthetic.N from 2"),
         ("ring", {"N": 1025}, "synthetic.N from 3 to 1024"),
     ],
 )
 def test_what_suits_no_task_is_refused(task, sizes, said):
     with pytest.raises(errors.UserError, match=said):
         synthetic.examples(task, **({"N": N, "W": W} | sizes))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_smallest_sizes_are_taken(task):
+    tokens = synthetic.RULES[task].tokens
+    batch = synthetic.examples(task, N=tokens, W=2 * tokens)(np.arange(50), None)
+    assert batch["weight_BN"].any() and max(batch["w_BN"].max(), batch["target_BN"].max()) < 2 * tokens
 
 
 def test_a_norm_over_the_sequence_is_refused_where_later_words_are_hidden():
@@ -198,6 +221,15 @@ def test_only_without_causal_do_answers_depend_on_later_words():
         assert A_MBHNS.shape == (1, 3, 2, 12, 12)
         assert (np.triu(A_MBHNS, 1) == 0).all() == causal
     assert losses[True][0] == losses[True][1] and losses[False][0] != losses[False][1]
+
+
+def test_all_tasks_are_one_program():
+    programs = set()
+    for task in ("ring", "nearest"):
+        made = task_of(synthetic__task=task, model__M=1)
+        params = jax.eval_shape(made.init, jax.random.key(0))
+        programs.add(jax.jit(made.loss_and_metrics).lower(params, made.train[0], None).as_text())
+    assert len(programs) == 1
 
 
 def test_the_figures_are_drawn_with_the_words_of_the_task(tmp_path):

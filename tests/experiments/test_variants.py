@@ -62,23 +62,35 @@ def test_a_score_is_turned_only_where_it_declares_that_it_can_be():
     assert "are 11 with" in refused(model__score="test_variants:odd", model__relative_position="rotary")
 
 
+def test_of_our_scores_those_of_products_are_turned():
+    assert {name for name, one in by_name.candidates(score).items() if not one.rotatable} == {
+        "constant",
+        "l2_tied",
+        "additive",
+    }
+
+
 # A plain tuple is enough
 
 mlp_pair = (mlp.relu.init, mlp.relu.apply)
+norm_pair = (norm.rms.init, norm.rms.apply)
 norm_three = tuple(norm.batch)
 position_pair = tuple(position.learned)
 value_three, relation_three = tuple(value.low_rank), tuple(relative_position.relative)
 named_pair = collections.namedtuple("Mine", "first second")(*score.tied[:2])
 object_pair = types.SimpleNamespace(init=score.tied.init, apply=score.tied.apply)
+score_three = (score.tied.init, score.tied.apply, score.tied.factors)
 
 
 @pytest.mark.parametrize(
     ("room", "name"),
     [
         ("score", "pair"),
+        ("score", "score_three"),
         ("score", "named_pair"),
         ("score", "object_pair"),
         ("value", "value_three"),
+        ("norm", "norm_pair"),
         ("norm", "norm_three"),
         ("position", "position_pair"),
         ("mlp", "mlp_pair"),
@@ -106,10 +118,12 @@ def with_axes(move, init=score.tied.init):
 
 
 swapped = with_axes(lambda q, k: (q.swapaxes(1, 2), k))
+swapped_keys = with_axes(lambda q, k: (q, k.swapaxes(2, 3)))
 factored = score.tied._replace(factors=lambda params, *, D: (params["U_HKD"] @ params["U_HKD"].swapaxes(1, 2),) * 2)
 one_head = with_axes(lambda q, k: (q[:, :1], k[:, :1]))
 narrow = with_axes(lambda q, k: (q, k[..., 1:]))
 single = with_axes(lambda q, k: q)
+nothing = with_axes(lambda q, k: (q, 3))
 itself = score.Score(score.tied.init, lambda params, x, y: score.tied.apply(params, x, x))
 named = score.Score(lambda key, *, H, K, D, bias: {"U_HKD": jnp.zeros((K, H, D))}, score.tied.apply)
 unnamed = score.Score(lambda key, *, H, K, D, bias: {"U": jnp.zeros((H, K, D))}, score.tied.apply)
@@ -145,8 +159,10 @@ FOUR = "here (3, 2, 5, any), and it gives"
     ("room", "name", "says"),
     [
         ("score", "swapped", f"(B, H, N, K) is expected of its queries, {FOUR} (3, 5, 2, 6)"),
+        ("score", "swapped_keys", f"(B, H, N, K) is expected of its keys, {FOUR} (3, 2, 6, 5)"),
         ("score", "narrow", "its queries have 6 features, and its keys 5"),
         ("score", "single", "a pair is expected, queries and keys, and it gives none"),
+        ("score", "nothing", f"keys, {FOUR} ()"),
         ("score", "named", "model.H is 2, and H in its parameters 6"),
         ("score", "unnamed", "of its parameters, "),
         ("score", "empty", "its queries and keys have no features"),
@@ -242,7 +258,9 @@ def test_beside_a_json_nothing_is_looked_for(places):
     ("content", "says"),
     [
         ("import nothing_at_all\n", "own_faulty.py, line 1: ModuleNotFoundError: No module named 'nothing_at_all'"),
+        ("x = 1\ny = x.z\n", "own_faulty.py, line 2: AttributeError: 'int' object has no attribute 'z'"),
         ("def f(:\n", "SyntaxError: "),
+        ("raise RuntimeError('no')\n", "own_faulty.py, line 1: RuntimeError: no"),
         ("def f():\n    raise RuntimeError('no')\nf()\n", "own_faulty.py, line 2: RuntimeError: no"),
         ("mine = 1\n", "must be a tuple (init, apply), or an object with these, and it is not"),
         ("yours = 1\n", "own_faulty.py has no mine"),

@@ -107,6 +107,8 @@ def test_a_report_notes_its_verdict_and_says_when_the_level_is_lost(tmp_path, mo
 @pytest.mark.parametrize(
     "line",
     [
+        "{",
+        "[]",
         "{}",
         '"planned"',
         '{"planned": {"conditions": {}, "arms": [1]}}',

@@ -1,10 +1,12 @@
 """The time left that the live lines announce, of a run and of a study, against what a made-up clock then shows."""
 
 import io
+import itertools
 import re
 import types
 
 import pytest
+import tiny
 
 from experiments.engine import log, loop
 from experiments.studies import programs, progress
@@ -72,9 +74,11 @@ def trained(clock, *, steps=1000, start=0, every=0, evaluation=0.0, worth=0.0, g
     ("run", "known"),
     [
         ({}, 10),
+        ({"steps": 10_000}, 10),
         ({"start": 800}, 10),
         ({"grows": True}, 10),
         ({"slow": 4}, 10),  # in their first steps some machines find the memory
+        ({"every": 50, "evaluation": 2.0, "worth": 20.0}, 10),
         ({"every": 5, "evaluation": 2.0, "worth": 16.0}, 10),  # the first one is seen before the tenth step
         ({"every": 100, "evaluation": 9.0, "worth": 80.0, "start": 300}, 10),
         ({"every": 100, "evaluation": 30.0, "worth": 10.0}, 201),  # what takes longer than its work is believed: seen
@@ -91,6 +95,15 @@ def test_after_ten_steps_the_time_left_is_about_right(clock, capsys, run, known)
         assert near(said[n], clock.now - then - compiling), f"after step {n}"
 
 
+def test_throughput_is_without_the_first_step_of_several(clock):
+    line = log.Progress(start=7, steps=9, tokens_per_step=30, flops_per_step=1, peak=0.0)
+    assert line.tokens_per_second() == 0
+    for n, took, throughput in ((8, 15.0, 2), (9, 3.0, 10)):
+        clock.now += took
+        line.advance(n, None)
+        assert line.tokens_per_second() == throughput
+
+
 def test_the_live_line_announces_the_same(clock, monkeypatch):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -105,6 +118,15 @@ def test_the_live_line_announces_the_same(clock, monkeypatch):
     assert f"10/1000 steps, 01:39 left, {told} |" in terminal.getvalue()
     line.close()
     assert f"10/1000 steps, {told} |" in terminal.getvalue().splitlines()[-1]
+
+
+def test_the_evaluations_that_are_still_to_come():
+    for every, steps in itertools.product(range(4), range(1, 9)):
+        for n in range(1, steps + 1):
+            due = sum(loop.due(m, every=every, steps=steps) for m in range(n, steps + 1))
+            assert loop.times(n, every=every, steps=steps) == due
+    task = tiny.linear_task(n_evaluation=29, evaluate_batch=8)  # 4 batches, forward only
+    assert loop.evaluation_work(task, batch=16) == 4 * 8 / 3 / 16
 
 
 def train_study(clock, line, waiting, *, power, start):

@@ -211,7 +211,7 @@ def test_means_of_a_layer_are_over_the_seeds_that_have_it(tmp_path):
     assert asymmetric.attention == {"entropy": [2.0], "diagonal": [0.5, None]}
 
 
-def test_only_finished_runs_are_read_and_curves_are_stacked_where_all_have_numbers(tmp_path):
+def test_only_finished_runs_are_read(tmp_path):
     study = study_folder.study(seeds=(0, 1))
     study_folder.losses(tmp_path, "all", {"tied": [1.0, 2.0]})
     (tmp_path / "all/tied/seed_1/summary.json").unlink()
@@ -219,5 +219,10 @@ def test_only_finished_runs_are_read_and_curves_are_stacked_where_all_have_numbe
     (tmp_path / "all/tied/seed_0/summary.json").write_text('{"eval/loss"')
     with pytest.raises(errors.UserError, match="summary.json cannot be read as JSON"):
         runs.load(tmp_path, study)
+
+
+def test_curves_are_stacked_where_all_have_numbers():
     step_I, value_RI = runs.stack([{0: 1.0, 20: 3.0, 10: 2.0}, {20: 5.0, 0: 4.0, 30: 6.0}])
     assert step_I.tolist() == [0, 20] and value_RI.tolist() == [[1.0, 3.0], [4.0, 5.0]]
+    step_I, value_RI = runs.stack([])
+    assert len(step_I) == 0 and value_RI.shape == (0, 0)

@@ -51,8 +51,6 @@ def test_course_shows_mean_band_and_paired_difference(tmp_path):
     assert below.collections[0].get_paths()[0].get_extents().extents.tolist() == [0, 1, 100, 4]
     assert [2.5, 2.5] in [list(line.get_ydata()) for line in held_out.lines]
     assert "later ones. The dotted line is the threshold, 2.5." in caption
-    (reference,) = lines(held_out, "black")  # dashed lines are above it
-    assert tied.is_dashed() and tied.get_zorder() > reference.get_zorder()
 
 
 def test_the_metric_is_shown_against_flops_and_seconds_where_the_runs_tell_them(tmp_path):
@@ -83,18 +81,34 @@ def test_arms_that_a_figure_leaves_out_are_named(tmp_path):
     assert 'Not drawn in "training loss", for want of numbers: "tied", "gone"' in course and without in course
 
 
-@pytest.mark.parametrize(("early", "cut"), [(8.8, True), (8.95, False)])
+@pytest.mark.parametrize(("early", "cut"), [(5.0, True), (8.8, True), (8.95, False)])
 def test_early_differences_do_not_hide_late_ones(tmp_path, early, cut):
     curves(tmp_path, {"asymmetric": [(9.0, 2.0, 1.0)], "tied": [(early, 2.02, 1.01)]})
     drawing, _ = drawn("course", tmp_path, study_folder.study(seeds=(0,)))
     assert (drawing.axes[2].get_ylim() == pytest.approx((-0.012, 0.032))) == cut
 
 
-def test_training_losses_are_smoothed(tmp_path):
-    rows = [{"step": i, "train/loss": 101.0 if i == 100 else 1.0} for i in range(200)]
-    study_folder.run(tmp_path, "all", "tied", 0, ends={"eval/loss": 1.0}, rows=rows)
-    (tied,) = lines(drawn("course", tmp_path, study_folder.study(seeds=(0,)))[0].axes[0], styles.COLOURS[0])
+def test_lines_on_one_another_are_both_seen(tmp_path):
+    curves(tmp_path, {"near": [(5.0, 2.0, 1.001, 1.0)], "asymmetric": [(5.0, 2.0, 1.0, 1.0)]})
+    drawing, _ = drawn("course", tmp_path, study_folder.study(("near", "asymmetric"), seeds=(0,)))
+    near, reference = (lines(drawing.axes[1], colour)[0] for colour in (styles.COLOURS[0], "black"))
+    assert near.get_zorder() > reference.get_zorder() and near.get_linewidth() < reference.get_linewidth()
+    assert near.is_dashed() and not reference.is_dashed()
+    assert near.get_markevery() == (1, 2) and reference.get_markevery() == (0, 2)
+
+
+def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(tmp_path):
+    study = study_folder.study(metric="eval/accuracy", seeds=(0,))
+    peak = [1.0] * 100 + [101.0] + [1.0] * 99
+    for arm, accuracies in (("tied", (0.01, 0.5, 0.9)), ("asymmetric", (0.01, 0.5, 0.9))):
+        rows = [{"step": i, "train/loss": x} for i, x in enumerate(peak if arm == "tied" else peak[:50])]
+        rows += [{"step": i, "eval/accuracy": x} for i, x in enumerate(accuracies)]
+        study_folder.run(tmp_path, "all", arm, 0, ends={"eval/accuracy": 0.9}, rows=rows)
+    training, held_out, _ = drawn("course", tmp_path, study)[0].axes
+    assert [training.get_yscale(), held_out.get_yscale()] == ["log", "linear"]
+    (tied,), (few,) = lines(training, styles.COLOURS[0]), lines(training, "black")
     assert tied.get_ydata()[97:104] == pytest.approx([1, 21, 21, 21, 21, 21, 1])
+    assert few.get_ydata() == pytest.approx(np.ones(50))
 
 
 def test_differences_show_seeds_mean_and_interval(tmp_path):
@@ -125,10 +139,21 @@ def test_symmetry_has_a_panel_for_each_layer_and_measure(tmp_path):
     (reference,) = lines(panels[1, 0], "black")
     assert reference.get_ydata()[-1] == pytest.approx(np.tanh(1 / 6))
     assert "about 0 for a random one (1/D is expected" in caption
-    entropy, *_ = drawn("attention", tmp_path, study)[0].axes
-    bars = [bar.get_segments()[0][0, 1] for bar in entropy.collections]
-    assert bars == pytest.approx([np.mean(line.get_ydata()) for line in entropy.lines])
     assert "d is of the sum over heads" in caption and "read it against step 0" in caption
+
+
+def test_attention_shows_each_seed_and_their_mean(tmp_path):
+    study = study_folder.study(seeds=(0, 1))
+    for arm, seed in itertools.product(("tied", "asymmetric"), (0, 1)):
+        own = {"entropy": [1.0 + seed, 3.0], "diagonal": [0.5, None]} if arm == "tied" else {}
+        study_folder.run(tmp_path, "all", arm, seed, ends={"eval/loss": 1.0}, attention=own)
+    drawing, caption = drawn("attention", tmp_path, study)
+    entropy, diagonal = drawing.axes
+    assert [line.get_ydata().tolist() for line in entropy.lines] == [[1.0, 2.0], [3.0, 3.0]]
+    assert [bar.get_segments()[0][0, 1] for bar in entropy.collections] == [1.5, 3.0]
+    assert len(diagonal.lines) == 1 and "an entropy of ln n nats" in caption
+    without = study._replace(arms=study.arms[1:])
+    assert all(drawn(kind, tmp_path, without) is None for kind in ("attention", "symmetry", "maps"))
 
 
 def test_maps_stand_side_by_side_on_one_scale(tmp_path):
@@ -146,6 +171,27 @@ def test_maps_stand_side_by_side_on_one_scale(tmp_path):
     assert norm.vmax == max(panel.images[0].get_array().max() for panel in panels.flat) and norm(norm.vmax / 4) == 0.5
     assert "(seed 0)" in caption and "square root of the weight" in caption
     assert attention.columns(1, 12) == [(0, h) for h in range(8)] and len(attention.columns(12, 16)) == 8
+
+
+def panels_of(rows, columns, **A_MHNS):
+    return np.reshape(attention.side_by_side(A_MHNS, {arm: arm for arm in A_MHNS}).axes[:-1], (rows, columns))
+
+
+def test_a_map_of_all_heads_and_of_other_layers_is_named_so():
+    one, two = np.full((2, 1, 3, 3), 0.1), np.full((2, 2, 3, 3), 0.2)
+    panels = panels_of(3, 4, none=one, tied=two, asymmetric=two)
+    heads = [f"layer {m}, head {h}" for m in (1, 2) for h in (1, 2)]
+    assert [[panel.get_title() for panel in row] for row in panels] == [
+        ["layer 1, all heads", "", "layer 2, all heads", ""],
+        heads,
+        [""] * 4,
+    ]
+    assert [panel.axison for panel in panels[0]] == [True, False, True, False] and not panels[1, 0].get_xticklabels()
+    panels = panels_of(2, 4, tied=one, asymmetric=np.full((9, 1, 3, 3), 0.1))
+    assert [[panel.get_title() for panel in row] for row in panels] == [
+        ["layer 1, head 1", "layer 2, head 1", "", ""],
+        ["", *(f"layer {m}, head 1" for m in (4, 6, 9))],
+    ]
 
 
 def test_damaged_maps_are_told(tmp_path):

@@ -65,6 +65,15 @@ def test_a_sentence_on_each_kind_follows_the_interval_and_the_metric(condition):
     assert '"near" (between 0.6198 better and 0.5198 worse, 95 %, 4 seeds).' in text
 
 
+def test_without_an_interval_nothing_is_said_of_intervals(tmp_path):
+    text = words.of_condition(analysed(tmp_path, {"same": BASE, "up": UP, "base": BASE}))
+    assert "95 %" not in text and "for an interval" in text
+    one = words.of_condition(analysed(tmp_path / "one", {"high": HIGH, "base": BASE}))
+    assert one.endswith(
+        "The interval is Student's t on differences paired by seed, which are taken to be roughly normal."
+    )
+
+
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
     condition = analysed(tmp_path, {"high": HIGH[:n], "base": BASE})
@@ -75,6 +84,15 @@ def test_fewer_than_three_seeds_get_no_verdict(tmp_path, n):
     assert f'No verdict: {takes} an arm and "base" are finished.' in words.of_study([condition])
     mean = ["-", "+0.5000", "+0.5050"][n]
     assert tables.of_condition(condition).rows[0][5:8] == [mean, "-", "-"]
+
+
+def test_no_run_of_the_reference(tmp_path):
+    condition = analysed(tmp_path, {"high": BASE, "base": []})
+    assert "and there are none." in words.of_condition(condition)
+    assert tables.of_condition(condition).rows == [
+        ["high", "1,000", "2.5 k", "4", "1.1500 ± 0.1291", "-", "-", "-"],
+        ["base", "-", "-", "0", "-", "reference", "-", "-"],
+    ]
 
 
 def test_what_diverged_is_named_with_a_warning(tmp_path):
@@ -103,8 +121,7 @@ def test_what_is_said_where_there_is_no_verdict_on_the_mean(tmp_path):
     only = study._replace(arms=study.arms[2:])
     (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
     said = '"near" (between 0.0184 better and 0.0184 worse, 95 %, 4 seeds).'
-    lies = f"Equal within 0.02, in which the whole interval lies: {said} The interval is Student's t on"
-    assert lies in words.of_condition(condition)
+    assert f"Equal within 0.02, in which the whole interval lies: {said}" in words.of_condition(condition)
     assert words.of_study([condition]) == 'Against "base", 4 seeds. "near": equal within 0.02.'
     only = study._replace(arms=[study.arms[0], study.arms[3]])
     (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
@@ -150,6 +167,13 @@ def test_the_whole_study_says_where_and_how_far(tmp_path):
     assert f"{said} {both}" in words.of_study([near, far])
     each = "between 0.2256 better and 0.3256 worse in eval/loss and between 0.4512 better and 0.6512 worse in eval/accu"
     assert each in words.of_study([near, flipped(far)])
+
+
+def test_seeds_and_numbers_in_words():
+    assert [words.seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
+    numbers = {0.0: "0.0000", 1.23456: "1.2346", -0.00051234: "-0.00051", 0.001: "0.0010"}
+    assert {x: words.number(x) for x in numbers} == numbers and words.number(-0.0) == "0.0000"
+    assert [tables.signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]
 
 
 def test_what_is_not_the_references_is_told(tmp_path):
@@ -235,10 +259,3 @@ def test_text_is_aligned_and_wrapped(tmp_path):
     assert head.index("eval/loss") + len("eval/loss") == first.index("± 0.1268") + len("± 0.1268")
     assert "FLOP" not in head and second.rstrip().startswith("  base") and "\nall conditions\n  condition" in text
     assert text.endswith("3 comparisons\nof this study together.") and '"a�[2J": worse in all 3 conditions.' in text
-
-
-def test_seeds_and_numbers_in_words():
-    assert [words.seeds(n) for n in ([1], [5, 5], [5, 3])] == ["1 seed", "5 seeds", "3 to 5 seeds"]
-    numbers = {0.0: "0.0000", 1.23456: "1.2346", -0.00051234: "-0.00051", 0.001: "0.0010"}
-    assert {x: words.number(x) for x in numbers} == numbers and words.number(-0.0) == "0.0000"
-    assert [tables.signed(x) for x in (0.5, -0.5, 0.0, None)] == ["+0.5000", "-0.5000", "0.0000", "-"]

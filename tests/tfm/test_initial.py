@@ -7,7 +7,7 @@ import cases
 import jax
 import numpy as np
 import pytest
-from cases import M
+from cases import D, F, H, K, M, N, W
 
 from tfm import initial, norm, position, shapes
 from tfm.attention import score
@@ -70,3 +70,29 @@ def test_keys_follow_from_names_in_the_same_way_everywhere():
     np.testing.assert_array_equal(jax.random.key_data(initial.key(root, "Uq_HKD")), jax.random.key_data(expected))
     drawn = initial.normal(root, "Uq_HKD", 0.5, H=2, K=3, D=5)["Uq_HKD"]
     np.testing.assert_array_equal(drawn, 0.5 * jax.random.normal(expected, (2, 3, 5)))
+
+
+def test_the_whole_tree():
+    tree = jax.eval_shape(cases.model(class_token=True).init, jax.random.key(0))
+    block = {
+        "norm1/gain_D": (D,),
+        "norm1/shift_D": (D,),
+        "norm2/gain_D": (D,),
+        "norm2/shift_D": (D,),
+        "score/Uq_HKD": (H, K, D),
+        "score/Uk_HKD": (H, K, D),
+        "score/bq_HK": (H, K),
+        "score/bk_HK": (H, K),
+        "value/Uv_HKD": (H, K, D),
+        "value/Uo_HDK": (H, D, K),
+        "value/bv_HK": (H, K),
+        "value/bo_D": (D,),
+        "mlp/W1_FD": (F, D),
+        "mlp/W2_DF": (D, F),
+        "mlp/b1_F": (F,),
+        "mlp/b2_D": (D,),
+    }
+    rest = {"embed/E_WD": (W, D), "position/P_ND": (N, D), "class/c_D": (D,), "head/G_WD": (W, D)}
+    rest |= {"norm/gain_D": (D,), "norm/shift_D": (D,)}
+    right = rest | {f"blocks/{name}": (M, *shape) for name, shape in block.items()}
+    assert {path: leaf.shape for path, leaf in shapes.flat(tree).items()} == right

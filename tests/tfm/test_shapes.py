@@ -89,6 +89,8 @@ def test_check_names_the_leaves_that_contradict(leaves, says):
     assert isinstance(caught.value, ValueError)
 
 
+# -------------------------------------------------------------------------------------------------------------- layout
+
 RULES = {"D": "fsdp", "H": "tensor", "F": "tensor", "W": "tensor"}
 
 
@@ -118,6 +120,9 @@ def test_a_mesh_axis_shards_one_dimension_of_a_leaf_at_most():
         "W_FD": P("x", "y"),
         "b_F": P("x"),
     }
+
+
+# -------------------------------------------------------------------------------------------------- matrices and counts
 
 
 def test_is_matrix_for_every_leaf_of_a_model():

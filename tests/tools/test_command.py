@@ -88,7 +88,12 @@ def process(*words, **more):
     )
 
 
-def test_the_command_ends_at_once_at_ctrl_c():
+def test_the_command_ends_at_once_at_ctrl_c_and_where_nobody_reads():
+    reads, writes = os.pipe()
+    os.close(reads)
+    with process("--help", stdout=writes, stderr=subprocess.PIPE) as unread:
+        os.close(writes)
+        assert "Traceback" not in unread.communicate(timeout=100)[1] and unread.returncode == 1
     with process("--checkpoint=-", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as stopped:
         maps = pathlib.Path(f"/proc/{stopped.pid}/maps")
         while b"numpy" not in maps.read_bytes():  # it takes seconds to import the rest
@@ -112,6 +117,8 @@ def test_a_model_is_opened_in_a_notebook_by_two_lines(tmp_path):
     assert logits_BNW.shape == (2, 5, model.facts["W"])
     w_BN[:, 3:] = 0  # it sees no later word
     np.testing.assert_allclose(model(w_BN)[:, :3], logits_BNW[:, :3], rtol=1e-4, atol=1e-5)
+    vit = open_model.open(published.save(tmp_path / "vit", "vit"))
+    assert vit(np.zeros((3, 15, 10, 2), np.float32)).shape == (3, 3)
     shorter = {name: part for name, part in model.params.items() if name != "norm"}
     nan = jax.tree.map(lambda leaf: leaf * np.nan, model.params)
     for changes, sentence in (

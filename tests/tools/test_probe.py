@@ -11,7 +11,7 @@ import reference_symmetry as reference
 import tiny
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, log
+from experiments.engine import checkpoint, errors, log, loop
 from experiments.engine import mesh as meshes
 from experiments.engine import run as runs
 from experiments.engine import step as steps
@@ -59,22 +59,61 @@ def test_of_scores_without_a_form_nothing_is_told(tmp_path, monkeypatch):
 # The step.
 
 
+def counted(mesh, **options):
+    """(metrics, calls): metrics of six steps of the linear task, and after how many the probe was computed."""
+    calls = []
+
+    def probe(params):
+        jax.debug.callback(lambda: calls.append(1))
+        return {"size": jnp.sum(jnp.square(params["G_CD"]))}
+
+    task, (rate, optimiser) = tiny.linear_task()._replace(probe=probe), tiny.adamw()
+    state, metrics = steps.initial_state(task, optimiser, seed=0, mesh=mesh), []
+    step = steps.update(task, optimiser, rate, mesh, **options)
+    for i in range(6):
+        batch = dict(task.train[i])
+        if i == 2:
+            batch["x_BD"] = np.full_like(batch["x_BD"], np.nan)
+        state, found = step(state, meshes.place_batch(mesh, batch))
+        metrics.append(jax.device_get(found) | {"size": float(jnp.sum(jnp.square(state.params["G_CD"])))})
+    jax.effects_barrier()
+    return metrics, len(calls)
+
+
+def test_the_probe_is_computed_after_the_steps_that_are_due_and_no_others():
+    def due(n):
+        return loop.due(n, every=3, steps=5)
+
+    mesh = meshes.make(data=1)
+    found, calls = counted(mesh, accumulation=2, nan="skip", probe_due=due)
+    told = [metrics["probe/size"] for metrics in found]
+    assert calls == 3 and told[0] == told[1] == told[3] == 0
+    assert [told[n - 1] for n in (3, 5, 6)] == pytest.approx([found[n - 1]["size"] for n in (3, 5, 6)])
+    assert found[2]["skipped"] == 1 and found[2]["size"] == found[1]["size"]  # a step that changed nothing is one
+    plain, calls = counted(mesh, accumulation=2, nan="skip")
+    assert calls == 0
+    for one, other in zip(plain, found, strict=True):
+        np.testing.assert_equal(one, {name: x for name, x in other.items() if name != "probe/size"})
+
+
+def test_what_happens_every_so_many_steps_and_at_the_end():
+    assert [n for n in range(1, 8) if loop.due(n, every=3, steps=7)] == [3, 6, 7]
+    assert [n for n in range(1, 8) if loop.due(n, every=0, steps=7)] == [7]
+
+
 def test_on_eight_devices_the_probe_finds_what_it_finds_on_one_and_by_hand():
     changed = tiny.settings("vision", image__patch=4, model__H=4, model__D=32, model__K=3)
 
     def found(**sizes):
         mesh = meshes.make(**sizes)
         task = tiny.work_of(changed, mesh).task
-        params = jax.tree.map(np.array, tiny.drawn(task))
-        params["blocks"]["score"]["Uq_HKD"][..., 5] *= 9  # a direction
+        params = tiny.drawn(task)
+        params["blocks"]["score"]["Uq_HKD"] = params["blocks"]["score"]["Uq_HKD"].at[..., 5].mul(9)  # a direction
         params = jax.device_put(params, meshes.shardings(mesh, params, task.layout))
         assert params["blocks"]["score"]["Uq_HKD"].is_fully_replicated == (mesh.size == 1)
-        state = steps.State(np.int32(1), params, (), jax.random.key(0))
+        state = steps.State(jnp.int32(1), params, (), jax.random.key(0))
         probe = jax.jit(lambda state: steps.probed(task, state, lambda n: n == 1))
-        due, other = (
-            {name: float(x) for name, x in jax.device_get(probe(state.replace(step=n))).items()}
-            for n in np.int32([1, 2])
-        )
+        due, other = ({name: float(x) for name, x in probe(state.replace(step=n)).items()} for n in jnp.arange(1, 3))
         assert due.keys() == {f"probe/{name}" for name in NAMES} and not any(other.values())
         return due, params["blocks"]["score"]
 
@@ -114,6 +153,16 @@ def test_a_run_without_a_form_refuses_to_look_at_it():
         runs.plan(changed, tiny.task_of(changed), runs.devices(changed))
 
 
+def test_the_search_for_nan_finds_none_in_steps_without_a_probe():
+    with jax.debug_nans(True):
+        mesh = meshes.make(data=1)
+        task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
+        task = task._replace(probe=lambda params: {"x": 1.0 + params["b_C"][0]})
+        state = steps.initial_state(task, optimiser, seed=0, mesh=mesh)
+        step = steps.update(task, optimiser, rate, mesh, accumulation=1, probe_due=lambda n: n == 2)
+        assert float(step(state, task.train[0])[1]["probe/x"]) == 0
+
+
 # The command.
 
 
@@ -149,7 +198,7 @@ def test_the_command_tells_of_a_run(run, tmp_path, monkeypatch):
     assert (tmp_path / "out" / "symmetry.txt").read_text() == outcome.out
 
 
-@pytest.mark.parametrize("family", ["llama"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_command_tells_of_a_published_model(family, tmp_path):
     folder = published.save(tmp_path, family)
     is_that_of(told(folder), open_model.open(str(folder)).params["blocks"]["score"])

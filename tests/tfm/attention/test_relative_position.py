@@ -1,4 +1,4 @@
-"""Positions inside the attention (E21) against the slow reference."""
+"""Positions inside the attention (E21) against the slow reference; attention contains convolution (E28)."""
 
 import functools
 import itertools
@@ -10,16 +10,20 @@ import numpy as np
 import pytest
 import reference_decoders as slow_decoders
 import reference_positions as slow
-from cases import ANY_BN, ANY_N, B, H, K, N, S
+import translate
+from cases import ANY_BN, ANY_N, B, D, H, K, N, S
 
 from tfm import shapes
-from tfm.attention import explicit, relative_position, rotary_scaling
+from tfm.attention import explicit, relative_position, rotary_scaling, score
 
 EVEN = 14  # features of a head that can be turned
 WIDE = np.array([0, 1, 7, 8, 11, 12, 90, 91, 127, 128, 129, 500])  # around the borders of the buckets
 ROTARY = {"rotary": relative_position.rotary, "rotary_halves": relative_position.rotary_halves}
 BIASES = {name: getattr(relative_position, name) for name in ("relative", "buckets", "alibi")}
 each_rotary, each_bias = pytest.mark.parametrize("name", ROTARY), pytest.mark.parametrize("name", BIASES)
+
+
+# ------------------------------------------------------------------------------------------ turned queries and keys
 
 
 @each_rotary
@@ -97,6 +101,9 @@ def test_rotary_keeps_the_dtype_does_not_round_the_angle_and_turns_pairs(name):
         ROTARY[name].rotate({}, q_BHNK[..., 1:], q_BHNK[..., 1:], jnp.arange(1))
 
 
+# --------------------------------------------------------------------------------------------------- added to logits
+
+
 def slow_bias(name: str, params: dict, h: int):
     """b_h as a function of n' - n alone."""
     if name == "alibi":
@@ -151,3 +158,36 @@ def test_each_relative_position_rotates_or_adds_and_starts_without_preference(na
         narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
         bias = jax.jit(functools.partial(variant.bias, H=H))(narrow, np.arange(N), np.arange(S))
         assert bias.dtype == jnp.float32 and bias.any() == (name == "alibi")
+
+
+# -------------------------------------------------------------------------------- attention contains convolution (E28)
+
+OFFSETS = (-2, -1, 0, 3)  # of the keys, one head each
+
+
+@jax.jit
+def weights(x_BND: jax.Array) -> jax.Array:
+    """A_h of scores 0 and b_h(r) = -1000 |r - offset_h|: exp(-1000) is 0, and that of the nearest key exactly 1."""
+    longest = x_BND.shape[1]
+    b_HR = -1000.0 * np.abs(np.arange(1 - longest, longest) - np.array(OFFSETS)[:, None])
+    bias = relative_position.relative.bias({"b_HR": jnp.asarray(b_HR)}, *[jnp.arange(longest)] * 2, H=len(OFFSETS))
+    return explicit.weights(explicit.logits(*score.constant.apply({}, x_BND, x_BND), scale=1.0) + bias)
+
+
+@pytest.mark.parametrize("edge", [True, False], ids=["the end goes on", "zeros beyond the end"])
+@cases.float64()
+def test_attention_by_position_is_a_depthwise_convolution(edge):
+    """Y = sum_h V_h X A_h with V_h = diag(kernel_h), exactly; the A_h are shifted identities.
+
+    At the ends the nearest token stands in for the missing ones; with tokens of zeros there, a zero does. Three zeros
+    on each side, the longest offset: the convolution of Conv1d(padding=...) with values that have no bias.
+    """
+    x_BND, kernel_HD = cases.normal(1, B, N, D), np.asarray(cases.normal(2, len(OFFSETS), D))
+    padded = x_BND if edge else jnp.pad(x_BND, [(0, 0), (3, 3), (0, 0)])
+    y_BND = jnp.einsum("he,bhns,bse->bne", kernel_HD, weights(padded), padded)
+    for b in range(B):
+        Y = slow.depthwise_convolution(translate.columns(x_BND[b]), kernel_HD.T, OFFSETS, edge=edge)
+        cases.close(y_BND[b] if edge else y_BND[b, 3:-3], Y.T, 1e-14)
+    A_BHNS = weights(x_BND[:, :5])
+    for h, literal in ((2, [0, 1, 2, 3, 4]), (0, [0, 0, 0, 1, 2]), (3, [3, 4, 4, 4, 4])):  # the first stands in
+        np.testing.assert_array_equal(A_BHNS[0, h], np.eye(5)[literal])

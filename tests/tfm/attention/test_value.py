@@ -1,5 +1,6 @@
 """Values (E8-E10) of full rank, of low rank and without parameters against the slow reference."""
 
+import functools
 import itertools
 
 import cases
@@ -51,6 +52,27 @@ def test_values_of_full_rank_and_the_tokens_themselves_are_averaged_as_in_the_re
             Y = reference.total(Y, [[beta] * N for beta in np.asarray(params["bo_D"])]) if bias else Y
         cases.close(y_BND[b], Y.T)
         cases.close(A_BHNS[b, 0], A[0].T)
+
+
+@cases.float64()
+def test_full_rank_low_rank_and_concatenated_heads_are_one():
+    """E8 with V_h := U_h U_{v,h} = E9 = E10, in the code as in the papers.
+
+    The proof of E10 begins with any Omega_c and cuts it into the U_h: column block h meets head h, so the product of
+    Omega_c with the heads one under the other is the sum over heads of U_h with head h.
+    """
+    Omega_c, U_v, x_BND = cases.normal(4, D, H * K), cases.normal(5, H, K, D), cases.normal(2, 1, N, D)
+    U = reference_tokens.cut(Omega_c, H)
+    V, X = [reference.product(U[h], U_v[h]) for h in range(H)], translate.columns(x_BND[0])
+    score_params = cases.score_params("asymmetric", True)
+    A = translate.weights("asymmetric", score_params, X, X, scale="1", allowed=None, heads=H)
+    concatenated = reference.concatenated_multi_head(X, Omega_c, U_v, A)
+    cases.close(reference.low_rank_multi_head(X, U, U_v, A), concatenated)
+    cases.close(reference.multi_head(X, V, A), concatenated)
+    low_rank = {"Uo_HDK": jnp.asarray(np.stack(U)), "Uv_HKD": U_v}
+    for name, params in (("low_rank", low_rank), ("full_rank", {"V_HDD": jnp.asarray(np.stack(V))})):
+        y_BND, _ = jax.jit(functools.partial(attend, name, "asymmetric"))(params, score_params, x_BND, x_BND)
+        cases.close(y_BND[0], concatenated.T)
 
 
 SIZES = dict(H=3, K=41, D=97, M=7)
