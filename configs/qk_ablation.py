@@ -6,8 +6,8 @@ Or is it that `tied` has fewer parameters and FLOPs than `asymmetric`? tied_wide
 spent on the MLP. Each arm has the best of four rates. 196 runs, two hours of two busy cores in two processes. Loss
 against asymmetric's, 95 % intervals for all twelve together: causal (1.815 nats) tied +0.149 (+0.121 to +0.177),
 tied_wide +0.166, tied_more_mlp +0.142, symmetric_init +0.046 (+0.030 to +0.062), none +0.469; masked (1.908) tied
-+0.507 (+0.087 to +0.927), tied_wide +0.883, tied_more_mlp +0.474, symmetric_init +0.086 (-0.057 to +0.228), none +0.941.
-What stands of it and what does not: docs/qk_results.md.
++0.507 (+0.087 to +0.927), tied_wide +0.883, tied_more_mlp +0.474, symmetric_init +0.086 (-0.057 to +0.228), none
++0.941. What stands of it and what does not: docs/qk_results.md.
 """
 
 from configs import base
