@@ -66,8 +66,8 @@ def known(key: str, right: Mapping[str, Any]) -> str:
         by_name.refuse_old(key)
         name = key if len(key) <= 100 else key[:97] + "..."
         sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in right if "." in one))
-        hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in name else ""
-        raise errors.UserError(f'unknown config key "{name}"{by_name.nearest(name, right) or hint}')
+        hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in key else ""
+        raise errors.UserError(f'unknown config key "{name}"{by_name.nearest(key[:97], right) or hint}')
     return key
 
 

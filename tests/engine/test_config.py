@@ -110,7 +110,7 @@ def test_an_unknown_setting_is_refused_before_the_others_are_taken(tmp_path):
     saved = {"seed": "wrong too", "train": {"steps": 3}, long: {f"k{i}": 1 for i in range(50_000)}}
     with pytest.raises(errors.UserError) as caught:
         loaded(saved_in(tmp_path, saved))
-    assert str(caught.value).startswith(f'unknown config key "{long[:97]}..."') and len(str(caught.value)) < 250
+    assert str(caught.value).startswith(f'unknown config key "{long[:97]}..."; the sections of a config are: mesh,')
 
 
 @pytest.mark.parametrize("text", ["[" * 600 + "]" * 600, "[" * 99999 + "]" * 99999, '{"a":' * 31 + "1" + "}" * 31])
