@@ -24,7 +24,7 @@ def arms(F):
         ("value_embedding", {"model.value_embedding": True}),
         ("skips", {"model.skips": True}),
         ("nonlinear_query", {"model.score": "nonlinear_query"}),
-        ("ema", {"optim.ema": 0.99}),
+        ("ema", {"study.tune": [["optim.ema", [0.9, 0.97, 0.99]]]}),
         ("normuon", {"optim.name": "normuon"}),
         ("hyperball", {"optim.name": "hyperball"}),
         ("plain", {}),

@@ -16,7 +16,7 @@ def get_config():
     config.optim.learning_rate = 1e-2
     config.study.arms = [arm for arm in contradictions.arms(config.model.F) if arm[0] not in LEFT_OUT]
     config.study.seeds = [*range(10)]
-    config.study.tune = [["optim.learning_rate", [5e-3, 1e-2, 2e-2]]]
+    config.study.tune = [["optim.learning_rate", [5e-3, 1e-2, 2e-2, 4e-2]]]
     config.study.tune_seeds = [1000]
     config.log = ["tensorboard"]
     config.model.output_std = 1.0  # hyperball keeps the norms of matrices, which zeros have not
