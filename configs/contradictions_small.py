@@ -2,7 +2,7 @@
 
 python launch.py --config configs/contradictions_small.py --workdir runs/contradictions_small
 204 runs, 33 minutes on two cores: each arm has the best of four learning rates. Better: swiglu -0.026, gated -0.025,
-exclusive -0.010 nats; four are within 0.01 of the plain model, six are open. Claims and results: docs/contradictions.md.
+exclusive -0.010 nats; four are within 0.01 of the plain model, six open. Claims and results: docs/contradictions.md.
 """
 
 from configs import base, contradictions, shakespeare_speedrun
