@@ -91,6 +91,7 @@ def test_weights_and_biases_gets_them_too_offline_and_what_goes_on_is_the_same_r
 
 
 def test_a_log_that_there_is_none_of_is_refused(monkeypatch):
+    monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: name)  # wandb is an extra
     log.check(["jsonl", "tensorboard", "wandb", "symmetry"])
     monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: None)
     for names, said in (
