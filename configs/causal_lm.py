@@ -11,5 +11,4 @@ def get_config():
     config = base.get_config("language")
     config.text.N = 128
     config.train.update(steps=1000, batch_size=16, evaluate_every=500)
-    config.sample.prompt = "def "
     return config

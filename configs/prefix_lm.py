@@ -13,5 +13,4 @@ def get_config():
     config.text.update(source="docstrings", objective="prefix", tied_output=True)
     config.optim.learning_rate = 2e-3
     config.train.update(steps=600, batch_size=24)
-    config.sample.update(prompt="Return the number of ", max_new_tokens=40)
     return config

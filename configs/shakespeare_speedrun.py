@@ -19,5 +19,4 @@ def get_config():
     config.optim.update(name="muon", learning_rate=2e-2, muon_lr_multiplier=4.5, momentum=0.85)
     config.optim.update(beta1=0.8, weight_decay=0.0, clip=0.0, schedule="linear:0", warmup_steps=0)
     config.train.update(steps=250, batch_size=12)
-    config.sample.max_new_tokens = 200
     return config

@@ -198,7 +198,7 @@ import sys
 
 chip = {"TPU v5 lite": "v5e", "TPU v6 lite": "v6e"}.get(jax.devices()[0].device_kind)
 config = f"configs/colab_{chip}.py" if chip else "configs/causal_lm.py"
-few = {"train.steps": 30, "train.log_every": 1, "optim.warmup_steps": 10, "sample.max_new_tokens": 1}
+few = {"train.steps": 30, "train.log_every": 1, "optim.warmup_steps": 10}
 few |= {} if chip else {"train.steps": 15, "model.M": 1}
 if chip:  # GPT-2's words
     import huggingface_hub

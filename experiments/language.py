@@ -1,5 +1,6 @@
 """Text: predict the next word (causal, prefix; E24) or the hidden words from both sides (masked; E27)."""
 
+import contextlib
 import functools
 import pathlib
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from tfm.decode import generate
 MASK, MASK_RATE = "[MASK]", 0.15  # share of hidden words, as of BERT's
 PIECE = 2**20  # tokens counted at a time
 OBJECTIVES = {"causal": (), "prefix": (), "masked": (MASK,)}  # with the words that it needs beside those of the text
-LONGEST = 1_000_000  # tokens of the sample at the end of a run
+LONGEST = 400  # tokens of the sample at the end of a run
 FILLED = 4  # windows that are shown
 TEMPERATURE = 0.8  # of the sample; python -m experiments.tools.sample draws otherwise
 
@@ -43,8 +44,8 @@ class Corpus(NamedTuple):
 
 
 def config() -> dict[str, ConfigDict]:
-    """The text, what is asked of it, and what is shown at the end."""
-    text, sample = ConfigDict(), ConfigDict()
+    """The text, and what is asked of it."""
+    text = ConfigDict()
     # stdlib (Python's sources), docstrings (the English in them), tinyshakespeare, a path, or hub:NAME
     text.source = "stdlib"
     text.field = ""  # of JSON lines, CSV, Parquet or a data set: the field with the text; '': the file is the text
@@ -54,9 +55,7 @@ def config() -> dict[str, ConfigDict]:
     text.tied_output = False  # the output matrix is the embedding
     text.transform = FieldReference("", field_type=(str, bool))  # one more layer, with norm and bias, before the
     # output matrix, by its activation: gelu (or True; as BERT), gelu_tanh, ...; bias: that alone; '' (or False): none
-    sample.prompt = "\n"  # what generated text begins with (causal only)
-    sample.max_new_tokens = 400  # tokens generated (causal only)
-    return {"text": text, "sample": sample}
+    return {"text": text}
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
@@ -147,26 +146,17 @@ def masked_windows(corpus: Corpus, *, N: int) -> list[tasks.Examples]:
 def generated(
     settings: configs.Settings, corpus: Corpus, model: models.Model, over: layouts.Layout
 ) -> Callable[[Any], str]:
-    """params -> the prompt, continued by the model: through its cache (E23), or, beyond its context, with a window
-    (generate.window). The whole prompt of a prefix is read both ways."""
-    s, context, key = settings.sample, settings.text.N, jax.random.key(settings.seed)
-    try:
-        prompt_BN = jnp.asarray(corpus.tokenizer.encode(s.prompt))[None]
-    except errors.UserError as error:
-        raise errors.UserError(f"sample.prompt does not suit this text: {error}") from error
-    if prompt_BN.size == 0:
-        raise errors.UserError("sample.prompt must hold at least one token")
-    configs.at_least(0, {"sample.max_new_tokens": s.max_new_tokens}, most=LONGEST)  # or the run would not end
-    how = {"steps": s.max_new_tokens, "temperature": TEMPERATURE}
-    whole = prompt_BN.size + s.max_new_tokens
-    fits = whole <= context or models.endless(settings.model, N=context)
-    if settings.text.objective == "prefix" and whole > context:
-        raise errors.UserError(
-            f"sample.max_new_tokens = {s.max_new_tokens} tokens after a prompt of {prompt_BN.size} do not fit into"
-            f" text.N = {context}"
-        )
-
-    first = masks.prefix(prompt_BN.size) if settings.text.objective == "prefix" else masks.causal
+    """params -> a new line, or a prefix of held-out text that is read both ways, continued by the model through its
+    cache (E23) to the end of its context."""
+    whole, key = min(settings.text.N, LONGEST), jax.random.key(settings.seed)
+    prefix = whole // 2 if settings.text.objective == "prefix" else 0
+    prompt_N = corpus.evaluation_T[: prefix or 1]
+    with contextlib.suppress(errors.UserError):  # these words may have no new line
+        line_N = corpus.tokenizer.encode("\n")[:whole]
+        prompt_N = line_N if line_N.size and not prefix else prompt_N
+    prompt_BN = jnp.asarray(prompt_N)[None]
+    how = {"steps": whole - prompt_BN.size, "temperature": TEMPERATURE}
+    first = masks.prefix(prefix) if prefix else masks.causal
     of_prompt, later = (models.masked(settings.model, mask) for mask in (first, masks.causal))
 
     @jax.jit
@@ -174,14 +164,12 @@ def generated(
         layers = model.by_layer(params)
 
         def start(w_BN: jax.Array, length_B: jax.Array) -> Any:
-            call = {"capacity": whole if fits else context, "mask": of_prompt, "over": over}
-            return model.start(params, w_BN, length_B, **call)
+            return model.start(params, w_BN, length_B, capacity=whole, mask=of_prompt, over=over)
 
         def step(cache: Any, w_B: jax.Array, n_B: jax.Array) -> Any:
             return model.step(layers, cache, w_B, n_B, mask=later)
 
-        both = (start, step) if fits else generate.window(start, context=context, capacity=whole)
-        return generate.generate(*both, prompt_BN, jnp.full(1, prompt_BN.size), key, **how)[0]
+        return generate.generate(start, step, prompt_BN, jnp.full(1, prompt_BN.size), key, **how)[0]
 
     return lambda params: corpus.tokenizer.decode(np.asarray(words(params))[0])
 

@@ -28,7 +28,6 @@ RENAMED = {
     "train.batch": "train.batch_size",
     "optim.matrix_rate": "optim.muon_lr_multiplier",
     "image.hide": "image.mask_ratio",
-    "sample.length": "sample.max_new_tokens",
     "model.relation": "model.relative_position",
     "model.rotary_base": "model.rotary",
     "model.rotary_scaling": "model.rotary = 10000:linear:2",
@@ -43,6 +42,7 @@ TODAY = {  # values of earlier versions, which are taken as these
 }
 _DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
 _TOOL = "python -m experiments.tools."
+_SAMPLE = ("prompt", "max_new_tokens", "stop", "temperature", "top_k", "top_p")
 REMOVED = {
     **dict.fromkeys(("study.probe", "train.probe"), 'log = ["tensorboard", "symmetry"]'),
     "synthetic.causal": "synthetic.task = previous_causal, or another with _causal",
@@ -52,7 +52,8 @@ REMOVED = {
     "file": f"{_TOOL}classify --file=PATH",
     "family": f"{_TOOL}export --family=gpt2",
     **{f"experiment = {name}": f"{_TOOL}{name}" for name in ("sample", "fill", "classify", "export", "symmetry")},
-    **{f"sample.{name}": f"{_TOOL}sample --{name}=..." for name in ("stop", "temperature", "top_k", "top_p")},
+    **{f"sample.{name}": f"{_TOOL}sample --{name}=..." for name in _SAMPLE},
+    "sample.length": f"{_TOOL}sample --max_new_tokens=...",
     "resize_positions": "positions of another number are resized",
     "synthetic.W": "there are 2 N words",
     "data_dir": "set TFM_DATA to the folder",

@@ -17,7 +17,7 @@ from experiments.engine import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 DEEPEST = 30  # levels of a config in JSON
-TEXTS = ("source", "prompt", "init_from", "init_fresh", "lora")  # ends of keys whose values name no code
+TEXTS = ("source", "init_from", "init_fresh", "lora")  # ends of keys whose values name no code
 VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
 NAMED = ("experiment", "study.experiment")  # what may be a file of the user's own
 SOURCES = ("model.D", "model.H")  # from which others are derived

@@ -149,17 +149,12 @@ image.source=digit | digit | digits | mnist | fashion_mnist
 """
 WORDS = """
 text.N=0 | text.N | at least 1 | 0
-sample.max_new_tokens=-1 | sample.max_new_tokens | at least 0 | -1
-sample.max_new_tokens=1000001 | at most 1,000,000 | 1,000,001
 text.objective=prefix text.N=1 | text.N | at least 2 | 1
 text.objective=mask | mask | causal | did you mean "masked"
 text.objective=os:sep | unknown objective "os:sep"
 text.source=tinyshakespear | tinyshakespear | stdlib | tinyshakespeare
 text.tokenizer=byte | byte | characters | did you mean
 model.norm=instance | instance needs all tokens
-sample.prompt= | sample.prompt | at least one token
-sample.prompt=é text.tokenizer=characters | sample.prompt | 'é' | training text
-text.objective=masked sample.max_new_tokens=3 | sample.max_new_tokens is set, but
 seed=1 optim.momentum=0.3 optim.muon_lr_multiplier=4 | optim.momentum, optim.muon_lr_multiplier are set, but this
 """
 MISTAKES = [("vision", *line.split(" | ")) for line in SIZES.strip().splitlines()]

@@ -49,7 +49,7 @@ def test_every_field_of_base_has_a_comment():
 
 def test_a_saved_config_gives_the_same_config_and_leaves_base_as_it_was(tmp_path):
     before = values(base.get_config())
-    changes = {"model.D": 96, "optim.learning_rate": 3e-4, "train.accumulation": 2, "sample.prompt": "a = 'é'\n"}
+    changes = {"model.D": 96, "optim.learning_rate": 3e-4, "train.accumulation": 2, "text.source": "a = 'é'\n"}
     written = loaded(tiny.config_file(tmp_path, "language", **changes))
     for content in (written.to_dict(), {"config": written.to_dict(), "versions": {"jax": "1"}, "commit": "f"}):
         again = values(loaded(saved_in(tmp_path, content)))
@@ -92,7 +92,7 @@ def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):
-    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "sample.prompt": "a: b"}]]
+    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "init_from": "a: b"}]]
     saved = {"experiment": "ablation", "study": {"experiment": "language", "arms": arms}}
     assert values(loaded(saved_in(tmp_path, saved)))["study.arms"] == arms
 
@@ -166,7 +166,7 @@ TAKEN = {
     "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
     "model.bias": {"false": "none", "True": "all", "qkv": "qkv"},
     "model.skips": {"false": False, "0": False},
-    "sample.prompt": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
+    "text.source": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
     "model.scale": {"1": "1"},
     "train.growth": {"[[2, 3]]": [[2, 3]]},
 }
@@ -276,8 +276,8 @@ def test_a_variant_from_a_file_of_ones_own(tmp_path, monkeypatch):
             by_name.choose("score", wrong, scores)
     with pytest.raises(errors.UserError, match='unknown letter "arms_of_mine:cosine"; the right ones are: a'):
         by_name.choose("letter", "arms_of_mine:cosine", {"a": 1})  # no place for a program
-    named = {key: list(configs.codes(key, "arms_of_mine:cosine")) for key in ("model.score", "sample.prompt")}
-    assert named == {"model.score": [("model.score", "arms_of_mine:cosine")], "sample.prompt": []}
+    named = {key: list(configs.codes(key, "arms_of_mine:cosine")) for key in ("model.score", "text.source")}
+    assert named == {"model.score": [("model.score", "arms_of_mine:cosine")], "text.source": []}
 
 
 def test_experiments_are_found_by_their_files():

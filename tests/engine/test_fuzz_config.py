@@ -111,7 +111,7 @@ def place(tmp_path_factory):
     rng = np.random.default_rng(0)
     np.savez(folder / "images.npz", x=rng.integers(0, 256, (60, 8, 8), np.uint8), y=np.arange(60) % 3)
     own = {
-        "language": {"text.source": str(folder / "text.txt"), "text.N": 8, "sample.max_new_tokens": 5},
+        "language": {"text.source": str(folder / "text.txt"), "text.N": 8},
         "translation": {"pairs.source": str(folder / "pairs.tsv"), "pairs.vocabulary": 300},
         "vision": {"image.source": str(folder / "images.npz"), "image.patch": 4},
         "masked_image": {"image.source": str(folder / "images.npz"), "image.patch": 4},

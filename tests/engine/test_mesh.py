@@ -38,7 +38,7 @@ KINDS = {  # what each room has beside the usual: every sum over devices is in o
     ),
     "prefix": (
         "language",
-        {"text__objective": "prefix", "sample__max_new_tokens": 4, "model__window": 3, "model__norm": "batch"}
+        {"text__objective": "prefix", "model__window": 3, "model__norm": "batch"}
         | {"model__relative_position": "relative", "model__mlp": "two_hidden_gelu", "model__value": "full_rank"}
         | {"model__remat": "none"},
     ),

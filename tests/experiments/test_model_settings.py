@@ -42,7 +42,6 @@ TEXTS = {
     "model.norm = instance needs all tokens": dict(model__norm="instance"),
     "model.segments must be at least 0": dict(model__segments=-1),
     "text.N must be at least 2": dict(text__objective="prefix", text__N=1),
-    "sample.max_new_tokens = 400 tokens after a prompt of 1": dict(text__objective="prefix"),
     "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
     "model.share = 3 needs to divide model.M": dict(model__share=3),
     "model.share = 2 needs another model.norm": dict(model__share=2, model__norm="batch"),

@@ -31,7 +31,7 @@ def run(tmp_path_factory) -> pathlib.Path:
 
 
 def words(file: pathlib.Path) -> dict:
-    return {"text.source": str(file), "text.tokenizer": "bpe:300", "text.N": N, "sample.prompt": "A", "model.M": 1}
+    return {"text.source": str(file), "text.tokenizer": "bpe:300", "text.N": N, "model.M": 1}
 
 
 def counted_slowly(model: open_model.Trained, token_T: np.ndarray, stride: int) -> float:
@@ -79,7 +79,7 @@ def test_its_words_go_with_it_where_others_open_it(run, tmp_path):
 def test_a_run_from_it_has_its_words_and_goes_on_with_no_others(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(run.parent))
     monkeypatch.setattr(bpe, "train", None)
-    changes = tiny.TRAIN | tiny.MODEL | words(run.with_name("text.txt")) | {"sample.max_new_tokens": 3}
+    changes = tiny.TRAIN | tiny.MODEL | words(run.with_name("text.txt"))
     rows = [{"step": 1, "eval/loss": 2.0}]
     _, (_, found), _ = tiny.shown(tiny.settings("language", **changes), tmp_path, rows)
     part = text.load(str(run.with_name("text.txt"))).evaluation
