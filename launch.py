@@ -46,6 +46,7 @@ from experiments.tools import command as commands
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
+RESUME = flags.DEFINE_string("resume", "latest", "Go on from: latest, latest_valid (checkpoint that is not damaged).")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
 JSON = flags.DEFINE_string("json", None, "With --topology: a file for what the compiler says.")
@@ -68,6 +69,7 @@ class Command(NamedTuple):
     topology: tuple[str, str | None] | None = None  # its name, and the file for what the compiler says
     group: distributed.Group | None = None  # of several processes
     detect: bool = False  # the cluster says which they are
+    resume: str = "latest"  # or latest_valid: the newest checkpoint, or the newest that is not damaged
 
 
 def main(argv: list[str]) -> int:
@@ -91,7 +93,9 @@ def attempt(argv: list[str]) -> None:
         raise stopped(error, hint) from error
 
 
-def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **changes: Any) -> runs.Result:
+def run(
+    config: str | os.PathLike, workdir: str | os.PathLike | None = None, *, resume: str = "latest", **changes: Any
+) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
     `launch.run("configs/vit.py", **{"train.steps": 300})`. The same workdir again goes on with a run, or gives the
@@ -100,12 +104,14 @@ def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **c
     button: what trains finishes its step and is saved before that, unless it comes a second time.
     """
     given = [(key, configs.plain(value)) for key, value in changes.items()]
-    command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign)
+    how = {"resume": resume}
+    command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign, **how)
+    shown = {name: value for name, value in how.items() if value != Command._field_defaults[name]} | dict(given)
     hint = ""
     try:
         with by_name.unchanged(pathlib.Path(command.config).parent):
             action, folder = prepared(command)
-            words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{dict(given)!r}"] if given else [])]
+            words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{shown!r}"] if shown else [])]
             hint = f"; go on with: launch.run({', '.join(words)})"
             return action()
     except (errors.UserError, errors.RunError) as error:
@@ -173,7 +179,7 @@ def asked(argv: list[str]) -> Command:
             raise errors.UserError(sentence)
     config = str(bundle / "config.json") if bundle else CONFIG.value
     chips = (TOPOLOGY.value, JSON.value) if TOPOLOGY.value else None
-    how = DRY_RUN.value, bundle, chips, group, DISTRIBUTED.value
+    how = DRY_RUN.value, bundle, chips, group, DISTRIBUTED.value, RESUME.value
     return Command(config, WORKDIR.value, changes, configs.override, *how)
 
 
@@ -206,7 +212,8 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     if command.dry_run and not command.topology:
         compilation.simulate(settings.mesh.to_dict())
     trains = hasattr(experiment, "prepare")
-    work = functools.partial(trained, experiment) if trains else functools.partial(studied, experiment)
+    how = {"fall_back": by_name.choose("resume", str(command.resume), {"latest": False, "latest_valid": True})}
+    work = functools.partial(trained if trains else studied, experiment, **how)
     if command.replay is not None:
         if not trains:
             raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
@@ -224,7 +231,12 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
 
 
 def trained(
-    experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None, bundle: pathlib.Path | None = None
+    experiment: ModuleType,
+    settings: configs.Settings,
+    folder: pathlib.Path | None,
+    bundle: pathlib.Path | None = None,
+    *,
+    fall_back: bool,
 ) -> runs.Result | None:
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
     settings = settings if bundle is not None else warm_start.adopted(settings, folder)
@@ -239,14 +251,18 @@ def trained(
     work = work._replace(params={**work.params, **start})
     if folder is None:
         return compiler_report.dry_run(settings, work, devices)
-    return runs.run(settings, folder, work, devices)
+    return runs.run(settings, folder, work, devices, fall_back=fall_back)
 
 
 def studied(
-    experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None = None
+    experiment: ModuleType,
+    settings: configs.Settings,
+    folder: pathlib.Path | None,
+    earlier: pathlib.Path | None = None,
+    **how: Any,
 ) -> runs.Result | None:
     """What an experiment that does all by itself does; earlier: the folder given to a dry run."""
-    return experiment.run(warm_start.adopted(settings, folder), folder, earlier)
+    return experiment.run(warm_start.adopted(settings, folder), folder, earlier, **how)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,6 @@ def common() -> ml_collections.ConfigDict:
     config.device = "any"  # any, cpu, gpu, tpu: what must be there
     config.init_from = ""  # a trained model to start from: a run's folder, a published model's folder or file
     config.init_fresh = ""  # parts that may be missing there and start anew, or be left behind: 'head,embed/h_D'
-    config.resume = "latest"  # latest, latest_valid: the newest checkpoint, or the newest that is not damaged
     config.log = ["tensorboard"]  # beside metrics.jsonl: tensorboard, wandb (Weights & Biases; WANDB_MODE=offline sends
     # nothing), symmetry (how symmetric and how directional every layer's scores are, with the loss; a study does)
     config.update(mesh=mesh, model=model, optim=optim, train=train)

@@ -44,7 +44,7 @@ def config() -> dict[str, ConfigDict]:
 
 
 def run(
-    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None = None
+    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None = None, *, fall_back: bool
 ) -> single.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do, and
     what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
@@ -87,7 +87,7 @@ def run(
             how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
             train = functools.partial(train_all, check=check, write=write, requests=requests, **how)
             if waiting:
-                enter(disk.folder(folder, tuning.FOLDER), [run for one in trials for run in one.runs])
+                enter(disk.folder(folder, tuning.FOLDER), [run for one in trials for run in one.runs], fall_back)
                 print(
                     f"first {sum(len(one.runs) for one in trials)} runs in {len(trials)} programs, to choose settings"
                 )
@@ -96,7 +96,7 @@ def run(
                 later = check(unfinished(grouped(runs), folder), before=requests.heed)
             for one in tuning.read(folder, asked):
                 print(one, flush=True)
-            enter(folder, runs)
+            enter(folder, runs, fall_back)
             done = sum(_finished(folder, run) for run in runs)
             print(f"{len(runs)} runs in {len(grouped(runs))} programs, {done} of them finished before")
             train(folder, later, weights=settings.study.keep_weights)
@@ -199,14 +199,14 @@ def checked(
     return found
 
 
-def enter(folder: pathlib.Path, runs: list[study.Run]) -> None:
+def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool) -> None:
     """Make the folders of the runs, or come back to them, but for those that another process is in. UserError where
     one was another before."""
     for run in runs:
         with study.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             with workdir.hold(place):
-                workdir.enter(place, run.settings.to_dict(), run.settings.defaults())
+                workdir.enter(place, run.settings.to_dict(), run.settings.defaults(), fall_back=fall_back)
                 if not _finished(folder, run):  # a result of other steps, or a damaged one
                     (place / "summary.json").unlink(missing_ok=True)
 

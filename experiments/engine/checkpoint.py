@@ -204,14 +204,14 @@ class Checkpoints:
             raise manifest.Damaged(f"no checkpoint is valid, choose another --workdir; the newest: {first}")
         if len(failures) > 1 and not fall_back:  # one alone is a first save that was cut off; more is work to be lost
             raise errors.UserError(
-                f"no checkpoint is complete; the newest: {first}; --config.resume=latest_valid begins anew, at step 0"
+                f"no checkpoint is complete; the newest: {first}; --resume=latest_valid begins anew, at step 0"
             )
         return -1
 
 
 def _refusal(damage: manifest.Damaged, many: int) -> errors.UserError:
     """Of the newest of so many checkpoints, with what to do."""
-    earlier = "--config.resume=latest_valid goes on from the newest valid one before it"
+    earlier = "--resume=latest_valid goes on from the newest valid one before it"
     return errors.UserError(f"{damage}; {earlier if many > 1 else 'there is no other one: choose another --workdir'}")
 
 
@@ -253,7 +253,7 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
         if not (fall_back or (folder / f"{steps}{manifest.DAMAGED}").exists()):
             raise errors.UserError(
                 f"{folder} lacks the checkpoint of step {steps:,}, with which this run was finished: "
-                f"--config.resume=latest_valid goes on from step {step:,}"
+                f"--resume=latest_valid goes on from step {step:,}"
             )
         return False
     damage, many = manifest.damage(folder / str(step), step=step), len(manifest.steps(folder))

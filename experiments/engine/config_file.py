@@ -82,6 +82,8 @@ def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_c
     config = base(*_experiments(file, values, given))
     right, found = configs.flat(configs.values_of(config)), {}
     for key, value in configs.leaves(values):
+        if key in by_name.FLAGS and values is not saved:  # as runs of earlier versions have them
+            continue
         found[configs.known(key, right)] = value
     for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
         if key in configs.NAMED:

@@ -1,6 +1,7 @@
 """A whole run of a config: plan it, show what is built, train it, evaluate, save, and write down the result."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import time
@@ -74,13 +75,16 @@ def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
     return devices
 
 
-def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh) -> Result:
-    """Train as the config says, and write the results into `folder`."""
+def run(
+    settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, fall_back: bool = False
+) -> Result:
+    """Train as the config says, and write the results into `folder`. fall_back: step.Plan's."""
     began = time.perf_counter()
     plan, state = prepared(settings, work, devices)
+    plan = dataclasses.replace(plan, fall_back=fall_back)
     writes, resumed = distributed.main(), checkpoint.newest(folder / "checkpoints") is not None
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if enter(settings, folder, devices):
+        if enter(settings, folder, devices, fall_back=fall_back):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
             summary = disk.read_json(folder / "summary.json", says="its result")
@@ -133,7 +137,7 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
         raise errors.RunError(f"{what} from the last checkpoint") from error
 
 
-def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> bool:
+def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh, *, fall_back: bool = False) -> bool:
     """Whether the folder, which is made or come back to, holds the finished run. Several processes enter together.
 
     Raises UserError as `workdir.enter` does, and where processes have different configs, or not the same disk.
@@ -142,7 +146,7 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh) -> boo
     if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
     hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.main() and workdir.enter(folder, values, settings.defaults(), hardware)
+    finished = distributed.main() and workdir.enter(folder, values, settings.defaults(), hardware, fall_back=fall_back)
     finished, until = bool(distributed.agree(finished)), time.monotonic() + SHARED_SECONDS
     while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
@@ -259,10 +263,8 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     config.at_least(1, {"train.steps": t.steps, "train.accumulation": t.accumulation})
     every = {"log": t.log_every, "evaluate": t.evaluate_every, "save": t.save_every}
     config.at_least(0, {f"train.{what}_every": n for what, n in every.items()})
-    named = {"train.nan": (t.nan, step.NAN), "resume": (settings.resume, ("latest", "latest_valid"))}
-    for key, (name, right) in named.items():
-        if name not in right:
-            raise errors.UserError(f'unknown {key} "{name}"; the right ones are: {", ".join(right)}')
+    if t.nan not in step.NAN:
+        raise errors.UserError(f'unknown train.nan "{t.nan}"; the right ones are: {", ".join(step.NAN)}')
     checkpoint.check_best(t.keep_best)
     if t.accumulation > 1 and settings.model.norm.startswith("batch"):
         raise errors.UserError("train.accumulation > 1 gives each part its own statistics: not with model.norm = batch")
@@ -307,7 +309,6 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
         every=every,
         keep_best=t.keep_best,
         may_skip=t.nan != "abort",
-        fall_back=settings.resume == "latest_valid",
     )
 
 

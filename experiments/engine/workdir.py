@@ -19,13 +19,13 @@ from typing import Any
 
 import jax
 
-from experiments.engine import checkpoint, disk, errors, manifest, mesh
+from experiments.engine import by_name, checkpoint, disk, errors, manifest, mesh
 from experiments.engine import config as configs
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
 # A name that ends with a dot stands for all settings below it.
 MAY_CHANGE = tuple(
-    "log resume device study. mesh. train.steps train.probe train.log_every train.evaluate_every train.evaluate_batch "
+    "log device study. mesh. train.steps train.probe train.log_every train.evaluate_every train.evaluate_batch "
     "train.save_every train.keep_best train.nan".split()
 )
 REMEMBERS = "skip_spikes"  # the value of train.nan whose checkpoints hold a history: none changes to it or from it
@@ -130,13 +130,18 @@ def _locked(folder: pathlib.Path) -> tuple[int, bool]:
 
 
 def enter(
-    folder: pathlib.Path, config: dict[str, Any], defaults: Mapping[str, Any] | None = None, devices: str | None = None
+    folder: pathlib.Path,
+    config: dict[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+    devices: str | None = None,
+    *,
+    fall_back: bool = False,
 ) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
     defaults: of settings that an older version did not have. devices: how many of which kind; where they are given,
-    it is said what differs from what was trained here before. UserError where the folder cannot be written, or holds a
-    run of another config (naming the keys) or one with more steps.
+    it is said what differs from what was trained here before. fall_back: checkpoint.whole's. UserError where the folder
+    cannot be written, or holds a run of another config (naming the keys) or one with more steps.
     """
     saved, steps, before = folder / "config.json", config["train"]["steps"], {}
     try:
@@ -145,7 +150,8 @@ def enter(
         if saved.exists():
             before = json.loads(disk.read_text(saved))
             old, now = dict(defaults or {}) | configs.flat(before["config"]), configs.flat(config)
-            differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
+            every = (old | now).keys() - by_name.FLAGS
+            differ = {k: (old.get(k), now.get(k)) for k in every if old.get(k) != now.get(k)}
             changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
             if changed:
                 values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
@@ -154,7 +160,6 @@ def enter(
                 raise errors.UserError(f"{what}, and resuming may not change {values}; what may: {right}")
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{newest(folder, '--workdir')}")
-        fall_back = config.get("resume") == "latest_valid"
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
         if not over:
             facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}

@@ -184,9 +184,9 @@ def test_a_finished_run_that_lost_its_newest_checkpoint_says_so_and_is_redone_wh
     with pytest.raises(errors.UserError, match=said):
         run(folder)
     assert contents(folder) == before and "nothing to do" not in capsys.readouterr().out
-    break_off(folder, 8, resume="latest_valid")
+    break_off(folder, 8, fall_back=True)
     assert summary(folder) == summary(straight)
-    run(folder, **({} if aside else {"resume": "latest_valid"}))
+    run(folder, **({} if aside else {"fall_back": True}))
     assert f"resuming {folder} at step 6" in capsys.readouterr().out and alike(folder, straight)
     assert sorted(file.name for file in (folder / "checkpoints").iterdir()) == ["6", "9", *aside]
     run(folder)
@@ -212,7 +212,7 @@ def test_a_finished_run_without_a_valid_checkpoint_keeps_its_result(tmp_path, st
     with pytest.raises(errors.UserError, match="9 is damaged: .*; there is no other one: choose another --workdir"):
         run(folder)
     with pytest.raises(errors.UserError, match="no checkpoint is valid, choose another --workdir; the newest: "):
-        run(folder, resume="latest_valid")
+        run(folder, fall_back=True)
     (folder / "checkpoints" / "9" / "state" / "_METADATA").unlink()
     with pytest.raises(errors.UserError, match="there is no other one"):  # a result is not given up by itself
         run(folder)

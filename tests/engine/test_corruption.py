@@ -77,7 +77,7 @@ def refused(saves: checkpoint.Checkpoints, like: Any, folder: pathlib.Path) -> t
         manifest.verify(folder / "6", step=6)
     if isinstance(caught.value, manifest.Incomplete):
         return str(caught.value), True
-    with pytest.raises(errors.UserError, match="; --config.resume=latest_valid goes on from") as caught:
+    with pytest.raises(errors.UserError, match="; --resume=latest_valid goes on from") as caught:
         saves.resume(like, fall_back=False)
     return str(caught.value), False
 

@@ -1,10 +1,12 @@
 """launch.run: in the caller's process what the command does, and afterwards that process is what it was."""
 
 import contextlib
+import functools
 import io
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import types
@@ -110,6 +112,21 @@ def test_a_second_call_gives_the_result_of_the_first_also_by_the_config_that_it_
     jax.tree.map(np.testing.assert_array_equal, second.params, first.params)
     np.testing.assert_array_equal(*(one.apply(one.params, one.batch) for one in (first, second)))
     assert launch.run(first.folder / "config.json", first.folder, experiment="dots").summary == first.summary
+
+
+def test_how_to_go_on_is_an_argument_and_was_a_setting(called, tmp_path):
+    """Of the run of an earlier version, whose config has it."""
+    folder = shutil.copytree(called[0].folder, tmp_path / "run")
+    saved = json.loads((folder / "config.json").read_text())
+    saved["config"] |= dict.fromkeys(by_name.FLAGS, "any")
+    (folder / "config.json").write_text(json.dumps(saved))
+    again = functools.partial(launch.run, folder / "config.json", folder, experiment="dots", **{"train.steps": 8})
+    whole = again().summary
+    assert not by_name.FLAGS.keys() & json.loads((folder / "config.json").read_text())["config"].keys()
+    shutil.rmtree(folder / "checkpoints" / "8")
+    with pytest.raises(errors.UserError, match="; --resume=latest_valid goes on from step 6$|: --resume=latest_valid"):
+        again()
+    assert again(resume="latest_valid").summary["params_sha256"] == whole["params_sha256"]
 
 
 def test_what_an_experiment_of_the_project_answers(tmp_path):

@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_is_a_sentence(tmp_path, where):
 
 def test_a_run_goes_on_with_what_may_change(tmp_path):
     assert not entered(tmp_path)
-    changes = {"resume": "latest_valid", "mesh__data": 2, "train__steps": 2000, "train__keep_best": "eval/loss"}
+    changes = {"mesh__data": 2, "train__steps": 2000, "train__keep_best": "eval/loss"}
     assert not entered(tmp_path, **changes)
     assert json.loads((tmp_path / "config.json").read_text())["config"] == config(**changes)
 

@@ -152,7 +152,7 @@ def test_a_study_that_fails_in_its_second_program_has_a_report_of_the_first(tmp_
 
 
 def test_what_may_change_does_not_begin_a_program_anew(whole, stopped):
-    _, taken = again(stopped, "--config.train.log_every=1", "--config.resume=latest_valid", **OF_SECOND)
+    _, taken = again(stopped, "--config.train.log_every=1", "--resume=latest_valid", **OF_SECOND)
     assert taken == [5, 6]
     found, right = tiny_study.summaries(stopped), tiny_study.summaries(whole)
     for name in SECOND:
