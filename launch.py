@@ -46,6 +46,7 @@ from experiments.tools import command as commands
 
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
+DEVICE = flags.DEFINE_string("device", "any", "What must be there: any, cpu, gpu, tpu.")
 RESUME = flags.DEFINE_string("resume", "latest", "Go on from: latest, latest_valid (checkpoint that is not damaged).")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
@@ -69,6 +70,7 @@ class Command(NamedTuple):
     topology: tuple[str, str | None] | None = None  # its name, and the file for what the compiler says
     group: distributed.Group | None = None  # of several processes
     detect: bool = False  # the cluster says which they are
+    device: str = "any"  # or cpu, gpu, tpu: what must be there
     resume: str = "latest"  # or latest_valid: the newest checkpoint, or the newest that is not damaged
 
 
@@ -94,7 +96,12 @@ def attempt(argv: list[str]) -> None:
 
 
 def run(
-    config: str | os.PathLike, workdir: str | os.PathLike | None = None, *, resume: str = "latest", **changes: Any
+    config: str | os.PathLike,
+    workdir: str | os.PathLike | None = None,
+    *,
+    device: str = "any",
+    resume: str = "latest",
+    **changes: Any,
 ) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
@@ -104,7 +111,7 @@ def run(
     button: what trains finishes its step and is saved before that, unless it comes a second time.
     """
     given = [(key, configs.plain(value)) for key, value in changes.items()]
-    how = {"resume": resume}
+    how = {"device": device, "resume": resume}
     command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign, **how)
     shown = {name: value for name, value in how.items() if value != Command._field_defaults[name]} | dict(given)
     hint = ""
@@ -179,7 +186,7 @@ def asked(argv: list[str]) -> Command:
             raise errors.UserError(sentence)
     config = str(bundle / "config.json") if bundle else CONFIG.value
     chips = (TOPOLOGY.value, JSON.value) if TOPOLOGY.value else None
-    how = DRY_RUN.value, bundle, chips, group, DISTRIBUTED.value, RESUME.value
+    how = DRY_RUN.value, bundle, chips, group, DISTRIBUTED.value, DEVICE.value, RESUME.value
     return Command(config, WORKDIR.value, changes, configs.override, *how)
 
 
@@ -212,7 +219,8 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     if command.dry_run and not command.topology:
         compilation.simulate(settings.mesh.to_dict())
     trains = hasattr(experiment, "prepare")
-    how = {"fall_back": by_name.choose("resume", str(command.resume), {"latest": False, "latest_valid": True})}
+    fall_back = by_name.choose("resume", str(command.resume), {"latest": False, "latest_valid": True})
+    how = {"device": command.device, "fall_back": fall_back}
     work = functools.partial(trained if trains else studied, experiment, **how)
     if command.replay is not None:
         if not trains:
@@ -236,11 +244,12 @@ def trained(
     folder: pathlib.Path | None,
     bundle: pathlib.Path | None = None,
     *,
+    device: str,
     fall_back: bool,
 ) -> runs.Result | None:
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
     settings = settings if bundle is not None else warm_start.adopted(settings, folder)
-    devices = runs.devices(settings)
+    devices = runs.devices(settings, device)
     work = adapters.prepared(settings, experiment, devices)
     for line in work.lines:
         print(line, flush=True)

@@ -51,7 +51,7 @@ def planned(size: sizes.Workload) -> training_step.Plan:
     rng, changes = np.random.default_rng(0), {f"optim.{field}": value for field, value in sizes.OPTIMISER.items()}
     del changes["optim.eps"]  # both have the same
     changes |= {"train.steps": LONG}
-    changes |= {"device": size.platform, "mesh.data": min(size.devices, os.cpu_count() or 1)}
+    changes |= {"mesh.data": min(size.devices, os.cpu_count() or 1)}
     changes |= {"train.batch_size": size.B, "train.evaluate_batch": size.B}
     with tempfile.TemporaryDirectory() as folder:
         if size.kind == "images":
@@ -68,7 +68,7 @@ def planned(size: sizes.Workload) -> training_step.Plan:
             changes |= {"text.N": size.N, "text.tied_output": True}
         made = settings(experiment, size, changes)
         compilation.of_cores(made.mesh.to_dict())
-        devices = run.devices(made)
+        devices = run.devices(made, size.platform)
         return run.plan(made, by_name.experiment(experiment).prepare(made, devices).task, devices)
 
 

@@ -42,7 +42,6 @@ def common() -> ml_collections.ConfigDict:
     config, mesh, model, optim, train = (ml_collections.ConfigDict() for _ in range(5))
     config.experiment = ""  # the file of experiments/ that runs (language, vision, ...), or a file of your own
     config.seed = 0  # of initial parameters, data order, augmentation; never of the split into train and evaluation
-    config.device = "any"  # any, cpu, gpu, tpu: what must be there
     config.init_from = ""  # a trained model to start from: a run's folder, a published model's folder or file
     config.init_fresh = ""  # parts that may be missing there and start anew, or be left behind: 'head,embed/h_D'
     config.log = ["tensorboard"]  # beside metrics.jsonl: tensorboard, wandb (Weights & Biases; WANDB_MODE=offline sends

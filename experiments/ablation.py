@@ -44,7 +44,12 @@ def config() -> dict[str, ConfigDict]:
 
 
 def run(
-    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None = None, *, fall_back: bool
+    settings: configs.Settings,
+    folder: pathlib.Path | None,
+    earlier: pathlib.Path | None = None,
+    *,
+    device: str,
+    fall_back: bool,
 ) -> single.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do, and
     what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
@@ -56,7 +61,7 @@ def run(
     asked, requests = study.read(settings), signals.Requests()
     if settings.seed != settings.defaults()["seed"]:
         raise errors.UserError("seed: a study has study.seeds")
-    devices = single.devices(settings, seeds=settings.mesh.seed)
+    devices = single.devices(settings, device, seeds=settings.mesh.seed)
     if jax.process_count() > 1:
         raise errors.UserError(
             "a study is not spread over processes: start it on each machine without --coordinator and --distributed, "

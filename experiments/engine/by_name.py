@@ -43,7 +43,7 @@ TODAY = {  # values of earlier versions, which are taken as these
 _DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
 _TOOL = "python -m experiments.tools."
 _SAMPLE = ("prompt", "max_new_tokens", "stop", "temperature", "top_k", "top_p")
-FLAGS = {"resume": "latest_valid"}  # which were settings, with a value of each: a run of an earlier version has them
+FLAGS = {"device": "tpu", "resume": "latest_valid"}  # of the command, with a value: settings of earlier versions
 REMOVED = {
     **{name: f'it is --{name}={value}, or launch.run(..., {name}="{value}")' for name, value in FLAGS.items()},
     **dict.fromkeys(("study.probe", "train.probe"), 'log = ["tensorboard", "symmetry"]'),

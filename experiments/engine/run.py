@@ -62,10 +62,11 @@ class Result(NamedTuple):
     figures: list[pathlib.Path] = []
 
 
-def devices(settings: config.Settings, *, seeds: int = 1) -> Mesh:
-    """The mesh of a run; said to the person, who may think to have another. seeds: devices that share several runs."""
+def devices(settings: config.Settings, device: str = "any", *, seeds: int = 1) -> Mesh:
+    """The mesh of a run; said to the person, who may think to have another. device: compilation.start's. seeds: devices
+    that share several runs."""
     config.check_seed(settings.seed)
-    compilation.start(settings.device)
+    compilation.start(device)
     m = settings.mesh
     devices = mesh.make(data=m.data, fsdp=m.fsdp, tensor=m.tensor, sequence=m.sequence, seed=seeds)
     print(mesh.describe(devices), flush=True)

@@ -80,8 +80,8 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
                 )
             if metric not in (measured := single.measured(task)):
                 raise errors.UserError(f"study.metric = {metric}, but what is measured is {', '.join(measured)}")
-            for key in ("device", *(f"mesh.{axis}" for axis in run.settings.mesh.to_dict())):
-                functools.reduce(getattr, key.split("."), run.settings)  # the whole study has read it
+            for axis in run.settings.mesh.to_dict():
+                getattr(run.settings.mesh, axis)  # the whole study has read it
             run.settings.refuse_unused()
     params = jax.eval_shape(task.init, jax.random.key(0))
     flops = _forward(task)

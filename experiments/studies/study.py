@@ -219,7 +219,7 @@ def runs(
         of_arm |= chosen.get((condition.name, arm.name), {})
         for where, changes in ((f"condition {condition.name}", of_condition), (f"arm {arm.name}", of_arm)):
             for key in changes:
-                if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "device", "log"):
+                if key.split(".")[0] in ("study", "mesh", "seed", "experiment", "log"):
                     raise errors.UserError(f"{where}: {key} is the same for a whole study")
         if both := sorted(of_condition.keys() & of_arm.keys()):
             raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")

@@ -125,9 +125,6 @@ mesh.data=0 | mesh.data = 0 | at least 1, or -1
 seed=-1 | seed | -1 | 2**32
 model=3 | "model"
 text.N=9 | unknown config key "text.N"; the sections of vision are: | image
-device=tpu | a tpu was asked for | this machine has no TPU
-device=gpu | a gpu was asked for | sees only 8 x cpu
-device=tpus | tpus | any, cpu, gpu, tpu
 model.score=my_arms:cosine | score "my_arms:cosine" | my_arms
 model.mlp=math:gelu | mlp "math:gelu" | has no gelu
 model.norm=:token | norm ":token"

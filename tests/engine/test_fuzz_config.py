@@ -18,7 +18,6 @@ MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
 TRAIN = {"train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1, "train.evaluate_batch": 64}
 CHOICES = """
 experiment language vision synthetic translation masked_image convolution sample classify fill export ablation
-device any cpu gpu tpu
 family gpt2 bert vit llama
 model.rotary 50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1
 text.objective causal prefix masked

@@ -159,7 +159,7 @@ def test_jax_has_started_without_it(machine, platforms):
 def test_the_command_says_why_there_is_no_tpu(machine, tmp_path):
     machine(GVNIC)
     file = tiny.config_file(tmp_path, "vision", **tiny.TRAIN)
-    told = tiny.run("--config", file, "--workdir", str(tmp_path / "run"), "--config.device=tpu")
+    told = tiny.run("--config", file, "--workdir", str(tmp_path / "run"), "--device=tpu")
     assert (told.code, told.out) == (2, "") and not (tmp_path / "run").exists()
     assert told.err == f"error: a tpu was asked for: {NONE}\n"
 

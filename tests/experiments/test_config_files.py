@@ -57,7 +57,7 @@ def test_a_config_file_is_a_small_diff_that_can_be_trained_and_says_how_to_run_i
     task = work.task
     assert (work.data_sha256 is None) == (settings.experiment == "synthetic")  # whose data are made
     runs.plan(settings, task, devices)
-    for key in ("init_from", "init_fresh", "device"):  # read by who makes the devices and starts the run
+    for key in ("init_from", "init_fresh"):  # read by who makes the devices and starts the run
         getattr(settings, key)
     settings.refuse_unused()
     params = jax.eval_shape(task.init, jax.random.key(0))

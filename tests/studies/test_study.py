@@ -59,7 +59,7 @@ def test_runs_that_differ_in_seeds_and_numbers_alone_are_one_program():
     assert (tied.name, rest.name) == ("tied x 2 seeds", "slow, wide, usual x 2 seeds")
 
 
-MAY_CHANGE = {"device": "cpu", "study.threshold": 2.0, "mesh.data": 2}
+MAY_CHANGE = {"study.threshold": 2.0, "mesh.data": 2}
 MAY_CHANGE |= {"log": [], "train.log_every": 7, "train.evaluate_every": 7}
 MAY_CHANGE |= {"train.evaluate_batch": 7, "train.save_every": 7}
 MAY_CHANGE |= {"train.keep_best": "eval/loss", "train.nan": "skip"}
