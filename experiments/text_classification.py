@@ -25,8 +25,7 @@ def config() -> dict[str, ConfigDict]:
     """The texts and their classes."""
     text = ConfigDict()
     text.source = "docstrings"  # docstrings (of packages of Python), DIR with DIR/class/*.txt, a table, hub:NAME
-    text.field = "text"  # of a table, the column with the texts
-    text.label = "label"  # and the one with their classes
+    text.field = "text,label"  # of a table, the columns with the texts and with their classes
     text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     text.N = 128  # tokens of a text: of a longer one the beginning
     text.transform = "tanh"  # activation of the layer between the first word and the classes: tanh as in BERT, relu as
@@ -38,7 +37,10 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The texts, the model, what is measured."""
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
-    data = labelled.load(t.source, field=t.field, label=t.label)
+    names = [name.strip() for name in t.field.split(",")]
+    if len(names) != 2 or not all(names):
+        raise errors.UserError(f'text.field names the columns of texts and of classes, "text,label": not {t.field!r}')
+    data = labelled.load(t.source, field=names[0], label=names[1])
     parts = data.train, data.evaluation
     both = [[text.encode() for text, _ in part] for part in parts]
     words = pretrained_tokenizer.make(t.tokenizer, both[0], specials=(labelled.CLS,), evaluation=both[1])

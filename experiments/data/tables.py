@@ -85,12 +85,12 @@ def rows(file: files.File, field: str) -> Iterator[bytes]:
 
 def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
     """The same as text, and what is in the field `label` of the same row, '' without one. UserError as `rows`."""
-    names = {"text.field": field, "text.label": label} if label else {"text.field": field}
+    names = [field, label] if label else [field]
     with _refusing(file.name):
-        for where, row in kind(file)(file, *names.values()):
-            for name, value in names.items():
-                if not value or value not in row:
-                    raise errors.UserError(f"{where}: {name} = {value!r} is none of its fields: {', '.join(row)}")
+        for where, row in kind(file)(file, *names):
+            for name in names:
+                if not name or name not in row:
+                    raise errors.UserError(f"{where}: text.field = {name!r} is none of its fields: {', '.join(row)}")
             text = row[field]
             if not isinstance(text, str | None):
                 raise errors.UserError(f"{where}: the field {field!r} is no text but {str(text)[:40]!r}")

@@ -28,6 +28,7 @@ RENAMED = {
     "train.batch": "train.batch_size",
     "optim.matrix_rate": "optim.muon_lr_multiplier",
     "image.hide": "image.mask_ratio",
+    "text.label": "text.field = text,label",
     "model.relation": "model.relative_position",
     "model.rotary_base": "model.rotary",
     "model.rotary_scaling": "model.rotary = 10000:linear:2",

@@ -57,7 +57,7 @@ def test_names_tell_what_is_held_out(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("a.csv", b"text,kind\nx,y\n", "line 2: text.label = 'label' is none of its fields: text, kind"),
+        ("a.csv", b"text,kind\nx,y\n", "line 2: text.field = 'label' is none of its fields: text, kind"),
         ("a.csv", b"text,label\nx,y\nz,\n", "line 3: the field 'label' is empty"),
         ("a.csv", b"text,label\nx,y\nz,y\n", "has 1 class to train on: at least two"),
         ("a.txt", b"x", "holds no texts with classes: a folder DIR/class/*.txt, a table or a folder"),
@@ -69,6 +69,12 @@ def test_what_holds_no_texts_with_classes_is_refused(tmp_path, name, content, se
     assert sentence in str(raised.value)
     with pytest.raises(errors.UserError, match="neither docstrings nor a path that exists"):
         labelled.load("absent", field="text", label="label")
+
+
+@pytest.mark.parametrize("field", ["text", ",label", "text,label,kind"])
+def test_other_than_two_columns_are_refused(field):
+    with pytest.raises(errors.UserError, match='text.field names the columns of .* "text,label": not '):
+        tiny.work_of(tiny.settings("text_classification", text__field=field))
 
 
 class Ended(tokenizer.Plain):
