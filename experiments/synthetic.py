@@ -3,6 +3,7 @@ membership, nearest (data/synthetic.py)."""
 
 import functools
 import pathlib
+import re
 from typing import Any
 
 from jax.sharding import Mesh
@@ -12,31 +13,38 @@ from experiments import model as models
 from experiments import task as tasks
 from experiments.data import synthetic
 from experiments.engine import config as configs
-from experiments.engine import run, step
+from experiments.engine import errors, run, step
 from tfm import head
 from tfm.attention import mask as masks
 
 CAUSAL = "_causal"  # ends the name of a task in which no token sees a later one
+TOKENS = 12  # of an example
 HELD_OUT = 512  # examples of an evaluation, the same in every run
 
 
 def config() -> dict[str, ConfigDict]:
-    """The task, whose data are made. What is compiled for one serves all of the same N and causal."""
+    """The task, whose data are made. What is compiled for one serves all of as many tokens, or causal ones."""
     synthetic = ConfigDict()
     synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or
-    # ring_causal, ...: where a token attends to itself and to what came before only
-    synthetic.N = 12  # tokens of an example; each is one of 2 N words, and so is its answer
+    # ring_causal, ...: where a token attends to itself and to what came before only; ring:20, ...: of 20 tokens, not 12
     return {"synthetic": synthetic}
+
+
+def named(task: str) -> tuple[str, bool, int]:
+    """Of synthetic.task the rule, whether it is causal, and N: tokens, each one of 2 N words, as its answer is."""
+    name, colon, tokens = task.partition(":")
+    if colon and not re.fullmatch("[0-9]{1,9}", tokens):
+        raise errors.UserError(f"synthetic.task = {task}: behind the colon stands the number of tokens, as in ring:20")
+    return name.removesuffix(CAUSAL), name.endswith(CAUSAL), int(tokens or TOKENS)
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The task, the model, what is measured: every token is asked, and answers with one of W words or numbers."""
-    s, m = settings.synthetic, settings.model
-    W, task_name, causal = 2 * s.N, s.task.removesuffix(CAUSAL), s.task.endswith(CAUSAL)
-    fetch = synthetic.examples(task_name, N=s.N, W=W)
+    m, (name, causal, N) = settings.model, named(settings.synthetic.task)
+    W, fetch = 2 * N, synthetic.examples(name, N=N, W=2 * N)
     if causal:
         models.check_causal(m)
-    model = models.language(m, answer=head.masked_word, W=W, N=s.N, tied_output=False)
+    model = models.language(m, answer=head.masked_word, W=W, N=N, tied_output=False)
     mask = models.masked(m, masks.causal if causal else None)
     parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT))
 
@@ -47,7 +55,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         settings,
         model,
         logits,
-        tokens_per_example=s.N,
+        tokens_per_example=N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W)},
         guess={"accuracy": "always the held-out examples' most frequent answer"},
         layout=models.layout(m, devices, W=W),
@@ -60,10 +68,11 @@ def figures(settings: configs.Settings, task: step.Task, params: Any, folder: pa
     """Loss curves, and the attention weights of one held-out example."""
     from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
-    s, folder = settings.synthetic, folder / "figures"
+    given, folder = settings.synthetic.task, folder / "figures"
     one, A_MHNS = tasks.example(task, params)
-    tokens = synthetic.spelled(s.task.removesuffix(CAUSAL), one["w_BN"][0], N=s.N, W=2 * s.N)
+    name, _, N = named(given)
+    tokens = synthetic.spelled(name, one["w_BN"][0], N=N, W=2 * N)
     return [
-        draw.loss_curves(folder / "loss.png", rows, unit="nats per answer", title=s.task.replace("_", ", ")),
+        draw.loss_curves(folder / "loss.png", rows, unit="nats per answer", title=given.replace("_", ", ")),
         draw.attention_matrices(folder / "attention.png", A_MHNS=A_MHNS, queries=tokens, keys=tokens),
     ]

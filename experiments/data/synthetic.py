@@ -38,8 +38,8 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
         raise errors.UserError(f'unknown task "{task}"{by_name.nearest(task, RULES)}; the right ones are: {listed}')
     rule = RULES[task]
     if not rule.tokens <= N <= MOST:
-        needs = f"needs synthetic.N from {rule.tokens} to {MOST}"
-        raise errors.UserError(f"the task {task} with {N} tokens {needs}, and {N} is not")
+        right = f"the task {task} has from {rule.tokens} to {MOST} tokens"
+        raise errors.UserError(f"{right}, and not {N}: synthetic.task = {task}:12")
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         sizes = ROWS, max(N, W)

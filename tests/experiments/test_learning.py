@@ -14,7 +14,7 @@ import tiny
 RUNS = {
     "hidden words": ("language", {"text.objective": "masked", "text.N": 16}, 60, 0.7),
     "hidden patches": ("masked_image", {}, 150, 0.97),
-    "ring": ("synthetic", {"synthetic.task": "ring", "synthetic.N": 4}, 60, 0.5),
+    "ring": ("synthetic", {"synthetic.task": "ring:4"}, 60, 0.5),
     "convolution": ("convolution", {"model.H": 5}, 60, 0.5),
 }
 FEW = {"model.norm": "rms", "model.mlp": "relu", "model.bias": False, "model.attention": "explicit"}  # compiled soon

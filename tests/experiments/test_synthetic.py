@@ -169,10 +169,10 @@ def test_held_out_examples_are_not_those_of_a_generator_with_the_same_number():
     ("task", "sizes", "said"),
     [
         ("rong", {}, 'unknown task "rong" .did you mean "ring".*; the right ones are: ring, previous, reachability'),
-        ("ring", {"N": 2}, "the task ring with 2 tokens needs synthetic.N from 3 to 1024, and 2 is not"),
-        ("previous", {"N": 1}, "synthetic.N from 2"),
-        ("nearest", {"N": 0}, "synthetic.N from 2"),
-        ("ring", {"N": 1025}, "synthetic.N from 3 to 1024"),
+        ("ring", {"N": 2}, "the task ring has from 3 to 1024 tokens, and not 2: synthetic.task = ring:12"),
+        ("previous", {"N": 1}, "from 2"),
+        ("nearest", {"N": 0}, "from 2"),
+        ("ring", {"N": 1025}, "from 3 to 1024"),
     ],
 )
 def test_what_suits_no_task_is_refused(task, sizes, said):
@@ -195,6 +195,15 @@ def test_a_norm_over_the_sequence_is_refused_where_later_words_are_hidden():
 
 def task_of(**changes):
     return experiment.prepare(tiny.settings("synthetic", **changes), mesh.make(data=1)).task
+
+
+def test_a_task_is_named_with_its_number_of_tokens():
+    assert experiment.named("ring") == ("ring", False, 12)
+    assert experiment.named("previous_causal:8") == ("previous", True, 8)
+    assert task_of(synthetic__task="nearest:7").train[0]["w_BN"].shape == (16, 7)
+    for wrong in ("ring:", "ring:x", "ring:-3", "ring:8:9", "ring:1e3", "ring:8_causal"):
+        with pytest.raises(errors.UserError, match=f"synthetic.task = {wrong}: behind the colon stands the number"):
+            experiment.named(wrong)
 
 
 def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked():
