@@ -8,7 +8,7 @@ from configs import base
 
 def get_config():
     config = base.get_config("translation")
-    config.pairs.update(vocabulary=1024, score_sentences=64)
+    config.pairs.vocabulary = 1024
     config.model.update(M=1, D=32)
     config.optim.warmup_steps = 10
     config.train.steps = 100

@@ -22,6 +22,7 @@ from tfm.decode import beam, generate
 BEAM = 4  # translations kept by beam search
 LENGTH_PENALTY = 0.6  # beam search divides log p by ((5 + length) / 6) to this power (Wu et al. 2016)
 SHOWN = 12  # translations in sample.txt
+SCORED = 500  # held-out source sentences, or all, that are translated for chrF and BLEU
 ANOTHER = "always the translation of another sentence"
 
 
@@ -44,7 +45,6 @@ def config() -> dict[str, ConfigDict]:
     pairs.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
     pairs.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
     pairs.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
-    pairs.score_sentences = 500  # held-out source sentences translated for chrF and BLEU
     return {"pairs": pairs}
 
 
@@ -85,14 +85,13 @@ def read(settings: configs.Settings) -> Corpus:
     """The pairs of the config; subwords come from the training part. Says how many pairs are longer than pairs.N."""
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
-    configs.at_least(2, {"pairs.score_sentences": p.score_sentences})  # the baseline takes another one's translation
     loaded = pairs.load(p.source)
     made = pairs.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [pairs.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
     told = f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}"
     lines = [*loaded.said.splitlines(), told]
-    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, p.score_sentences), lines, loaded.sha256)
+    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, SCORED), lines, loaded.sha256)
 
 
 def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:

@@ -82,6 +82,7 @@ REMOVED = {
     "synthetic.steps": "one edge leads from a source to a node",
     "text.binary": "convert what is no text in UTF-8 into .txt files",
     "pairs.length_penalty": "it is 0.6",
+    "pairs.score_sentences": "500 sentences are scored, or all that are held out",
     "pairs.tied_output": "the output matrix is the embedding",
     "synthetic.held_out": "512 examples are held out",
     "image.shift": "image.augment = ['shift:0.5']",

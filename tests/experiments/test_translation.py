@@ -24,7 +24,7 @@ from experiments.tools import translate  # noqa: E402
 WORDS = dict(zip("one two three four five".split(), "uno dos tres cuatro cinco".split(), strict=True))
 SOURCES = [*itertools.product(WORDS, repeat=4), *itertools.product(("one", "two"), repeat=6)]  # the last are too long
 SAID = [(" ".join(some), " ".join(map(WORDS.get, some))) for some in SOURCES]
-SIZES = {"model.M": 1, "pairs.N": 6, "pairs.vocabulary": 300, "pairs.score_sentences": 11}
+SIZES = {"model.M": 1, "pairs.N": 6, "pairs.vocabulary": 300}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp
     In batches of four; greedy translations are those of the whole model.
     """
     monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
+    monkeypatch.setattr(translation, "SCORED", 11)
     changes = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 32, "train.steps": 120}
     changes |= {"train.evaluate_every": 60, "train.evaluate_batch": 4}
     changes |= {"model.bias": False, "model.mlp": "relu", "model.norm": "rms"}  # which are soon compiled
@@ -170,7 +171,6 @@ def test_what_is_translated_depends_on_the_sentences_alone_and_keeps_all_referen
         ({"pairs.N": 1}, "pairs.N must be at least 2"),
         ({"pairs.N": 2}, "at most N = 2 tokens a side"),
         ({"pairs.vocabulary": 3}, "at least 259 ids"),
-        ({"pairs.score_sentences": 0}, "pairs.score_sentences must be at least 2"),
         ({"pairs.source": "nowhere.tsv"}, "nor a path that exists"),
         ({"model.norm": "instance"}, "needs all tokens"),
     ],
