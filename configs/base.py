@@ -83,10 +83,9 @@ def common() -> ml_collections.ConfigDict:
     model.mlp = "gelu"  # relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
     # swiglu, geglu, geglu_tanh, reglu (mlp.py)
     model.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)
-    model.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi
-    model.rotary = "10000"  # base: the longest wavelength of rotary positions is 2 pi times this; for longer texts
-    # base:linear:factor, base:dynamic:factor:N, base:llama3:factor:low:high:N, base:yarn:factor:N:fast:slow:length;
-    # '10000:linear:2' halves the angles (rotary_scaling.py)
+    model.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi (rotary:10000, or rotary:
+    # the longest wavelength is 2 pi times this base; for longer texts rotary:10000:linear:2, of half the angles, or
+    # another scaling there: dynamic:factor:N, llama3:factor:low:high:N, yarn:factor:N:fast:slow:length)
     model.window = 0  # attention only to tokens nearer than this; 0: to all
     model.block = "pre_norm"  # pre_norm, post_norm, plain (without residual connections; block.py)
     model.skips = False  # as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u

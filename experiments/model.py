@@ -13,7 +13,7 @@ from tfm import attention, block, embed, head, mlp, symmetry, transformer, varia
 from tfm import encoder_decoder as seq2seq
 from tfm import initial as initials
 from tfm import layout as layouts
-from tfm.attention import explicit, flash, heads, mask, relative_position, score
+from tfm.attention import explicit, flash, heads, mask, score
 from tfm.decode import kv_cache
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parameters
@@ -204,10 +204,6 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
             f"{m.H} x {m.K}"
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
-    if m.relative_position in variants.ROTARY:
-        base, scaling = variants.rotary(m)
-        how = {"halves": m.relative_position == "rotary_halves", "scaling": scaling}
-        chosen["relative_position"] = relative_position.rotary_of(base, **how)
     if getattr(chosen["score"], "normed", False):
         own = functools.partial(chosen["score"].apply, eps=m.eps)
         chosen["score"] = chosen["score"]._replace(apply=own)
@@ -258,7 +254,7 @@ def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
 def endless(m: config.Settings, *, N: int) -> bool:
     """Whether the KV cache serves texts beyond the context of N: each token sees those of a window, and how far they
     are away, both as in training. (Without a window, keys that saw what has left the context would mislead.)"""
-    return 0 < m.window <= N and m.position == "none" and ":" not in m.relative_position
+    return 0 < m.window <= N and m.position == "none" and not by_name.CODE.fullmatch(m.relative_position)
 
 
 def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:

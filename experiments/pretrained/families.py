@@ -4,6 +4,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from experiments import variants
 from experiments.engine import errors
 from experiments.pretrained import tensors
 
@@ -51,7 +52,6 @@ SETTINGS = {
 FREE = {
     "score_std": 1.0,
     "output_std": 1.0,
-    "rotary": "10000",
     "dropout": 0.0,
     "attention": "flash",
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less
@@ -220,6 +220,6 @@ def faults(family: Family, model: Mapping[str, Any]) -> list[str]:
     if all(field.ours != "G" for field in family.fields) and model.get("G") != model.get("H"):
         wrong.append(f"model.G is {model.get('G')} and not {model.get('H')}, the number of heads")
     for name, values in family.model.items():
-        if values and name in model and model[name] not in values:
+        if values and name in model and not {model[name], variants.split(name, str(model[name]))[0]} & {*values}:
             wrong.append(f"model.{name} is {model[name]!r} and not {' or '.join(map(repr, values))}")
     return wrong

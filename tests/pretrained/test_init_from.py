@@ -129,13 +129,13 @@ def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
     assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
 
 
-@pytest.mark.parametrize("dropped", ["rotary", "buckets", "learned"])
+@pytest.mark.parametrize("dropped", ["rotary:50", "buckets", "learned"])
 def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dropped):
     """DroPE: a second run starts from the first without its positions."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     part = "position" if dropped == "learned" else "relative_position"
     theirs = {"text.source": str(tmp_path / "text.txt"), "text.N": 8, "model.position": "none"}
-    theirs |= {f"model.{part}": dropped} | ({"model.rotary": "50"} if dropped == "rotary" else {})
+    theirs |= {f"model.{part}": dropped}
     folder = published.run(tmp_path / "run", "language", **theirs)
     ours = {"text__N": 16, "init_from": str(folder), "model__position": "none", "model__relative_position": "none"}
     settings = tiny.settings("language", **ours)
