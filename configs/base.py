@@ -78,8 +78,8 @@ def common() -> ml_collections.ConfigDict:
     model.output_cap = 0.0  # the same for the logits of words and classes, what the head says
     model.value = "low_rank"  # low_rank, keys, gated, exclusive, full_rank, identity (value.py)
     model.value_embedding = False  # values get a second embedding of the word, times a learned weight of each head
-    model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py)
-    model.eps = 1e-5  # inside the root of the norm
+    model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py;
+    # rms:1e-6: what is added inside the root, eps; else 1e-5)
     model.mlp = "gelu"  # relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
     # swiglu, geglu, geglu_tanh, reglu (mlp.py)
     model.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)

@@ -123,7 +123,7 @@ def build(
     by_name.choose("remat", m.remat, transformer.REMAT)
     by_name.choose("bias", m.bias, block.BIASES)
     inner = block_parts(m, cross=cross)
-    if m.norm == "batch_features":
+    if variants.split("norm", m.norm)[0] == "batch_features":
         inner = inner._replace(norm=sized(inner.norm, N=N))
     parts = transformer.Parts(embed, variants.choose(m, "position"), inner, head)
     parts = parts._replace(cap=m.output_cap, **({"transform": transform} if transform else {}))
@@ -193,9 +193,7 @@ def _told(compute: Callable) -> Callable:
 
 def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
     """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
-    config.at_least(
-        0, {f"model.{name}": getattr(m, name) for name in "eps dropout score_std output_std cap output_cap".split()}
-    )
+    config.at_least(0, {f"model.{n}": getattr(m, n) for n in "dropout score_std output_std cap output_cap".split()})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
     if m.score in CUTS and m.D != m.H * m.K:
@@ -205,7 +203,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
     if getattr(chosen["score"], "normed", False):
-        own = functools.partial(chosen["score"].apply, eps=m.eps)
+        own = functools.partial(chosen["score"].apply, eps=variants.eps(m))
         chosen["score"] = chosen["score"]._replace(apply=own)
     own = heads.Parts(
         score=chosen["score"],
@@ -218,7 +216,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         cap=m.cap,
     )
     order = by_name.choose("block", m.block, block.ORDERS)
-    return block.Parts(own, chosen["norm"], chosen["mlp"], order, m.eps, m.dropout, m.score_std)
+    return block.Parts(own, chosen["norm"], chosen["mlp"], order, variants.eps(m), m.dropout, m.score_std)
 
 
 def sizes(m: config.Settings) -> dict[str, int]:
@@ -275,7 +273,7 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
             f"model.score = {m.score} is no product of queries and keys, and needs all keys: mesh.sequence must be 1",
         ),
         (
-            over.sequence and m.norm == "batch_features",
+            over.sequence and variants.split("norm", m.norm)[0] == "batch_features",
             "model.norm = batch_features keeps statistics of each position: mesh.sequence must be 1",
         ),
         (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),

@@ -4,6 +4,7 @@ It is tried on shapes alone, with nothing computed: what it gives must fit into 
 of tfm says. What it raises is told with its line.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -19,8 +20,9 @@ from tfm.attention import relative_position, rotary_scaling, score, value
 
 ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
-NUMBERED = {"relative_position": ROTARY}  # the variants of a room behind whose names numbers may stand
-USUAL = {"relative_position": "10000"}  # those that stand there where nothing does
+# The variants of a room behind whose names numbers may stand, and those that are meant where nothing does.
+NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
+USUAL = {"relative_position": "10000", "norm": "1e-5"}
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # those that are no size of the model: an axis is known by its size
 
 
@@ -33,9 +35,10 @@ def choose(m: config.Settings, name: str) -> Any:
 
 def split(room: str, text: str) -> tuple[str, str]:
     """The variant that a text names, and the numbers behind it: ('rotary', '10000') of 'rotary' and 'rotary:10000'. One
-    of the user's own has a colon in its name, and no numbers."""
+    of the user's own has a colon in its name, and numbers that are usual."""
     variant, colon, numbers = text.partition(":")
-    return (variant, numbers if colon else USUAL[room]) if variant in NUMBERED.get(room, ()) else (text, "")
+    known = variant in NUMBERED.get(room, ())
+    return variant if known else text, numbers if known and colon else USUAL.get(room, "")
 
 
 def joined(room: str, variant: str, numbers: str) -> str:
@@ -46,6 +49,14 @@ def joined(room: str, variant: str, numbers: str) -> str:
 def written(number: float) -> str:
     """As it stands there, to its last bit: 10000, 1e-6."""
     return repr(number).removesuffix(".0").replace("e-0", "e-")
+
+
+def eps(m: config.Settings) -> float:
+    """What stands inside the root of the norms. UserError for no such number."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(split("norm", m.norm)[1])) < np.inf:
+            return number
+    raise errors.UserError(f"model.norm = {m.norm}: behind the colon a number from 0 must stand, as in rms:1e-6")
 
 
 def _rotary(m: config.Settings, name: str, base: str, *scaled: str) -> relative_position.RelativePosition:
@@ -180,7 +191,7 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
             _relative_position(trials["relative_position"], q, k)
         if "value" in own:
             _value(trials["value"], k, bias=block.biased("value", m.bias), heads=q.shape[1])
-    rooms = {"norm": ("D", {}, {"eps": m.eps}), "position": ("ND", {}, {})}
+    rooms = {"norm": ("D", {}, {"eps": eps(m)}), "position": ("ND", {}, {})}
     rooms["mlp"] = "DFM", {"bias": block.biased("mlp", m.bias)}, {}
     for name in sorted(rooms.keys() & own):
         of, (letters, more, settings) = trials[name], rooms[name]

@@ -32,6 +32,7 @@ RENAMED = {
     "model.relation": "model.relative_position",
     **dict.fromkeys(("model.rotary", "model.rotary_base"), "model.relative_position = rotary:10000"),
     "model.rotary_scaling": "model.relative_position = rotary:10000:linear:2",
+    "model.eps": "model.norm = token:1e-5",
     "model.embed_norm": "model.outer_norm = both",
     "model.final_norm": "model.outer_norm = none",
     "optim.final_fraction": "optim.schedule = cosine:0.1",
@@ -167,7 +168,8 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
             raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
         return right[name]
     if not CODE.fullmatch(name):
-        raise errors.UserError(f'the {what} "{name}" is not of the form my_file:my_variant')
+        hint = nearest(name.partition(":")[0], right)
+        raise errors.UserError(f'the {what} "{name}" is not of the form my_file:my_variant{hint}')
     module, _, attribute = name.partition(":")
     if module.endswith(".py"):
         raise errors.UserError(f'the {what} "{name}" is written without .py: {module[:-3]}:{attribute}')

@@ -26,7 +26,7 @@ TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model
 # which config.json or the tensors say.
 ANY = ()
 SETTINGS = {
-    **dict.fromkeys(("M", "D", "H", "G", "K", "F", "eps"), ANY),
+    **dict.fromkeys(("M", "D", "H", "G", "K", "F"), ANY),
     "score": ("asymmetric", "symmetric_init", "asymmetric_std"),  # they differ where they begin
     "diagonal": ("keep",),
     "scale": ("1/sqrt(K)",),
@@ -63,9 +63,9 @@ class Field(NamedTuple):
     """A field of config.json, and ours that it says: a size by its letter, a field of `model`, or another fact.
 
     The default holds where it is absent, and tells what it may be: an int, a whole number from 1; a float, a finite
-    number from 0; a str, any text; a dictionary, one of its keys, and ours is the value, or where that is None any
-    other one; a function, a size that it makes of the facts before; None, a size that may be unknown. '' for `ours`:
-    only the default is supported.
+    number from 0 (of the norm, what stands behind its name); a str, any text; a dictionary, one of its keys, and ours
+    is the value, or where that is None any other one; a function, a size that it makes of the facts before; None, a
+    size that may be unknown. '' for `ours`: only the default is supported.
     """
 
     theirs: str
@@ -184,6 +184,7 @@ def describe(family: Family, config: Config) -> Facts:
     config = {right: config[other] for other, right in family.aliases.items() if other in config} | dict(config)
     for field in family.fields:
         said = value(config, field, facts)
+        said = variants.joined("norm", facts["norm"], variants.written(said)) if field.ours == "norm" else said
         if field.ours and said is not None:
             facts[field.ours] = said
     for many, few in (("H", "G"), *([] if "K" in facts else [("D", "H")])):
@@ -202,6 +203,8 @@ def config(family: Family, facts: Facts, groups: set[str]) -> dict[str, Any]:
         for theirs, ours, default in family.fields:
             if isinstance(default, dict):
                 config[theirs] = next(name for name, said in default.items() if not ours or said in (facts[ours], None))
+            elif ours == "norm":
+                config[theirs] = float(variants.split(ours, facts[ours])[1])
             else:
                 config[theirs] = facts.get(ours, default) if isinstance(default, str) else facts[ours]
         return config | family.extra(facts, groups)

@@ -56,7 +56,7 @@ def fields(*sizes: int, G: Any = lambda facts: facts["H"], K: int | None = None,
         Field("head_dim", "K", K),
         Field("vocab_size", "W", W),
         Field("max_position_embeddings", "N", N),
-        Field("rms_norm_eps", "eps", 1e-6),
+        Field("rms_norm_eps", "norm", 1e-6),
         Field("tie_word_embeddings", "tied_output", tied),
         WHOLE_ROTARY,
     )

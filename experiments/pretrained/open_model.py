@@ -201,10 +201,10 @@ def _today(model: dict[str, Any]) -> dict[str, Any]:
     others["outer_norm"] = next(name for name, both in models.OUTER_NORMS.items() if both == norms)
     model = others | model
     angles = f"{variants.written(model.get('rotary_base', 10000))}:{model.get('rotary_scaling', 'none')}"
-    if model["relative_position"] in variants.ROTARY:
-        angles = model.get("rotary", angles.removesuffix(":none"))
-        model["relative_position"] = variants.joined("relative_position", model["relative_position"], angles)
-    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling", "rotary")
+    numbers = {"relative_position": model.get("rotary", angles.removesuffix(":none"))}
+    numbers["norm"] = variants.written(model.get("eps", 1e-5))
+    model |= {room: variants.joined(room, model[room], number) for room, number in numbers.items()}
+    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling", "rotary", "eps")
     return {name: value for name, value in model.items() if name not in old}
 
 

@@ -28,9 +28,13 @@ MODELS = {
     "rotary:0.5 gives no angles: it must be rotary:base, in numbers, base at least 1": dict(
         relative_position="rotary:0.5"
     ),
+    "model.norm = rms:x: behind the colon a number from 0 must stand": dict(norm="rms:x"),
+    "norm = rms:-1: behind": dict(norm="rms:-1"),
+    "norm = token:: behind": dict(norm="token:"),
+    "norm = batch:0.1:0.2: behind": dict(norm="batch:0.1:0.2"),
     "rotary: gives no angles": dict(relative_position="rotary:"),
     "rotary:9:linear:2:3 gives no angles": dict(relative_position="rotary:9:linear:2:3"),
-    'relative_position "alibi:2" is not of the form my_file:my_variant': dict(relative_position="alibi:2"),
+    r'"rotery:2" is not of the form my_file:my_variant \(did you mean "rotary"': dict(relative_position="rotery:2"),
     "model.value_embedding needs words alone": dict(value_embedding=True),
     "model.skips needs model.M of at least 2": dict(skips=True, M=1),
     "model.skips needs model.share = 1": dict(skips=True, share=2),

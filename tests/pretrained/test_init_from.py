@@ -285,7 +285,7 @@ def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
         return config.flat(warm_start.adopted(settings, folder).to_dict())
 
     found = adopted()
-    of = open_model.open(theirs).model | {"H": 6, "G": 2, "K": 4, "norm": "rms", "bias": "none"}
+    of = open_model.open(theirs).model | {"H": 6, "G": 2, "K": 4, "norm": "rms:1e-6", "bias": "none"}
     assert {name: found[f"model.{name}"] for name in of} == of and not found["text.tied_output"]
     assert found["text.tokenizer"] == str(theirs)
     assert (

@@ -249,8 +249,8 @@ def test_what_is_none_of_the_family_is_not_written(tmp_path):
     ):
         with refused(sentence):
             write(model=model | changes)
-    with refused("model.eps is missing"):
-        write(model={name: value for name, value in model.items() if name != "eps"})
+    with refused("model.norm is missing"):
+        write(model={name: value for name, value in model.items() if name != "norm"})
     with refused("blocks/mlp/b1_F is missing; blocks/mlp/Wg_FD is left over"):
         mlp = {("Wg_FD" if name == "b1_F" else name): leaf for name, leaf in params["blocks"]["mlp"].items()}
         write(params=params | {"blocks": params["blocks"] | {"mlp": mlp}})
