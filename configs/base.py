@@ -67,12 +67,11 @@ def common() -> ml_collections.ConfigDict:
     model.G = model.get_ref("H") * 1  # heads of keys and values, each for H/G heads (GQA; 1: MQA); without * 1 it is H
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
-    model.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
-    # pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm,
-    # additive, constant (score.py)
+    model.score = "asymmetric"  # none, tied, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise, pairwise_sym,
+    # identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, additive, constant
+    # (score.py; tied_noself, and so all: a token attends to itself only where nothing else is allowed)
     model.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
-    model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     model.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
     model.output_cap = 0.0  # the same for the logits of words and classes, what the head says

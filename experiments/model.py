@@ -20,7 +20,6 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parame
 # Layers that are written out where nothing is computed again. libtpu 0.0.50 compiles one in 5 s, for each of step
 # and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
 WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
-DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
 OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
@@ -196,7 +195,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
     config.at_least(0, {f"model.{n}": getattr(m, n) for n in "dropout score_std output_std cap output_cap".split()})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
-    if m.score in CUTS and m.D != m.H * m.K:
+    if m.score.removesuffix(variants.NOSELF) in CUTS and m.D != m.H * m.K:
         raise errors.UserError(
             f"model.score = {m.score} cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
@@ -212,7 +211,7 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         compute=by_name.choose("attention", m.attention, attention.IMPLEMENTATIONS),
         scale=by_name.choose("scale", m.scale, score.SCALES),
         H=m.H,
-        itself=by_name.choose("diagonal", m.diagonal, DIAGONALS) and getattr(chosen["score"], "itself", True),
+        itself=getattr(chosen["score"], "itself", True),
         cap=m.cap,
     )
     order = by_name.choose("block", m.block, block.ORDERS)
@@ -280,7 +279,7 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
         (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
         (m.G % tensor, f"model.G = {m.G} heads of keys and values do not divide evenly over mesh.tensor = {tensor}"),
         (
-            over.tensor and m.score in CUTS,
+            over.tensor and m.score.removesuffix(variants.NOSELF) in CUTS,
             f"model.score = {m.score} cuts whole tokens into heads, and devices would have to share those: "
             "mesh.tensor must be 1",
         ),

@@ -23,13 +23,16 @@ ROTARY = ("rotary", "rotary_halves")
 # The variants of a room behind whose names numbers may stand, and those that are meant where nothing does.
 NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
 USUAL = {"relative_position": "10000", "norm": "1e-5"}
+NOSELF = "_noself"  # behind the name of a score: tokens attend to others, where they may
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # those that are no size of the model: an axis is known by its size
 
 
 def choose(m: config.Settings, name: str) -> Any:
     """The variant of this room that the section `m` names. UserError for no such."""
     variant, numbers = split(name, getattr(m, name))
-    chosen = by_name.choose(name, variant, by_name.candidates(ROOMS[name]))
+    others = name == "score" and variant.endswith(NOSELF) and ":" not in variant
+    chosen = by_name.choose(name, variant.removesuffix(NOSELF * others), by_name.candidates(ROOMS[name]))
+    chosen = chosen._replace(itself=False) if others else chosen
     return _rotary(m, variant, *numbers.split(":")) if variant in ROTARY else chosen
 
 

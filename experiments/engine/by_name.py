@@ -33,6 +33,7 @@ RENAMED = {
     **dict.fromkeys(("model.rotary", "model.rotary_base"), "model.relative_position = rotary:10000"),
     "model.rotary_scaling": "model.relative_position = rotary:10000:linear:2",
     "model.eps": "model.norm = token:1e-5",
+    "model.diagonal": "model.score = asymmetric_noself",
     "model.embed_norm": "model.outer_norm = both",
     "model.final_norm": "model.outer_norm = none",
     "optim.final_fraction": "optim.schedule = cosine:0.1",

@@ -28,7 +28,6 @@ ANY = ()
 SETTINGS = {
     **dict.fromkeys(("M", "D", "H", "G", "K", "F"), ANY),
     "score": ("asymmetric", "symmetric_init", "asymmetric_std"),  # they differ where they begin
-    "diagonal": ("keep",),
     "scale": ("1/sqrt(K)",),
     "cap": (0.0,),
     "output_cap": (0.0,),

@@ -204,7 +204,9 @@ def _today(model: dict[str, Any]) -> dict[str, Any]:
     numbers = {"relative_position": model.get("rotary", angles.removesuffix(":none"))}
     numbers["norm"] = variants.written(model.get("eps", 1e-5))
     model |= {room: variants.joined(room, model[room], number) for room, number in numbers.items()}
-    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling", "rotary", "eps")
+    if model.get("diagonal") == "exclude":
+        model["score"] = model["score"].removesuffix(variants.NOSELF) + variants.NOSELF
+    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling", "rotary", "eps", "diagonal")
     return {name: value for name, value in model.items() if name not in old}
 
 

@@ -34,9 +34,8 @@ RUNS = {
 MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
     **dict(share=[1, 2], E=[0, 6], skips=[True], value_embedding=[True]),
-    "score": ["tied", "tied_noself", "symmetric_init", "asymmetric_std", "pairwise"],
+    "score": ["tied", "asymmetric_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     **dict(score_std=[0.5], output_std=[0.0], window=[3]),
-    "diagonal": ["exclude"],
     "scale": ["1/sqrt(D)", "1"],
     **dict.fromkeys(["cap", "output_cap"], [30.0]),
     "value": ["keys", "gated", "exclusive", "full_rank", "identity"],
@@ -340,11 +339,12 @@ def test_transformers_ends_a_text_where_we_do(tmp_path):
 def test_a_run_of_an_earlier_version_is_opened(tmp_path):
     """Its config says how it was computed in words that are no longer there."""
     changes = {"model.relative_position": "rotary:50:linear:2", "model.outer_norm": "first", "model.norm": "rms:1e-6"}
+    changes |= {"model.score": "tied_noself"}
     run = published.run(tmp_path / "run", "language", **RUNS["gpt2"] | changes)
     config, right = json.loads((run / "config.json").read_text())["config"], vars(open_model.open(run).fields)
     new = [config["model"].pop(name) for name in "G cap output_cap E share skips value_embedding outer_norm".split()]
     config["model"] |= {"remat": False, "attention": "fused", "unroll": new, "embed_norm": True, "final_norm": False}
-    config["model"] |= {"norm": "rms", "eps": 1e-6, "relative_position": "rotary"}
-    for rotary in ({"rotary_base": 50.0, "rotary_scaling": "linear:2"}, {"rotary": "50:linear:2"}):
-        (run / "config.json").write_text(json.dumps({"config": config | {"model": config["model"] | rotary}}))
+    config["model"] |= {"norm": "rms", "eps": 1e-6, "relative_position": "rotary", "diagonal": "exclude"}
+    for own in ({"rotary_base": 50.0, "rotary_scaling": "linear:2", "score": "tied"}, {"rotary": "50:linear:2"}):
+        (run / "config.json").write_text(json.dumps({"config": config | {"model": config["model"] | own}}))
         assert vars(open_model.open(run).fields) == right | {"remat": "none", "attention": "flash", "unroll": new}
