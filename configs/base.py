@@ -65,26 +65,24 @@ def common() -> ml_collections.ConfigDict:
     model.G = model.get_ref("H") * 1  # heads of keys and values, each for H/G heads (GQA; 1: MQA); without * 1 it is H
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
-    model.score = "asymmetric"  # none, tied, tied_noself, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise,
-    # pairwise_sym, identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm,
-    # additive, constant (score.py)
+    model.score = "asymmetric"  # none, tied, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise, pairwise_sym,
+    # identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, additive, constant
+    # (score.py; tied_noself, and so all: a token attends to itself only where nothing else is allowed)
     model.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
-    model.diagonal = "keep"  # keep, exclude: a token attends to itself only where nothing else is allowed
     model.scale = "1/sqrt(K)"  # of the logits: 1/sqrt(K), 1/sqrt(D), 1
     model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
     model.output_cap = 0.0  # the same for the logits of words and classes, what the head says
     model.value = "low_rank"  # low_rank, keys, gated, exclusive, full_rank, identity (value.py)
     model.value_embedding = False  # values get a second embedding of the word, times a learned weight of each head
-    model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py)
-    model.eps = 1e-5  # inside the root of the norm
+    model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py;
+    # rms:1e-6: what is added inside the root, eps; else 1e-5)
     model.mlp = "gelu"  # relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
     # swiglu, geglu, geglu_tanh, reglu (mlp.py)
     model.position = "learned"  # learned, sinusoidal, learned_concatenated, sinusoidal_concatenated, none (position)
-    model.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi
-    model.rotary = "10000"  # base: the longest wavelength of rotary positions is 2 pi times this; for longer texts
-    # base:linear:factor, base:dynamic:factor:N, base:llama3:factor:low:high:N, base:yarn:factor:N:fast:slow:length;
-    # '10000:linear:2' halves the angles (rotary_scaling.py)
+    model.relative_position = "none"  # none, rotary, rotary_halves, relative, buckets, alibi (rotary:10000, or rotary:
+    # the longest wavelength is 2 pi times this base; for longer texts rotary:10000:linear:2, of half the angles, or
+    # another scaling there: dynamic:factor:N, llama3:factor:low:high:N, yarn:factor:N:fast:slow:length)
     model.window = 0  # attention only to tokens nearer than this; 0: to all
     model.block = "pre_norm"  # pre_norm, post_norm, plain (without residual connections; block.py)
     model.skips = False  # as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u

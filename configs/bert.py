@@ -10,7 +10,7 @@ from configs import base
 
 def get_config():
     config = base.get_config("language")
-    config.model.update(block="post_norm", outer_norm="first", eps=1e-12, segments=2)
+    config.model.update(block="post_norm", outer_norm="first", norm="token:1e-12", segments=2)
     config.text.update(source="docstrings", objective="masked", tied_output=True, transform=True)
     config.optim.learning_rate = 2e-3
     config.train.update(steps=2000, batch_size=24)

@@ -2,7 +2,7 @@
 
 python launch.py --config configs/qk_ablation_full.py --workdir runs/qk_full
 Not run yet. Other models cross with the arms on the command line: --config.model.relative_position=rotary (all but
-l2_tied), --config.model.value=full_rank, --config.model.diagonal=exclude, --config.model.scale='1/sqrt(D)'.
+l2_tied), --config.model.value=full_rank, --config.model.scale='1/sqrt(D)'.
 """
 
 from configs import base

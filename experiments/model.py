@@ -13,14 +13,13 @@ from tfm import attention, block, embed, head, mlp, symmetry, transformer, varia
 from tfm import encoder_decoder as seq2seq
 from tfm import initial as initials
 from tfm import layout as layouts
-from tfm.attention import explicit, flash, heads, mask, relative_position, score
+from tfm.attention import explicit, flash, heads, mask, score
 from tfm.decode import kv_cache
 
 DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parameters
 # Layers that are written out where nothing is computed again. libtpu 0.0.50 compiles one in 5 s, for each of step
 # and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
 WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
-DIAGONALS = {"keep": True, "exclude": False}  # whether a token attends to itself
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
 OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
@@ -123,7 +122,7 @@ def build(
     by_name.choose("remat", m.remat, transformer.REMAT)
     by_name.choose("bias", m.bias, block.BIASES)
     inner = block_parts(m, cross=cross)
-    if m.norm == "batch_features":
+    if variants.split("norm", m.norm)[0] == "batch_features":
         inner = inner._replace(norm=sized(inner.norm, N=N))
     parts = transformer.Parts(embed, variants.choose(m, "position"), inner, head)
     parts = parts._replace(cap=m.output_cap, **({"transform": transform} if transform else {}))
@@ -193,23 +192,17 @@ def _told(compute: Callable) -> Callable:
 
 def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
     """The function for each place of a block, by its name in the config. cross: some attend to another sequence."""
-    config.at_least(
-        0, {f"model.{name}": getattr(m, name) for name in "eps dropout score_std output_std cap output_cap".split()}
-    )
+    config.at_least(0, {f"model.{n}": getattr(m, n) for n in "dropout score_std output_std cap output_cap".split()})
     if m.dropout >= 1:
         raise errors.UserError(f"model.dropout must be less than 1, and {m.dropout} is not")
-    if m.score in CUTS and m.D != m.H * m.K:
+    if m.score.removesuffix(variants.NOSELF) in CUTS and m.D != m.H * m.K:
         raise errors.UserError(
             f"model.score = {m.score} cuts a token into heads: model.D = {m.D} must be model.H x model.K = "
             f"{m.H} x {m.K}"
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
-    if m.relative_position in variants.ROTARY:
-        base, scaling = variants.rotary(m)
-        how = {"halves": m.relative_position == "rotary_halves", "scaling": scaling}
-        chosen["relative_position"] = relative_position.rotary_of(base, **how)
     if getattr(chosen["score"], "normed", False):
-        own = functools.partial(chosen["score"].apply, eps=m.eps)
+        own = functools.partial(chosen["score"].apply, eps=variants.eps(m))
         chosen["score"] = chosen["score"]._replace(apply=own)
     own = heads.Parts(
         score=chosen["score"],
@@ -218,11 +211,11 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
         compute=by_name.choose("attention", m.attention, attention.IMPLEMENTATIONS),
         scale=by_name.choose("scale", m.scale, score.SCALES),
         H=m.H,
-        itself=by_name.choose("diagonal", m.diagonal, DIAGONALS) and getattr(chosen["score"], "itself", True),
+        itself=getattr(chosen["score"], "itself", True),
         cap=m.cap,
     )
     order = by_name.choose("block", m.block, block.ORDERS)
-    return block.Parts(own, chosen["norm"], chosen["mlp"], order, m.eps, m.dropout, m.score_std)
+    return block.Parts(own, chosen["norm"], chosen["mlp"], order, variants.eps(m), m.dropout, m.score_std)
 
 
 def sizes(m: config.Settings) -> dict[str, int]:
@@ -258,7 +251,7 @@ def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
 def endless(m: config.Settings, *, N: int) -> bool:
     """Whether the KV cache serves texts beyond the context of N: each token sees those of a window, and how far they
     are away, both as in training. (Without a window, keys that saw what has left the context would mislead.)"""
-    return 0 < m.window <= N and m.position == "none" and ":" not in m.relative_position
+    return 0 < m.window <= N and m.position == "none" and not by_name.CODE.fullmatch(m.relative_position)
 
 
 def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: str = "") -> layouts.Layout:
@@ -279,14 +272,14 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
             f"model.score = {m.score} is no product of queries and keys, and needs all keys: mesh.sequence must be 1",
         ),
         (
-            over.sequence and m.norm == "batch_features",
+            over.sequence and variants.split("norm", m.norm)[0] == "batch_features",
             "model.norm = batch_features keeps statistics of each position: mesh.sequence must be 1",
         ),
         (N % sequence, f"{N} patches do not divide evenly over mesh.sequence = {sequence}"),
         (m.H % tensor, f"model.H = {m.H} heads do not divide evenly over mesh.tensor = {tensor}"),
         (m.G % tensor, f"model.G = {m.G} heads of keys and values do not divide evenly over mesh.tensor = {tensor}"),
         (
-            over.tensor and m.score in CUTS,
+            over.tensor and m.score.removesuffix(variants.NOSELF) in CUTS,
             f"model.score = {m.score} cuts whole tokens into heads, and devices would have to share those: "
             "mesh.tensor must be 1",
         ),

@@ -4,6 +4,7 @@ It is tried on shapes alone, with nothing computed: what it gives must fit into 
 of tfm says. What it raises is told with its line.
 """
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -19,20 +20,52 @@ from tfm.attention import relative_position, rotary_scaling, score, value
 
 ROOMS = dict(score=score, value=value, relative_position=relative_position, norm=norm, mlp=mlp, position=position)
 ROTARY = ("rotary", "rotary_halves")
+# The variants of a room behind whose names numbers may stand, and those that are meant where nothing does.
+NUMBERED = {"relative_position": ROTARY, "norm": tuple(by_name.candidates(norm))}
+USUAL = {"relative_position": "10000", "norm": "1e-5"}
+NOSELF = "_noself"  # behind the name of a score: tokens attend to others, where they may
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)  # those that are no size of the model: an axis is known by its size
 
 
 def choose(m: config.Settings, name: str) -> Any:
-    """The variant of this room that the section `m` names."""
-    return by_name.choose(name, getattr(m, name), by_name.candidates(ROOMS[name]))
+    """The variant of this room that the section `m` names. UserError for no such."""
+    variant, numbers = split(name, getattr(m, name))
+    others = name == "score" and variant.endswith(NOSELF) and ":" not in variant
+    chosen = by_name.choose(name, variant.removesuffix(NOSELF * others), by_name.candidates(ROOMS[name]))
+    chosen = chosen._replace(itself=False) if others else chosen
+    return _rotary(m, variant, *numbers.split(":")) if variant in ROTARY else chosen
 
 
-def rotary(m: config.Settings) -> tuple[float, Callable]:
-    """The base of rotary angles and their scaling, as model.rotary says both: '10000', or '10000:linear:2'. UserError
-    for no such."""
-    base, *scaled = m.rotary.split(":")
+def split(room: str, text: str) -> tuple[str, str]:
+    """The variant that a text names, and the numbers behind it: ('rotary', '10000') of 'rotary' and 'rotary:10000'. One
+    of the user's own has a colon in its name, and numbers that are usual."""
+    variant, colon, numbers = text.partition(":")
+    known = variant in NUMBERED.get(room, ())
+    return variant if known else text, numbers if known and colon else USUAL.get(room, "")
+
+
+def joined(room: str, variant: str, numbers: str) -> str:
+    """The inverse of `split`, without what is usual."""
+    return variant if numbers == USUAL[room] else f"{variant}:{numbers}"
+
+
+def written(number: float) -> str:
+    """As it stands there, to its last bit: 10000, 1e-6."""
+    return repr(number).removesuffix(".0").replace("e-0", "e-")
+
+
+def eps(m: config.Settings) -> float:
+    """What stands inside the root of the norms. UserError for no such number."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (number := float(split("norm", m.norm)[1])) < np.inf:
+            return number
+    raise errors.UserError(f"model.norm = {m.norm}: behind the colon a number from 0 must stand, as in rms:1e-6")
+
+
+def _rotary(m: config.Settings, name: str, base: str, *scaled: str) -> relative_position.RelativePosition:
+    """Rotary positions of this base and scaling: '10000', or '10000', 'linear', '2'."""
     of = by_name.choose("rotary scaling", (scaled or ["none"])[0], rotary_scaling.KINDS)
-    right = ":".join(["base", *scaled[:1], *[*inspect.signature(of).parameters][3:]])
+    right = ":".join([name, "base", *scaled[:1], *[*inspect.signature(of).parameters][3:]])
     try:
         base, *numbers = [float(text) for text in (base, *scaled[1:])]
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
@@ -42,9 +75,11 @@ def rotary(m: config.Settings) -> tuple[float, Callable]:
         fits = False
     if not fits:
         raise errors.UserError(
-            f"model.rotary = {m.rotary} gives no angles: it must be {right}, in numbers, and base at least 1"
+            f"model.relative_position = {m.relative_position} gives no angles: it must be {right}, in numbers, base at "
+            "least 1"
         )
-    return base, lambda n, K, base: of(n, K, base, *numbers)
+    how = {"halves": name == "rotary_halves", "scaling": lambda n, K, base: of(n, K, base, *numbers)}
+    return relative_position.rotary_of(base, **how)
 
 
 class Trial(NamedTuple):
@@ -129,7 +164,8 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
                 f"alone, and model.score = {m.score} declares none (grouped, score.py): those here that do are "
                 f"{', '.join(right)}"
             )
-    own, turned = {name for name in ROOMS if ":" in getattr(m, name)}, m.relative_position in ROTARY
+    names = {name: split(name, getattr(m, name))[0] for name in ROOMS}
+    own, turned = {name for name in ROOMS if ":" in names[name]}, names["relative_position"] in ROTARY
     B, N, S, *_ = [n for n in PRIMES if n not in {*sizes.values(), m.G, 2 * sizes["K"]}]
     size = {**sizes, "G": m.G, "B": B, "N": N, "S": S}
     trials = {name: Trial(f"model.{name} = {getattr(m, name)}", choice, size) for name, choice in chosen.items()}
@@ -158,7 +194,7 @@ def checked(m: config.Settings, sizes: dict[str, int], *, cross: bool = False) -
             _relative_position(trials["relative_position"], q, k)
         if "value" in own:
             _value(trials["value"], k, bias=block.biased("value", m.bias), heads=q.shape[1])
-    rooms = {"norm": ("D", {}, {"eps": m.eps}), "position": ("ND", {}, {})}
+    rooms = {"norm": ("D", {}, {"eps": eps(m)}), "position": ("ND", {}, {})}
     rooms["mlp"] = "DFM", {"bias": block.biased("mlp", m.bias)}, {}
     for name in sorted(rooms.keys() & own):
         of, (letters, more, settings) = trials[name], rooms[name]

@@ -91,7 +91,6 @@ def identity_query(X_key, X_query, *, Uk, h, bk=None) -> np.ndarray:
 
 OF = {
     "tied": tied,
-    "tied_noself": tied,
     "tied_keynorm": tied_keynorm,
     "tied_wide": tied,
     "tied_signed": tied_signed,

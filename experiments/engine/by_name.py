@@ -31,8 +31,10 @@ RENAMED = {
     "text.label": "text.field = text,label",
     "synthetic.N": "synthetic.task = ring:20",
     "model.relation": "model.relative_position",
-    "model.rotary_base": "model.rotary",
-    "model.rotary_scaling": "model.rotary = 10000:linear:2",
+    **dict.fromkeys(("model.rotary", "model.rotary_base"), "model.relative_position = rotary:10000"),
+    "model.rotary_scaling": "model.relative_position = rotary:10000:linear:2",
+    "model.eps": "model.norm = token:1e-5",
+    "model.diagonal": "model.score = asymmetric_noself",
     "model.embed_norm": "model.outer_norm = both",
     "model.final_norm": "model.outer_norm = none",
     "optim.final_fraction": "optim.schedule = cosine:0.1",
@@ -123,7 +125,7 @@ ELSEWHERE = {
     "model.F": "n_inner mlp_dim d_ff ffn_dim intermediate_size",
     "model.mlp": "activation hidden_act activation_function act",
     "model.compute_dtype": "dtype precision bf16 mixed_precision",
-    "model.rotary": "rope_theta",
+    "model.relative_position": "rope_theta",
     "text.N": "block_size seq_len seq_length max_length context_length max_seq_len n_ctx max_position_embeddings",
     "text.source": "dataset dataset_name data data_path data_dir train_file",
     "text.tokenizer": "vocab_size tokenizer_name tokenizer_path",
@@ -173,7 +175,8 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
             raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
         return right[name]
     if not CODE.fullmatch(name):
-        raise errors.UserError(f'the {what} "{name}" is not of the form my_file:my_variant')
+        hint = nearest(name.partition(":")[0], right)
+        raise errors.UserError(f'the {what} "{name}" is not of the form my_file:my_variant{hint}')
     module, _, attribute = name.partition(":")
     if module.endswith(".py"):
         raise errors.UserError(f'the {what} "{name}" is written without .py: {module[:-3]}:{attribute}')

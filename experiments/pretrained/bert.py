@@ -110,7 +110,7 @@ FIELDS = (
     Field("max_position_embeddings", "N", 512),
     Field("type_vocab_size", "segments", 2),
     Field("hidden_act", "mlp", families.ACTIVATIONS),
-    Field("layer_norm_eps", "eps", 1e-12),
+    Field("layer_norm_eps", "norm", 1e-12),
     Field("tie_word_embeddings", "tied_output", families.YES),
     Field("position_embedding_type", "", families.only("absolute")),
     Field("is_decoder", "", families.only(False)),

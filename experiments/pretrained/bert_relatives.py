@@ -71,7 +71,7 @@ DISTILBERT = bert.FAMILY._replace(
         *bert.OF_WORDS,
     ),
     known=bert.known("vocab_projector", ""),
-    model=bert.MODEL | {"segments": (0,), "eps": (1e-12,)},
+    model=bert.MODEL | {"segments": (0,), "norm": ("token:1e-12",)},
     fields=(
         *map(Field, ("n_layers", "dim", "n_heads", "hidden_dim"), "MDHF", (6, 768, 12, 3072)),
         *(field for field in bert.FIELDS if field.theirs in SAME),

@@ -4,6 +4,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from experiments import variants
 from experiments.engine import errors
 from experiments.pretrained import tensors
 
@@ -25,9 +26,8 @@ TEXT_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")  # fields of a model
 # which config.json or the tensors say.
 ANY = ()
 SETTINGS = {
-    **dict.fromkeys(("M", "D", "H", "G", "K", "F", "eps"), ANY),
+    **dict.fromkeys(("M", "D", "H", "G", "K", "F"), ANY),
     "score": ("asymmetric", "symmetric_init", "asymmetric_std"),  # they differ where they begin
-    "diagonal": ("keep",),
     "scale": ("1/sqrt(K)",),
     "cap": (0.0,),
     "output_cap": (0.0,),
@@ -51,7 +51,6 @@ SETTINGS = {
 FREE = {
     "score_std": 1.0,
     "output_std": 1.0,
-    "rotary": "10000",
     "dropout": 0.0,
     "attention": "flash",
     "compute_dtype": "float32",  # what is written is float32, as the parameters are: it rounds less
@@ -63,9 +62,9 @@ class Field(NamedTuple):
     """A field of config.json, and ours that it says: a size by its letter, a field of `model`, or another fact.
 
     The default holds where it is absent, and tells what it may be: an int, a whole number from 1; a float, a finite
-    number from 0; a str, any text; a dictionary, one of its keys, and ours is the value, or where that is None any
-    other one; a function, a size that it makes of the facts before; None, a size that may be unknown. '' for `ours`:
-    only the default is supported.
+    number from 0 (of the norm, what stands behind its name); a str, any text; a dictionary, one of its keys, and ours
+    is the value, or where that is None any other one; a function, a size that it makes of the facts before; None, a
+    size that may be unknown. '' for `ours`: only the default is supported.
     """
 
     theirs: str
@@ -184,6 +183,7 @@ def describe(family: Family, config: Config) -> Facts:
     config = {right: config[other] for other, right in family.aliases.items() if other in config} | dict(config)
     for field in family.fields:
         said = value(config, field, facts)
+        said = variants.joined("norm", facts["norm"], variants.written(said)) if field.ours == "norm" else said
         if field.ours and said is not None:
             facts[field.ours] = said
     for many, few in (("H", "G"), *([] if "K" in facts else [("D", "H")])):
@@ -202,6 +202,8 @@ def config(family: Family, facts: Facts, groups: set[str]) -> dict[str, Any]:
         for theirs, ours, default in family.fields:
             if isinstance(default, dict):
                 config[theirs] = next(name for name, said in default.items() if not ours or said in (facts[ours], None))
+            elif ours == "norm":
+                config[theirs] = float(variants.split(ours, facts[ours])[1])
             else:
                 config[theirs] = facts.get(ours, default) if isinstance(default, str) else facts[ours]
         return config | family.extra(facts, groups)
@@ -220,6 +222,6 @@ def faults(family: Family, model: Mapping[str, Any]) -> list[str]:
     if all(field.ours != "G" for field in family.fields) and model.get("G") != model.get("H"):
         wrong.append(f"model.G is {model.get('G')} and not {model.get('H')}, the number of heads")
     for name, values in family.model.items():
-        if values and name in model and model[name] not in values:
+        if values and name in model and not {model[name], variants.split(name, str(model[name]))[0]} & {*values}:
             wrong.append(f"model.{name} is {model[name]!r} and not {' or '.join(map(repr, values))}")
     return wrong

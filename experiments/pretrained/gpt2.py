@@ -40,7 +40,7 @@ SIZES = (
     Field("n_inner", "F", lambda facts: 4 * facts["D"]),
     Field("vocab_size", "W", 50257),
     Field("n_positions", "N", 1024),
-    Field("layer_norm_epsilon", "eps", 1e-5),
+    Field("layer_norm_epsilon", "norm", 1e-5),
     Field("scale_attn_weights", "scale", {True: "1/sqrt(K)", False: "1"}),
     Field("tie_word_embeddings", "tied_output", families.YES),
     Field("add_cross_attention", "", families.only(False)),

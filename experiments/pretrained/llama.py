@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from experiments import variants
 from experiments.engine import errors
 from experiments.pretrained import families, tensors
 from experiments.pretrained.families import Field
 from tfm import block
 from tfm.attention import rotary_scaling
 
+RELATIVE = "relative_position"
 WHOLE_ROTARY = Field("partial_rotary_factor", "", families.only(1.0, None))
 _LAYER = "layers.{m}."
 _ATTENTION, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
@@ -36,7 +38,7 @@ LINES = (
 
 
 def _frequencies(facts: families.Facts) -> np.ndarray:
-    return np.asarray(rotary_scaling.none(np.array(1), facts["K"], float(facts["rotary"].split(":")[0]))[0])
+    return np.asarray(rotary_scaling.none(np.array(1), facts["K"], float(angles(facts)[0]))[0])
 
 
 KNOWN = (
@@ -54,7 +56,7 @@ def fields(*sizes: int, G: Any = lambda facts: facts["H"], K: int | None = None,
         Field("head_dim", "K", K),
         Field("vocab_size", "W", W),
         Field("max_position_embeddings", "N", N),
-        Field("rms_norm_eps", "eps", 1e-6),
+        Field("rms_norm_eps", "norm", 1e-6),
         Field("tie_word_embeddings", "tied_output", tied),
         WHOLE_ROTARY,
     )
@@ -82,11 +84,17 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
         pairs = [np.take(leaf, np.arange(start, leaf.shape[axis], 2), axis) for start in (0, 1)]
         score[name] = np.concatenate(pairs, axis)
     blocks = dict(params["blocks"]) | {"score": score}
-    return dict(params) | {"blocks": blocks}, dict(model) | {"relative_position": "rotary_halves"}
+    halves = model[RELATIVE].replace("rotary", "rotary_halves")
+    return dict(params) | {"blocks": blocks}, dict(model) | {RELATIVE: halves}
+
+
+def angles(facts: families.Facts) -> list[str]:
+    """What stands behind rotary_halves: the base, and maybe a scaling with its numbers."""
+    return variants.split(RELATIVE, facts[RELATIVE])[1].split(":")
 
 
 def rotary(config: families.Config, facts: families.Facts) -> families.Facts:
-    """The base of the rotary wavelengths and their scaling, from rope_theta, rope_scaling or rope_parameters."""
+    """The rotary positions with their base and scaling, from rope_theta, rope_scaling or rope_parameters."""
     theta, said = {}, []
     for name in ("rope_scaling", "rope_parameters"):
         rope = config.get(name) or {}
@@ -98,12 +106,11 @@ def rotary(config: families.Config, facts: families.Facts) -> families.Facts:
         if kind != "default":
             said = [scaling(name, kind, rope, original=config.get(ORIGINAL), N=facts["N"])]
     base = families.value({**config, **theta}, Field("rope_theta", "", 10000.0))
-    return {"rotary": ":".join([f"{base:.15g}", *said])}
+    return {RELATIVE: variants.joined(RELATIVE, "rotary_halves", ":".join([variants.written(base), *said]))}
 
 
 def scaling(name: str, kind: Any, rope: Mapping[str, Any], *, original: Any, N: int) -> str:
-    """What model.rotary says of such an object of config.json behind the base, without trailing numbers that are
-    defaults."""
+    """What stands behind the base for such an object of config.json, without trailing numbers that are defaults."""
     if not isinstance(kind, str) or kind not in SCALINGS:
         right = " or ".join(map(repr, ["default", *SCALINGS]))
         raise errors.UserError(f"config.json: {name} asks for the type {kind!r}, and only {right} are supported")
@@ -117,7 +124,7 @@ def scaling(name: str, kind: Any, rope: Mapping[str, Any], *, original: Any, N: 
     numbers = {one: families.value(given, Field(one, "", 0.0)) for one in SCALINGS[kind]}
     while YARN.get(last := [*numbers][-1]) == numbers[last]:
         del numbers[last]
-    return ":".join([kind, *[f"{number:.15g}" for number in numbers.values()]])
+    return ":".join([kind, *map(variants.written, numbers.values())])
 
 
 def completed(*, window: int | None = None, used: bool = True, first: int = 0, bias: str | None = None) -> Any:
@@ -156,7 +163,7 @@ def extra(facts: families.Facts, groups: set[str], *, kind: str) -> dict[str, An
     if kind == "Llama" and facts["D"] % facts["H"]:  # they insist, whatever head_dim is
         wrong = f"hidden_size = {facts['D']} is not divisible by num_attention_heads = {facts['H']}"
         raise errors.UserError(f"config.json: {wrong}")
-    base, *scaled = facts["rotary"].split(":")
+    base, *scaled = angles(facts)
     scaled, *numbers = scaled or ["default"]
     rope = {"rope_type": scaled, "rope_theta": float(base)}
     for name, number in zip(SCALINGS.get(scaled, ()), map(float, numbers), strict=False):
@@ -182,8 +189,7 @@ def scaled_tokens(flat: tensors.Arrays, facts: families.Facts, *, back: bool = F
 
 MODEL = families.SETTINGS | {
     **{"norm": ("rms",), "mlp": tuple(families.GATES.values()), "position": ("none",)},
-    **{"relative_position": ("rotary_halves",), "rotary": families.ANY},
-    "window": families.ANY,
+    **{RELATIVE: ("rotary_halves",), "window": families.ANY},
 }
 GATE, NO_WINDOW = Field("hidden_act", "mlp", families.GATED), Field("sliding_window", "", families.only(None))
 FAMILY = families.Family(

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
+from experiments import variants
 from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import by_name, checkpoint, disk, errors, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors
@@ -61,7 +62,7 @@ class Trained:
         """
         expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         N = self.facts.get("N")
-        if self.table and ":dynamic:" in str(self.model.get("rotary")) and N < getattr(inputs, "shape", (0, 0))[1]:
+        if self.table and ":dynamic:" in self.model["relative_position"] and N < getattr(inputs, "shape", (0, 0))[1]:
             what = f"the model in {self.path} takes {N} tokens at once"  # of more, theirs turns every one otherwise
             raise errors.UserError(f"{what}: a longer text it reads and writes word by word")
         return self._apply(self.params, inputs)
@@ -198,10 +199,15 @@ def _today(model: dict[str, Any]) -> dict[str, Any]:
     others = {name: values[0] for name, values in families.SETTINGS.items() if values}
     norms = model.get("embed_norm", False), model.get("final_norm", True)
     others["outer_norm"] = next(name for name, both in models.OUTER_NORMS.items() if both == norms)
-    angles = f"{model.get('rotary_base', 10000):.15g}", model.get("rotary_scaling", "none")
-    others["rotary"] = ":".join(angles).removesuffix(":none")
-    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling")
-    return others | {name: value for name, value in model.items() if name not in old}
+    model = others | model
+    angles = f"{variants.written(model.get('rotary_base', 10000))}:{model.get('rotary_scaling', 'none')}"
+    numbers = {"relative_position": model.get("rotary", angles.removesuffix(":none"))}
+    numbers["norm"] = variants.written(model.get("eps", 1e-5))
+    model |= {room: variants.joined(room, model[room], number) for room, number in numbers.items()}
+    if model.get("diagonal") == "exclude":
+        model["score"] = model["score"].removesuffix(variants.NOSELF) + variants.NOSELF
+    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling", "rotary", "eps", "diagonal")
+    return {name: value for name, value in model.items() if name not in old}
 
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
@@ -225,7 +231,7 @@ def _llama2c(path: pathlib.Path) -> Trained:
     # run.c of llama2.c knows no others, and ends a text where the next one would begin
     begin, end = pretrained_tokenizer.BOS, pretrained_tokenizer.EOS
     read.extras["ids"] = {"bos_token_id": begin, "eos_token_id": [end, begin]}
-    read.model["relative_position"] = "rotary"
+    read.model["relative_position"] = read.model["relative_position"].replace("rotary_halves", "rotary")
     return _published(path, read)
 
 

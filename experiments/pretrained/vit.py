@@ -40,7 +40,7 @@ FIELDS = (
     *families.sizes(12, 768, 12, 3072),
     Field("num_channels", "Z", 3),
     Field("hidden_act", "mlp", families.ACTIVATIONS),
-    Field("layer_norm_eps", "eps", 1e-12),
+    Field("layer_norm_eps", "norm", 1e-12),
     Field("qkv_bias", "query_bias", families.YES),
     Field("pooler_act", "pooler_act", "tanh"),
 )

@@ -17,7 +17,7 @@ from tfm import lora, shapes
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
 FREE = ("dropout", "attention", "compute_dtype", "remat")
 # Parts that init_fresh may name, and the fields of `model` that are then the config's own: positions can be dropped.
-POSITIONS = {"position": ("position",), "relative_position": ("relative_position", "rotary")}
+POSITIONS = ("position", "relative_position")
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows have D features, or E
 # A published model's facts -> the config's fields that must say the same, by experiment.
 FIELDS = {
@@ -59,7 +59,7 @@ def parts(init_fresh: str) -> tuple[str, ...]:
 
 def needed(kind: str, model: open_model.Trained, fresh: tuple[str, ...]) -> dict[str, Any]:
     """The settings of an experiment that the model asks for, but for those of a fresh head, or of fresh positions."""
-    free = {*FREE, *(name for part in fresh for name in POSITIONS.get(part, ()))}
+    free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     right = {f"model.{name}": value for name, value in model.model.items() if name not in free}
     for fact, field in FIELDS.get(kind, {}).items():
         if fact in model.facts and not ("head" in fresh and fact in HEAD):

@@ -215,7 +215,7 @@ def test_sizes_follow_from_others_unless_they_are_set():
     assert (config.model.K, config.model.F) == (10, 9)
 
 
-SCORES = """none tied tied_noself tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query
+SCORES = """none tied tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query
 nonlinear_query symmetric_init asymmetric asymmetric_std asymmetric_qknorm additive constant"""
 MLPS = """relu relu_squared gelu gelu_tanh quick_gelu silu tanh two_hidden_relu two_hidden_gelu swiglu geglu geglu_tanh
 reglu"""

@@ -19,7 +19,6 @@ TRAIN = {"train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1, "tra
 CHOICES = """
 experiment language vision synthetic translation masked_image convolution sample classify fill export ablation
 family gpt2 bert vit llama
-model.rotary 50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1
 text.objective causal prefix masked
 text.tokenizer bytes characters
 text.source docstrings
@@ -32,6 +31,10 @@ train.keep_best eval/loss eval/accuracy
 """
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
 NAMES |= {f"model.{field}": names.split() for field, (_, names) in LISTED.items()}
+ANGLES = "50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1".split()
+NAMES["model.score"] += "tied_noself none_noself identity_query_noself additive_noself _noself".split()
+NAMES["model.norm"] += "token:0 rms:1e-6 batch:0.5 none:1 token:-1 rms: rms:nan".split()
+NAMES["model.relative_position"] += [f"rotary:{angles}" for angles in ANGLES]
 KEYS = st.sampled_from(sorted(DEFAULTS))
 TRAINED = KEYS.filter(lambda key: key.startswith(("model.", "train.", "optim.")))  # what every experiment looks at
 LARGE = [10**9, 2**31 - 1, 2**31, 2**32, 10**12, 2**63, 10**30]

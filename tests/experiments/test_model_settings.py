@@ -21,13 +21,20 @@ MODELS = {
     "model.dropout must be at least 0": dict(dropout=-0.1),
     "are 3 with model.score = asymmetric: model.K must be even": dict(relative_position="rotary", K=3),
     "are 9 with model.score = none: .*, or model.D": dict(relative_position="rotary_halves", score="none", D=9, H=3),
-    "rotary = 9:yarn:2 gives no angles: it must be base:yarn:factor:N:fast:slow:length, in numbers": dict(
-        relative_position="rotary", rotary="9:yarn:2"
+    "9:yarn:2 gives no angles: it must be rotary_halves:base:yarn:factor:N:fast:slow:length, in numbers": dict(
+        relative_position="rotary_halves:9:yarn:2"
     ),
-    "rotary = 9:linear:0 gives no angles": dict(relative_position="rotary", rotary="9:linear:0"),
-    "rotary = 0.5 gives no angles: it must be base, in numbers, and base at least 1": dict(
-        relative_position="rotary", rotary="0.5"
+    "relative_position = rotary:9:linear:0 gives no angles": dict(relative_position="rotary:9:linear:0"),
+    "rotary:0.5 gives no angles: it must be rotary:base, in numbers, base at least 1": dict(
+        relative_position="rotary:0.5"
     ),
+    "model.norm = rms:x: behind the colon a number from 0 must stand": dict(norm="rms:x"),
+    "norm = rms:-1: behind": dict(norm="rms:-1"),
+    "norm = token:: behind": dict(norm="token:"),
+    "norm = batch:0.1:0.2: behind": dict(norm="batch:0.1:0.2"),
+    "rotary: gives no angles": dict(relative_position="rotary:"),
+    "rotary:9:linear:2:3 gives no angles": dict(relative_position="rotary:9:linear:2:3"),
+    r'"rotery:2" is not of the form my_file:my_variant \(did you mean "rotary"': dict(relative_position="rotery:2"),
     "model.value_embedding needs words alone": dict(value_embedding=True),
     "model.skips needs model.M of at least 2": dict(skips=True, M=1),
     "model.skips needs model.share = 1": dict(skips=True, share=2),

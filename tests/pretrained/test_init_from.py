@@ -129,13 +129,13 @@ def test_the_parts_to_make_anew_are_those_of_the_model(tmp_path):
     assert "blocks/score/Uq_HKD" in found and not any("mlp" in path or "position" in path for path in found)
 
 
-@pytest.mark.parametrize("dropped", ["rotary", "buckets", "learned"])
+@pytest.mark.parametrize("dropped", ["rotary:50", "buckets", "learned"])
 def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dropped):
     """DroPE: a second run starts from the first without its positions."""
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     part = "position" if dropped == "learned" else "relative_position"
     theirs = {"text.source": str(tmp_path / "text.txt"), "text.N": 8, "model.position": "none"}
-    theirs |= {f"model.{part}": dropped} | ({"model.rotary": "50"} if dropped == "rotary" else {})
+    theirs |= {f"model.{part}": dropped}
     folder = published.run(tmp_path / "run", "language", **theirs)
     ours = {"text__N": 16, "init_from": str(folder), "model__position": "none", "model__relative_position": "none"}
     settings = tiny.settings("language", **ours)
@@ -285,7 +285,7 @@ def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
         return config.flat(warm_start.adopted(settings, folder).to_dict())
 
     found = adopted()
-    of = open_model.open(theirs).model | {"H": 6, "G": 2, "K": 4, "norm": "rms", "bias": "none"}
+    of = open_model.open(theirs).model | {"H": 6, "G": 2, "K": 4, "norm": "rms:1e-6", "bias": "none"}
     assert {name: found[f"model.{name}"] for name in of} == of and not found["text.tied_output"]
     assert found["text.tokenizer"] == str(theirs)
     assert (

@@ -103,7 +103,7 @@ def test_known_buffers_and_copies_are_checked_and_named(tmp_path):
 
     llama = published.tensors("llama")
     llama |= {f"model.layers.{m}.self_attn.rotary_emb.inv_freq": np.float32([1, 500000**-0.5]) for m in range(M)}
-    assert hub.read(published.save(tmp_path / "g", "llama", llama)).model["rotary"] == "500000"
+    assert hub.read(published.save(tmp_path / "g", "llama", llama)).model["relative_position"] == "rotary_halves:500000"
     with refused("inv_freq is not the rotary frequencies"):
         hub.read(published.save(tmp_path / "h", "llama", llama, rope_theta=10000.0))
     arrays["bert.embeddings.position_ids"] = np.arange(N)[None] + 2
@@ -205,7 +205,7 @@ def test_other_names_of_sizes_and_classes_that_nobody_named(tmp_path):
 
 def test_no_more_tokens_at_once_than_dynamic_positions_leave_as_they_are(tmp_path):
     made = open_model.open(published.save(tmp_path, "llama", rope_scaling={"type": "dynamic", "factor": 2.0}))
-    assert made.fields.rotary == f"500000:dynamic:2:{N}"
+    assert made.fields.relative_position == f"rotary_halves:500000:dynamic:2:{N}"
     with refused(f"takes {N} tokens at once: a longer text it reads and writes word by word"):
         made(np.zeros((1, N + 1), int))
 
@@ -249,8 +249,8 @@ def test_what_is_none_of_the_family_is_not_written(tmp_path):
     ):
         with refused(sentence):
             write(model=model | changes)
-    with refused("model.eps is missing"):
-        write(model={name: value for name, value in model.items() if name != "eps"})
+    with refused("model.norm is missing"):
+        write(model={name: value for name, value in model.items() if name != "norm"})
     with refused("blocks/mlp/b1_F is missing; blocks/mlp/Wg_FD is left over"):
         mlp = {("Wg_FD" if name == "b1_F" else name): leaf for name, leaf in params["blocks"]["mlp"].items()}
         write(params=params | {"blocks": params["blocks"] | {"mlp": mlp}})

@@ -34,17 +34,15 @@ RUNS = {
 MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
     **dict(share=[1, 2], E=[0, 6], skips=[True], value_embedding=[True]),
-    "score": ["tied", "tied_noself", "symmetric_init", "asymmetric_std", "pairwise"],
-    **dict(score_std=[0.5], output_std=[0.0], window=[3], eps=[0.1]),
-    "diagonal": ["exclude"],
+    "score": ["tied", "asymmetric_noself", "symmetric_init", "asymmetric_std", "pairwise"],
+    **dict(score_std=[0.5], output_std=[0.0], window=[3]),
     "scale": ["1/sqrt(D)", "1"],
     **dict.fromkeys(["cap", "output_cap"], [30.0]),
     "value": ["keys", "gated", "exclusive", "full_rank", "identity"],
-    "norm": ["token", "token_plain", "rms", "batch", "instance", "none"],
+    "norm": ["token", "token:0.1", "token_plain", "rms", "rms:0.1", "batch", "instance", "none"],
     "mlp": ["relu", "gelu", "gelu_tanh", "two_hidden_gelu", "swiglu", "geglu"],
     "position": ["learned", "sinusoidal", "learned_concatenated", "sinusoidal_concatenated", "none"],
-    "relative_position": ["none", "rotary", "rotary_halves", "relative", "buckets", "alibi"],
-    "rotary": ["50", "50:linear:2"],
+    "relative_position": "none rotary rotary:50 rotary_halves rotary_halves:50:linear:2 relative buckets alibi".split(),
     "block": ["pre_norm", "post_norm", "plain"],
     "outer_norm": ["last", "first", "both", "none"],
     "bias": ["all", "none", "attention", "qkv"],
@@ -68,8 +66,9 @@ def keyed(section: str, values: dict) -> dict:
 
 
 OTHERS = keyed("model", MODEL) | keyed("text", TEXT) | keyed("image", IMAGE) | REFUSED
-FREE = "M D H F eps score_std output_std dropout attention compute_dtype remat rotary".split()
-ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"score": ["symmetric_init", "asymmetric_std"]})
+FREE = "M D H F score_std output_std dropout attention compute_dtype remat".split()
+ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"norm": ["token:0.1"]})
+ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
 OF_WORDS = ALWAYS | keyed("text", TEXT)
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
     "gpt2": OF_WORDS | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
@@ -77,8 +76,9 @@ TAKEN = {  # the values of OTHERS that a family has beside those of its run abov
     "albert": OF_WORDS | {"model.segments": [1], "model.E": [6], "model.share": [2]},
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
     "llama": OF_WORDS
-    | keyed("model", {"relative_position": ["rotary_halves"], "mlp": ["geglu"], "bias": ["all", "attention"]})
-    | {"model.G": [1], "model.K": [6]},
+    | keyed("model", {"relative_position": ["rotary:50", "rotary_halves", "rotary_halves:50:linear:2"]})
+    | keyed("model", {"mlp": ["geglu"], "bias": ["all", "attention"]})
+    | {"model.G": [1], "model.K": [6], "model.norm": ["rms:0.1"]},
 }
 
 
@@ -118,9 +118,9 @@ def taken_together(family: str):
     The rotary positions of the first are in our order, which is another one than theirs.
     """
     unlike = ("model.compute_dtype", "text.source", "text.tokenizer", "image.source")  # or need a download
-    for which, same in ((0, "model.relative_position"), (-1, "")):
+    for which in (0, -1):
         if which or family != "bert":  # whose two would be alike
-            yield {name: x[which] for name, x in TAKEN[family].items() if name not in (*unlike, same)}
+            yield {name: x[which] for name, x in TAKEN[family].items() if name not in unlike}
 
 
 def refused(family: str, config: dict) -> str:
@@ -133,7 +133,7 @@ def refused(family: str, config: dict) -> str:
         export.refuse(hub.FAMILIES[family], kind, facts, fields)
     except errors.UserError as error:
         return str(error)
-    if family == "llama" and fields["relative_position"] == "rotary":
+    if family == "llama" and fields["relative_position"] in ("rotary", "rotary:50"):
         fields = fields | {"relative_position": "rotary_halves"}  # as export does, with the parameters
     return "; ".join(table.faults(hub.FAMILIES[family], fields))
 
@@ -338,12 +338,13 @@ def test_transformers_ends_a_text_where_we_do(tmp_path):
 
 def test_a_run_of_an_earlier_version_is_opened(tmp_path):
     """Its config says how it was computed in words that are no longer there."""
-    changes = {"model.relative_position": "rotary", "model.rotary": "50:linear:2", "model.outer_norm": "first"}
-    file = published.run(tmp_path / "run", "language", **RUNS["gpt2"] | changes) / "config.json"
-    config, right = json.loads(file.read_text())["config"], vars(open_model.open(str(file.parent)).fields)
-    new = "G cap output_cap E share skips value_embedding outer_norm rotary".split()
-    config["model"] |= {"remat": False, "attention": "fused", "unroll": [config["model"].pop(name) for name in new]}
-    config["model"] |= {"embed_norm": True, "final_norm": False, "rotary_base": 50.0, "rotary_scaling": "linear:2"}
-    file.write_text(json.dumps({"config": config}))
-    model = open_model.open(str(file.parent))
-    assert vars(model.fields).items() >= (right | {"remat": "none"}).items() and right["attention"] == "flash"
+    changes = {"model.relative_position": "rotary:50:linear:2", "model.outer_norm": "first", "model.norm": "rms:1e-6"}
+    changes |= {"model.score": "tied_noself"}
+    run = published.run(tmp_path / "run", "language", **RUNS["gpt2"] | changes)
+    config, right = json.loads((run / "config.json").read_text())["config"], vars(open_model.open(run).fields)
+    new = [config["model"].pop(name) for name in "G cap output_cap E share skips value_embedding outer_norm".split()]
+    config["model"] |= {"remat": False, "attention": "fused", "unroll": new, "embed_norm": True, "final_norm": False}
+    config["model"] |= {"norm": "rms", "eps": 1e-6, "relative_position": "rotary", "diagonal": "exclude"}
+    for own in ({"rotary_base": 50.0, "rotary_scaling": "linear:2", "score": "tied"}, {"rotary": "50:linear:2"}):
+        (run / "config.json").write_text(json.dumps({"config": config | {"model": config["model"] | own}}))
+        assert vars(open_model.open(run).fields) == right | {"remat": "none", "attention": "flash", "unroll": new}

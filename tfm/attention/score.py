@@ -8,8 +8,8 @@ with `logits` the two are compared by another function than the product, l_{n,s}
 | score                       | l_{n,s}, unscaled, without biases | parameters a head | from                           |
 |-----------------------------|-----------------------------------|-------------------|--------------------------------|
 | none                        | x_n . x_s                         | 0                 | E4                             |
-| tied, tied_noself           | U x_n . U x_s                     | D K               | E5; with other tokens only     |
-| tied_keynorm                | U x_n . U x_s sqrt(K) / |U x_s|   | D K               | Kitaev et al. 2020; the same   |
+| tied                        | U x_n . U x_s                     | D K               | E5                             |
+| tied_keynorm                | U x_n . U x_s sqrt(K) / |U x_s|   | D K               | Kitaev et al. 2020; others only|
 | tied_wide                   | as tied, of 2 K features          | 2 D K             | as many as asymmetric          |
 | tied_signed                 | U x_n . (sigma * U x_s)           | D K + K           | symmetric, but not definite    |
 | l2_tied                     | -|U x_n - U x_s|^2                | D K               | Kim et al. 2021                |
@@ -224,7 +224,6 @@ _product = functools.partial(Score, factors=_factors, rotatable=True)
 
 none = _product(_init(), _none)
 tied = _product(_init("b_HK", U_HKD=_tied), one.tied)
-tied_noself = tied._replace(itself=False)
 # Queries have a length in tied_keynorm, keys have not; the mean of two spreads less in pairwise_sym.
 tied_keynorm = _product(_init("b_HK", U_HKD=lambda K, D: (D + K - 1) ** -0.5), one.tied_keynorm, itself=False)
 tied_wide = _product(_init("b_HQ", U_HQD=lambda K, D: _tied(2 * K, D)), one.tied_wide)

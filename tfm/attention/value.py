@@ -87,7 +87,7 @@ def _gated(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array 
 
 def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
     """y_n - (y_n . v_n) v_n / |v_n|^2: what a head says along the token's own value is taken away (Zhai 2026, exclusive
-    self-attention); heads of a group have one value. Attention to others only, as the score `tied_noself` has it, may
+    self-attention); heads of a group have one value. Attention to others only, as a score may have it (`itself`), may
     still point that way. Where v_n is 0, and in cross-attention, y_n stays."""
     if v_BHNK is None:
         return y_BHNK

@@ -93,10 +93,10 @@ WORD_BS = np.arange(N) < np.array([[N], [1]])  # the second sequence is one word
 NEAR = {"none": None, "window of one": mask.window(1), "causal padding": mask.both(mask.causal, mask.padding(WORD_BS))}
 
 
-@pytest.mark.parametrize(("name", "variant"), [("tied_noself", "none"), ("asymmetric", "alibi")])
+@pytest.mark.parametrize(("name", "variant"), [("tied", "none"), ("asymmetric", "alibi")])
 @cases.float64()
 def test_weights_are_those_of_the_other_tokens(name, variant):
-    """`asymmetric` as with model.diagonal = exclude. Diagonals are 0 and 1 to the last bit."""
+    """As with model.score = tied_noself and asymmetric_noself. Diagonals are 0 and 1 to the last bit."""
     params, x_BND = parameters(name), cases.normal(1, B, N, D)
     made = parts_of(name, itself=False, relative_position=getattr(relative_position, variant))
     every = jax.jit(lambda: [heads.self_attention(params, x_BND, parts=made, mask=m)[1] for m in NEAR.values()])
@@ -122,11 +122,12 @@ def test_the_bias_says_where_query_and_key_are_one_token():
     np.testing.assert_array_equal(of_each, relative_position.ALONE * np.array([[[[0, 0, 0, 1]]], [[[0, 1, 0, 0]]]]))
 
 
-@pytest.mark.parametrize("name", ["tied_noself", "l2_tied"])
+@pytest.mark.parametrize(("name", "itself"), [("tied", False), ("l2_tied", True)])
 @cases.float64()
-def test_one_token_after_the_other_equals_the_whole_sequence(name):
+def test_one_token_after_the_other_equals_the_whole_sequence(name, itself):
     """Keys and values kept, of prompts of 2 and 4 tokens: a later token's query finds its own key at its place."""
-    params, x_BND, made = parameters(name), np.array(cases.normal(1, B, N, D)), parts_of(name, cap=0.7)
+    made = parts_of(name, cap=0.7, itself=itself)
+    params, x_BND = parameters(name), np.array(cases.normal(1, B, N, D))
     run = jax.jit(functools.partial(heads.self_attention, params, parts=made, mask=mask.causal))
     y_BND, _, whole = jax.device_get(run(x_BND))
     cache = jax.tree.map(lambda x: np.pad(x[:, :, :4], [(0, 0), (0, 0), (0, N - 2), (0, 0)]), whole)
@@ -136,7 +137,7 @@ def test_one_token_after_the_other_equals_the_whole_sequence(name):
         y_B1D, A_BHNS, cache = run(x_B1D, n=n_B1, cache=cache)
         cases.close(y_B1D, np.take_along_axis(y_BND, n_B1[..., None], 1))
         for b in range(B):
-            assert (np.asarray(A_BHNS)[b, :, 0, n_B1[b, 0]] == 0).all() != made.itself
+            assert (np.asarray(A_BHNS)[b, :, 0, n_B1[b, 0]] == 0).all() != itself
 
 
 def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
@@ -150,15 +151,17 @@ def test_a_word_is_written_at_its_own_place_and_not_beyond_the_end():
 
 
 def test_the_config_and_the_score_say_who_attends_to_itself():
-    def itself(**changes) -> bool:
-        return models.block_parts(tiny.settings("vision", **changes).model).attention.itself
+    def parts(**changes) -> heads.Parts:
+        return models.block_parts(tiny.settings("vision", **changes).model).attention
 
-    assert models.block_parts(tiny.settings("vision", model__cap=9.0).model).attention.cap == 9
-    assert itself() and itself(model__score="tied")
-    assert not itself(model__diagonal="exclude") and not itself(model__score="tied_noself")
-    assert not itself(model__score="tied_keynorm", model__diagonal="keep")
-    with pytest.raises(errors.UserError, match='unknown diagonal "none"; the right ones are: keep, exclude'):
-        itself(model__diagonal="none")
+    assert parts(model__cap=9.0).cap == 9
+    for name, of in SCORES.items():
+        plain, others = parts(model__score=name), parts(model__score=f"{name}_noself")
+        assert plain.itself == of.itself and not others.itself and others.score.factors == plain.score.factors
+    with pytest.raises(errors.UserError, match=r'unknown score "tide" \(did you mean "tied"\?\)'):
+        parts(model__score="tide_noself")
+    with pytest.raises(errors.UserError, match='unknown norm "rms_noself"'):
+        parts(model__norm="rms_noself")
 
 
 def test_the_config_and_each_of_several_runs_say_how_scores_and_outputs_begin():

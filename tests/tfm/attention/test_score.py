@@ -25,17 +25,17 @@ H, K = 3, 5
 D = H * K  # what `identity_query` asks for
 # For each head: the parameters of queries and keys, and how many more there are with biases.
 COUNTS = dict.fromkeys(("none", "constant"), (0, 0)) | {"tied_signed": (D * K + K, K), "l2_tied": (D * K, 0)}
-COUNTS |= dict.fromkeys(("tied", "tied_noself", "tied_keynorm", "identity_query"), (D * K, K))
+COUNTS |= dict.fromkeys(("tied", "tied_keynorm", "identity_query"), (D * K, K))
 COUNTS |= dict.fromkeys(("pairwise", "pairwise_sym"), (D * K + K * K, K))
 COUNTS |= {"asymmetric_qknorm": (2 * D * K + 2 * K / H, 2 * K)}  # gains that the heads share
 COUNTS |= {"additive": (2 * D * K + K, K), "nonlinear_query": (D * K + 2 * D * (D // 2 + 1) / H, K)}
 COUNTS |= dict.fromkeys(("tied_wide", "symmetric_init", "asymmetric", "asymmetric_std"), (2 * D * K, 2 * K))
 reference_scores.OF["nonlinear_query"] = reference_alternatives.nonlinear_query_logits
-SYMMETRIC = {"none", "tied", "tied_noself", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"}
+SYMMETRIC = {"none", "tied", "tied_wide", "tied_signed", "pairwise_sym", "l2_tied"}
 TURNED = SYMMETRIC - {"tied_signed", "pairwise_sym", "l2_tied"}  # symmetric also behind rotary positions
 reference_scores.OF["asymmetric_qknorm"] = reference_decoders.qknorm_logits
 every = pytest.mark.parametrize("name", SCORES)
-SAME = {"tied_noself", "symmetric_init", "asymmetric_std", "constant"}  # they compare tokens as another one does
+SAME = {"symmetric_init", "asymmetric_std", "constant"}  # they compare tokens as another one does
 both_types = pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 
 
@@ -153,7 +153,7 @@ def test_factors_make_the_bilinear_form(name):
 
 def test_what_is_said_of_scores_beside_their_functions():
     assert [name for name in SCORES if SCORES[name].factors is None] == ["nonlinear_query", "additive", "constant"]
-    assert [name for name in SCORES if not SCORES[name].itself] == ["tied_noself", "tied_keynorm"]
+    assert [name for name in SCORES if not SCORES[name].itself] == ["tied_keynorm"]
     assert [name for name in SCORES if not SCORES[name].rotatable] == ["l2_tied", "additive", "constant"]
     scales = {name: scale(4, 25) for name, scale in score.SCALES.items()}
     assert scales == {"1/sqrt(K)": 0.5, "1/sqrt(D)": 0.2, "1": 1.0}
@@ -282,7 +282,7 @@ def test_parameters_of_one_name_begin_alike():
     """The same draws, and where scores ask for another variance those times a number."""
     begun = {name: begun_with(name, bias=True) for name in SCORES}
     common = {leaf: [name for name in SCORES if leaf in begun[name]] for leaf in ("U_HKD", "Uq_HKD", "Uk_HKD", "P_HKK")}
-    assert [len(names) for names in common.values()] == [7, 5, 7, 2]
+    assert [len(names) for names in common.values()] == [6, 5, 7, 2]
     for leaf, names in common.items():
         for first, other in itertools.combinations(names, 2):
             if leaf != "Uk_HKD" or "symmetric_init" not in (first, other):

@@ -33,7 +33,7 @@ CASES = {  # each with parts that no other has
         norm=norm.batch,
         compute=fused.attention,
     ),
-    "window": dict(position=position.none, relative_position=LONGER, score=score.tied_noself, itself=False),
+    "window": dict(position=position.none, relative_position=LONGER, score=score.tied, itself=False),
 }
 NEAR = mask.both(mask.causal, mask.window(3))
 
