@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
 from experiments.engine import compilation, config, disk, errors, mesh
-from experiments.engine import run as numbers
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 
@@ -127,7 +126,7 @@ def _lines(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topol
             )
             yield f"    between chips: {', '.join(passed) or 'nothing'}"
         if seconds := chips > 1 and one["collective_seconds"]:
-            share, rate = one["waiting_seconds"] / seconds, numbers.si(of.chip.ring, "B/s")
+            share, rate = one["waiting_seconds"] / seconds, runs.si(of.chip.ring, "B/s")
             yield f"    which takes {1e3 * seconds:.3g} ms at {rate}; {share:.1%} of it is not beside computation"
         if not one["beside"]:
             yield from _time(one, of.chip)
@@ -139,7 +138,7 @@ def _time(one: dict[str, Any], chip: topology.Chip) -> Iterable[str]:
     if not seconds:
         yield "    compiler's estimate: none"
         return
-    peak = f"{numbers.si(chip.peak, 'FLOP/s')} (of bfloat16, as float32 ones are computed too)"
+    peak = f"{runs.si(chip.peak, 'FLOP/s')} (of bfloat16, as float32 ones are computed too)"
     times = f"{1e3 * seconds:.3g} ms; {1e3 * ideal:.3g} ms would be its products"
     yield f"    compiler's estimate: {times} at the peak of {peak}: {ideal / seconds:.1%} of it"
     if one["kernel_seconds"] or one["kernels_without_flops"]:
@@ -160,10 +159,10 @@ def memory(state: Any, compiled: Any, devices: Mesh) -> str:
         size = compilation.device_bytes(state.params if tree is None else tree)
         shared = devices.size > 1 and size and tree is not None
         share = f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if shared else ""
-        lines.append(f"    {name:<11} {numbers.si(size, 'B'):>10}{share}")
+        lines.append(f"    {name:<11} {runs.si(size, 'B'):>10}{share}")
     analysis = compiled.memory_analysis()
     if analysis is not None:
-        sizes = {name: numbers.si(getattr(analysis, f"{name}_size_in_bytes"), "B") for name in BYTES}
+        sizes = {name: runs.si(getattr(analysis, f"{name}_size_in_bytes"), "B") for name in BYTES}
         lines += [
             "  XLA's memory analysis of the compiled step, per device",
             f"    arguments   {sizes['argument']:>10}",
@@ -173,5 +172,5 @@ def memory(state: Any, compiled: Any, devices: Mesh) -> str:
     traffic = hlo.traffic(compiled.as_text())
     if traffic:
         lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
-        lines += [f"    {kind:<18} {one.times:>5} x  {numbers.si(one.size, 'B'):>10}" for kind, one in traffic.items()]
+        lines += [f"    {kind:<18} {one.times:>5} x  {runs.si(one.size, 'B'):>10}" for kind, one in traffic.items()]
     return "\n".join(lines)

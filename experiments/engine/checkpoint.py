@@ -225,11 +225,18 @@ def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best:
     """Of the steps, with what was measured at each, those that are neither among the newest `keep` nor the best one:
     the newest of those that are equally good."""
     keepers = set(sorted(measured)[-keep:])
-    scores = {step: values[best] for step, values in measured.items() if math.isfinite(values.get(best, math.nan))}
-    if scores:
-        right = BETTER[best.rpartition("/")[2]](scores.values())
-        keepers.add(max(step for step, score in scores.items() if score == right))
+    scores = {step: score(values, best) for step, values in measured.items()}
+    if max(scores.values(), default=-math.inf) > -math.inf:
+        keepers.add(max(scores, key=lambda step: (scores[step], step)))
     return sorted(measured.keys() - keepers)
+
+
+def score(values: Mapping[str, float], metric: str) -> float:
+    """How good an evaluation is, larger for better; -inf where it says nothing about the metric."""
+    value = values.get(metric, math.nan)
+    if not math.isfinite(value):
+        return -math.inf
+    return -value if BETTER[metric.rpartition("/")[2]] is min else value
 
 
 def newest(folder: pathlib.Path) -> int | None:

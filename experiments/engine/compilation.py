@@ -205,7 +205,7 @@ def _holder(words: str) -> int | None:
 def keep() -> None:
     """Keep what is compiled from here on for later processes too: in JAX_COMPILATION_CACHE_DIR, or the user's cache
     folder. One that cannot be written is said."""
-    forget_folder()
+    compilation_cache.reset_cache()  # or JAX would not look at what is set anew
     if not jax.config.jax_enable_compilation_cache:  # as JAX_ENABLE_COMPILATION_CACHE=false has it
         return
     folder = pathlib.Path(os.environ.get(FOLDER) or disk.cache_folder() / "compiled")
@@ -221,13 +221,8 @@ def keep() -> None:
 
 def keep_nothing() -> None:
     """What is compiled from here on is not kept."""
-    forget_folder()
-    jax.config.update("jax_enable_compilation_cache", False)
-
-
-def forget_folder() -> None:
-    """From here on JAX looks anew whether, and where, compiled programs are kept."""
     compilation_cache.reset_cache()
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def for_one_run(mesh: Mesh) -> dict[str, int]:

@@ -330,14 +330,11 @@ def optimiser(
         raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
     rule = by_name.choose("optimiser", o.name, optim.NAMED)
     takes = optim.takes(rule)
-    values = {name: getattr(o, name) for name in ("learning_rate", "warmup_steps", "clip", *takes.values())}
+    values = {name: getattr(o, name) for name in ("learning_rate", "warmup_steps", "clip", "ema", *takes.values())}
     config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
-    for name in ("beta1", "beta2", "momentum"):
+    for name in ("beta1", "beta2", "momentum", "ema"):
         if values.get(name, 0) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
-    config.at_least(0, {"optim.ema": o.ema})
-    if o.ema >= 1:
-        raise errors.UserError(f"optim.ema must be less than 1, and {o.ema} is not")
     values |= numbers
     how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
     rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)

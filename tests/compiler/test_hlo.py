@@ -260,7 +260,7 @@ def uncached():
     compilation.keep_nothing()
     yield
     jax.config.update("jax_enable_compilation_cache", before)
-    compilation.forget_folder()
+    compilation.compilation_cache.reset_cache()
 
 
 def test_compiler_itself(monkeypatch, uncached):
