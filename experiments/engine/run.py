@@ -78,7 +78,7 @@ def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Me
     """Train as the config says, and write the results into `folder`."""
     began = time.perf_counter()
     plan, state = prepared(settings, work, devices)
-    writes, resumed = distributed.main(), checkpoint.newest(folder / "checkpoints") is not None
+    writes, resumed = distributed.main(), begun(folder)
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if enter(settings, folder, devices):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
@@ -97,14 +97,17 @@ def run(settings: config.Settings, folder: pathlib.Path, work: Work, devices: Me
                     compiled, seconds = compile_step(plan, state)
                 compilation.check_step(compiled.largest(), devices)
             state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
-            params, numbers = (
-                distributed.fetch(state.params),
-                numbers | {"compile_seconds": seconds, "sources": sources},
-            )
+            params = distributed.fetch(state.params)
+            numbers |= {"compile_seconds": seconds, "sources": sources}
             summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
         return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
+
+
+def begun(folder: pathlib.Path | None) -> bool:
+    """Whether there is a checkpoint in the folder of a run, to go on from."""
+    return folder is not None and checkpoint.newest(folder / "checkpoints") is not None
 
 
 def prepared(
