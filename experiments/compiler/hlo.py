@@ -78,32 +78,27 @@ class Estimate(NamedTuple):
     unknown_loops: int  # their number of turns does not follow from the text, and they count once
 
 
-def estimate(text: str, *, clock: float, ring: float = math.inf) -> Estimate:
-    """Of a TPU program (`compiled.as_text()`), as `traffic`, its `estimated_cycles`; clock: cycles in a second; ring:
-    bytes that a chip of a ring can be sent in a second, from both sides."""
+def estimate(text: str, *, clock: float = 1.0, ring: float = math.inf) -> Estimate:
+    """Of a compiled program (`as_text()`): what passes between devices and, of a TPU's, its `estimated_cycles`.
+
+    clock: cycles in a second; ring: bytes that a chip of a ring can be sent in a second, from both sides. Loops are
+    multiplied out, and of branches the dearest counts. Sums that share one message count as one; what a device does
+    with itself alone is none.
+    """
     program = _parse(text)._replace(bytes_per_cycle=ring / clock)
     total = _of_computation(program.entry, program)
+    kinds = [kind for kind in KINDS if total["times", kind]]
     seconds = {scope: n / clock for scope, n in collections.Counter(_part(total, "cycles")).most_common()}
     flops = {name: _FLOPS.search(program.lines[name].rest) for name in _part(total, "kernel")}
     return Estimate(
         seconds=sum(seconds.values()),
         by_scope=seconds,
         kernels=[Kernel(total["kernel", name], int(match[1]) if match else None) for name, match in flops.items()],
-        collectives=_traffic(total),
+        collectives={kind: Traffic(*(total[what, kind] for what in Traffic._fields)) for kind in kinds},
         passing=total["passing", ""] / clock,
         waited=total["waited", ""] / clock,
         unknown_loops=len(_part(total, "unknown")),
     )
-
-
-def traffic(text: str) -> dict[str, Traffic]:
-    """The collectives of a compiled program by their kinds, loops multiplied out, and the dearest of branches.
-
-    A loop whose number of turns does not follow from the text counts once. Sums that share one message count as one;
-    what a device does with itself alone is none.
-    """
-    program = _parse(text)
-    return _traffic(_of_computation(program.entry, program))
 
 
 class _Line(NamedTuple):
@@ -175,10 +170,6 @@ _Total = collections.Counter[tuple[str, str]]
 
 def _part(total: _Total, what: str) -> dict[str, float]:
     return {of: n for (kind, of), n in total.items() if kind == what and n}
-
-
-def _traffic(total: _Total) -> dict[str, Traffic]:
-    return {kind: Traffic(*(total[what, kind] for what in Traffic._fields)) for kind in KINDS if total["times", kind]}
 
 
 def _work(total: _Total) -> int:

@@ -169,7 +169,7 @@ def memory(state: Any, compiled: Any, devices: Mesh) -> str:
         ]
         lines += [f"    results     {sizes['output']:>10}  ({sizes['alias']} of them in place of arguments)"]
         lines += [f"    temporary   {sizes['temp']:>10}"]
-    traffic = hlo.traffic(compiled.as_text())
+    traffic = hlo.estimate(compiled.as_text()).collectives
     if traffic:
         lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
         lines += [f"    {kind:<18} {one.times:>5} x  {runs.si(one.size, 'B'):>10}" for kind, one in traffic.items()]

@@ -32,7 +32,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int, best: str = ""):
-        check_best(best)
         self._folder, self._keep, self._best = folder.absolute(), keep, best
         self._main = distributed.main()
         try:

@@ -247,9 +247,13 @@ def forward_flops(plan: step.Plan, state: step.State, **how: Any) -> int:
 
 def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compiled, float]:
     """The training step, compiled for every batch size, and the seconds it took."""
-    batches = (mesh.abstract_batch(plan.mesh, plan.task.train[first]) for first in plan.growth.firsts)
+    began, alive, compiled = time.perf_counter(), step.abstract_alive(plan.mesh), compilation.Compiled()
     with compilation.remarks():
-        return compilation.ahead(plan.step, state, batches, step.abstract_alive(plan.mesh))
+        for size, first in zip(plan.growth.sizes, plan.growth.firsts, strict=True):
+            if size not in compiled:
+                batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
+                compiled[size] = plan.step.lower(state, batch, alive).compile()
+    return compiled, time.perf_counter() - began
 
 
 def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan:
