@@ -155,22 +155,18 @@ def memory(state: Any, compiled: Any, devices: Mesh) -> str:
     """Bytes per device: of the state's parts, and as XLA's own analysis of the compiled step has them; and what passes
     between devices, read off the compiled step."""
     lines = ["  bytes per device" + (f", mesh {mesh.shape(devices)}" if devices.size > 1 else "")]
-    for name, tree in {"parameters": state.params, "gradients": None, "optimiser": state.opt_state}.items():
-        size = compilation.device_bytes(state.params if tree is None else tree)
-        shared = devices.size > 1 and size and tree is not None
-        share = f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if shared else ""
+    for name, tree in {"parameters": state.params, "gradients": state.params, "optimiser": state.opt_state}.items():
+        size = compilation.device_bytes(tree)
+        share = f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if devices.size > 1 and size else ""
         lines.append(f"    {name:<11} {runs.si(size, 'B'):>10}{share}")
     analysis = compiled.memory_analysis()
     if analysis is not None:
         sizes = {name: runs.si(getattr(analysis, f"{name}_size_in_bytes"), "B") for name in BYTES}
-        lines += [
-            "  XLA's memory analysis of the compiled step, per device",
-            f"    arguments   {sizes['argument']:>10}",
-        ]
+        lines += ["  XLA's memory analysis of the compiled step, per device"]
+        lines += [f"    arguments   {sizes['argument']:>10}"]
         lines += [f"    results     {sizes['output']:>10}  ({sizes['alias']} of them in place of arguments)"]
         lines += [f"    temporary   {sizes['temp']:>10}"]
-    traffic = hlo.estimate(compiled.as_text()).collectives
-    if traffic:
+    if traffic := hlo.estimate(compiled.as_text()).collectives:
         lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
         lines += [f"    {kind:<18} {one.times:>5} x  {runs.si(one.size, 'B'):>10}" for kind, one in traffic.items()]
     return "\n".join(lines)

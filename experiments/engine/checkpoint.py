@@ -178,15 +178,12 @@ class Checkpoints:
         newer = sorted((bad for bad in self.measured if bad > step), reverse=True)
         for bad in newer:
             del self.measured[bad]
-        if self._main:
-            try:
-                for bad in newer:
-                    print(f"{failures.get(bad)}; it is put aside, and {instead}", flush=True)
-                    manifest.put_aside(self._folder / str(bad))
-                if step >= 0:
-                    self._remove_superfluous()  # what a run that was killed behind its last save still had to
-            except OSError as error:
-                raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
+        with disk.writing(self._folder):
+            for bad in newer if self._main else ():
+                print(f"{failures.get(bad)}; it is put aside, and {instead}", flush=True)
+                manifest.put_aside(self._folder / str(bad))
+            if self._main and step >= 0:
+                self._remove_superfluous()  # what a run that was killed behind its last save still had to
         return (step, state) if step >= 0 else None
 
     def _newest_whole(self, failures: dict[int, manifest.Damaged], fall_back: bool) -> int:

@@ -198,18 +198,16 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
 def table(params: Any, trained: Sequence[bool] = ()) -> str:
     """One line per parameter: name, letters with their sizes, count; and the total. trained: which of them are, where
     not all: the others are marked as frozen."""
-    rows, leaves = [], jax.tree_util.tree_leaves_with_path(params)
-    for path, leaf in leaves:
+    rows, n_trained, leaves = [], 0, jax.tree_util.tree_leaves_with_path(params)
+    for (path, leaf), own in zip(leaves, trained or [True] * len(leaves), strict=True):
         sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
-        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}"))
-    rows.append(("total", "", f"{shapes.total(params):,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"  {name:<{widths[0]}}  {sizes:<{widths[1]}}  {count:>{widths[2]}}" for name, sizes, count in rows]
-    if not all(trained):
-        lines = [line if own else f"{line}  frozen" for line, own in zip(lines, (*trained, True), strict=True)]
-        count = sum(leaf.size for (_, leaf), own in zip(leaves, trained, strict=True) if own)
-        lines[-1] += f", of which {count:,} are trained"
-    return "\n".join([*lines[:-1], "  " + "-" * (sum(widths) + 4), lines[-1]])
+        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}", "" if own else "  frozen"))
+        n_trained += leaf.size * own
+    more = "" if all(trained) else f", of which {n_trained:,} are trained"
+    rows.append(("total", "", f"{shapes.total(params):,}", more))
+    a, b, c, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [f"  {name:<{a}}  {sizes:<{b}}  {count:>{c}}{more}" for name, sizes, count, more in rows]
+    return "\n".join([*lines[:-1], "  " + "-" * (a + b + c + 4), lines[-1]])
 
 
 def si(value: float, unit: str) -> str:
