@@ -66,7 +66,6 @@ def main(argv: list[str]) -> int:
 
 
 def attempt(argv: list[str]) -> None:
-    """What the words of the command say."""
     hint = ""
     try:
         command = asked(argv)

@@ -40,7 +40,6 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that are installed."""
     installed = {str(one.name).lower() for one in importlib.metadata.distributions()}
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES if name in installed}
     return {"python": platform.python_version(), **libraries}

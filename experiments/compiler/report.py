@@ -104,7 +104,6 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
 
 
 def _lines(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topology.Topology) -> Iterable[str]:
-    """What a person reads."""
     chips, kind = len(of.devices), of.devices[0].device_kind
     yield f"  compiled for {of.name}, {chips} x {kind}, by libtpu {compilation.libtpu()}; nothing is run"
     if parts_bytes:

@@ -277,7 +277,6 @@ def fault(error: Exception) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """What an error says in one line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

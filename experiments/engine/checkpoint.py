@@ -143,7 +143,6 @@ class Checkpoints:
             self.wait()
 
     def close(self) -> None:
-        """As `wait`, for the last time."""
         try:
             self.wait()
         finally:

@@ -110,7 +110,6 @@ def write(file: pathlib.Path, content: bytes) -> None:
 
 
 def as_json(value: Any) -> bytes:
-    """The content of a JSON file."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 

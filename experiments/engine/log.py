@@ -187,7 +187,6 @@ class Rate:
         self._pieces, self._recent = 0, collections.deque(maxlen=RECENT)
 
     def add(self, seconds: float, work: float) -> None:
-        """A piece of this work is done."""
         self._pieces += 1
         if self._pieces == 2:
             self.seconds, self.work = 0.0, 0.0
@@ -285,7 +284,6 @@ class Line:
             self._bar.write(line)
 
     def close(self) -> None:
-        """End the live line."""
         self._bar.close()
 
 
@@ -336,7 +334,6 @@ class Progress(Line):
         self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 
     def evaluated(self, seconds: float) -> None:
-        """An evaluation has taken so long."""
         self._pace.evaluations.add(seconds, self._evaluation)
 
     def tokens_per_second(self) -> float:

@@ -242,7 +242,6 @@ class Training:
         return {name: float(value) for name, value in self.final.items()} if self._failed else {}
 
     def close(self) -> None:
-        """End the logs."""
         with contextlib.ExitStack() as stack:  # all of them, also where one fails
             for writer in self._logs:
                 stack.callback(writer.close)
