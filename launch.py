@@ -83,10 +83,10 @@ def attempt(argv: list[str]) -> None:
 def run(config: str | os.PathLike, workdir: str | os.PathLike | None = None, **changes: Any) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
-    `launch.run("configs/vit.py", **{"train.steps": 300})`. The same workdir again goes on with a run, or gives the
-    result of a finished one. The process is left as it was, but for what JAX has started and compiled. Raises UserError
-    and RunError where the command ends with one; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
-    button: what trains finishes its step and is saved before that, unless it comes a second time.
+    The same workdir again goes on with a run, or gives the result of a finished one. The process is left as it was, but
+    for what JAX has started and compiled. Raises UserError and RunError where the command ends with one; Interrupted, a
+    KeyboardInterrupt, for Ctrl-C or a notebook's stop button: what trains finishes its step and is saved before that,
+    unless it comes a second time.
     """
     given = [(key, configs.plain(value)) for key, value in changes.items()]
     command = Command(os.fspath(config), workdir and os.fspath(workdir), given, configs.assign)

@@ -272,8 +272,7 @@ def _group(rest: str) -> int:
 
 
 def _directions(line: _Line) -> tuple[int, ...]:
-    """Which of a ring's directions a collective needs: what is permuted one, by the first device's neighbours, and all
-    others both."""
+    """The directions of a ring that a collective needs: what is permuted one, by its first neighbours; others both."""
     pairs = re.findall(r"\{(\d+),(\d+)\}", line.rest.partition("source_target_pairs=")[2].partition("}}")[0] + "}")
     if not pairs:
         return (0, 1)

@@ -265,8 +265,7 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
-    """The parameters of the state saved at `step` as numpy arrays. UserError where it is damaged, RunError where it
-    cannot be read now."""
+    """The parameters saved at `step`, as numpy arrays. UserError: it is damaged. RunError: it cannot be read now."""
     saved, handler = folder.absolute() / str(step), ocp.PyTreeCheckpointHandler()
     if damage := manifest.damage(saved, step=step):
         raise errors.UserError(f"{damage}; take that folder away to use an earlier one")

@@ -164,8 +164,7 @@ class Training:
         self._wish = wishes.agree(wish)
 
     def save_if_due(self, n: int, state: training_step.State) -> None:
-        """Save where the number of steps, the clock or a signal asks for it; an evaluation, which a signal ends, comes
-        later."""
+        """Save where the number of steps, the clock or a signal asks for it: before an evaluation, which takes long."""
         if self._wish or self._due("save", n):
             self._save(n, state)
 

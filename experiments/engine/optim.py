@@ -25,9 +25,8 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
     """Learning rate against step: linear warm-up from 0 to `peak`, then by name.
 
     'constant'; 'linear' and 'cosine' fall to a tenth of the peak at `steps`, and 'linear:0' to 0; 'wsd' (warm-up,
-    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is a function
-    of one's own, (step, steps) -> the fraction of the peak at this step, an integer array, of those `steps` that follow
-    the warm-up.
+    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is one's own:
+    (step, steps) -> the fraction of the peak at this step, an integer array, of those `steps` behind the warm-up.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")

@@ -215,8 +215,7 @@ def update(task: Task, optimiser: Any, rate: Any, mesh: Mesh, **how: Any) -> Cal
 
 
 def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **how: Any) -> Callable:
-    """(state, batch) -> what a step would change (parameters, optimiser state), the norm of the gradient before
-    clipping, metrics, gradient."""
+    """(state, batch) -> parameters, optimiser state behind a step; gradient norm before clipping, metrics, gradient."""
     grads_and_metrics = gradient(task, mesh, **how)
     optimiser = optax.with_extra_args_support(optimiser)
 
