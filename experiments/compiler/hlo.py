@@ -55,13 +55,6 @@ class Traffic(NamedTuple):
     beside: int
 
 
-class Kernel(NamedTuple):
-    """A Pallas kernel, of whose time the compiler says nothing. flops: of one time, if its `cost_estimate` says it."""
-
-    times: int
-    flops: int | None
-
-
 class Estimate(NamedTuple):
     """What the TPU compiler says of a program. Its seconds are those of neither kernels nor collectives.
 
@@ -71,7 +64,8 @@ class Estimate(NamedTuple):
 
     seconds: float
     by_scope: dict[str, float]  # seconds, the dearest scope first
-    kernels: list[Kernel]
+    kernel_flops: int  # of Pallas kernels, of whose time the compiler says nothing, by their `cost_estimate`
+    silent_kernels: int  # those that do not say it
     collectives: dict[str, Traffic]
     passing: float  # seconds of all collectives
     waited: float  # those of them in which nothing is computed
@@ -93,7 +87,8 @@ def estimate(text: str, *, clock: float = 1.0, ring: float = math.inf) -> Estima
     return Estimate(
         seconds=sum(seconds.values()),
         by_scope=seconds,
-        kernels=[Kernel(total["kernel", name], int(match[1]) if match else None) for name, match in flops.items()],
+        kernel_flops=sum(total["kernel", name] * int(match[1]) for name, match in flops.items() if match),
+        silent_kernels=sum(match is None for match in flops.values()),
         collectives={kind: Traffic(*(total[what, kind] for what in Traffic._fields)) for kind in kinds},
         passing=total["passing", ""] / clock,
         waited=total["waited", ""] / clock,

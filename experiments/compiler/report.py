@@ -83,15 +83,14 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
     of = hlo.estimate(program.compiled.as_text(), clock=chip.clock, ring=chip.ring)
     bytes_of = {name: getattr(memory, f"{name}_size_in_bytes") for name in BYTES}
     bytes_of["code"] = memory.generated_code_size_in_bytes
-    silent = sum(one.flops is None for one in of.kernels)
-    flops = sum(one.times * (one.flops or 0) for one in of.kernels) + (request.kernel_flops / used if silent else 0)
+    flops = of.kernel_flops + (request.kernel_flops / used if of.silent_kernels else 0)
     kernels = flops / (KERNELS * chip.peak)
     return facts | {
         **{f"{name}_bytes": n for name, n in bytes_of.items()},
         "needed_bytes": sum(bytes_of.values()) - 2 * bytes_of["alias"],  # results in place of arguments count once
         "estimated_seconds": of.seconds + kernels,
         "kernel_seconds": kernels,
-        "kernels_without_flops": 0 if request.kernel_flops else silent,
+        "kernels_without_flops": 0 if request.kernel_flops else of.silent_kernels,
         "loops_counted_once": of.unknown_loops,
         "collectives": {
             kind: {"times": one.times, "bytes": one.size, "beside": one.beside, "waited": one.times - one.beside}

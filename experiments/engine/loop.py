@@ -159,7 +159,7 @@ class Training:
         """Whether the processes save now, by the clock or for a signal, into `_wish`."""
         wish = self._requests.signal
         minutes = (time.monotonic() - self._saved_at) / 60
-        if self.plan.save_minutes and minutes >= self.plan.save_minutes and distributed.main():
+        if minutes >= self.plan.save_minutes and distributed.main():
             wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
         self._wish = wishes.agree(wish)
 

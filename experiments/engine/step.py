@@ -84,7 +84,7 @@ class Plan:
     keep_best: str  # '', or the name of a metric
     may_skip: bool  # steps are counted that changed nothing
     fall_back: bool  # resume from an earlier checkpoint where the newest is damaged
-    save_minutes: float = 5.0  # between checkpoints, whatever the steps; 0: the clock saves nothing
+    save_minutes: float = 5.0  # between checkpoints, whatever the steps
     keep: int = 2  # newest checkpoints that are kept
 
 
