@@ -28,17 +28,7 @@ from absl import flags
 
 from experiments.compiler import report as compiler_report
 from experiments.compiler import topology as topologies
-from experiments.engine import (
-    by_name,
-    checkpoint,
-    compilation,
-    config_file,
-    distributed,
-    errors,
-    replay,
-    signals,
-    workdir,
-)
+from experiments.engine import by_name, compilation, config_file, distributed, errors, replay, signals, workdir
 from experiments.engine import config as configs
 from experiments.engine import run as runs
 from experiments.pretrained import adapters, warm_start
@@ -80,7 +70,6 @@ def main(argv: list[str]) -> int:
 
 
 def attempt(argv: list[str]) -> None:
-    """What the words of the command say."""
     hint = ""
     try:
         command = asked(argv)
@@ -105,10 +94,10 @@ def run(
 ) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
-    `launch.run("configs/vit.py", **{"train.steps": 300})`. The same workdir again goes on with a run, or gives the
-    result of a finished one. The process is left as it was, but for what JAX has started and compiled. Raises UserError
-    and RunError where the command ends with one; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
-    button: what trains finishes its step and is saved before that, unless it comes a second time.
+    The same workdir again goes on with a run, or gives the result of a finished one. The process is left as it was, but
+    for what JAX has started and compiled. Raises UserError and RunError where the command ends with one; Interrupted, a
+    KeyboardInterrupt, for Ctrl-C or a notebook's stop button: what trains finishes its step and is saved before that,
+    unless it comes a second time.
     """
     given = [(key, configs.plain(value)) for key, value in changes.items()]
     how = {"device": device, "resume": resume}
@@ -162,28 +151,19 @@ def asked(argv: list[str]) -> Command:
         raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
     group = distributed.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     several, bundle = group or DISTRIBUTED.value, REPLAY.value and pathlib.Path(REPLAY.value)
-    for wrong, sentence in (
-        (
-            surplus,
-            f'what is "{"".join(surplus[:1])}"? Settings are given as --config.key=value, and a config as --config vit',
-        ),
-        (
-            bundle and (CONFIG.value or WORKDIR.value or DRY_RUN.value),
-            "--replay DIR takes its config from DIR and writes nothing: leave the other flags out",
-        ),
-        (
-            (TOPOLOGY.value and not DRY_RUN.value) or (JSON.value and not TOPOLOGY.value),
-            "--topology and --json are for --dry_run, which compiles for chips and runs nothing",
-        ),
-        (not CONFIG.value and not bundle, "say which config to run: python launch.py --config configs/vit.py"),
-        (bundle and not (bundle / "config.json").is_file(), f"{bundle} is no replay bundle: it has no config.json"),
-        (
-            several and (WORKDIR.value is None or DRY_RUN.value or bundle),
-            "several processes train one run: all need the same --workdir, and no other task",
-        ),
-    ):
-        if wrong:
-            raise errors.UserError(sentence)
+    if surplus:
+        right = "Settings are given as --config.key=value, and a config as --config vit"
+        raise errors.UserError(f'what is "{surplus[0]}"? {right}')
+    if bundle and (CONFIG.value or WORKDIR.value or DRY_RUN.value):
+        raise errors.UserError("--replay DIR takes its config from DIR and writes nothing: leave the other flags out")
+    if (TOPOLOGY.value and not DRY_RUN.value) or (JSON.value and not TOPOLOGY.value):
+        raise errors.UserError("--topology and --json are for --dry_run, which compiles for chips and runs nothing")
+    if not CONFIG.value and not bundle:
+        raise errors.UserError("say which config to run: python launch.py --config configs/vit.py")
+    if bundle and not (bundle / "config.json").is_file():
+        raise errors.UserError(f"{bundle} is no replay bundle: it has no config.json")
+    if several and (WORKDIR.value is None or DRY_RUN.value or bundle):
+        raise errors.UserError("several processes train one run: all need the same --workdir, and no other task")
     config = str(bundle / "config.json") if bundle else CONFIG.value
     chips = (TOPOLOGY.value, JSON.value) if TOPOLOGY.value else None
     how = DRY_RUN.value, bundle, chips, group, DISTRIBUTED.value, DEVICE.value, RESUME.value
@@ -255,8 +235,7 @@ def trained(
         print(line, flush=True)
     if bundle is not None:
         return replay.again(bundle, runs.plan(settings, work.task, devices))
-    resumed = folder is not None and checkpoint.newest(folder / "checkpoints") is not None
-    start = warm_start.load(settings, work.task.init, resumed=resumed, files=work.files)
+    start = warm_start.load(settings, work.task.init, resumed=runs.begun(folder), files=work.files)
     work = work._replace(params={**work.params, **start})
     if folder is None:
         return compiler_report.dry_run(settings, work, devices)

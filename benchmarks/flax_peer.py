@@ -140,7 +140,6 @@ def generation(size: sizes.Workload) -> tuple[Callable[[int], float], Any]:
 
 
 def build(size: sizes.Workload) -> participant.Built:
-    """The workload of this size."""
     if size.kind == "generation":
         steps, params = generation(size)
     elif size.kind == "images":

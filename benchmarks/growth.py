@@ -46,7 +46,6 @@ def measure(*, toy: bool = False) -> list[dict[str, Any]]:
 
 
 def show(rows: list[dict[str, Any]]) -> str:
-    """A table."""
     lines = [f"{'M':>4}{'N':>8}  {'attention':10}" + "".join(f"{name:>18}" for name in COLUMNS)]
     for row in rows:
         shown = {name: "-" if row[name] is None else form.format(x * row[name]) for name, (x, form) in COLUMNS.items()}
@@ -80,7 +79,6 @@ def start(*, toy: bool = False) -> dict[str, Any]:
 
 
 def show_start(result: dict[str, Any]) -> str:
-    """A line for each."""
     lines = [f"{'':24}{'cold':>10}{'warm':>10}"]
     lines += [f"{who:24}{r['cold']:>8.1f} s{r['warm']:>8.1f} s" for who, r in result.items() if who != "missing"]
     return "\n".join(lines + [f"{who:24}not measured: {why}" for who, why in result["missing"].items()])

@@ -147,11 +147,9 @@ def large(size: sizes.Workload) -> participant.Built:
 
 
 def facts() -> dict[str, Any]:
-    """What is written down of this process."""
     (device,) = jnp.zeros(()).devices()
     return {"versions": mesh.versions(), "device": device.device_kind}
 
 
 def build(size: sizes.Workload) -> participant.Built:
-    """What is done of this size."""
     return {"generation": generation, "product": large, "read": large}.get(size.kind, training)(size)

@@ -119,7 +119,6 @@ class Participant:
         return json.loads(line)
 
     def close(self) -> None:
-        """End the process, and wait for that."""
         self._process.stdin.close()
         try:
             self._process.wait(timeout=10)

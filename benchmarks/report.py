@@ -40,7 +40,6 @@ def machine() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the libraries that are installed."""
     installed = {str(one.name).lower() for one in importlib.metadata.distributions()}
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES if name in installed}
     return {"python": platform.python_version(), **libraries}
@@ -90,8 +89,7 @@ def duration(seconds: float) -> str:
 def add_limits(report: dict[str, Any], workloads: Mapping[str, sizes.Workload]) -> None:
     """Into each workload that stands beside the machine's rates: our share of the product rate (training steps), and
     about the largest ratio to the fastest peer that there could be: a step's products at the rate of large ones, and
-    reading at that of the memory. Rates and times are medians of one session: where a machine's speed varies, so does
-    this."""
+    reading at that of the memory. Rates and times are medians of one session, in which the machine's speed varies."""
     rates = {
         name: max(one["per_second"] for one in (report[name]["ours"], *report[name]["peers"].values()))
         for name in ("product", "read", "gpu_product")
@@ -129,7 +127,7 @@ def draw(file: pathlib.Path, results: dict[str, dict[str, Any]], *, machine: dic
     axes = canvas.subplots()
     names = ["ours", *dict.fromkeys(peer for result in results.values() for peer in result["peers"])]
     for group, result in enumerate(results.values()):
-        bars(axes, group, result, [name for name in names if name in ("ours", *result["peers"])])
+        bars(axes, group, result)
     axes.axhline(1, color=COLOURS["ours"], linewidth=0.8, zorder=0)
     axes.set_xlim(-0.6, len(results) - 0.4)
     axes.set_ylim(0, 1.08 * min(HIGHEST, axes.get_ylim()[1]))
@@ -146,16 +144,14 @@ def draw(file: pathlib.Path, results: dict[str, dict[str, Any]], *, machine: dic
     canvas.savefig(file)
 
 
-def bars(axes: Any, group: int, result: dict[str, Any], names: list[str]) -> None:
+def bars(axes: Any, group: int, result: dict[str, Any]) -> None:
     """The bars of one workload, side by side around its place."""
-    for i, name in enumerate(names):
-        x, colour = group + (i - (len(names) - 1) / 2) * WIDTH, COLOURS.get(name, "grey")
-        if name == "ours":
-            axes.bar(x, 1, WIDTH * 0.92, color=colour)
-            continue
-        ratio, (low, high) = result["peers"][name]["ratio"], result["peers"][name]["ratio_spread"]
-        axes.bar(x, min(ratio, HIGHEST), WIDTH * 0.92, color=colour)
-        if high <= HIGHEST:
-            axes.errorbar(x, ratio, [[ratio - low], [high - ratio]], color="0.3", elinewidth=0.8)
-        told = f"{ratio:.2f}" if ratio <= HIGHEST else f"↑ {ratio:.1f}"
-        axes.annotate(told, (x, min(high, HIGHEST)), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    ones = {"ours": {"ratio": 1.0, "ratio_spread": (1.0, 1.0)}, **result["peers"]}
+    for i, (name, one) in enumerate(ones.items()):
+        x, ratio = group + (i - (len(ones) - 1) / 2) * WIDTH, one["ratio"]
+        low, top, high = (min(y, HIGHEST) for y in (one["ratio_spread"][0], ratio, one["ratio_spread"][1]))
+        spread = {"yerr": [[top - low], [high - top]], "error_kw": {"ecolor": "0.3", "elinewidth": 0.8}}
+        axes.bar(x, top, WIDTH * 0.92, color=COLOURS.get(name, "grey"), **spread)
+        if name != "ours":
+            told = f"{ratio:.2f}" if ratio <= HIGHEST else f"↑ {ratio:.1f}"
+            axes.annotate(told, (x, high), (0, 2), textcoords="offset points", ha="center", fontsize=7)

@@ -55,13 +55,6 @@ class Traffic(NamedTuple):
     beside: int
 
 
-class Kernel(NamedTuple):
-    """A Pallas kernel, of whose time the compiler says nothing. flops: of one time, if its `cost_estimate` says it."""
-
-    times: int
-    flops: int | None
-
-
 class Estimate(NamedTuple):
     """What the TPU compiler says of a program. Its seconds are those of neither kernels nor collectives.
 
@@ -71,39 +64,36 @@ class Estimate(NamedTuple):
 
     seconds: float
     by_scope: dict[str, float]  # seconds, the dearest scope first
-    kernels: list[Kernel]
+    kernel_flops: int  # of Pallas kernels, of whose time the compiler says nothing, by their `cost_estimate`
+    silent_kernels: int  # those that do not say it
     collectives: dict[str, Traffic]
     passing: float  # seconds of all collectives
     waited: float  # those of them in which nothing is computed
     unknown_loops: int  # their number of turns does not follow from the text, and they count once
 
 
-def estimate(text: str, *, clock: float, ring: float = math.inf) -> Estimate:
-    """Of a TPU program (`compiled.as_text()`), as `traffic`, its `estimated_cycles`; clock: cycles in a second; ring:
-    bytes that a chip of a ring can be sent in a second, from both sides."""
+def estimate(text: str, *, clock: float = 1.0, ring: float = math.inf) -> Estimate:
+    """Of a compiled program (`as_text()`): what passes between devices and, of a TPU's, its `estimated_cycles`.
+
+    clock: cycles in a second; ring: bytes that a chip of a ring can be sent in a second, from both sides. Loops are
+    multiplied out, and of branches the dearest counts. Sums that share one message count as one; what a device does
+    with itself alone is none.
+    """
     program = _parse(text)._replace(bytes_per_cycle=ring / clock)
     total = _of_computation(program.entry, program)
+    kinds = [kind for kind in KINDS if total["times", kind]]
     seconds = {scope: n / clock for scope, n in collections.Counter(_part(total, "cycles")).most_common()}
     flops = {name: _FLOPS.search(program.lines[name].rest) for name in _part(total, "kernel")}
     return Estimate(
         seconds=sum(seconds.values()),
         by_scope=seconds,
-        kernels=[Kernel(total["kernel", name], int(match[1]) if match else None) for name, match in flops.items()],
-        collectives=_traffic(total),
+        kernel_flops=sum(total["kernel", name] * int(match[1]) for name, match in flops.items() if match),
+        silent_kernels=sum(match is None for match in flops.values()),
+        collectives={kind: Traffic(*(total[what, kind] for what in Traffic._fields)) for kind in kinds},
         passing=total["passing", ""] / clock,
         waited=total["waited", ""] / clock,
         unknown_loops=len(_part(total, "unknown")),
     )
-
-
-def traffic(text: str) -> dict[str, Traffic]:
-    """The collectives of a compiled program by their kinds, loops multiplied out, and the dearest of branches.
-
-    A loop whose number of turns does not follow from the text counts once. Sums that share one message count as one;
-    what a device does with itself alone is none.
-    """
-    program = _parse(text)
-    return _traffic(_of_computation(program.entry, program))
 
 
 class _Line(NamedTuple):
@@ -175,10 +165,6 @@ _Total = collections.Counter[tuple[str, str]]
 
 def _part(total: _Total, what: str) -> dict[str, float]:
     return {of: n for (kind, of), n in total.items() if kind == what and n}
-
-
-def _traffic(total: _Total) -> dict[str, Traffic]:
-    return {kind: Traffic(*(total[what, kind] for what in Traffic._fields)) for kind in KINDS if total["times", kind]}
 
 
 def _work(total: _Total) -> int:
@@ -281,8 +267,7 @@ def _group(rest: str) -> int:
 
 
 def _directions(line: _Line) -> tuple[int, ...]:
-    """Which of a ring's directions a collective needs: what is permuted one, by the first device's neighbours, and all
-    others both."""
+    """The directions of a ring that a collective needs: what is permuted one, by its first neighbours; others both."""
     pairs = re.findall(r"\{(\d+),(\d+)\}", line.rest.partition("source_target_pairs=")[2].partition("}}")[0] + "}")
     if not pairs:
         return (0, 1)

@@ -9,7 +9,6 @@ from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
 from experiments.engine import compilation, config, disk, errors, mesh
-from experiments.engine import run as numbers
 from experiments.engine import run as runs
 from experiments.engine import step as steps
 
@@ -84,15 +83,14 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
     of = hlo.estimate(program.compiled.as_text(), clock=chip.clock, ring=chip.ring)
     bytes_of = {name: getattr(memory, f"{name}_size_in_bytes") for name in BYTES}
     bytes_of["code"] = memory.generated_code_size_in_bytes
-    silent = sum(one.flops is None for one in of.kernels)
-    flops = sum(one.times * (one.flops or 0) for one in of.kernels) + (request.kernel_flops / used if silent else 0)
+    flops = of.kernel_flops + (request.kernel_flops / used if of.silent_kernels else 0)
     kernels = flops / (KERNELS * chip.peak)
     return facts | {
         **{f"{name}_bytes": n for name, n in bytes_of.items()},
         "needed_bytes": sum(bytes_of.values()) - 2 * bytes_of["alias"],  # results in place of arguments count once
         "estimated_seconds": of.seconds + kernels,
         "kernel_seconds": kernels,
-        "kernels_without_flops": 0 if request.kernel_flops else silent,
+        "kernels_without_flops": 0 if request.kernel_flops else of.silent_kernels,
         "loops_counted_once": of.unknown_loops,
         "collectives": {
             kind: {"times": one.times, "bytes": one.size, "beside": one.beside, "waited": one.times - one.beside}
@@ -105,7 +103,6 @@ def record(program: topology.Program, chips: topology.Topology) -> dict[str, Any
 
 
 def _lines(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topology.Topology) -> Iterable[str]:
-    """What a person reads."""
     chips, kind = len(of.devices), of.devices[0].device_kind
     yield f"  compiled for {of.name}, {chips} x {kind}, by libtpu {compilation.libtpu()}; nothing is run"
     if parts_bytes:
@@ -127,7 +124,7 @@ def _lines(records: list[dict[str, Any]], parts_bytes: dict[str, int], of: topol
             )
             yield f"    between chips: {', '.join(passed) or 'nothing'}"
         if seconds := chips > 1 and one["collective_seconds"]:
-            share, rate = one["waiting_seconds"] / seconds, numbers.si(of.chip.ring, "B/s")
+            share, rate = one["waiting_seconds"] / seconds, runs.si(of.chip.ring, "B/s")
             yield f"    which takes {1e3 * seconds:.3g} ms at {rate}; {share:.1%} of it is not beside computation"
         if not one["beside"]:
             yield from _time(one, of.chip)
@@ -139,7 +136,7 @@ def _time(one: dict[str, Any], chip: topology.Chip) -> Iterable[str]:
     if not seconds:
         yield "    compiler's estimate: none"
         return
-    peak = f"{numbers.si(chip.peak, 'FLOP/s')} (of bfloat16, as float32 ones are computed too)"
+    peak = f"{runs.si(chip.peak, 'FLOP/s')} (of bfloat16, as float32 ones are computed too)"
     times = f"{1e3 * seconds:.3g} ms; {1e3 * ideal:.3g} ms would be its products"
     yield f"    compiler's estimate: {times} at the peak of {peak}: {ideal / seconds:.1%} of it"
     if one["kernel_seconds"] or one["kernels_without_flops"]:
@@ -156,22 +153,18 @@ def memory(state: Any, compiled: Any, devices: Mesh) -> str:
     """Bytes per device: of the state's parts, and as XLA's own analysis of the compiled step has them; and what passes
     between devices, read off the compiled step."""
     lines = ["  bytes per device" + (f", mesh {mesh.shape(devices)}" if devices.size > 1 else "")]
-    for name, tree in {"parameters": state.params, "gradients": None, "optimiser": state.opt_state}.items():
-        size = compilation.device_bytes(state.params if tree is None else tree)
-        shared = devices.size > 1 and size and tree is not None
-        share = f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if shared else ""
-        lines.append(f"    {name:<11} {numbers.si(size, 'B'):>10}{share}")
+    for name, tree in {"parameters": state.params, "gradients": state.params, "optimiser": state.opt_state}.items():
+        size = compilation.device_bytes(tree)
+        share = f"  (1/{compilation.tree_bytes(tree) / size:.2f} of the whole)" if devices.size > 1 and size else ""
+        lines.append(f"    {name:<11} {runs.si(size, 'B'):>10}{share}")
     analysis = compiled.memory_analysis()
     if analysis is not None:
-        sizes = {name: numbers.si(getattr(analysis, f"{name}_size_in_bytes"), "B") for name in BYTES}
-        lines += [
-            "  XLA's memory analysis of the compiled step, per device",
-            f"    arguments   {sizes['argument']:>10}",
-        ]
+        sizes = {name: runs.si(getattr(analysis, f"{name}_size_in_bytes"), "B") for name in BYTES}
+        lines += ["  XLA's memory analysis of the compiled step, per device"]
+        lines += [f"    arguments   {sizes['argument']:>10}"]
         lines += [f"    results     {sizes['output']:>10}  ({sizes['alias']} of them in place of arguments)"]
         lines += [f"    temporary   {sizes['temp']:>10}"]
-    traffic = hlo.traffic(compiled.as_text())
-    if traffic:
+    if traffic := hlo.estimate(compiled.as_text()).collectives:
         lines += ["  between devices in a step: how often, and the bytes that arrive at each device"]
-        lines += [f"    {kind:<18} {one.times:>5} x  {numbers.si(one.size, 'B'):>10}" for kind, one in traffic.items()]
+        lines += [f"    {kind:<18} {one.times:>5} x  {runs.si(one.size, 'B'):>10}" for kind, one in traffic.items()]
     return "\n".join(lines)

@@ -29,7 +29,7 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
 
     Every example comes once in each epoch (`n` consecutive examples), in an order of the epoch's own, also where the
     batch size changes (`growth`: pairs [step, size], as train.growth has them). The `rng` that `fetch` receives depends
-    on (seed, step) only. UserError for a batch of no example, fewer examples than one batch, a seed beyond 32 bits.
+    on (seed, step) only. UserError for a batch of no example, and for fewer examples than one batch.
     """
     sizes = growing(batch, growth)
     if 0 < n < max(sizes.sizes):
@@ -37,8 +37,6 @@ def train(fetch: Fetch, *, n: int, batch: int, seed: int, growth: Sequence = ())
         raise errors.UserError(
             f"the training part has {n} examples, fewer than one batch of {max(sizes.sizes)}: make {key} smaller"
         )
-    if not 0 <= seed < 2**32:
-        raise errors.UserError(f"the seed must lie between 0 and 2**32 - 1, and {seed} does not")
     _check(fetch, np.random.default_rng(0), n=n, batch=batch, ready=max(sizes.sizes) * (BUFFER + 2))
     stream = grain.MapDataset.range(n).seed(seed).shuffle().repeat()
     number = np.int32 if n <= 2**31 else np.int64
@@ -72,13 +70,9 @@ def evaluation(fetch: Fetch, *, n: int, batch: int) -> grain.MapDataset:
     return grain.MapDataset.range(-(-n // batch)).map(fetch_padded)
 
 
-def iterate(dataset: grain.MapDataset, *, start: int, threads: int = 1, buffer: int = BUFFER) -> Iterator[Batch]:
-    """The batches from position `start` on, up to `buffer` of them prepared ahead by `threads` background threads.
-
-    With no threads, each batch is made when it is asked for. The order is the same whatever the number of threads.
-    """
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer if threads else 0)
-    return iter(dataset[start:].to_iter_dataset(options))
+def iterate(dataset: grain.MapDataset, *, start: int) -> Iterator[Batch]:
+    """The batches from position `start` on, up to BUFFER of them prepared ahead by a thread in the background."""
+    return iter(dataset[start:].to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=BUFFER)))
 
 
 def _check(fetch: Fetch, rng: np.random.Generator | None, *, n: int, batch: int, ready: int) -> None:

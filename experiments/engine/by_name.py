@@ -18,8 +18,9 @@ from types import ModuleType
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.engine import compilation, disk, errors
+from experiments.engine import disk, errors
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # a program of the user's own: my_file:my_variant
@@ -285,7 +286,6 @@ def fault(error: Exception) -> str:
 
 
 def sentence(error: Exception) -> str:
-    """What an error says in one line."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -333,16 +333,15 @@ def unchanged(folder: pathlib.Path) -> Iterator[None]:
             with contextlib.suppress(RuntimeError):  # of a flag that counts only before JAX has started
                 jax.config.update(name, value)
         if changed:
-            compilation.forget_folder()
+            compilation_cache.reset_cache()  # whether, and where, compiled programs are kept is looked at anew
 
 
 def _edited(folders: Iterable[str]) -> list[str]:
     """The modules that are imported from one of these folders, and that the user may edit."""
-    found, within = [], tuple(folders)
+    found = []
     for name, module in sys.modules.items():
+        paths = [os.path.join(folder, *name.split(".")) for folder in folders]
         file = str(getattr(module, "__file__", None))
-        if file.startswith(within) and own(file):
-            paths = [os.path.join(folder, *name.split(".")) for folder in within]
-            if file in [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]:
-                found.append(name)
+        if own(file) and file in [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]:
+            found.append(name)
     return found

@@ -32,7 +32,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: pathlib.Path, *, keep: int, best: str = ""):
-        check_best(best)
         self._folder, self._keep, self._best = folder.absolute(), keep, best
         self._main = distributed.main()
         try:
@@ -144,7 +143,6 @@ class Checkpoints:
             self.wait()
 
     def close(self) -> None:
-        """As `wait`, for the last time."""
         try:
             self.wait()
         finally:
@@ -179,15 +177,12 @@ class Checkpoints:
         newer = sorted((bad for bad in self.measured if bad > step), reverse=True)
         for bad in newer:
             del self.measured[bad]
-        if self._main:
-            try:
-                for bad in newer:
-                    print(f"{failures.get(bad)}; it is put aside, and {instead}", flush=True)
-                    manifest.put_aside(self._folder / str(bad))
-                if step >= 0:
-                    self._remove_superfluous()  # what a run that was killed behind its last save still had to
-            except OSError as error:
-                raise errors.UserError(f"{self._folder} cannot be written: {disk.reason(error)}") from error
+        with disk.writing(self._folder):
+            for bad in newer if self._main else ():
+                print(f"{failures.get(bad)}; it is put aside, and {instead}", flush=True)
+                manifest.put_aside(self._folder / str(bad))
+            if self._main and step >= 0:
+                self._remove_superfluous()  # what a run that was killed behind its last save still had to
         return (step, state) if step >= 0 else None
 
     def _newest_whole(self, failures: dict[int, manifest.Damaged], fall_back: bool) -> int:
@@ -225,11 +220,18 @@ def superfluous(measured: Mapping[int, Mapping[str, float]], *, keep: int, best:
     """Of the steps, with what was measured at each, those that are neither among the newest `keep` nor the best one:
     the newest of those that are equally good."""
     keepers = set(sorted(measured)[-keep:])
-    scores = {step: values[best] for step, values in measured.items() if math.isfinite(values.get(best, math.nan))}
-    if scores:
-        right = BETTER[best.rpartition("/")[2]](scores.values())
-        keepers.add(max(step for step, score in scores.items() if score == right))
+    scores = {step: score(values, best) for step, values in measured.items()}
+    if max(scores.values(), default=-math.inf) > -math.inf:
+        keepers.add(max(scores, key=lambda step: (scores[step], step)))
     return sorted(measured.keys() - keepers)
+
+
+def score(values: Mapping[str, float], metric: str) -> float:
+    """How good an evaluation is, larger for better; -inf where it says nothing about the metric."""
+    value = values.get(metric, math.nan)
+    if not math.isfinite(value):
+        return -math.inf
+    return -value if BETTER[metric.rpartition("/")[2]] is min else value
 
 
 def newest(folder: pathlib.Path) -> int | None:
@@ -263,8 +265,7 @@ def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
 
 
 def parameters(folder: pathlib.Path, step: int) -> dict:
-    """The parameters of the state saved at `step` as numpy arrays. UserError where it is damaged, RunError where it
-    cannot be read now."""
+    """The parameters saved at `step`, as numpy arrays. UserError: it is damaged. RunError: it cannot be read now."""
     saved, handler = folder.absolute() / str(step), ocp.PyTreeCheckpointHandler()
     if damage := manifest.damage(saved, step=step):
         raise errors.UserError(f"{damage}; take that folder away to use an earlier one")

@@ -14,7 +14,7 @@ import pathlib
 import re
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -205,7 +205,7 @@ def _holder(words: str) -> int | None:
 def keep() -> None:
     """Keep what is compiled from here on for later processes too: in JAX_COMPILATION_CACHE_DIR, or the user's cache
     folder. One that cannot be written is said."""
-    forget_folder()
+    compilation_cache.reset_cache()  # or JAX would not look at what is set anew
     if not jax.config.jax_enable_compilation_cache:  # as JAX_ENABLE_COMPILATION_CACHE=false has it
         return
     folder = pathlib.Path(os.environ.get(FOLDER) or disk.cache_folder() / "compiled")
@@ -221,13 +221,8 @@ def keep() -> None:
 
 def keep_nothing() -> None:
     """What is compiled from here on is not kept."""
-    forget_folder()
-    jax.config.update("jax_enable_compilation_cache", False)
-
-
-def forget_folder() -> None:
-    """From here on JAX looks anew whether, and where, compiled programs are kept."""
     compilation_cache.reset_cache()
+    jax.config.update("jax_enable_compilation_cache", False)
 
 
 def for_one_run(mesh: Mesh) -> dict[str, int]:
@@ -241,23 +236,11 @@ class Compiled(dict):
     """The compiled training step for each size of a batch; called, it takes the one for the batch that is given."""
 
     def __call__(self, state: Any, batch: dict, *rest: Any) -> Any:
-        return self[_examples(batch)](state, batch, *rest)
+        return self[len(next(iter(batch.values())))](state, batch, *rest)
 
     def largest(self) -> Any:
         """The one for the largest batch."""
         return self[max(self)]
-
-
-def _examples(batch: dict) -> int:
-    """Every array of a batch has a row for each."""
-    return next(iter(batch.values())).shape[0]
-
-
-def ahead(step: Callable, state: Any, batches: Iterable[dict], *rest: Any) -> tuple[Compiled, float]:
-    """The jitted step(state, batch, *rest) compiled for each size among these batches, and the seconds it took."""
-    began, sizes = time.perf_counter(), {_examples(batch): batch for batch in batches}
-    compiled = Compiled((n, step.lower(state, batch, *rest).compile()) for n, batch in sizes.items())
-    return compiled, time.perf_counter() - began
 
 
 def flops(function: Callable, *arguments: Any, kernels: bool = False) -> int:

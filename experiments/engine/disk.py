@@ -110,7 +110,6 @@ def write(file: pathlib.Path, content: bytes) -> None:
 
 
 def as_json(value: Any) -> bytes:
-    """The content of a JSON file."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
@@ -210,8 +209,7 @@ def reason(error: BaseException) -> str:
 
 
 def gone(error: BaseException | None, folder: pathlib.Path = pathlib.Path("/")) -> bool:
-    """Whether this error, or one that it was raised for, says that a drive is gone: of a file in `folder`, where it
-    names one."""
+    """Whether this error, or its cause, says that a drive is gone: of a file in `folder`, where it names one."""
     if error is None:
         return False
     file = getattr(error, "filename", None)

@@ -86,8 +86,7 @@ def joined(group: Group | None, *, detect: bool = False, how_to_go_on: str = "")
     """What is inside runs in all processes of the group; only the first one prints. Before a device is touched.
 
     detect: without a group, ask JAX for what the cluster says (Slurm, TPU pods, ...). With neither, nothing is changed.
-    An error in one process ends the others with its sentence and its exit code, and so does a signal; how_to_go_on:
-    what is said behind "stopped".
+    An error or a signal in one process ends the others, with its sentence and exit code. how_to_go_on: as `at_once`.
     """
     if group is None and not detect:
         yield

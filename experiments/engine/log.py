@@ -72,8 +72,7 @@ def finite(value: float) -> float | None:
 class Log:
     """Writes metrics of a run that starts, or goes on, at step `start`: rows of later steps are taken back first.
 
-    beside: who is told too, by names of BESIDE. Of several processes, the first writes. Raises the OSError of a disk
-    that takes no more.
+    beside: who is told too, by names of BESIDE. Of several processes, the first writes. OSError of a full disk.
     """
 
     def __init__(self, folder: pathlib.Path, *, start: int, beside: Sequence[str] = ("tensorboard",)):
@@ -106,8 +105,7 @@ class Log:
 
 
 class Events:
-    """TensorBoard's. tensorboardX's SummaryWriter, with a thread of its own, would lose what a disk does not take, and
-    wait for that thread forever."""
+    """TensorBoard's. Its SummaryWriter would lose what a disk does not take, and wait for its thread forever."""
 
     def __init__(self, folder: pathlib.Path, start: int):
         # `start` puts files of one second in order; nobody can have put a link under a name with random digits.
@@ -187,7 +185,6 @@ class Rate:
         self._pieces, self._recent = 0, collections.deque(maxlen=RECENT)
 
     def add(self, seconds: float, work: float) -> None:
-        """A piece of this work is done."""
         self._pieces += 1
         if self._pieces == 2:
             self.seconds, self.work = 0.0, 0.0
@@ -285,7 +282,6 @@ class Line:
             self._bar.write(line)
 
     def close(self) -> None:
-        """End the live line."""
         self._bar.close()
 
 
@@ -336,7 +332,6 @@ class Progress(Line):
         self._show(line, done=1, plain=f"step {step:,}/{self._steps:,}: {line}" if loss is not None else "")
 
     def evaluated(self, seconds: float) -> None:
-        """An evaluation has taken so long."""
         self._pace.evaluations.add(seconds, self._evaluation)
 
     def tokens_per_second(self) -> float:

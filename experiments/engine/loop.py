@@ -99,7 +99,7 @@ class Training:
         self._in_log = [any(f"{EVAL}{training_step.LOSS}" in row for row in of_run) for of_run in rows]  # at the start
         self._logs = [log.Log(run, start=start, beside=plan.log) for run in runs]
         # Of what is kept, in its manifests: a line of the log says nothing of a checkpoint that is still there.
-        self._best = max((score(means, plan.keep_best) for means in saves.measured.values()), default=-math.inf)
+        self._best = max((checkpoint.score(one, plan.keep_best) for one in saves.measured.values()), default=-math.inf)
         self._skipped, self._in_a_row = math.inf, 0
         self._saved, self._saved_at = start, time.monotonic()
         self._wish, self._wishes = 0, distributed.Late()
@@ -159,13 +159,12 @@ class Training:
         """Whether the processes save now, by the clock or for a signal, into `_wish`."""
         wish = self._requests.signal
         minutes = (time.monotonic() - self._saved_at) / 60
-        if self.plan.save_minutes and minutes >= self.plan.save_minutes and distributed.main():
+        if minutes >= self.plan.save_minutes and distributed.main():
             wish = wish or (0 if wishes.asked else SAVE)  # once: the save comes after the next question
         self._wish = wishes.agree(wish)
 
     def save_if_due(self, n: int, state: training_step.State) -> None:
-        """Save where the number of steps, the clock or a signal asks for it; an evaluation, which a signal ends, comes
-        later."""
+        """Save where the number of steps, the clock or a signal asks for it: before an evaluation, which takes long."""
         if self._wish or self._due("save", n):
             self._save(n, state)
 
@@ -195,7 +194,7 @@ class Training:
             if jax.process_count() == 1:  # where one of several fails, the others would not join in
                 self._save(n, state)
             raise
-        new = score(self.alone(), self.plan.keep_best)
+        new = checkpoint.score(self.alone(), self.plan.keep_best)
         if distributed.agree(new > self._best) > 0:
             self._save(n, state)
         self._best = max(self._best, new)
@@ -208,7 +207,7 @@ class Training:
         if n == self.plan.steps or distributed.agree(bool(lost)):
             with self.line.pause():
                 self.evaluate(n, state, but=self._in_log)
-        self._best = max(self._best, score(self.alone(), self.plan.keep_best))
+        self._best = max(self._best, checkpoint.score(self.alone(), self.plan.keep_best))
 
     def evaluate_behind(self, state: training_step.State) -> None:
         """Evaluate where the last step did not come to it, as all runs have stopped."""
@@ -242,7 +241,6 @@ class Training:
         return {name: float(value) for name, value in self.final.items()} if self._failed else {}
 
     def close(self) -> None:
-        """End the logs."""
         with contextlib.ExitStack() as stack:  # all of them, also where one fails
             for writer in self._logs:
                 stack.callback(writer.close)
@@ -262,14 +260,6 @@ def evaluation_work(task: training_step.Task, *, batch: int) -> float:
     """How many steps of so many examples an evaluation is worth: it goes forward only, a third of their FLOPs."""
     examples = len(task.evaluation) * len(jax.tree.leaves(task.evaluation[0])[0])
     return examples / (3 * batch)
-
-
-def score(values: dict[str, Any], metric: str) -> float:
-    """How good an evaluation is, larger for better; -inf where it says nothing about the metric."""
-    value = values.get(metric, math.nan)
-    if not math.isfinite(value):
-        return -math.inf
-    return -value if checkpoint.BETTER[metric.rpartition("/")[2]] is min else value
 
 
 def train_and_save(

@@ -94,7 +94,7 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
         if raw != _signed(content):
             raise Damaged(_sentence(folder, FILE, "is not what was saved"))
     except OSError as error:
-        raise _not_read(folder, FILE, error) from error
+        raise _not_there(folder, FILE, error) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         kind = Damaged if raw.endswith(b"}\n") else Incomplete
         raise kind(_sentence(folder, FILE, "is not what was saved")) from error
@@ -105,45 +105,42 @@ def read(folder: pathlib.Path, *, step: int) -> dict[str, Any]:
     return content
 
 
-def verify(folder: pathlib.Path, *, step: int) -> None:
-    """Return when every file of the checkpoint of `step` in this folder is what was saved; else raise Damaged, or
-    RunError where the system does not let them be read, which says nothing about them."""
-    listed, name = read(folder, step=step)["files"], "."
+def damage(folder: pathlib.Path, *, step: int) -> Damaged | None:
+    """How a file of the checkpoint of `step` in this folder is not what was saved; None where all are.
+
+    RunError where the system does not let them be read, which says nothing about them; UserError as `read`.
+    """
+    name = "."
     try:
-        present = _names(folder)
+        listed, present = read(folder, step=step)["files"], _names(folder)
         for name in sorted(listed.keys() - present):
-            raise Incomplete(_sentence(folder, name, "is missing"))
+            return Incomplete(_sentence(folder, name, "is missing"))
         for name in sorted(present - listed.keys()):
-            raise Damaged(_sentence(folder, name, "was not saved with it"))
+            return Damaged(_sentence(folder, name, "was not saved with it"))
         for name, file in listed.items():  # quick, and what a full disk or a broken copy does
             size = (folder / name).stat().st_size
             if size != file["bytes"]:
                 kind = Incomplete if size < file["bytes"] else Damaged
-                raise kind(_sentence(folder, name, f"has {size:,} bytes, and {file['bytes']:,} were saved"))
+                return kind(_sentence(folder, name, f"has {size:,} bytes, and {file['bytes']:,} were saved"))
         for name, file in listed.items():
             if _described(folder / name) != file:
-                raise Damaged(_sentence(folder, name, "is not what was saved"))
-    except OSError as error:
-        raise _not_read(folder, name, error) from error
-
-
-def damage(folder: pathlib.Path, *, step: int) -> Damaged | None:
-    """What `verify` raises where the checkpoint is not what was saved. RunError as there."""
-    try:
-        verify(folder, step=step)
+                return Damaged(_sentence(folder, name, "is not what was saved"))
     except Damaged as error:
         return error
+    except OSError as error:
+        return _not_there(folder, name, error)
     return None
 
 
-def _not_read(folder: pathlib.Path, name: str, error: OSError) -> Damaged | errors.RunError:
-    """Damaged where there is no such file; not where its reading fails or is forbidden, which may pass."""
+def _not_there(folder: pathlib.Path, name: str, error: OSError) -> Damaged:
+    """That there is no such file. RunError where its reading fails or is forbidden, which may pass."""
     if error.errno == errno.ENOENT:
         return Incomplete(_sentence(folder, name, "is missing"))
     how = f"cannot be read ({disk.reason(error)})"
     if error.errno in _NO_FILE:
         return Damaged(_sentence(folder, name, how))
-    return errors.RunError(f"{error.filename or folder / name} {how}: whether that checkpoint is damaged is not known")
+    what = f"{error.filename or folder / name} {how}"
+    raise errors.RunError(f"{what}: whether that checkpoint is damaged is not known") from error
 
 
 def _sentence(folder: pathlib.Path, name: str, how: str) -> str:

@@ -42,7 +42,6 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "nump
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """The versions that can change a number."""
     return {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
@@ -265,7 +264,6 @@ def shardings(mesh: Mesh, tree: Any, layout: layouts.Layout) -> Any:
 
 
 def is_spec(x: Any) -> bool:
-    """Whether this is a leaf of a tree of specs."""
     return isinstance(x, PartitionSpec)
 
 

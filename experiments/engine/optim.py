@@ -25,9 +25,8 @@ def schedule(name: str, *, peak: float, steps: int, warmup_steps: int) -> optax.
     """Learning rate against step: linear warm-up from 0 to `peak`, then by name.
 
     'constant'; 'linear' and 'cosine' fall to a tenth of the peak at `steps`, and 'linear:0' to 0; 'wsd' (warm-up,
-    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is a function
-    of one's own, (step, steps) -> the fraction of the peak at this step, an integer array, of those `steps` that follow
-    the warm-up.
+    stable, decay) stays at the peak and falls linearly over the last fifth of all steps. 'my_file:fall' is one's own:
+    (step, steps) -> the fraction of the peak at this step, an integer array, of those `steps` behind the warm-up.
     """
     if warmup_steps >= steps:
         raise errors.UserError(f"optim.warmup_steps = {warmup_steps} must be smaller than train.steps = {steps}")
@@ -161,12 +160,14 @@ def orthogonal(*, ns_steps: int) -> optax.GradientTransformation:
     Jordan's does not: nothing is remembered here.
     """
 
+    rows_and_columns = optax.contrib.MuonDimensionNumbers  # it calls rows `reduction_axis`, as it writes x W for W x
+
     def scaled(path: Any, step: jax.Array) -> jax.Array:
-        outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in dimensions(path))
+        outputs, inputs = (math.prod(step.shape[i] for i in axes) for axes in shapes.sides(path))
         return math.sqrt(max(1, outputs / inputs)) * step
 
     def update(updates: Any, params: Any = None) -> Any:
-        numbers = jax.tree_util.tree_map_with_path(lambda path, _: dimensions(path), updates)
+        numbers = jax.tree_util.tree_map_with_path(lambda path, _: rows_and_columns(*shapes.sides(path)), updates)
         newton_schulz = optax.contrib.scale_by_muon(
             ns_steps=ns_steps, beta=0.0, eps=EPS, nesterov=False, weight_dimension_numbers=numbers
         )
@@ -237,12 +238,6 @@ def trained_at(params: Any, opt_state: Any) -> Any:
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, Averaged))
     ahead = next((node.ahead for node in nodes if isinstance(node, Averaged)), None)
     return params if ahead is None else jax.tree.map(jnp.add, params, ahead)
-
-
-def dimensions(path: Any) -> optax.contrib.MuonDimensionNumbers:
-    """The rows (outputs) and columns (inputs) of a leaf. optax, which writes x W where we write W x, calls rows
-    `reduction_axis`."""
-    return optax.contrib.MuonDimensionNumbers(*shapes.sides(path))
 
 
 def trained(params: Any, frozen: Sequence[str]) -> Any:

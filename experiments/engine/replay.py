@@ -36,7 +36,6 @@ class Failure(NamedTuple):
         return self.batch["example_B"].tolist() if "example_B" in self.batch else []
 
     def __str__(self) -> str:
-        """What went wrong in which step, with which examples, and where first."""
         scalars = {"the loss": self.loss, "the gradient norm": self.norm}
         wrong = [f"{name} ({value})" for name, value in scalars.items() if not np.isfinite(value)]
         wrong, first, numbers = wrong or ["an updated parameter"], next(iter(self.culprits), ""), self.examples()

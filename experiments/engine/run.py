@@ -83,7 +83,7 @@ def run(
     began = time.perf_counter()
     plan, state = prepared(settings, work, devices)
     plan = dataclasses.replace(plan, fall_back=fall_back)
-    writes, resumed = distributed.main(), checkpoint.newest(folder / "checkpoints") is not None
+    writes, resumed = distributed.main(), begun(folder)
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
         if enter(settings, folder, devices, fall_back=fall_back):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
@@ -102,14 +102,17 @@ def run(
                     compiled, seconds = compile_step(plan, state)
                 compilation.check_step(compiled.largest(), devices)
             state, numbers = loop.train_and_save(plan, compiled, folder, flops=flops, params=work.params)
-            params, numbers = (
-                distributed.fetch(state.params),
-                numbers | {"compile_seconds": seconds, "sources": sources},
-            )
+            params = distributed.fetch(state.params)
+            numbers |= {"compile_seconds": seconds, "sources": sources}
             summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
         return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
+
+
+def begun(folder: pathlib.Path | None) -> bool:
+    """Whether there is a checkpoint in the folder of a run, to go on from."""
+    return folder is not None and checkpoint.newest(folder / "checkpoints") is not None
 
 
 def prepared(
@@ -200,18 +203,16 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
 def table(params: Any, trained: Sequence[bool] = ()) -> str:
     """One line per parameter: name, letters with their sizes, count; and the total. trained: which of them are, where
     not all: the others are marked as frozen."""
-    rows, leaves = [], jax.tree_util.tree_leaves_with_path(params)
-    for path, leaf in leaves:
+    rows, n_trained, leaves = [], 0, jax.tree_util.tree_leaves_with_path(params)
+    for (path, leaf), own in zip(leaves, trained or [True] * len(leaves), strict=True):
         sizes = " ".join(f"{letter}={n}" for letter, n in zip(shapes.letters(path), leaf.shape, strict=True))
-        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}"))
-    rows.append(("total", "", f"{shapes.total(params):,}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"  {name:<{widths[0]}}  {sizes:<{widths[1]}}  {count:>{widths[2]}}" for name, sizes, count in rows]
-    if not all(trained):
-        lines = [line if own else f"{line}  frozen" for line, own in zip(lines, (*trained, True), strict=True)]
-        count = sum(leaf.size for (_, leaf), own in zip(leaves, trained, strict=True) if own)
-        lines[-1] += f", of which {count:,} are trained"
-    return "\n".join([*lines[:-1], "  " + "-" * (sum(widths) + 4), lines[-1]])
+        rows.append(("/".join(shapes.names(path)), sizes, f"{leaf.size:,}", "" if own else "  frozen"))
+        n_trained += leaf.size * own
+    more = "" if all(trained) else f", of which {n_trained:,} are trained"
+    rows.append(("total", "", f"{shapes.total(params):,}", more))
+    a, b, c, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    lines = [f"  {name:<{a}}  {sizes:<{b}}  {count:>{c}}{more}" for name, sizes, count, more in rows]
+    return "\n".join([*lines[:-1], "  " + "-" * (a + b + c + 4), lines[-1]])
 
 
 def si(value: float, unit: str) -> str:
@@ -249,9 +250,13 @@ def forward_flops(plan: step.Plan, state: step.State, **how: Any) -> int:
 
 def compile_step(plan: step.Plan, state: step.State) -> tuple[compilation.Compiled, float]:
     """The training step, compiled for every batch size, and the seconds it took."""
-    batches = (mesh.abstract_batch(plan.mesh, plan.task.train[first]) for first in plan.growth.firsts)
+    began, alive, compiled = time.perf_counter(), step.abstract_alive(plan.mesh), compilation.Compiled()
     with compilation.remarks():
-        return compilation.ahead(plan.step, state, batches, step.abstract_alive(plan.mesh))
+        for size, first in zip(plan.growth.sizes, plan.growth.firsts, strict=True):
+            if size not in compiled:
+                batch = mesh.abstract_batch(plan.mesh, plan.task.train[first])
+                compiled[size] = plan.step.lower(state, batch, alive).compile()
+    return compiled, time.perf_counter() - began
 
 
 def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan:
@@ -332,14 +337,11 @@ def optimiser(
         raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
     rule = by_name.choose("optimiser", o.name, optim.NAMED)
     takes = optim.takes(rule)
-    values = {name: getattr(o, name) for name in ("learning_rate", "warmup_steps", "clip", *takes.values())}
+    values = {name: getattr(o, name) for name in ("learning_rate", "warmup_steps", "clip", "ema", *takes.values())}
     config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
-    for name in ("beta1", "beta2", "momentum"):
+    for name in ("beta1", "beta2", "momentum", "ema"):
         if values.get(name, 0) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
-    config.at_least(0, {"optim.ema": o.ema})
-    if o.ema >= 1:
-        raise errors.UserError(f"optim.ema must be less than 1, and {o.ema} is not")
     values |= numbers
     how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
     rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)

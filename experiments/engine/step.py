@@ -84,7 +84,7 @@ class Plan:
     keep_best: str  # '', or the name of a metric
     may_skip: bool  # steps are counted that changed nothing
     fall_back: bool = False  # resume from an earlier checkpoint where the newest is damaged
-    save_minutes: float = 5.0  # between checkpoints, whatever the steps; 0: the clock saves nothing
+    save_minutes: float = 5.0  # between checkpoints, whatever the steps
     keep: int = 2  # newest checkpoints that are kept
 
 
@@ -215,8 +215,7 @@ def update(task: Task, optimiser: Any, rate: Any, mesh: Mesh, **how: Any) -> Cal
 
 
 def proposal(task: Task, optimiser: optax.GradientTransformation, mesh: Mesh, **how: Any) -> Callable:
-    """(state, batch) -> what a step would change (parameters, optimiser state), the norm of the gradient before
-    clipping, metrics, gradient."""
+    """(state, batch) -> parameters, optimiser state behind a step; gradient norm before clipping, metrics, gradient."""
     grads_and_metrics = gradient(task, mesh, **how)
     optimiser = optax.with_extra_args_support(optimiser)
 

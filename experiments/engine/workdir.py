@@ -67,9 +67,8 @@ class InUse(errors.UserError):
 
 @contextlib.contextmanager
 def hold(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Inside, no other run can be in this folder, which is made where it is not there. InUse where another run holds it
-    (naming that one) for longer than so many seconds, UserError where it cannot be written. The system lets go of the
-    lock however the process ends."""
+    """Inside, no other run can be in this folder, which is made where it is not there. InUse where another one (it is
+    named) holds it for longer than so many seconds, UserError where it cannot be written. The lock ends with us."""
     until = time.monotonic() + wait
     try:
         new = [one for one in (folder, *folder.parents) if not os.path.exists(one)]

@@ -224,7 +224,7 @@ def test_every_bar_is_as_high_as_its_ratio_or_is_cut_and_says_so():
     result, _ = measured()
     result["peers"]["flax"] |= {"ratio": 31.0, "ratio_spread": [30.0, 33.0]}
     axes = matplotlib.figure.Figure().subplots()
-    report.bars(axes, 0, result, ["ours", "transformers", "flax"])
+    report.bars(axes, 0, result)
     assert [bar.get_height() for bar in axes.patches] == [1.0, 3.0, report.HIGHEST]
     assert [text.get_text() for text in axes.texts] == ["3.00", "↑ 31.0"]
 

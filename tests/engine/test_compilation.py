@@ -65,7 +65,7 @@ def settings_of_jax(monkeypatch):
     yield
     for name, value in before.items():
         jax.config.update(name, value)
-    compilation.forget_folder()
+    compilation.compilation_cache.reset_cache()
 
 
 def test_a_second_start_takes_its_programs_from_the_cache(settings_of_jax, tmp_path, monkeypatch):

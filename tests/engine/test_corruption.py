@@ -73,10 +73,10 @@ def check(sentence: str, folder: pathlib.Path, names: set[str]) -> None:
 
 def refused(saves: checkpoint.Checkpoints, like: Any, folder: pathlib.Path) -> tuple[str, bool]:
     """What is said of the newest checkpoint; and whether it only lacks something, with which a run may go on."""
-    with pytest.raises(manifest.Damaged) as caught:
-        manifest.verify(folder / "6", step=6)
-    if isinstance(caught.value, manifest.Incomplete):
-        return str(caught.value), True
+    damage = manifest.damage(folder / "6", step=6)
+    assert isinstance(damage, manifest.Damaged)
+    if isinstance(damage, manifest.Incomplete):
+        return str(damage), True
     with pytest.raises(errors.UserError, match="; --resume=latest_valid goes on from") as caught:
         saves.resume(like, fall_back=False)
     return str(caught.value), False
@@ -209,8 +209,7 @@ def test_a_link_in_the_place_of_a_file_or_that_was_not_saved_is_damage(good, tmp
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(target)
     how = "was not saved with it" if "more" in name else "(is missing|cannot be read|has [0-9,]+ bytes)"
-    with pytest.raises(manifest.Damaged, match=f"6 is damaged: {name} {how}"):
-        manifest.verify(folder, step=6)
+    assert re.search(f"6 is damaged: {name} {how}", str(manifest.damage(folder, step=6)))
 
 
 def failing(method, errno_, *paths):
@@ -238,7 +237,7 @@ def test_what_the_system_does_not_let_be_read_is_not_damage(good, tmp_path, monk
         with pytest.raises(errors.RunError, match="cannot be read"):
             checkpoint.parameters(folder, 6)
     assert {found.name for found in folder.iterdir()} == {"3", "6"}
-    manifest.verify(folder / "6", step=6)
+    assert manifest.damage(folder / "6", step=6) is None
 
 
 @pytest.mark.parametrize(
@@ -272,10 +271,9 @@ def test_no_memory_or_no_disk_while_it_is_read_is_not_damage(good, tmp_path, mon
 def test_a_checkpoint_under_the_name_of_another_step_or_of_a_later_version_is_not_taken(good, tmp_path):
     folder = shutil.copytree(good, tmp_path / "checkpoints")
     os.rename(folder / "6", folder / "9")
-    with pytest.raises(manifest.Damaged, match="9 is damaged: manifest.json is that of step 6"):
-        manifest.verify(folder / "9", step=9)
+    assert "9 is damaged: manifest.json is that of step 6" in str(manifest.damage(folder / "9", step=9))
     content = manifest.read(folder / "9", step=6) | {"format": 2}
     content["sha256"] = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     (folder / "9" / manifest.FILE).write_text(json.dumps(content, indent=1) + "\n")
     with pytest.raises(errors.UserError, match="has format 2, and this version knows only 1"):
-        manifest.verify(folder / "9", step=6)
+        manifest.damage(folder / "9", step=6)

@@ -1,6 +1,7 @@
 """A run whose batches grow (E30): what it logs and says, what it compiles, and that resuming changes nothing."""
 
 import jax
+import numpy as np
 import pytest
 from test_checkpoint_log_workdir import alike, break_off, run
 
@@ -34,10 +35,11 @@ def test_a_run_whose_batches_grow_and_that_is_resumed_across_a_change_of_size(tm
 
 
 def test_the_step_of_a_batch_is_that_of_its_size_and_the_memory_is_that_of_the_largest():
-    step = jax.jit(lambda state, batch: state + batch["x_B"].sum())
-    batches = [{"x_B": jax.ShapeDtypeStruct((n,), "float32")} for n in (3, 5, 3)]
-    compiled, _ = compilation.ahead(step, jax.ShapeDtypeStruct((), "float32"), batches)
-    assert sorted(compiled) == [3, 5] and compiled.largest() is compiled[5]
+    compiled = compilation.Compiled({n: lambda state, batch, n=n: (n, state, batch) for n in (3, 5, 4)})
+    for n in (3, 5):
+        batch = {"x_B": np.ones(n)}
+        assert compiled("state", batch) == (n, "state", batch)
+    assert compiled.largest() is compiled[5]
 
 
 def test_pairs_may_be_tuples_in_a_config_file_and_are_lists_in_what_is_saved():

@@ -87,7 +87,7 @@ def gradient(task_of, kind, sizes, accumulation):
     params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), tiny.drawn(task), state.params)
     grads, metrics = program(params, meshes.place_batch(mesh, task.train[0]), jax.random.key(1))
     jax.tree.map(lambda x, like: x.sharding.is_equivalent_to(like.sharding, x.ndim) or pytest.fail(), grads, params)
-    return *jax.device_get((metrics, grads)), hlo.traffic(program.as_text())
+    return *jax.device_get((metrics, grads)), hlo.estimate(program.as_text()).collectives
 
 
 alone = functools.cache(lambda task_of, kind: gradient(task_of, kind, "1x1x1x1", 1))
@@ -174,7 +174,7 @@ def test_fsdp_holds_and_gathers_one_block_at_a_time(task_of):
     for tree in (state.params, state.opt_state):
         assert 1 / parts <= compilation.device_bytes(tree) / compilation.tree_bytes(tree) < 1.05 / parts
     text, weights = program.as_text(), compilation.tree_bytes(state.params)
-    traffic = hlo.traffic(text)
+    traffic = hlo.estimate(text).collectives
     assert {"all-gather", "reduce-scatter"} <= traffic.keys()
     block = compilation.tree_bytes(state.params["blocks"]) / 2
     assert all(traffic[kind].size / traffic[kind].times < block for kind in ("all-gather", "all-reduce"))
@@ -201,7 +201,8 @@ def test_on_a_tpu_gradients_are_scattered_around_a_ring(D):
     ring = spread("tpu")
     found, expected = (program({"W_HKD": W_HKD}, x_BD)["W_HKD"] for program in (ring, spread("cpu")))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    assert (passed := hlo.traffic(ring.as_text())).keys() == {"all-gather", "all-reduce", "collective-permute"}
+    passed = hlo.estimate(ring.as_text()).collectives
+    assert passed.keys() == {"all-gather", "all-reduce", "collective-permute"}
     assert passed["collective-permute"][:2] == (6, 3 * W_HKD.nbytes / 4)  # three quarters, in two directions
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from test_score import SCORES
 
 from experiments import model as models
-from experiments.engine import compilation, errors, optim
+from experiments.engine import compilation, errors
 from experiments.engine import mesh as meshes
 from tfm import layout as layouts
 from tfm import shapes
@@ -132,7 +132,7 @@ def test_factors_queries_and_keys_are_those_of_repeated_keys(name):
 
 def test_the_optimiser_takes_heads_of_keys_for_heads():
     for name in ("blocks/score/Uk_GKD", "blocks/value/Uv_GKD"):
-        assert optim.dimensions(name) == optim.dimensions(name.replace("G", "H")) and shapes.is_matrix(name)
+        assert shapes.sides(name) == shapes.sides(name.replace("G", "H")) and shapes.is_matrix(name)
     assert not shapes.is_matrix("blocks/score/bk_GK")
 
 
