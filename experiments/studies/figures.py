@@ -18,6 +18,7 @@ from experiments.studies import study as studies
 SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
 MOST = 6  # layers shown, evenly spread
 THIN = 0.5  # width of a seed's line
+BANDS = "Lines are means over seeds, thin ones the seeds, bands from smallest to largest."
 ALSO = (".svg", ".pdf")  # beside each PNG
 
 
@@ -53,24 +54,24 @@ def draw(
         whole = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
         mine = [run for run in runs if (run.condition, run.arm, run.seed) in whole]
         for kind in KINDS if mine else ():
-            if drawing := drawn(kind, condition, mine, style):
-                file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
+            if made := drawn(kind, condition, mine, style):
+                drawing, caption = made
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
-                figures.append(Figure(written(drawing[0], file), kind, condition.name, caption))
+                figures.append(written(folder, drawing, kind, condition.name, caption))
     for kind, numbers in across:
-        if drawing := figures_across.drawn(numbers, style):
-            file = written(drawing[0], folder / "figures" / f"{kind}.png")
-            figures.append(Figure(file, kind, "", drawing[1]))
+        if made := figures_across.drawn(numbers, style):
+            figures.append(written(folder, made[0], kind, "", made[1]))
     return figures
 
 
-def written(drawing: figure.Figure, file: pathlib.Path) -> pathlib.Path:
-    """As PNG and ALSO."""
+def written(folder: pathlib.Path, drawing: figure.Figure, kind: str, condition: str, caption: str) -> Figure:
+    """The figure, as PNG and ALSO."""
+    file = folder / "figures" / f"{'_'.join(filter(None, (kind, condition)))}.png"
     engine.write(drawing, file)
     drawing.set_layout_engine("none")  # all is where it was in the PNG
     for end in ALSO:
         engine.write(drawing, file.with_suffix(end))
-    return file
+    return Figure(file, kind, condition, caption)
 
 
 def drawn(
@@ -128,10 +129,9 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
     caption = (
         f"training loss (smoothed), {condition.metric} on held-out data, and its difference to {condition.reference} "
-        f"of the same seed over training. Lines are means over seeds, thin ones the seeds, and bands reach from the "
-        f"smallest to the largest. Early differences are cut off where they would hide the later ones.{threshold}"
+        f"of the same seed over training. {BANDS} Early differences are cut off where they would hide the later ones."
     )
-    return drawing, caption, shown
+    return drawing, caption + threshold, shown
 
 
 def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -153,8 +153,7 @@ def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     styles.legend(drawing, {arm: style[arm] for arm in runs})
     caption = (
         f"{condition.metric} on held-out data against what training has taken by then. Seconds are a run's share of "
-        f"its program's time without compiling, spread evenly over the steps. Lines are means over seeds, thin ones "
-        f"the seeds, bands from smallest to largest."
+        f"its program's time without compiling, spread evenly over the steps. {BANDS}"
     )
     return drawing, caption, shown
 
@@ -243,7 +242,7 @@ def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Draw
         "for a skew one, about 0 for a random one (1/D is expected of D features). d is of the sum over heads: 0 for a "
         "symmetric form, negative where the key side dominates. With few features d is anywhere between -1 and 1 "
         "before any training (95 % of random factors: -1 to 1 at D = 32 and 64, -0.53 to 0.70 at D = 256), so read it "
-        "against step 0. Lines are means over seeds, thin ones the seeds, bands from smallest to largest."
+        f"against step 0. {BANDS}"
     )
     return drawing, caption, shown
 

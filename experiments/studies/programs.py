@@ -113,7 +113,7 @@ class Ready(NamedTuple):
     plan: step.Plan  # of the first run
     vmapped: vmapped_runs.VmappedRuns
     tasks: dict[int, step.Task]  # by seed
-    arguments: tuple[dict, jax.ShapeDtypeStruct, vmapped_runs.Numbers]  # of the step, behind the state; abstract
+    abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
     work: single.Work  # of the first run, with what all begin with in place of random parameters
 
 
@@ -129,11 +129,9 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     optimiser = functools.partial(single.optimiser, first.settings, plan.task.frozen)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward(plan.task))
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
-    more = rows - len(program.runs)  # the last run again
-    numbers = {name: np.pad(column, (0, more), "edge") for name, column in program.numbers.items()}
-    abstract = mesh.abstract_batch(devices, plan.task.train[0], rows=rows), step.abstract_alive(devices, rows), numbers
+    batch, alive = mesh.abstract_batch(devices, plan.task.train[0], rows=rows), step.abstract_alive(devices, rows)
     tasks = {seed: work.task for seed, work in works.items()}
-    return Ready(plan, vmapped, tasks, abstract, work._replace(params={**work.params, **start}))
+    return Ready(plan, vmapped, tasks, (batch, alive), work._replace(params={**work.params, **start}))
 
 
 def train(
@@ -156,8 +154,7 @@ def train(
     ready = prepare(program, devices)
     requests.heed()
     plan, vmapped, began = ready.plan, ready.vmapped, time.perf_counter()
-    *abstract, numbers = ready.arguments
-    numbers = {name: jnp.asarray(column) for name, column in numbers.items()}
+    numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
 
     def begin() -> step.State:
@@ -175,7 +172,7 @@ def train(
         progress.go_on(start)
         compiled, compiling, seconds = vmapped_runs.step(vmapped), time.perf_counter(), 0.0
         if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
-            compiled = compiled.lower(state, *abstract, numbers).compile()
+            compiled = compiled.lower(state, *ready.abstract, numbers).compile()
             seconds = time.perf_counter() - compiling
         requests.heed()  # before anything is written
         training = loop.Training(
@@ -207,15 +204,28 @@ def train(
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
             took["seconds_per_step"] = (took["wall_seconds"] - seconds / len(program.runs)) / one.steps
         look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
-        summary = _of_all(one, ready) | took
+        common, taken_R = _of_all(one, ready) | took, jax.device_get(state.step)
         for r, run in enumerate(program.runs):
             training.stop_if_asked(anew=True)
-            row = jax.tree.map(lambda x, r=r: x[r], state)
             if weights:
-                _keep(folder / run.name, ready.work.files, row, one.steps)
-            own = {name: log.finite(column[r]) for name, column in training.final.items()} | {"initial": begun[r]}
-            own |= {"training_crc32": runs.crc32(ready.tasks[run.seed].train[0])}
-            _write(folder / run.name, run, row, own | summary, look, maps=run.seed == program.runs[0].seed)
+                _keep(folder / run.name, ready.work.files, jax.tree.map(lambda x, r=r: x[r], state), one.steps)
+            params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
+            own: dict[str, Any] = {
+                "condition": run.condition,
+                "arm": run.arm,
+                "seed": run.seed,
+                "params_sha256": checkpoint.digest(params),
+                **{name: log.finite(column[r]) for name, column in training.final.items()},
+                "diverged_at": None if taken_R[r] == one.steps else int(taken_R[r]) + 1,
+                "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
+                "initial": begun[r],
+            }
+            if look:
+                own["attention"], A_MHNN = look(params)
+                if run.seed == program.runs[0].seed:
+                    with disk.draft(folder / run.name / "maps.npz") as file:
+                        np.savez_compressed(file, A_MHNS=A_MHNN)
+            disk.write_json(folder / run.name / "summary.json", own | common)  # last: it says that the run is finished
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
 
@@ -256,27 +266,6 @@ def _of_all(one: Checked, ready: Ready) -> dict[str, Any]:
     }
 
 
-def _write(folder: pathlib.Path, run: study.Run, row: step.State, summary: dict[str, Any], look, *, maps: bool) -> None:
-    """summary.json of a run, the last of what says that it is finished, and before it, where `maps`, maps.npz.
-
-    look: attention.observer, or None.
-    """
-    params, taken = jax.device_get((row.params, row.step))
-    own: dict[str, Any] = {
-        "condition": run.condition,
-        "arm": run.arm,
-        "seed": run.seed,
-        "params_sha256": checkpoint.digest(params),
-        "diverged_at": None if taken == summary["steps"] else int(taken) + 1,
-    }
-    if look:
-        own["attention"], A_MHNN = look(params)
-        if maps:
-            with disk.draft(folder / "maps.npz") as file:
-                np.savez_compressed(file, A_MHNS=A_MHNN)
-    disk.write_json(folder / "summary.json", own | summary)
-
-
 def _keep(folder: pathlib.Path, files: Mapping[str, bytes], row: step.State, steps: int) -> None:
     """The last checkpoint of a run, and its other files, in its folder, from which it is opened as a run alone."""
     for name, content in files.items():
@@ -287,11 +276,11 @@ def _keep(folder: pathlib.Path, files: Mapping[str, bytes], row: step.State, ste
 
 def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """The step of a program and its evaluation, for chips that need not be there."""
-    plan, of, _, arguments, _ = prepare(one.program, devices)
-    rows, name = len(one.program.rows), one.program.name
-    state = vmapped_runs.initial_state(of, [run.seed for run in one.program.rows], arguments[-1], abstract=True)
+    plan, of, _, abstract, _ = prepare(one.program, devices)
+    numbers, rows, name = one.program.numbers, len(one.program.rows), one.program.name
+    state = vmapped_runs.initial_state(of, [run.seed for run in one.program.rows], numbers, abstract=True)
     held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
     flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / plan.growth.sizes[0]
-    yield topology.Request(f"step of {name}", vmapped_runs.step(of), (state, *arguments), 3 * flops)
+    yield topology.Request(f"step of {name}", vmapped_runs.step(of), (state, *abstract, numbers), 3 * flops)
     arguments = state.params, held_out
     yield topology.Request(f"evaluation of {name}", vmapped_runs.held_out(of), arguments, flops * size, beside=True)

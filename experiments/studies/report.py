@@ -239,8 +239,7 @@ def text(folder: pathlib.Path, study: studies.Study) -> str:
     parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in begun]
     overview = tables.overview(begun)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
-    filled = functools.partial(textwrap.fill, width=108, break_on_hyphens=False)
-    blocks = [
-        f"{name}\n{tables.aligned(table)}\n\n{textwrap.indent(filled(below), '  ')}" for name, table, below in parts
-    ]
+    filled = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)
+    indented = functools.partial(filled, initial_indent="  ", subsequent_indent="  ")
+    blocks = [f"{name}\n{tables.aligned(table)}\n\n{indented(below)}" for name, table, below in parts]
     return "\n\n".join([*blocks, *waiting, filled(_verdict(study, conditions, past))]).translate(log.CONTROL)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from matplotlib import figure
 
-from experiments.engine import checkpoint, disk, errors
+from experiments.engine import checkpoint, errors
 from experiments.studies import figures, runs, styles, tables, words
 from experiments.studies import study as studies
 
@@ -159,8 +159,7 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
             f"arm tried, mean of {words.seeds([len(study.tune_seeds)])}; the chosen one is filled, and other settings "
             f"are at what was chosen. Where a seed diverged there is no point."
         )
-        file = figures.written(picture, disk.folder(folder, "figures") / f"{FOLDER}_{condition.name}.png")
-        drawn.append(figures.Figure(file, FOLDER, condition.name, caption))
+        drawn.append(figures.written(folder, picture, FOLDER, condition.name, caption))
     return drawn
 
 
