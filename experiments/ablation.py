@@ -63,8 +63,7 @@ def run(
             "with the same --workdir, and each takes programs from it"
         )
     grouped = functools.partial(study.programs, spread=devices.shape.get(mesh.SEED, 1))
-    before, runs = tuning.trials(asked), study.runs(settings, asked)
-    tried = study.runs(settings, before) if before else []
+    runs, tried = (study.runs(settings, one) for one in (asked, tuning.trials(asked)))
     trials = grouped(tried, tuning=True)
     say = functools.cache(functools.partial(print, flush=True))  # every line once
 

@@ -38,7 +38,7 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     if not places:
         raise errors.UserError(f"no run is finished in {' or '.join(map(str, studies))}")
     trials = {folder / tuning.FOLDER: tuning.trials(one) for folder, one in studies.items()}
-    tried = _places({place: runs.load(place, one) for place, one in trials.items() if one})
+    tried = _places({place: runs.load(place, one) for place, one in trials.items()})
     kept = places | {f"{tuning.FOLDER}/{name}": place.parent for name, place in tried.items()}
     draft = new.with_name(new.name + disk.DRAFT)  # which becomes the new one if all goes well
     disk.remove(draft)

@@ -145,7 +145,8 @@ def train(
     sources: dict[str, str],
     weights: bool = False,
 ) -> None:
-    """Train the runs of the program, or go on with them, and write the results of each into its folder.
+    """Train the runs of the program, or go on with them, and write the results of each into its folder: summary.json,
+    of the first seed maps.npz too.
 
     measure: look into scores and attention too. weights: keep them, as a run alone does. requests: those of the study;
     Interrupted, behind a save, where there is one. sources: SHA-256 of the user's own files.

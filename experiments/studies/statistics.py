@@ -185,8 +185,8 @@ def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Run
     spreads = {name: spread(_values((run for run in whole if name in run.summary), name).values()) for name in others}
     pairs = [(run, its) for run in whole for its in reference if its.seed == run.seed]
     apart = (finished.apart(run.summary.get("initial", {}), its.summary.get("initial", {})) for run, its in pairs)
-    curves, options = (_curves(runs, metric), _curves(reference, metric)), {"better": condition.better}
-    options["m"] = condition.together
+    curves, its = (_curves(of, metric) for of in (runs, reference))
+    how = {"m": condition.together, "better": condition.better}
     return Arm(
         name=named.name,
         changes=named.changes,
@@ -199,7 +199,7 @@ def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Run
         other_evaluation=_unlike(pairs, "evaluation_crc32"),
         other_batches=_unlike(pairs, "training_crc32"),
         other_initial=list(dict.fromkeys(itertools.chain(*apart))),
-        threshold_step=condition.threshold and threshold_step(*curves, condition.threshold, **options),
+        threshold_step=condition.threshold and threshold_step(curves, its, condition.threshold, **how),
         difference=None if named.name == condition.reference else _difference(condition, runs, reference),
         symmetry=_layer_means(whole, finished.SYMMETRY),
         attention=_layer_means(whole, finished.ATTENTION),

@@ -55,13 +55,11 @@ class Tuned(NamedTuple):
         return f"  {where}{self.arm} chose {said(self.best.values)} (best of {len(self.points)}{edge})"
 
 
-def trials(study: studies.Study) -> studies.Study | None:
-    """The study before the study: an arm for each arm's values; None where nothing is tuned."""
-    if not study.grid:
-        return None
+def trials(study: studies.Study) -> studies.Study:
+    """The study before the study: an arm for each arm's values; none where nothing is tuned."""
     arms = [
         studies.Named(_name(arm.name, values), {k: x for k, x in arm.changes.items() if k != studies.TUNE} | values)
-        for arm in study.arms
+        for arm in (study.arms if study.grid else ())
         for values in combinations(study, arm.name)
     ]
     return study._replace(arms=arms, seeds=study.tune_seeds, grid={})
@@ -82,11 +80,9 @@ def _name(arm: str, values: dict[str, Any]) -> str:
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
     """What every arm has chosen, as far as all its runs in the study's folder are finished: the best mean over seeds,
     the first of equals. RunError where none of an arm's values came to the end with all seeds."""
-    before, found = trials(study), []
-    if before is None:
-        return found
-    finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, before)}
-    for condition, arm in itertools.product(study.conditions, study.arms):
+    found = []
+    finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
+    for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
         metric, points = study.metric[condition.name], []
         for values in combinations(study, arm.name):
             mine = [finished.get((condition.name, _name(arm.name, values), seed)) for seed in study.tune_seeds]
