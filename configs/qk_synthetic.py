@@ -8,14 +8,13 @@ is alike. 250 s on two cores, 210 runs: the table of accuracies is in docs/qk_re
 from configs import base
 
 SCORES = ["none", "tied", "tied_noself", "tied_signed", "pairwise", "asymmetric"]
-TASKS = ["ring", "previous", "reachability", "beats", "membership", "nearest"]
+TASKS = ["ring", "previous", "previous_causal", "reachability", "beats", "membership", "nearest"]
 
 
 def get_config():
     config = base.get_config("ablation", of="synthetic")
     config.study.arms = [[score, {"model.score": score}] for score in SCORES]
     config.study.conditions = [[task, {"synthetic.task": task}] for task in TASKS]
-    config.study.conditions.insert(2, ["previous_causal", {"synthetic.task": "previous_causal"}])
     config.study.update(metric="eval/accuracy", threshold=0.9)
     config.model.update(M=1, H=1, D=64)
     config.optim.update(learning_rate=3e-3, warmup_steps=50)

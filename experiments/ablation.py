@@ -68,9 +68,20 @@ def run(
             "with the same --workdir, and each takes programs from it"
         )
     grouped = functools.partial(study.programs, spread=devices.shape.get(mesh.SEED, 1))
-    check = functools.partial(checked, asked=asked, devices=devices, said=set())
-    before, runs = tuning.trials(asked), study.runs(settings, asked)
-    trials = grouped(study.runs(settings, before) if before else [], tuning=True)
+    runs, tried = (study.runs(settings, one) for one in (asked, tuning.trials(asked)))
+    trials = grouped(tried, tuning=True)
+    say = functools.cache(functools.partial(print, flush=True))  # every line once
+
+    def check(waiting: list[study.Program]) -> list[programs.Checked]:
+        """The programs, all of which can be trained; what their experiments say of their data is said."""
+        found = []
+        for program in waiting:
+            requests.heed()
+            found.append(programs.check(program, devices, metric=asked.metric[program.runs[0].condition]))
+            for line in found[-1].lines:
+                say(line)
+        return found
+
     if folder is None:
         _show(check(trials + grouped(runs)), len(trials), asked, devices, earlier)
         return None
@@ -81,10 +92,10 @@ def run(
 
     with single.file_errors(folder), requests.collect():
         try:
-            waiting = check(unfinished(trials, folder / tuning.FOLDER), before=requests.heed)
+            waiting = check(unfinished(trials, folder / tuning.FOLDER))
             if not waiting:
                 runs = study.runs(settings, asked, tuning.chosen(folder, asked))
-            later = check(unfinished(grouped(runs), folder), before=requests.heed)  # also those that are tuned first
+            later = check(unfinished(grouped(runs), folder))  # also those that are tuned first
             with workdir.hold(folder, wait=workdir.PATIENCE):
                 workdir.enter(folder, settings.to_dict(), settings.defaults())
                 plan.record(folder, asked)
@@ -92,13 +103,11 @@ def run(
             how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
             train = functools.partial(train_all, check=check, write=write, requests=requests, **how)
             if waiting:
-                enter(disk.folder(folder, tuning.FOLDER), [run for one in trials for run in one.runs], fall_back)
-                print(
-                    f"first {sum(len(one.runs) for one in trials)} runs in {len(trials)} programs, to choose settings"
-                )
+                enter(disk.folder(folder, tuning.FOLDER), tried, fall_back)
+                print(f"first {len(tried)} runs in {len(trials)} programs, to choose settings")
                 train(folder / tuning.FOLDER, waiting)
                 runs = study.runs(settings, asked, tuning.chosen(folder, asked))
-                later = check(unfinished(grouped(runs), folder), before=requests.heed)
+                later = check(unfinished(grouped(runs), folder))
             for one in tuning.read(folder, asked):
                 print(one, flush=True)
             enter(folder, runs, fall_back)
@@ -112,8 +121,8 @@ def run(
                 holds = f"{folder / 'report.md'} holds the {done} of {len(runs)} runs that are finished"
             error.args = (f"{error}; {holds}",)
             raise
-        for place, some in ((folder / tuning.FOLDER, [run for one in trials for run in one.runs]), (folder, runs)):
-            tidy(place / "checkpoints", some)
+        tidy(folder / tuning.FOLDER / "checkpoints", tried)
+        tidy(folder / "checkpoints", runs)
         files = write()
         print("\n".join(["", reports.text(folder, asked), "", *(f"  {file}" for file in files)]))
         requests.heed("stopped behind the last run: the report holds all of them")
@@ -146,8 +155,8 @@ def train_all(
     requests: signals.Requests,
     **how: Any,
 ) -> None:
-    """Train these programs, but those that other processes train meanwhile, and are waited for. check: `checked` with
-    programs. write: the report so far."""
+    """Train these programs, but those that other processes train meanwhile, and are waited for. check: of others that
+    these leave. write: the report so far."""
     every, done, busy = len(waiting), 0, 0
     with contextlib.closing(progress.Progress(waiting)) as line:
         while waiting:
@@ -179,29 +188,6 @@ def train_all(
             line.say(f"  {done} of {every} done, in {took:.1f} s")
             if took > REPORTED and waiting and not one.program.tuning:
                 write()
-
-
-def checked(
-    waiting: list[study.Program],
-    *,
-    asked: study.Study,
-    devices: Mesh,
-    said: set[str],
-    before: Callable[[], None] = lambda: None,
-) -> list[programs.Checked]:
-    """The programs, all of which can be trained; what their experiments say of their data is said once.
-
-    said: so far. before: called before each program; what it raises ends this.
-    """
-    found: list[programs.Checked] = []
-    for program in waiting:
-        before()
-        found.append(programs.check(program, devices, metric=asked.metric[program.runs[0].condition]))
-        for line in found[-1].lines:
-            if line not in said:
-                print(line, flush=True)
-        said |= set(found[-1].lines)
-    return found
 
 
 def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool) -> None:

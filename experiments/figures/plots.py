@@ -16,7 +16,7 @@ from matplotlib.backends import backend_agg
 from experiments.engine import disk
 
 BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
-MOST_LAYERS, MOST_HEADS, MOST_TOKENS, MOST_LETTERS = 12, 8, 32, 14
+MOST_LAYERS, MOST_HEADS, MOST_TOKENS = 12, 8, 32
 DPI = 110
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # metadata, which would tell the time
 SYMBOLS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
@@ -35,19 +35,19 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
     return path
 
 
-def visible(text: str) -> str:
+def visible(text: str, most: int = 14) -> str:
     """The text with white space as symbols, unprintable or undrawable letters as their code, and without its middle
-    where it is long: names may differ at either end."""
+    where it has more letters: names may differ at either end."""
     font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
-    drawn = text if len(text) <= MOST_LETTERS else f"{text[: MOST_LETTERS // 2]}…{text[1 - MOST_LETTERS // 2 :]}"
+    drawn = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
     return "".join(
         SYMBOLS.get(c) or (c if c.isprintable() and font.get_char_index(ord(c)) else f"<{ord(c):x}>") for c in drawn
     )
 
 
-def name(text: str) -> str:
+def name(text: str, most: int = 14) -> str:
     """The same of a name, whose blanks stay."""
-    return visible(text).replace("␣", " ")
+    return visible(text, most).replace("␣", " ")
 
 
 def bar(drawing: figure.Figure, shades: cm.ScalarMappable, axes: list, label: str) -> None:

@@ -17,8 +17,8 @@ from experiments.studies import study as studies
 
 SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
 MOST = 6  # layers shown, evenly spread
-MANY = 6  # arms above which bands are paler
 THIN = 0.5  # width of a seed's line
+BANDS = "Lines are means over seeds, thin ones the seeds, bands from smallest to largest."
 ALSO = (".svg", ".pdf")  # beside each PNG
 
 
@@ -54,24 +54,24 @@ def draw(
         whole = {(condition.name, arm.name, seed) for arm in condition.arms for seed in arm.values}
         mine = [run for run in runs if (run.condition, run.arm, run.seed) in whole]
         for kind in KINDS if mine else ():
-            if drawing := drawn(kind, condition, mine, style):
-                file, caption = folder / "figures" / f"{kind}_{condition.name}.png", drawing[1]
+            if made := drawn(kind, condition, mine, style):
+                drawing, caption = made
                 caption = f"{condition.name}: {caption}" if len(conditions) > 1 else caption[0].upper() + caption[1:]
-                figures.append(Figure(written(drawing[0], file), kind, condition.name, caption))
+                figures.append(written(folder, drawing, kind, condition.name, caption))
     for kind, numbers in across:
-        if drawing := figures_across.drawn(numbers, style):
-            file = written(drawing[0], folder / "figures" / f"{kind}.png")
-            figures.append(Figure(file, kind, "", drawing[1]))
+        if made := figures_across.drawn(numbers, style):
+            figures.append(written(folder, made[0], kind, "", made[1]))
     return figures
 
 
-def written(drawing: figure.Figure, file: pathlib.Path) -> pathlib.Path:
-    """As PNG and ALSO."""
+def written(folder: pathlib.Path, drawing: figure.Figure, kind: str, condition: str, caption: str) -> Figure:
+    """The figure, as PNG and ALSO."""
+    file = folder / "figures" / f"{'_'.join(filter(None, (kind, condition)))}.png"
     engine.write(drawing, file)
     drawing.set_layout_engine("none")  # all is where it was in the PNG
     for end in ALSO:
         engine.write(drawing, file.with_suffix(end))
-    return file
+    return Figure(file, kind, condition, caption)
 
 
 def drawn(
@@ -99,26 +99,22 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     left, right, below = (drawing.add_subplot(place) for place in (grid[0, 0], grid[0, 1], grid[1, :]))
     metric = styles.label(condition.metric)
     titles = "training loss", f"{metric}, held out", f"{metric}, minus the reference's of the same seed"
-    shown: Shown = {title: set() for title in titles}
-    shown[titles[2]].add(condition.reference)
-    late: list[float] = []
     base = {run.seed: run.curve(condition.metric) for run in runs.get(condition.reference, [])}
+    training, held_out, paired = {}, {}, {}  # the curves of each panel
     for arm, mine in runs.items():
-        look = {"style": style[arm], "pale": len(runs) > MANY}
         step_I, loss_RI = finished.stack([run.curve("train/loss") for run in mine])
         width = loss_RI.shape[1] // SMOOTHED  # few values are left as they are
         smooth_R = [engine.smooth(loss_I, 2 * (width // 2) + 1) for loss_I in loss_RI]
-        if band(left, step_I, np.reshape(smooth_R, loss_RI.shape), **look):
-            shown[titles[0]].add(arm)
-        if band(right, *finished.stack([run.curve(condition.metric) for run in mine]), **look):
-            shown[titles[1]].add(arm)
+        training[arm] = step_I, np.reshape(smooth_R, loss_RI.shape)
+        held_out[arm] = finished.stack([run.curve(condition.metric) for run in mine])
         if arm != condition.reference:
             pairs = [(run.curve(condition.metric), base[run.seed]) for run in mine if run.seed in base]
             step_I, value_RI = finished.stack([curve for side in zip(*pairs, strict=True) for curve in side])
-            difference_RI = value_RI[: len(pairs)] - value_RI[len(pairs) :]
-            if band(below, step_I, difference_RI, **look):
-                shown[titles[2]].add(arm)
-            late += difference_RI[:, 2 * step_I >= max(step_I, default=0)].ravel().tolist()
+            paired[arm] = step_I, value_RI[: len(pairs)] - value_RI[len(pairs) :]
+    curves = zip(titles, (left, right, below), (training, held_out, paired), strict=True)
+    shown = {title: bands(panel, of, style) for title, panel, of in curves}
+    shown[titles[2]].add(condition.reference)
+    late = [x for step_I, x_RI in paired.values() for x in x_RI[:, 2 * step_I >= max(step_I, default=0)].ravel()]
     if condition.threshold:
         right.axhline(condition.threshold, color="grey", lw=0.8, ls=(0, (1, 3)))
     reference = style[condition.reference]
@@ -133,10 +129,9 @@ def course(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawin
     threshold = f" The dotted line is the threshold, {condition.threshold:g}." if condition.threshold else ""
     caption = (
         f"training loss (smoothed), {condition.metric} on held-out data, and its difference to {condition.reference} "
-        f"of the same seed over training. Lines are means over seeds, thin ones the seeds, and bands reach from the "
-        f"smallest to the largest. Early differences are cut off where they would hide the later ones.{threshold}"
+        f"of the same seed over training. {BANDS} Early differences are cut off where they would hide the later ones."
     )
-    return drawing, caption, shown
+    return drawing, caption + threshold, shown
 
 
 def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -146,20 +141,19 @@ def cost(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     if not names:
         return None
     drawing = figure.Figure(figsize=(10, 4.1), layout="constrained")
-    shown: Shown = {finished.COSTS[name]: set() for name in names}
+    shown: Shown = {}
     for panel, name in zip(drawing.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        curves = {}
         for arm, mine in told[name].items():
             step_I, value_RI = finished.stack([run.curve(condition.metric) for run in mine])
-            cost_I = step_I * np.mean([run.summary[name] for run in mine]) if mine else step_I
-            if band(panel, cost_I, value_RI, style[arm], pale=len(runs) > MANY):
-                shown[finished.COSTS[name]].add(arm)
+            curves[arm] = step_I * np.mean([run.summary[name] for run in mine] or 0), value_RI
+        shown[finished.COSTS[name]] = bands(panel, curves, style)
         dress(panel, "", f"{finished.COSTS[name]} of training", falls=condition.better == "less")
         panel.set_ylabel(styles.label(condition.metric), fontsize=9, **engine.LITERAL)
     styles.legend(drawing, {arm: style[arm] for arm in runs})
     caption = (
         f"{condition.metric} on held-out data against what training has taken by then. Seconds are a run's share of "
-        f"its program's time without compiling, spread evenly over the steps. Lines are means over seeds, thin ones "
-        f"the seeds, bands from smallest to largest."
+        f"its program's time without compiling, spread evenly over the steps. {BANDS}"
     )
     return drawing, caption, shown
 
@@ -175,18 +169,18 @@ def dress(panel: Any, title: str, x: str, *, falls: bool) -> None:
     panel.tick_params(labelsize=8)
 
 
-def band(panel: Any, step_I: np.ndarray, value_RI: np.ndarray, style: styles.Style, *, pale: bool) -> bool:
-    """The mean over R seeds as a line, each seed as a thin one, smallest to largest as a band; whether any is there."""
-    if value_RI.size == 0:
-        return False
-    every = max(2, len(step_I) // 8) if len(step_I) > 2 else 1
-    marks, zorder = (style.turn % every, every), 2 if style.line == "-" else 3
-    panel.plot(step_I, value_RI.mean(0), **style.look, markevery=marks, zorder=zorder)
-    if len(value_RI) > 1:
-        alpha = 0.10 if pale else 0.18
-        panel.fill_between(step_I, value_RI.min(0), value_RI.max(0), color=style.colour, alpha=alpha, lw=0)
-        panel.plot(step_I, value_RI.T, color=style.colour, lw=THIN, alpha=0.5, zorder=1.5)
-    return True
+def bands(panel: Any, curves: Mapping[str, tuple[np.ndarray, np.ndarray]], style: Styles) -> set[str]:
+    """Of each arm's x_I and value_RI the mean over R seeds as a line, each seed as a thin one, smallest to largest as a
+    band. Returns the arms that have values."""
+    shown = {arm: curve for arm, curve in curves.items() if curve[1].size}
+    for arm, (x_I, value_RI) in shown.items():
+        its, every = style[arm], max(2, len(x_I) // 8) if len(x_I) > 2 else 1
+        marks, zorder = (its.turn % every, every), 2 if its.line == "-" else 3
+        panel.plot(x_I, value_RI.mean(0), **its.look, markevery=marks, zorder=zorder)
+        if len(value_RI) > 1:
+            panel.fill_between(x_I, value_RI.min(0), value_RI.max(0), color=its.colour, alpha=0.13, lw=0)
+            panel.plot(x_I, value_RI.T, color=its.colour, lw=THIN, alpha=0.5, zorder=1.5)
+    return {*shown}
 
 
 def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
@@ -220,38 +214,35 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     return drawing, caption, {"": {condition.reference, *(arm.name for arm in arms)}}
 
 
+def layers_of(measures: Iterable[str], runs: Runs) -> tuple[list[str], list[int]]:
+    """Those of the measures that some runs have, and the layers that are shown."""
+    depth = {name: max(len(run.layers(name)) for mine in runs.values() for run in mine) for name in measures}
+    return [name for name in depth if depth[name]], engine.spread(max(depth.values()), MOST)
+
+
 def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """One row of panels for each measure, one column for each layer."""
-    depth = {name: max(run.depth(name) for mine in runs.values() for run in mine) for name in finished.SYMMETRY}
-    names = [name for name in depth if depth[name]]
+    names, layers = layers_of(finished.SYMMETRY, runs)
     if not names:
         return None
-    layers = engine.spread(max(depth.values()), MOST)
     drawing = figure.Figure(figsize=(max(7.0, 2.1 * len(layers) + 0.8), 2.1 * len(names) + 1), layout="constrained")
     panels = drawing.subplots(len(names), len(layers), sharex=True, sharey="row", squeeze=False)
-    every = {arm: [run for run in mine if any(map(run.depth, names))] for arm, mine in runs.items()}
+    every = {arm: [run for run in mine if any(map(run.layers, names))] for arm, mine in runs.items()}
     logged = {arm: mine for arm, mine in every.items() if mine}
     shown: Shown = {}
     for row, name in zip(panels, names, strict=True):
         for panel, m in zip(row, layers, strict=True):
-            for arm, mine in logged.items():
-                step_I, value_RI = finished.stack([run.curve(f"{name}/{m + 1}") for run in mine])
-                arms = shown.setdefault(f"{finished.SYMMETRY[name]}, layer {m + 1}", set())
-                if band(panel, step_I, value_RI, style[arm], pale=len(logged) > MANY):
-                    arms.add(arm)
-            panel.grid(alpha=0.3)
-            panel.tick_params(labelsize=8)
+            of = {arm: finished.stack([run.curve(f"{name}/{m + 1}") for run in mine]) for arm, mine in logged.items()}
+            shown[f"{finished.SYMMETRY[name]}, layer {m + 1}"] = bands(panel, of, style)
+            dress(panel, f"layer {m + 1}" * (name == names[0]), "step" * (name == names[-1]), falls=False)
         row[0].set_ylabel(textwrap.fill(finished.SYMMETRY[name], 16), fontsize=9)
-    for m, top, bottom in zip(layers, panels[0], panels[-1], strict=True):
-        top.set_title(f"layer {m + 1}", fontsize=9)
-        bottom.set_xlabel("step", fontsize=9)
     styles.legend(drawing, {arm: style[arm] for arm in logged})
     caption = (
         "how symmetric and how directional the scores of each layer are over training. s is 1 for a symmetric form, -1 "
         "for a skew one, about 0 for a random one (1/D is expected of D features). d is of the sum over heads: 0 for a "
         "symmetric form, negative where the key side dominates. With few features d is anywhere between -1 and 1 "
         "before any training (95 % of random factors: -1 to 1 at D = 32 and 64, -0.53 to 0.70 at D = 256), so read it "
-        "against step 0. Lines are means over seeds, thin ones the seeds, bands from smallest to largest."
+        f"against step 0. {BANDS}"
     )
     return drawing, caption, shown
 
@@ -259,20 +250,18 @@ def symmetry(condition: statistics.Condition, runs: Runs, style: Styles) -> Draw
 def attention_layers(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     """One panel for each measure: in each layer the arms side by side, seeds as dots, their mean as a bar."""
     arms = [arm for arm, mine in runs.items() if any(run.summary.get("attention") for run in mine)]
-    depth = {name: max(len(run.layers(name)) for arm in runs for run in runs[arm]) for name in finished.ATTENTION}
-    names = [name for name in depth if depth[name]]
+    names, layers = layers_of(finished.ATTENTION, runs)
     if not names:
         return None
-    shown = {
-        finished.ATTENTION[name]: {arm for arm in arms if any(run.layers(name) for run in runs[arm])} for name in names
-    }
-    layers = engine.spread(max(depth.values()), MOST)
+    shown: Shown = {finished.ATTENTION[name]: set() for name in names}
     drawing = figure.Figure(figsize=(10, 2.1 * len(names) + 1), layout="constrained")
     panels = drawing.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
     half = min(0.3 / len(arms), 0.06)
     for panel, name in zip(panels, names, strict=True):
         for i, arm in enumerate(arms):
             colour, of_seeds = style[arm].colour, [run.layers(name) for run in runs[arm]]
+            if any(of_seeds):
+                shown[finished.ATTENTION[name]].add(arm)
             for x, m in enumerate(layers):
                 seed_R = [values[m] for values in of_seeds if m < len(values) and values[m] is not None]
                 if seed_R:
@@ -307,8 +296,7 @@ def maps(condition: statistics.Condition, runs: Runs, style: Styles) -> Drawing:
     return attention.side_by_side(examples, {arm: style[arm].label for arm in examples}), caption, {"": {*examples}}
 
 
-KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]]
-KINDS = {
+KINDS: dict[str, Callable[[statistics.Condition, Runs, Styles], Drawing]] = {
     "course": course,
     "cost": cost,
     "differences": differences,

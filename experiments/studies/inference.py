@@ -85,14 +85,10 @@ def separation(value_XI: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray
     value_XI = np.sort(np.asarray(value_XI, float), axis=-1)
     gap_XI = np.diff(value_XI, axis=-1)
     first_X1 = gap_XI.argmax(-1, keepdims=True)
-    gap_X, middle_X = (
-        np.take_along_axis(of, first_X1, -1)[..., 0] for of in (gap_XI, (value_XI[..., :-1] + value_XI[..., 1:]) / 2)
-    )
+    middle_XI = (value_XI[..., :-1] + value_XI[..., 1:]) / 2
+    gap_X, middle_X = (np.take_along_axis(of_XI, first_X1, -1)[..., 0] for of_XI in (gap_XI, middle_XI))
     low_XI = np.arange(value_XI.shape[-1]) <= first_X1
-    squares_X = 0.0
-    for side_XI in (low_XI, ~low_XI):
-        mean_X1 = np.mean(value_XI, axis=-1, keepdims=True, where=side_XI)
-        squares_X = squares_X + np.sum((value_XI - mean_X1) ** 2, axis=-1, where=side_XI)
+    squares_X = sum(side_XI.sum(-1) * np.var(value_XI, axis=-1, where=side_XI) for side_XI in (low_XI, ~low_XI))
     with np.errstate(divide="ignore", invalid="ignore"):
         return gap_X, middle_X, gap_X / np.sqrt(squares_X / (value_XI.shape[-1] - 2))
 

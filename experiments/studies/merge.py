@@ -1,15 +1,14 @@
 """Folders of one study, from several machines, brought together in a new one."""
 
-import contextlib
 import copy
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from experiments.engine import by_name, config, disk, errors, workdir
 from experiments.studies import plan, report, runs, study, tuning
 
-OWN = ("study.arms", "study.conditions", "study.seeds", "log", *by_name.FLAGS)  # what may differ, and mesh.*
+OWN = {"study.arms", "study.conditions", "study.seeds", "log", *by_name.FLAGS}  # what may differ, and mesh.*
 MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
 
 
@@ -26,10 +25,11 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     every = {folder: report.saved(folder) for folder in folders}
     studies = {folder: study.read(settings) for folder, settings in every.items()}
     of_all = copy.deepcopy(every[folders[0]].to_dict())
+    first = config.flat(of_all)
     for folder, settings in every.items():
-        first, own = (config.flat(one.to_dict()) for one in (every[folders[0]], settings))
-        differ = sorted(key for key in first | own if first.get(key) != own.get(key) and not _may_differ(key))
-        _agree(not differ, folders[0], folder, f"in {', '.join(differ)}")
+        own = config.flat(settings.to_dict())
+        differ = {key for key in first | own if first.get(key) != own.get(key) and not key.startswith("mesh.")}
+        _agree(not differ - OWN, folders[0], folder, f"in {', '.join(sorted(differ - OWN))}")
         _agree(studies[folder].reference == studies[folders[0]].reference, folders[0], folder, "in the reference")
     for what in ("conditions", "arms"):
         of_all["study"][what] = _together(what, {folder: getattr(one, what) for folder, one in studies.items()})
@@ -37,10 +37,12 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     places = _places({folder: runs.load(folder, one) for folder, one in studies.items()})
     if not places:
         raise errors.UserError(f"no run is finished in {' or '.join(map(str, studies))}")
-    tried = {folder: (folder / tuning.FOLDER, tuning.trials(one)) for folder, one in studies.items()}
-    tried = _places({place: runs.load(place, one) for place, one in tried.values() if one})
+    trials = {folder / tuning.FOLDER: tuning.trials(one) for folder, one in studies.items()}
+    tried = _places({place: runs.load(place, one) for place, one in trials.items()})
     kept = places | {f"{tuning.FOLDER}/{name}": place.parent for name, place in tried.items()}
-    with _draft(new) as draft:
+    draft = new.with_name(new.name + disk.DRAFT)  # which becomes the new one if all goes well
+    disk.remove(draft)
+    try:
         workdir.enter(draft, of_all)
         plan.merge(folders, draft)
         for folder in folders:
@@ -50,10 +52,9 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
         for name, folder in kept.items():
             left = shutil.ignore_patterns(workdir.LOCK, f"*{disk.DRAFT}")
             shutil.copytree(folder / name, draft / name, symlinks=True, ignore=left)
-
-
-def _may_differ(key: str) -> bool:
-    return key in OWN or key.startswith("mesh.")
+        draft.replace(new)
+    finally:
+        disk.remove(draft)
 
 
 def _agree(alike: bool, one: pathlib.Path, other: pathlib.Path, where: str) -> None:
@@ -67,8 +68,8 @@ def _together(what: str, named: dict[pathlib.Path, list[study.Named]]) -> list[l
     found: dict[str, tuple[pathlib.Path, study.Named]] = {}
     for folder, some in named.items():
         for one in some:
-            before = found.setdefault(one.name, (folder, one))
-            _agree(before[1] == one, before[0], folder, f'in what "{one.name}" of study.{what} is')
+            before, its = found.setdefault(one.name, (folder, one))
+            _agree(its == one, before, folder, f'in what "{one.name}" of study.{what} is')
     last = named[first][-1].name if what == "arms" else ""
     return [list(one) for name, (_, one) in sorted(found.items(), key=lambda pair: pair[0] == last)]
 
@@ -83,22 +84,10 @@ def _places(finished: dict[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.P
             commits.setdefault(run.summary.get("commit") or "", folder)
             _agree(len(commits) < 2, *[*commits.values(), folder][:2], f"in the code: {' and '.join(commits)}")
             name, digest = f"{run.condition}/{run.arm}/seed_{run.seed}", run.summary.get("data_sha256")
-            before = data.setdefault((run.condition, run.arm), (folder, digest))
-            _agree(before[1] == digest, before[0], folder, f"in the data of {name}")
+            before, its = data.setdefault((run.condition, run.arm), (folder, digest))
+            _agree(its == digest, before, folder, f"in the data of {name}")
             evaluated = [key for key in run.summary if key.startswith("eval/")]
             result = {key: run.summary.get(key) for key in (*MEASURED, *evaluated)}
-            before = found.setdefault(name, (folder, result))
-            _agree(before[1] == result, before[0], folder, f"in the result of {name}, which both have")
+            before, its = found.setdefault(name, (folder, result))
+            _agree(its == result, before, folder, f"in the result of {name}, which both have")
     return {name: folder for name, (folder, _) in found.items()}
-
-
-@contextlib.contextmanager
-def _draft(new: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder beside the new one, which becomes that if all goes well."""
-    draft = new.with_name(new.name + disk.DRAFT)
-    disk.remove(draft)
-    try:
-        yield draft
-        draft.replace(new)
-    finally:
-        disk.remove(draft)

@@ -2,8 +2,7 @@
 interquartile mean, probability of improvement and performance profile, with stratified bootstrap intervals.
 
 A gain is a difference to the reference, paired by seed, above 0 where the arm is better, over what the reference of
-that condition gained by training. Not over the reference's SD: that of three seeds is 0.16 to 1.92 of the true one in
-95 % of samples (of five 0.35 to 1.67), and the condition whose SD came out smallest would rule the mean.
+that condition gained by training; docs/studies.md says why not over its SD.
 """
 
 from collections.abc import Sequence

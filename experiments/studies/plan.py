@@ -40,13 +40,17 @@ def comparisons(study: studies.Study) -> dict[Comparison, str]:
 
 def read(folder: pathlib.Path) -> Past:
     """What was planned and read in the folder; nothing where it has no log. UserError where the log is damaged."""
+    return _past(_rows(folder))
+
+
+def _past(rows: list[dict[str, Any]]) -> Past:
     compared, seeds, verdicts = {}, (), {}
-    for line in _lines(folder):
-        if "planned" in line:
-            compared |= _comparisons(line["planned"])
-            seeds = tuple(sorted(line["planned"]["seeds"]))
+    for row in rows:
+        if "planned" in row:
+            compared |= _comparisons(row["planned"])
+            seeds = tuple(sorted(row["planned"]["seeds"]))
         else:  # a study that was stopped, and went on, has the verdict of its end
-            its, share = frozenset(line["verdict"]["seeds"]), 1 / line["verdict"]["looks"]
+            its, share = frozenset(row["verdict"]["seeds"]), 1 / row["verdict"]["looks"]
             before = verdicts.get(seeds)
             verdicts[seeds] = its, max(share, before[1]) if before and before[0] == its else share
     looks: dict[frozenset[int], float] = {}
@@ -69,7 +73,7 @@ def merge(folders: Iterable[pathlib.Path], new: pathlib.Path) -> None:
     """Make the log of folders that are one study's parts: all but their last verdicts, each of which is of a part."""
     content = []
     for folder in folders:
-        rows = _lines(folder)
+        rows = _rows(folder)
         last = [row for row in rows if "verdict" in row][-1:]
         content += [json.dumps(row) + "\n" for row in rows if row not in last]
     disk.write(new / FILE, "".join(content).encode())
@@ -91,16 +95,13 @@ def _comparisons(planned: dict[str, Any]) -> dict[Comparison, str]:
     }
 
 
-def _lines(folder: pathlib.Path) -> list[dict[str, Any]]:
+def _rows(folder: pathlib.Path) -> list[dict[str, Any]]:
     """UserError where one is none that `_note` writes."""
     file, rows = folder / FILE, []
     try:
         for line in disk.read_text(file).splitlines():
             row = json.loads(line)
-            if "planned" in row:
-                _comparisons(row["planned"]), sorted(row["planned"]["seeds"])
-            else:
-                frozenset(row["verdict"]["seeds"]), 1 / row["verdict"]["looks"]
+            _past([row])
             rows.append(row)
     except FileNotFoundError:
         return []
@@ -115,7 +116,7 @@ def _lines(folder: pathlib.Path) -> list[dict[str, Any]]:
 
 def _note(folder: pathlib.Path, what: str, entry: dict[str, Any]) -> None:
     """Add a line, unless the last of its sort says the same."""
-    rows = _lines(folder)
+    rows = _rows(folder)
     if [row[what] for row in rows if what in row][-1:] != [entry]:
         when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         content = [json.dumps(row) + "\n" for row in [*rows, {"when": when, what: entry}]]

@@ -70,8 +70,8 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
     for run in reversed(first_of.values()):
         with study.naming(f"condition {run.condition}, arm {run.arm}"):
             work = _work(program, run.settings, devices)
-            warm_start.load(run.settings, work.task.init, resumed=False, files=work.files)
             task, t = work.task, run.settings.train
+            warm_start.load(run.settings, task.init, resumed=False, files=work.files)
             plan = single.plan(run.settings, task, devices)
             if t.growth or t.nan != "abort" or t.keep_best:
                 raise errors.UserError(
@@ -83,10 +83,9 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
             for axis in run.settings.mesh.to_dict():
                 getattr(run.settings.mesh, axis)  # the whole study has read it
             run.settings.refuse_unused()
-    params = jax.eval_shape(task.init, jax.random.key(0))
-    flops = _forward(task)
+    count = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
     evaluation = loop.evaluation_work(task, batch=plan.growth.sizes[0])
-    return Checked(program, work.lines, plan.steps, shapes.total(params), flops, evaluation, plan.every["evaluate"])
+    return Checked(program, work.lines, plan.steps, count, _forward(task), evaluation, plan.every["evaluate"])
 
 
 def _work(program: study.Program, settings: config.Settings, devices: Mesh) -> single.Work:
@@ -115,9 +114,7 @@ class Ready(NamedTuple):
     vmapped: vmapped_runs.VmappedRuns
     tasks: dict[int, step.Task]  # by seed
     abstract: tuple[dict, jax.ShapeDtypeStruct]  # the step's batch, and which rows are alive
-    params: dict[str, np.ndarray]  # by path, in place of random ones
-    data_sha256: str | None
-    files: Mapping[str, bytes]  # as the folder of a run alone has them
+    work: single.Work  # of the first run, with what all begin with in place of random parameters
 
 
 def prepare(program: study.Program, devices: Mesh) -> Ready:
@@ -125,30 +122,16 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     first, rows = program.runs[0], len(program.rows)
     of_seed = {run.seed: run.settings for run in program.runs}
     works = {seed: _work(program, settings, devices) for seed, settings in of_seed.items()}
-    tasks, work = {seed: work.task for seed, work in works.items()}, works[first.seed]
+    work = works[first.seed]
     with contextlib.redirect_stdout(None):  # `check` has told it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
     plan = single.plan(first.settings, work.task, devices)
-    task = plan.task
-    optimiser = functools.partial(single.optimiser, first.settings, task.frozen)
-    batched = vmapped_runs.side_by_side(devices, 3 * _forward(task))
-    vmapped = vmapped_runs.VmappedRuns(task, optimiser, devices, plan.accumulation, batched)
-    batch = mesh.abstract_batch(devices, task.train[0], rows=rows)
-    return Ready(
-        plan,
-        vmapped,
-        tasks,
-        (batch, step.abstract_alive(devices, rows)),
-        {**work.params, **start},
-        work.data_sha256,
-        work.files,
-    )
-
-
-def _numbers(program: study.Program) -> dict[str, np.ndarray]:
-    """Those of all rows, the last ones of which may be one run."""
-    more = len(program.rows) - len(program.runs)
-    return {name: np.pad(column, (0, more), "edge") for name, column in program.numbers.items()}
+    optimiser = functools.partial(single.optimiser, first.settings, plan.task.frozen)
+    batched = vmapped_runs.side_by_side(devices, 3 * _forward(plan.task))
+    vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
+    batch, alive = mesh.abstract_batch(devices, plan.task.train[0], rows=rows), step.abstract_alive(devices, rows)
+    tasks = {seed: work.task for seed, work in works.items()}
+    return Ready(plan, vmapped, tasks, (batch, alive), work._replace(params={**work.params, **start}))
 
 
 def train(
@@ -162,7 +145,8 @@ def train(
     sources: dict[str, str],
     weights: bool = False,
 ) -> None:
-    """Train the runs of the program, or go on with them, and write the results of each into its folder.
+    """Train the runs of the program, or go on with them, and write the results of each into its folder: summary.json,
+    of the first seed maps.npz too.
 
     measure: look into scores and attention too. weights: keep them, as a run alone does. requests: those of the study;
     Interrupted, behind a save, where there is one. sources: SHA-256 of the user's own files.
@@ -170,13 +154,13 @@ def train(
     program, saved = one.program, disk.folder(folder, "checkpoints") / one.program.folder
     ready = prepare(program, devices)
     requests.heed()
-    (plan, vmapped, tasks, abstract, params, *_), began = ready, time.perf_counter()
-    numbers = {name: jnp.asarray(column) for name, column in _numbers(program).items()}
+    plan, vmapped, began = ready.plan, ready.vmapped, time.perf_counter()
+    numbers = {name: jnp.asarray(column_R) for name, column_R in program.numbers.items()}
     initial = functools.partial(vmapped_runs.initial_state, vmapped, [run.seed for run in program.rows], numbers)
 
     def begin() -> step.State:
         state = initial()
-        return state.replace(params=distributed.put_into(state.params, params))
+        return state.replace(params=distributed.put_into(state.params, ready.work.params))
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(step.device_errors())
@@ -189,7 +173,7 @@ def train(
         progress.go_on(start)
         compiled, compiling, seconds = vmapped_runs.step(vmapped), time.perf_counter(), 0.0
         if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
-            compiled = compiled.lower(state, *abstract, numbers).compile()
+            compiled = compiled.lower(state, *ready.abstract, numbers).compile()
             seconds = time.perf_counter() - compiling
         requests.heed()  # before anything is written
         training = loop.Training(
@@ -204,8 +188,8 @@ def train(
             probe=jax.jit(jax.vmap(vmapped.task.probe)) if measure and vmapped.task.probe else None,
         )
         stack.enter_context(contextlib.closing(training))
-        inputs = zip(*(batches.iterate(task.train, start=start) for task in tasks.values()), strict=True)
-        seed_R = [list(tasks).index(run.seed) for run in program.rows]
+        inputs = zip(*(batches.iterate(task.train, start=start) for task in ready.tasks.values()), strict=True)
+        seed_R = [list(ready.tasks).index(run.seed) for run in program.rows]
         state = loop.train(
             training,
             lambda state, batch, alive: compiled(state, batch, alive, numbers),
@@ -221,9 +205,28 @@ def train(
             took["wall_seconds"] = (time.perf_counter() - began) / len(program.runs)
             took["seconds_per_step"] = (took["wall_seconds"] - seconds / len(program.runs)) / one.steps
         look = attention.observer(vmapped.task) if measure and vmapped.task.maps else None
-        if weights:
-            _keep(one, ready, training, state, folder)
-        _write(one, ready, training, state, folder, look, begun, **took)
+        common, taken_R = _of_all(one, ready) | took, jax.device_get(state.step)
+        for r, run in enumerate(program.runs):
+            training.stop_if_asked(anew=True)
+            if weights:
+                _keep(folder / run.name, ready.work.files, jax.tree.map(lambda x, r=r: x[r], state), one.steps)
+            params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
+            own: dict[str, Any] = {
+                "condition": run.condition,
+                "arm": run.arm,
+                "seed": run.seed,
+                "params_sha256": checkpoint.digest(params),
+                **{name: log.finite(column[r]) for name, column in training.final.items()},
+                "diverged_at": None if taken_R[r] == one.steps else int(taken_R[r]) + 1,
+                "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
+                "initial": begun[r],
+            }
+            if look:
+                own["attention"], A_MHNN = look(params)
+                if run.seed == program.runs[0].seed:
+                    with disk.draft(folder / run.name / "maps.npz") as file:
+                        np.savez_compressed(file, A_MHNS=A_MHNN)
+            disk.write_json(folder / run.name / "summary.json", own | common)  # last: it says that the run is finished
     shutil.rmtree(saved)  # behind the results: no one goes on from here
 
 
@@ -240,17 +243,12 @@ def _resumed(saved: pathlib.Path, like: step.State) -> tuple[int, step.State] | 
     return None
 
 
-def _write(
-    one: Checked, ready: Ready, training: loop.Training, state: step.State, folder: pathlib.Path, look, begun, **took
-) -> None:
-    """summary.json of every run, the last of what says that it is finished; of the first seed maps.npz.
-
-    look: attention.observer, or None. begun: with which values, by row. took: seconds, of the program and of a run.
-    """
-    task, devices, every = ready.vmapped.task, ready.vmapped.mesh, one.program.runs
+def _of_all(one: Checked, ready: Ready) -> dict[str, Any]:
+    """What summary.json tells of all runs of the program alike."""
+    task, devices = ready.vmapped.task, ready.vmapped.mesh
     held_out = task.evaluation
-    common = {
-        "experiment": every[0].settings.experiment,
+    return {
+        "experiment": one.program.runs[0].settings.experiment,
         "steps": one.steps,
         "params": one.params,
         "flops_per_step": 3 * one.flops,
@@ -258,52 +256,29 @@ def _write(
         **{f"baseline/{name}": value for name, value in task.baseline.items()},
         "guess": dict(task.guess),
         "data": list(one.lines),
-        "data_sha256": ready.data_sha256,
+        "data_sha256": ready.work.data_sha256,
         "evaluation_crc32": runs.crc32(held_out[0]) ^ len(held_out) ^ (runs.crc32(held_out[-1]) if held_out[1:] else 0),
-        "together": len(every),
+        "together": len(one.program.runs),
         "devices": devices.size,
         "device": mesh.describe(devices),
         "backend": mesh.backend(devices),
         "versions": mesh.versions(),
         "commit": workdir.commit(),
-        **took,
     }
-    taken_R = jax.device_get(state.step)
-    for r, run in enumerate(every):
-        training.stop_if_asked(anew=True)
-        params = jax.device_get(jax.tree.map(lambda x, r=r: x[r], state.params))
-        own: dict[str, Any] = {
-            "condition": run.condition,
-            "arm": run.arm,
-            "seed": run.seed,
-            "params_sha256": checkpoint.digest(params),
-            **{name: log.finite(column[r]) for name, column in training.final.items()},
-            "diverged_at": None if taken_R[r] == one.steps else int(taken_R[r]) + 1,
-            "training_crc32": runs.crc32(ready.tasks[run.seed].train[0]),
-            "initial": begun[r],
-        }
-        if look:
-            own["attention"], A_MHNN = look(params)
-            if run.seed == every[0].seed:
-                with disk.draft(folder / run.name / "maps.npz") as file:
-                    np.savez_compressed(file, A_MHNS=A_MHNN)
-        disk.write_json(folder / run.name / "summary.json", own | common)
 
 
-def _keep(one: Checked, ready: Ready, training: loop.Training, state: step.State, folder: pathlib.Path) -> None:
-    """The last checkpoint of every run, and its other files, in its folder, from which it is opened as a run alone."""
-    for r, run in enumerate(one.program.runs):
-        training.stop_if_asked(anew=True)
-        for name, content in ready.files.items():
-            disk.write(folder / run.name / name, content)
-        with contextlib.closing(checkpoint.Checkpoints(folder / run.name / "checkpoints", keep=1)) as saves:
-            saves.save(one.steps, jax.tree.map(lambda x, r=r: x[r], state))
+def _keep(folder: pathlib.Path, files: Mapping[str, bytes], row: step.State, steps: int) -> None:
+    """The last checkpoint of a run, and its other files, in its folder, from which it is opened as a run alone."""
+    for name, content in files.items():
+        disk.write(folder / name, content)
+    with contextlib.closing(checkpoint.Checkpoints(folder / "checkpoints", keep=1)) as saves:
+        saves.save(steps, row)
 
 
 def described(one: Checked, devices: Mesh) -> Iterator[topology.Request]:
     """The step of a program and its evaluation, for chips that need not be there."""
-    plan, of, _, abstract, *_ = prepare(one.program, devices)
-    numbers, rows, name = _numbers(one.program), len(one.program.rows), one.program.name
+    plan, of, _, abstract, _ = prepare(one.program, devices)
+    numbers, rows, name = one.program.numbers, len(one.program.rows), one.program.name
     state = vmapped_runs.initial_state(of, [run.seed for run in one.program.rows], numbers, abstract=True)
     held_out = mesh.abstract_batch(devices, of.task.evaluation[0])
     flops, size = one.flops * rows, len(jax.tree.leaves(held_out)[0]) / plan.growth.sizes[0]

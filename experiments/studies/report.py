@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import io
 import json
-import math
 import pathlib
 import re
 import textwrap
@@ -103,10 +102,8 @@ def parted(conditions: list[statistics.Condition]) -> tuple[list[statistics.Cond
     """The conditions of which a run is finished, and a line on each of the others."""
     left = {one.name: sum(len(arm.missing) for arm in one.arms) for one in conditions}
     begun = [one for one in conditions if any(arm.values or arm.diverged for arm in one.arms)]
-    lines = [
-        f"{one.name}: none of its {left[one.name]} runs is finished yet." for one in conditions if one not in begun
-    ]
-    return begun, lines
+    waiting = [one.name for one in conditions if one not in begun]
+    return begun, [f"{name}: none of its {left[name]} runs is finished yet." for name in waiting]
 
 
 def rows(finished: list[runs.Run]) -> str:
@@ -120,10 +117,9 @@ def rows(finished: list[runs.Run]) -> str:
     return table.getvalue()
 
 
-Analysed = tuple[list[runs.Run], list[statistics.Condition], plan.Past]
-
-
-def analysed(folder: pathlib.Path, study: studies.Study) -> Analysed:
+def analysed(
+    folder: pathlib.Path, study: studies.Study
+) -> tuple[list[runs.Run], list[statistics.Condition], plan.Past]:
     """The finished runs, their numbers, and what was ever planned in the folder."""
     finished, past = runs.load(folder, study), plan.read(folder)
     return finished, statistics.analyse(study, finished, past), past
@@ -137,27 +133,12 @@ def record(
     past: plan.Past = plan.NOTHING,
     spread: Iterable[Across] = (),
 ) -> dict:
-    """report.json, the whole study in numbers; what cannot be said (an interval of two seeds) is null:
+    """report.json, the whole study in numbers; what cannot be said (an interval of two seeds) is null.
 
-    {
-      "experiment", "reference", "seeds",
-      "verdict": one paragraph on the study,
-      "looks": how many different sets of seeds verdicts were read over,
-      "finished_runs", "planned_runs",
-      "missing":  [{"condition", "arm", "seed"}],
-      "diverged": [{"condition", "arm", "seed", "step": null where the end was reached with a number not finite}],
-      "conditions": [the fields of statistics.Condition, and "verdict": one paragraph,
-        "arms": [the fields of statistics.Arm,
-          "difference": null for the reference, else the fields of statistics.Difference, and "words" on it]],
-      "overall": null or the fields of overall.Overall, "scaling": [the fields of scaling.Family],
-      "ran": what the runs tell of how they came about: {"commits": {commit: runs}, "devices": {line: runs},
-        "versions": {name: {version: runs}}, "training_seconds": sum over runs, "timed_runs",
-        "data": {condition: [line]}},
-      "tuned": [{"condition", "arm", "chosen": {setting: value}, "at_the_end": settings whose best value is the smallest
-        or the largest, "tried": [{"values": {setting: value}, "mean", "by_seed": {seed: value}}]}],
-      "curves": [{"condition", "arm", "seed", "curves": {name: {step: value}}}], of the training loss and evaluations,
-      "what": of the session that wrote the report, which may be another one
-    }
+    "conditions" have the fields of statistics.Condition, their arms those of statistics.Arm, and so on, with "verdict"
+    or "words" on them. "overall" is null or has those of overall.Overall, "scaling" those of each scaling.Family.
+    "looks": over how many sets of seeds verdicts were read. "ran": what the runs tell of how they came about, with the
+    number of runs that tell it. "what": of the session that wrote the report, which may be another one.
     """
     fields, missing, diverged = [], [], []
     for condition in conditions:
@@ -172,17 +153,18 @@ def record(
     summaries = [run.summary for run in finished]
     seconds = [one["wall_seconds"] for one in summaries if one.get("wall_seconds") is not None]
     names = dict.fromkeys(name for one in summaries for name in one.get("versions", {}))
-    data: dict[str, dict[str, None]] = {}
+    data: dict[str, list[str]] = {}
     for run in finished:
-        if lines := run.summary.get("data"):
-            data.setdefault(run.condition, {}).update(dict.fromkeys(lines))
+        for line in run.summary.get("data", []):
+            if line not in data.setdefault(run.condition, []):
+                data[run.condition].append(line)
     ran = {
         "commits": Counter(one.get("commit") or "not from a checkout" for one in summaries),
         "devices": Counter(one.get("device", tables.UNKNOWN) for one in summaries),
         "versions": {n: Counter(one.get("versions", {}).get(n, tables.UNKNOWN) for one in summaries) for n in names},
         "training_seconds": sum(seconds) if seconds else None,
         "timed_runs": len(seconds),
-        "data": {condition: list(lines) for condition, lines in data.items()},
+        "data": data,
     }
     whole = {
         "experiment": study.experiment,
@@ -211,12 +193,8 @@ def _verdict(study: studies.Study, conditions: list[statistics.Condition], past:
 
 
 def finite(value: Any) -> Any:
-    """The value with keys as words, lists for tuples, and null for numbers that JSON has not."""
-    if isinstance(value, dict):
-        return {str(key): finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    """The value as JSON gives it back, and None for numbers that JSON has not."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 @functools.cache  # a template is compiled once
@@ -261,11 +239,7 @@ def text(folder: pathlib.Path, study: studies.Study) -> str:
     parts = [(one.name, tables.of_condition(one), words.of_condition(one)) for one in begun]
     overview = tables.overview(begun)
     parts += [("all conditions", overview, overview.notes[0])] if overview else []
-    blocks = [f"{name}\n{tables.aligned(table)}\n\n{_wrapped(below, '  ')}" for name, table, below in parts]
-    return "\n\n".join([*blocks, *waiting, _wrapped(_verdict(study, conditions, past), "")]).translate(log.CONTROL)
-
-
-def _wrapped(text: str, indent: str) -> str:
-    options = {"initial_indent": indent, "subsequent_indent": indent, "break_on_hyphens": False}
-    lines = textwrap.fill(text.replace("95 %", "95\N{NO-BREAK SPACE}%"), width=110, **options)
-    return lines.replace("\N{NO-BREAK SPACE}", " ")
+    filled = functools.partial(textwrap.fill, width=110, break_on_hyphens=False)
+    indented = functools.partial(filled, initial_indent="  ", subsequent_indent="  ")
+    blocks = [f"{name}\n{tables.aligned(table)}\n\n{indented(below)}" for name, table, below in parts]
+    return "\n\n".join([*blocks, *waiting, filled(_verdict(study, conditions, past))]).translate(log.CONTROL)

@@ -73,16 +73,12 @@ class Run(NamedTuple):
         names = dict.fromkeys(key for row in self.rows for key in row if key == "train/loss" or key.startswith("eval/"))
         return {name: self.curve(name) for name in names}
 
-    def depth(self, name: str) -> int:
-        """How many layers have a curve of this name: symmetry/1, symmetry/2, ... are two of 'symmetry'."""
-        layers = {key.removeprefix(f"{name}/") for row in self.rows for key in row if key.startswith(f"{name}/")}
-        return max((int(layer) for layer in layers if layer.isdecimal()), default=0)
-
     def layers(self, name: str) -> list[float | None]:
         """A measure of SYMMETRY or of ATTENTION at the end of training, in each layer; nothing where there is none."""
         if name in ATTENTION:
             return self.summary.get("attention", {}).get(name, [])
-        curves = [self.curve(f"{name}/{layer}") for layer in range(1, self.depth(name) + 1)]
+        keys, logged = (f"{name}/{m}" for m in itertools.count(1)), {key for row in self.rows for key in row}
+        curves = map(self.curve, itertools.takewhile(logged.__contains__, keys))
         return [curve[max(curve)] if curve else None for curve in curves]
 
 

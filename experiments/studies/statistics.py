@@ -38,7 +38,7 @@ class Spread:
     n: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Difference:
     """Arm minus reference, paired by seed. Without intervals and p where there are fewer than three pairs, where the
     differences do not vary by more than rounding, and where the mean would not tell what happened."""
@@ -47,14 +47,13 @@ class Difference:
     mean: float | None
     std: float | None
     n: int
-    interval: tuple[float, float] | None  # 95 % for all comparisons of the family, and all looks, together
-    interval_uncorrected: tuple[float, float] | None  # 95 % for this one comparison
-    p: float | None  # two-sided, uncorrected
-    p_corrected: float | None  # Holm's over the family, times the looks, at most 1
-    kind: str  # what the corrected interval says
-    correlation: float | None  # of the arm's values with the reference's: what pairing gains
-    detectable: float | None  # the smallest difference that so many seeds of this spread show with probability 0.8
-    rates: tuple[inference.Rate, inference.Rate] | None  # of unstable and stuck seeds: the arm's, the reference's
+    kind: str  # what the interval says
+    interval: tuple[float, float] | None = None  # 95 % for all comparisons of the family, and all looks, together
+    p: float | None = None  # two-sided, uncorrected
+    p_corrected: float | None = None  # Holm's over the family, times the looks, at most 1
+    correlation: float | None = None  # of the arm's values with the reference's: what pairing gains
+    detectable: float | None = None  # the smallest one that so many seeds of this spread show with probability 0.8
+    rates: list[inference.Rate] | None = None  # of unstable and stuck seeds: the arm's, the reference's
 
 
 @dataclass(frozen=True)
@@ -171,27 +170,23 @@ def judged(conditions: Iterable[Condition]) -> set[int]:
 
 
 def _correct(family: Sequence[Condition]) -> None:
-    """Put p, corrected for all comparisons of these conditions and for all looks, into their arms."""
-    places = [
-        (one, i) for one in family for i, arm in enumerate(one.arms) if arm.difference and arm.difference.p is not None
-    ]
-    p = [one.arms[i].difference.p for one, i in places]
-    for (one, i), corrected in zip(places, inference.holm(p, family[0].comparisons), strict=True):
-        difference = replace(one.arms[i].difference, p_corrected=min(1.0, one.looks * corrected))
-        one.arms[i] = replace(one.arms[i], difference=difference)
+    """Put p, corrected for all comparisons of these conditions and for all looks, into their differences."""
+    differences = [arm.difference for one in family for arm in one.compared if arm.difference.p is not None]
+    corrected = inference.holm([one.p for one in differences], family[0].comparisons)
+    for one, p in zip(differences, corrected, strict=True):
+        one.p_corrected = min(1.0, family[0].looks * p)
 
 
 def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Runs, reference: Runs) -> Arm:
     """The arm `named` beside the runs of the reference, of which the reference itself gets none."""
-    metric, threshold, options = condition.metric, condition.threshold, {"better": condition.better}
-    values = _values(runs, metric)
+    metric, values = condition.metric, _values(runs, condition.metric)
     whole = [run for run in runs if run.seed in values]
     others = dict.fromkeys(name for run in whole for name in run.summary if name.startswith("eval/") and name != metric)
     spreads = {name: spread(_values((run for run in whole if name in run.summary), name).values()) for name in others}
     pairs = [(run, its) for run in whole for its in reference if its.seed == run.seed]
     apart = (finished.apart(run.summary.get("initial", {}), its.summary.get("initial", {})) for run, its in pairs)
-    m, both = condition.together, (_curves(runs, metric), _curves(reference, metric))
-    difference = compare(values, _values(reference, metric), m=m, margin=condition.margin, **options)
+    curves, its = (_curves(of, metric) for of in (runs, reference))
+    how = {"m": condition.together, "better": condition.better}
     return Arm(
         name=named.name,
         changes=named.changes,
@@ -204,10 +199,8 @@ def _arm(condition: Condition, named: studies.Named, seeds: list[int], runs: Run
         other_evaluation=_unlike(pairs, "evaluation_crc32"),
         other_batches=_unlike(pairs, "training_crc32"),
         other_initial=list(dict.fromkeys(itertools.chain(*apart))),
-        threshold_step=None if threshold is None else threshold_step(*both, threshold, m=m, **options),
-        difference=None
-        if named.name == condition.reference
-        else _judged(difference, runs, reference, metric, **options),
+        threshold_step=condition.threshold and threshold_step(curves, its, condition.threshold, **how),
+        difference=None if named.name == condition.reference else _difference(condition, runs, reference),
         symmetry=_layer_means(whole, finished.SYMMETRY),
         attention=_layer_means(whole, finished.ATTENTION),
         diverged={run.seed: run.summary.get("diverged_at") for run in runs if run.seed not in values},
@@ -250,51 +243,53 @@ def spread(values: Iterable[float]) -> Spread:
 def compare(
     arm: Mapping[int, float], reference: Mapping[int, float], *, m: int, better: str, margin: float = 0.0
 ) -> Difference:
-    """Differences over the seeds that both have, with intervals at 1 - 0.05/m and at 0.95; p_corrected is None."""
+    """Differences over the seeds that both have, with an interval at 1 - 0.05/m; p_corrected is None."""
     seeds = [seed for seed in arm if seed in reference]
-    value_I, base_I = np.array([arm[s] for s in seeds]), np.array([reference[s] for s in seeds])
-    difference_I = value_I - base_I
-    every = np.array([0.0, *value_I, *base_I])
-    own, rounding = spread(difference_I), ROUNDING * np.abs(every).max()
-    interval = uncorrected = p = correlation = detectable = None
-    if len(seeds) < inference.FEWEST:
-        kind = FEW
-    elif np.abs(difference_I).max() <= rounding:
-        kind = CEILING if np.abs(every[1:] - BEST[better]).max() <= rounding else SAME
-    else:
-        if np.ptp(difference_I) > rounding:
-            interval, uncorrected = (tuple(map(float, inference.interval(difference_I, k))) for k in (m, 1))
-            p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
-            detectable = inference.detectable(own.n, m) * own.std
-        if min(np.ptp(value_I), np.ptp(base_I)) > rounding:
-            correlation = float(np.corrcoef(value_I, base_I)[0, 1])
-        low, high = interval or (own.mean, own.mean)  # without a spread the difference is what it is in every seed
-        side = "more" if low > 0 else "less"
-        kind = OPEN if low <= 0 <= high else BETTER if side == better else WORSE
-        kind = EQUAL if -margin <= low and high <= margin else kind
+    value_I, base_I = (np.array([values[seed] for seed in seeds]) for values in (arm, reference))
+    difference_I, every = value_I - base_I, np.array([*value_I, *base_I])
     by_seed = dict(zip(seeds, difference_I.tolist(), strict=True))
-    known = (interval, uncorrected, p, None, kind, correlation, detectable, None)
-    return Difference(by_seed, own.mean, own.std, own.n, *known)
-
-
-def _judged(difference: Difference, arm: Runs, reference: Runs, metric: str, *, better: str) -> Difference:
-    """The difference, or rates in place of its verdict, where seeds of one side diverged or stayed on a plateau."""
-    both = [_values(runs, metric) for runs in (arm, reference)]
-    lost = [len(runs) - len(values) for runs, values in zip((arm, reference), both, strict=True)]
-    middles = [inference.plateau(list(values.values())) for values in both]
-    if len({run.seed for run in arm} & {run.seed for run in reference}) < inference.FEWEST:
-        return difference
-    if any(lost):
-        kind, rates = UNSTABLE, [inference.rate(k, len(runs)) for k, runs in zip(lost, (arm, reference), strict=True)]
-    elif any(middle is not None for middle in middles) and difference.kind not in (SAME, CEILING):
-        sign = 1 if better == "more" else -1
-        middles = [one if one is not None else other for one, other in zip(middles, middles[::-1], strict=True)]
-        counts = (sum(sign * x < sign * y for x in its.values()) for its, y in zip(both, middles, strict=True))
-        kind, rates = STUCK, [inference.rate(k, len(its)) for k, its in zip(counts, both, strict=True)]
+    found = Difference(by_seed, **vars(spread(difference_I)), kind=FEW)
+    if found.n < inference.FEWEST:
+        return found
+    rounding = ROUNDING * np.abs(every).max()
+    if np.abs(difference_I).max() <= rounding:
+        found.kind = CEILING if np.abs(every - BEST[better]).max() <= rounding else SAME
+        return found
+    if np.ptp(difference_I) > rounding:
+        found.interval = tuple(map(float, inference.interval(difference_I, m)))
+        found.p = float(stats.ttest_1samp(difference_I, 0.0).pvalue)
+        found.detectable = inference.detectable(found.n, m) * found.std
+    if min(np.ptp(value_I), np.ptp(base_I)) > rounding:
+        found.correlation = float(np.corrcoef(value_I, base_I)[0, 1])
+    low, high = found.interval or (found.mean, found.mean)  # without a spread it is what it is in every seed
+    if -margin <= low and high <= margin:
+        found.kind = EQUAL
+    elif low <= 0 <= high:
+        found.kind = OPEN
     else:
-        return difference
-    without = dict.fromkeys(("interval", "interval_uncorrected", "p", "detectable"))
-    return replace(difference, kind=kind, rates=tuple(rates), **without)
+        found.kind = BETTER if (low > 0) == (better == "more") else WORSE
+    return found
+
+
+def _difference(condition: Condition, arm: Runs, reference: Runs) -> Difference:
+    """The difference, with rates in place of its verdict where seeds of one side diverged or stayed on a plateau."""
+    values, its = both = [_values(runs, condition.metric) for runs in (arm, reference)]
+    found = compare(values, its, m=condition.together, better=condition.better, margin=condition.margin)
+    lost = [len(runs) - len(ended) for runs, ended in zip((arm, reference), both, strict=True)]
+    middles = [inference.plateau(list(ended.values())) for ended in both]
+    if len({run.seed for run in arm} & {run.seed for run in reference}) < inference.FEWEST:
+        return found
+    if any(lost):
+        kind, counts, of = UNSTABLE, lost, (arm, reference)
+    elif middles != [None, None] and found.kind not in (SAME, CEILING):
+        sign = 1 if condition.better == "more" else -1
+        middles = [one if one is not None else other for one, other in zip(middles, middles[::-1], strict=True)]
+        behind = (sum(sign * x < sign * y for x in ended.values()) for ended, y in zip(both, middles, strict=True))
+        kind, counts, of = STUCK, behind, both
+    else:
+        return found
+    rates = [inference.rate(k, len(side)) for k, side in zip(counts, of, strict=True)]
+    return replace(found, kind=kind, rates=rates, interval=None, p=None, detectable=None)
 
 
 def threshold_step(curves: Curves, reference: Curves, threshold: float, *, m: int, better: str) -> ThresholdStep:

@@ -82,7 +82,6 @@ class Program(NamedTuple):
     """Runs that are trained together."""
 
     runs: list[Run]
-    numbers: dict[str, np.ndarray]  # in which the runs differ
     tuning: bool = False  # trained and evaluated on parts of the training part
     spread: int = 1  # devices that share its rows
 
@@ -90,6 +89,13 @@ class Program(NamedTuple):
     def rows(self) -> list[Run]:
         """The runs, and the last one again until the devices have as many rows each."""
         return self.runs + self.runs[-1:] * (-len(self.runs) % self.spread)
+
+    @property
+    def numbers(self) -> dict[str, np.ndarray]:
+        """Those of NUMBERS in which the rows differ."""
+        values = [config.flat(run.settings.to_dict()) for run in self.rows]
+        columns = {key: np.array([of[key] for of in values], np.float32) for key in NUMBERS}
+        return {key.split(".")[1]: column_R for key, column_R in columns.items() if np.ptp(column_R) > 0}
 
     @property
     def name(self) -> str:
@@ -234,14 +240,9 @@ def programs(runs: Iterable[Run], *, tuning: bool = False, spread: int = 1) -> l
 
     tuning, spread: of a Program.
     """
-    groups: dict[str, list[tuple[Run, dict]]] = {}
+    groups: dict[str, list[Run]] = {}
     for run in runs:
         values = config.flat(run.settings.to_dict())
         kind = {key: value for key, value in values.items() if key != "seed" and key not in NUMBERS}
-        groups.setdefault(f"{run.condition} {json.dumps(kind, sort_keys=True)}", []).append((run, values))
-    made = []
-    for group in groups.values():
-        columns = {key: np.array([values[key] for _, values in group], np.float32) for key in NUMBERS}
-        numbers = {key.split(".")[1]: column for key, column in columns.items() if len(set(column.tolist())) > 1}
-        made.append(Program([run for run, _ in group], numbers, tuning, spread))
-    return made
+        groups.setdefault(f"{run.condition} {json.dumps(kind, sort_keys=True)}", []).append(run)
+    return [Program(group, tuning, spread) for group in groups.values()]

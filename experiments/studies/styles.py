@@ -14,7 +14,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # markers and colours as have no common divisor: no two of the first 35 arms differ in colour alone.
 LINES = ((0, (5, 2)), (0, (2, 1.2)), "-.", (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 MARKERS = "sD^vPX*"
-LONGEST = 28  # letters of a name in a figure
 
 
 class Style(NamedTuple):
@@ -42,9 +41,8 @@ def of(study: studies.Study) -> dict[str, Style]:
 
 
 def label(name: str) -> str:
-    """The name in one line, with letters that a figure cannot show as their code, and a long end cut."""
-    cut = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
-    return "".join(plots.visible(letter) for letter in cut).replace("␣", " ")
+    """The name as a figure can show it, in at most 28 letters."""
+    return plots.name(name, 28)
 
 
 def legend(drawing: figure.Figure, styles: Mapping[str, Style], **look: Any) -> None:

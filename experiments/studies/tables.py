@@ -1,11 +1,11 @@
-"""The tables of a report, as rows of words: of a condition, of all conditions, of the layers, of what was run."""
+"""The tables of a report, as rows of words: of a condition, of all conditions, of what was run."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.engine import run
-from experiments.studies import inference, overall, runs, scaling, statistics, words
+from experiments.studies import inference, overall, scaling, statistics, words
 
 NONE, UNKNOWN = "-", "unknown"
 MANY = 2  # conditions above which there is an overview
@@ -88,7 +88,7 @@ def _notes(condition: statistics.Condition) -> list[str]:
         guess = {name: f" ({phrase})" for name, phrase in condition.guess.items()}
         values = (f"{name} {words.number(x)}{guess.get(name, '')}" for name, x in condition.baseline.items())
         notes.append(f"Baseline: {', '.join(values)}.")
-    return notes + words.unlike(condition)
+    return notes
 
 
 def _power(arms: Sequence[statistics.Arm]) -> list[str]:
@@ -179,19 +179,6 @@ def of_laws(family: scaling.Family) -> Table:
     head = ["arm", "a", "b", "95 % interval", *["E"] * constant, "misfit"]
     head += [f"compute for the loss of {family.reference}", "95 % interval"]
     return Table(head, rows, [*filter(None, notes)])
-
-
-def layers(condition: statistics.Condition, section: str) -> Table | None:
-    """The last values in each layer, mean over seeds, of what the figures of "symmetry" or "attention" show."""
-    measures = {"symmetry": runs.SYMMETRY, "attention": runs.ATTENTION}.get(section, {})
-    rows = [
-        [arm.name, measures[name], *(NONE if x is None else words.number(x) for x in means)]
-        for arm in condition.arms
-        for name, means in getattr(arm, section, {}).items()
-    ]
-    width = max(map(len, rows), default=0)
-    head = ["arm", "measure", *(f"layer {m}" for m in range(1, width - 1))]
-    return Table(head, [row + [NONE] * (width - len(row)) for row in rows]) if rows else None
 
 
 def of_runs(record: dict[str, Any]) -> Table:

@@ -1,8 +1,6 @@
 """Settings that every arm has chosen for itself: the best of a grid, on a part of the training part, with other seeds.
 
-Where one of two arms is tuned on the runs that are compared, 7.7 % of studies find a difference that is none, instead
-of 2.5 %. Here a study before the study trains each arm with each of its values; what is chosen has seen neither the
-held-out part nor the seeds of the comparison. Its runs lie in the folder `tuning`, as a condition's
+A study before the study trains each arm with each of its values. Its runs lie in the folder `tuning`, as a condition's
 <arm>@<values>/seed_<n>.
 """
 
@@ -13,9 +11,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from matplotlib import figure, ticker
+from matplotlib import figure
 
-from experiments.engine import checkpoint, disk, errors
+from experiments.engine import checkpoint, errors
 from experiments.studies import figures, runs, styles, tables, words
 from experiments.studies import study as studies
 
@@ -57,13 +55,11 @@ class Tuned(NamedTuple):
         return f"  {where}{self.arm} chose {said(self.best.values)} (best of {len(self.points)}{edge})"
 
 
-def trials(study: studies.Study) -> studies.Study | None:
-    """The study before the study: an arm for each arm's values; None where nothing is tuned."""
-    if not study.grid:
-        return None
+def trials(study: studies.Study) -> studies.Study:
+    """The study before the study: an arm for each arm's values; none where nothing is tuned."""
     arms = [
         studies.Named(_name(arm.name, values), {k: x for k, x in arm.changes.items() if k != studies.TUNE} | values)
-        for arm in study.arms
+        for arm in (study.arms if study.grid else ())
         for values in combinations(study, arm.name)
     ]
     return study._replace(arms=arms, seeds=study.tune_seeds, grid={})
@@ -84,17 +80,14 @@ def _name(arm: str, values: dict[str, Any]) -> str:
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:
     """What every arm has chosen, as far as all its runs in the study's folder are finished: the best mean over seeds,
     the first of equals. RunError where none of an arm's values came to the end with all seeds."""
-    before, found = trials(study), []
-    if before is None:
-        return found
-    finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, before)}
-    for condition, arm in itertools.product(study.conditions, study.arms):
+    found = []
+    finished = {(run.condition, run.arm, run.seed): run for run in runs.load(folder / FOLDER, trials(study))}
+    for condition, arm in itertools.product(study.conditions, study.arms if study.grid else ()):
         metric, points = study.metric[condition.name], []
         for values in combinations(study, arm.name):
             mine = [finished.get((condition.name, _name(arm.name, values), seed)) for seed in study.tune_seeds]
-            if all(mine):
-                points.append(Point(values, {run.seed: run.value(metric) for run in mine}))
-        if len(points) < len(combinations(study, arm.name)):
+            points.append(Point(values, {run.seed: run.value(metric) for run in filter(None, mine)}))
+        if min(len(point.metric) for point in points) < len(study.tune_seeds):
             continue
         sign = 1 if checkpoint.BETTER[metric.rpartition("/")[2]] is min else -1
         best = min(points, key=lambda point: math.inf if point.mean is None else sign * point.mean)
@@ -144,22 +137,16 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
         for panel, key in zip(picture.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
             with_it = [one for one in mine if key in study.grid[one.arm]]
             values = list(dict.fromkeys(x for one in with_it for x in study.grid[one.arm][key]))
-            numeric = all(type(x) in (int, float) for x in values)
+            values = sorted(values) if _numeric(values) else values
             for one in with_it:
-                of = [point for point in one.points if _others(point, key) == _others(one.best, key)]
-                x_I = [point.values[key] if numeric else values.index(point.values[key]) for point in of]
+                of = [point for point in one.points if point.values | {key: None} == one.best.values | {key: None}]
+                x_I = [values.index(point.values[key]) for point in of]
                 mean_I = [math.nan if point.mean is None else point.mean for point in of]
                 look = style[one.arm].look | {"mfc": "white"}
                 panel.plot(x_I, mean_I, **look)
                 at = of.index(one.best)
                 panel.plot(x_I[at], mean_I[at], **look | {"mfc": style[one.arm].colour, "ms": 6})
-            if numeric and min(values) > 0 and max(values) > 4 * min(values):
-                panel.set_xscale("log")
-            if numeric:
-                panel.set_xticks(sorted(values), [f"{x:g}" for x in sorted(values)])
-                panel.xaxis.set_minor_locator(ticker.NullLocator())
-            else:
-                panel.set_xticks(range(len(values)), [styles.label(str(x)) for x in values])
+            panel.set_xticks(range(len(values)), [styles.label(str(x)) for x in values])
             falls = checkpoint.BETTER[study.metric[condition.name].rpartition("/")[2]] is min
             figures.dress(panel, styles.label(study.metric[condition.name]), key, falls=falls)
         styles.legend(picture, {one.arm: style[one.arm] for one in mine})
@@ -168,13 +155,8 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
             f"arm tried, mean of {words.seeds([len(study.tune_seeds)])}; the chosen one is filled, and other settings "
             f"are at what was chosen. Where a seed diverged there is no point."
         )
-        file = figures.written(picture, disk.folder(folder, "figures") / f"{FOLDER}_{condition.name}.png")
-        drawn.append(figures.Figure(file, FOLDER, condition.name, caption))
+        drawn.append(figures.written(folder, picture, FOLDER, condition.name, caption))
     return drawn
-
-
-def _others(point: Point, key: str) -> dict[str, Any]:
-    return {other: x for other, x in point.values.items() if other != key}
 
 
 def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], dict[str, Any]]:
@@ -184,5 +166,9 @@ def chosen(folder: pathlib.Path, study: studies.Study) -> dict[tuple[str, str], 
 
 def _edges(grid: Any, best: dict[str, Any]) -> list[str]:
     """Where numbers of a grid may go on getting better beyond it."""
-    numbers = {key: x for key, x in grid.items() if len(x) > 1 and all(isinstance(one, int | float) for one in x)}
+    numbers = {key: x for key, x in grid.items() if len(x) > 1 and _numeric(x)}
     return [key for key, values in numbers.items() if best[key] in (min(values), max(values))]
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(type(x) in (int, float) for x in values)

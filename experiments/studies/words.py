@@ -159,13 +159,6 @@ def of_study(conditions: Sequence[statistics.Condition]) -> str:
         alone = "Each interval is corrected within its condition, not for the number of conditions."
         every = f"All intervals hold at 95 % for {together(conditions[0])}."
         sentences += [alone if conditions[0].family == "condition" else every]
-    places: dict[str, list[str]] = {}  # where an arm's data are not the reference's
-    for condition in conditions:
-        for one in condition.arms:
-            if one.other_evaluation or one.other_batches:
-                places.setdefault(one.name, []).append(condition.name)
-    if phrases := "; ".join(f"{quoted(name)}{_where(names, conditions)}" for name, names in places.items()):
-        sentences += [f"Not on the same data as the reference, which may be the difference: {phrases}."]
     return " ".join(sentences)
 
 

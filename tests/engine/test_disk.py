@@ -136,7 +136,7 @@ def test_checkpoints_of_a_study_s_program_are_not_looked_for_behind_a_link(tmp_p
     ablation.tidy(tmp_path / "checkpoints", [row])
     (outside / "all_tied_0123abcd").rmdir()  # it is still there
     monkeypatch.setattr(programs, "prepare", None)
-    one = programs.Checked(ablation.study.Program([row], {}), [], 0, 0, 0, 0.0, 0)
+    one = programs.Checked(ablation.study.Program([row]), [], 0, 0, 0, 0.0, 0)
     with pytest.raises(OSError, match="it is a link"):
         programs.train(one, tmp_path, None, None, measure=False, requests=None, sources={})
 

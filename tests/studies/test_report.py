@@ -113,9 +113,7 @@ def test_the_page_stands_alone_and_shows_every_figure_in_its_section(reported):
     assert {"1,000", "2.5 k", "minus asymmetric", "steps to 1.6", 'model.score = "tied"'} <= set(page.text("td", "th"))
     assert json.loads(page.text("pre")[0]) == study_folder.WHAT["config"]
     assert page.text("p")[0] == "18 of 18 runs finished, seeds 0, 1, 2."
-    numbers = ["causal: the numbers at the end of training, mean over seeds"] * 2
-    assert page.text("summary") == [*numbers, "The whole config"]
-    assert {"symmetry s, heads summed", "entropy (nats)", "0.7616", "layer 2"} <= set(page.text("td", "th"))
+    assert page.text("summary") == ["The whole config"]
 
 
 def test_all_three_say_the_same_verdict_and_what_was_run(reported):

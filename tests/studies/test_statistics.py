@@ -28,16 +28,15 @@ def analysed(folder, study):
 
 
 def test_interval_and_p_of_three_pairs_are_the_closed_forms():
-    one = compared((11.0, 22.0, 33.0), {0: 10.0, 1: 20.0, 2: 30.0}, m=2)
+    for m, P in ((1, 0.975), (2, 0.9875)):
+        one, half = compared((11.0, 22.0, 33.0), {0: 10.0, 1: 20.0, 2: 30.0}, m=m), quantile(P) / math.sqrt(3)
+        assert one.interval == pytest.approx((2 - half, 2 + half), rel=1e-9)
     assert one.by_seed == {0: 1.0, 1: 2.0, 2: 3.0} and (one.mean, one.std, one.n) == (2.0, 1.0, 3)
-    for interval, P in ((one.interval_uncorrected, 0.975), (one.interval, 0.9875)):
-        half = quantile(P) / math.sqrt(3)
-        assert interval == pytest.approx((2 - half, 2 + half), rel=1e-9)
     t = 2 * math.sqrt(3)
     assert one.p == pytest.approx(1 - t / math.sqrt(t * t + 2), rel=1e-9)
-    five = compared((1.0, 2.0, 3.0, 4.0, 5.0), m=5)
-    for interval, t in ((five.interval_uncorrected, 2.776445), (five.interval, 4.604095)):  # a table's; 99 % each
-        assert interval == pytest.approx((3 - t * math.sqrt(0.5), 3 + t * math.sqrt(0.5)), abs=1e-5)
+    for m, t in ((1, 2.776445), (5, 4.604095)):  # a table's; 99 % each
+        five = compared((1.0, 2.0, 3.0, 4.0, 5.0), m=m)
+        assert five.interval == pytest.approx((3 - t * math.sqrt(0.5), 3 + t * math.sqrt(0.5)), abs=1e-5)
     assert one.correlation == pytest.approx(1) and five.correlation is None  # the reference of these is constant
     assert five.detectable == pytest.approx(math.sqrt(2.5) * inference.detectable(5, 5))
 
@@ -69,8 +68,8 @@ def test_a_kind_is_what_the_interval_says_in_the_direction_of_the_metric(arm, re
     less, more = (compared(arm, reference, better=better) for better in ("less", "more"))
     assert (less.kind, more.kind) == kinds and less.n == len(arm)
     constant = less.n and less.std is not None and less.std < 1e-6
-    numbers = (less.interval, less.interval_uncorrected, less.p, less.detectable)
-    assert [x is not None for x in numbers] == [less.kind in (WORSE, BETTER, OPEN) and not constant] * 4
+    numbers = (less.interval, less.p, less.detectable)
+    assert [x is not None for x in numbers] == [less.kind in (WORSE, BETTER, OPEN) and not constant] * 3
     assert (less.mean is None, less.std is None) == (len(arm) == 0, len(arm) < 2)
 
 

@@ -216,6 +216,6 @@ def test_styles_differ_and_stay_the_same_arm():
 
 
 def test_names_in_figures():
-    assert styles.label("x" * 28) == "x" * 28 and styles.label("x" * 29) == "x" * 27 + "…"
+    assert styles.label("x" * 28) == "x" * 28 and styles.label("x" * 29) == "x" * 14 + "…" + "x" * 13
     assert styles.label("a b\n\x00") == "a b↵<0>"
     assert engine.spread(12, 4) == [0, 4, 7, 11] and engine.spread(2, 4) == [0, 1]
