@@ -8,6 +8,7 @@ import functools
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import math
 import os
@@ -71,6 +72,19 @@ class File(NamedTuple):
 
     def __str__(self) -> str:
         return (str(self.inside) if self.inside.parts else self.name) + (f" -> {self.beside}" if self.beside else "")
+
+
+class Rows(NamedTuple):
+    """Pairs of texts, in two parts."""
+
+    name: str
+    train: list[tuple[str, str]]
+    evaluation: list[tuple[str, str]]
+    said: str  # which file became what, '' where there is nothing to tell
+
+    @property
+    def sha256(self) -> str:
+        return sha256(json.dumps([self.train, self.evaluation]))
 
 
 def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
@@ -236,6 +250,24 @@ def by_names(section: str, found: Sequence[File]) -> dict[str, list[File]]:
 
 def evaluated(parts: Mapping[str, object]) -> str:
     return VALID if VALID in parts else TEST
+
+
+def divided(
+    name: str, section: str, found: list[File], rows: Callable, *, of: str, key: Callable, share: float, copies: int
+) -> Rows:
+    """All `rows(file)`, in the parts that the names of files tell (`by_names`, if there is a section); else about that
+    share of them is held out, by their keys. copies: as of `read`. UserError of both, and where a part has no row.
+    """
+    named = by_names(section, found) if section else {}
+    used = [named[part] for part in (TRAIN, evaluated(named))] if named else [found]
+    disk.check_memory(f"the text in {name}", copies * sum(file.size for some in used for file in some))
+    parts = [[row for file in some for row in rows(file)] for some in used]
+    if empty := [some for some, part in zip(used, parts, strict=True) if not part]:
+        raise errors.UserError(f"{name}{f' ({listed(empty[0])})' if named else ''} holds no {of}")
+    if named:
+        return Rows(name, *parts, told(name, "by their names,", named))
+    out_B = held_out([key(row) for row in parts[0]], share=share)
+    return Rows(name, *([parts[0][b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True)), "")
 
 
 def told(name: str, how: str, parts: Mapping[str, Sequence]) -> str:

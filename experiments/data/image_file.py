@@ -180,9 +180,7 @@ def pixels(name: str, image: Any, like: Mapping[str, Any]) -> tuple[np.ndarray, 
 
     (Y, X, Z), rules = like["image"], like["processor"]
     if like.get("draft"):
-        image.draft(
-            None, (max(Y, X),) * 2
-        )  # a large JPEG is unpacked at 1/2, 1/4 or 1/8 of its size, which is soon done
+        image.draft(None, (max(Y, X),) * 2)  # a large JPEG is soon unpacked at 1/2, 1/4 or 1/8 of its size
     image = ImageOps.exif_transpose(image)
     if rules["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))

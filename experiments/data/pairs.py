@@ -4,7 +4,6 @@ subwords; and as arrays: what an encoder reads, and what a decoder is to predict
 
 import contextlib
 import glob
-import json
 import os
 import pathlib
 import re
@@ -42,18 +41,7 @@ FORM = "a line is a sentence, a tab, and its translation, or two parallel files 
 Pair = tuple[str, str]
 
 
-class Pairs(NamedTuple):
-    name: str
-    train: list[Pair]
-    evaluation: list[Pair]
-    said: str  # which file became what, '' where there is nothing to tell
-
-    @property
-    def sha256(self) -> str:
-        return files.sha256(json.dumps([self.train, self.evaluation]))
-
-
-def load(source: str) -> Pairs:
+def load(source: str) -> files.Rows:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
     Empty lines and columns after source and target are ignored. A folder or zip without such files may hold parallel
@@ -66,24 +54,14 @@ def load(source: str) -> Pairs:
     """
     with contextlib.ExitStack() as zips:
         found = _found(source, zips)
-        named = {} if source in NAMED else files.by_names("pairs", found)
-        used = [named[part] for part in (files.TRAIN, files.evaluated(named))] if named else [found]
-        disk.check_memory(f"the text in {source}", COPIES * sum(file.size for some in used for file in some))
-        sides = [[pair for file in some for pair in _pairs(file)] for some in used]
-    if empty := [some for some, pairs in zip(used, sides, strict=True) if not pairs]:
-        where = f"{source} ({files.listed(empty[0])})" if named else source
-        raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
-    if named:
-        train, evaluation = sides
-        keys = {sentence_key(source) for source, _ in train}
-        both = sum(sentence_key(source) in keys for source, _ in evaluation)
-        said = files.told(source, "by their names,", named)
-        said += f" ({both:,} of {len(evaluation):,} sources to evaluate are trained on, too)" if both else ""
-    else:
-        train, evaluation = _apart(sides[0])
-        couples = any(file.beside for file in found)
-        said = f"{source}: the lines of {files.listed(found)} are pairs" if couples else ""
-    return Pairs(source, train, evaluation, said)
+        how = {"of": f"sentence pairs: {FORM}", "key": _key, "share": EVALUATION_SHARE, "copies": COPIES}
+        rows = files.divided(source, "" if source in NAMED else "pairs", found, _pairs, **how)
+    keys, said = {*map(_key, rows.train)}, rows.said
+    if both := sum(_key(pair) in keys for pair in rows.evaluation):  # as names told
+        said += f" ({both:,} of {len(rows.evaluation):,} sources to evaluate are trained on, too)"
+    if not said and any(file.beside for file in found):
+        said = f"{source}: the lines of {files.listed(found)} are pairs"
+    return rows._replace(said=said)
 
 
 def sentence_key(sentence: str) -> str:
@@ -93,10 +71,8 @@ def sentence_key(sentence: str) -> str:
     return " ".join("".join(letters).split()) or sentence
 
 
-def _apart(pairs: list[Pair]) -> Iterator[list[Pair]]:
-    """The pairs but those of about EVALUATION_SHARE of the sources, and these."""
-    out_B = files.held_out([sentence_key(source).encode() for source, _ in pairs], share=EVALUATION_SHARE)
-    return ([pairs[b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True))
+def _key(pair: Pair) -> bytes:
+    return sentence_key(pair[0]).encode()
 
 
 def _found(source: str, zips: contextlib.ExitStack) -> list[files.File]:

@@ -33,10 +33,7 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
     With an `rng` (training) examples are new each time; without one (held out) each is a function of its number alone,
     the same in every run. UserError for an unknown task, and too few or too many tokens.
     """
-    if task not in RULES:
-        listed = ", ".join(RULES)
-        raise errors.UserError(f'unknown task "{task}"{by_name.nearest(task, RULES)}; the right ones are: {listed}')
-    rule = RULES[task]
+    rule = RULES[by_name.choose("task", task, {name: name for name in RULES})]
     if not rule.tokens <= N <= MOST:
         needs = f"needs synthetic.N from {rule.tokens} to {MOST}"
         raise errors.UserError(f"the task {task} with {N} tokens {needs}, and {N} is not")
