@@ -150,9 +150,8 @@ def figures(
     settings, data: images.Images, kernel_HD: np.ndarray, task: step.Task, params: Any, folder: pathlib.Path, rows
 ) -> tuple[list[pathlib.Path], dict[str, float]]:
     """Loss curves; kernels and weights, learned and constructed; images, and what the layers and numpy make of them.
-
-    Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the true.
-    """
+    Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the
+    true."""
     from experiments.figures import convolution as draw  # matplotlib, only where something is drawn
     from experiments.figures import images as pictures
     from experiments.figures import plots

@@ -191,11 +191,9 @@ def pixels(name: str, image: Any, like: Mapping[str, Any]) -> tuple[np.ndarray, 
 
 
 def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it.
-
-    Black and white become the least and the greatest of `values`; then image = (image - mean) / std. UserError as
-    `opened` and `pixels`.
-    """
+    """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it. Black and white
+    become the least and the greatest of `values`; then image = (image - mean) / std. UserError as `opened` and
+    `pixels`."""
     Z = like["image"][2]
     if Z not in MODES:
         raise errors.UserError(f"the model reads images of {Z} channels, and no image file has them")

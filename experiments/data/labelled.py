@@ -30,9 +30,8 @@ class Labelled(files.Rows):
 def load(source: str, *, field: str, label: str) -> Labelled:
     """Texts of 'docstrings' (Python's own, by their package) or a path; of tables these two columns.
 
-    Names of files and folders tell what is held out (`files.by_names`); else about 10 % of the texts are, by their
-    contents. UserError for what is not there or holds no such texts, a column that is missing (with those that are
-    there), a class that is evaluated and not trained on.
+    Without names that tell it (`files.by_names`), about 10 % of the texts are held out, by their contents. UserError
+    for what is not there or holds no such texts, a missing column, a class that is evaluated and not trained on.
     """
     if source == DOCSTRINGS:
         top = pathlib.Path(sysconfig.get_path("stdlib"))

@@ -46,11 +46,10 @@ def load(source: str) -> files.Rows:
 
     Empty lines and columns after source and target are ignored. A folder or zip without such files may hold parallel
     ones, as said.en and said.es, whose lines are pairs, or a path be what the names of two share (said); the source is
-    the language that comes first in the alphabet. What is gzipped is unpacked. Sentences are in Unicode's form NFC.
-
-    Where no names of files tell what is held out (`files.by_names`), about 5 % of the sources are, with all their
-    translations; sources of the same `sentence_key` fall on one side. UserError for what is not there, damaged,
-    dangerous or too large, a line that is no pair, too few sentences to split.
+    the language that comes first in the alphabet. Sentences are in Unicode's form NFC. Without names that tell it
+    (`files.by_names`), about 5 % of the sources are held out, with all their translations; those of the same
+    `sentence_key` fall on one side. UserError for what is not there, damaged, dangerous or too large, a line that is no
+    pair, too few sentences to split.
     """
     with contextlib.ExitStack() as zips:
         found = _found(source, zips)
@@ -203,10 +202,8 @@ class Rows(NamedTuple):
 
 
 def padded(words: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each sentence as a row of its ids, [EOS] and [PAD]: (B, N) int32, and whether it fits, (B,) bool.
-
-    One of more than N - 1 ids does not: its row is all padding, nothing is cut.
-    """
+    """Each sentence as a row of its ids, [EOS] and [PAD]: (B, N) int32, and whether it fits, (B,) bool. One of more
+    than N - 1 ids does not: its row is all padding, nothing is cut."""
     id_BN, fits_B = np.full((len(sentences), N), PAD, np.int32), np.zeros(len(sentences), bool)
     for first in range(0, len(sentences), PIECE):
         for b, id_T in enumerate(words.encode(sentences[first : first + PIECE]), first):
@@ -217,10 +214,8 @@ def padded(words: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.nda
 
 
 def rows(words: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
-    """The pairs as `padded` arrays, in their order, without those of which a side needs more than N tokens.
-
-    UserError where not one pair fits, and for more than the memory has room for.
-    """
+    """The pairs as `padded` arrays, in their order, without those of which a side needs more than N tokens. UserError
+    where not one pair fits, and for more than the memory has room for."""
     # int32, and those that fit once more
     disk.check_memory(f"{len(pairs):,} pairs of 2 x {N} tokens", 4 * 4 * N * len(pairs))
     source_BN, fits_B = padded(words, [source for source, _ in pairs], N=N)
@@ -232,11 +227,9 @@ def rows(words: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
 
 
 def examples(of: Rows) -> tuple[batches.Fetch, int]:
-    """`(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN` and `weight_BN`.
-
-    `w_BN` is the target behind [BOS], one place later: what stands before each word that is to be predicted.
-    `weight_BN` (float32) is 1 for every word of the target and its [EOS], and 0 for padding.
-    """
+    """`(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN` and `weight_BN`. `w_BN`
+    is the target behind [BOS], one place later: what stands before each word that is to be predicted. `weight_BN`
+    (float32) is 1 for every word of the target and its [EOS], and 0 for padding."""
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         source_BS, target_BN = of.source_BS[index_B], of.target_BN[index_B]

@@ -1,6 +1,4 @@
-"""Tasks that are made, not read: each asks whether attention finds one certain token, and some need to know the
-direction from one token to another.
-"""
+"""Tasks that are made: each asks whether attention finds one certain token, and some where it lies from another."""
 
 import math
 from collections.abc import Callable

@@ -65,10 +65,10 @@ def load(source: str, field: str = "") -> Text:
     """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path; with
     a field, that of each row of the tables there (`tables.KINDS`), or of a data set 'hub:NAME' (`tables.hub`).
 
-    A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
-    packed with gzip or zstd is unpacked. One text is cut in two, its first 90 % for training; of several, or of rows,
-    about 10 % are held out, chosen by their contents, where names do not tell it (`files.by_names`); of a large text no
-    more than MOST_EVALUATED bytes. UserError for what is not there, cannot be read, is no text, or too little to split.
+    Hidden files and folders, links to folders and empty files are left out. One text is cut in two, its first 90 % for
+    training; of several, or of rows, about 10 % are held out, chosen by their contents, where names do not tell it
+    (`files.by_names`); of a large text no more than MOST_EVALUATED bytes. UserError for what is not there, cannot be
+    read, is no text, or too little to split.
     """
     found = _found(source, field)
     if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder

@@ -41,9 +41,8 @@ def masked(
 
     Each position is hidden with probability RATE; of the hidden ones 80 % become `mask_id`, 10 % any of the first
     `ordinary` ids, 10 % stay. `w_BN` is what the model sees, `target_BN` what stood there (int32), `weight_BN` 1 at
-    hidden positions and 0 elsewhere (float32), `valid_BS` False for padding (bool).
-    n = T - N + 1: a window may start anywhere. For evaluation they follow one another, n = ceil(T / N), every token
-    lies in one, and what is hidden depends on the window's number only, so that every run is asked the same.
+    hidden positions, else 0 (float32), `valid_BS` False for padding. n = T - N + 1: a window may start anywhere.
+    For evaluation they follow one another, n = ceil(T / N), and what is hidden depends on the window's number only.
     UserError for fewer than N tokens.
     """
     stride, n = _places(token_T, N=N, more=0, evaluation=evaluation)
