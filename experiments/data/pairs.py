@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from experiments.data import bpe, download, files, tokenizer
+from experiments.data import bpe, download, files, pretrained_tokenizer, tokenizer
 from experiments.engine import batches, disk, errors
 
 # name -> (file name, where a person finds it, sha256)
@@ -161,38 +161,29 @@ def _lines(file: files.File) -> Iterator[str]:
         yield unicodedata.normalize("NFC", text)
 
 
-class Subwords(NamedTuple):
+class Subwords(pretrained_tokenizer.Published):
     """Byte-level byte-pair encoding (Sennrich et al. 2016): ids 0 .. W-1 are specials, bytes, and what they are merged
     into. No text is a special: a sentence that contains the letters "[EOS]" is encoded as these letters."""
 
-    library: tokenizers.Tokenizer
+    def __init__(self, library: tokenizers.Tokenizer):
+        super().__init__(library, {})
+        library.encode_special_tokens = True
 
-    @property
-    def size(self) -> int:
-        return self.library.get_vocab_size()
-
-    def encode(self, sentences: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
-        encoded = self.library.encode_batch([tokenizer.checked(sentence) for sentence in sentences])
-        return [np.array(sentence.ids, np.int32) for sentence in encoded]
+    def rows(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
+        return [one.ids for one in self.library.encode_batch([*map(tokenizer.checked, sentences)])]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text up to the first [EOS], other specials left out; what is not UTF-8 as U+FFFD."""
         known = tokenizer.listed(ids)
-        return self.library.decode(known[: known.index(EOS)] if EOS in known else known)
-
-    def names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Each id by itself, for a figure: its text, or the name of the special."""
-        return [SPECIALS[i] if i < len(SPECIALS) else self.decode([i]) for i in tokenizer.listed(ids)]
+        return super().decode(known[: known.index(EOS)] if EOS in known else known)
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
     """W ids or fewer (where the text has no more pairs to merge), the same for the same sentences in any order."""
     if W < LEAST:
         raise errors.UserError(f"a vocabulary of subwords needs at least {LEAST} ids (bytes, specials), not {W}")
-    library = bpe.learned(map(tokenizer.checked, sentences), words=W, specials=SPECIALS)
-    library.encode_special_tokens = True  # as the letters that they are in a text
-    return Subwords(library)
+    return Subwords(bpe.learned(map(tokenizer.checked, sentences), words=W, specials=SPECIALS))
 
 
 class Rows(NamedTuple):
@@ -206,7 +197,7 @@ def padded(words: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.nda
     than N - 1 ids does not: its row is all padding, nothing is cut."""
     id_BN, fits_B = np.full((len(sentences), N), PAD, np.int32), np.zeros(len(sentences), bool)
     for first in range(0, len(sentences), PIECE):
-        for b, id_T in enumerate(words.encode(sentences[first : first + PIECE]), first):
+        for b, id_T in enumerate(words.rows(sentences[first : first + PIECE]), first):
             fits_B[b] = len(id_T) < N
             if fits_B[b]:
                 id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, EOS
