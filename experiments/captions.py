@@ -95,9 +95,9 @@ def figures(settings, data: images.Images, task: step.Task, written, words, para
 
     letters, w_CL = words
     found = [np.asarray(written(params, task.evaluation[i]["image_BYXZ"])) for i in range(len(task.evaluation))]
-    names = ["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in np.concatenate([*found, w_CL])]
-    truth = [names[len(names) - len(w_CL) :][c] for c in data.evaluation_label_B]
-    pairs = list(zip(truth, names, strict=False))
+    both = w_CL[data.evaluation_label_B], np.concatenate(found)
+    truth, names = (["".join(letters[w] for w in w_L).partition("\n")[0] for w_L in w_BL] for w_BL in both)
+    pairs = list(zip(truth, names, strict=False))  # the last batch is filled up
     right = sum(a == b for a, b in pairs) / len(pairs)
     lines = [f"{a}: {b}" for a, b in sorted(pairs[:SHOWN], key=lambda pair: pair[0] == pair[1])]
     disk.write(folder / "captions.txt", "\n".join(["class: what the model wrote", *lines, ""]).encode())

@@ -49,7 +49,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         raise errors.UserError(f"a kernel of {H} pixels (model.H) does not fit into rows of {X} pixels")
     kernel_HD = np.random.default_rng(settings.seed).standard_normal((H, Y * Z)) / np.sqrt(H)
     train, evaluation, normal = images.both(data)
-    parts = tasks.parts(settings, *((examples(fetch, kernel_HD), n) for fetch, n in (train, evaluation)))
+    parts = tasks.parts(
+        settings, *((functools.partial(examples, fetch, kernel_HD), n) for fetch, n in (train, evaluation))
+    )
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - normal["mean_Z"]) / normal["std_Z"]
     average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
 
@@ -137,24 +139,19 @@ def convolved_by_numpy(x_BND: np.ndarray, kernel_HD: np.ndarray) -> np.ndarray:
     return np.array(rows).swapaxes(1, 2)
 
 
-def examples(fetch: batches.Fetch, kernel_HD: np.ndarray) -> batches.Fetch:
-    """Tokens x_BND, their convolution target_BND, and weight_BN, which is 1."""
-
-    def fetch_convolved(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        x_BND = columns(fetch(index_B, rng)["image_BYXZ"])
-        weight_BN = np.ones(x_BND.shape[:2], np.float32)
-        return {"x_BND": x_BND, "target_BND": convolved(x_BND, kernel_HD), "weight_BN": weight_BN}
-
-    return fetch_convolved
+def examples(fetch: batches.Fetch, kernel_HD: np.ndarray, *which: Any) -> batches.Batch:
+    """Tokens x_BND, their convolution target_BND, and weight_BN, which is 1. which: of `fetch`."""
+    x_BND = columns(fetch(*which)["image_BYXZ"])
+    weight_BN = np.ones(x_BND.shape[:2], np.float32)
+    return {"x_BND": x_BND, "target_BND": convolved(x_BND, kernel_HD), "weight_BN": weight_BN}
 
 
 def figures(
     settings, data: images.Images, kernel_HD: np.ndarray, task: step.Task, params: Any, folder: pathlib.Path, rows
 ) -> tuple[list[pathlib.Path], dict[str, float]]:
     """Loss curves; kernels and weights, learned and constructed; images, and what the layers and numpy make of them.
-
-    Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the true.
-    """
+    Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the
+    true."""
     from experiments.figures import convolution as draw  # matplotlib, only where something is drawn
     from experiments.figures import images as pictures
     from experiments.figures import plots

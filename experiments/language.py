@@ -15,7 +15,7 @@ from ml_collections import ConfigDict, FieldReference
 from experiments import model as models
 from experiments import task as tasks
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
-from experiments.engine import batches, by_name, disk, errors, mesh, run
+from experiments.engine import by_name, disk, errors, mesh, run
 from experiments.engine import config as configs
 from experiments.engine import step as steps
 from tfm import head
@@ -23,7 +23,7 @@ from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate
 
-MASK, MASK_RATE = "[MASK]", 0.15  # share of hidden words, as of BERT's
+MASK = "[MASK]"
 PIECE = 2**20  # tokens counted at a time
 OBJECTIVES = {"causal": (), "prefix": (), "masked": (MASK,)}  # with the words that it needs beside those of the text
 LONGEST = 400  # tokens of the sample at the end of a run
@@ -70,8 +70,11 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     causal = masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal
     own = {"tied_output": t.tied_output, "transform": t.transform}
     model = models.language(m, answer=head.masked_word if hidden else head.next_word, W=W, N=t.N, **own)
-    examples = masked_windows(corpus, N=t.N) if hidden else causal_windows(corpus, N=t.N, prefix=prefix)
-    parts = tasks.parts(settings, *examples, apart=t.N + 1)
+    if hidden and corpus.tokenizer.mask is None:
+        raise errors.UserError(f"this tokenizer has no special {MASK!r}")
+    asked = {"ordinary": corpus.tokenizer.ordinary, "mask_id": corpus.tokenizer.mask} if hidden else {"prefix": prefix}
+    cut = functools.partial(windows.masked if hidden else windows.causal, N=t.N, **asked)
+    parts = tasks.parts(settings, cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True), apart=t.N + 1)
     most_frequent = token_counts(corpus.train_T, W=W).argmax()
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
@@ -92,14 +95,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     over = layouts.Layout(platform=mesh.backend(devices))
     show = filled(corpus, task, logits) if hidden else generated(settings, corpus, model, over)
     draw = functools.partial(figures, settings, corpus, task, show)
-    return run.Work(
-        task,
-        draw,
-        lambda *inputs: logits(*inputs)[0],
-        corpus.tokenizer.files,
-        lines=corpus.lines,
-        data_sha256=corpus.sha256,
-    )
+    told = {"files": corpus.tokenizer.files, "lines": corpus.lines, "data_sha256": corpus.sha256}
+    return run.Work(task, draw, lambda *inputs: logits(*inputs)[0], **told)
 
 
 def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
@@ -120,27 +117,6 @@ def token_counts(token_T: np.ndarray | tokens.Mapped, *, W: int) -> np.ndarray:
     """How often each token occurs, (W,): counted piece by piece, for numpy counts in a copy of 8 bytes a token."""
     pieces = (token_T[first : first + PIECE] for first in range(0, len(token_T), PIECE))
     return sum((np.bincount(piece, minlength=W) for piece in pieces), np.zeros(W, int))
-
-
-def causal_windows(corpus: Corpus, *, N: int, prefix: int) -> list[tasks.Examples]:
-    """Nothing is asked inside the prefix, where a word is seen before it would be predicted."""
-    asked_N = (np.arange(N) >= prefix - 1).astype(np.float32)
-
-    def beyond(fetch: batches.Fetch, index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
-        batch = fetch(index_B, rng)
-        return batch | {"weight_BN": batch["weight_BN"] * asked_N}
-
-    both = windows.causal(corpus.train_T, N=N), windows.causal(corpus.evaluation_T, N=N, evaluation=True)
-    return [(functools.partial(beyond, fetch), n) for fetch, n in both]
-
-
-def masked_windows(corpus: Corpus, *, N: int) -> list[tasks.Examples]:
-    """A share of the words is hidden, and asked for."""
-    of = corpus.tokenizer
-    if of.mask is None:
-        raise errors.UserError(f"this tokenizer has no special {MASK!r}")
-    rule = {"N": N, "W": of.size, "ordinary": of.ordinary, "mask_id": of.mask, "rate": MASK_RATE}
-    return [windows.masked(corpus.train_T, **rule), windows.masked(corpus.evaluation_T, evaluation=True, **rule)]
 
 
 def generated(

@@ -41,17 +41,17 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     if len(names) != 2 or not all(names):
         raise errors.UserError(f'text.field names the columns of texts and of classes, "text,label": not {t.field!r}')
     data = labelled.load(t.source, field=names[0], label=names[1])
-    parts = data.train, data.evaluation
+    parts, classes = (data.train, data.evaluation), data.classes
     both = [[text.encode() for text, _ in part] for part in parts]
     words = pretrained_tokenizer.make(t.tokenizer, both[0], specials=(labelled.CLS,), evaluation=both[1])
     layout = models.layout(m, devices, W=words.size)
     if layout.sequence:
         raise errors.UserError("one answer is for a whole text: mesh.sequence must be 1")
-    sizes = {"W": words.size, "N": t.N, "C": len(data.classes)}
+    sizes = {"W": words.size, "N": t.N, "C": len(classes)}
     pooled = t.transform == "pooled"
     asked = {"answer": head.each_word} if pooled else {"answer": head.first_word, "transform": t.transform}
     model = models.language(m, tied_output=False, **asked, **sizes)
-    labels = [np.array([data.classes.index(name) for _, name in part], np.int32) for part in parts]
+    labels = [np.array([classes.index(name) for _, name in part], np.int32) for part in parts]
     examples = [inputs(words, *part, N=t.N) for part in zip(parts, labels, strict=True)]
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
@@ -65,8 +65,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     more = {"layout": layout, **tasks.parts(settings, *examples)}
     task = tasks.of_classes(settings, model, logits, labels, tokens_per_example=t.N, **more)
     counts = f"{len(data.train):,} texts to train on, {len(data.evaluation):,} to evaluate"
-    lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(data.classes)} classes, vocabulary {words.size}"]
-    files = words.files | {"data.json": disk.as_json({"classes": data.classes})}
+    lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(classes)} classes, vocabulary {words.size}"]
+    files = words.files | {"data.json": disk.as_json({"classes": classes})}
     show = functools.partial(figures, settings, data, task, logits, labels[1])
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines, data_sha256=data.sha256)
 
@@ -87,14 +87,14 @@ def figures(settings, data: labelled.Labelled, task: step.Task, logits, label_B,
     from experiments.figures import plots  # matplotlib, only where something is drawn
 
     p_BC, count_CC = tasks.told(task, logits, params, label_B)
-    lines = []
+    lines, classes = [], data.classes
     for b in np.argsort(label_B == p_BC.argmax(-1), kind="stable")[:SHOWN]:
         (text, name), c = data.evaluation[b], p_BC[b].argmax()
-        lines += [f"{data.classes[c]} ({p_BC[b, c]:.2f}); truth: {name}", " ".join(text.split())[:LETTERS], ""]
+        lines += [f"{classes[c]} ({p_BC[b, c]:.2f}); truth: {name}", " ".join(text.split())[:LETTERS], ""]
     disk.write(folder / "sample.txt", "\n".join(lines).encode())
     title = f"{settings.experiment}: {data.name}"
     return [
         plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per text", title=title),
-        plots.confusion(folder / "figures" / "confusion.png", count_CC=count_CC, classes=data.classes),
+        plots.confusion(folder / "figures" / "confusion.png", count_CC=count_CC, classes=classes),
         folder / "sample.txt",
     ]

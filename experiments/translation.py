@@ -182,6 +182,7 @@ def look(corpus: Corpus, model: models.Model, params: Any, found: list[str], *, 
     batch = pairs.examples(pairs.Rows(source_BS[b : b + 1], target_BN[b : b + 1], 0))[0](np.arange(1), None)
     inputs = batch["source_BS"], batch["valid_BS"], batch["w_BN"]
     _, seen = jax.jit(functools.partial(model.apply, maps=True))(params, *inputs)
-    keys, queries = (corpus.subwords.names(row[row != pairs.PAD]) for row in (source_BS[b], target_BN[b]))
+    of, sides = corpus.subwords, (source_BS[b], target_BN[b])
+    keys, queries = ([of.decode([i]) or of.name(i) for i in row[row != pairs.PAD].tolist()] for row in sides)
     A_MHNS = np.asarray(seen["A_cross_MBHNS"])[:, 0, :, : len(queries), : len(keys)]
     return {"A_MHNS": A_MHNS, "queries": queries, "keys": keys}

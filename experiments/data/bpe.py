@@ -31,9 +31,7 @@ def size(name: str) -> int:
 def train(text: Iterable[bytes], *, words: int, specials: tuple[str, ...], every: int = 1) -> dict[str, bytes]:
     """The files of a tokenizer of so many words, by name, as `transformers` reads them, too; fewer where the text has
     no more pairs. `text` as in Tokenizer.join. The same text gives the same files. UserError for text not in UTF-8.
-
-    every: learned from each document so far behind the one before; a long one counts as several.
-    """
+    every: learned from each document so far behind the one before; a long one counts as several."""
     # The space before a hidden word belongs to it, as that before any other word does.
     added = [BETWEEN, *(AddedToken(special, lstrip=True, special=True) for special in specials)]
     some = itertools.islice(tokenizer.documents(text), 0, None, every)

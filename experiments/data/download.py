@@ -1,5 +1,6 @@
 """Named files: found where the user keeps data, or downloaded once. Nothing is accepted without its checksum."""
 
+import hashlib
 import os
 import pathlib
 
@@ -24,13 +25,12 @@ def places() -> list[pathlib.Path]:
 
 def here(file_name: str, sha256: str) -> pathlib.Path | None:
     """The file in the first of `places()` that has it, None where none has. UserError for a wrong checksum."""
-    import pooch  # takes a third of a second, and most runs need no file of a name
-
     path = next((folder / file_name for folder in places() if os.path.isfile(folder / file_name)), None)
     if path is None:
         return None
     try:
-        digest = pooch.file_hash(path)
+        with disk.opened(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise errors.UserError(f"{path} cannot be read: {error.strerror}") from error
     if digest != sha256:
@@ -40,13 +40,11 @@ def here(file_name: str, sha256: str) -> pathlib.Path | None:
 
 def fetch(name: str) -> pathlib.Path:
     """The path of the file of this name in NAMED: found `here`, else downloaded, and there only once it is right.
-
-    UserError for a file whose checksum is wrong, and a download that fails.
-    """
+    UserError for a file whose checksum is wrong, and a download that fails."""
     file_name, url, sha256 = NAMED[name]
     if path := here(file_name, sha256):
         return path
-    import pooch
+    import pooch  # takes a third of a second, and most runs need no file of a name
     import requests
 
     path = disk.cache_folder() / file_name

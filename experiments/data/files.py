@@ -8,6 +8,7 @@ import functools
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import math
 import os
@@ -73,6 +74,19 @@ class File(NamedTuple):
         return (str(self.inside) if self.inside.parts else self.name) + (f" -> {self.beside}" if self.beside else "")
 
 
+class Rows(NamedTuple):
+    """Pairs of texts, in two parts."""
+
+    name: str
+    train: list[tuple[str, str]]
+    evaluation: list[tuple[str, str]]
+    said: str  # which file became what, '' where there is nothing to tell
+
+    @property
+    def sha256(self) -> str:
+        return sha256(json.dumps([self.train, self.evaluation]))
+
+
 def on_disk(path: pathlib.Path, inside: str | pathlib.PurePath = "") -> File:
     """The file at the path. UserError where it cannot be looked at."""
     with _refusing(path):
@@ -131,10 +145,8 @@ def glance(file: File) -> str:
 
 def pieces(file: File, *, text: bool = True, most: float = math.inf, hint: str = "") -> Iterator[bytes]:
     """What is in the file, a CHUNK or less at a time; unpacked if it begins as gzip or zstd does, whatever its name.
-
     text = False: whatever it holds. most: bytes after which it is enough (one more shows that there are more). hint:
-    the end of the sentence about what is no text. UserError for that, damaged gzip or zip, an unreadable file.
-    """
+    the end of the sentence about what is no text. UserError for that, damaged gzip or zip, an unreadable file."""
     n = 0
     with _refusing(file.name), file.open() as packed:
         source = _unpacked(file.name, packed)
@@ -197,10 +209,8 @@ def _refusing(name: str | pathlib.Path) -> Iterator[None]:
 
 
 def of_name(path: pathlib.PurePath) -> str:
-    """The part that the names in a path tell, the outermost first; OTHER where none tells one, or two at once.
-
-    One of PARTS stands between . - _ and the ends of a name: wiki.valid.tokens, test2016.en, train-0-of-2.txt.
-    """
+    """The part that the names in a path tell, the outermost first; OTHER where none tells one, or two at once. One of
+    PARTS stands between . - _ and the ends of a name: wiki.valid.tokens, test2016.en, train-0-of-2.txt."""
     for name in path.parts:
         words = [word.rstrip(DIGITS) for word in re.split(r"[._-]", name.lower())]
         kinds = {PARTS[word] for word in words if word in PARTS}
@@ -238,6 +248,23 @@ def evaluated(parts: Mapping[str, object]) -> str:
     return VALID if VALID in parts else TEST
 
 
+def divided(
+    name: str, section: str, found: list[File], rows: Callable, *, of: str, key: Callable, share: float, copies: int
+) -> Rows:
+    """All `rows(file)`, in the parts that the names of files tell (`by_names`, if there is a section); else about that
+    share of them is held out, by their keys. copies: as of `read`. UserError of both, and where a part has no row."""
+    named = by_names(section, found) if section else {}
+    used = [named[part] for part in (TRAIN, evaluated(named))] if named else [found]
+    disk.check_memory(f"the text in {name}", copies * sum(file.size for some in used for file in some))
+    parts = [[row for file in some for row in rows(file)] for some in used]
+    if empty := [some for some, part in zip(used, parts, strict=True) if not part]:
+        raise errors.UserError(f"{name}{f' ({listed(empty[0])})' if named else ''} holds no {of}")
+    if named:
+        return Rows(name, *parts, told(name, "by their names,", named))
+    out_B = held_out([key(row) for row in parts[0]], share=share)
+    return Rows(name, *([parts[0][b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True)), "")
+
+
 def told(name: str, how: str, parts: Mapping[str, Sequence]) -> str:
     """A line for the person: which file became what, and how it was decided."""
     alone = "left alone" if evaluated(parts) == VALID else "to evaluate"
@@ -251,11 +278,9 @@ def listed(names: Sequence) -> str:
 
 
 def held_out(contents: Iterable[bytes], *, share: float) -> np.ndarray:
-    """A boolean per content: True for about `share` of the different contents, those with the smallest `digest`.
-
-    Equal contents fall on the same side. Neither side is empty: at least the smallest digest is held out, and never
-    the largest. UserError for fewer than two different contents.
-    """
+    """A boolean per content: True for about `share` of the different contents, those with the smallest `digest`. Equal
+    contents fall on the same side. Neither side is empty: at least the smallest digest is held out, and never the
+    largest. UserError for fewer than two different contents."""
     digest_B = [digest(content) for content in contents]
     bound = held_out_below(digest_B, share=share)
     return np.array([one < bound for one in digest_B])

@@ -180,9 +180,7 @@ def pixels(name: str, image: Any, like: Mapping[str, Any]) -> tuple[np.ndarray, 
 
     (Y, X, Z), rules = like["image"], like["processor"]
     if like.get("draft"):
-        image.draft(
-            None, (max(Y, X),) * 2
-        )  # a large JPEG is unpacked at 1/2, 1/4 or 1/8 of its size, which is soon done
+        image.draft(None, (max(Y, X),) * 2)  # a large JPEG is soon unpacked at 1/2, 1/4 or 1/8 of its size
     image = ImageOps.exif_transpose(image)
     if rules["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
@@ -193,11 +191,9 @@ def pixels(name: str, image: Any, like: Mapping[str, Any]) -> tuple[np.ndarray, 
 
 
 def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
-    """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it.
-
-    Black and white become the least and the greatest of `values`; then image = (image - mean) / std. UserError as
-    `opened` and `pixels`.
-    """
+    """The file's image as image_1YXZ, made and normalised as `expected` says; and what was done to it. Black and white
+    become the least and the greatest of `values`; then image = (image - mean) / std. UserError as `opened` and
+    `pixels`."""
     Z = like["image"][2]
     if Z not in MODES:
         raise errors.UserError(f"the model reads images of {Z} channels, and no image file has them")

@@ -1,8 +1,7 @@
 """Image files in folders of their classes, and the images of data sets: made alike, and read once by all cores.
 
-DIR/class/*.jpg, or the same in DIR/train, DIR/valid and DIR/test. Each image is squashed to `size` x `size` pixels, so
-that all of it stays in sight, or taken as it is (0). Where these are many, they are kept in the cache folder, in a file
-that is mapped into memory.
+DIR/class/*.jpg, or the same in DIR/train, DIR/valid and DIR/test. Each is squashed to `size` x `size` pixels, so that
+all of it stays in sight, or taken as it is (0). Many are kept in the cache folder, in a file that is mapped to memory.
 """
 
 import concurrent.futures

@@ -65,11 +65,10 @@ def configured(source: str, size: int = 0) -> Images:
 def load(source: str, size: int = 0) -> Images:
     """Images from 'digits' (scikit-learn's), from 'mnist' or 'fashion_mnist' (folders of IDX files), or from a path.
 
-    A path leads to an .npz file with arrays x and y, or x_train, y_train, x_valid, and so on (ARRAYS), or to a folder
-    of MNIST's four IDX files, of .npz files that are called as parts usually are, or of image files in folders of their
-    classes; these, and those of a data set 'hub:NAME', are made size x size pixels (image_folder.py). Evaluated is a
-    validation part, where there is one, else the test part, which is else left alone; of one part about 20 %, chosen by
-    content. UserError where nothing is there, and for damaged or contradictory files.
+    A path leads to an .npz file (ARRAYS), or to a folder of MNIST's four IDX files, of .npz files that are called as
+    parts usually are, or of image files in folders of their classes; these, and those of a data set 'hub:NAME', are
+    made size x size pixels (image_folder.py). Evaluated is a validation part, else the test part, which is else left
+    alone; of one part about 20 %, chosen by content. UserError: nothing is there, damaged or contradictory files.
     """
     data = _load(source, size)
     Y, X = data.train_image_BYXZ.shape[1:3]

@@ -1,16 +1,13 @@
 """Texts that belong to classes: files in folders named after these, tables with a column of them, or docstrings."""
 
-import ast
-import json
 import pathlib
 import sysconfig
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import files, tables, tokenizer
-from experiments.engine import disk, errors
+from experiments.data import files, tables, text, tokenizer
+from experiments.engine import errors
 
 DOCSTRINGS = "docstrings"
 PACKAGES = ("asyncio", "email", "http", "importlib", "logging", "multiprocessing", "urllib", "xml")  # with many of them
@@ -22,69 +19,47 @@ HINT = f"a folder DIR/class/*.txt, a table or a folder of such ({', '.join(table
 Row = tuple[str, str]  # a text, and the name of its class
 
 
-class Labelled(NamedTuple):
-    name: str
-    train: list[Row]
-    evaluation: list[Row]
-    classes: list[str]
-    said: str  # which file became what, '' where there is nothing to tell
+class Labelled(files.Rows):
+    """Texts with the names of their classes."""
 
     @property
-    def sha256(self) -> str:
-        return files.sha256(json.dumps([self.train, self.evaluation]))
+    def classes(self) -> list[str]:
+        return sorted({name for _, name in self.train})
 
 
 def load(source: str, *, field: str, label: str) -> Labelled:
     """Texts of 'docstrings' (Python's own, by their package) or a path; of tables these two columns.
 
-    Names of files and folders tell what is held out (`files.by_names`); else about 10 % of the texts are, by their
-    contents. UserError for what is not there or holds no such texts, a column that is missing (with those that are
-    there), a class that is evaluated and not trained on.
+    Without names that tell it (`files.by_names`), about 10 % of the texts are held out, by their contents. UserError
+    for what is not there or holds no such texts, a missing column, a class that is evaluated and not trained on.
     """
     if source == DOCSTRINGS:
-        named, rows = {}, list(_docstrings())
+        top = pathlib.Path(sysconfig.get_path("stdlib"))
+        programs = (file for package in PACKAGES for file in sorted((top / package).rglob("*.py")))
+        found = [files.on_disk(file, file.relative_to(top)) for file in programs]
     else:
-        found = tables.found(source, field, label, named=DOCSTRINGS, hint=f": {HINT}")
-        some = [file for file in found if tables.kind(file)]
-        some = some or [file for file in found if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
-        if not some:
-            raise errors.UserError(f"{source} holds no texts with classes: {HINT} is needed")
-        named = files.by_names("text", some)
-        used = [named[part] for part in (files.TRAIN, files.evaluated(named))] if named else [some]
-        disk.check_memory(f"the text in {source}", COPIES * sum(file.size for one in used for file in one))
-        rows, *held_out = [[row for file in one for row in _rows(file, field, label)] for one in used]
-    if named:
-        train, evaluation, said = rows, held_out[0], files.told(source, "by their names,", named)
-    else:
-        out_B = files.held_out([text.encode() for text, _ in rows], share=EVALUATION_SHARE)
-        train, evaluation = ([rows[b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True))
-        said = ""
-    classes = sorted({name for _, name in train})
-    if len(classes) < 2 or not evaluation:
-        raise errors.UserError(
-            f"{source} has {len(classes)} class to train on: at least two are needed, and texts to evaluate"
-        )
-    if new := sorted({name for _, name in evaluation} - {*classes}):
+        there = tables.found(source, field, label, named=DOCSTRINGS, hint=f": {HINT}")
+        found = [file for file in there if tables.kind(file)]
+        found = found or [file for file in there if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
+
+    def rows(file: files.File) -> Iterator[Row]:
+        """The texts of a file that are not empty, and their classes."""
+        if source == DOCSTRINGS:
+            yield from ((one, file.inside.parts[0]) for one in text.docstrings(file))
+        elif tables.kind(file):
+            yield from (row for row in tables.pairs(file, field, label) if row[0].strip())
+        else:
+            content = files.read(file, copies=COPIES).decode("utf-8-sig", "replace")
+            yield from [(content, file.inside.parts[-2])] if content.strip() else []
+
+    how = {"of": f"texts with classes: {HINT} is needed", "share": EVALUATION_SHARE, "copies": COPIES}
+    section = "" if source == DOCSTRINGS else "text"
+    data = Labelled(*files.divided(source, section, found, rows, key=lambda row: row[0].encode(), **how))
+    if len(data.classes) < 2:
+        raise errors.UserError(f"{source} has {len(data.classes)} class to train on: at least two are needed")
+    if new := sorted({name for _, name in data.evaluation} - {*data.classes}):
         raise errors.UserError(f'{source}: the class "{new[0]}" is to be evaluated, and no text to train on has it')
-    return Labelled(source, train, evaluation, classes, said)
-
-
-def _rows(file: files.File, field: str, label: str) -> Iterator[Row]:
-    """The texts of a file that are not empty, and their classes."""
-    if tables.kind(file):
-        yield from (row for row in tables.pairs(file, field, label) if row[0].strip())
-    else:
-        text = files.read(file, copies=COPIES).decode("utf-8-sig", "replace")
-        yield from [(text, file.inside.parts[-2])] if text.strip() else []
-
-
-def _docstrings() -> Iterator[Row]:
-    """Those of Python's own functions and classes, with the package they are of."""
-    for package in PACKAGES:
-        for file in sorted(pathlib.Path(sysconfig.get_path("stdlib"), package).rglob("*.py")):
-            for node in ast.walk(ast.parse(file.read_bytes())):
-                if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                    yield from ((text, package) for text in [ast.get_docstring(node)] if text)
+    return data
 
 
 def ids(of: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
@@ -95,8 +70,8 @@ def ids(of: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.nd
     if not around and not own:
         raise errors.UserError(f"this tokenizer puts no special before a text, such as {CLS}, that could answer for it")
     id_BN, valid_BN = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool)
-    for b, text in enumerate(texts):
-        id_T, end = [*own, *of.encode(text).tolist()], around[1:][-1:]
+    for b, one in enumerate(texts):
+        id_T, end = [*own, *of.encode(one).tolist()], around[1:][-1:]
         id_T = id_T if len(id_T) <= N else id_T[: N - len(end)] + end
         id_BN[b, : len(id_T)], valid_BN[b, : len(id_T)] = id_T, True
     return id_BN, valid_BN

@@ -4,7 +4,6 @@ subwords; and as arrays: what an encoder reads, and what a decoder is to predict
 
 import contextlib
 import glob
-import json
 import os
 import pathlib
 import re
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import tokenizers
 
-from experiments.data import bpe, download, files, tokenizer
+from experiments.data import bpe, download, files, pretrained_tokenizer, tokenizer
 from experiments.engine import batches, disk, errors
 
 # name -> (file name, where a person finds it, sha256)
@@ -42,48 +41,26 @@ FORM = "a line is a sentence, a tab, and its translation, or two parallel files 
 Pair = tuple[str, str]
 
 
-class Pairs(NamedTuple):
-    name: str
-    train: list[Pair]
-    evaluation: list[Pair]
-    said: str  # which file became what, '' where there is nothing to tell
-
-    @property
-    def sha256(self) -> str:
-        return files.sha256(json.dumps([self.train, self.evaluation]))
-
-
-def load(source: str) -> Pairs:
+def load(source: str) -> files.Rows:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
     Empty lines and columns after source and target are ignored. A folder or zip without such files may hold parallel
     ones, as said.en and said.es, whose lines are pairs, or a path be what the names of two share (said); the source is
-    the language that comes first in the alphabet. What is gzipped is unpacked. Sentences are in Unicode's form NFC.
-
-    Where no names of files tell what is held out (`files.by_names`), about 5 % of the sources are, with all their
-    translations; sources of the same `sentence_key` fall on one side. UserError for what is not there, damaged,
-    dangerous or too large, a line that is no pair, too few sentences to split.
+    the language that comes first in the alphabet. Sentences are in Unicode's form NFC. Without names that tell it
+    (`files.by_names`), about 5 % of the sources are held out, with all their translations; those of the same
+    `sentence_key` fall on one side. UserError for what is not there, damaged, dangerous or too large, a line that is no
+    pair, too few sentences to split.
     """
     with contextlib.ExitStack() as zips:
         found = _found(source, zips)
-        named = {} if source in NAMED else files.by_names("pairs", found)
-        used = [named[part] for part in (files.TRAIN, files.evaluated(named))] if named else [found]
-        disk.check_memory(f"the text in {source}", COPIES * sum(file.size for some in used for file in some))
-        sides = [[pair for file in some for pair in _pairs(file)] for some in used]
-    if empty := [some for some, pairs in zip(used, sides, strict=True) if not pairs]:
-        where = f"{source} ({files.listed(empty[0])})" if named else source
-        raise errors.UserError(f"{where} holds no sentence pairs: {FORM}")
-    if named:
-        train, evaluation = sides
-        keys = {sentence_key(source) for source, _ in train}
-        both = sum(sentence_key(source) in keys for source, _ in evaluation)
-        said = files.told(source, "by their names,", named)
-        said += f" ({both:,} of {len(evaluation):,} sources to evaluate are trained on, too)" if both else ""
-    else:
-        train, evaluation = _apart(sides[0])
-        couples = any(file.beside for file in found)
-        said = f"{source}: the lines of {files.listed(found)} are pairs" if couples else ""
-    return Pairs(source, train, evaluation, said)
+        how = {"of": f"sentence pairs: {FORM}", "key": _key, "share": EVALUATION_SHARE, "copies": COPIES}
+        rows = files.divided(source, "" if source in NAMED else "pairs", found, _pairs, **how)
+    keys, said = {*map(_key, rows.train)}, rows.said
+    if both := sum(_key(pair) in keys for pair in rows.evaluation):  # as names told
+        said += f" ({both:,} of {len(rows.evaluation):,} sources to evaluate are trained on, too)"
+    if not said and any(file.beside for file in found):
+        said = f"{source}: the lines of {files.listed(found)} are pairs"
+    return rows._replace(said=said)
 
 
 def sentence_key(sentence: str) -> str:
@@ -93,10 +70,8 @@ def sentence_key(sentence: str) -> str:
     return " ".join("".join(letters).split()) or sentence
 
 
-def _apart(pairs: list[Pair]) -> Iterator[list[Pair]]:
-    """The pairs but those of about EVALUATION_SHARE of the sources, and these."""
-    out_B = files.held_out([sentence_key(source).encode() for source, _ in pairs], share=EVALUATION_SHARE)
-    return ([pairs[b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True))
+def _key(pair: Pair) -> bytes:
+    return sentence_key(pair[0]).encode()
 
 
 def _found(source: str, zips: contextlib.ExitStack) -> list[files.File]:
@@ -186,38 +161,29 @@ def _lines(file: files.File) -> Iterator[str]:
         yield unicodedata.normalize("NFC", text)
 
 
-class Subwords(NamedTuple):
+class Subwords(pretrained_tokenizer.Published):
     """Byte-level byte-pair encoding (Sennrich et al. 2016): ids 0 .. W-1 are specials, bytes, and what they are merged
     into. No text is a special: a sentence that contains the letters "[EOS]" is encoded as these letters."""
 
-    library: tokenizers.Tokenizer
+    def __init__(self, library: tokenizers.Tokenizer):
+        super().__init__(library, {})
+        library.encode_special_tokens = True
 
-    @property
-    def size(self) -> int:
-        return self.library.get_vocab_size()
-
-    def encode(self, sentences: Sequence[str]) -> list[np.ndarray]:
-        """int32 ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
-        encoded = self.library.encode_batch([tokenizer.checked(sentence) for sentence in sentences])
-        return [np.array(sentence.ids, np.int32) for sentence in encoded]
+    def rows(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The ids of each sentence, without specials. Raises UserError for what is not Unicode text."""
+        return [one.ids for one in self.library.encode_batch([*map(tokenizer.checked, sentences)])]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text up to the first [EOS], other specials left out; what is not UTF-8 as U+FFFD."""
         known = tokenizer.listed(ids)
-        return self.library.decode(known[: known.index(EOS)] if EOS in known else known)
-
-    def names(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Each id by itself, for a figure: its text, or the name of the special."""
-        return [SPECIALS[i] if i < len(SPECIALS) else self.decode([i]) for i in tokenizer.listed(ids)]
+        return super().decode(known[: known.index(EOS)] if EOS in known else known)
 
 
 def train(sentences: Iterable[str], *, W: int) -> Subwords:
     """W ids or fewer (where the text has no more pairs to merge), the same for the same sentences in any order."""
     if W < LEAST:
         raise errors.UserError(f"a vocabulary of subwords needs at least {LEAST} ids (bytes, specials), not {W}")
-    library = bpe.learned(map(tokenizer.checked, sentences), words=W, specials=SPECIALS)
-    library.encode_special_tokens = True  # as the letters that they are in a text
-    return Subwords(library)
+    return Subwords(bpe.learned(map(tokenizer.checked, sentences), words=W, specials=SPECIALS))
 
 
 class Rows(NamedTuple):
@@ -227,13 +193,11 @@ class Rows(NamedTuple):
 
 
 def padded(words: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each sentence as a row of its ids, [EOS] and [PAD]: (B, N) int32, and whether it fits, (B,) bool.
-
-    One of more than N - 1 ids does not: its row is all padding, nothing is cut.
-    """
+    """Each sentence as a row of its ids, [EOS] and [PAD]: (B, N) int32, and whether it fits, (B,) bool. One of more
+    than N - 1 ids does not: its row is all padding, nothing is cut."""
     id_BN, fits_B = np.full((len(sentences), N), PAD, np.int32), np.zeros(len(sentences), bool)
     for first in range(0, len(sentences), PIECE):
-        for b, id_T in enumerate(words.encode(sentences[first : first + PIECE]), first):
+        for b, id_T in enumerate(words.rows(sentences[first : first + PIECE]), first):
             fits_B[b] = len(id_T) < N
             if fits_B[b]:
                 id_BN[b, : len(id_T)], id_BN[b, len(id_T)] = id_T, EOS
@@ -241,10 +205,8 @@ def padded(words: Subwords, sentences: Sequence[str], *, N: int) -> tuple[np.nda
 
 
 def rows(words: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
-    """The pairs as `padded` arrays, in their order, without those of which a side needs more than N tokens.
-
-    UserError where not one pair fits, and for more than the memory has room for.
-    """
+    """The pairs as `padded` arrays, in their order, without those of which a side needs more than N tokens. UserError
+    where not one pair fits, and for more than the memory has room for."""
     # int32, and those that fit once more
     disk.check_memory(f"{len(pairs):,} pairs of 2 x {N} tokens", 4 * 4 * N * len(pairs))
     source_BN, fits_B = padded(words, [source for source, _ in pairs], N=N)
@@ -256,11 +218,9 @@ def rows(words: Subwords, pairs: Sequence[Pair], *, N: int) -> Rows:
 
 
 def examples(of: Rows) -> tuple[batches.Fetch, int]:
-    """`(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN` and `weight_BN`.
-
-    `w_BN` is the target behind [BOS], one place later: what stands before each word that is to be predicted.
-    `weight_BN` (float32) is 1 for every word of the target and its [EOS], and 0 for padding.
-    """
+    """`(fetch, n)` for `batches`: `source_BS`, `valid_BS` (False: padding), `w_BN`, `target_BN` and `weight_BN`. `w_BN`
+    is the target behind [BOS], one place later: what stands before each word that is to be predicted. `weight_BN`
+    (float32) is 1 for every word of the target and its [EOS], and 0 for padding."""
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         source_BS, target_BN = of.source_BS[index_B], of.target_BN[index_B]

@@ -189,11 +189,9 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
             wrong = f"{len(found)} tokenizers: give one, as {found[0]}" if found else f"neither {' nor '.join(FILES)}"
             raise errors.UserError(f"the folder {path} has {wrong}")
         path = found[0]
+    content = content_of(path)
     try:
-        content = content_of(path)
         saved = {} if path.suffix == ".bin" else json.loads(content.decode())
-    except OSError as error:
-        raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise errors.UserError(f"{path} is damaged, or no tokenizer: {error}") from error
     if path.suffix == ".bin":
@@ -206,9 +204,12 @@ def read(path: str | os.PathLike) -> tokenizer.Tokenizer:
 
 
 def content_of(path: pathlib.Path) -> bytes:
-    """What is in the file; of an older vocabulary, what its tokenizer.json would be. OSError, or UserError."""
+    """What is in the file; of an older vocabulary, what its tokenizer.json would be. UserError: it cannot be read."""
     if path.name not in vocabulary_files.NAMES:
-        return disk.read(path, LARGEST)
+        try:
+            return disk.read(path, LARGEST)
+        except (OSError, ValueError) as error:
+            raise errors.UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     said: dict[str, Any] = {}
     for file in reversed(_beside(path).values()):
         said |= disk.read_json(file, says="how text becomes words")

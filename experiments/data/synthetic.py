@@ -1,6 +1,4 @@
-"""Tasks that are made, not read: each asks whether attention finds one certain token, and some need to know the
-direction from one token to another.
-"""
+"""Tasks that are made: each asks whether attention finds one certain token, and some where it lies from another."""
 
 import math
 from collections.abc import Callable
@@ -33,10 +31,7 @@ def examples(task: str, *, N: int, W: int) -> batches.Fetch:
     With an `rng` (training) examples are new each time; without one (held out) each is a function of its number alone,
     the same in every run. UserError for an unknown task, and too few or too many tokens.
     """
-    if task not in RULES:
-        listed = ", ".join(RULES)
-        raise errors.UserError(f'unknown task "{task}"{by_name.nearest(task, RULES)}; the right ones are: {listed}')
-    rule = RULES[task]
+    rule = RULES[by_name.choose("task", task, {name: name for name in RULES})]
     if not rule.tokens <= N <= MOST:
         right = f"the task {task} has from {rule.tokens} to {MOST} tokens"
         raise errors.UserError(f"{right}, and not {N}: synthetic.task = {task}:12")

@@ -100,19 +100,6 @@ def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, 
                 yield text, str(row[label]) if label else ""
 
 
-def joined(documents: Iterable[bytes]) -> Iterator[bytes]:
-    """Pieces of the documents of a part of a text (`text.Part`)."""
-    some, n = [], 0
-    for document in documents:
-        some.append(document)
-        n += len(document)
-        if n >= files.CHUNK:
-            yield b"\0".join(some)
-            some, n = [b""], 0
-    if any(some):
-        yield b"\0".join(some)
-
-
 def found(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:
     """The file at a path, those of a folder, or the splits of a data set (`hub`). UserError, with what else there is a
     name for (`named`), where there is none."""

@@ -65,10 +65,10 @@ def load(source: str, field: str = "") -> Text:
     """Text from 'stdlib' (Python's own source files), 'docstrings' (the English in them), a named set, or a path; with
     a field, that of each row of the tables there (`tables.KINDS`), or of a data set 'hub:NAME' (`tables.hub`).
 
-    A folder is read recursively; hidden files and folders, links to folders and empty files are left out; what is
-    packed with gzip or zstd is unpacked. One text is cut in two, its first 90 % for training; of several, or of rows,
-    about 10 % are held out, chosen by their contents, where names do not tell it (`files.by_names`); of a large text no
-    more than MOST_EVALUATED bytes. UserError for what is not there, cannot be read, is no text, or too little to split.
+    Hidden files and folders, links to folders and empty files are left out. One text is cut in two, its first 90 % for
+    training; of several, or of rows, about 10 % are held out, chosen by their contents, where names do not tell it
+    (`files.by_names`); of a large text no more than MOST_EVALUATED bytes. UserError for what is not there, cannot be
+    read, is no text, or too little to split.
     """
     found = _found(source, field)
     if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
@@ -121,7 +121,15 @@ def _side(text: Source, bound: bytes, held: bool) -> Source | None:
 
 def _joined(rows: Read, bound: bytes = b"", held: bool = False) -> Iterator[bytes]:
     """Pieces of the rows on one side of the bound."""
-    return tables.joined(row for row in rows() if (files.digest(row) < bound) == held)
+    some, n = [], 0
+    for row in (row for row in rows() if (files.digest(row) < bound) == held):
+        some.append(row)
+        n += len(row)
+        if n >= files.CHUNK:
+            yield SEPARATOR.join(some)
+            some, n = [b""], 0
+    if any(some):
+        yield SEPARATOR.join(some)
 
 
 def _cut(name: str, text: Source) -> Text:
@@ -201,7 +209,11 @@ def _text(file: files.File) -> Iterator[bytes]:
 
 
 def _docstrings(file: files.File) -> Iterator[bytes]:
-    """The docstrings of a program's modules, classes and functions."""
-    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(b"".join(_text(file)))) if isinstance(node, described)]
-    yield "\n\n".join(filter(None, map(ast.get_docstring, nodes))).encode()
+    yield "\n\n".join(docstrings(file, ast.Module)).encode()
+
+
+def docstrings(file: files.File, *more: type) -> Iterator[str]:
+    """Those of a program's classes and functions, and of nodes of `more` types."""
+    described = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, *more)
+    nodes = (node for node in ast.walk(ast.parse(b"".join(_text(file)))) if isinstance(node, described))
+    return filter(None, map(ast.get_docstring, nodes))

@@ -138,11 +138,8 @@ def make(
     kind: str, text: Iterable[bytes], *, specials: tuple[str, ...] = (), evaluation: Iterable[bytes] = ()
 ) -> Plain:
     """The tokenizer of this text to train on (as in `Tokenizer.join`): of its characters, and NUL where either text has
-    several documents.
-
-    If the text to evaluate holds others, '[UNK]' joins the specials. UserError for an unknown kind, and where
-    characters are asked for, a document that is not UTF-8.
-    """
+    several documents. If the text to evaluate holds others, '[UNK]' joins the specials. UserError for an unknown kind,
+    and where characters are asked for, a document that is not UTF-8."""
     _check_kind(kind)
     if kind == "bytes":
         return Plain(kind, "", specials)

@@ -9,9 +9,7 @@ from experiments.engine import errors
 
 def scores(found: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """chrF (Popovic 2015: 2-fold weighted recall, 6-grams of characters) and BLEU (Papineni et al. 2002), 0 .. 100.
-
-    Both over all sentences together, by sacrebleu's defaults; a sentence may have several references.
-    """
+    Both over all sentences together, by sacrebleu's defaults; a sentence may have several references."""
     return {
         name: metric.corpus_score(list(found), _translators(references)).score for name, metric in metrics().items()
     }

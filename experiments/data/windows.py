@@ -6,15 +6,19 @@ from experiments.engine import batches, errors
 
 # Shares of the hidden positions that become the mask, or a random token; the others stay (see `masked`).
 HIDE, REPLACE = 0.8, 0.1
+RATE = 0.15  # of the positions that are hidden
 
 
-def causal(token_T: np.ndarray, *, N: int, evaluation: bool = False, stride: int = 0) -> tuple[batches.Fetch, int]:
+def causal(
+    token_T: np.ndarray, *, N: int, prefix: int = 0, evaluation: bool = False, stride: int = 0
+) -> tuple[batches.Fetch, int]:
     """`(fetch, n)` for `batches`: `fetch(index_B, rng)` cuts those of a batch out of n windows.
 
-    `w_BN` and the next token at each of its positions, `target_BN` (int32); `weight_BN` 1, and 0 on padding (float32).
-    n = T - N: a window may start anywhere. For evaluation they follow one another, n = ceil((T - 1) / N), and every
-    token but the very first is a target once; with a stride below N they overlap, and all but the first window ask for
-    their last `stride` targets alone. UserError for fewer than N + 1 tokens.
+    `w_BN` and the next token at each of its positions, `target_BN` (int32); `weight_BN` 1 (float32), and 0 on padding
+    and within a prefix, where a word is seen before it would be predicted. n = T - N: a window may start anywhere. For
+    evaluation they follow one another, n = ceil((T - 1) / N), and every token but the very first is a target once; with
+    a stride below N they overlap, and all but the first window ask for their last `stride` targets alone. UserError for
+    fewer than N + 1 tokens.
     """
     step, n = _places(token_T, N=N, more=1, evaluation=evaluation)
     if evaluation and 0 < stride < N:
@@ -23,35 +27,31 @@ def causal(token_T: np.ndarray, *, N: int, evaluation: bool = False, stride: int
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         position_BN = index_B[:, None] * step + np.arange(N)
         known_BN = evaluation & (index_B[:, None] > 0) & (np.arange(N) < N - step)  # asked by the window before
-        weight_BN = ((position_BN < len(token_T) - 1) & ~known_BN).astype(np.float32)
-        return {"w_BN": _at(token_T, position_BN), "target_BN": _at(token_T, position_BN + 1), "weight_BN": weight_BN}
+        asked_BN = (position_BN < len(token_T) - 1) & ~known_BN & (np.arange(N) >= prefix - 1)
+        batch = {"w_BN": _at(token_T, position_BN), "target_BN": _at(token_T, position_BN + 1)}
+        return batch | {"weight_BN": asked_BN.astype(np.float32)}
 
     return fetch, n
 
 
 def masked(
-    token_T: np.ndarray, *, N: int, W: int, ordinary: int, mask_id: int, rate: float = 0.15, evaluation: bool = False
+    token_T: np.ndarray, *, N: int, ordinary: int, mask_id: int, evaluation: bool = False
 ) -> tuple[batches.Fetch, int]:
     """`(fetch, n)` for `batches`: n windows with hidden words, by BERT's rule (Devlin et al. 2019, section 3.1).
 
-    Each position is hidden with probability `rate`; of the hidden ones 80 % become `mask_id`, 10 % any of the first
+    Each position is hidden with probability RATE; of the hidden ones 80 % become `mask_id`, 10 % any of the first
     `ordinary` ids, 10 % stay. `w_BN` is what the model sees, `target_BN` what stood there (int32), `weight_BN` 1 at
-    hidden positions and 0 elsewhere (float32), `valid_BS` False for padding (bool).
-    n = T - N + 1: a window may start anywhere. For evaluation they follow one another, n = ceil(T / N), every token
-    lies in one, and what is hidden depends on the window's number only, so that every run is asked the same.
-    UserError for fewer than N tokens, a rate outside (0, 1], ids beyond the vocabulary of W.
+    hidden positions, else 0 (float32), `valid_BS` False for padding. n = T - N + 1: a window may start anywhere.
+    For evaluation they follow one another, n = ceil(T / N), and what is hidden depends on the window's number only.
+    UserError for fewer than N tokens.
     """
     stride, n = _places(token_T, N=N, more=0, evaluation=evaluation)
-    if not 0 < rate <= 1:
-        raise errors.UserError(f"the rate of hidden words must be above 0 and at most 1, and {rate} is not")
-    if not (0 < ordinary <= W and 0 <= mask_id < W):
-        raise errors.UserError(f"a vocabulary of {W} ids cannot hold {ordinary} ordinary ones and the mask {mask_id}")
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         position_BN = index_B[:, None] * stride + np.arange(N)
         valid_BS, target_BN = position_BN < len(token_T), _at(token_T, position_BN)
         hidden_BN, kind_BN, other_BN = _uniforms(index_B, rng, rows=3, N=N)
-        hidden_BN = (hidden_BN < rate) & valid_BS
+        hidden_BN = (hidden_BN < RATE) & valid_BS
         w_BN = np.where(hidden_BN & (kind_BN < HIDE), np.int32(mask_id), target_BN)
         replaced_BN = hidden_BN & (kind_BN >= HIDE) & (kind_BN < HIDE + REPLACE)
         w_BN = np.where(replaced_BN, (other_BN * ordinary).astype(np.int32), w_BN)

@@ -212,10 +212,8 @@ def config(family: Family, facts: Facts, groups: set[str]) -> dict[str, Any]:
 
 
 def faults(family: Family, model: Mapping[str, Any]) -> list[str]:
-    """What keeps a model with these fields from being one of the family; what its sizes do, `hub.write` finds.
-
-    A field that no family knows does too: whether the family has what it says is not known.
-    """
+    """What keeps a model with these fields from being one of the family; what its sizes do, `hub.write` finds. A field
+    that no family knows does too: whether the family has what it says is not known."""
     wrong = [f"model.{name} is missing" for name in family.model if name not in model]
     unknown = sorted(model.keys() - family.model.keys() - FREE.keys())
     wrong += [f"model.{name} is not known here, nor whether a {family.name} has it" for name in unknown]

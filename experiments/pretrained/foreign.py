@@ -26,12 +26,11 @@ def import_tree(
         config.model.update(M=2, D=32, H=4, K=16)
         import_tree({"h.{m}.qkv": ("D 3HK", *paths)}, arrays, config, "runs/theirs")
 
-    arrays: theirs by name, or a tree, whose names are then joined by slashes; of NumPy, JAX or what NumPy can read.
-    mapping: their name -> (axes, our path, ...), in the letters of our names: "HK D" is a matrix of H K rows, "D 3HK"
-    one for three of our paths, "1 D" has an axis of size one (tensors.py). Layers are numbered, {m} in the name, or the
-    first axis, M. An array that has our path for its name needs no entry. config: of a run that could be trained; its
-    text or its images say what words and classes are. UserError, with nothing written: a folder that is not empty, a
-    path that the model of the config does not have, arrays that are missing, left over, or of another shape.
+    arrays: theirs by name, or a tree, whose names are then joined by slashes; whatever NumPy can read. mapping: their
+    name -> (axes, our path, ...), in the letters of our names (tensors.py). Layers are numbered, {m} in the name, or
+    the first axis, M. An array that has our path for its name needs no entry. config: of a run that could be trained;
+    its text or its images say what words and classes are. UserError, with nothing written: a folder that is not empty,
+    a path that the model of the config does not have, arrays that are missing, left over, or of another shape.
     """
     folder, settings = pathlib.Path(folder), configs.Settings(config, config)
     disk.check_new(folder, "folder")

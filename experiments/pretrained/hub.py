@@ -28,9 +28,8 @@ class Imported(NamedTuple):
     """What a folder holds. family: one of FAMILIES. params: our tree, float32.
 
     model: fields of a config's `model`. extras: what else one must know (W, N, tied_output, class_names, `ids` of
-    `_token_ids`, `kind` as open_model.DOES, ...), with the arrays of heads that our models do not have (`pooler`,
-    `next_sentence`) and `headless`, true where the model ends before its logits. table: what became of each tensor,
-    for a person.
+    `_token_ids`, `kind` as open_model.DOES, ...), with the arrays of heads that are ASIDE, and `headless`, true where
+    the model ends before its logits. table: what became of each tensor, for a person.
     """
 
     family: str
@@ -90,8 +89,7 @@ def write(
     model: Mapping[str, Any],
     extras: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """The names of the files written: model.safetensors and config.json, which the transformers library opens with
-    from_pretrained, and of a model that goes on with a text generation_config.json, which says where the text ends.
+    """The names of the files written, which the transformers library opens with from_pretrained.
 
     params is our tree, `model` the fields of a config's `model`, `extras` what `read` gives: heads kept there are
     written back, and class_names, ids and pooler_act; a ViT needs `patch`, `image` and `Z` there, a Llama `N`.
@@ -144,10 +142,8 @@ def _family(name: Any) -> families.Family:
 
 def _token_ids(config: Mapping[str, Any], folder: pathlib.Path, fields: Iterable[str]) -> dict[str, int | list[int]]:
     """What config.json and generation_config.json say of the ids that begin, end and pad a text. UserError for no id.
-
-    (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.)
-    Ids that the model has no row for are allowed, as transformers writes them for small models; -1 pads nothing.
-    """
+    (transformers takes nothing from config.json where the other file is there, and runs on if that names no end.) Ids
+    that the model has no row for are allowed, as transformers writes them for small models; -1 pads nothing."""
     ids, file = {}, folder / GENERATION
     generation = disk.read_json(file, says="what ends a text") if file.is_file() else {}
     for name, saved in (("config.json", config), (GENERATION, generation)):

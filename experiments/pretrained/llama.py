@@ -127,29 +127,24 @@ def scaling(name: str, kind: Any, rope: Mapping[str, Any], *, original: Any, N: 
     return ":".join([kind, *map(variants.written, numbers.values())])
 
 
-def completed(*, window: int | None = None, used: bool = True, first: int = 0, bias: str | None = None) -> Any:
-    """`complete` of a family: rotary positions, biases, and the sliding window. window, used, first: the defaults of
-    sliding_window, use_sliding_window and max_window_layers. bias: model.bias, where no field says it."""
+def complete(config: families.Config, facts: families.Facts, *, bias: str = "", **window: Any) -> families.Facts:
+    """Rotary positions, biases, and the sliding window. bias: model.bias, where no field says it. window: the defaults
+    of `sliding`."""
+    biased = tuple(families.value(config, Field(name, "", families.NO)) for name in ("attention_bias", "mlp_bias"))
+    return rotary(config, facts) | {"bias": bias or BIAS[biased], "window": sliding(config, facts["M"], **window)}
 
-    def complete(config: families.Config, facts: families.Facts) -> families.Facts:
-        biased = tuple(families.value(config, Field(name, "", families.NO)) for name in ("attention_bias", "mlp_bias"))
-        return rotary(config, facts) | {"bias": bias or BIAS[biased], "window": sliding(config, facts)}
 
-    def sliding(config: families.Config, facts: families.Facts) -> int:
-        said = {"sliding_window": window, "use_sliding_window": used, "max_window_layers": first, **config}
-        if said["sliding_window"] is None or not families.value(said, Field("use_sliding_window", "", families.YES)):
-            return 0
-        wide, full = (
-            families.value(said, Field(*of)) for of in (("sliding_window", "", 1), ("max_window_layers", "", 0.0))
-        )
-        kinds = said.get("layer_types") or ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < facts["M"])
-        if not isinstance(kinds, list) or any(kind != kinds[0] for kind in kinds):
-            raise errors.UserError(
-                "config.json: a sliding window is supported in all layers or in none, and not in some"
-            )
-        return wide if kinds[0] == "sliding_attention" else 0
-
-    return complete
+def sliding(config: families.Config, M: int, *, window: int | None = None, used: bool = True, first: int = 0) -> int:
+    """The window of all M layers, 0 for none. window, used, first: the defaults of the fields that say it."""
+    said = {"sliding_window": window, "use_sliding_window": used, "max_window_layers": first, **config}
+    if said["sliding_window"] is None or not families.value(said, Field("use_sliding_window", "", families.YES)):
+        return 0
+    wide = families.value(said, Field("sliding_window", "", 1))
+    full = families.value(said, Field("max_window_layers", "", 0.0))
+    kinds = said.get("layer_types") or ["full_attention"] * (full > 0) + ["sliding_attention"] * (full < M)
+    if not isinstance(kinds, list) or any(kind != kinds[0] for kind in kinds):
+        raise errors.UserError("config.json: a sliding window is supported in all layers or in none, and not in some")
+    return wide if kinds[0] == "sliding_attention" else 0
 
 
 def groups(facts: families.Facts, names: set[str]) -> set[str]:
@@ -202,7 +197,7 @@ FAMILY = families.Family(
     fields=(*fields(32, 4096, 32, 11008, 32000, 2048), GATE, NO_WINDOW),
     extra=functools.partial(extra, kind="Llama"),
     groups=groups,
-    complete=completed(),
+    complete=complete,
 )
 
 
@@ -219,21 +214,21 @@ RELATIVES = (
         "Mistral",
         (*fields(32, 4096, 32, 14336, 32000, 131072, G=8), GATE),
         model={"bias": ("none",)},
-        complete=completed(window=4096, bias="none"),
+        complete=functools.partial(complete, window=4096, bias="none"),
     ),
     relative(
         "qwen2",
         "Qwen2",
         (*fields(32, 4096, 32, 22016, 151936, 32768, G=32), GATE),
         model={"bias": ("qkv",)},
-        complete=completed(window=4096, used=False, first=28, bias="qkv"),
+        complete=functools.partial(complete, window=4096, used=False, first=28, bias="qkv"),
     ),
     relative(
         "qwen3",
         "Qwen3",
         (*fields(32, 4096, 32, 22016, 151936, 32768, G=32, K=128), GATE),
         model={"score": ("asymmetric_qknorm",), "bias": ("none", "attention")},
-        complete=completed(window=4096, used=False, first=28),
+        complete=functools.partial(complete, window=4096, used=False, first=28),
     ),
     relative(
         "gemma",
@@ -246,7 +241,6 @@ RELATIVES = (
             NO_WINDOW,
         ),
         model={"window": (0,), "bias": ("none", "attention")},
-        complete=completed(),
         ours=scaled_tokens,
         theirs=functools.partial(scaled_tokens, back=True),
     ),

@@ -57,9 +57,8 @@ class Trained:
     trust: Sequence[str] = ()
 
     def __call__(self, inputs: np.ndarray) -> jax.Array:
-        """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for
-        image_BYXZ (..BC), images as `image_file.read` or the run's own data make them. UserError: it does neither.
-        """
+        """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for image_BYXZ
+        (..BC), images as `image_file.read` or the run's own data make them. UserError: it does neither."""
         expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         N = self.facts.get("N")
         if self.table and ":dynamic:" in self.model["relative_position"] and N < getattr(inputs, "shape", (0, 0))[1]:
@@ -91,10 +90,8 @@ class Trained:
         return types.SimpleNamespace(**{**families.FREE, "G": self.model.get("H"), **self.model, **how})
 
     def network(self, **size: Any) -> models.Model:
-        """The model as functions, where the parameters are those that it has. size: Y and X of images.
-
-        UserError that lists the parameters which are missing, left over, of another shape, or no numbers.
-        """
+        """The model as functions, where the parameters are those that it has. size: Y and X of images. UserError that
+        lists the parameters which are missing, left over, of another shape, or no numbers."""
         if self.kind in HEADS:
             size["answer"] = HEADS[self.kind]
         make = {"image": models.vision, "translation": models.encoder_decoder}.get(self.kind, models.language)
@@ -272,9 +269,7 @@ def words(model: Trained) -> tokenizer.Tokenizer:
 
 def ends(model: Trained, words: tokenizer.Tokenizer) -> list[int]:
     """The ids that end a text: those that a published model's files name, else the end and the beginning of its words.
-
-    A beginning ends the text before it, as where the texts that a model learned from stood one after another.
-    """
+    A beginning ends the text before it, as where the texts that a model learned from stood one after another."""
     said = model.extras.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (said if isinstance(said, list) else [said]) if id < model.facts["W"]]
     return list(dict.fromkeys(ids or [id for id in (words.eos, words.bos) if id is not None]))

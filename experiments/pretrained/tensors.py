@@ -43,9 +43,7 @@ def pair(
 
 class Known(NamedTuple):
     """A tensor of theirs that is no parameter: `holds(array, tensors, facts)` says whether it is what it must be.
-
-    facts: sizes by letter, and fields of `model` by name.
-    """
+    facts: sizes by letter, and fields of `model` by name."""
 
     theirs: str
     what: str
@@ -138,11 +136,9 @@ def _how(line: Line, sizes: Mapping[str, int]) -> str:
 def read(
     lines: Collection[Line], known: Iterable[Known], tensors: Arrays, facts: Mapping[str, Any], what: str
 ) -> tuple[dict[str, np.ndarray], str]:
-    """Our arrays by path, and for a person the table of what became of each tensor (of every layer's, as *).
-
-    facts: as of Known. UserError, after `what`, for tensors that are missing, of another shape, left over, or not what
-    they must be.
-    """
+    """Our arrays by path, and for a person the table of what became of each tensor (of every layer's, as *). facts: as
+    of Known. UserError, after `what`, for tensors that are missing, of another shape, left over, or not what they must
+    be."""
     layers = facts["M"]
     if layers * sum("{m}" in line.theirs for line in lines) > 2 * len(tensors):  # before lists as long as that are made
         complain(what, [f"{layers} layers are asked for, and there are {len(tensors)} tensors"])

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 
 from experiments.data import pretrained_tokenizer
 from experiments.engine import by_name, config, errors
-from experiments.pretrained import open_model, positions, tensors
+from experiments.pretrained import open_model, tensors
 from tfm import lora, shapes
 
 # Fields of `model` that may differ: they change how a model is computed or trained, not what it is.
@@ -131,10 +132,8 @@ def _rows(tree: Mapping[str, Any], table: str = TABLE) -> int:
 
 
 def _resized(settings: config.Settings, model: open_model.Trained, start: dict, ours: dict) -> dict[str, np.ndarray]:
-    """Theirs with as many learned positions as ours: patches between their neighbours, words cut or stretched.
-
-    As they are where images are cut into other patches, or patches make no grid.
-    """
+    """Theirs with as many learned positions as ours: patches between their neighbours, words cut or stretched. As they
+    are where images are cut into other patches, or patches make no grid."""
     there, here = _rows(start), _rows(ours)
     if there == here or 0 in (there, here):
         return start
@@ -145,7 +144,7 @@ def _resized(settings: config.Settings, model: open_model.Trained, start: dict, 
             return start
     rule = "grid" if model.kind in ("image", "masked_image") else "cut" if here <= there else "linear"
     path = next(path for path in start if path.startswith(TABLE))
-    table = positions.resize(start[path], here, rule)
+    table = resize(start[path], here, rule)
     if table is None:
         return start
     print(f"the {there} learned positions are made {here} by the rule {rule}")
@@ -194,10 +193,7 @@ def _fields(settings: config.Settings, model: open_model.Trained, fresh: tuple[s
 def _others(files: Mapping[str, bytes], files_there: list[pathlib.Path]) -> bool:
     """Whether an id means another word to the model; not so where nobody knows."""
     here = [text for name, text in files.items() if any(fnmatch.fnmatch(name, p) for p in pretrained_tokenizer.FILES)]
-    try:
-        there = [pretrained_tokenizer.content_of(file) for file in files_there] if here else []
-    except OSError as error:
-        raise errors.UserError(f"{error.filename} cannot be read: {error.strerror or error}") from error
+    there = [pretrained_tokenizer.content_of(file) for file in files_there] if here else []
     return bool(there) and not any(_content(a) == _content(b) for a in here for b in there)
 
 
@@ -219,3 +215,38 @@ def _images(model: open_model.Trained, theirs: Mapping[str, Any], ours: Mapping[
         case [Y, X, *_], {"Z": Z}:
             return f"it is for images of {Y} x {X} pixels and {Z} channel{'s' * (Z > 1)}"
     return f"it is for images that make {there} tokens, and these make {here}"  # no file tells
+
+
+def resize(P_ND: np.ndarray, N: int, rule: str) -> np.ndarray | None:
+    """The table for N positions.
+
+    cut: its first N rows. linear: between the first and the last row, which stay, by straight lines.
+    grid: the rows are a square grid of patches in reading order (and before them a class token, where there is one
+    more row than a square has; it stays), interpolated bilinearly between the centres of patches. None where they
+    are not two such grids, both with a class token or both without.
+    """
+    old = P_ND.shape[0]
+    if rule == "cut":
+        return P_ND[:N]
+    if rule == "linear":
+        return _between(np.linspace(0, old - 1, N), old).astype(P_ND.dtype) @ P_ND
+    (first, old_side), (also_first, side) = _class_token_and_side(old), _class_token_and_side(N)
+    if first != also_first or 0 in (old_side, side):
+        return None
+    one_way = _between((np.arange(side) + 0.5) * old_side / side - 0.5, old_side)
+    both = np.kron(one_way, one_way).astype(P_ND.dtype)
+    return np.concatenate([P_ND[:first], both @ P_ND[first:]])
+
+
+def _between(place: np.ndarray, old: int) -> np.ndarray:
+    """The matrix that interpolates `old` rows at the given places, which are held between the first and the last."""
+    place = np.clip(place, 0, old - 1)
+    return np.maximum(0, 1 - np.abs(place[:, None] - np.arange(old)[None]))
+
+
+def _class_token_and_side(N: int) -> tuple[int, int]:
+    """(0 to 2 class tokens, side of the square grid), with side 0 where there is no such grid."""
+    for first in (0, 1, 2):
+        if N > first and math.isqrt(N - first) ** 2 == N - first:
+            return first, math.isqrt(N - first)
+    return 0, 0

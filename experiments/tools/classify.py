@@ -4,9 +4,8 @@ python -m experiments.tools.classify --checkpoint=DIR --file=digit.png
 python -m experiments.tools.classify --checkpoint=DIR --prompt="What a pleasant film"
 classify.run("DIR", file="digit.png")
 
-DIR is a run's folder, or a folder with config.json and model.safetensors. The image is made as many rows, columns and
-channels as the model's own images have (a line says so; MNIST's digits are white on black). Prints the five likeliest
-classes with their probabilities, and returns this text. Nothing is written unless a workdir is given.
+The image is made as many rows, columns and channels as the model's own images have (a line says so; MNIST's digits are
+white on black). Prints the five likeliest classes with their probabilities, and returns this text.
 """
 
 import os

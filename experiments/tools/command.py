@@ -34,10 +34,8 @@ _ended: list[BaseException] = []
 
 def tool(**help: str) -> Callable[[Callable], Callable]:
     """For a function: as a tool, in any process, which it leaves as it was but for what JAX has started and compiled.
-
     help: a line for each of its arguments that is not in COMMON. An argument with the default () may be given several
-    times as a flag. The function's `main(argv)` is the command of these flags, and returns the exit code.
-    """
+    times as a flag. The function's `main(argv)` is the command of these flags, and returns the exit code."""
 
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)

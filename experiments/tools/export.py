@@ -79,10 +79,8 @@ def refuse(family: families.Family, kind: str, facts: dict[str, Any], fields: di
 
 def token_ids(model: open_model.Trained) -> dict[str, int | list[int] | None]:
     """The ids that begin, end and pad a text: as the files of a published model say, else as its words do."""
-    said, needed = (
-        model.extras.get("ids", {}),
-        {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad_token_id"}.get(model.kind),
-    )
+    needed = {"causal": "eos_token_id", "masked": "pad_token_id", "classes": "pad_token_id"}.get(model.kind)
+    said = model.extras.get("ids", {})
     if needed is None or needed in said or not open_model.tokenizers(model):
         return said
     words = open_model.words(model)

@@ -3,9 +3,8 @@
 python -m experiments.tools.fill --checkpoint=DIR --prompt='The [MASK] sat on the mat.'
 fill.run("DIR", prompt="The [MASK] sat on the mat.")
 
-DIR is a run's folder (text.objective = masked), or a folder with config.json, model.safetensors and tokenizer.json.
 Prints the text with the likeliest words in it, and for each [MASK] the five likeliest with their probabilities, and
-returns this text. Nothing is written unless a workdir is given.
+returns this text.
 """
 
 import os

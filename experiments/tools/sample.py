@@ -3,11 +3,10 @@
 python -m experiments.tools.sample --checkpoint=DIR --prompt='Once upon a time'
 sample.run("DIR", prompt="Once upon a time")
 
-DIR is a run's folder, a folder with config.json, model.safetensors and tokenizer.json, or stories260K.bin with
-tok512.bin beside it. Nothing is written unless a workdir is given. --prompt=One --prompt=Two goes on with several texts
-at once, and --prompt=-, or none on a terminal, with each line that is typed, until their end. The text is told as it is
-drawn, each word computed from the cached keys and values of those before it (E23). Beyond the context of the model the
-window moves: each word is computed anew from the last ones that the context holds (generate.window).
+--prompt=One --prompt=Two goes on with several texts at once, and --prompt=-, or none on a terminal, with each line that
+is typed, until their end. The text is told as it is drawn, each word computed from the cached keys and values of those
+before it (E23). Beyond the context of the model the window moves: each word is computed anew from the last ones that
+the context holds (generate.window).
 """
 
 import functools

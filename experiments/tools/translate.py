@@ -45,7 +45,6 @@ def run(
     if not any(sources):
         raise errors.UserError(f"{file} holds no sentence")
     words = pairs.Subwords(open_model.words(model).library)
-    words.library.encode_special_tokens = True
     N, B = model.facts["N"], len(sources)
     ways = translation.translator(model.network(), words, N=N, batch=min(BATCH, B))(model.params, sources)
     text, long = "\n".join(ways["beam"]), B - int(np.sum(pairs.padded(words, sources, N=N)[1]))

@@ -192,20 +192,20 @@ def made():
 @hypothesis.example(["[BOS]a king[EOS][PAD]"])  # letters only
 @hypothesis.settings(deadline=None, max_examples=40)
 def test_any_text_comes_back(made, sentences):
-    for text, id_T in zip(sentences, made.encode(sentences), strict=True):
-        assert made.decode(id_T) == text and id_T.dtype == np.int32
+    for text, id_T in zip(sentences, map(np.array, made.rows(sentences)), strict=True):
+        assert made.decode(id_T) == text
         assert not id_T.size or (pairs.EOS < id_T.min() and id_T.max() < made.size)
 
 
 def test_specials_are_ids_only_and_the_text_ends_at_eos(made):
-    king = made.encode(["a king"])[0]
+    king = made.rows(["a king"])[0]
     assert made.decode([pairs.BOS, *king, pairs.EOS, *king, pairs.PAD]) == "a king"
     assert (pairs.PAD, pairs.BOS, pairs.EOS) == (0, 1, 2)
-    assert made.names([1, *king, 2]) == ["[BOS]", *(made.decode([i]) for i in king), "[EOS]"]
+    assert [made.name(i) for i in range(3)] == ["[PAD]", "[BOS]", "[EOS]"] and not made.decode([0, 1])
     assert pairs.train([], W=259).size == 259
     with pytest.raises(errors.UserError, match="at least 259 ids"):
         pairs.train(["a"], W=258)
-    for call in (lambda: made.encode(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
+    for call in (lambda: made.rows(["\ud800"]), lambda: pairs.train(["\ud800"], W=300)):
         with pytest.raises(errors.UserError, match="not Unicode"):
             call()
 
@@ -215,13 +215,13 @@ def test_training_depends_on_the_sentences_alone_and_merges_what_is_frequent(mad
     random.Random(0).shuffle(sentences)
     content = made.library.to_str().encode()
     assert pairs.train(sentences, W=277).library.to_str().encode() == content and made.size == 277
-    assert len(made.encode([" king"])[0]) < 5 == len(made.encode([" gnik"])[0])
+    assert len(made.rows([" king"])[0]) < 5 == len(made.rows([" gnik"])[0])
     few = pairs.train(["aa"], W=277)
-    assert few.size == 3 + 256 + 1 and few.encode(["aa"])[0].tolist() == [259]
+    assert few.size == 3 + 256 + 1 and few.rows(["aa"])[0] == [259]
     saved = pretrained_tokenizer.read(write(tmp_path, **{"tokenizer.json": content}))
     sentence = "¿Un rey? two kings\n"
     assert saved.decode(saved.encode(sentence)) == sentence and saved.pad == pairs.PAD and saved.size == 277
-    assert np.array_equal(saved.encode(sentence), made.encode([sentence])[0])
+    assert np.array_equal(saved.encode(sentence), made.rows([sentence])[0])
 
 
 # Rows.
@@ -234,7 +234,7 @@ def test_rows_hold_whole_sentences_behind_each_other(made):
     assert [made.decode(row) for row in rows.target_BN] == ["two kings", "d"]
     fetch, n = pairs.examples(rows)
     batch = batches.evaluation(fetch, n=n, batch=3)[0]
-    two, kings = batch["target_BN"][0], made.encode(["two kings"])[0]
+    two, kings = batch["target_BN"][0], made.rows(["two kings"])[0]
     length = len(kings)
     assert np.array_equal(two, [*kings, pairs.EOS, *[pairs.PAD] * (6 - length)])
     assert np.array_equal(batch["w_BN"][0], [pairs.BOS, *two[:-1]])
@@ -248,7 +248,7 @@ def test_rows_are_made_piece_by_piece_never_cut_and_never_more_than_fit(made, mo
     many = [(f"{n % 7}", f"{n % 5}") for n in range(pairs.PIECE + 5)]
     found = pairs.rows(made, many, N=2)
     assert found.longer == 0 and [*map(made.decode, found.source_BS[-6:])] == [source for source, _ in many[-6:]]
-    (id_T,) = made.encode(["a king who reads is worth"])
+    (id_T,) = made.rows(["a king who reads is worth"])
     full, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T) + 1)
     assert fits.all() and np.array_equal(full[0], [*id_T, pairs.EOS])
     short, fits = pairs.padded(made, ["a king who reads is worth"], N=len(id_T))

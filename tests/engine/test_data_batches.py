@@ -221,9 +221,9 @@ def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch,
 
 
 def test_masking_follows_the_rule():
-    T, N, W, ordinary, mask_id, rate = 40_009, 31, 13, 11, 12, 0.15
+    T, N, ordinary, mask_id, rate = 40_009, 31, 11, 12, 0.15
     token_T = np.random.default_rng(1).integers(0, ordinary, T).astype(np.int32)
-    fetch, n = windows.masked(token_T, N=N, W=W, ordinary=ordinary, mask_id=mask_id, rate=rate)
+    fetch, n = windows.masked(token_T, N=N, ordinary=ordinary, mask_id=mask_id)
     assert n == T - N + 1
     index_B = np.arange(0, n, N)
     batch = fetch(index_B, np.random.default_rng(2))
@@ -251,7 +251,7 @@ def test_masking_follows_the_rule():
 def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_size(sizes, first, second):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
-    fetch, n = windows.masked(token_T, N=N, W=T + 2, ordinary=T, mask_id=T + 1, rate=0.5, evaluation=True)
+    fetch, n = windows.masked(token_T, N=N, ordinary=T, mask_id=T + 1, evaluation=True)
 
     def everything(batch):
         dataset = batches.evaluation(fetch, n=n, batch=batch)
@@ -267,9 +267,9 @@ def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16])
 def test_a_row_of_small_integers_gives_the_same_batches(kind):
     """Also where [MASK] is an id that they do not hold."""
-    N, W = 7, 257
+    N = 7
     token_T = np.random.default_rng(0).integers(0, 256, 61)
-    rule = {"W": W, "ordinary": 256, "mask_id": 256, "rate": 0.5}
+    rule = {"ordinary": 256, "mask_id": 256}
     for made in (
         lambda token_T: windows.causal(token_T, N=N),
         lambda token_T: windows.causal(token_T, N=N, evaluation=True),
@@ -288,13 +288,13 @@ def test_a_row_of_small_integers_gives_the_same_batches(kind):
 
 def test_masked_evaluation_hides_different_places_in_different_windows():
     token_T = np.zeros(7 * 31, np.int32)
-    fetch, n = windows.masked(token_T, N=31, W=3, ordinary=2, mask_id=2, rate=0.5, evaluation=True)
+    fetch, n = windows.masked(token_T, N=31, ordinary=2, mask_id=2, evaluation=True)
     batch = fetch(np.arange(n), None)
     assert len({row.tobytes() for row in batch["weight_BN"]}) == n == 7
 
 
-def test_windows_refuse_too_few_tokens_and_wrong_rates():
-    settings = {"W": 7, "ordinary": 5, "mask_id": 6}
+def test_windows_refuse_too_few_tokens():
+    settings = {"ordinary": 5, "mask_id": 6}
     short = np.zeros(5, np.int32)
     for cut, extra, N, needed in (
         (windows.causal, {}, 5, 6),
@@ -305,8 +305,3 @@ def test_windows_refuse_too_few_tokens_and_wrong_rates():
         with pytest.raises(errors.UserError, match=f"5 tokens.*{needed}"):
             cut(short, N=N, **extra)
         assert cut(np.zeros(needed, np.int32), N=N, **extra)[1] == 1
-    for rate in (0, -0.1, 1.1, float("nan")):
-        with pytest.raises(errors.UserError, match="rate"):
-            windows.masked(short, N=5, rate=rate, **settings)
-    with pytest.raises(errors.UserError, match="vocabulary of 7"):
-        windows.masked(short, N=5, W=7, ordinary=5, mask_id=7)

@@ -10,7 +10,7 @@ import pytest
 from published import D, F, H, K, M, N, W
 
 from experiments.engine import errors
-from experiments.pretrained import hub, open_model, positions, safetensors
+from experiments.pretrained import hub, open_model, safetensors, warm_start
 from tfm import embed
 
 
@@ -273,9 +273,9 @@ def test_what_is_none_of_the_family_is_not_written(tmp_path):
 
 def test_positions_are_cut_or_stretched():
     P_ND = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
-    np.testing.assert_array_equal(positions.resize(P_ND, 2, "cut"), P_ND[:2])
+    np.testing.assert_array_equal(warm_start.resize(P_ND, 2, "cut"), P_ND[:2])
     for new in (3, 11):
-        found = positions.resize(P_ND, new, "linear")
+        found = warm_start.resize(P_ND, new, "linear")
         slow = [np.interp(np.arange(new) * 4 / (new - 1), np.arange(5), P_ND[:, d]) for d in range(3)]
         np.testing.assert_allclose(found, np.stack(slow, 1), atol=1e-6)
         assert found.dtype == np.float32
@@ -285,10 +285,10 @@ def test_positions_are_cut_or_stretched():
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_grid_of_patches_is_resized_between_their_centres(new, first):
     P_ND = np.random.default_rng(0).standard_normal((first + 25, 3)).astype(np.float32)
-    found = positions.resize(P_ND, first + new * new, "grid")
+    found = warm_start.resize(P_ND, first + new * new, "grid")
     np.testing.assert_array_equal(found[:first], P_ND[:first])
     grid, place = P_ND[first:].reshape(5, 5, 3), (np.arange(new) + 0.5) * 5 / new - 0.5
     rows = np.stack([[np.interp(place, np.arange(5), grid[:, x, d]) for d in range(3)] for x in range(5)])  # X, D, new
     slow = np.stack([[np.interp(place, np.arange(5), rows[:, d, y]) for d in range(3)] for y in range(new)])
     np.testing.assert_allclose(found[first:], slow.swapaxes(1, 2).reshape(-1, 3), atol=1e-6)
-    assert positions.resize(P_ND, first + new * new + 1 - 2 * first, "grid") is None
+    assert warm_start.resize(P_ND, first + new * new + 1 - 2 * first, "grid") is None
