@@ -27,6 +27,7 @@ BEST = {"less": 0.0, "more": 1.0}  # of the metrics there are: loss, accuracy, e
 WORSE, BETTER, OPEN = "worse", "better", "no difference found"
 SAME, CEILING, EQUAL, FEW = "identical", "at the ceiling", "equal within the margin", "too few seeds"
 UNSTABLE, STUCK = "unstable", "in two clusters"  # the mean would not tell what happened
+FLAT = "no spread"  # as much in every seed, and so little that it may be a step or two of an accuracy
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,10 @@ def compare(
         low, high = interval or (own.mean, own.mean)  # without a spread the difference is what it is in every seed
         side = "more" if low > 0 else "less"
         kind = OPEN if low <= 0 <= high else BETTER if side == better else WORSE
-        kind = EQUAL if -margin <= low and high <= margin else kind
+        if interval is None:
+            kind = kind if abs(own.mean) > inference.SHARE * np.abs(every).max() else FLAT
+        elif -margin <= low and high <= margin:
+            kind = EQUAL
     by_seed = dict(zip(seeds, difference_I.tolist(), strict=True))
     known = (interval, uncorrected, p, None, kind, correlation, detectable, None)
     return Difference(by_seed, own.mean, own.std, own.n, *known)

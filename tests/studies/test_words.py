@@ -248,6 +248,13 @@ def test_the_table_of_a_condition(tmp_path, condition):
     assert [row[6] for row in every.rows[3:]] == ["identical", "no spread", "no spread", "-", "-"]
 
 
+def test_a_small_difference_without_a_spread_has_no_verdict(tmp_path):
+    condition = analysed(tmp_path, {"step": shifted([0.01] * 4), "base": BASE})
+    phrase = "As much in every seed, and too little for a verdict where nothing tells the spread: "
+    assert f'{phrase}"step" by 0.0100 in every seed, which leaves no spread' in words.of_condition(condition)
+    assert tables.of_condition(condition).rows[0][5:] == ["+0.0100", "no spread", "-"]
+
+
 def test_text_is_aligned_and_wrapped(tmp_path):
     study = study_folder.study(("a\x1b[2J", "base"), conditions=["x", "y", "z"], seeds=range(4))
     for name in "xyz":
