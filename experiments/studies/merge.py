@@ -82,7 +82,7 @@ def _places(finished: dict[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.P
         for run in some:
             commits.setdefault(run.summary.get("commit") or "", folder)
             _agree(len(commits) < 2, *[*commits.values(), folder][:2], f"in the code: {' and '.join(commits)}")
-            for file, code in [*run.summary.get("sources", {}).items()][1:]:  # the first is the config, of arms and seeds
+            for file, code in [*run.summary.get("sources", {}).items()][1:]:  # behind the config, which has the arms
                 before = data.setdefault(("", file), (folder, code))
                 _agree(before[1] == code, before[0], folder, f"in the code: {file}")
             name, digest = f"{run.condition}/{run.arm}/seed_{run.seed}", run.summary.get("data_sha256")

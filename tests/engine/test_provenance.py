@@ -80,7 +80,8 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
     beside = own / "of_mine_beside.py"
     beside.write_text("")
     for file in (own / "of_mine.py", package / "__init__.py", package / "arms.py", own / "of_mine_too.py"):
-        file.write_text("import of_mine_beside\nfrom tfm import mlp\nfrom tfm.attention import score\n\nmine, other = score.tied, mlp.relu\n")
+        code = "from tfm import mlp\nfrom tfm.attention import score\n\nmine, other = score.tied, mlp.relu\n"
+        file.write_text("import of_mine_beside\n" + code)
     arms = [["a", {"model.score": "of_mine_all.arms:mine"}], ["b", {"model": {"mlp": "of_mine_too:other"}}]]
     file = tiny.config_file(own, "ablation", study__experiment="vision", model__score="of_mine:mine", study__arms=arms)
     made = config_file.load(file, base=tiny.base.get_config)
