@@ -57,6 +57,9 @@ def between(condition: statistics.Condition, differences: Sequence[statistics.Di
     """How far their intervals reach together; of an accuracy, the arm is worse where it is less."""
     low, high = min(one.interval[0] for one in differences), max(one.interval[1] for one in differences)
     worse, better = (-low, high) if condition.better == "more" else (high, -low)
+    if min(worse, better) < 0:  # all of it on one side, as one may be that is equal within a margin
+        side = "worse" if better < 0 else "better"
+        return f"between {number(-min(worse, better))} and {number(max(worse, better))} {side}"
     return f"between {number(better)} better and {number(worse)} worse"
 
 
