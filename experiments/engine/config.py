@@ -244,13 +244,19 @@ class Settings:
 
     def sources(self) -> dict[pathlib.Path, str]:
         """The user's own code behind these settings, as far as it was run, each file with a name for it: that of the
-        config file, and of 'my_file:my_score' the file that was imported, as my_file.py."""
+        config file, of 'my_file:my_score' the file that was imported, as my_file.py, and what was imported from beside
+        these."""
         values = flat(self._values)
         named = [value for setting in values.items() for _, value in codes(*setting)]
         named += [values[key] for key in NAMED if by_name.own_experiment(values.get(key, ""))]
         files = {self._file or "": pathlib.Path(self._file or "").name}
         for name in (value.partition(":")[0] for value in named):
             files[getattr(sys.modules.get(name), "__file__", None) or ""] = f"{name}.py"
+        folders = {str(pathlib.Path(file).absolute().parent) for file in files if file}
+        for name, module in [*sys.modules.items()]:
+            file = getattr(module, "__file__", None) or ""
+            if os.path.dirname(file) in folders and by_name.own(file) and not name.startswith("configs."):
+                files.setdefault(file, f"{name}.py")
         return {pathlib.Path(file).absolute(): name for file, name in files.items() if file.endswith(".py")}
 
     def refuse_unused(self) -> None:

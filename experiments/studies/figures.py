@@ -206,7 +206,7 @@ def differences(condition: statistics.Condition, runs: Runs, style: Styles) -> D
     side = "right" if condition.better == "more" else "left"
     text = f"{metric}, arm minus {reference} ({side} of the line: better than the reference)"
     panel.set_xlabel(text, fontsize=9, **engine.LITERAL)
-    bars = "bars 95 % intervals" + f" for {condition.comparisons} comparisons together" * (condition.comparisons > 1)
+    bars = "bars 95 % intervals" + f" for {words.together(condition)}" * (condition.together > 1)
     caption = (
         f"each arm's {condition.metric} minus {condition.reference}'s, paired by seed. Circles are seeds, upright "
         f"lines their means, {bars if any(arm.difference.interval for arm in arms) else 'there are no intervals'}."

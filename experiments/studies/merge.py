@@ -16,7 +16,7 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
     """The finished runs of all these folders, their sources and a config of all arms, conditions and seeds, in `new`.
 
     UserError, and nothing is written: where the folders differ in another setting, in an arm or condition of the same
-    name, in the reference, in the commit of their code, in the data of an arm; where a run is in two of them and is not
+    name, in the reference, in their code, in the data of an arm; where a run is in two of them and is not
     the same; where there is one folder only, or one that is no study's, or no run is finished, or `new` is there.
     """
     if len(folders) < 2:
@@ -77,12 +77,15 @@ def _together(what: str, named: dict[pathlib.Path, list[study.Named]]) -> list[l
 def _places(finished: dict[pathlib.Path, list[runs.Run]]) -> dict[str, pathlib.Path]:
     """A folder that has it, for each finished run. UserError where runs do not agree."""
     commits: dict[str, pathlib.Path] = {}
-    data: dict[tuple[str, str], tuple[pathlib.Path, str | None]] = {}
+    data: dict[tuple[str, str], tuple[pathlib.Path, str | None]] = {}  # and the user's own modules
     found: dict[str, tuple[pathlib.Path, dict]] = {}
     for folder, some in finished.items():
         for run in some:
             commits.setdefault(run.summary.get("commit") or "", folder)
             _agree(len(commits) < 2, *[*commits.values(), folder][:2], f"in the code: {' and '.join(commits)}")
+            for file, code in [*run.summary.get("sources", {}).items()][1:]:  # behind the config, which has the arms
+                before = data.setdefault(("", file), (folder, code))
+                _agree(before[1] == code, before[0], folder, f"in the code: {file}")
             name, digest = f"{run.condition}/{run.arm}/seed_{run.seed}", run.summary.get("data_sha256")
             before, its = data.setdefault((run.condition, run.arm), (folder, digest))
             _agree(its == digest, before, folder, f"in the data of {name}")

@@ -27,6 +27,7 @@ BEST = {"less": 0.0, "more": 1.0}  # of the metrics there are: loss, accuracy, e
 WORSE, BETTER, OPEN = "worse", "better", "no difference found"
 SAME, CEILING, EQUAL, FEW = "identical", "at the ceiling", "equal within the margin", "too few seeds"
 UNSTABLE, STUCK = "unstable", "in two clusters"  # the mean would not tell what happened
+FLAT = "no spread"  # as much in every seed, and so little that it may be a step or two of an accuracy
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,9 @@ def compare(
     if min(np.ptp(value_I), np.ptp(base_I)) > rounding:
         found.correlation = float(np.corrcoef(value_I, base_I)[0, 1])
     low, high = found.interval or (found.mean, found.mean)  # without a spread it is what it is in every seed
-    if -margin <= low and high <= margin:
+    if found.interval is None and abs(found.mean) <= inference.SHARE * np.abs(every).max():
+        found.kind = FLAT
+    elif found.interval is not None and -margin <= low and high <= margin:
         found.kind = EQUAL
     elif low <= 0 <= high:
         found.kind = OPEN

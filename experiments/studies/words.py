@@ -18,6 +18,7 @@ OPENING = {  # of the sentence on the arms of a kind
     statistics.SAME: "Identical to the reference, but for rounding:",
     statistics.CEILING: "At the ceiling in every seed, as the reference, where a difference cannot be seen:",
     statistics.UNSTABLE: "Unstable, and a mean without the diverged seeds would hide it:",
+    statistics.FLAT: "As much in every seed, and too little for a verdict where nothing tells the spread:",
     statistics.STUCK: "In two clusters, so that the mean is not the question here:",
     statistics.FEW: f"Too few seeds for a verdict, which takes {inference.FEWEST}:",
 }
@@ -56,6 +57,9 @@ def between(condition: statistics.Condition, differences: Sequence[statistics.Di
     """How far their intervals reach together; of an accuracy, the arm is worse where it is less."""
     low, high = min(one.interval[0] for one in differences), max(one.interval[1] for one in differences)
     worse, better = (-low, high) if condition.better == "more" else (high, -low)
+    if min(worse, better) < 0:  # all of it on one side, as one may be that is equal within a margin
+        side = "worse" if better < 0 else "better"
+        return f"between {number(-min(worse, better))} and {number(max(worse, better))} {side}"
     return f"between {number(better)} better and {number(worse)} worse"
 
 
@@ -70,7 +74,8 @@ def of_arm(condition: statistics.Condition, difference: statistics.Difference) -
     if difference.kind in (statistics.FEW, statistics.SAME, statistics.CEILING):
         return f"({many})"
     if difference.interval is None:
-        return f"by {number(abs(difference.mean))} in every seed, which leaves no spread for an interval ({many})"
+        size = difference.mean if difference.kind == statistics.FLAT else abs(difference.mean)
+        return f"by {number(size)} in every seed, which leaves no spread for an interval ({many})"
     if difference.kind in (statistics.OPEN, statistics.EQUAL):
         return f"({between(condition, [difference])}, 95 %, {many})"
     least, most = map(number, sorted(map(abs, difference.interval)))

@@ -77,8 +77,11 @@ def own(tmp_path, monkeypatch):
 def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own):
     package = own / "of_mine_all"
     package.mkdir()
+    beside = own / "of_mine_beside.py"
+    beside.write_text("")
     for file in (own / "of_mine.py", package / "__init__.py", package / "arms.py", own / "of_mine_too.py"):
-        file.write_text("from tfm import mlp\nfrom tfm.attention import score\n\nmine, other = score.tied, mlp.relu\n")
+        code = "from tfm import mlp\nfrom tfm.attention import score\n\nmine, other = score.tied, mlp.relu\n"
+        file.write_text("import of_mine_beside\n" + code)
     arms = [["a", {"model.score": "of_mine_all.arms:mine"}], ["b", {"model": {"mlp": "of_mine_too:other"}}]]
     file = tiny.config_file(own, "ablation", study__experiment="vision", model__score="of_mine:mine", study__arms=arms)
     made = config_file.load(file, base=tiny.base.get_config)
@@ -88,6 +91,7 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
     for name in ("of_mine:mine", "of_mine_all.arms:mine"):
         by_name.choose("score", name, by_name.candidates(score))
     found = {own / "of_mine.py": "of_mine.py", package / "arms.py": "of_mine_all.arms.py"}
+    found |= {package / "__init__.py": "of_mine_all.py", beside: "of_mine_beside.py"}  # which these have imported
     assert settings.sources() == of_config | found
     by_name.choose("mlp", "of_mine_too:other", by_name.candidates(mlp))
     found |= {own / "of_mine_too.py": "of_mine_too.py"}

@@ -113,6 +113,9 @@ REFUSED = {
         ("config.json", {"config__study__arms": [ARMS[1], ["base", {"optim.beta1": 0.5}]]})
     ],
     "as they differ in the code: ": [(BASE, {"commit": "beef"})],
+    "as they differ in the code: mine.py": [
+        (place + BASE, {"sources": {"config.py": place, "mine.py": place}}) for place in ("", "../A/")
+    ],
     "as they differ in the data of all/base/seed_5": [(BASE, {"data_sha256": "beef"})],
     "as they differ in the result of all/base/seed_5, which both have": [(BASE, {"eval/loss": 3.0})],
 }

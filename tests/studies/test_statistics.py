@@ -8,7 +8,7 @@ from scipy import stats
 
 from experiments.engine import errors
 from experiments.studies import inference, runs, statistics
-from experiments.studies.statistics import BETTER, CEILING, EQUAL, FEW, OPEN, SAME, STUCK, UNSTABLE, WORSE
+from experiments.studies.statistics import BETTER, CEILING, EQUAL, FEW, FLAT, OPEN, SAME, STUCK, UNSTABLE, WORSE
 
 ZERO = dict.fromkeys(range(9), 0.0)
 ROUNDED = {0: 1.1, 1: 2.2, 2: 3.3}  # whose sums with 0.1 are rounded
@@ -55,7 +55,9 @@ def test_pairs_are_the_seeds_that_both_have():
         ((1.00001, 1.00002, 1.00003), dict.fromkeys(range(3), 1.0), (OPEN, OPEN)),  # small, and they vary
         (ROUNDED.values(), ROUNDED, (SAME, SAME)),
         ([x + 1e-8 for x in ROUNDED.values()], ROUNDED, (SAME, SAME)),
-        ([x + 0.1 for x in ROUNDED.values()], ROUNDED, (WORSE, BETTER)),
+        ([x + 0.5 for x in ROUNDED.values()], ROUNDED, (WORSE, BETTER)),
+        ([x + 0.1 for x in ROUNDED.values()], ROUNDED, (FLAT, FLAT)),
+        ([0.25] * 3, dict.fromkeys(range(3), 0.5), (BETTER, WORSE)),
         ([x - 3.0 for x in ROUNDED.values()], ROUNDED, (BETTER, WORSE)),
         ((1.0, 1.0, 1.0), dict.fromkeys(range(3), 1.0 + 1e-8), (SAME, CEILING)),  # of an accuracy; less: of a loss
         ((0.0, 0.0, 0.0), ZERO, (CEILING, SAME)),
@@ -88,7 +90,7 @@ def test_equality_is_claimed_where_the_whole_interval_lies_within_the_margin():
     assert [compared(arm, margin=margin).kind for margin in (0.0, 0.0248, 0.0249)] == [OPEN, OPEN, EQUAL]
     assert compared(arm, margin=0.0249, m=2).kind == OPEN
     assert [compared([x + 0.2 for x in arm], margin=margin).kind for margin in (0.2, 0.3)] == [WORSE, EQUAL]
-    assert [compared([0.1] * 3, margin=margin).kind for margin in (0.05, 0.2)] == [WORSE, EQUAL]
+    assert compared([0.1] * 3, margin=0.2).kind == WORSE  # there is no interval
 
 
 def step(*curves, reference=(), m=1):

@@ -123,7 +123,7 @@ def test_differences_show_seeds_mean_and_interval(tmp_path):
     assert len(lines(panel, styles.COLOURS[1])) == 2  # one pair: no interval
     assert [words.get_text() for words in panel.get_yticklabels()] == ["tied (n = 3)", "few (n = 1)"]
     assert "left of the line: better than the reference" in panel.get_xlabel()
-    assert caption.endswith("bars 95 % intervals for 2 comparisons together.")
+    assert caption.endswith("bars 95 % intervals for the 2 comparisons of this study together.")
     few = study._replace(arms=study.arms[1:])
     assert drawn("differences", tmp_path, few)[1].endswith("there are no intervals.")
 

@@ -123,6 +123,10 @@ def test_what_is_said_where_there_is_no_verdict_on_the_mean(tmp_path):
     said = '"near" (between 0.0184 better and 0.0184 worse, 95 %, 4 seeds).'
     assert f"Equal within 0.02, in which the whole interval lies: {said}" in words.of_condition(condition)
     assert words.of_study([condition]) == 'Against "base", 4 seeds. "near": equal within 0.02.'
+    aside = dataclasses.replace(condition.arms[0].difference, interval=(0.0026, 0.0035))
+    assert words.of_arm(condition, aside) == "(between 0.0026 and 0.0035 worse, 95 %, 4 seeds)"
+    aside = dataclasses.replace(aside, interval=(-0.0035, -0.0026))
+    assert words.of_arm(condition, aside) == "(between 0.0026 and 0.0035 better, 95 %, 4 seeds)"
     only = study._replace(arms=[study.arms[0], study.arms[3]])
     (condition,) = statistics.analyse(only, runs.load(tmp_path, only))
     rate = '"stuck" (1 of 4 did not leave the plateau, a rate of 0.01 to 0.81, 95 %; of "base" 0 of 4).'
@@ -243,6 +247,13 @@ def test_the_table_of_a_condition(tmp_path, condition):
     assert tables.of_condition(one).rows[0][7] == "0.0001"
     assert every.head[7:] == ["p (Holm)"] and "(Bonferroni: 99.29 % each); p is Holm's." in every.notes[0]
     assert [row[6] for row in every.rows[3:]] == ["identical", "no spread", "no spread", "-", "-"]
+
+
+def test_a_small_difference_without_a_spread_has_no_verdict(tmp_path):
+    condition = analysed(tmp_path, {"step": shifted([0.01] * 4), "base": BASE})
+    phrase = "As much in every seed, and too little for a verdict where nothing tells the spread: "
+    assert f'{phrase}"step" by 0.0100 in every seed, which leaves no spread' in words.of_condition(condition)
+    assert tables.of_condition(condition).rows[0][5:] == ["+0.0100", "no spread", "-"]
 
 
 def test_text_is_aligned_and_wrapped(tmp_path):
