@@ -176,7 +176,7 @@ def attention_matrices(
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
     N, S = A_MHNS.shape[-2:]
-    drawing = figure.Figure(layout="constrained")
+    drawing = figure.Figure(layout="compressed")
     size = {"height": max(0.14 * N, 1.3), "width": max(0.14 * S, 1.3)}
     axes, cut = heads(drawing, A_MHNS, **size, before="mean of heads" if mean else None)
     scale = colors.Normalize(0, max(float(A_MHNS.max()), 1e-12))
