@@ -7,6 +7,7 @@ import os
 import pathlib
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -86,11 +87,7 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
         axes.plot(step_J, value_J, color=RED, lw=1.2, ls="--", marker="o", ms=4, label="evaluation")
     value = np.concatenate([value_I, value_J])
     if len(value) and value.min() > 0 and value.max() > 10 * value.min():
-        axes.set_yscale("log")
-        few = value.max() < 1e4 * value.min()
-        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,)))
-        axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
-        axes.yaxis.set_minor_locator(ticker.NullLocator())
+        logarithmic(axes, value)
     left_out = sum(map(len, found)) - len(value)
     words = title + (f" ({left_out} values not finite)" if left_out else "")
     axes.set_title(textwrap.fill(words, 60), **LITERAL)
@@ -100,6 +97,15 @@ def loss_curves(path: str | os.PathLike, rows: list[dict], *, unit: str, title: 
     if len(value):
         axes.legend(frameon=False)
     return write(drawing, path)
+
+
+def logarithmic(axes: Any, value: np.ndarray) -> None:
+    """A logarithmic y axis for these values, with few ticks, which say 0.5 and not 5 x 10^-1."""
+    axes.set_yscale("log")
+    few = value.max() < 1e4 * value.min()
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
+    axes.yaxis.set_minor_locator(ticker.NullLocator())
 
 
 def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequence[str]) -> pathlib.Path:
@@ -176,7 +182,7 @@ def attention_matrices(
     A_MHNS = A_MHNS[:, :, -MOST_TOKENS:, -MOST_TOKENS:]
     names = [[visible(token) for token in tokens[-MOST_TOKENS:]] for tokens in (queries, keys)]
     N, S = A_MHNS.shape[-2:]
-    drawing = figure.Figure(layout="constrained")
+    drawing = figure.Figure(layout="compressed")
     size = {"height": max(0.14 * N, 1.3), "width": max(0.14 * S, 1.3)}
     axes, cut = heads(drawing, A_MHNS, **size, before="mean of heads" if mean else None)
     scale = colors.Normalize(0, max(float(A_MHNS.max()), 1e-12))

@@ -163,7 +163,7 @@ def dress(panel: Any, title: str, x: str, *, falls: bool) -> None:
     panel.set_title(title, fontsize=10, **engine.LITERAL)
     value = np.concatenate([line.get_ydata() for line in panel.lines] or [[]]).astype(float)
     if falls and len(value) and value.max() > 10 * value.min() > 0:
-        panel.set_yscale("log")
+        engine.logarithmic(panel, value)
     panel.grid(alpha=0.3)
     panel.set_xlabel(x, fontsize=9)
     panel.tick_params(labelsize=8)

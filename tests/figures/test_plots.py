@@ -84,6 +84,7 @@ DRAWN = {
     "maps, one layer": lambda p: maps(p, M=1, H=13, class_token=False, Z=3),
     "maps, one head": lambda p: maps(p, M=13, H=1, class_token=True),
     "matrices, mean": lambda p: matrices(p, M=2, H=2, queries=WORDS[1:], keys=WORDS, mean=True),
+    "matrices, four layers": lambda p: matrices(p, M=4, H=2, queries="m" * 12, keys="m" * 12),
     "course of a study": lambda p: of_study(p, "course"),
     "cost of a study": lambda p: of_study(p, "cost"),
     "differences of a study": lambda p: of_study(p, "differences"),

@@ -106,6 +106,7 @@ def test_training_losses_are_smoothed_and_accuracies_not_on_a_logarithmic_scale(
         study_folder.run(tmp_path, "all", arm, 0, ends={"eval/accuracy": 0.9}, rows=rows)
     training, held_out, _ = drawn("course", tmp_path, study)[0].axes
     assert [training.get_yscale(), held_out.get_yscale()] == ["log", "linear"]
+    assert training.yaxis.get_major_formatter()(0.5) == "0.5"  # and no formula
     (tied,), (few,) = lines(training, styles.COLOURS[0]), lines(training, "black")
     assert tied.get_ydata()[97:104] == pytest.approx([1, 21, 21, 21, 21, 21, 1])
     assert few.get_ydata() == pytest.approx(np.ones(50))
