@@ -81,7 +81,7 @@ def training(model: nn.Module, batches: list[tuple[Any, Any]]) -> tuple[Callable
         return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
 
     o = sizes.OPTIMISER
-    numbers = {"b1": o["beta1"], "b2": o["beta2"], "eps": o["eps"], "weight_decay": o["weight_decay"]}
+    numbers = {"b1": o["betas"][0], "b2": o["betas"][1], "eps": o["eps"], "weight_decay": o["weight_decay"]}
     adamw = optax.adamw(o["learning_rate"], **numbers, mask=decays)
     adamw, waiting = optax.chain(optax.clip_by_global_norm(o["clip"]), adamw), itertools.cycle(batches)
     params = jax.jit(model.init)(jax.random.key(0), batches[0][0])["params"]

@@ -80,7 +80,7 @@ GPU = {
     "gpu_product": _PRODUCT.changed(title="products of 8,192 x 8,192 matrices, bfloat16"),
 }
 
-OPTIMISER = {"learning_rate": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
+OPTIMISER = {"learning_rate": 1e-3, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1, "clip": 1.0}
 TEMPERATURE = 0.8  # of generated words
 KEPT = 32  # different batches, taken in turn
 

@@ -57,8 +57,7 @@ def training(size: sizes.Workload, way: str) -> participant.Built:
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": o["weight_decay"]},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
-    betas = (o["beta1"], o["beta2"])
-    update = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=betas, eps=o["eps"], fused=True)
+    update = torch.optim.AdamW(groups, lr=o["learning_rate"], betas=o["betas"], eps=o["eps"], fused=True)
     first, waiting = next(iter(names)), itertools.cycle(batches)
     narrow = torch.autocast(where.type, torch.bfloat16) if size.dtype == "bfloat16" else contextlib.nullcontext()
 

@@ -97,16 +97,15 @@ def common() -> ml_collections.ConfigDict:
 
     # The optimiser and its learning rate.
     optim.name = "adamw"  # adamw; muon: orthogonal steps for the matrices inside the blocks, AdamW for the rest;
-    # normuon: the same with rows alike (by beta2); hyperball: the same, and matrices keep their norms; or a factory, as
-    # optax:lion or my_file:my_rule, which gets those of the settings here that it has arguments for
+    # normuon: the same with rows alike (by betas[1]); hyperball: the same, and matrices keep their norms; or a factory,
+    # as optax:lion or my_file:my_rule, which gets those of the settings here that it has arguments for
     optim.muon_lr_multiplier = 20.0  # learning rate of those matrices, as a multiple of the others' (muon and its kin)
     optim.momentum = 0.95  # of those matrices (muon and its kin)
     optim.learning_rate = 1e-3  # the peak
     optim.schedule = "cosine"  # after the warm-up: cosine, linear or wsd, which end at a tenth of the peak (linear:0 at
     # 0, and so the others); constant; or my_file:fall, (step, steps) -> the fraction of the peak
     optim.warmup_steps = 100  # linear rise
-    optim.beta1 = 0.9  # decay of the mean of gradients
-    optim.beta2 = 0.99  # decay of the mean of their squares
+    optim.betas = [0.9, 0.99]  # decay of the mean of gradients, and of that of their squares
     optim.weight_decay = 0.1  # on matrices only
     optim.frozen = []  # parameters that stay as they begin: ["embed/E_WD"], ["*", "!head"] (all but the head)
     optim.lora = ""  # adapters alone are trained, "8:score,value:16": rank, where (''), alpha ('': the rank); '': none

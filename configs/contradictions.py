@@ -41,6 +41,6 @@ def get_config():
     config.text.update(source="stdlib", N=256)
     config.model.update(D=384, H=6, norm="rms", mlp="relu", bias="none", position="none")
     config.model.update(relative_position="rotary_halves", compute_dtype="bfloat16")
-    config.optim.update(name="muon", schedule="linear:0", beta2=0.95)
+    config.optim.update(name="muon", schedule="linear:0", betas=[0.9, 0.95])
     config.train.update(steps=1000, log_every=50, evaluate_every=500)
     return config

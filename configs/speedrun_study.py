@@ -11,7 +11,7 @@ ADAMW = {
     "optim.learning_rate": 3e-3,
     "optim.warmup_steps": 30,
     "optim.clip": 1.0,
-    "optim.beta1": 0.9,
+    "optim.betas": [0.9, 0.99],
     "optim.muon_lr_multiplier": 20.0,  # these two are Muon's: as in base.py
     "optim.momentum": 0.95,
 }
@@ -27,7 +27,7 @@ def get_config():
         ("relu", {"model.mlp": "relu", "model.F": 128}),
         ("no_gate", {"model.value": "low_rank"}),
         ("no_qk_norm", {"model.score": "asymmetric"}),
-        ("longer_memory", {"optim.momentum": 0.95, "optim.beta1": 0.9}),
+        ("longer_memory", {"optim.momentum": 0.95, "optim.betas": [0.9, 0.99]}),
         ("half_the_rate", {"optim.learning_rate": 1e-2}),
         ("cosine_warm_up", {"optim.schedule": "cosine", "optim.warmup_steps": 100}),
         ("all", {}),

@@ -38,6 +38,7 @@ RENAMED = {
     "model.diagonal": "model.score = asymmetric_noself",
     "model.embed_norm": "model.outer_norm = both",
     "model.final_norm": "model.outer_norm = none",
+    **dict.fromkeys(("optim.beta1", "optim.beta2"), "optim.betas = [0.9, 0.99]"),
     "optim.final_fraction": "optim.schedule = cosine:0.1",
     **dict.fromkeys(("model.attention = blockwise", "model.attention = fused"), "model.attention = flash"),
 }
@@ -112,8 +113,7 @@ def today(name: str, value: Any) -> Any:
 ELSEWHERE = {
     "optim.learning_rate": "lr max_lr base_lr peak_lr",
     "optim.weight_decay": "wd adam_weight_decay",
-    "optim.beta1": "b1 adam_beta1 adam_b1",
-    "optim.beta2": "b2 adam_beta2 adam_b2",
+    "optim.betas": "b1 b2 beta1 beta2 adam_beta1 adam_beta2 adam_b1 adam_b2",
     "optim.clip": "grad_clip grad_clip_norm max_grad_norm gradient_clipping clip_norm",
     "optim.warmup_steps": "warmup warmup_iters num_warmup_steps",
     "optim.schedule": "lr_schedule lr_scheduler lr_scheduler_type decay_type",

@@ -15,8 +15,9 @@ import optax.contrib
 from experiments.engine import by_name, errors
 from tfm import shapes
 
-SETTINGS = ("muon_lr_multiplier", "momentum", "beta1", "beta2", "weight_decay", "clip")  # of an optimiser
-ALSO = {"b1": "beta1", "b2": "beta2"}  # what optax calls two of the settings
+BETAS = ("beta1", "beta2")  # the two of the setting betas
+SETTINGS = ("muon_lr_multiplier", "momentum", *BETAS, "weight_decay", "clip")  # of an optimiser
+ALSO = {"b1": "beta1", "b2": "beta2"}  # what optax calls two of them
 FINAL = 0.1  # of the peak, where a schedule that falls says nothing else
 EPS = 1e-7  # of the norm that Newton-Schulz begins with: a gradient of zeros stays zeros
 

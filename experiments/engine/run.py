@@ -337,11 +337,16 @@ def optimiser(
         raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
     rule = by_name.choose("optimiser", o.name, optim.NAMED)
     takes = optim.takes(rule)
-    values = {name: getattr(o, name) for name in ("learning_rate", "warmup_steps", "clip", "ema", *takes.values())}
+    names = ("learning_rate", "warmup_steps", "clip", "ema", *takes.values())
+    values = {name: getattr(o, name) for name in names if name not in optim.BETAS}
     config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
-    for name in ("beta1", "beta2", "momentum", "ema"):
+    for name in ("momentum", "ema"):
         if values.get(name, 0) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
+    if {*names} & {*optim.BETAS}:
+        if len(o.betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in o.betas):
+            raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {o.betas} is not")
+        values |= zip(optim.BETAS, map(float, o.betas), strict=True)
     values |= numbers
     how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
     rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)

@@ -301,7 +301,7 @@ def test_absurd_numbers_are_refused():
 def test_what_a_program_gives_is_taken_as_a_config_has_it():
     config = base.get_config("ablation")
     given = {"study.seeds": (1, 2), "init_from": pathlib.Path("a"), "train.steps": np.int64(3)}
-    given |= {"optim.clip": 2, "optim.beta1": np.float32(0.5), "model.bias": False}
+    given |= {"optim.clip": 2, "optim.ema": np.float32(0.5), "model.bias": False}
     for key in given:
         configs.assign(config, key, given[key])
     found = [values(config)[key] for key in given]

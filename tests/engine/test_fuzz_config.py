@@ -32,6 +32,7 @@ train.keep_best eval/loss eval/accuracy
 NAMES = {line.split()[0]: line.split()[1:] for line in CHOICES.strip().splitlines()}  # of what is chosen by name
 NAMES |= {f"model.{field}": names.split() for field, (_, names) in LISTED.items()}
 ANGLES = "50 9:linear:2 9:dynamic:3:4 9:llama3:4:1:4:8 9:yarn:4:8 9:linear 9:linear:0 0 nan 9:yarn:0:1".split()
+NAMES["optim.betas"] = [[0.8, 0.9], [0, 0.5], [0.9], [0.9, 1.0], [0.9, math.nan]]
 NAMES["model.score"] += "tied_noself none_noself identity_query_noself additive_noself _noself".split()
 NAMES["model.norm"] += "token:0 rms:1e-6 batch:0.5 none:1 token:-1 rms: rms:nan".split()
 NAMES["model.relative_position"] += [f"rotary:{angles}" for angles in ANGLES]

@@ -234,6 +234,9 @@ def test_rows_of_a_study_take_the_same_steps():
     near(rows, jax.tree.map(lambda *each: np.stack(each), *alone), rtol=1e-4, atol=1e-5)
 
 
+TWO = "optim.betas must be two numbers from 0 to below 1, and {} is not"
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -248,7 +251,8 @@ def test_rows_of_a_study_take_the_same_steps():
             "optim.name = optax:constant_schedule: (learning rate of a step, settings of optim) -> an optax."
             "GradientTransformation is expected, and it gives function",
         ),
-        ({"name": "optax:lion", "beta1": 1.0}, "optim.beta1 must be less than 1, and 1.0 is not"),
+        ({"name": "optax:lion", "betas": [0.5, 1.0]}, TWO.format([0.5, 1.0])),
+        *[({"betas": no}, TWO.format(no)) for no in ([], [0.9], [0.9] * 3, [-0.1, 0.5], ["a", 0.5], [True, 0])],
         ({"schedule": "os:path"}, 'the schedule "os:path" must be a function, and it is not'),
         (
             {"schedule": "test_optim:pairs"},
@@ -305,17 +309,18 @@ def test_a_schedule_of_ones_own_is_its_fraction_of_the_peak_behind_the_warm_up()
 def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
     """Lion with the decay of matrices only, behind the clipping; and what it does not ask for is no setting of it."""
     params, gradient = normal(0), normal(1)
-    settings = chosen(name="optax:lion", schedule="constant", warmup_steps=0, weight_decay=0.5, beta2=0.9, clip=1e-3)
+    same = dict(schedule="constant", warmup_steps=0, weight_decay=0.5)
+    settings = chosen(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
     _, lion = runs.optimiser(settings)
     found = taken(lion, params, [gradient, gradient])
-    by_hand = optax.lion(1e-3, b1=0.9, b2=0.9, weight_decay=0.5, mask=optim.matrices)
+    by_hand = optax.lion(1e-3, b1=0.8, b2=0.9, weight_decay=0.5, mask=optim.matrices)
     near(found, taken(by_hand, params, [gradient, gradient]))
-    settings = chosen(name="test_optim:sign", schedule="constant", warmup_steps=0, weight_decay=0.5, momentum=0.5)
+    settings = chosen(name="test_optim:sign", momentum=0.5, betas=[0.5, 0.5], **same)
     _, rule = runs.optimiser(settings)
     updates, state = rule.update(gradient, rule.init(params), params)
     near(updates, jax.tree.map(lambda g, p: -1e-3 * (jnp.sign(g) + 0.5 * p), gradient, params))
     assert steps.updates_made(state) == 1
-    with pytest.raises(errors.UserError, match="optim.momentum"):
+    with pytest.raises(errors.UserError, match="optim.betas, optim.momentum, train"):
         settings.refuse_unused()
 
 

@@ -61,7 +61,7 @@ TEXTS = {
 }
 TRAININGS = {
     "train.accumulation > 1": dict(model__norm="batch_features", train__accumulation=2),
-    "optim.beta2 must be less than 1": dict(optim__beta2=1.0),
+    "optim.betas must be two numbers": dict(optim__betas=[0.9, 1.0]),
     'the schedule "a:b" cannot be imported: there is no a.py': dict(optim__schedule="a:b"),
     "the seed must lie between": dict(seed=-1),
     "optim.ema must be less than 1": dict(optim__ema=1.0),

@@ -127,7 +127,7 @@ def test_results_of_other_steps_are_not_compared(copy, monkeypatch):
     ("change", "sentence"),
     [
         ({"study__arms": [["lean", {}], *ARMS[1:]]}, r"arm lean: .*dots.bias \(False -> True\)"),
-        ({"optim__beta1": 0.8}, "study holds a run with another config, .*optim.beta1"),
+        ({"optim__betas": [0.8, 0.99]}, "study holds a run with another config, .*optim.betas"),
     ],
 )
 def test_an_arm_may_not_become_another_one(copy, change, sentence):

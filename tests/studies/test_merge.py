@@ -105,12 +105,12 @@ def test_seeds_of_other_machines_come_together(whole, tmp_path):
 
 BASE = "all/base/seed_5/summary.json"
 REFUSED = {
-    "are not of one study, as they differ in optim.beta1, train.steps": [
-        ("config.json", {"config__train__steps": 7, "config__optim__beta1": 0.5})
+    "are not of one study, as they differ in optim.betas, train.steps": [
+        ("config.json", {"config__train__steps": 7, "config__optim__betas": [0.5, 0.99]})
     ],
     "as they differ in the reference": [("config.json", {"config__study__arms": ARMS[2:] + ARMS[1:2]})],
     'as they differ in what "base" of study.arms is': [
-        ("config.json", {"config__study__arms": [ARMS[1], ["base", {"optim.beta1": 0.5}]]})
+        ("config.json", {"config__study__arms": [ARMS[1], ["base", {"optim.betas": [0.5, 0.99]}]]})
     ],
     "as they differ in the code: ": [(BASE, {"commit": "beef"})],
     "as they differ in the code: mine.py": [

@@ -128,7 +128,7 @@ def test_a_signal_before_the_study_trains_leaves_a_report_of_what_was_trained_be
     before = json.loads(report.read_bytes())
     report.write_text("{}")
     signalled(programs, "check")
-    more = [["slow", {"optim.learning_rate": 1e-4}], ["other", {"dots.bias": False, "optim.beta1": 0.8}]]
+    more = [["slow", {"optim.learning_rate": 1e-4}], ["other", {"dots.bias": False, "optim.betas": [0.8, 0.99]}]]
     outcome = tiny_study.run(copy, study__arms=[*ARMS, *more])
     held = f"stopped; {report.with_suffix('.md')} holds the 6 of 10 runs that are finished; go on with: "
     assert outcome.code == 143 and outcome.err.startswith(held)

@@ -105,17 +105,20 @@ def test_an_arm_is_compared_at_what_it_chose_on_other_data_with_other_seeds(tmp_
     assert sorted(tuned, key=lambda one: one.arm) == sorted(whole, key=lambda one: one.arm) and len(whole) == 3
 
 
-def test_what_an_arm_tries_is_its_own_and_the_study_s():
-    arms = [["own", {"study.tune": [["optim.beta1", [0.8, 0.9]]], "dots.bias": False}], ["base", {}]]
+def test_what_an_arm_tries_is_its_own_and_the_study_s(tmp_path):
+    arms = [["own", {"study.tune": [["optim.betas", [[0.8, 0.99], [0.9, 0.99]]]], "dots.bias": False}], ["base", {}]]
     settings = tiny.settings(
         "ablation", **tiny_study.TRAIN | tiny_study.STUDY | {"study__arms": arms, "study__tune": [RATES]}
     )
     asked = study.read(settings)
     values = [run.settings.optim for run in study.runs(settings, tuning.trials(asked)) if run.seed == 1000]
     tried = [(0.001, 0.8), (0.001, 0.9), (0.01, 0.8), (0.01, 0.9), (0.001, 0.9), (0.01, 0.9)]
-    assert [(one.learning_rate, one.beta1) for one in values] == tried
+    assert [(one.learning_rate, one.betas[0]) for one in values] == tried
     assert len({arm.name for arm in tuning.trials(asked).arms}) == 6
     assert not any("study.tune" in arm.changes for arm in tuning.trials(asked).arms)
+    points = [tuning.Point(values, {1000: 1.0}) for values in tuning.combinations(asked, "own")]
+    (drawn,) = tuning.draw(tmp_path, asked, [tuning.Tuned(asked.conditions[0].name, "own", points, points[0], [])])
+    assert drawn.file.is_file()
 
 
 def _written(folder, **ends):
