@@ -208,8 +208,10 @@ def content_of(path: pathlib.Path) -> bytes:
     if path.name not in vocabulary_files.NAMES:
         try:
             return disk.read(path, LARGEST)
-        except (OSError, ValueError) as error:
-            raise errors.UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        except OSError as error:
+            raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
+        except ValueError as error:
+            raise errors.UserError(f"{path} is damaged, or no tokenizer: {error}") from error
     said: dict[str, Any] = {}
     for file in reversed(_beside(path).values()):
         said |= disk.read_json(file, says="how text becomes words")
