@@ -85,7 +85,8 @@ def figures(
             predicted_B=predicted_B[first],
             probability_B=p_BC.max(-1)[first],
             classes=data.classes,
-            title=f"predicted class and its probability; {wrong} of {len(p_BC)} test images wrong, these first",
+            title=f"predicted class and its probability; {wrong} of {len(p_BC)} test images wrong"
+            + ", these first" * (wrong > 0),
         ),
         plots.confusion(folder / "confusion.png", count_CC=count_CC, classes=data.classes),
         draw.attention_maps(

@@ -61,6 +61,9 @@ class Result(NamedTuple):
     batch: dict[str, np.ndarray] | None = None  # held-out examples by the names of their arrays
     figures: list[pathlib.Path] = []
 
+    def __repr__(self) -> str:  # what a notebook shows where a cell ends with it: not thousands of lines of numbers
+        return f"Result(folder={str(self.folder)!r}; {', '.join(self._fields[1:])})"
+
 
 def devices(settings: config.Settings, device: str = "any", *, seeds: int = 1) -> Mesh:
     """The mesh of a run; said to the person, who may think to have another. device: compilation.start's. seeds: devices

@@ -49,11 +49,11 @@ class Trained:
 
     path: pathlib.Path
     kind: str
-    params: dict
+    params: dict = dataclasses.field(repr=False)  # a notebook shows what a cell ends with
     model: dict[str, Any]
     facts: dict[str, Any]
-    extras: dict[str, Any]
-    table: str
+    extras: dict[str, Any] = dataclasses.field(repr=False)
+    table: str = dataclasses.field(repr=False)
     trust: Sequence[str] = ()
 
     def __call__(self, inputs: np.ndarray) -> jax.Array:

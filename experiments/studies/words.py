@@ -125,15 +125,18 @@ def of_condition(condition: statistics.Condition) -> str:
 def unlike(condition: statistics.Condition) -> list[str]:
     """Sentences on the arms whose data, or initial values, are not the reference's: what differs may then be those."""
     reference, sentences = quoted(condition.reference), []
+    for fact, differs, whose in (
+        ("other_evaluation", "evaluated on the same held-out examples as", "data"),
+        ("other_batches", "trained on the batches of", "batches, in spite of the same seeds"),
+    ):
+        arms: dict[str, list[str]] = {}  # in which seeds -> the arms of which it is so
+        for arm in condition.arms:
+            if other := getattr(arm, fact):
+                arms.setdefault("" if len(other) == arm.n else f" in seed {listed(other)}", []).append(arm.name)
+        for some, names in arms.items():
+            is_not = f"{quoted(*names)} {'is' if len(names) == 1 else 'are'} not {differs} {reference}{some}"
+            sentences.append(f"{is_not}: their difference may be one of the {whose}.")
     for arm in condition.arms:
-        for other, differs, whose in (
-            (arm.other_evaluation, "evaluated on the same held-out examples as", "data"),
-            (arm.other_batches, "trained on the batches of", "batches, in spite of the same seeds"),
-        ):
-            if other:
-                some = "" if len(other) == arm.n else f" in seed {listed(other)}"
-                is_not = f"{quoted(arm.name)} is not {differs} {reference}{some}"
-                sentences.append(f"{is_not}: their difference may be one of the {whose}.")
         if arm.other_initial:
             more = len(arm.other_initial) - LISTED
             sentences.append(

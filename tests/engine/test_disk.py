@@ -267,7 +267,8 @@ def test_what_is_no_file_is_read_by_nobody(tmp_path, monkeypatch, name, use, kin
 def test_facts_beside_a_model_are_not_waited_for(tmp_path):
     """Of a pipe in place of its data.json nobody learns how large its images were; it is not needed to say the rest."""
     os.mkfifo(tmp_path / "data.json")
-    made = open_model.Trained(tmp_path, "image", {}, {}, {"Z": 1}, {}, "")
+    made = open_model.Trained(tmp_path, "image", {"a": 7}, {}, {"Z": 1}, {"b": 7}, "table")
+    assert repr(made) == f"Trained(path={tmp_path!r}, kind='image', model={{}}, facts={{'Z': 1}}, trust=())"
     tree = {warm_start.PATCHES: np.zeros((3, 25)), warm_start.TABLE: np.zeros((5, 3))}
     other = {warm_start.PATCHES: np.zeros((3, 9)), warm_start.TABLE: np.zeros((10, 3))}
     assert "images that make 5 tokens, and these make 10" in warm_start._images(made, tree, other)

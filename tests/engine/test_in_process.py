@@ -108,6 +108,7 @@ def test_a_second_call_gives_the_result_of_the_first_also_by_the_config_that_it_
     first, folder = called[0], called[0].folder.parent
     second = run(folder)
     assert "holds a finished run: nothing to do" in capsys.readouterr().out
+    assert repr(first) == f"Result(folder={str(first.folder)!r}; summary, params, apply, batch, figures)"
     assert second._replace(params=0, apply=0, batch=0) == first._replace(params=0, apply=0, batch=0)
     jax.tree.map(np.testing.assert_array_equal, second.params, first.params)
     np.testing.assert_array_equal(*(one.apply(one.params, one.batch) for one in (first, second)))

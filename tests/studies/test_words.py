@@ -185,7 +185,13 @@ def test_what_is_not_the_references_is_told(tmp_path):
     alike = {"evaluation_crc32": 5, "training_crc32": 7, "initial": {f"w{i}_D 2": [1.0, 0, 0, 0] for i in range(9)}}
     many = {f"w{i}_D 2": [0.0, 0.0, 1.0, i] for i in range(9)} | {"mine_D 2": [1.0, 0, 0, 0]}
     twice = {name: [-2 * x for x in its] for name, its in alike["initial"].items()}  # a multiple is no other value
-    arms = {"data": {"evaluation_crc32": 6}, "batch": {}, "start": {"initial": many}, "same": {"initial": twice}}
+    arms = {
+        "data": {"evaluation_crc32": 6},
+        "more": {"evaluation_crc32": 4},
+        "batch": {},
+        "start": {"initial": many},
+        "same": {"initial": twice},
+    }
     for arm, other in (arms | {"base": {}}).items():
         for seed in range(3):
             own = {"training_crc32": 8} if (arm, seed) == ("batch", 1) else {}
@@ -193,9 +199,10 @@ def test_what_is_not_the_references_is_told(tmp_path):
     study = study_folder.study((*arms, "base"), seeds=range(3))
     (condition,) = statistics.analyse(study, runs.load(tmp_path, study))
     unlike = [(arm.other_evaluation, arm.other_batches, len(arm.other_initial)) for arm in condition.arms]
-    assert unlike == [([0, 1, 2], [], 0), ([], [1], 0), ([], [], 9), ([], [], 0), ([], [], 0)]
+    assert unlike == [([0, 1, 2], [], 0)] * 2 + [([], [1], 0), ([], [], 9), ([], [], 0), ([], [], 0)]
     sentences = [
-        '"data" is not evaluated on the same held-out examples as "base": their difference may be one of the data.',
+        '"data", "more" are not evaluated on the same held-out examples as "base": their difference may be one of the '
+        "data.",
         '"batch" is not trained on the batches of "base" in seed 1: their difference may be one of the batches, in '
         "spite of the same seeds.",
         '"start" begins with other values than "base", not only at another scale, in weights of the same name and '
