@@ -180,7 +180,8 @@ def fields() -> str:
         )
         if found:
             lines += ["", "of all runs" if file is base else f"of {file.stem}", *found]
-    return "\n".join(lines).replace("\nconfig.", "\n")
+    text = re.sub(r"(ml_collections\.)?FieldReference\((.*), field_type=.*\)\)", r"\2", "\n".join(lines))
+    return text.replace("\nconfig.", "\n")
 
 
 def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathlib.Path | None]:

@@ -148,6 +148,7 @@ def test_help_lists_the_settings_with_their_comments(capsys):
     names = {f"{name} = " for name in tiny.fields()}
     assert [name for name in names if f"\n{name}" not in told] == []
     assert "\nseed = 0  # of initial parameters" in told and "\nof vision\nimage." in told
+    assert '\nmodel.bias = "all"  # all, none' in told and "FieldReference" not in told
 
 
 def test_a_new_file_is_made_where_it_is_written(tmp_path):
