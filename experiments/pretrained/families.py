@@ -144,10 +144,13 @@ class Family(NamedTuple):
     theirs: Callable[[tensors.Arrays, Facts], tensors.Arrays] = lambda flat, facts: flat
 
 
-def transform(family: Family, kind: str, mlp: str) -> str:
-    """text.transform of its models of this kind, whose MLPs have this activation."""
+def output(family: Family, kind: str, facts: Facts) -> str:
+    """text.head of its models of this kind, of the facts mlp and tied_output."""
     said = family.heads.get(kind, "")
-    return mlp if said is None else said
+    layer = facts["mlp"] if said is None else said
+    if kind not in ("causal", "masked"):
+        return layer or "linear"
+    return "+".join(filter(None, ("tied" if facts["tied_output"] else "linear", layer)))
 
 
 def only(*values: Any) -> dict[Any, Any]:

@@ -99,10 +99,10 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
         labelled.ids(tokenizer.make("bytes", []), ["a"], N=N)
 
 
-@pytest.mark.parametrize("transform", ["tanh", "", "pooled"])
-def test_a_model_sees_no_padding(tmp_path, transform):
+@pytest.mark.parametrize("head", ["tanh", "linear", "pooled"])
+def test_a_model_sees_no_padding(tmp_path, head):
     write(tmp_path, **{"reviews.csv": CSV})
-    task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, transform)))
+    task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, head)))
     assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
     params, batch, measure = tiny.drawn(task), task.evaluation[0], jax.jit(task.loss_and_metrics)
     junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)
@@ -110,9 +110,14 @@ def test_a_model_sees_no_padding(tmp_path, transform):
     assert not batch["valid_BS"].all() and float(one["loss"][0]) == float(other["loss"][0])
 
 
-def settings_of(folder, transform):
+def test_classes_have_no_tied_output():
+    with pytest.raises(errors.UserError, match='unknown head "tied".*; the right ones are: linear, pooled, relu, '):
+        tiny.work_of(tiny.settings("text_classification", model__M=1, text__head="tied"))
+
+
+def settings_of(folder, head):
     small = {"model.M": 1, "model.norm": "rms", "model.mlp": "relu", "model.bias": False, "model.attention": "explicit"}
-    return small | {"text.source": str(folder / "reviews.csv"), "text.N": 17, "text.transform": transform}
+    return small | {"text.source": str(folder / "reviews.csv"), "text.N": 17, "text.head": head}
 
 
 def test_a_run_tells_the_classes_of_texts(tmp_path):
@@ -127,4 +132,9 @@ def test_a_run_tells_the_classes_of_texts(tmp_path):
     p_C = softmax(np.asarray(model(np.array([[256, *b"a good film"]]))[0]))
     shown = [f"  {p_C[c]:.3f}  {('blame', 'praise')[c]}" for c in np.argsort(-p_C)]
     assert (told.code, told.out.splitlines()) == (0, shown) and p_C.min() > 1e-6
+    saved = json.loads((run / "config.json").read_text())  # as an earlier version has it
+    for text, head in (({"transform": "pooled"}, "pooled"), ({"transform": ""}, "linear")):
+        saved["config"]["text"] = {"N": 17} | text
+        (run / "config.json").write_text(json.dumps(saved))
+        assert open_model.open(run).facts["output"] == head
     assert "say which one with --prompt" in tiny.refusal(classify, checkpoint=run, file="a.png")
