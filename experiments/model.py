@@ -1,6 +1,7 @@
 """From the `model` section of a config to pure functions of `tfm`: names become functions, sizes become keywords."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,14 +28,16 @@ OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, Tru
 LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
 WORDS, PIXELS = embed.words.apply, head.pixels.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
-# text.head -> whether the output matrix is the embedding, and what is before it
-WORD_HEADS = {
-    "+".join(filter(None, (matrix, layer))): (matrix == "tied", layer)
-    for layer in ("", "bias", *mlp.ACTIVATIONS)
-    for matrix in ("linear", "tied")
-}
 TEXT_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
 FIRST = {"class_token": 1, "distilled": 2}  # tokens of a class head, before the patches
+
+
+def word_head(tied: bool, layer: str) -> str:
+    """text.head of words: whether the output matrix is the embedding, and what is before it."""
+    return "+".join(filter(None, ("tied" if tied else "linear", layer)))
+
+
+WORD_HEADS = {word_head(*one): one for one in itertools.product((False, True), ("", "bias", *mlp.ACTIVATIONS))}
 
 
 class Model(NamedTuple):
@@ -73,8 +76,7 @@ def language(m: config.Settings, *, answer: Any, W: int, N: int, output: str = "
     made = sized(answer, **more)
     if activation and not C:
         if batch:
-            wrong = "has a norm without running statistics: choose another model.norm"
-            raise errors.UserError(f"text.head = {output} {wrong}")
+            raise errors.UserError(f"text.head = {output} has a norm without statistics: choose another model.norm")
         init = functools.partial(head.transformed_init, made.init, norm=variants.choose(m, "norm"), E=m.E)
         made = made._replace(init=init)
     words = sized(embed.words, W=W, J=m.segments)

@@ -37,10 +37,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The texts, the model, what is measured."""
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
-    names = [name.strip() for name in t.field.split(",")]
-    if len(names) != 2 or not all(names):
-        raise errors.UserError(f'text.field names the columns of texts and of classes, "text,label": not {t.field!r}')
-    data = labelled.load(t.source, field=names[0], label=names[1])
+    data = labelled.load(t.source, t.field)
     parts = data.train, data.evaluation
     both = [[text.encode() for text, _ in part] for part in parts]
     words = pretrained_tokenizer.make(t.tokenizer, both[0], specials=(labelled.CLS,), evaluation=both[1])

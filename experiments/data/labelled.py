@@ -34,17 +34,20 @@ class Labelled(NamedTuple):
         return files.sha256(json.dumps([self.train, self.evaluation]))
 
 
-def load(source: str, *, field: str, label: str) -> Labelled:
+def load(source: str, field: str = "text,label") -> Labelled:
     """Texts of 'docstrings' (Python's own, by their package) or a path; of tables these two columns.
 
     Names of files and folders tell what is held out (`files.by_names`); else about 10 % of the texts are, by their
     contents. UserError for what is not there or holds no such texts, a column that is missing (with those that are
     there), a class that is evaluated and not trained on.
     """
+    names = [name.strip() for name in field.split(",")]
+    if len(names) != 2 or not all(names):
+        raise errors.UserError(f'text.field names the columns of texts and of classes, "text,label": not {field!r}')
     if source == DOCSTRINGS:
         named, rows = {}, list(_docstrings())
     else:
-        found = tables.found(source, field, label, named=DOCSTRINGS, hint=f": {HINT}")
+        found = tables.found(source, *names, named=DOCSTRINGS, hint=f": {HINT}")
         some = [file for file in found if tables.kind(file)]
         some = some or [file for file in found if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
         if not some:
@@ -52,7 +55,7 @@ def load(source: str, *, field: str, label: str) -> Labelled:
         named = files.by_names("text", some)
         used = [named[part] for part in (files.TRAIN, files.evaluated(named))] if named else [some]
         disk.check_memory(f"the text in {source}", COPIES * sum(file.size for one in used for file in one))
-        rows, *held_out = [[row for file in one for row in _rows(file, field, label)] for one in used]
+        rows, *held_out = [[row for file in one for row in _rows(file, *names)] for one in used]
     if named:
         train, evaluation, said = rows, held_out[0], files.told(source, "by their names,", named)
     else:

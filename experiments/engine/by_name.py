@@ -74,6 +74,7 @@ REMOVED = {
     "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",
     "train.spike": "train.nan = skip_spikes skips what lies six standard deviations above the last 128 steps",
     "train.save_minutes": "a checkpoint is saved every five minutes, and every train.save_every steps",
+    "study.correction": f"{_TOOL}report --workdir=DIR --correction=condition",
     "study.reference": "arms are compared with the last one",
     "study.batched": "seeds are side by side with mesh.seed, or on a GPU or TPU",
     "text.mask_rate": "15 % of the words are hidden",

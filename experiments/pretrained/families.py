@@ -4,6 +4,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from experiments import model as models
 from experiments.engine import errors
 from experiments.pretrained import tensors
 
@@ -148,9 +149,7 @@ def output(family: Family, kind: str, facts: Facts) -> str:
     """text.head of its models of this kind, of the facts mlp and tied_output."""
     said = family.heads.get(kind, "")
     layer = facts["mlp"] if said is None else said
-    if kind not in ("causal", "masked"):
-        return layer or "linear"
-    return "+".join(filter(None, ("tied" if facts["tied_output"] else "linear", layer)))
+    return models.word_head(facts["tied_output"], layer) if kind in ("causal", "masked") else layer or "linear"
 
 
 def only(*values: Any) -> dict[Any, Any]:

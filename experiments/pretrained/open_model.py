@@ -192,12 +192,9 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
 
 def _output(text: dict[str, Any]) -> str:
     """text.head of a run, also of one of an older version, which has two other fields; of classes, one."""
-    if "head" in text:
-        return text["head"]
-    layer = by_name.today("text.transform", text["transform"])
-    if "tied_output" not in text:
-        return layer or "linear"
-    return "+".join(filter(None, ("tied" if text["tied_output"] else "linear", layer)))
+    layer = by_name.today("text.transform", text.get("transform", ""))
+    old = models.word_head(text["tied_output"], layer) if "tied_output" in text else layer or "linear"
+    return text.get("head", old)
 
 
 def _today(model: dict[str, Any]) -> dict[str, Any]:
