@@ -101,10 +101,10 @@ def run(
 ) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
-    `launch.run("configs/vit.py", **{"train.steps": 300})`. The same workdir again goes on with a run, or gives the
-    result of a finished one. The process is left as it was, but for what JAX has started and compiled. Raises UserError
-    and RunError where the command ends with one; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop
-    button: what trains finishes its step and is saved before that, unless it comes a second time.
+    `launch.run("configs/vit.py", **{"train.steps": 300})`; device, resume: as the flags. The same workdir again goes on
+    with a run, or gives the result of a finished one. The process is left as it was, but for what JAX has started and
+    compiled. Raises UserError and RunError where the command ends with one; Interrupted, a KeyboardInterrupt, for
+    Ctrl-C or a notebook's stop button: what trains finishes its step and is saved before that, unless it comes again.
     """
     given = [(key, configs.plain(value)) for key, value in changes.items()]
     how = {"device": device, "resume": resume}

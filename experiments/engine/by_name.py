@@ -229,7 +229,7 @@ def experiment(name: str) -> ModuleType:
     """The experiment of this name: experiments/<name>.py, or a file of the user's own. UserError where it is none.
 
     It has config() -> {section: its fields} and prepare(settings, devices) -> run.Work, which is trained; or instead
-    of that does all by itself, run(settings, folder) -> run.Result. One's own is looked for as 'my_file:my_score' is.
+    of that does all by itself, as ablation.run. One's own is looked for as 'my_file:my_score' is.
     """
     refuse_old(f"experiment = {name}")
     if own_experiment(name):
