@@ -46,6 +46,7 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:
 PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
 PROCESS = flags.DEFINE_integer("process", None, "Several processes: which one this is, from 0.")
 DISTRIBUTED = flags.DEFINE_boolean("distributed", False, "Several processes: JAX asks the cluster (Slurm, TPU pod).")
+Path, LATEST_VALID = str | os.PathLike, "latest_valid"
 
 
 class Command(NamedTuple):
@@ -61,7 +62,7 @@ class Command(NamedTuple):
     group: distributed.Group | None = None  # of several processes
     detect: bool = False  # the cluster says which they are
     device: str = "any"  # or cpu, gpu, tpu: what must be there
-    resume: str = "latest"  # or latest_valid: the newest checkpoint, or the newest that is not damaged
+    resume: str = "latest"  # checkpoint, or LATEST_VALID, the newest that is not damaged
 
 
 def main(argv: list[str]) -> int:
@@ -85,19 +86,14 @@ def attempt(argv: list[str]) -> None:
 
 
 def run(
-    config: str | os.PathLike,
-    workdir: str | os.PathLike | None = None,
-    *,
-    device: str = "any",
-    resume: str = "latest",
-    **changes: Any,
+    config: Path, workdir: Path | None = None, *, device: str = "any", resume: str = "latest", **changes: Any
 ) -> runs.Result:
     """What `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does, in this process.
 
-    The same workdir again goes on with a run, or gives the result of a finished one. The process is left as it was, but
-    for what JAX has started and compiled. Raises UserError and RunError where the command ends with one; Interrupted, a
-    KeyboardInterrupt, for Ctrl-C or a notebook's stop button: what trains finishes its step and is saved before that,
-    unless it comes a second time.
+    device, resume: as the flags. The same workdir again goes on with a run, or gives the result of a finished one. The
+    process is left as it was, but for what JAX has started and compiled. Raises UserError and RunError where the
+    command ends with one; Interrupted, a KeyboardInterrupt, for Ctrl-C or a notebook's stop button: what trains
+    finishes its step and is saved before that, unless it comes a second time.
     """
     given = [(key, configs.plain(value)) for key, value in changes.items()]
     how = {"device": device, "resume": resume}
@@ -200,37 +196,30 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     if command.dry_run and not command.topology:
         compilation.simulate(settings.mesh.to_dict())
     trains = hasattr(experiment, "prepare")
-    fall_back = by_name.choose("resume", str(command.resume), {"latest": False, "latest_valid": True})
-    how = {"device": command.device, "fall_back": fall_back}
-    work = functools.partial(trained if trains else studied, experiment, **how)
+    by_name.choose("resume", str(command.resume), {"latest": False, LATEST_VALID: True})
+    work = functools.partial(trained if trains else studied, command, experiment, settings)
     if command.replay is not None:
         if not trains:
             raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
-        return functools.partial(work, settings, None, command.replay), None
+        return functools.partial(work, None), None
     if command.topology:
-        return functools.partial(topologies.of(*command.topology)(work), settings, None), None
+        return functools.partial(topologies.of(*command.topology)(work), None), None
     if not (command.group or command.detect):
         compilation.of_cores(settings.mesh.to_dict())
     folder = None
     if not command.dry_run:
         when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         folder = pathlib.Path(command.workdir or pathlib.Path("runs") / pathlib.Path(file).stem / when)
-    earlier = [pathlib.Path(command.workdir)] if command.dry_run and command.workdir and not trains else []
-    return functools.partial(workdir.outlive, functools.partial(work, settings, folder, *earlier), folder), folder
+    return functools.partial(workdir.outlive, functools.partial(work, folder), folder), folder
 
 
 def trained(
-    experiment: ModuleType,
-    settings: configs.Settings,
-    folder: pathlib.Path | None,
-    bundle: pathlib.Path | None = None,
-    *,
-    device: str,
-    fall_back: bool,
+    command: Command, experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None
 ) -> runs.Result | None:
     """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
+    bundle = command.replay
     settings = settings if bundle is not None else warm_start.adopted(settings, folder)
-    devices = runs.devices(settings, device)
+    devices = runs.devices(settings, command.device)
     work = adapters.prepared(settings, experiment, devices)
     for line in work.lines:
         print(line, flush=True)
@@ -240,18 +229,16 @@ def trained(
     work = work._replace(params={**work.params, **start})
     if folder is None:
         return compiler_report.dry_run(settings, work, devices)
-    return runs.run(settings, folder, work, devices, fall_back=fall_back)
+    return runs.run(settings, folder, work, devices, fall_back=command.resume == LATEST_VALID)
 
 
 def studied(
-    experiment: ModuleType,
-    settings: configs.Settings,
-    folder: pathlib.Path | None,
-    earlier: pathlib.Path | None = None,
-    **how: Any,
+    command: Command, experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None
 ) -> runs.Result | None:
-    """What an experiment that does all by itself does; earlier: the folder given to a dry run."""
-    return experiment.run(warm_start.adopted(settings, folder), folder, earlier, **how)
+    """What an experiment that does all by itself does."""
+    earlier = pathlib.Path(command.workdir) if command.dry_run and command.workdir else None
+    how = command.device, command.resume == LATEST_VALID
+    return experiment.run(warm_start.adopted(settings, folder), folder, earlier, *how)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def planned(size: sizes.Workload) -> training_step.Plan:
             experiment, file = "language", pathlib.Path(folder) / "data.txt"
             write_text(file, size)
             changes |= {"text.source": str(file), "text.tokenizer": "characters"}
-            changes |= {"text.N": size.N, "text.tied_output": True}
+            changes |= {"text.N": size.N, "text.head": "tied"}
         made = settings(experiment, size, changes)
         compilation.of_cores(made.mesh.to_dict())
         devices = run.devices(made, size.platform)
@@ -114,7 +114,7 @@ def step_flops(size: sizes.Workload) -> int:
 def generation(size: sizes.Workload) -> participant.Built:
     """Words drawn as experiments/tools/sample.py does, told every few words, by a model with random parameters."""
     m = settings("language", size, {}).model
-    model = models.language(m, answer=head.next_word, W=size.W, N=size.N, tied_output=True)
+    model = models.language(m, answer=head.next_word, W=size.W, N=size.N, output="tied")
     params = jax.jit(model.init)(jax.random.key(0))
     ids = sizes.prompt(size).tolist()
     how = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}

@@ -11,7 +11,7 @@ from configs import base
 def get_config():
     config = base.get_config("language")
     config.model.update(block="post_norm", outer_norm="first", norm="token:1e-12", segments=2)
-    config.text.update(source="docstrings", objective="masked", tied_output=True, transform=True)
+    config.text.update(source="docstrings", objective="masked", head="tied+gelu")
     config.optim.learning_rate = 2e-3
     config.train.update(steps=2000, batch_size=24)
     return config

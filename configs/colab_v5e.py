@@ -17,7 +17,7 @@ def get_config():
     config = base.get_config("language")
     config.model.update(M=9, D=1024, H=4, G=1, F=3072, norm="rms", mlp="swiglu", bias=False)
     config.model.update(position="none", relative_position="rotary_halves", compute_dtype="bfloat16", remat="products")
-    config.text.update(tokenizer="gpt2/tokenizer.json", N=2048, tied_output=True)
+    config.text.update(tokenizer="gpt2/tokenizer.json", N=2048, head="tied")
     config.optim.update(learning_rate=1e-3, betas=[0.9, 0.95])
     config.train.update(steps=1000, batch_size=64, accumulation=8, evaluate_batch=16)
     return config

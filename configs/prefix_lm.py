@@ -10,7 +10,7 @@ from configs import base
 def get_config():
     config = base.get_config("language")
     config.model.update(position="none", relative_position="buckets", dropout=0.05)
-    config.text.update(source="docstrings", objective="prefix", tied_output=True)
+    config.text.update(source="docstrings", objective="prefix", head="tied")
     config.optim.learning_rate = 2e-3
     config.train.update(steps=600, batch_size=24)
     return config

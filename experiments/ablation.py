@@ -34,7 +34,6 @@ def config() -> dict[str, ConfigDict]:
     study.metric = "eval/loss"  # what is compared: eval/loss, eval/accuracy, ...; a condition may have its own
     study.threshold = 0.0  # the step at which the metric first reaches this is reported; 0: none; may differ too
     study.margin = 0.0  # "equal" is said where the interval lies within this, 0: never; a condition may have its own
-    study.correction = "study"  # intervals hold for all arms x conditions together; "condition": for the arms of each
     study.tune = []  # settings that each arm chooses for itself, on a part of the training part: a grid of values, as
     # [["optim.learning_rate", [1e-3, 3e-3]], ["optim.ema", [0.0, 0.99]]]; an arm may have more, by its "study.tune"
     study.tune_seeds = [1000, 1001, 1002]  # over which that is decided, others than study.seeds
@@ -44,18 +43,14 @@ def config() -> dict[str, ConfigDict]:
 
 
 def run(
-    settings: configs.Settings,
-    folder: pathlib.Path | None,
-    earlier: pathlib.Path | None = None,
-    *,
-    device: str,
-    fall_back: bool,
+    settings: configs.Settings, folder: pathlib.Path | None, earlier: pathlib.Path | None, device: str, fall_back: bool
 ) -> single.Result | None:
     """Train what is not trained yet, and write the report; without a folder, only show what there would be to do, and
     what its seeds could show: in the metric, where the study in the folder `earlier` tells the spread.
 
     Every run has a folder of its own, <condition>/<arm>/seed_<seed>. Arms and seeds may be added to a study later.
     Several processes, also on several machines, may work in the same folder: each program is trained by one of them.
+    device, fall_back: as of run.devices and run.run.
     UserError for a seed beside the study's, and for one process that is spread over machines.
     """
     asked, requests = study.read(settings), signals.Requests()

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict, FieldReference
+from ml_collections import ConfigDict
 
 from experiments import model as models
 from experiments import task as tasks
@@ -52,9 +52,8 @@ def config() -> dict[str, ConfigDict]:
     text.tokenizer = "bytes"  # bytes, characters, bpe:8192 (words), or the path of a trained one: a file or a folder
     text.N = 64  # tokens of a window, the context
     text.objective = "causal"  # causal: the next word; prefix: behind a half read both ways; masked: hidden words
-    text.tied_output = False  # the output matrix is the embedding
-    text.transform = FieldReference("", field_type=(str, bool))  # one more layer, with norm and bias, before the
-    # output matrix, by its activation: gelu (or True; as BERT), gelu_tanh, ...; bias: that alone; '' (or False): none
+    text.head = "linear"  # the output matrix: linear, or tied, the embedding; tied+gelu (as BERT), linear+tanh, ...:
+    # before it one more layer of this activation, with norm and bias; linear+bias: that alone
     return {"text": text}
 
 
@@ -68,8 +67,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     configs.at_least(2 if t.objective == "prefix" else 1, {"text.N": t.N})
     prefix = t.N // 2 if t.objective == "prefix" else 0
     causal = masks.either(masks.causal, masks.prefix(prefix)) if prefix else masks.causal
-    own = {"tied_output": t.tied_output, "transform": t.transform}
-    model = models.language(m, answer=head.masked_word if hidden else head.next_word, W=W, N=t.N, **own)
+    model = models.language(m, answer=head.masked_word if hidden else head.next_word, W=W, N=t.N, output=t.head)
     if hidden and corpus.tokenizer.mask is None:
         raise errors.UserError(f"this tokenizer has no special {MASK!r}")
     asked = {"ordinary": corpus.tokenizer.ordinary, "mask_id": corpus.tokenizer.mask} if hidden else {"prefix": prefix}

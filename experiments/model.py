@@ -1,6 +1,7 @@
 """From the `model` section of a config to pure functions of `tfm`: names become functions, sizes become keywords."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +27,16 @@ OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, Tru
 LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
 WORDS, PIXELS = embed.words.apply, head.pixels.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
+TEXT_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
 FIRST = {"class_token": 1, "distilled": 2}  # tokens of a class head, before the patches
+
+
+def word_head(tied: bool, layer: str) -> str:
+    """text.head of words: whether the output matrix is the embedding, and what is before it."""
+    return "+".join(filter(None, ("tied" if tied else "linear", layer)))
+
+
+WORD_HEADS = {word_head(*one): one for one in itertools.product((False, True), ("", "bias", *mlp.ACTIVATIONS))}
 
 
 class Model(NamedTuple):
@@ -49,31 +59,27 @@ class Model(NamedTuple):
     step: Callable
 
 
-def language(
-    m: config.Settings, *, answer: Any, W: int, N: int, tied_output: bool, transform: str = "", C: int = 0
-) -> Model:
-    """A model of words: `answer` is the head. transform: the activation of one more layer before the output matrix, as
-    BERT has; beside it each word has a bias; 'bias': that alone. C: classes, of the heads that answer with classes;
+def language(m: config.Settings, *, answer: Any, W: int, N: int, output: str = "linear", C: int = 0) -> Model:
+    """A model of words: `answer` is the head, output is text.head. C: classes, of the heads that answer with classes;
     'pooled' is then the mean of all words."""
     config.at_least(0, {"model.segments": m.segments, "model.E": m.E})
-    if C and transform == "pooled":
-        answer, transform = head.pooled, ""
-    names = {"bias": None} | mlp.ACTIVATIONS
-    activation, batch = by_name.choose("transform", transform, names) if transform else None, m.norm.startswith("batch")
-    if m.E and (batch or tied_output and not (activation or C)):
-        wrong = f"another model.norm than {m.norm}" if batch else "text.transform, or text.tied_output = False"
+    names, batch = TEXT_HEADS if C else WORD_HEADS, m.norm.startswith("batch")
+    (tied, layer), answer = by_name.choose("head", output, names), head.pooled if output == "pooled" else answer
+    activation = mlp.ACTIVATIONS.get(layer)
+    if m.E and (batch or tied and not activation):
+        wrong = f"another model.norm than {m.norm}" if batch else "text.head = linear, or with a layer, as tied+gelu"
         raise errors.UserError(f"model.E = {m.E} needs {wrong}")
     if answer is head.first_word:
         answer = head.first_word_of(activation) if activation else head.class_token
-    more = {"C": C} if C else {"W": W, "bias": "b_W"} if transform == "bias" else {"W": W}
-    output = sized(answer, **more)
+    more = {"C": C} if C else {"W": W, "bias": "b_W"} if layer == "bias" else {"W": W}
+    made = sized(answer, **more)
     if activation and not C:
         if batch:
-            raise errors.UserError("text.transform has a norm without running statistics: choose another model.norm")
-        init = functools.partial(head.transformed_init, output.init, norm=variants.choose(m, "norm"), E=m.E)
-        output = output._replace(init=init)
+            raise errors.UserError(f"text.head = {output} has a norm without statistics: choose another model.norm")
+        init = functools.partial(head.transformed_init, made.init, norm=variants.choose(m, "norm"), E=m.E)
+        made = made._replace(init=init)
     words = sized(embed.words, W=W, J=m.segments)
-    return build(m, embed=words, head=output, N=N, transform=activation, tied_output=tied_output, E=m.E)
+    return build(m, embed=words, head=made, N=N, transform=activation, tied_output=tied, E=m.E)
 
 
 def sized(choice: variant.Variant, **sizes: Any) -> variant.Variant:

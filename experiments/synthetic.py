@@ -44,7 +44,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     W, fetch = 2 * N, synthetic.examples(name, N=N, W=2 * N)
     if causal:
         models.check_causal(m)
-    model = models.language(m, answer=head.masked_word, W=W, N=N, tied_output=False)
+    model = models.language(m, answer=head.masked_word, W=W, N=N)
     mask = models.masked(m, masks.causal if causal else None)
     parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT))
 

@@ -28,8 +28,8 @@ def config() -> dict[str, ConfigDict]:
     text.field = "text,label"  # of a table, the columns with the texts and with their classes
     text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
     text.N = 128  # tokens of a text: of a longer one the beginning
-    text.transform = "tanh"  # activation of the layer between the first word and the classes: tanh as in BERT, relu as
-    # in DistilBERT, '' for no such layer; pooled: the mean of all words in place of the first
+    text.head = "tanh"  # activation of the layer between the first word and the classes: tanh as in BERT, relu as
+    # in DistilBERT, linear for no such layer; pooled: the mean of all words in place of the first
     return {"text": text}
 
 
@@ -37,10 +37,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     """The texts, the model, what is measured."""
     t, m = settings.text, settings.model
     configs.at_least(2, {"text.N": t.N})
-    names = [name.strip() for name in t.field.split(",")]
-    if len(names) != 2 or not all(names):
-        raise errors.UserError(f'text.field names the columns of texts and of classes, "text,label": not {t.field!r}')
-    data = labelled.load(t.source, field=names[0], label=names[1])
+    data = labelled.load(t.source, t.field)
     parts, classes = (data.train, data.evaluation), data.classes
     both = [[text.encode() for text, _ in part] for part in parts]
     words = pretrained_tokenizer.make(t.tokenizer, both[0], specials=(labelled.CLS,), evaluation=both[1])
@@ -48,9 +45,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     if layout.sequence:
         raise errors.UserError("one answer is for a whole text: mesh.sequence must be 1")
     sizes = {"W": words.size, "N": t.N, "C": len(classes)}
-    pooled = t.transform == "pooled"
-    asked = {"answer": head.each_word} if pooled else {"answer": head.first_word, "transform": t.transform}
-    model = models.language(m, tied_output=False, **asked, **sizes)
+    pooled = t.head == "pooled"
+    asked = {"answer": head.each_word} if pooled else {"answer": head.first_word, "output": t.head}
+    model = models.language(m, **asked, **sizes)
     labels = [np.array([classes.index(name) for _, name in part], np.int32) for part in parts]
     examples = [inputs(words, *part, N=t.N) for part in zip(parts, labels, strict=True)]
 

@@ -125,7 +125,7 @@ def changed(folder: pathlib.Path, copy: pathlib.Path, **values) -> pathlib.Path:
     shutil.copytree(folder, copy)
     saved = json.loads((copy / "config.json").read_text())
     for key, value in values.items():
-        section, name = key.split("__")
-        saved["config"][section][name] = value
+        section, _, name = key.rpartition("__")
+        (saved["config"][section] if section else saved["config"])[name] = value
     (copy / "config.json").write_text(json.dumps(saved))
     return copy

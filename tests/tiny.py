@@ -180,9 +180,7 @@ def without_figures():
         yield
 
 
-def trained(
-    folder: pathlib.Path, task: step.Task, *, figures=lambda *arguments: [], fall_back=False, **changes
-) -> runs.Result:
+def trained(folder, task: step.Task, *, figures=lambda *arguments: [], fall_back=False, **changes) -> runs.Result:
     """A run of this task in the folder, with these changes of the settings."""
     given = settings("vision", model=False, **changes)
     assert given.experiment == "vision"  # as the launcher, which reads it

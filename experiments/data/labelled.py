@@ -27,18 +27,21 @@ class Labelled(files.Rows):
         return sorted({name for _, name in self.train})
 
 
-def load(source: str, *, field: str, label: str) -> Labelled:
+def load(source: str, field: str = "text,label") -> Labelled:
     """Texts of 'docstrings' (Python's own, by their package) or a path; of tables these two columns.
 
     Without names that tell it (`files.by_names`), about 10 % of the texts are held out, by their contents. UserError
     for what is not there or holds no such texts, a missing column, a class that is evaluated and not trained on.
     """
+    names = [name.strip() for name in field.split(",")]
+    if len(names) != 2 or not all(names):
+        raise errors.UserError(f'text.field names the columns of texts and of classes, "text,label": not {field!r}')
     if source == DOCSTRINGS:
         top = pathlib.Path(sysconfig.get_path("stdlib"))
         programs = (file for package in PACKAGES for file in sorted((top / package).rglob("*.py")))
         found = [files.on_disk(file, file.relative_to(top)) for file in programs]
     else:
-        there = tables.found(source, field, label, named=DOCSTRINGS, hint=f": {HINT}")
+        there = tables.found(source, *names, named=DOCSTRINGS, hint=f": {HINT}")
         found = [file for file in there if tables.kind(file)]
         found = found or [file for file in there if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
 
@@ -47,7 +50,7 @@ def load(source: str, *, field: str, label: str) -> Labelled:
         if source == DOCSTRINGS:
             yield from ((one, file.inside.parts[0]) for one in text.docstrings(file))
         elif tables.kind(file):
-            yield from (row for row in tables.pairs(file, field, label) if row[0].strip())
+            yield from (row for row in tables.pairs(file, *names) if row[0].strip())
         else:
             content = files.read(file, copies=COPIES).decode("utf-8-sig", "replace")
             yield from [(content, file.inside.parts[-2])] if content.strip() else []

@@ -29,6 +29,8 @@ RENAMED = {
     "train.batch": "train.batch_size",
     "optim.matrix_rate": "optim.muon_lr_multiplier",
     "image.hide": "image.mask_ratio",
+    "text.tied_output": "text.head = tied",
+    "text.transform": "text.head = linear+gelu (of texts with classes: tanh)",
     "text.label": "text.field = text,label",
     "synthetic.N": "synthetic.task = ring:20",
     "model.relation": "model.relative_position",
@@ -76,6 +78,7 @@ REMOVED = {
     "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",
     "train.spike": "train.nan = skip_spikes skips what lies six standard deviations above the last 128 steps",
     "train.save_minutes": "a checkpoint is saved every five minutes, and every train.save_every steps",
+    "study.correction": f"{_TOOL}report --workdir=DIR --correction=condition",
     "study.reference": "arms are compared with the last one",
     "study.batched": "seeds are side by side with mesh.seed, or on a GPU or TPU",
     "text.mask_rate": "15 % of the words are hidden",
@@ -130,6 +133,7 @@ ELSEWHERE = {
     "text.N": "block_size seq_len seq_length max_length context_length max_seq_len n_ctx max_position_embeddings",
     "text.source": "dataset dataset_name data data_path data_dir train_file",
     "text.tokenizer": "vocab_size tokenizer_name tokenizer_path",
+    "text.head": "tie_word_embeddings tie_weights weight_tying",
     "image.patch": "patch_size",
     "train.steps": "max_iters max_steps total_steps num_steps iters iterations num_train_steps epochs num_train_epochs",
     "train.batch_size": "bs per_device_train_batch_size global_batch_size per_device_batch_size device_batch_size",
@@ -229,7 +233,7 @@ def experiment(name: str) -> ModuleType:
     """The experiment of this name: experiments/<name>.py, or a file of the user's own. UserError where it is none.
 
     It has config() -> {section: its fields} and prepare(settings, devices) -> run.Work, which is trained; or instead
-    of that does all by itself, run(settings, folder) -> run.Result. One's own is looked for as 'my_file:my_score' is.
+    of that does all by itself, as ablation.run. One's own is looked for as 'my_file:my_score' is.
     """
     refuse_old(f"experiment = {name}")
     if own_experiment(name):

@@ -129,12 +129,7 @@ def _locked(folder: pathlib.Path) -> tuple[int, bool]:
 
 
 def enter(
-    folder: pathlib.Path,
-    config: dict[str, Any],
-    defaults: Mapping[str, Any] | None = None,
-    devices: str | None = None,
-    *,
-    fall_back: bool = False,
+    folder: pathlib.Path, config: dict, defaults: Mapping = {}, devices: str | None = None, *, fall_back: bool = False
 ) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
@@ -148,9 +143,8 @@ def enter(
         disk.tidy(folder)
         if saved.exists():
             before = json.loads(disk.read_text(saved))
-            old, now = dict(defaults or {}) | configs.flat(before["config"]), configs.flat(config)
-            every = (old | now).keys() - by_name.FLAGS
-            differ = {k: (old.get(k), now.get(k)) for k in every if old.get(k) != now.get(k)}
+            old, now = dict(defaults) | configs.flat(before["config"]), configs.flat(config)
+            differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
             changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
             if changed:
                 values = ", ".join("{} ({!r} -> {!r})".format(k, *differ[k]) for k in changed)
@@ -207,7 +201,7 @@ def finished(folder: pathlib.Path, steps: int) -> bool:
 
 def may_change(key: str) -> bool:
     """Whether a run may be resumed with another value of this setting."""
-    return any(key == right or (right.endswith(".") and key.startswith(right)) for right in MAY_CHANGE)
+    return key in by_name.FLAGS or any(key == one or one[-1] == "." and key.startswith(one) for one in MAY_CHANGE)
 
 
 def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: bytes = b"") -> dict[str, str]:

@@ -4,6 +4,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from experiments import model as models
 from experiments import variants
 from experiments.engine import errors
 from experiments.pretrained import tensors
@@ -143,10 +144,11 @@ class Family(NamedTuple):
     theirs: Callable[[tensors.Arrays, Facts], tensors.Arrays] = lambda flat, facts: flat
 
 
-def transform(family: Family, kind: str, mlp: str) -> str:
-    """text.transform of its models of this kind, whose MLPs have this activation."""
+def output(family: Family, kind: str, facts: Facts) -> str:
+    """text.head of its models of this kind, of the facts mlp and tied_output."""
     said = family.heads.get(kind, "")
-    return mlp if said is None else said
+    layer = facts["mlp"] if said is None else said
+    return models.word_head(facts["tied_output"], layer) if kind in ("causal", "masked") else layer or "linear"
 
 
 def only(*values: Any) -> dict[Any, Any]:

@@ -76,7 +76,7 @@ def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pat
     params["blocks"]["relative_position"] = {}
     extras = {name: fact for name, fact in facts.items() if name not in family.model} | params.pop("extras", {})
     extras["kind"] = next((head for head in family.heads if head in groups), family.kind)
-    extras["transform"] = families.transform(family, extras["kind"], facts["mlp"])
+    extras["output"] = families.output(family, extras["kind"], facts)
     extras["headless"] = family.kind != "causal" and not params["head"]
     return Imported(family.name, params, {name: facts[name] for name in family.model}, extras, table)
 

@@ -42,8 +42,8 @@ class Trained:
     """A model and what its user must know; called with a batch, it answers with logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree, numpy arrays. model: fields of a config's
-    `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, tied_output,
-    transform; Y, X, Z, patch, C, answer). table: what became of each tensor of a published model, '' for our own.
+    `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, output; Y, X,
+    Z, patch, C, answer). table: what became of each tensor of a published model, '' for our own.
     trust: the programs of the user's own, 'my_file:my_score', that a run's config may name.
     """
 
@@ -169,12 +169,9 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         params = adapters.merged(params, config["optim"].get("lora", ""))
         kind, facts = RUNS.get(config["experiment"], config["experiment"]), {}
         if kind == "language":
-            text = config["text"]
-            kind, facts = text["objective"], {name: text[name] for name in ("N", "tied_output")}
-            facts["transform"] = by_name.today("text.transform", text["transform"])
+            kind, facts = config["text"]["objective"], {"N": config["text"]["N"], "output": _output(config["text"])}
         elif kind == "classes":
-            facts = {"N": config["text"]["N"], "transform": config["text"]["transform"], "tied_output": False}
-            facts["C"] = params["head"]["G_CD"].shape[0]
+            facts = {"N": config["text"]["N"], "output": _output(config["text"]), "C": params["head"]["G_CD"].shape[0]}
             extras["class_names"] = disk.read_json(folder / "data.json", says="the names of its classes")["classes"]
         elif kind == "translation":
             facts = {"N": config["pairs"]["N"], "tied_output": not params["head"]}
@@ -189,6 +186,13 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         return Trained(folder, kind, params, _today(model), facts, extras, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
         raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
+
+
+def _output(text: dict[str, Any]) -> str:
+    """text.head of a run, also of one of an older version, which has two other fields; of classes, one."""
+    layer = by_name.today("text.transform", text.get("transform", ""))
+    old = models.word_head(text["tied_output"], layer) if "tied_output" in text else layer or "linear"
+    return text.get("head", old)
 
 
 def _today(model: dict[str, Any]) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def _today(model: dict[str, Any]) -> dict[str, Any]:
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:
     kind, extras, params = read.extras["kind"], read.extras, read.params
-    names = ("patch", "C", "Z") if kind == "image" else ("W", "N", "tied_output", "transform")
+    names = ("patch", "C", "Z") if kind == "image" else ("W", "N", "output")
     names += ("C",) * (kind in ("classes", "tokens", "spans"))
     facts = {name: extras[name] for name in names} | (
         {"answer": hub.FAMILIES[read.family].answer} if kind == "image" else {}

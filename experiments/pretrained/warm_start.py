@@ -22,14 +22,13 @@ POSITIONS = ("position", "relative_position")
 TABLE, WORDS, PATCHES = "position/P_N", "embed/E_W", "embed/W_DP"  # whose rows have D features, or E
 # A published model's facts -> the config's fields that must say the same, by experiment.
 FIELDS = {
-    "language": {"tied_output": "text.tied_output", "transform": "text.transform"},
-    "text_classification": {"transform": "text.transform"},
+    "language": {"output": "text.head"},
+    "text_classification": {"output": "text.head"},
     "vision": {"patch": "image.patch", "answer": "image.head"},
     "masked_image": {"patch": "image.patch"},
 }
 OWN = {kind: (*fields.values(), "text.tokenizer") for kind, fields in FIELDS.items()}
 WORDED = ("language", "text_classification")  # which may have the words of a model
-HEAD = ("tied_output", "transform")  # facts of a head, which may be a fresh one
 
 
 def adopted(settings: config.Settings, folder: pathlib.Path | None) -> config.Settings:
@@ -63,7 +62,8 @@ def needed(kind: str, model: open_model.Trained, fresh: tuple[str, ...]) -> dict
     free = {*FREE, *(part for part in fresh if part in POSITIONS)}
     right = {f"model.{name}": value for name, value in model.model.items() if name not in free}
     for fact, field in FIELDS.get(kind, {}).items():
-        if fact in model.facts and not ("head" in fresh and fact in HEAD):
+        other = "head" in fresh or ("C" in model.facts) != (kind == "text_classification")
+        if fact in model.facts and not (fact == "output" and other):
             right[field] = model.facts[fact]
     return right
 

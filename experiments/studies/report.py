@@ -42,11 +42,12 @@ def saved(folder: pathlib.Path) -> config.Settings:
     return config.Settings(made, made)
 
 
-def again(folder: pathlib.Path, device: str | None = None) -> list[pathlib.Path]:
-    """`write` for the study whose folder this is. device: on which this session computes, if it does."""
+def again(folder: pathlib.Path, device: str | None = None, **changes: str) -> list[pathlib.Path]:
+    """`write` for the study whose folder this is. device: on which this session computes, if it does; changes: of the
+    Study."""
     settings = saved(folder)
     what = {"config": settings.to_dict(), "versions": mesh.versions(), "device": device, "commit": workdir.commit()}
-    return write(folder, studies.read(settings), what=what)
+    return write(folder, studies.read(settings)._replace(**changes), what=what)
 
 
 def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -> list[pathlib.Path]:

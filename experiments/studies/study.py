@@ -18,9 +18,7 @@ from experiments.engine import checkpoint, config, errors, log, loop, workdir
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
 OWN = ("study.metric", "study.threshold", "study.margin")  # what a condition may say of itself
 TUNE = "study.tune"  # and an arm
-CORRECTIONS = ("study", "condition")
 NEWER = {
-    "correction": "study",
     "looks": 1,
     "margin": 0.0,
     "tune": [],
@@ -53,8 +51,8 @@ class Study(NamedTuple):
     metric: dict[str, str]  # by the condition's name
     threshold: dict[str, float]  # 0: none
     margin: dict[str, float]  # 0: equality is never claimed
-    correction: str  # "study" or "condition": the family of comparisons for which intervals hold together
     looks: int  # how often a verdict may be read, over more seeds each time
+    correction: str = "study"  # or "condition": the family of comparisons for which intervals hold together
     grid: Mapping[str, Mapping[str, Sequence]] = {}  # by the arm's name: of which values of a setting it has the best
     tune_seeds: Sequence[int] = ()
 
@@ -133,10 +131,6 @@ def read(settings: config.Settings) -> Study:
     arms, conditions = _named("study.arms", s.arms), _named("study.conditions", s.conditions) or [Named(ONLY, {})]
     if len(arms) < 2:
         raise errors.UserError('a study compares at least two study.arms, as [["tied", {"model.score": "tied"}], ...]')
-    if s.correction not in CORRECTIONS:
-        raise errors.UserError(
-            f'study.correction is "study" or "condition", and {config.shown(s.correction)} is neither'
-        )
     if s.looks < 1:
         raise errors.UserError(f"study.looks must be at least 1, and {s.looks} is not")
     metric, threshold, margin = {}, {}, {}
@@ -153,7 +147,7 @@ def read(settings: config.Settings) -> Study:
         margin[condition.name] = own.margin
     _check_seeds("study.seeds", s.seeds)
     own = metric, threshold, margin
-    made = Study(s.experiment, conditions, arms, list(s.seeds), arms[-1].name, *own, s.correction, s.looks)
+    made = Study(s.experiment, conditions, arms, list(s.seeds), arms[-1].name, *own, s.looks)
     whole = _grid(TUNE, s.tune)
     grid = {arm.name: whole | _grid(f"arm {arm.name}: {TUNE}", arm.changes.get(TUNE, [])) for arm in arms}
     if not any(grid.values()):

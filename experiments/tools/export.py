@@ -69,7 +69,8 @@ def refuse(family: families.Family, kind: str, facts: dict[str, Any], fields: di
     if kind == "image":
         said, field, right = facts["answer"], "image.head", family.answer
     else:
-        said, field, right = facts["transform"], "text.transform", families.transform(family, kind, fields["mlp"])
+        said, field = facts["output"], "text.head"
+        right = families.output(family, kind, fields | {"tied_output": said.startswith("tied")})
     why = ", as model.mlp is" if family.heads.get(kind, "") is None else ""
     wrong = [] if said == right else [f"{field} is {said!r} and not {right!r}{why}"]
     needed = [name for name in ("segments", "E") if family.model[name] == families.ANY and not fields[name]]

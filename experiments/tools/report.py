@@ -2,6 +2,7 @@
 
 python -m experiments.tools.report --workdir=DIR
 python -m experiments.tools.report --workdir=NEW --merge=DIR --merge=DIR
+python -m experiments.tools.report --workdir=DIR --correction=condition
 report.run("DIR"), report.run("NEW", merge=("DIR", "DIR"))
 
 What is merged is the same study, at the same commit and on the same data, but for its arms, conditions and seeds, of
@@ -12,7 +13,7 @@ import os
 import pathlib
 import sys
 
-from experiments.engine import disk, distributed, log
+from experiments.engine import by_name, disk, distributed, log
 from experiments.engine import workdir as workdirs
 from experiments.studies import merge as merging
 from experiments.studies import report
@@ -20,17 +21,22 @@ from experiments.studies import study as studies
 from experiments.tools import command
 
 
-@command.tool(workdir="The study's folder; with --merge a new one.", merge="A folder of the study's; several times.")
-def run(workdir: str | os.PathLike, *, merge: tuple[str, ...] = ()) -> str:
+@command.tool(
+    workdir="The study's folder; with --merge a new one.",
+    merge="A folder of the study's; several times.",
+    correction="Intervals hold for all comparisons of the study together, or of each condition.",
+)
+def run(workdir: str | os.PathLike, *, merge: tuple[str, ...] = (), correction: str = "study") -> str:
     """The verdict, which is also printed, with the files."""
     folder = pathlib.Path(workdir)
+    by_name.choose("correction", correction, {"study": None, "condition": None})
     with disk.writing(folder):
         if merge:
             merging.merge([pathlib.Path(one) for one in merge], folder)
         report.saved(folder)  # before anything is made there
         with workdirs.hold(folder):
-            files = report.again(folder)
-    verdict = report.text(folder, studies.read(report.saved(folder)))
+            files = report.again(folder, correction=correction)
+    verdict = report.text(folder, studies.read(report.saved(folder))._replace(correction=correction))
     log.say("\n".join([verdict, "", *(f"  {file}" for file in files)]), "\n")
     return verdict
 

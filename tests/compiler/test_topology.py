@@ -204,7 +204,7 @@ def test_of_a_study_the_dearest_program_is_compiled(tmp_path):
 
 @libtpu
 def test_generation_is_compiled_reading_the_prompt_and_going_on():
-    model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=272, tied_output=False)
+    model = models.language(tiny.settings("language").model, answer=head.next_word, W=11, N=272)
     how = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "stop": []}
     params = jax.eval_shape(model.init, jax.random.key(0))
     generator = sample.Generator(model, params, steps=9, mask=lambda length_B=None: mask.causal, **how)

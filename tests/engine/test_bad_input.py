@@ -150,6 +150,7 @@ WORDS = """
 text.N=0 | text.N | at least 1 | 0
 text.objective=prefix text.N=1 | text.N | at least 2 | 1
 text.objective=mask | mask | causal | did you mean "masked"
+text.head=tied_gelu | unknown head "tied_gelu" | did you mean "tied+gelu" | linear+bias
 text.objective=os:sep | unknown objective "os:sep"
 text.source=tinyshakespear | tinyshakespear | stdlib | tinyshakespeare
 text.tokenizer=byte | byte | characters | did you mean

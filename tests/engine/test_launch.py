@@ -64,10 +64,8 @@ def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):
 
 def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
     with pytest.raises(errors.Interrupted) as stopped:
-        launch.run(
-            spy, tmp_path / "run", device="cpu", resume="latest_valid", **{"train.steps": 7, "spy.text": tmp_path}
-        )
-    given = f"**{{'device': 'cpu', 'resume': 'latest_valid', 'train.steps': 7, 'spy.text': '{tmp_path}'}}"
+        launch.run(spy, tmp_path / "run", resume="latest_valid", **{"train.steps": 7, "spy.text": tmp_path})
+    given = f"**{{'resume': 'latest_valid', 'train.steps': 7, 'spy.text': '{tmp_path}'}}"
     assert str(stopped.value).endswith(f"; go on with: launch.run({spy!r}, workdir='{tmp_path}/run', {given})")
     assert json.loads((tmp_path / "seen.json").read_text())["train"]["steps"] == 7
     with pytest.raises(errors.UserError, match='"train.steps" must be of type int, and 7.0 is not'):
@@ -117,13 +115,8 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
         ("--config=vit --steps=3", "--config.train.steps=VALUE, beside a smaller --config.optim.warmup_steps=LESS"),
         ("--config=vit --dropout 3", "flag 'dropout'; a setting is given as --config.model.dropout=VALUE"),
         ("--config=vit --config.model.n_layer=3", 'unknown config key "model.n_layer" (did you mean "model.M"?)'),
-        ("--config=vit --device=gpu", "a gpu was asked for, but JAX"),
-        ("--config=vit --device=tpus", 'unknown device "tpus"; the right ones are: any, cpu, gpu, tpu'),
         ("--config=vitt", 'there is no config file vitt (did you mean "vit"?)'),
-        (
-            "--config=vit --resume=newest",
-            'unknown resume "newest" (did you mean "latest"?); the right ones are: latest, latest_valid',
-        ),
+        ("--config=vit --resume=newest", 'unknown resume "newest" (did you mean "latest"?)'),
         ("--config=a/vit.py", 'there is no config file a/vit.py (did you mean "vit"?)'),
         ("--config=a.json --workdri=x", "Unknown command line flag 'workdri'"),
         ("", "say which config to run: python launch.py --config configs/vit.py"),

@@ -115,7 +115,7 @@ def test_a_held_out_prefix_is_read_both_ways_and_continued_through_the_cache(tmp
     work, w_N = tiny.work_of(settings), [*map(int, language.read(settings, ()).evaluation_T[:16])]
     params = tiny.drawn(work.task)  # by which a prompt that is read one way is continued otherwise
     (*_, sample), _ = work.figures(params, tmp_path, [])
-    model = models.language(settings.model, answer=head.next_word, W=256, N=32, tied_output=False)
+    model = models.language(settings.model, answer=head.next_word, W=256, N=32)
     mask = masks.either(masks.causal, masks.prefix(16))
     apply = jax.jit(functools.partial(model.apply, mask=mask))
     while len(w_N) < 32:

@@ -49,10 +49,10 @@ TEXTS = {
     "model.norm = instance needs all tokens": dict(model__norm="instance"),
     "model.segments must be at least 0": dict(model__segments=-1),
     "text.N must be at least 2": dict(text__objective="prefix", text__N=1),
-    "another model.norm": dict(text__objective="masked", text__transform=True, model__norm="batch"),
+    "another model.norm": dict(text__objective="masked", text__head="linear+gelu", model__norm="batch"),
     "model.share = 3 needs to divide model.M": dict(model__share=3),
     "model.share = 2 needs another model.norm": dict(model__share=2, model__norm="batch"),
-    "model.E = 3 needs text.transform": dict(model__E=3, text__tied_output=True),
+    "model.E = 3 needs text.head = linear": dict(model__E=3, text__head="tied"),
     "model.E = 3 needs another model.norm": dict(model__E=3, model__norm="batch"),
     "model.value_embedding needs model.value = low_rank or gated": dict(
         model__value="full_rank", model__value_embedding=True

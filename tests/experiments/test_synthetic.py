@@ -198,8 +198,7 @@ def task_of(**changes):
 
 
 def test_a_task_is_named_with_its_number_of_tokens():
-    assert experiment.named("ring") == ("ring", False, 12)
-    assert experiment.named("previous_causal:8") == ("previous", True, 8)
+    assert [*map(experiment.named, ("ring", "ring_causal:8"))] == [("ring", False, 12), ("ring", True, 8)]
     assert task_of(synthetic__task="nearest:7").train[0]["w_BN"].shape == (16, 7)
     for wrong in ("ring:", "ring:x", "ring:-3", "ring:8:9", "ring:1e3", "ring:8_causal"):
         with pytest.raises(errors.UserError, match=f"synthetic.task = {wrong}: behind the colon stands the number"):

@@ -34,7 +34,7 @@ def language(**changes) -> models.Model:
     """A model of words with these settings of the section `model`."""
     own = {"M": 1, "D": 16, "H": 4, "relative_position": "rotary", "position": "none", "remat": "none"} | changes
     m = tiny.settings("language", **{f"model__{name}": setting for name, setting in own.items()}).model
-    return models.language(m, answer=head.next_word, W=W, N=N, tied_output=False)
+    return models.language(m, answer=head.next_word, W=W, N=N)
 
 
 def sigmoid(x):

@@ -26,32 +26,30 @@ CSV = ("label,text\n" + "".join(f'{kind},"{text}"\n' for text, kind in ROWS)).en
 @pytest.mark.parametrize(
     ("files", "columns"),
     [
-        ({"reviews.csv": CSV}, {}),
-        ({"reviews.jsonl.gz": gzip.compress(JSONL), "README.txt": b"about"}, {"field": "review", "label": "stars"}),
-        ({f"{kind}/{i}.txt": text.encode() for i, (text, kind) in enumerate(ROWS)}, {}),
+        ({"reviews.csv": CSV}, ()),
+        ({"reviews.jsonl.gz": gzip.compress(JSONL), "README.txt": b"about"}, ["review, stars"]),
+        ({f"{kind}/{i}.txt": text.encode() for i, (text, kind) in enumerate(ROWS)}, ()),
     ],
     ids=["csv", "jsonl", "folders"],
 )
 def test_texts_and_classes_come_from_tables_and_folders(tmp_path, files, columns):
     """Where no name tells it, a tenth of the texts is held out, the same of each form."""
-    found = labelled.load(str(write(tmp_path / "in", **files)), **{"field": "text", "label": "label"} | columns)
+    found = labelled.load(str(write(tmp_path / "in", **files)), *columns)
     assert sorted(found.train + found.evaluation) == sorted(ROWS) and found.classes == ["blame", "praise"]
     assert 2 <= len(found.evaluation) <= 16 and not set(found.train) & set(found.evaluation)
-    again = labelled.load(str(write(tmp_path / "csv", **{"b.csv": CSV})), field="text", label="label")
+    again = labelled.load(str(write(tmp_path / "csv", **{"b.csv": CSV})))
     assert sorted(again.evaluation) == sorted(found.evaluation)
 
 
 def test_names_tell_what_is_held_out(tmp_path):
     parts = {"train.tsv": ROWS[::2], "test.tsv": ROWS[1::2]}
     tables = {name: "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in rows) for name, rows in parts.items()}
-    found = labelled.load(
-        str(write(tmp_path, **{k: v.encode() for k, v in tables.items()})), field="text", label="label"
-    )
+    found = labelled.load(str(write(tmp_path, **{k: v.encode() for k, v in tables.items()})))
     assert (found.train, found.evaluation) == (ROWS[::2], ROWS[1::2])
     assert "train.tsv to train on; test.tsv to evaluate" in found.said
     (tmp_path / "test.tsv").write_text("text\tlabel\n" + "x\tnew\n" * 99)
     with pytest.raises(errors.UserError, match='the class "new" is to be evaluated, and no text to train on has it'):
-        labelled.load(str(tmp_path), field="text", label="label")
+        labelled.load(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -65,16 +63,13 @@ def test_names_tell_what_is_held_out(tmp_path):
 )
 def test_what_holds_no_texts_with_classes_is_refused(tmp_path, name, content, sentence):
     with pytest.raises(errors.UserError) as raised:
-        labelled.load(str(write(tmp_path, **{name: content}) / name), field="text", label="label")
+        labelled.load(str(write(tmp_path, **{name: content}) / name))
     assert sentence in str(raised.value)
     with pytest.raises(errors.UserError, match="neither docstrings nor a path that exists"):
-        labelled.load("absent", field="text", label="label")
-
-
-@pytest.mark.parametrize("field", ["text", ",label", "text,label,kind"])
-def test_other_than_two_columns_are_refused(field):
-    with pytest.raises(errors.UserError, match='text.field names the columns of .* "text,label": not '):
-        tiny.work_of(tiny.settings("text_classification", text__field=field))
+        labelled.load("absent")
+    for field in ("text", ",label", "text,label,kind"):
+        with pytest.raises(errors.UserError, match='text.field names the columns of .* "text,label": not '):
+            labelled.load("docstrings", field)
 
 
 class Ended(tokenizer.Plain):
@@ -99,10 +94,10 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
         labelled.ids(tokenizer.make("bytes", []), ["a"], N=N)
 
 
-@pytest.mark.parametrize("transform", ["tanh", "", "pooled"])
-def test_a_model_sees_no_padding(tmp_path, transform):
+@pytest.mark.parametrize("head", ["tanh", "linear", "pooled"])
+def test_a_model_sees_no_padding(tmp_path, head):
     write(tmp_path, **{"reviews.csv": CSV})
-    task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, transform)))
+    task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, head)))
     assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
     params, batch, measure = tiny.drawn(task), task.evaluation[0], jax.jit(task.loss_and_metrics)
     junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)
@@ -110,9 +105,14 @@ def test_a_model_sees_no_padding(tmp_path, transform):
     assert not batch["valid_BS"].all() and float(one["loss"][0]) == float(other["loss"][0])
 
 
-def settings_of(folder, transform):
+def test_classes_have_no_tied_output():
+    with pytest.raises(errors.UserError, match='unknown head "tied".*; the right ones are: linear, pooled, relu, '):
+        tiny.work_of(tiny.settings("text_classification", text__head="tied"))
+
+
+def settings_of(folder, head):
     small = {"model.M": 1, "model.norm": "rms", "model.mlp": "relu", "model.bias": False, "model.attention": "explicit"}
-    return small | {"text.source": str(folder / "reviews.csv"), "text.N": 17, "text.transform": transform}
+    return small | {"text.source": str(folder / "reviews.csv"), "text.N": 17, "text.head": head}
 
 
 def test_a_run_tells_the_classes_of_texts(tmp_path):

@@ -163,7 +163,7 @@ def test_the_same_adapters_give_the_logits_of_peft(tmp_path):
     assert np.abs(wanted - ours(words_BN)).max() > 0.1
     # A run that has learned them is written as a model and beside it as what peft opens.
     run = tmp_path / "run"
-    text = {"objective": "masked", "N": 13, "tied_output": True, "transform": "gelu"}
+    text = {"objective": "masked", "N": 13, "head": "tied+gelu"}
     saved = {"experiment": "language", "init_from": str(tmp_path), "text": text, "model": families.FREE | ours.model}
     saved["optim"] = {"lora": f"2:{','.join(path.split('/')[1] for path in places)}:5"}
     published.keep(run, 2, params)

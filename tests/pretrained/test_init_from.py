@@ -27,9 +27,9 @@ GPT2 = {"M": 2, "D": 21, "H": 3, "F": 19, "mlp": "gelu_tanh"}  # as tests/publis
 
 def gpt2(N: int = 13, W: int = 23, experiment: str = "language", **changes):
     """Settings and model of a run that fits GPT-2 of tests/published.py, but for the changes."""
-    fields = {f"model__{name}": value for name, value in GPT2.items()} | {"text__N": N, "text__tied_output": True}
+    fields = {f"model__{name}": value for name, value in GPT2.items()} | {"text__N": N, "text__head": "tied"}
     settings = tiny.settings("language", model=False, **(fields | changes))
-    model = models.language(settings.model, answer=head.next_word, W=W, N=N, tied_output=True)
+    model = models.language(settings.model, answer=head.next_word, W=W, N=N, output="tied")
     return (settings if experiment == "language" else tiny.settings(experiment, **changes)), model
 
 
@@ -88,14 +88,16 @@ def test_a_published_model_is_the_start_and_its_table_is_shown(tmp_path):
     assert {name: x.shape for name, x in found.items()} == {name: x.shape for name, x in expected.items()}
     np.testing.assert_array_equal(found["embed/E_WD"], published.tensors("gpt2", prefix="")["wte.weight"])
     assert load(settings, model, resumed=True) == ({}, "")
+    other, asked = open_model.open(folder), (("language", ()), ("text_classification", ()), ("language", ("head",)))
+    assert [warm_start.needed(kind, other, new).get("text.head") for kind, new in asked] == ["tied", None, None]
 
 
 def test_another_architecture_is_refused_with_the_fields_to_change(tmp_path, source):
     folder = published.save(tmp_path, "gpt2")
-    wrong = {"model__D": 24, "model__norm": "rms", "text__tied_output": False, "model__dropout": 0.5}
+    wrong = {"model__D": 24, "model__norm": "rms", "text__head": "linear", "model__dropout": 0.5}
     told = refusal(*gpt2(init_from=str(folder), **wrong))
     assert not any(words in told for words in ("init_fresh", "model.H", "dropout"))
-    for words in ("model.D = 21 (it is 24)", "model.norm = 'token' (it is 'rms')", "text.tied_output = True (it is "):
+    for words in ("model.D = 21 (it is 24)", "model.norm = 'token' (it is 'rms')", "text.head = 'tied' (it is "):
         assert words in told
     assert "model.K = 7 (it is 8)" in told and "norm1/shift_D (2, 21) is left over" in told
     told = refusal(*gpt2(init_from=str(folder), W=256))
@@ -139,7 +141,7 @@ def test_positions_are_dropped_on_the_way_and_the_context_may_grow(tmp_path, dro
     folder = published.run(tmp_path / "run", "language", **theirs)
     ours = {"text__N": 16, "init_from": str(folder), "model__position": "none", "model__relative_position": "none"}
     settings = tiny.settings("language", **ours)
-    model = models.language(settings.model, answer=head.next_word, W=256, N=16, tied_output=False)
+    model = models.language(settings.model, answer=head.next_word, W=256, N=16)
     assert f"model.{part} = '{dropped}' (it is 'none')" in refusal(settings, model)
     found, out = load(tiny.settings("language", **ours, init_fresh=part), model)
     assert f"left behind: {part}\n" in out
@@ -286,7 +288,7 @@ def test_what_nobody_chose_is_as_the_model_has_it(tmp_path, capsys):
 
     found = adopted()
     of = open_model.open(theirs).model | {"H": 6, "G": 2, "K": 4, "norm": "rms:1e-6", "bias": "none"}
-    assert {name: found[f"model.{name}"] for name in of} == of and not found["text.tied_output"]
+    assert {name: found[f"model.{name}"] for name in of} == of and found["text.head"] == "linear"
     assert found["text.tokenizer"] == str(theirs)
     assert (
         f"as {theirs} has it: model.D = 18, model.F = 19, model.G = 2, model.H = 6, model.K = 4, model.M = 2"
@@ -310,7 +312,7 @@ def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
     (tmp_path / "text.txt").write_text("abcdefghijklmnopqrstuvw" * 20)  # 23 words
     folder = published.save(tmp_path / "gpt2", "gpt2")
     (folder / "tokenizer.json").write_bytes(saved_words("ABCDEFGHIJKLMNOPQRSTUVW"))
-    fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.tied_output": True}
+    fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.head": "tied"}
     fields |= {"text.source": str(tmp_path / "text.txt"), "text.tokenizer": "characters", "train.batch_size": 8}
     fields |= {"train.evaluate_batch": 8}
     file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields)

@@ -134,7 +134,7 @@ def answering(folder):
     """params -> our logits."""
     made = open_model.open(folder)
     if made.extras["headless"]:  # its tokens
-        facts = {name: made.facts[name] for name in ("W", "N")} | {"tied_output": True}
+        facts = {name: made.facts[name] for name in ("W", "N")} | {"output": "tied"}
         tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
         made = types.SimpleNamespace(
             kind=made.kind, network=lambda: models.language(made.fields, answer=tokens, **facts), fields=made.fields
@@ -252,7 +252,7 @@ def test_the_published_sentence_encoder(tmp_path):
     with torch.no_grad():
         right_BND = theirs(**words).last_hidden_state.numpy()
     tokens = variant.Variant(head.masked_word.init, lambda params, x_BND: x_BND)
-    model = models.language(made.fields, answer=tokens, W=30522, N=512, tied_output=True)
+    model = models.language(made.fields, answer=tokens, W=30522, N=512, output="tied")
     real_BN = words["attention_mask"].numpy() > 0
     apply = jax.jit(model.apply, static_argnames="mask")
     x_BND = np.asarray(apply(made.params, words["input_ids"].numpy(), mask=mask.padding(real_BN))[0])

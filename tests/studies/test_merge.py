@@ -130,6 +130,15 @@ def test_what_is_not_one_study_is_not_merged(halves, tmp_path, sentence):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["A", "B"]
 
 
+def test_a_report_of_each_condition_alone_is_written_on_request(copy):
+    folder = copy / "study"
+    for given, family in (({"correction": "condition"}, "condition"), ({}, "study")):
+        told = tiny.command(report, workdir=folder, **given)
+        assert (told.code, numbers(folder)["conditions"][0]["family"]) == (0, family)
+        assert f"comparisons of this {family} together" in (folder / "report.md").read_text()
+    assert "the right ones are: study, condition" in tiny.refusal(report, workdir=folder, correction="arms")
+
+
 def test_a_merge_takes_two_folders_with_runs_and_a_new_one(halves, tmp_path):
     new = tmp_path / "new"
     assert "at least two folders" in tiny.refusal(report, workdir=new, merge=halves[:1])

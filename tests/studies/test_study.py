@@ -117,7 +117,6 @@ WRONG = {
     "condition a: study.threshold = nan is no number": own(threshold=math.nan),
     "condition a: study.margin must be at least 0, and -0.1 is not": own(margin=-0.1),
     "study.looks must be at least 1, and 0 is not": {"study__looks": 0},
-    """study.correction is "study" or "condition", and 'arms' is neither""": {"study__correction": "arms"},
     'condition all, arm tied: unknown config key "model.scor"': arms("tied", "b", **{"model.scor": 1}),
     'condition all, arm tied: "model.score" must be of type str': arms("tied", "b", **{"model.score": 1}),
     "arm tied: seed is the same for a whole study": arms("tied", "b", seed=1),

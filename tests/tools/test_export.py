@@ -21,7 +21,7 @@ SEGMENT_BN = (np.arange(11)[None] >= np.array([[5], [2]])).astype(int)
 IMAGE_BYXZ = np.random.default_rng(2).standard_normal((2, 8, 8, 1)).astype(np.float32)
 SMALL = {"model.M": 2, "model.D": 24, "model.H": 2, "model.F": 7, "model.remat": "products"}
 WORDS = SMALL | {"text.N": N}
-BERT = {"text.objective": "masked", "text.transform": True, "model.segments": 2, "model.outer_norm": "first"}
+BERT = {"text.objective": "masked", "text.head": "linear+gelu", "model.segments": 2, "model.outer_norm": "first"}
 LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.relative_position": "rotary"}
 RUNS = {
     "gpt2": WORDS,
@@ -52,11 +52,11 @@ MODEL = {
     "compute_dtype": ["bfloat16"],
     "remat": ["full"],
 }
-TEXT = {"source": ["docstrings"], "tokenizer": ["characters"], "N": [12], "tied_output": [True]}
+TEXT = {"source": ["docstrings"], "tokenizer": ["characters"], "N": [12]}
 IMAGE = {"source": ["mnist"], "patch": [2], "augment": [["shift:1"]]}
 REFUSED = {  # those of the other sections that every family refuses
     "text.objective": ["causal", "prefix", "masked"],
-    "text.transform": ["", "gelu", "tanh"],
+    "text.head": ["linear", "tied", "linear+gelu", "tied+gelu", "linear+tanh", "tied+bias"],
     "image.head": ["pooled"],
 } | {"image.size": [], "text.field": []}  # of photographs, and of rows
 
@@ -71,14 +71,14 @@ ALWAYS = keyed("model", {field: MODEL[field] for field in FREE} | {"norm": ["tok
 ALWAYS |= {"model.score": ["symmetric_init", "asymmetric_std"]}
 OF_WORDS = ALWAYS | keyed("text", TEXT)
 TAKEN = {  # the values of OTHERS that a family has beside those of its run above
-    "gpt2": OF_WORDS | {"model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
-    "bert": OF_WORDS | {"model.segments": [1]},
-    "albert": OF_WORDS | {"model.segments": [1], "model.E": [6], "model.share": [2]},
+    "gpt2": OF_WORDS | {"text.head": ["tied"], "model.scale": ["1"], "model.mlp": ["relu", "gelu_tanh"]},
+    "bert": OF_WORDS | {"text.head": ["tied+gelu"], "model.segments": [1]},
+    "albert": OF_WORDS | {"text.head": ["tied+gelu"], "model.segments": [1], "model.E": [6], "model.share": [2]},
     "vit": ALWAYS | keyed("image", IMAGE) | {"model.mlp": ["relu", "gelu_tanh"]},
     "llama": OF_WORDS
     | keyed("model", {"relative_position": ["rotary:50", "rotary_halves", "rotary_halves:50:linear:2"]})
     | keyed("model", {"mlp": ["geglu"], "bias": ["all", "attention"]})
-    | {"model.G": [1], "model.K": [6], "model.norm": ["rms:0.1"]},
+    | {"text.head": ["tied"], "model.G": [1], "model.K": [6], "model.norm": ["rms:0.1"]},
 }
 
 
@@ -128,7 +128,7 @@ def refused(family: str, config: dict) -> str:
     fields, kind = config["model"], hub.FAMILIES[family].kind
     if kind != "image" and config["text"]["objective"] != kind:
         return "text.objective"
-    facts = {"answer": config["image"]["head"]} if kind == "image" else {"transform": config["text"]["transform"]}
+    facts = {"answer": config["image"]["head"]} if kind == "image" else {"output": config["text"]["head"]}
     try:
         export.refuse(hub.FAMILIES[family], kind, facts, fields)
     except errors.UserError as error:
@@ -197,7 +197,7 @@ def test_transformers_reads_every_setting_that_is_written(tmp_path, family):
 def test_what_the_family_does_not_have_is_named(tmp_path):
     kinds = {"text": ("language", {"model.D": 8, "model.H": 4, "model.G": 2}), "image": ("vision", {})}
     runs = {name: published.run(tmp_path / name, kind, **changed) for name, (kind, changed) in kinds.items()}
-    changes = {"text__objective": "masked", "text__transform": False, "model__segments": 0}
+    changes = {"text__objective": "masked", "text__head": "linear", "model__segments": 0}
     runs["masked"] = published.changed(runs["text"], tmp_path / "masked", **changes)
     out = tmp_path / "out"
     for run, family, sentence in (
@@ -206,7 +206,7 @@ def test_what_the_family_does_not_have_is_named(tmp_path):
         ("text", "gpt_bigcode", "model.G is 2 and not 4"),
         ("text", "gpt3", "the right ones are: gpt2, gpt_bigcode, bert"),
         ("text", "experiments.pretrained.gpt2:FAMILY", "the right ones are: gpt2, gpt_bigcode, bert"),
-        ("masked", "bert", "text.transform is '' and not 'gelu', as model.mlp is; model.segments is 0 and not 1"),
+        ("masked", "bert", "text.head is 'linear' and not 'linear+gelu', as model.mlp is; model.segments is 0"),
         ("image", "vit", "image.head is 'pooled' and not 'class_token'"),
     ):
         assert sentence in tiny.refusal(export, checkpoint=runs[run], family=family, workdir=out)
