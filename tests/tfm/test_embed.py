@@ -11,17 +11,23 @@ import reference
 import reference_decoders
 import translate
 from cases import B, C, D, N, W
+from jax.sharding import PartitionSpec as P
 
+from experiments.engine import mesh as meshes
 from tfm import embed, head, norm, position, shapes, transformer
 
 
 @cases.float64()
-def test_words_equal_the_reference():
+def test_words_equal_the_reference_also_where_devices_share_them():
     params, w_BN = cases.drawn(lambda key: embed.words.init(key, W=W, D=D)), cases.words()
     x_BND = embed.words.apply(params, w_BN)
     for b in range(B):
         x = reference.one_hot(np.asarray(w_BN[b]), W)
         cases.close(x_BND[b], reference.embedded(x, np.asarray(params["E_WD"])), 0)
+    mesh, E_WD = meshes.make(data=1, tensor=2), params["E_WD"][1:]
+    apply = functools.partial(embed.words.apply, layout=meshes.layout(mesh, W=W - 1))
+    spread = jax.jit(meshes.sharded(apply, mesh, in_specs=(P("tensor"), P())))
+    cases.close(spread({"E_WD": E_WD}, np.arange(W - 1)[None])[0], E_WD, 0)
 
 
 @cases.float64()

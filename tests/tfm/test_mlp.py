@@ -105,6 +105,14 @@ def test_gradients_of_mlps_on_eight_devices_are_those_on_one():
     cases.agree(eight, one, 1e-5)
 
 
+def test_what_hidden_units_on_two_devices_say_is_added_up_on_a_tpu_too():
+    devices, x_BND = mesh.make(data=1, tensor=2), cases.normal(1, B, N, D)
+    params, over = cases.drawn(lambda key: mlp.gelu.init(key, D=D, F=6, M=1, bias=True)), mesh.layout(devices)
+    spread = functools.partial(mlp.gelu.apply, layout=over._replace(platform="tpu"))
+    two = mesh.sharded(spread, devices, in_specs=(shapes.specs(params, over.rules), P()), out_specs=P())
+    cases.close(jax.jit(two)(params, x_BND), jax.jit(mlp.gelu.apply)(params, x_BND), 1e-5)
+
+
 @cases.float64()
 def test_the_derivative_of_gelu_is_its_difference_quotient():
     x, h, gelu = np.linspace(-6, 6, 101), 1e-5, jax.jit(mlp.exact_gelu)

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import reference
 from cases import B, D, N, W
+from jax.sharding import PartitionSpec as P
 
+from experiments.engine import mesh as meshes
 from tfm import layout, linear, loss, word_loss
 
 ROWS = 8  # tokens of a chunk, the fewest there may be: 14 are two chunks, the second not full
@@ -70,6 +72,16 @@ def test_loss_and_gradient_in_chunks_equal_the_reference_and_those_of_all_at_onc
         p = [reference.softmax(row) for row in x_ND @ np.asarray(given[0]["G_WD"]).T]
         slow += reference.cross_entropy(p, np.where(weight_N > 0, target_N, 0), weight_N)
     cases.close(found["loss"][0], slow)
+
+
+def test_tpus_that_share_the_words_have_the_loss_and_gradient_of_one(chunks, monkeypatch):
+    monkeypatch.setattr(word_loss, "FROM", 1)
+    over, (params, x_BND), ask = layout.Layout(vocab="tensor", platform="tpu"), drawn(), asked()
+    params, ask = {name: leaf[:22] for name, leaf in params.items()}, ask._replace(target_BN=ask.target_BN % 22)
+    share = functools.partial(gradient, functools.partial(word_loss.measures, layout=over), asked=ask)
+    specs = P("tensor"), P()
+    spread = meshes.sharded(share, meshes.make(data=1, tensor=2), in_specs=specs, out_specs=(specs, P()))
+    cases.agree(jax.jit(spread)(params, x_BND), gradient(at_once, params, x_BND, ask), 1e-5)
 
 
 def test_of_equal_logits_the_first_is_the_answer_in_chunks_too(chunks):

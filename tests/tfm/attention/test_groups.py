@@ -130,6 +130,12 @@ def test_factors_queries_and_keys_are_those_of_repeated_keys(name):
     assert name == "identity_query" or (keys == np.asarray(begun["Uq_HKD"])).all() == (name == "symmetric_init")
 
 
+def test_heads_leave_out_the_value_of_their_group():
+    y_BHNK, v_BGNK = cases.normal(1, B, H, N, K), cases.normal(2, B, 2, N, K)
+    both = v_BGNK, np.repeat(v_BGNK, H // 2, 1)
+    cases.close(*(value.exclusive.between({}, y_BHNK, None, v) for v in both), 1e-6)
+
+
 def test_the_optimiser_takes_heads_of_keys_for_heads():
     for name in ("blocks/score/Uk_GKD", "blocks/value/Uv_GKD"):
         assert shapes.sides(name) == shapes.sides(name.replace("G", "H")) and shapes.is_matrix(name)

@@ -46,13 +46,14 @@ SCALED = {
     "dynamic": ((3.0, 4.0), 1.0),
     "llama3": ((4.0, 1.0, 5.0, 60.0), 1.0),
     "yarn": ((4.0, 200.0, 12.0, 2.0), slow_decoders.yarn_length(4.0)),
+    "yarn, to beyond the last pair": ((4.0, 200.0, 12.0, 0.1), slow_decoders.yarn_length(4.0)),
 }
 
 
 @pytest.mark.parametrize("kind", SCALED)
 @cases.float64()
 def test_scaled_rotary_equals_the_reference_and_where_nothing_is_longer_it_is_none(kind):
-    numbers, length = SCALED[kind]
+    (numbers, length), kind = SCALED[kind], kind.split(",")[0]
     q_BHNK, k_BHNK = jax.device_get([cases.normal(i, B, heads, N, EVEN) for i, heads in ((1, H), (2, 1))])
     base, n, theirs = 500.0, np.stack([ANY_N + 9 * b for b in range(B)]), getattr(slow_decoders, kind)
     same = (3.0, 1000.0) if kind == "dynamic" else (1.0, *numbers[1:])
