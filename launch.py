@@ -101,7 +101,7 @@ def run(
     shown = {name: value for name, value in how.items() if value != Command._field_defaults[name]} | dict(given)
     hint = ""
     try:
-        with by_name.unchanged(pathlib.Path(command.config).parent):
+        with config_file.unchanged(pathlib.Path(command.config).parent):
             action, folder = prepared(command)
             words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{shown!r}"] if shown else [])]
             hint = f"; go on with: launch.run({', '.join(words)})"
@@ -143,7 +143,6 @@ def asked(argv: list[str]) -> Command:
         right = by_name.ELSEWHERE | configs.flat(importlib.import_module("configs.base").common().to_dict())
         found = by_name.elsewhere(unknown[1], right) if unknown else []
         hint = f"; a setting is given as --config.{found[0]}=VALUE" if found else ""
-        hint += ", beside a smaller --config.optim.warmup_steps=LESS" * (found[:1] == ["train.steps"])
         raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
     group = distributed.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
     several, bundle = group or DISTRIBUTED.value, REPLAY.value and pathlib.Path(REPLAY.value)
@@ -189,8 +188,12 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
         config.mesh[axis] = 1
     for key, value in command.changes:
         command.change(config, key, value)
-    given = [key for key, _ in command.changes]
-    settings = configs.Settings(config, config_file.defaults(config, base), file=command.config, given=given)
+    given, defaults = [key for key, _ in command.changes], config_file.defaults(config, base)
+    usual, steps = defaults.optim.warmup_steps, config.train.steps
+    if 0 < steps <= usual == config.optim.warmup_steps and "optim.warmup_steps" not in given:
+        config.optim.warmup_steps = steps // 10
+        print(f"optim.warmup_steps = {steps // 10}, a tenth of the steps: the usual {usual} would be all of them")
+    settings = configs.Settings(config, defaults, file=command.config, given=given)
     experiment = by_name.experiment(settings.experiment)
     compilation.keep()
     if command.dry_run and not command.topology:

@@ -25,7 +25,7 @@ from sklearn import datasets
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {"README": ROOT / "README.md", **{file.stem: file for file in sorted((ROOT / "docs/guides").glob("*.md"))}}
-FEW = ("--config.train.steps=120", "--config.train.evaluate_every=60")  # vit warms up for 100
+FEW = ("--config.train.steps=80", "--config.train.evaluate_every=40")
 NEEDED = ("transformers",)  # of what is not installed everywhere
 
 

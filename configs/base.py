@@ -104,7 +104,7 @@ def common() -> ml_collections.ConfigDict:
     optim.learning_rate = 1e-3  # the peak
     optim.schedule = "cosine"  # after the warm-up: cosine, linear or wsd, which end at a tenth of the peak (linear:0 at
     # 0, and so the others); constant; or my_file:fall, (step, steps) -> the fraction of the peak
-    optim.warmup_steps = 100  # linear rise
+    optim.warmup_steps = 100  # linear rise; of a run of no more steps a tenth of them, unless it is set to another
     optim.betas = [0.9, 0.99]  # decay of the mean of gradients, and of that of their squares
     optim.weight_decay = 0.1  # on matrices only
     optim.frozen = []  # parameters that stay as they begin: ["embed/E_WD"], ["*", "!head"] (all but the head)

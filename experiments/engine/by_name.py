@@ -12,15 +12,11 @@ import re
 import sys
 import sysconfig
 import traceback
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-import jax
-from jax.experimental.compilation_cache import compilation_cache
-
-from experiments.engine import disk, errors
+from experiments.engine import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # a program of the user's own: my_file:my_variant
@@ -304,48 +300,3 @@ def _others() -> tuple[str, ...]:
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     rooms = (f"{ROOT / room}{os.sep}" for room in ("tfm", "experiments", "benchmarks"))
     return ("<", *installed, *rooms, str(ROOT / "launch.py"))
-
-
-@contextlib.contextmanager
-def unchanged(folder: pathlib.Path) -> Iterator[None]:
-    """Within this, the user's own modules are imported anew: those of the working directory, of the project's folder
-    and of that of the config. Behind it, all is as it was before; but what JAX has started and compiled stays.
-    UserError where there is no working directory any more.
-    """
-    try:
-        place = os.getcwd()
-    except OSError as error:
-        reason = disk.reason(error)
-        raise errors.UserError(f"the working directory is gone ({reason}): os.chdir to one that is there") from error
-    path, bytecode, flags = list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
-    folders = (place, str(folder.absolute()), str(ROOT))
-    before = {name: sys.modules.pop(name) for name in _edited(folders)}
-    importlib.invalidate_caches()  # a file may have been written since the folder was last looked at
-    unraisable = sys.unraisablehook
-    sys.dont_write_bytecode = True  # it is told from a newer file by its seconds only
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stdout):
-            yield
-    finally:
-        for name in _edited(folders):
-            del sys.modules[name]
-        sys.modules.update(before)
-        sys.path[:], sys.dont_write_bytecode, sys.unraisablehook = path, bytecode, unraisable
-        os.chdir(place)
-        changed = {name: value for name, value in flags.items() if jax.config.values[name] != value}
-        for name, value in changed.items():
-            with contextlib.suppress(RuntimeError):  # of a flag that counts only before JAX has started
-                jax.config.update(name, value)
-        if changed:
-            compilation_cache.reset_cache()  # whether, and where, compiled programs are kept is looked at anew
-
-
-def _edited(folders: Iterable[str]) -> list[str]:
-    """The modules that are imported from one of these folders, and that the user may edit."""
-    found = []
-    for name, module in sys.modules.items():
-        paths = [os.path.join(folder, *name.split(".")) for folder in folders]
-        file = str(getattr(module, "__file__", None))
-        if own(file) and file in [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]:
-            found.append(name)
-    return found

@@ -3,15 +3,20 @@
 Strictly: no field is missing, none is unknown, each has its type.
 """
 
+import contextlib
 import importlib.util
+import os
 import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import ml_collections
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.engine import by_name, disk, errors
 from experiments.engine import config as configs
@@ -151,3 +156,48 @@ def _sentence(error: Exception, line: str) -> str:
         found = by_name.elsewhere(name)[:1] or ([meant.group(1)] if meant else [])
         return f'unknown config key "{name}"' + (f' (did you mean "{found[0]}"?)' if found else "")
     return by_name.sentence(error)
+
+
+@contextlib.contextmanager
+def unchanged(folder: pathlib.Path) -> Iterator[None]:
+    """Within this, the user's own modules are imported anew: those of the working directory, of the project's folder
+    and of that of the config. Behind it, all is as it was before; but what JAX has started and compiled stays.
+    UserError where there is no working directory any more.
+    """
+    try:
+        place = os.getcwd()
+    except OSError as error:
+        reason = disk.reason(error)
+        raise errors.UserError(f"the working directory is gone ({reason}): os.chdir to one that is there") from error
+    path, bytecode, flags = list(sys.path), sys.dont_write_bytecode, dict(jax.config.values)
+    folders = (place, str(folder.absolute()), str(by_name.ROOT))
+    before = {name: sys.modules.pop(name) for name in _edited(folders)}
+    importlib.invalidate_caches()  # a file may have been written since the folder was last looked at
+    unraisable = sys.unraisablehook
+    sys.dont_write_bytecode = True  # it is told from a newer file by its seconds only
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stdout):
+            yield
+    finally:
+        for name in _edited(folders):
+            del sys.modules[name]
+        sys.modules.update(before)
+        sys.path[:], sys.dont_write_bytecode, sys.unraisablehook = path, bytecode, unraisable
+        os.chdir(place)
+        changed = {name: value for name, value in flags.items() if jax.config.values[name] != value}
+        for name, value in changed.items():
+            with contextlib.suppress(RuntimeError):  # of a flag that counts only before JAX has started
+                jax.config.update(name, value)
+        if changed:
+            compilation_cache.reset_cache()  # whether, and where, compiled programs are kept is looked at anew
+
+
+def _edited(folders: Iterable[str]) -> list[str]:
+    """The modules that are imported from one of these folders, and that the user may edit."""
+    found = []
+    for name, module in sys.modules.items():
+        paths = [os.path.join(folder, *name.split(".")) for folder in folders]
+        file = str(getattr(module, "__file__", None))
+        if by_name.own(file) and file in [path + end for path in paths for end in (".py", f"{os.sep}__init__.py")]:
+            found.append(name)
+    return found

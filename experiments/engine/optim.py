@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from experiments.engine import by_name, errors
+from experiments.engine import by_name, config, errors
 from tfm import shapes
 
 BETAS = ("beta1", "beta2")  # the two of the setting betas
@@ -290,3 +290,34 @@ def _clipped(step: optax.GradientTransformation, clip: float) -> optax.GradientT
 
 NAMED = {"adamw": adamw, "muon": muon, "normuon": functools.partial(muon, rows=True)}
 NAMED |= {"hyperball": functools.partial(muon, ball=True)}
+
+
+def optimiser(
+    settings: config.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
+) -> tuple[optax.Schedule, optax.GradientTransformation]:
+    """The learning rate of every step, and the optimiser with it, of what is not frozen (step.Task).
+
+    numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
+    """
+    o = settings.optim
+    if o.name not in NAMED and callable(getattr(optax, o.name, None)):
+        raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
+    rule = by_name.choose("optimiser", o.name, NAMED)
+    arguments = takes(rule)
+    names = ("learning_rate", "warmup_steps", "clip", "ema", *arguments.values())
+    values = {name: getattr(o, name) for name in names if name not in BETAS}
+    config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
+    for name in ("momentum", "ema"):
+        if values.get(name, 0) >= 1:
+            raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
+    if {*names} & {*BETAS}:
+        if len(o.betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in o.betas):
+            raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {o.betas} is not")
+        values |= zip(BETAS, map(float, o.betas), strict=True)
+    values |= numbers
+    how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
+    rate = schedule(o.schedule, peak=values["learning_rate"], **how)
+    given = {argument: values[name] for argument, name in arguments.items()}
+    made = own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)
+    made = optax.masked(made, functools.partial(trained, frozen=frozen)) if frozen else made
+    return rate, averaged(made, o.ema) if o.ema else made

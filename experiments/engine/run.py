@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh
 
 from experiments.engine import (
     batches,
-    by_name,
     checkpoint,
     compilation,
     config,
@@ -299,7 +297,7 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     if settings.optim.name == "hyperball" and (settings.optim.lora or settings.model.output_std == 0):
         zeros = "optim.lora" if settings.optim.lora else "model.output_std = 0"
         raise errors.UserError(f"optim.name = hyperball keeps the norms of matrices, and with {zeros} some are 0")
-    rate, rule = optimiser(settings, frozen)
+    rate, rule = optim.optimiser(settings, frozen)
     if ":" in settings.optim.name:
         optim.check(settings.optim.name, rule, params)
     rule = step.remembering(rule) if t.nan == "skip_spikes" else rule
@@ -326,34 +324,3 @@ def measured(task: step.Task) -> list[str]:
     params = jax.eval_shape(task.init, jax.random.key(0))
     metrics = jax.eval_shape(task.loss_and_metrics, params, task.evaluation[0], None)
     return sorted(f"{loop.EVAL}{name}" for name in metrics if not name.startswith(step.RUNNING))
-
-
-def optimiser(
-    settings: config.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
-) -> tuple[optax.Schedule, optax.GradientTransformation]:
-    """The learning rate of every step, and the optimiser with it, of what is not frozen (step.Task).
-
-    numbers: learning_rate and weight_decay, where they are not the config's but those of one of several runs.
-    """
-    o = settings.optim
-    if o.name not in optim.NAMED and callable(getattr(optax, o.name, None)):
-        raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
-    rule = by_name.choose("optimiser", o.name, optim.NAMED)
-    takes = optim.takes(rule)
-    names = ("learning_rate", "warmup_steps", "clip", "ema", *takes.values())
-    values = {name: getattr(o, name) for name in names if name not in optim.BETAS}
-    config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
-    for name in ("momentum", "ema"):
-        if values.get(name, 0) >= 1:
-            raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
-    if {*names} & {*optim.BETAS}:
-        if len(o.betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in o.betas):
-            raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {o.betas} is not")
-        values |= zip(optim.BETAS, map(float, o.betas), strict=True)
-    values |= numbers
-    how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
-    rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)
-    given = {argument: values[name] for argument, name in takes.items()}
-    made = optim.own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)
-    made = optax.masked(made, functools.partial(optim.trained, frozen=frozen)) if frozen else made
-    return rate, optim.averaged(made, o.ema) if o.ema else made

@@ -27,6 +27,7 @@ from experiments.engine import (
     loop,
     manifest,
     mesh,
+    optim,
     signals,
     step,
     workdir,
@@ -126,7 +127,7 @@ def prepare(program: study.Program, devices: Mesh) -> Ready:
     with contextlib.redirect_stdout(None):  # `check` has told it
         start = warm_start.load(first.settings, work.task.init, resumed=False, files=work.files)
     plan = single.plan(first.settings, work.task, devices)
-    optimiser = functools.partial(single.optimiser, first.settings, plan.task.frozen)
+    optimiser = functools.partial(optim.optimiser, first.settings, plan.task.frozen)
     batched = vmapped_runs.side_by_side(devices, 3 * _forward(plan.task))
     vmapped = vmapped_runs.VmappedRuns(plan.task, optimiser, devices, plan.accumulation, batched)
     batch, alive = mesh.abstract_batch(devices, plan.task.train[0], rows=rows), step.abstract_alive(devices, rows)

@@ -12,7 +12,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import by_name, compilation, config, disk, errors, log, signals
+from experiments.engine import compilation, config, config_file, disk, errors, log, signals
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -40,7 +40,7 @@ def tool(**help: str) -> Callable[[Callable], Callable]:
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
         def run(*given: Any, **named: Any) -> Any:
-            with by_name.unchanged(pathlib.Path()):
+            with config_file.unchanged(pathlib.Path()):
                 values = inspect.signature(function).bind(*given, **named)
                 values.apply_defaults()
                 config.check_numbers(values.arguments)

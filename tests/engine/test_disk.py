@@ -95,7 +95,7 @@ def bundle(folder):
 
 
 def study_entered(folder):
-    ablation.enter(folder, [ablation.study.Run("all", "tied", 3, tiny.settings("vision"))])
+    ablation.enter(folder, [ablation.study.Run("all", "tied", 3, tiny.settings("vision"))], fall_back=False)
 
 
 LINKS = {  # what is a link, where to, who writes there, what is said

@@ -68,7 +68,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained_without_it(name):
             total, count = task.loss_and_metrics(every, batch)["loss"]
             return total / count
 
-        own, (_, rule) = others(params, frozen), runs.optimiser(settings)
+        own, (_, rule) = others(params, frozen), optim.optimiser(settings)
         gradient = jax.grad(mean)(own)
         updates, _ = rule.update(gradient, rule.init(own), own)
         return optax.apply_updates(own, updates), optax.tree.norm(gradient)

@@ -54,6 +54,23 @@ def test_the_command_line_gives_values_behind_an_equals_sign_or_a_space(spy, tmp
     assert outcome.code == 130 and re.fullmatch(f"stopped; go on with: {command} --workdir={folder}\n", outcome.err)
 
 
+@pytest.mark.parametrize(
+    ("words", "warmup", "said"),
+    [
+        ("train.steps=60", 6, "optim.warmup_steps = 6, a tenth of the steps: the usual 100 would be all of them\n"),
+        ("train.steps=100", 10, "optim.warmup_steps = 10, "),
+        ("train.steps=101", 100, ""),
+        ("train.steps=60 optim.warmup_steps=100", 100, ""),  # refused, where there is a schedule
+        ("train.steps=60 optim.warmup_steps=30", 30, ""),
+    ],
+)
+def test_a_short_run_has_a_shorter_warm_up_than_the_usual_one(spy, tmp_path, words, warmup, said):
+    outcome = tiny.run("--config", spy, *(f"--config.{word}" for word in words.split()))
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["optim"]["warmup_steps"] == warmup
+    assert outcome.out.startswith(said) and ("warmup" in outcome.out) == bool(said)
+
+
 def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):
     words = ["--config", spy, "--workdir", "a/b", "--config.seed=3"]
     told = tiny.run(*words)
@@ -112,7 +129,7 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
     [
         ("--config=a.json train.steps=3", 'what is "train.steps=3"? Settings are given as --config.key=value'),
         ("vit", 'what is "vit"? Settings are given as --config.key=value, and a config as --config vit'),
-        ("--config=vit --steps=3", "--config.train.steps=VALUE, beside a smaller --config.optim.warmup_steps=LESS"),
+        ("--config=vit --steps=3", "a setting is given as --config.train.steps=VALUE"),
         ("--config=vit --dropout 3", "flag 'dropout'; a setting is given as --config.model.dropout=VALUE"),
         ("--config=vit --config.model.n_layer=3", 'unknown config key "model.n_layer" (did you mean "model.M"?)'),
         ("--config=vitt", 'there is no config file vitt (did you mean "vit"?)'),

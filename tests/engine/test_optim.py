@@ -10,7 +10,6 @@ import pytest
 import tiny
 
 from experiments.engine import errors, optim
-from experiments.engine import run as runs
 from experiments.engine import step as steps
 from tfm import shapes
 
@@ -264,7 +263,7 @@ TWO = "optim.betas must be two numbers from 0 to below 1, and {} is not"
 )
 def test_what_cannot_be(changes, sentence):
     with pytest.raises(errors.UserError) as raised:
-        runs.optimiser(chosen(**changes))
+        optim.optimiser(chosen(**changes))
     assert str(raised.value) == sentence
 
 
@@ -311,12 +310,12 @@ def test_a_rule_of_ones_own_gets_what_it_asks_for_and_its_steps_are_counted():
     params, gradient = normal(0), normal(1)
     same = dict(schedule="constant", warmup_steps=0, weight_decay=0.5)
     settings = chosen(name="optax:lion", betas=[0.8, 0.9], clip=1e-3, **same)
-    _, lion = runs.optimiser(settings)
+    _, lion = optim.optimiser(settings)
     found = taken(lion, params, [gradient, gradient])
     by_hand = optax.lion(1e-3, b1=0.8, b2=0.9, weight_decay=0.5, mask=optim.matrices)
     near(found, taken(by_hand, params, [gradient, gradient]))
     settings = chosen(name="test_optim:sign", momentum=0.5, betas=[0.5, 0.5], **same)
-    _, rule = runs.optimiser(settings)
+    _, rule = optim.optimiser(settings)
     updates, state = rule.update(gradient, rule.init(params), params)
     near(updates, jax.tree.map(lambda g, p: -1e-3 * (jnp.sign(g) + 0.5 * p), gradient, params))
     assert steps.updates_made(state) == 1
@@ -328,4 +327,4 @@ def test_a_rule_of_ones_own_is_tried_on_the_parameters():
     for name, said in (("transposed", "have not the names and shapes of"), ("raises", r"line \d+: KeyError")):
         with pytest.raises(errors.UserError, match=f"optim.name = test_optim:{name}: .*{said}"):
             settings = chosen(name=f"test_optim:{name}")
-            optim.check(settings.optim.name, runs.optimiser(settings)[1], jax.eval_shape(lambda: normal(0)))
+            optim.check(settings.optim.name, optim.optimiser(settings)[1], jax.eval_shape(lambda: normal(0)))
