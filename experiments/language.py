@@ -72,7 +72,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     own = {"tied_output": t.tied_output, "transform": t.transform}
     model = models.language(m, answer=head.masked_word if hidden else head.next_word, W=W, N=t.N, **own)
     examples = masked_windows(corpus, N=t.N) if hidden else causal_windows(corpus, N=t.N, prefix=prefix)
-    parts = tasks.parts(settings, *examples, apart=t.N + 1)
+    parts = tasks.parts(settings, *examples, tokens=t.N, apart=t.N + 1)
     most_frequent = token_counts(corpus.train_T, W=W).argmax()
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
@@ -84,7 +84,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         model,
         logits,
         few=t.objective != "causal",
-        tokens_per_example=t.N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=most_frequent)},
         guess={"accuracy": "always the training part's most frequent token"},
         layout=models.layout(m, devices, W=W),

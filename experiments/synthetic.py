@@ -38,7 +38,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         models.check_causal(m)
     model = models.language(m, answer=head.masked_word, W=W, N=s.N, tied_output=False)
     mask = models.masked(m, masks.causal if causal else None)
-    parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT))
+    parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=s.N)
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["w_BN"], mask=mask, **options)
@@ -47,7 +47,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         settings,
         model,
         logits,
-        tokens_per_example=s.N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W)},
         guess={"accuracy": "always the held-out examples' most frequent answer"},
         layout=models.layout(m, devices, W=W),

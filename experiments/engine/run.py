@@ -269,7 +269,6 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     growth = batches.growing(t.batch_size, t.growth)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
-    mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
     params, frozen = jax.eval_shape(task.init, jax.random.key(0)), [*task.frozen, *settings.optim.frozen]
     mesh.check_layout(devices, task.layout, params, task.train[0])
     if frozen:
@@ -330,17 +329,16 @@ def optimiser(
         raise errors.UserError(f'unknown optimiser "{o.name}" (did you mean "optax:{o.name}"?)')
     rule = by_name.choose("optimiser", o.name, optim.NAMED)
     takes = optim.takes(rule)
-    names = ("learning_rate", "warmup_steps", "clip", *takes.values())
+    names = ("learning_rate", "warmup_steps", "clip", "ema", *takes.values())
     values = {name: getattr(o, name) for name in names if name not in optim.BETAS}
-    config.at_least(0, {f"optim.{name}": value for name, value in (values | {"ema": o.ema}).items()})
-    for name, value in {"momentum": values.get("momentum", 0), "ema": o.ema}.items():
-        if value >= 1:
-            raise errors.UserError(f"optim.{name} must be less than 1, and {value} is not")
-    if {*names} & {*optim.BETAS}:
-        if len(o.betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in o.betas):
-            raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {o.betas} is not")
-        values |= zip(optim.BETAS, map(float, o.betas), strict=True)
-    values |= numbers
+    config.at_least(0, {f"optim.{name}": value for name, value in values.items()})
+    for name in ("momentum", "ema"):
+        if values.get(name, 0) >= 1:
+            raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
+    betas = o.betas if {*names} & {*optim.BETAS} else [0.0, 0.0]  # else a change of them is unused
+    if len(betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in betas):
+        raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {betas} is not")
+    values |= {**dict(zip(optim.BETAS, betas, strict=True)), **numbers}
     how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
     rate = optim.schedule(o.schedule, peak=values["learning_rate"], **how)
     given = {argument: values[name] for argument, name in takes.items()}

@@ -115,8 +115,8 @@ def test_a_second_call_gives_the_result_of_the_first_also_by_the_config_that_it_
 def test_what_an_experiment_of_the_project_answers(tmp_path):
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     text = {"text__source": str(tmp_path / "text.txt"), "text__N": 17}
-    for name, changes, batch, shape in (("language", text, "w_BN", (64, 17)), ("vision", {}, "label_B", (64,))):
-        settings = tiny.settings(name, train__evaluate_batch=64, **changes)
+    for name, changes, batch, shape in (("language", text, "w_BN", (16, 17)), ("vision", {}, "label_B", (336,))):
+        settings = tiny.settings(name, **changes)
         work = by_name.experiment(name).prepare(settings, runs.devices(settings))
         params = jax.eval_shape(work.task.init, jax.random.key(0))
         logits = jax.eval_shape(work.apply, params, work.task.evaluation[0])

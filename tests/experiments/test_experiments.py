@@ -13,6 +13,7 @@ from small_files import idx, write
 
 from experiments import language
 from experiments import model as models
+from experiments import task as tasks
 from experiments.data import tokenizer
 from experiments.engine import by_name, disk, errors, log
 from experiments.figures import images
@@ -127,6 +128,22 @@ def test_a_prefix_is_continued_through_the_cache_and_is_read_both_ways_also_beyo
         logits_BNW, _ = apply(params, np.array([w_N + [0] * (32 - len(w_N))]))
         w_N.append(int(logits_BNW[0, len(w_N) - 1].argmax()))
     assert sample.read_bytes() == f"{bytes(w_N).decode('utf-8', 'replace')}\n".encode()
+
+
+EVALUATED = [  # batch, its parts, tokens of an example, examples -> those evaluated at once
+    (64, 1, 64, 10**6, 256),
+    (64, 8, 1024, 10**6, 16),
+    (64, 2, 1024, 10**6, 32),  # a part of the batch has more tokens
+    (48, 1, 64, 10**6, 240),
+    (16, 1, 64, 29, 32),  # filled up
+    (0, 0, 64, 3, 3),  # of which it is said later that they cannot be
+]
+
+
+@pytest.mark.parametrize(("batch", "parts", "tokens", "n", "found"), EVALUATED)
+def test_so_many_examples_are_evaluated_at_once(batch, parts, tokens, n, found):
+    of = tiny.settings("language", train__batch_size=batch, train__accumulation=parts).train
+    assert tasks.at_once(of, tokens, n) == found
 
 
 def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):

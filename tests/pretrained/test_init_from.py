@@ -312,7 +312,7 @@ def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
     (folder / "tokenizer.json").write_bytes(saved_words("ABCDEFGHIJKLMNOPQRSTUVW"))
     fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.tied_output": True}
     fields |= {"text.source": str(tmp_path / "text.txt"), "text.tokenizer": "characters", "train.batch_size": 8}
-    fields |= {"sample.prompt": "abc", "sample.max_new_tokens": 1, "train.evaluate_batch": 8}
+    fields |= {"sample.prompt": "abc", "sample.max_new_tokens": 1}
     file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields)
     outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
     assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err
