@@ -50,9 +50,8 @@ def planned(size: sizes.Workload) -> training_step.Plan:
     """Everything that a run of this workload needs, made as the launcher makes it, of data that are written for it."""
     rng, changes = np.random.default_rng(0), {f"optim.{field}": value for field, value in sizes.OPTIMISER.items()}
     del changes["optim.eps"]  # both have the same
-    changes |= {"train.steps": LONG}
+    changes |= {"train.steps": LONG, "train.batch_size": size.B}
     changes |= {"mesh.data": min(size.devices, os.cpu_count() or 1)}
-    changes |= {"train.batch_size": size.B, "train.evaluate_batch": size.B}
     with tempfile.TemporaryDirectory() as folder:
         if size.kind == "images":
             experiment, file, arrays = "vision", pathlib.Path(folder) / "data.npz", {}

@@ -123,7 +123,6 @@ def common() -> ml_collections.ConfigDict:
     # whose loss or gradient norm lies more than six standard deviations above those of the last 128)
     train.log_every = 10  # steps between lines of metrics.jsonl
     train.evaluate_every = 0  # steps between evaluations on the whole held-out part; 0: at the end only
-    train.evaluate_batch = 256  # examples of an evaluation batch, over all devices
     train.save_every = 0  # steps between checkpoints; 0: at the end only
     train.keep_best = ""  # and the best one by this metric, as eval/loss or eval/accuracy; '': none for that reason
     return config

@@ -19,5 +19,5 @@ def get_config():
     config.model.update(position="none", relative_position="rotary_halves", compute_dtype="bfloat16", remat="products")
     config.text.update(tokenizer="gpt2/tokenizer.json", N=2048, head="tied")
     config.optim.update(learning_rate=1e-3, betas=[0.9, 0.95])
-    config.train.update(steps=1000, batch_size=64, accumulation=8, evaluate_batch=16)
+    config.train.update(steps=1000, batch_size=64, accumulation=8)
     return config

@@ -19,5 +19,5 @@ def get_config():
     config.model.update(M=12, D=768, H=12, mlp="gelu_tanh", compute_dtype="bfloat16", remat="products")
     config.text.update(tokenizer="gpt2/tokenizer.json", N=1024, head="tied")
     config.optim.update(learning_rate=6e-4, betas=[0.9, 0.95])
-    config.train.update(steps=1000, batch_size=64, accumulation=2, evaluate_batch=16)
+    config.train.update(steps=1000, batch_size=64, accumulation=2)
     return config

@@ -12,6 +12,6 @@ def get_config():
     config.model.update(M=2, position="none", relative_position="alibi", window=256)
     config.model.update(attention="flash", remat="full")
     config.text.update(source="docstrings", N=2048)
-    config.train.update(steps=100, batch_size=2, evaluate_batch=8)
+    config.train.update(steps=100, batch_size=2)
     config.optim.update(warmup_steps=20, learning_rate=3e-3)
     return config

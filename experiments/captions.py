@@ -67,7 +67,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         return {"image_BYXZ": batch["image_BYXZ"], "w_BL": w_CL[c_B, :-1], **asked}
 
     train, evaluation, _ = images.both(data, i.augment)
-    parts = tasks.parts(settings, *((functools.partial(captioned, fetch), n) for fetch, n in (train, evaluation)))
+    examples = ((functools.partial(captioned, fetch), n) for fetch, n in (train, evaluation))
+    parts = tasks.parts(settings, *examples, tokens=N)
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
@@ -83,7 +84,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
     parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=len(letters))}
     parts["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.of_words(settings, model, logits, few=True, tokens_per_example=N, layout=layout, **parts)
+    task = tasks.of_words(settings, model, logits, few=True, layout=layout, **parts)
     lines = [*data.said.splitlines(), f"captions of {patches} patches and up to {w_CL.shape[1]} letters"]
     show = functools.partial(figures, settings, data, task, jax.jit(written), (letters, w_CL))
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], lines=lines, data_sha256=data.sha256)

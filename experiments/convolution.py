@@ -49,9 +49,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         raise errors.UserError(f"a kernel of {H} pixels (model.H) does not fit into rows of {X} pixels")
     kernel_HD = np.random.default_rng(settings.seed).standard_normal((H, Y * Z)) / np.sqrt(H)
     train, evaluation, normal = images.both(data)
-    parts = tasks.parts(
-        settings, *((functools.partial(examples, fetch, kernel_HD), n) for fetch, n in (train, evaluation))
-    )
+    some = ((functools.partial(examples, fetch, kernel_HD), n) for fetch, n in (train, evaluation))
+    parts = tasks.parts(settings, *some, tokens=X)
     average_YXZ = (data.train_image_BYXZ.mean(axis=0, dtype=np.float64) - normal["mean_Z"]) / normal["std_Z"]
     average_ND = convolved(columns(average_YXZ[None]), kernel_HD)[0]
 
@@ -65,7 +64,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     task = step.Task(
         init=functools.partial(init, H=H, K=settings.model.K, D=Y * Z, N=X),
         loss_and_metrics=loss_and_metrics,
-        tokens_per_example=X,
         baseline={"loss": average},
         guess={"loss": "always the average training image, convolved"},
         **parts,

@@ -72,7 +72,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         raise errors.UserError(f"this tokenizer has no special {MASK!r}")
     asked = {"ordinary": corpus.tokenizer.ordinary, "mask_id": corpus.tokenizer.mask} if hidden else {"prefix": prefix}
     cut = functools.partial(windows.masked if hidden else windows.causal, N=t.N, **asked)
-    parts = tasks.parts(settings, cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True), apart=t.N + 1)
+    both = cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True)
+    parts = tasks.parts(settings, *both, tokens=t.N, apart=t.N + 1)
     most_frequent = token_counts(corpus.train_T, W=W).argmax()
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
@@ -84,7 +85,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         model,
         logits,
         few=t.objective != "causal",
-        tokens_per_example=t.N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=most_frequent)},
         guess={"accuracy": "always the training part's most frequent token"},
         layout=models.layout(m, devices, W=W),

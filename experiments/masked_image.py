@@ -38,7 +38,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     average_YXZ = (average_YXZ - normal["mean_Z"]) / normal["std_Z"]
     N, P = models.patches(*data.train_image_BYXZ.shape[1:], patch=i.patch)
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
-    parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)))
+    parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)), tokens=N)
     places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
     model, mask = models.build(settings.model, **places, N=N), models.masked(settings.model, None)
 
@@ -59,7 +59,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         model,
         predict,
         measure,
-        tokens_per_example=N,
         baseline={"loss": average},
         guess={"loss": "always the average training image"},
         layout=models.layout(settings.model, devices, N=N),

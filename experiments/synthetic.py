@@ -46,7 +46,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         models.check_causal(m)
     model = models.language(m, answer=head.masked_word, W=W, N=N)
     mask = models.masked(m, masks.causal if causal else None)
-    parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT))
+    parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         return model.apply(params, batch["w_BN"], mask=mask, **options)
@@ -55,7 +55,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         settings,
         model,
         logits,
-        tokens_per_example=N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W)},
         guess={"accuracy": "always the held-out examples' most frequent answer"},
         layout=models.layout(m, devices, W=W),

@@ -16,21 +16,31 @@ from tfm import loss, word_loss
 
 NAMED = "cross_entropy"
 BLOCK, SHARE = 32, 10  # one of SHARE blocks, of so many examples each that have nothing in common, is the third part
+EVALUATED = 2**14  # tokens at once
 Examples = tuple[batches.Fetch, int]  # and how many there are
 
 
-def parts(settings: config.Settings, train: Examples, evaluation: Examples, *, apart: int = 1) -> dict[str, Any]:
-    """The batches of both parts, as a task has them. apart: training examples whose numbers differ by that much have
-    nothing in common (windows: N)."""
+def parts(settings: config.Settings, train: Examples, evaluation: Examples, *, tokens: int, apart: int = 1) -> dict:
+    """The batches of both parts, as a task has them. tokens: of an example. apart: training examples whose numbers
+    differ by that much have nothing in common (windows: N)."""
 
     def made(train: Examples, evaluation: Examples) -> dict[str, Any]:
         t, (fetch, n), (fetch_evaluation, n_evaluation) = settings.train, train, evaluation
         return {
             "train": batches.train(fetch, n=n, batch=t.batch_size, seed=settings.seed, growth=t.growth),
-            "evaluation": batches.evaluation(fetch_evaluation, n=n_evaluation, batch=t.evaluate_batch),
+            "evaluation": batches.evaluation(fetch_evaluation, n=n_evaluation, batch=at_once(t, tokens, n_evaluation)),
+            "tokens_per_example": tokens,
         }
 
     return made(train, evaluation) | {"tuning": lambda: made(*third(train, most=evaluation[1], apart=apart))}
+
+
+def at_once(t: config.Settings, tokens: int, n: int) -> int:
+    """How many of n examples, of so many tokens each, are evaluated at once: those of 16,384 tokens, as 256 windows of
+    64 (more only need memory), or all. They are whole parts of train.accumulation, which devices share evenly, and one
+    at least, which fits where a step does."""
+    part = max(1, t.batch_size // max(1, t.accumulation))
+    return part * max(1, min(EVALUATED // (part * tokens), -(-n // part)))
 
 
 def third(train: Examples, *, most: int, apart: int = 1) -> tuple[Examples, Examples]:

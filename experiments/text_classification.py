@@ -59,8 +59,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
             answer = jnp.where(real_BN1, answer, 0).sum(1) / real_BN1.sum(1)
         return answer, seen
 
-    more = {"layout": layout, **tasks.parts(settings, *examples)}
-    task = tasks.of_classes(settings, model, logits, labels, tokens_per_example=t.N, **more)
+    more = {"layout": layout, **tasks.parts(settings, *examples, tokens=t.N)}
+    task = tasks.of_classes(settings, model, logits, labels, **more)
     counts = f"{len(data.train):,} texts to train on, {len(data.evaluation):,} to evaluate"
     lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(classes)} classes, vocabulary {words.size}"]
     files = words.files | {"data.json": disk.as_json({"classes": classes})}

@@ -54,7 +54,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     corpus = read(settings)
     p, W = settings.pairs, corpus.subwords.size
     model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=True)
-    parts = tasks.parts(settings, *map(pairs.examples, (corpus.train, corpus.evaluation)))
+    parts = tasks.parts(settings, *map(pairs.examples, (corpus.train, corpus.evaluation)), tokens=2 * p.N)
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
 
@@ -66,7 +66,6 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         model,
         logits,
         few=True,  # sides are filled up
-        tokens_per_example=2 * p.N,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": ANOTHER, "bleu": ANOTHER},
         layout=models.layout(settings.model, devices, W=W),
@@ -74,7 +73,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         **parts,
     )
     files = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
-    translate = translator(model, corpus.subwords, N=p.N, batch=settings.train.evaluate_batch)
+    at_once = tasks.at_once(settings.train, 2 * p.N, len(corpus.sources))
+    translate = translator(model, corpus.subwords, N=p.N, batch=at_once)
     show = functools.partial(figures, settings, corpus, model, translate)
     return run.Work(
         task, show, lambda *inputs: logits(*inputs)[0], files, lines=corpus.lines, data_sha256=corpus.sha256

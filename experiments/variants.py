@@ -74,10 +74,8 @@ def _rotary(m: config.Settings, name: str, base: str, *scaled: str) -> relative_
     except (TypeError, ValueError, ZeroDivisionError):
         fits = False
     if not fits:
-        raise errors.UserError(
-            f"model.relative_position = {m.relative_position} gives no angles: it must be {right}, in numbers, base at "
-            "least 1"
-        )
+        wrong = f"model.relative_position = {m.relative_position} gives no angles"
+        raise errors.UserError(f"{wrong}: it must be {right}, in numbers, and base at least 1")
     how = {"halves": name == "rotary_halves", "scaling": lambda n, K, base: of(n, K, base, *numbers)}
     return relative_position.rotary_of(base, **how)
 

@@ -51,9 +51,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         model,
         logits,
         (data.train_label_B, data.evaluation_label_B),
-        tokens_per_example=tokens,
         layout=models.layout(settings.model, devices, N=tokens, head=i.head),
-        **tasks.parts(settings, train, evaluation),
+        **tasks.parts(settings, train, evaluation, tokens=tokens),
     )
     files = {"data.json": disk.as_json(images.describe(data))}
     show = functools.partial(figures, settings, data, task, logits)

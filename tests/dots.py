@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from experiments.engine import batches, log, run
 
 # A run of it, each of whose steps is logged. The 29 points that are held out are 6 batches.
-CHANGES = {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "train.evaluate_batch": 5, "mesh.data": 1}
+CHANGES = {"train.batch_size": 16, "train.steps": 6, "train.log_every": 1, "mesh.data": 1}
 CHANGES |= {"train.evaluate_every": 4, "optim.warmup_steps": 1}
 
 
@@ -25,7 +25,7 @@ def config():
 
 def prepare(settings, devices):
     t, bias = settings.train, settings.dots.bias
-    task = tiny.linear_task(batch=t.batch_size, evaluate_batch=t.evaluate_batch, seed=settings.seed)
+    task = tiny.linear_task(batch=t.batch_size, evaluate_batch=5, seed=settings.seed)
 
     def init(key):
         params = task.init(key)

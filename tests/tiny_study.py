@@ -15,7 +15,6 @@ TRAIN = {
     "optim__warmup_steps": 2,
     "train__steps": STEPS,
     "train__batch_size": 4,
-    "train__evaluate_batch": 64,
     "train__log_every": 2,
     "train__evaluate_every": 3,
     "mesh__data": 1,

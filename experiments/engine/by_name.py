@@ -71,6 +71,7 @@ REMOVED = {
     "optim.rounds": "five steps of Newton-Schulz are made",
     "optim.batch_rule": "the rate stays as it is where train.growth makes batches larger",
     "optim.decay_fraction": "wsd falls over the last fifth of all steps",
+    "train.evaluate_batch": "evaluation batches have 16,384 tokens, or the examples of a part of train.accumulation",
     "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",
     "train.spike": "train.nan = skip_spikes skips what lies six standard deviations above the last 128 steps",
     "train.save_minutes": "a checkpoint is saved every five minutes, and every train.save_every steps",
@@ -176,8 +177,8 @@ def choose(what: str, name: str, right: Mapping[str, Any]) -> Any:
             raise errors.UserError(f'unknown {what} "{name}"{nearest(name, right)}; the right ones are: {listed}')
         return right[name]
     if not CODE.fullmatch(name):
-        hint = nearest(name.partition(":")[0], right)
-        raise errors.UserError(f'the {what} "{name}" is not of the form my_file:my_variant{hint}')
+        wrong = f'the {what} "{name}" is not of the form my_file:my_variant'
+        raise errors.UserError(wrong + nearest(name.partition(":")[0], right))
     module, _, attribute = name.partition(":")
     if module.endswith(".py"):
         raise errors.UserError(f'the {what} "{name}" is written without .py: {module[:-3]}:{attribute}')

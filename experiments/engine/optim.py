@@ -310,11 +310,10 @@ def optimiser(
     for name in ("momentum", "ema"):
         if values.get(name, 0) >= 1:
             raise errors.UserError(f"optim.{name} must be less than 1, and {values[name]} is not")
-    if {*names} & {*BETAS}:
-        if len(o.betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in o.betas):
-            raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {o.betas} is not")
-        values |= zip(BETAS, map(float, o.betas), strict=True)
-    values |= numbers
+    betas = o.betas if {*names} & {*BETAS} else [0.0, 0.0]  # else a change of them is unused
+    if len(betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in betas):
+        raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {betas} is not")
+    values |= {**dict(zip(BETAS, betas, strict=True)), **numbers}
     how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
     rate = schedule(o.schedule, peak=values["learning_rate"], **how)
     given = {argument: values[name] for argument, name in arguments.items()}

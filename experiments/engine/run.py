@@ -278,7 +278,6 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     growth = batches.growing(t.batch_size, t.growth)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
-    mesh.check_batch(devices, "train.evaluate_batch", batch=t.evaluate_batch)
     params, frozen = jax.eval_shape(task.init, jax.random.key(0)), [*task.frozen, *settings.optim.frozen]
     mesh.check_layout(devices, task.layout, params, task.train[0])
     if frozen:

@@ -29,8 +29,8 @@ SIGMAS = 6.0  # standard deviations above the mean of the past, from which on a 
 PAST = 128  # accepted steps by which a new one is judged
 ENOUGH = 32  # of them before there is a judgement at all: the spread of fewer says little
 OUT_OF_MEMORY = (
-    "a device ran out of memory; --dry_run shows what the step needs, and a smaller train.batch_size or "
-    "train.evaluate_batch, a larger train.accumulation, model.remat = products or full or a larger mesh.fsdp needs less"
+    "a device ran out of memory; --dry_run shows what the step needs, and a smaller train.batch_size, a larger "
+    "train.accumulation, model.remat = products or full or a larger mesh.fsdp needs less"
 )
 ROUNDING = 1e-6  # of the mean: what float32 sums alone may differ by, where all of the past is the same number
 

@@ -25,8 +25,8 @@ from experiments.engine import config as configs
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
 # A name that ends with a dot stands for all settings below it.
 MAY_CHANGE = tuple(
-    "log study. mesh. train.steps train.log_every train.evaluate_every train.evaluate_batch "
-    "train.save_every train.keep_best train.nan".split()
+    "log study. mesh. train.steps train.log_every train.evaluate_every train.save_every train.keep_best "
+    "train.nan".split()
 )
 REMEMBERS = "skip_spikes"  # the value of train.nan whose checkpoints hold a history: none changes to it or from it
 LOCK = "lock"

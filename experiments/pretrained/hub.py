@@ -115,7 +115,7 @@ def write(
     facts |= {"tied_output": "untied" not in groups, "query_bias": "query_bias" in groups}
     config = families.config(spec, facts, groups)
     again = families.describe(spec, config)  # as they will read it: a size or a setting that they cannot say shows here
-    free = [name for name in spec.model if spec.model[name] == families.ANY or name == llama.RELATIVE]
+    free = [name for name in spec.model if spec.model[name] == families.ANY or name == "relative_position"]
     said = [(f"model.{name}", name, model[name]) for name in free]
     said += [(name, name, n) for name, n in sizes.items() if name in again]
     tensors.complain(what, [f"{a} is {x!r} and not {again[name]!r}" for a, name, x in said if x != again[name]])

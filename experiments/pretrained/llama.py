@@ -15,7 +15,6 @@ from experiments.pretrained.families import Field
 from tfm import block
 from tfm.attention import rotary_scaling
 
-RELATIVE = "relative_position"
 WHOLE_ROTARY = Field("partial_rotary_factor", "", families.only(1.0, None))
 _LAYER = "layers.{m}."
 _ATTENTION, _MLP = _LAYER + "self_attn.", _LAYER + "mlp."
@@ -84,13 +83,13 @@ def in_halves(params: Mapping, model: Mapping[str, Any]) -> tuple[dict, dict[str
         pairs = [np.take(leaf, np.arange(start, leaf.shape[axis], 2), axis) for start in (0, 1)]
         score[name] = np.concatenate(pairs, axis)
     blocks = dict(params["blocks"]) | {"score": score}
-    halves = model[RELATIVE].replace("rotary", "rotary_halves")
-    return dict(params) | {"blocks": blocks}, dict(model) | {RELATIVE: halves}
+    halves = model["relative_position"].replace("rotary", "rotary_halves")
+    return dict(params) | {"blocks": blocks}, dict(model) | {"relative_position": halves}
 
 
 def angles(facts: families.Facts) -> list[str]:
     """What stands behind rotary_halves: the base, and maybe a scaling with its numbers."""
-    return variants.split(RELATIVE, facts[RELATIVE])[1].split(":")
+    return variants.split("relative_position", facts["relative_position"])[1].split(":")
 
 
 def rotary(config: families.Config, facts: families.Facts) -> families.Facts:
@@ -106,7 +105,8 @@ def rotary(config: families.Config, facts: families.Facts) -> families.Facts:
         if kind != "default":
             said = [scaling(name, kind, rope, original=config.get(ORIGINAL), N=facts["N"])]
     base = families.value({**config, **theta}, Field("rope_theta", "", 10000.0))
-    return {RELATIVE: variants.joined(RELATIVE, "rotary_halves", ":".join([variants.written(base), *said]))}
+    said = ":".join([variants.written(base), *said])
+    return {"relative_position": variants.joined("relative_position", "rotary_halves", said)}
 
 
 def scaling(name: str, kind: Any, rope: Mapping[str, Any], *, original: Any, N: int) -> str:
@@ -184,7 +184,7 @@ def scaled_tokens(flat: tensors.Arrays, facts: families.Facts, *, back: bool = F
 
 MODEL = families.SETTINGS | {
     **{"norm": ("rms",), "mlp": tuple(families.GATES.values()), "position": ("none",)},
-    **{RELATIVE: ("rotary_halves",), "window": families.ANY},
+    **{"relative_position": ("rotary_halves",), "window": families.ANY},
 }
 GATE, NO_WINDOW = Field("hidden_act", "mlp", families.GATED), Field("sliding_window", "", families.only(None))
 FAMILY = families.Family(

@@ -169,11 +169,6 @@ def _check_seeds(key: str, seeds: Any) -> None:
         config.check_seed(seed)
 
 
-def once(values: Sequence) -> list:
-    """Each value once, also where they are lists."""
-    return [x for i, x in enumerate(values) if x not in values[:i]]
-
-
 def _grid(key: str, given: Any) -> dict[str, list]:
     """The values that are tried, by the settings' names."""
     found: dict[str, list] = {}
@@ -182,7 +177,7 @@ def _grid(key: str, given: Any) -> dict[str, list]:
         if not pair or not isinstance(one[1], list | tuple) or not one[1] or one[0] in found:
             example = '[["optim.learning_rate", [0.001, 0.003]], ...], each setting once'
             raise errors.UserError(f"{key} is a list of settings and values, {example}; {config.shown(one)} is wrong")
-        found[one[0]] = once(one[1])
+        found[one[0]] = [x for i, x in enumerate(one[1]) if x not in one[1][:i]]  # lists too
     return found
 
 

@@ -136,7 +136,8 @@ def draw(folder: pathlib.Path, study: studies.Study, tuned: Sequence[Tuned]) -> 
         picture = figure.Figure(figsize=(max(5.5, 4.2 * len(keys)), 4.4), layout="constrained")
         for panel, key in zip(picture.subplots(1, len(keys), squeeze=False)[0], keys, strict=True):
             with_it = [one for one in mine if key in study.grid[one.arm]]
-            values = studies.once([x for one in with_it for x in study.grid[one.arm][key]])
+            tried = [x for one in with_it for x in study.grid[one.arm][key]]
+            values = [x for i, x in enumerate(tried) if x not in tried[:i]]
             values = sorted(values) if _numeric(values) else values
             for one in with_it:
                 of = [point for point in one.points if point.values | {key: None} == one.best.values | {key: None}]

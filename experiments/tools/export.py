@@ -45,7 +45,7 @@ def run(
         like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
         extras |= {"image": like["image"][:2], "class_names": like["classes"]}
     extras |= {"ids": token_ids(model), "kind": model.kind}
-    if hub.FAMILIES[family].lines is llama.LINES and fields[llama.RELATIVE].split(":")[0] == "rotary":  # not by halves
+    if hub.FAMILIES[family].lines is llama.LINES and fields["relative_position"].split(":")[0] == "rotary":
         params, fields = llama.in_halves(params, fields)
     files = hub.write(folder, family=family, params=params, model=fields, extras=extras)
     if like is None:

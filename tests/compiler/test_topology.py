@@ -16,7 +16,7 @@ from tfm import head
 from tfm.attention import mask
 
 libtpu = pytest.mark.skipif(compilation.libtpu() is None, reason='libtpu is not installed: pip install -e ".[aot]"')
-SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch_size": 16, "train.evaluate_batch": 16}
+SMALL = {"model.M": 1, "model.D": 8, "model.H": 2, "image.patch": 4, "train.batch_size": 16}
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +138,7 @@ def test_a_step_is_compiled_and_told(tmp_path):
     assert shown.code == 0, shown.err
     said = json.loads(file.read_text())
     assert said["compiled"] and said["reason"] == "" and said["chips"] == 4
-    assert [one["name"] for one in said["programs"]] == ["step of 16 examples", "evaluation of 16 examples"]
+    assert [one["name"] for one in said["programs"]] == ["step of 16 examples", "evaluation of 336 examples"]
     assert said["name"] == "step of 16 examples" and said["hbm_bytes"] == 15.75 * 2**30
     assert 0 < said["parameters_bytes"] < said["optimiser_bytes"] < said["argument_bytes"] < said["needed_bytes"]
     assert 0 < said["ideal_seconds"] < said["estimated_seconds"] < 1
@@ -147,7 +147,7 @@ def test_a_step_is_compiled_and_told(tmp_path):
     assert 0 < said["waiting_seconds"] < 1.001 * said["collective_seconds"]  # all of it: sums in another order
     for words in ("compiler's estimate", "not beside computation", "where it would go", "15.75 GiB"):
         assert words in shown.out
-    assert "evaluation of 16 examples" in shown.out
+    assert "evaluation of 336 examples" in shown.out
     assert shown.out.count("attention: flash, all weights at once") == 1
     assert not (tmp_path / "runs").exists()
 

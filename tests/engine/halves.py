@@ -34,7 +34,7 @@ def prepare(settings, devices):
         init=init,
         loss_and_metrics=loss_and_metrics,
         train=batches.train(fetch, n=ALL, batch=t.batch_size, seed=settings.seed),
-        evaluation=batches.evaluation(fetch, n=ALL, batch=t.evaluate_batch),
+        evaluation=batches.evaluation(fetch, n=ALL, batch=t.batch_size),
         tokens_per_example=1,
         baseline={},
         layout=mesh.layout(devices),

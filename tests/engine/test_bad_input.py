@@ -111,9 +111,8 @@ image.patch=0 | 8 x 8 | image.patch
 image.augment=["shift:8"] | 8 x 8 | 'shift:8' | less than a side
 image.augment=[1 | "image.augment" must be of type list
 train.batch_size=20 | train.batch_size = 20 | 8 devices | multiple of 8
-train.batch_size=20 train.evaluate_batch=3 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
+train.batch_size=20 mesh.data=3 | train.batch_size = 20 | 3 devices | multiple of 3
 train.accumulation=4 | train.batch_size = 16 | 8 devices | 4 accumulated parts | multiple of 32
-train.evaluate_batch=12 | train.evaluate_batch = 12 | 8 devices | multiple of 8
 train.batch_size=0 | batch | at least 1 | 0
 train.accumulation=0 | train.accumulation | at least 1
 train.steps=0 | train.steps | at least 1

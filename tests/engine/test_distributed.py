@@ -31,7 +31,7 @@ VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory):
     """The launcher's arguments for a run of halves.py, without --workdir."""
-    changes = tiny.TRAIN | {"optim.schedule": "constant", "mesh.fsdp": 2, "train.evaluate_batch": 8}
+    changes = tiny.TRAIN | {"optim.schedule": "constant", "mesh.fsdp": 2}
     changes |= {"train.log_every": 1, "train.evaluate_every": 0, "train.save_every": 0}
     return "--device=cpu", "--config", tiny.config_file(tmp_path_factory.mktemp("config"), "halves", **changes)
 

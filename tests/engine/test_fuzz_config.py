@@ -15,7 +15,7 @@ from experiments.engine import disk, run, step, workdir
 
 DEFAULTS = tiny.fields()
 MODEL = {"model.M": 1, "model.D": 8, "model.H": 2}
-TRAIN = {"train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1, "train.evaluate_batch": 64}
+TRAIN = {"train.batch_size": 16, "train.steps": 3, "optim.warmup_steps": 1}
 CHOICES = """
 experiment language vision synthetic translation masked_image convolution sample classify fill export ablation
 family gpt2 bert vit llama

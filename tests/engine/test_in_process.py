@@ -129,8 +129,8 @@ def test_how_to_go_on_is_an_argument_and_no_setting_as_in_a_run_of_an_earlier_ve
 def test_what_an_experiment_of_the_project_answers(tmp_path):
     (tmp_path / "text.txt").write_bytes(tiny.TEXT)
     text = {"text__source": str(tmp_path / "text.txt"), "text__N": 17}
-    for name, changes, batch, shape in (("language", text, "w_BN", (64, 17)), ("vision", {}, "label_B", (64,))):
-        settings = tiny.settings(name, train__evaluate_batch=64, **changes)
+    for name, changes, batch, shape in (("language", text, "w_BN", (16, 17)), ("vision", {}, "label_B", (336,))):
+        settings = tiny.settings(name, **changes)
         work = by_name.experiment(name).prepare(settings, runs.devices(settings))
         params = jax.eval_shape(work.task.init, jax.random.key(0))
         logits = jax.eval_shape(work.apply, params, work.task.evaluation[0])

@@ -27,7 +27,7 @@ from tfm import head
 from tfm import layout as layouts
 
 ROOT = pathlib.Path(__file__).parents[2]
-SMALL = {"train__evaluate_batch": 16, "model__H": 4, "model__M": 1}
+SMALL = {"model__H": 4, "model__M": 1}
 FEW = {"model__bias": False, "model__norm": "rms", "model__mlp": "relu"}  # parameters, which are soon compiled
 KINDS = {  # what each room has beside the usual: every sum over devices is in one of the first three
     "masked_image": (
@@ -153,7 +153,7 @@ def test_what_devices_share_trains_as_one_device_and_stays_where_it_is():
     losses = {}
     for sizes in ("1x1x1x1", "4x2x1x1"):
         mesh, losses[sizes] = mesh_of(sizes), []
-        task = halves.prepare(tiny.settings("halves", model=False, train__evaluate_batch=16), mesh).task
+        task = halves.prepare(tiny.settings("halves", model=False), mesh).task
         rate = optim.schedule("constant", peak=0.01, steps=50, warmup_steps=3)
         optimiser = optim.adamw(rate, **ADAMW)
         state = steps.initial_state(task, optimiser, seed=3, mesh=mesh)
@@ -302,7 +302,7 @@ sys.exit(launch.main(sys.argv))
 
 def test_a_cpu_is_as_many_devices_as_cores_and_a_dry_run_simulates_those_that_are_not_there(tmp_path):
     """Forks of a process that has imported all and started no device."""
-    sizes = {"mesh.data": 2, "train.batch_size": 24, "train.evaluate_batch": 24}
+    sizes = {"mesh.data": 2, "train.batch_size": 24}
     file = tiny.config_file(tmp_path, "halves", **tiny.TRAIN | sizes)
     more = "--dry_run", "--config.mesh.data=6", "--config.mesh.fsdp=2"
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests/engine")))

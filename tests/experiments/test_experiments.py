@@ -13,6 +13,7 @@ from small_files import idx, write
 
 from experiments import language
 from experiments import model as models
+from experiments import task as tasks
 from experiments.data import tokenizer
 from experiments.engine import by_name, disk, log
 from experiments.figures import images
@@ -129,6 +130,22 @@ def test_where_no_word_is_a_new_line_text_goes_on_from_the_first_that_was_held_o
     changes = {"text__source": str(tmp_path / "text.txt"), "text__tokenizer": "characters", "text__N": 5}
     _, ((*_, sample), _), _ = tiny.shown(tiny.settings("language", **changes), tmp_path, [])
     assert len(sample.read_text()) == 5 + 1 and sample.read_text()[0] == "c"
+
+
+EVALUATED = [  # batch, its parts, tokens of an example, examples -> those evaluated at once
+    (64, 1, 64, 10**6, 256),
+    (64, 8, 1024, 10**6, 16),
+    (64, 2, 1024, 10**6, 32),  # a part of the batch has more tokens
+    (48, 1, 64, 10**6, 240),
+    (16, 1, 64, 29, 32),  # filled up
+    (0, 0, 64, 3, 3),  # of which it is said later that they cannot be
+]
+
+
+@pytest.mark.parametrize(("batch", "parts", "tokens", "n", "found"), EVALUATED)
+def test_so_many_examples_are_evaluated_at_once(batch, parts, tokens, n, found):
+    of = tiny.settings("language", train__batch_size=batch, train__accumulation=parts).train
+    assert tasks.at_once(of, tokens, n) == found
 
 
 def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ FEW = {"model.norm": "rms", "model.mlp": "relu", "model.bias": False, "model.att
 @pytest.mark.parametrize("name", RUNS)
 def test_an_experiment_learns(name, tmp_path):
     experiment, own, steps, left = RUNS[name]
-    changes = {"mesh.data": 1, "train.steps": steps, "train.batch_size": 32, "train.evaluate_batch": 32}
+    changes = {"mesh.data": 1, "train.steps": steps, "train.batch_size": 32}
     if experiment != "convolution":  # which has no layers
         changes |= {"model.M": 1, "model.H": 1, "model.D": 32} | FEW
     if experiment == "language":

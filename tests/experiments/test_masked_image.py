@@ -58,7 +58,7 @@ def test_the_task_its_baseline_and_what_is_shown(tmp_path, monkeypatch):
     y, train_BYXZ, held_out_BYXZ = np.zeros(16, np.int32), x[:11], x[11:]
     np.savez(tmp_path / "a.npz", x_train=train_BYXZ, y_train=y[:11], x_test=held_out_BYXZ, y_test=y[11:])
     changes = {"image.source": str(tmp_path / "a.npz"), "model.M": 1, "mesh.data": 1}
-    changes |= {"train.batch_size": 8, "train.evaluate_batch": 8}
+    changes |= {"train.batch_size": 8}
     rows = [{"step": 1, "eval/loss": 0.5, "eval/explained": 0.458}]
     given, draw = {}, images.hidden_patches
     monkeypatch.setattr(images, "hidden_patches", lambda path, **some: draw(path, **given.update(some) or some))

@@ -25,7 +25,7 @@ MODELS = {
         relative_position="rotary_halves:9:yarn:2"
     ),
     "relative_position = rotary:9:linear:0 gives no angles": dict(relative_position="rotary:9:linear:0"),
-    "rotary:0.5 gives no angles: it must be rotary:base, in numbers, base at least 1": dict(
+    "rotary:0.5 gives no angles: it must be rotary:base, in numbers, and base at least 1": dict(
         relative_position="rotary:0.5"
     ),
     "model.norm = rms:x: behind the colon a number from 0 must stand": dict(norm="rms:x"),

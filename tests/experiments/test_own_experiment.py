@@ -46,7 +46,7 @@ def get_config():
     config.line.slope = 3.0
     config.mesh.data = 1
     config.optim.warmup_steps = 1
-    config.train.update(steps=3, batch_size=16, evaluate_batch=16)
+    config.train.update(steps=3, batch_size=16)
 {more}    return config
 """
 FIELDS = "def config(): return {'line': {'slope': 2.0}}\n"

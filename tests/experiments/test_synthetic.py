@@ -205,8 +205,9 @@ def test_a_task_is_named_with_its_number_of_tokens():
             experiment.named(wrong)
 
 
-def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked():
-    task = task_of(synthetic__task="reachability", train__evaluate_batch=200)
+def test_the_baseline_is_the_most_frequent_answer_where_one_is_asked(monkeypatch):
+    monkeypatch.setattr(tasks, "EVALUATED", 200 * 12)
+    task = task_of(synthetic__task="reachability", train__batch_size=200)
     batch = synthetic.examples("reachability", N=12, W=24)(np.arange(512), None)
     reached = batch["target_BN"][batch["weight_BN"] > 0].mean()
     assert task.baseline == {"accuracy": pytest.approx(max(reached, 1 - reached))} and reached != 0.5

@@ -48,12 +48,12 @@ def greedy(model, params, id_S, N):
 def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp_path, file, monkeypatch):
     """Word by word, but no held-out sentence was seen: the decoder must have found the words in the source.
 
-    In batches of four; greedy translations are those of the whole model.
+    Greedy translations are those of the whole model.
     """
     monkeypatch.setattr(compilation, "measured_peak", lambda *, devices: 1e9)
     monkeypatch.setattr(translation, "SCORED", 11)
     changes = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 32, "train.steps": 120}
-    changes |= {"train.evaluate_every": 60, "train.evaluate_batch": 4}
+    changes |= {"train.evaluate_every": 60}
     changes |= {"model.bias": False, "model.mlp": "relu", "model.norm": "rms"}  # which are soon compiled
     changes |= {"optim.learning_rate": 0.02, "optim.warmup_steps": 20, "pairs.source": file}
     config, folder = tiny.config_file(tmp_path, "translation", **SIZES | changes), tmp_path / "run"
@@ -92,7 +92,7 @@ def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp
 
 def check_tool(run, folder, blocks, summary, monkeypatch):
     """Of the same sentences, and an empty line, the tool makes what the run showed, and the same scores."""
-    monkeypatch.setattr(translate, "BATCH", 4)  # as the run's
+    monkeypatch.setattr(translate, "BATCH", 4)  # the run had all at once
     write = {"test.en": [row[0] for row in blocks] + [""], "test.es": [row[1] for row in blocks] + [""]}
     write |= {"short.es": ["x"], "none.en": [""]}
     for name, lines in write.items():

@@ -55,7 +55,7 @@ def test_a_run_trains_its_adapters_and_what_begins_anew_and_opens_as_the_effecti
     np.testing.assert_array_equal(after["G_CD"], begun["G_CD"])
     effective = open_model.open(tmp_path / "run").params
     np.testing.assert_allclose(effective["G_CD"], begun["G_CD"] + 3 / 2 * B_CL @ A_DL.T, rtol=1e-5)
-    task = tiny.linear_task(evaluate_batch=dots.CHANGES["train.evaluate_batch"])
+    task = tiny.linear_task(evaluate_batch=5)
     measure = jax.jit(lambda batch: task.loss_and_metrics(effective, batch, None)["loss"])
     total, count = np.sum([measure(task.evaluation[i]) for i in range(len(task.evaluation))], axis=0)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

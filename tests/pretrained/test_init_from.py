@@ -314,7 +314,6 @@ def test_a_run_hands_its_words_to_what_it_starts_from(tmp_path):
     (folder / "tokenizer.json").write_bytes(saved_words("ABCDEFGHIJKLMNOPQRSTUVW"))
     fields = {f"model.{name}": value for name, value in GPT2.items()} | {"text.N": 13, "text.head": "tied"}
     fields |= {"text.source": str(tmp_path / "text.txt"), "text.tokenizer": "characters", "train.batch_size": 8}
-    fields |= {"train.evaluate_batch": 8}
     file = tiny.config_file(tmp_path, "language", init_from=str(folder), **fields)
     outcome = tiny.run("--config", file, "--workdir", str(tmp_path / "run"))
     assert outcome.code == 2 and f"set text.tokenizer = {folder}" in outcome.err and "its words are" in outcome.err

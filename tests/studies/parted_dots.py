@@ -18,5 +18,5 @@ def prepare(settings, devices):
     def fetch(index_B, rng):
         return {"x_BD": x_BD[index_B], "label_B": label_B[index_B], "weight_B": np.ones(len(index_B), np.float32)}
 
-    parts = task.parts(settings, (fetch, TRAIN), (lambda index_B, rng: fetch(index_B + TRAIN, rng), HELD_OUT))
+    parts = task.parts(settings, (fetch, TRAIN), (lambda index_B, rng: fetch(index_B + TRAIN, rng), HELD_OUT), tokens=1)
     return work._replace(task=work.task._replace(**parts))

@@ -76,10 +76,10 @@ def nth(n: int) -> Callable[..., bool]:
 
 
 # Stops of one study, each after the other: its name, (owner, name of a function, when a signal comes behind it), how
-# many runs are finished then, the steps that were taken before it. Each evaluation has one batch.
+# many runs are finished then, the steps that were taken before it. Each evaluation has six batches.
 STOPS = [
     ("first evaluation", (mesh, "place_batch"), 0, []),
-    ("second evaluation", (mesh, "place_batch", nth(1)), 0, [1, 2, 3]),  # behind step 3
+    ("second evaluation", (mesh, "place_batch", nth(6)), 0, [1, 2, 3]),  # behind step 3
     ("first of two results", (disk, "write_json", lambda file, _: file.name == "summary.json"), 1, [4, 5, 6]),
     ("between two programs", (programs, "prepare", nth(1)), 2, []),
     ("last save", (checkpoint.Checkpoints, "save", lambda _, step, *rest: step == STEPS), 2, ALL_STEPS),

@@ -64,7 +64,7 @@ def test_a_relative_bias_breaks_the_argument():
 
 STUDIED = {"model.M": 1, "model.H": 1, "model.D": 64, "synthetic.task": "ring"}
 STUDIED |= {"optim.learning_rate": 3e-3, "optim.warmup_steps": 50, "optim.weight_decay": 0.0}
-STUDIED |= {"train.steps": 300, "train.batch_size": 32, "train.evaluate_batch": 512}
+STUDIED |= {"train.steps": 300, "train.batch_size": 32}
 
 
 @pytest.mark.slow
