@@ -26,11 +26,19 @@ from typing import Any, NamedTuple
 import ml_collections
 from absl import flags
 
-from experiments.compiler import report as compiler_report
-from experiments.compiler import topology as topologies
-from experiments.engine import by_name, compilation, config_file, distributed, errors, replay, signals, workdir
-from experiments.engine import config as configs
-from experiments.engine import run as runs
+from experiments.compiler import report as compiler_report, topology as topologies
+from experiments.engine import (
+    by_name,
+    compilation,
+    config as configs,
+    config_file,
+    distributed,
+    errors,
+    replay,
+    run as runs,
+    signals,
+    workdir,
+)
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands
 

@@ -8,8 +8,7 @@ import copy
 
 import ml_collections
 
-from experiments.engine import config as settings
-from experiments.engine import errors
+from experiments.engine import config as settings, errors
 
 
 def get_config(experiment: str = "", of: str | ml_collections.ConfigDict = "") -> ml_collections.ConfigDict:

@@ -14,11 +14,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments.compiler import report as compiler_report
-from experiments.engine import compilation, disk, errors, log, mesh, signals, workdir
-from experiments.engine import config as configs
-from experiments.engine import run as single
-from experiments.studies import plan, programs, progress, statistics, study, tuning, words
-from experiments.studies import report as reports
+from experiments.engine import compilation, config as configs, disk, errors, log, mesh, run as single, signals, workdir
+from experiments.studies import plan, programs, progress, report as reports, statistics, study, tuning, words
 
 REPORTED = 60.0  # seconds of a program behind which the report is written, before the others are trained
 

@@ -11,11 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from experiments import model as models
-from experiments import task as tasks
+from experiments import model as models, task as tasks
 from experiments.data import images
-from experiments.engine import batches, disk, errors, run, step
-from experiments.engine import config as configs
+from experiments.engine import batches, config as configs, disk, errors, run, step
 from tfm import embed, head
 from tfm.attention import mask as masks
 

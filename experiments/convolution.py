@@ -18,10 +18,8 @@ from ml_collections import ConfigDict
 
 from experiments import task as tasks
 from experiments.data import images
-from experiments.engine import batches, errors, run, step
-from experiments.engine import config as configs
-from tfm import initial
-from tfm import layout as layouts
+from experiments.engine import batches, config as configs, errors, run, step
+from tfm import initial, layout as layouts
 from tfm.attention import explicit, heads, relative_position, score, value
 
 PARTS = {"score": score.constant, "relative_position": relative_position.relative, "value": value.full_rank}
@@ -150,9 +148,11 @@ def figures(
     """Loss curves; kernels and weights, learned and constructed; images, and what the layers and numpy make of them.
     Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the
     true."""
-    from experiments.figures import convolution as draw  # matplotlib, only where something is drawn
-    from experiments.figures import images as pictures
-    from experiments.figures import plots
+    from experiments.figures import (
+        convolution as draw,  # matplotlib, only where something is drawn
+        images as pictures,
+        plots,
+    )
 
     x_BND = task.evaluation[0]["x_BND"][:COMPARED]
     true_BND = convolved_by_numpy(x_BND, kernel_HD)

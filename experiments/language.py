@@ -12,14 +12,10 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from experiments import model as models
-from experiments import task as tasks
+from experiments import model as models, task as tasks
 from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer, tokens, windows
-from experiments.engine import by_name, disk, errors, mesh, run
-from experiments.engine import config as configs
-from experiments.engine import step as steps
-from tfm import head
-from tfm import layout as layouts
+from experiments.engine import by_name, config as configs, disk, errors, mesh, run, step as steps
+from tfm import head, layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate
 

@@ -9,13 +9,10 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from experiments import model as models
-from experiments import task as tasks
+from experiments import model as models, task as tasks
 from experiments.data import images, windows
-from experiments.engine import config as configs
-from experiments.engine import run, step
-from tfm import embed, head
-from tfm import layout as layouts
+from experiments.engine import config as configs, run, step
+from tfm import embed, head, layout as layouts
 
 
 def config() -> dict[str, ConfigDict]:
@@ -74,8 +71,10 @@ def figures(
     settings, data: images.Images, normal: dict, task: step.Task, predict, params, folder: pathlib.Path, rows: list
 ):
     """Loss curves; what the first held-out images were, looked like and became; where the tokens of one attend."""
-    from experiments.figures import images as draw  # matplotlib, only where something is drawn
-    from experiments.figures import plots
+    from experiments.figures import (
+        images as draw,  # matplotlib, only where something is drawn
+        plots,
+    )
 
     folder, size, image_BYXZ = folder / "figures", settings.image.patch, data.evaluation_image_BYXZ[: draw.MOST_IMAGES]
     B, Y, X, _ = image_BYXZ.shape

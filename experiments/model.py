@@ -10,10 +10,19 @@ import jax.numpy as jnp
 
 from experiments import variants
 from experiments.engine import by_name, compilation, config, errors, mesh
-from tfm import attention, block, embed, head, mlp, symmetry, transformer, variant
-from tfm import encoder_decoder as seq2seq
-from tfm import initial as initials
-from tfm import layout as layouts
+from tfm import (
+    attention,
+    block,
+    embed,
+    encoder_decoder as seq2seq,
+    head,
+    initial as initials,
+    layout as layouts,
+    mlp,
+    symmetry,
+    transformer,
+    variant,
+)
 from tfm.attention import explicit, flash, heads, mask, score
 from tfm.decode import kv_cache
 

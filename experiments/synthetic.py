@@ -9,11 +9,9 @@ from typing import Any
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from experiments import model as models
-from experiments import task as tasks
+from experiments import model as models, task as tasks
 from experiments.data import synthetic
-from experiments.engine import config as configs
-from experiments.engine import errors, run, step
+from experiments.engine import config as configs, errors, run, step
 from tfm import head
 from tfm.attention import mask as masks
 

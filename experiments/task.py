@@ -11,8 +11,7 @@ import numpy as np
 
 from experiments import model as models
 from experiments.engine import batches, by_name, config, errors, step
-from tfm import layout as layouts
-from tfm import loss, word_loss
+from tfm import layout as layouts, loss, word_loss
 
 NAMED = "cross_entropy"
 BLOCK, SHARE = 32, 10  # one of SHARE blocks, of so many examples each that have nothing in common, is the third part

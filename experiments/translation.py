@@ -12,11 +12,9 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from experiments import model as models
-from experiments import task as tasks
+from experiments import model as models, task as tasks
 from experiments.data import pairs, translation_score
-from experiments.engine import config as configs
-from experiments.engine import disk, run
+from experiments.engine import config as configs, disk, run
 from tfm.decode import beam, generate
 
 BEAM = 4  # translations kept by beam search

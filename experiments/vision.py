@@ -8,13 +8,10 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from experiments import model as models
-from experiments import task as tasks
+from experiments import model as models, task as tasks
 from experiments.data import images
-from experiments.engine import config as configs
-from experiments.engine import disk, errors, run, step
-from tfm import embed
-from tfm import layout as layouts
+from experiments.engine import config as configs, disk, errors, run, step
+from tfm import embed, layout as layouts
 
 
 def config() -> dict[str, ConfigDict]:
@@ -65,8 +62,10 @@ def figures(
     settings, data: images.Images, task: step.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
 ):
     """Loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
-    from experiments.figures import images as draw  # matplotlib, only where something is drawn
-    from experiments.figures import plots
+    from experiments.figures import (
+        images as draw,  # matplotlib, only where something is drawn
+        plots,
+    )
 
     folder = folder / "figures"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B

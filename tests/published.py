@@ -14,8 +14,7 @@ import shutil
 import numpy as np
 import tiny
 
-from experiments.engine import by_name, checkpoint
-from experiments.engine import run as runs
+from experiments.engine import by_name, checkpoint, run as runs
 from experiments.pretrained import safetensors
 
 M, D, H, K, F, W, N = 2, 21, 3, 7, 19, 23, 13

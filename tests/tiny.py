@@ -15,9 +15,7 @@ from absl import flags
 import launch
 from configs import base
 from experiments import vision
-from experiments.engine import batches, by_name, compilation, config, optim, step
-from experiments.engine import config_file as files
-from experiments.engine import run as runs
+from experiments.engine import batches, by_name, compilation, config, config_file as files, optim, run as runs, step
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.remat": "products"}

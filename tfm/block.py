@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, norm, variant
-from tfm import layout as layouts
-from tfm.attention import heads
-from tfm.attention import mask as masks
+from tfm import initial, layout as layouts, norm, variant
+from tfm.attention import heads, mask as masks
 
 
 class Parts(NamedTuple):

@@ -6,8 +6,7 @@ import operator
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear
-from tfm import layout as layouts
+from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
 
 

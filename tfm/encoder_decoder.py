@@ -8,9 +8,7 @@ from typing import Any
 
 import jax
 
-from tfm import block as blocks
-from tfm import initial, transformer, word_loss
-from tfm import layout as layouts
+from tfm import block as blocks, initial, layout as layouts, transformer, word_loss
 from tfm.attention import mask as masks
 from tfm.decode import kv_cache
 

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, linear, shapes
-from tfm import layout as layouts
+from tfm import initial, layout as layouts, linear, shapes
 from tfm.variant import Variant
 
 

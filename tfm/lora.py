@@ -14,8 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, shapes
-from tfm import layout as layouts
+from tfm import initial, layout as layouts, shapes
 
 NODE = "lora"
 

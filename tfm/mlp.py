@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm import initial, linear
-from tfm import layout as layouts
+from tfm import initial, layout as layouts, linear
 from tfm.variant import Variant
 
 # Tokens of a sequence from which on a TPU takes them as rows too: fewer have no kernel of attention beside them. If not

@@ -25,8 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
-from tfm import layout as layouts
-from tfm import linear, shapes
+from tfm import layout as layouts, linear, shapes
 
 FEW = 128  # features of a token, as many as a TPU's matrix unit has rows, up to which this forms the statistics
 

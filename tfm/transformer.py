@@ -10,11 +10,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import block as blocks
-from tfm import embed as embeds
-from tfm import head as heads
-from tfm import initial, linear, mlp, shapes, variant, word_loss
-from tfm import layout as layouts
+from tfm import (
+    block as blocks,
+    embed as embeds,
+    head as heads,
+    initial,
+    layout as layouts,
+    linear,
+    mlp,
+    shapes,
+    variant,
+    word_loss,
+)
 from tfm.attention import explicit
 
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import layout as layouts
-from tfm import linear, loss
+from tfm import layout as layouts, linear, loss
 from tfm.attention import block_mask, explicit
 
 # Logits of a device from which on it makes them in chunks; of a chunk; and of one on a CPU.

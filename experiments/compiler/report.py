@@ -8,9 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from experiments.compiler import hlo, topology
-from experiments.engine import compilation, config, disk, errors, mesh
-from experiments.engine import run as runs
-from experiments.engine import step as steps
+from experiments.engine import compilation, config, disk, errors, mesh, run as runs, step as steps
 
 # Of kernels the compiler says no time, nor does the splash kernel say its FLOPs: the share of the peak at which they
 # are taken to compute, the blocks that a causal mask leaves, and 7 products in training for 2 of the forward pass.

@@ -18,8 +18,7 @@ import jax
 import ml_collections
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.engine import by_name, disk, errors
-from experiments.engine import config as configs
+from experiments.engine import by_name, config as configs, disk, errors
 
 Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> the defaults
 LONGEST = 2**20  # characters of one: a study of a thousand arms has fewer

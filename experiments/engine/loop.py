@@ -12,8 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.engine import batches, checkpoint, compilation, distributed, errors, log, mesh, replay, signals
-from experiments.engine import step as training_step
+from experiments.engine import (
+    batches,
+    checkpoint,
+    compilation,
+    distributed,
+    errors,
+    log,
+    mesh,
+    replay,
+    signals,
+    step as training_step,
+)
 
 EVAL = "eval/"  # begins the names of what an evaluation measures
 SAVE = 1  # what the processes agree on after a step, beside the number of a signal, which is larger: the clock saves

@@ -16,8 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from experiments.engine import compilation, distributed, errors
-from tfm import layout as layouts
-from tfm import shapes
+from tfm import layout as layouts, shapes
 
 DATA, FSDP, TENSOR, SEQUENCE = AXES = ("data", "fsdp", "tensor", "sequence")
 SEED = "seed"  # an axis before these, where several runs are trained side by side (studies/vmapped_runs.py)

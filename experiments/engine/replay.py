@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.engine import checkpoint, disk, distributed, errors, step
-from experiments.engine import mesh as meshes
+from experiments.engine import checkpoint, disk, distributed, errors, mesh as meshes, step
 from tfm import shapes
 
 NEW = "updated parameters"

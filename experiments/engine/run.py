@@ -28,8 +28,7 @@ from experiments.engine import (
     step,
     workdir,
 )
-from tfm import layout as layouts
-from tfm import shapes
+from tfm import layout as layouts, shapes
 
 WORDS = "tokenizer.json"  # which ids would mean others, were they to change
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not

@@ -11,13 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh, PartitionSpec as P
 
-from experiments.engine import batches, compilation, distributed, errors, optim
-from experiments.engine import mesh as meshes
-from tfm import layout as layouts
-from tfm import shapes
+from experiments.engine import batches, compilation, distributed, errors, mesh as meshes, optim
+from tfm import layout as layouts, shapes
 
 Ratios = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count)
 LOSS = "loss"

@@ -19,8 +19,7 @@ from typing import Any
 
 import jax
 
-from experiments.engine import by_name, checkpoint, disk, errors, manifest, mesh
-from experiments.engine import config as configs
+from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, mesh
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
 # A name that ends with a dot stands for all settings below it.

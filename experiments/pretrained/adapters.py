@@ -15,8 +15,7 @@ from jax.sharding import Mesh
 
 from experiments.engine import by_name, config, disk, errors, optim, run
 from experiments.pretrained import families, safetensors, tensors
-from tfm import layout as layouts
-from tfm import lora, shapes
+from tfm import layout as layouts, lora, shapes
 
 FILE = "adapters.safetensors"
 FORM = "rank, rank:where or rank:where:alpha, as 8, 8:score,value or 8:Uq_HKD,Uv_HKD:16"

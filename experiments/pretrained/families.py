@@ -4,8 +4,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from experiments import model as models
-from experiments import variants
+from experiments import model as models, variants
 from experiments.engine import errors
 from experiments.pretrained import tensors
 

@@ -10,9 +10,7 @@ import ml_collections
 import numpy as np
 from flax import traverse_util
 
-from experiments.engine import by_name, checkpoint, disk, errors, mesh, workdir
-from experiments.engine import config as configs
-from experiments.engine import run as runs
+from experiments.engine import by_name, checkpoint, config as configs, disk, errors, mesh, run as runs, workdir
 from experiments.pretrained import open_model, tensors
 from tfm import shapes
 

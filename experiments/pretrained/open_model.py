@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import model as models
-from experiments import variants
+from experiments import model as models, variants
 from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import by_name, checkpoint, disk, errors, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors

@@ -11,9 +11,17 @@ from matplotlib import figure, ticker
 
 from experiments.engine import disk
 from experiments.figures import plots as engine
-from experiments.studies import attention, figures_across, overall, scaling, statistics, styles, words
-from experiments.studies import runs as finished
-from experiments.studies import study as studies
+from experiments.studies import (
+    attention,
+    figures_across,
+    overall,
+    runs as finished,
+    scaling,
+    statistics,
+    study as studies,
+    styles,
+    words,
+)
 
 SMOOTHED = 40  # windows of the mean of training losses, which are of a single batch each
 MOST = 6  # layers shown, evenly spread

@@ -28,11 +28,11 @@ from experiments.engine import (
     manifest,
     mesh,
     optim,
+    run as single,
     signals,
     step,
     workdir,
 )
-from experiments.engine import run as single
 from experiments.pretrained import adapters, warm_start
 from experiments.studies import attention, runs, study, vmapped_runs
 from experiments.studies.progress import Progress

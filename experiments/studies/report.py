@@ -22,8 +22,19 @@ import markupsafe
 import ml_collections
 
 from experiments.engine import config, disk, errors, log, mesh, workdir
-from experiments.studies import figures, inference, overall, plan, runs, scaling, statistics, tables, tuning, words
-from experiments.studies import study as studies
+from experiments.studies import (
+    figures,
+    inference,
+    overall,
+    plan,
+    runs,
+    scaling,
+    statistics,
+    study as studies,
+    tables,
+    tuning,
+    words,
+)
 
 # Of the page: heading -> the figures in it.
 SECTIONS = {"Training": ["course", "cost"], "Paired differences": ["differences"]}

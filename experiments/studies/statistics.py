@@ -14,9 +14,7 @@ import numpy as np
 from scipy import stats
 
 from experiments.engine import checkpoint
-from experiments.studies import inference, plan
-from experiments.studies import runs as finished
-from experiments.studies import study as studies
+from experiments.studies import inference, plan, runs as finished, study as studies
 
 Runs = list[finished.Run]
 Curves = Mapping[int, Mapping[int, float]]  # seed -> step -> value

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from matplotlib import figure
 
 from experiments.engine import checkpoint, errors
-from experiments.studies import figures, runs, styles, tables, words
-from experiments.studies import study as studies
+from experiments.studies import figures, runs, study as studies, styles, tables, words
 
 FOLDER = "tuning"
 _LONGEST = 200  # letters of a folder's name; most systems have 255

@@ -15,9 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from experiments.engine import compilation
-from experiments.engine import mesh as meshes
-from experiments.engine import step as steps
+from experiments.engine import compilation, mesh as meshes, step as steps
 from tfm import shapes
 
 Numbers = dict[str, np.ndarray]  # name -> R numbers

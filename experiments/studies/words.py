@@ -6,8 +6,7 @@ nothing easily.
 
 from collections.abc import Iterable, Sequence
 
-from experiments.studies import inference, plan, statistics
-from experiments.studies import study as studies
+from experiments.studies import inference, plan, statistics, study as studies
 
 LISTED = 6  # names of weights, or of comparisons, in a sentence
 OPENING = {  # of the sentence on the arms of a kind

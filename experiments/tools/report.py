@@ -13,11 +13,8 @@ import os
 import pathlib
 import sys
 
-from experiments.engine import by_name, disk, distributed, log
-from experiments.engine import workdir as workdirs
-from experiments.studies import merge as merging
-from experiments.studies import report
-from experiments.studies import study as studies
+from experiments.engine import by_name, disk, distributed, log, workdir as workdirs
+from experiments.studies import merge as merging, report, study as studies
 from experiments.tools import command
 
 

@@ -20,8 +20,7 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.compiler import report as compiler_report
-from experiments.compiler import topology as topologies
+from experiments.compiler import report as compiler_report, topology as topologies
 from experiments.engine import compilation, config, distributed, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command

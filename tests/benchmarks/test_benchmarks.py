@@ -7,8 +7,7 @@ import matplotlib.figure
 import numpy as np
 import pytest
 
-from benchmarks import __main__ as command
-from benchmarks import flax_peer, growth, ours, participant, report, session, sizes
+from benchmarks import __main__ as command, flax_peer, growth, ours, participant, report, session, sizes
 from tfm import shapes
 
 TINY = {

@@ -22,10 +22,8 @@ from small_files import idx, npy, npz, zipped
 
 from configs import base
 from experiments.data import image_file, images, pairs, pretrained_tokenizer, text, tokenizer
-from experiments.engine import config as configs
-from experiments.engine import config_file, disk, errors, log, workdir
-from experiments.pretrained import llama2c, safetensors
-from experiments.pretrained import open_model as trained
+from experiments.engine import config as configs, config_file, disk, errors, log, workdir
+from experiments.pretrained import llama2c, open_model as trained, safetensors
 
 CASES = 8  # of each kind of file and of damage
 LIKE = {"image": [4, 4, 1], "values": [0.0, 255.0], "mean": [0.5], "std": [0.5], "classes": ["a", "b"]}

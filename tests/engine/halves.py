@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.engine import batches, mesh, run, step
-from tfm import layout as layouts
-from tfm import loss
+from tfm import layout as layouts, loss
 
 D, C, ALL = 6, 3, 90  # features, classes, examples
 

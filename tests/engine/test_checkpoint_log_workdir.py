@@ -12,10 +12,7 @@ import pytest
 import tiny
 from test_log import scalars
 
-from experiments.engine import by_name, checkpoint, errors, log, workdir
-from experiments.engine import mesh as meshes
-from experiments.engine import run as runs
-from experiments.engine import step as steps
+from experiments.engine import by_name, checkpoint, errors, log, mesh as meshes, run as runs, step as steps, workdir
 
 STEPS, SAVE = 9, 3
 SETTINGS = {"train__steps": STEPS, "train__save_every": SAVE, "train__log_every": 1, "train__evaluate_every": 4}

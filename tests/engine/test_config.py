@@ -12,8 +12,7 @@ import tiny
 
 from configs import base
 from experiments import model as models
-from experiments.engine import by_name, config_file, errors
-from experiments.engine import config as configs
+from experiments.engine import by_name, config as configs, config_file, errors
 from tfm import attention, block, mlp, norm, position
 from tfm.attention import relative_position, score, value
 

@@ -22,8 +22,7 @@ from experiments.data import image_file, pretrained_tokenizer
 from experiments.engine import checkpoint, disk, errors, log, manifest, replay, run, workdir
 from experiments.figures import plots
 from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
-from experiments.studies import attention, programs
-from experiments.studies import figures as drawings
+from experiments.studies import attention, figures as drawings, programs
 
 WORK = "years of work"
 CONFIG = {"seed": 0, "train": {"steps": 9}}

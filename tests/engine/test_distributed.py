@@ -20,8 +20,7 @@ import pytest
 import tiny
 
 import launch
-from experiments.engine import checkpoint, distributed, errors, log, mesh
-from experiments.engine import run as runs
+from experiments.engine import checkpoint, distributed, errors, log, mesh, run as runs
 
 SECONDS = 150  # in which everything here must end, also on a busy machine
 STEPS = 6

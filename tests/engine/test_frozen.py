@@ -9,9 +9,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import errors, mesh, optim
-from experiments.engine import run as runs
-from experiments.engine import step as steps
+from experiments.engine import errors, mesh, optim, run as runs, step as steps
 from experiments.studies import programs, study
 from tfm import layout, loss, shapes
 

@@ -6,8 +6,7 @@ import pytest
 from test_checkpoint_log_workdir import alike, break_off, run
 
 from configs import base
-from experiments.engine import compilation, log
-from experiments.engine import config as configs
+from experiments.engine import compilation, config as configs, log
 
 GROWTH = [[3, 16], [6, 8]]
 SIZES = [8] * 3 + [16] * 3 + [8] * 4

@@ -9,9 +9,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import checkpoint, errors, log, loop, optim
-from experiments.engine import mesh as meshes
-from experiments.engine import step as steps
+from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, optim, step as steps
 
 BAD, DEVICES = 7, 2
 

@@ -20,8 +20,7 @@ import pytest
 import tiny
 
 import launch
-from experiments.engine import by_name, disk, errors, log, signals
-from experiments.engine import run as runs
+from experiments.engine import by_name, disk, errors, log, run as runs, signals
 
 ROOT = pathlib.Path(__file__).parents[2]
 

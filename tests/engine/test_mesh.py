@@ -19,12 +19,8 @@ import tiny
 from jax.sharding import PartitionSpec as P
 
 from experiments.compiler import hlo
-from experiments.engine import compilation, errors, optim
-from experiments.engine import mesh as meshes
-from experiments.engine import run as runs
-from experiments.engine import step as steps
-from tfm import head
-from tfm import layout as layouts
+from experiments.engine import compilation, errors, mesh as meshes, optim, run as runs, step as steps
+from tfm import head, layout as layouts
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {"model__H": 4, "model__M": 1}

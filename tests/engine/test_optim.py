@@ -9,8 +9,7 @@ import optax
 import pytest
 import tiny
 
-from experiments.engine import errors, optim
-from experiments.engine import step as steps
+from experiments.engine import errors, optim, step as steps
 from tfm import shapes
 
 PEAK, STEPS, WARMUP, FINAL = 0.6, 200, 40, 0.1

@@ -7,8 +7,7 @@ import sys
 import pytest
 from test_checkpoint_log_workdir import alike, run
 
-from experiments.engine import errors, workdir
-from experiments.engine import run as runs
+from experiments.engine import errors, run as runs, workdir
 
 EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import disk, errors, replay
-from experiments.engine import step as steps
+from experiments.engine import disk, errors, replay, step as steps
 
 OWN = """
 import dots

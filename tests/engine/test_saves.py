@@ -6,8 +6,7 @@ import signal
 import dots
 import pytest
 
-from experiments.engine import batches, errors, log, loop
-from experiments.engine import step as steps
+from experiments.engine import batches, errors, log, loop, step as steps
 from experiments.engine.checkpoint import Checkpoints
 
 quick, unbroken = dots.quick, dots.unbroken

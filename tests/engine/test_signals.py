@@ -14,8 +14,7 @@ import jax
 import pytest
 import tiny
 
-from experiments.engine import errors, signals
-from experiments.engine import step as steps
+from experiments.engine import errors, signals, step as steps
 
 quick, unbroken = dots.quick, dots.unbroken
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments.engine import mesh as meshes
-from experiments.engine import step as training
+from experiments.engine import mesh as meshes, step as training
 
 EIGHT = 8
 

@@ -13,8 +13,7 @@ import sys
 import pytest
 import tiny
 
-from experiments.engine import disk, errors, mesh, workdir
-from experiments.engine import run as runs
+from experiments.engine import disk, errors, mesh, run as runs, workdir
 from experiments.pretrained import open_model
 
 HOLDS = """

@@ -8,8 +8,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import config, config_file, mesh
-from experiments.engine import run as runs
+from experiments.engine import config, config_file, mesh, run as runs
 from experiments.studies import study
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -11,15 +11,12 @@ import tiny
 from scipy import special
 from small_files import idx, write
 
-from experiments import language
-from experiments import model as models
-from experiments import task as tasks
+from experiments import language, model as models, task as tasks
 from experiments.data import tokenizer
 from experiments.engine import by_name, disk, log
 from experiments.figures import images
 from tfm import attention, block, embed, head, mlp, norm, position, transformer
-from tfm.attention import mask as masks
-from tfm.attention import relative_position, score, value
+from tfm.attention import mask as masks, relative_position, score, value
 
 ROOMS = {"score": score, "value": value, "norm": norm, "mlp": mlp, "position": position}
 ROOMS |= {"relative_position": relative_position}

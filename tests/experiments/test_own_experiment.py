@@ -11,8 +11,7 @@ import pytest
 import tiny
 
 from configs import base
-from experiments.engine import by_name, config_file, errors
-from experiments.engine import config as configs
+from experiments.engine import by_name, config as configs, config_file, errors
 from experiments.studies import study
 from tfm import loss
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments import synthetic as experiment
-from experiments import task as tasks
+from experiments import synthetic as experiment, task as tasks
 from experiments.data import synthetic
 from experiments.engine import batches, errors, mesh
 

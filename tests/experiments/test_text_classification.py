@@ -8,8 +8,7 @@ import numpy as np
 import published
 import pytest
 import tiny
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.special import softmax
 from small_files import write
 

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import tiny
 
-from experiments import model as models
-from experiments import variants
+from experiments import model as models, variants
 from experiments.engine import by_name, config_file, errors
 from tfm import mlp, norm, position
 from tfm.attention import relative_position, score, value

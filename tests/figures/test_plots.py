@@ -8,8 +8,7 @@ import study_folder
 from matplotlib import colors, figure, image, text
 
 from experiments import convolution
-from experiments.figures import convolution as kernels
-from experiments.figures import images, plots
+from experiments.figures import convolution as kernels, images, plots
 from experiments.studies import figures, runs, statistics, styles
 
 DIGITS = [str(c) for c in range(10)]

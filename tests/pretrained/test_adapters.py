@@ -13,12 +13,10 @@ import test_frozen
 import tiny
 import tiny_study
 
-from experiments.engine import checkpoint, config, errors, mesh, run
-from experiments.engine import step as steps
+from experiments.engine import checkpoint, config, errors, mesh, run, step as steps
 from experiments.pretrained import adapters, families, gpt2, open_model, safetensors
 from experiments.tools import export
-from tfm import layout as layouts
-from tfm import lora, shapes
+from tfm import layout as layouts, lora, shapes
 
 dots_are_quick = dots.quick
 

@@ -15,8 +15,7 @@ import pytest
 import tiny
 
 from configs import base, finetune
-from experiments import language
-from experiments import model as models
+from experiments import language, model as models
 from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import checkpoint, config, config_file, errors, run
 from experiments.pretrained import open_model, warm_start

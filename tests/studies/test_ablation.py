@@ -14,8 +14,7 @@ from tiny_study import ALL, ARMS, STEPS
 import launch
 from configs import base
 from experiments import ablation
-from experiments.engine import config as configs
-from experiments.engine import config_file, log, loop
+from experiments.engine import config as configs, config_file, log, loop
 from experiments.studies import figures, programs, study
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import tiny_study
 
-from experiments.engine import loop
-from experiments.engine import step as steps
-from experiments.studies import programs, vmapped_runs
-from experiments.studies import runs as finished
+from experiments.engine import loop, step as steps
+from experiments.studies import programs, runs as finished, vmapped_runs
 from tfm import shapes
 
 SEEDS, STEPS = (3, 5), 3

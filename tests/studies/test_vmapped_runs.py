@@ -9,8 +9,7 @@ import pytest
 import tiny
 
 from experiments import model as models
-from experiments.engine import errors, mesh, optim
-from experiments.engine import step as steps
+from experiments.engine import errors, mesh, optim, step as steps
 from experiments.studies import vmapped_runs
 from tfm import shapes
 

@@ -13,8 +13,7 @@ import translate
 from cases import B, C, D, H, M, N, W
 
 from tfm import block, head, mlp, norm, position, transformer
-from tfm.attention import heads as multihead
-from tfm.attention import mask, relative_position, score, value
+from tfm.attention import heads as multihead, mask, relative_position, score, value
 from tfm.decode import kv_cache
 
 WHOLE = {

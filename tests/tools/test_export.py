@@ -11,8 +11,7 @@ import tiny
 
 from configs import base
 from experiments.engine import errors
-from experiments.pretrained import families as table
-from experiments.pretrained import hub, open_model
+from experiments.pretrained import families as table, hub, open_model
 from experiments.tools import export, sample
 
 W, N = 23, 13  # the fewest words of a run below

@@ -11,10 +11,7 @@ import reference_symmetry as reference
 import tiny
 
 from experiments import model as models
-from experiments.engine import checkpoint, errors, log, loop
-from experiments.engine import mesh as meshes
-from experiments.engine import run as runs
-from experiments.engine import step as steps
+from experiments.engine import checkpoint, errors, log, loop, mesh as meshes, run as runs, step as steps
 from experiments.pretrained import open_model
 from experiments.tools import symmetry as command
 from tfm import symmetry

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from tfm.attention import groups
-from tfm.attention import mask as masks
+from tfm.attention import groups, mask as masks
 
 
 def logits(q_BHNK: jax.Array, k_BHSK: jax.Array, *, scale: float, cap: float = 0.0) -> jax.Array:

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tfm.attention import groups
-from tfm.attention import mask as masks
+from tfm.attention import groups, mask as masks
 
 
 def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None) -> tuple[jax.Array, None]:

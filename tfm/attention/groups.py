@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 
 from tfm import linear
-from tfm.attention import block_mask
-from tfm.attention import mask as masks
+from tfm.attention import block_mask, mask as masks
 
 
 def named(name: str, H: int, G: int | None) -> str:

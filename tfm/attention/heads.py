@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
 
-from tfm import kernels
-from tfm import layout as layouts
-from tfm.attention import block_mask, explicit, flash, groups, nan_guard, relative_position, score, value
-from tfm.attention import mask as masks
+from tfm import kernels, layout as layouts
+from tfm.attention import block_mask, explicit, flash, groups, mask as masks, nan_guard, relative_position, score, value
 
 # k_BHSK and v_BHSV, of G heads where these are shared (groups.py); the first alone where they are the same.
 KVCache = dict[str, jax.Array]

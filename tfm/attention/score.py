@@ -40,8 +40,7 @@ import jax
 import jax.numpy as jnp
 
 from tfm import initial, linear, mlp, norm
-from tfm.attention import groups
-from tfm.attention import score_symmetric as one
+from tfm.attention import groups, score_symmetric as one
 
 Pair = tuple[jax.Array, jax.Array]  # queries and keys, or the factors of a bilinear form
 

@@ -17,8 +17,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
-from tfm.attention import block_mask, chunked, explicit, flash, ring
-from tfm.attention import mask as masks
+from tfm.attention import block_mask, chunked, explicit, flash, mask as masks, ring
 
 LANES = 128  # a block's sides are multiples of these
 SIDES = (512, 384, 256, 128)  # of a block, the first that divides the tokens: what published runs found fast is 512

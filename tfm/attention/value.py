@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import initial, kernels, linear
-from tfm import layout as layouts
+from tfm import initial, kernels, layout as layouts, linear
 from tfm.attention import groups
 
 EPS = 1e-12  # of a squared length: where it is 0, so is the gradient of what is divided by it

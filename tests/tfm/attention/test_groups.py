@@ -17,10 +17,8 @@ from jax.sharding import PartitionSpec as P
 from test_score import SCORES
 
 from experiments import model as models
-from experiments.engine import compilation, errors
-from experiments.engine import mesh as meshes
-from tfm import layout as layouts
-from tfm import shapes
+from experiments.engine import compilation, errors, mesh as meshes
+from tfm import layout as layouts, shapes
 from tfm.attention import explicit, flash, fused, heads, mask, relative_position, value
 
 H, K = 8, 2

@@ -11,8 +11,7 @@ from cases import B, D, H, K, N, S
 from jax.sharding import PartitionSpec as P
 
 from experiments.engine import mesh as meshes
-from tfm import attention, kernels
-from tfm import layout as layouts
+from tfm import attention, kernels, layout as layouts
 from tfm.attention import explicit, flash, heads, mask, nan_guard, relative_position, score, value
 
 BLOCKS = functools.partial(flash.attention, queries=4, keys=3)

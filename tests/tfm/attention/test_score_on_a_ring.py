@@ -16,9 +16,7 @@ from cases import B, H, K
 from test_score import SYMMETRIC, TURNED
 
 from experiments import synthetic
-from experiments.engine import mesh
-from experiments.engine import run as runs
-from experiments.engine import step as steps
+from experiments.engine import mesh, run as runs, step as steps
 from tfm.attention import explicit, relative_position, score
 
 D, N = 34, 13  # `none` compares D features, of which rotary positions turn pairs

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import recurrent
 
-from tfm.decode import generate as decode
-from tfm.decode import sampling
+from tfm.decode import generate as decode, sampling
 
 STEPS = 9
 LENGTHS = (4, 1, 5, 2)
