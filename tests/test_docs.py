@@ -20,7 +20,7 @@ from absl import flags
 import launch
 from benchmarks import __main__ as benchmarks
 from configs import base
-from experiments.engine import config, config_file
+from experiments.engine import by_name, config, config_file
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in ROOT.glob("docs/**/*.md")}
@@ -136,6 +136,15 @@ def test_settings_configs_tests_and_links_that_are_named_exist() -> None:
             assert "://" in target or ((ROOT / name).parent / target).exists(), f"{name}: {target}"
     pages = {name for name in PAGES if re.fullmatch(r"docs/\w+\.md", name)}
     assert {f"docs/{name}.md" for name in re.findall(r"\(docs/(\w+)\.md\)", README)} == pages
+
+
+def test_names_of_other_projects_lead_to_the_settings_beside_them() -> None:
+    part = PAGES["docs/configs.md"].partition("## If you come from")[2].partition("\n## ")[0]
+    rows = [re.findall(r"`([\w.]+)`", line) for line in part.splitlines() if line.startswith("| `")]
+    assert len(rows) == 16
+    for ours, *theirs in rows:
+        for name in theirs:
+            assert by_name.elsewhere(name) == [ours] or name in (ours, ours.partition(".")[2]), name
 
 
 def test_readme_can_be_read_at_once() -> None:
