@@ -166,7 +166,7 @@ def test_a_cap_is_on_what_the_head_says():
 
 @pytest.mark.parametrize("score", ["asymmetric_qknorm", "nonlinear_query"])
 def test_the_norms_of_a_score_have_the_eps_of_the_config(score):
-    both = [language(norm="none", score=score, eps=eps) for eps in (1e-5, 0.5)]
+    both = [language(norm=f"none:{eps}", score=score) for eps in (1e-5, 0.5)]
     answers = jax.jit(lambda params: [of.apply(params, np.arange(4)[None], mask=mask.causal)[0] for of in both])
     assert np.ptp(answers(cases.drawn(both[0].init)), axis=0).max() > 1e-3
 
