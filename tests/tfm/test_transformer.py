@@ -151,6 +151,8 @@ def test_words_of_fewer_features_are_those_of_an_embedding_that_is_a_product():
     embed, position = {"E_WD": E_WE @ up["W_DE"].T + up["b_D"]}, {"P_ND": P_NE @ up["W_DE"].T}
     product = params | {"embed": embed, "position": position}
     cases.close(model.apply(params, w_BN), model.apply(product, w_BN))
+    begun = cases.model(sizes={"D": 400, "H": 1, "K": 2, "M": 2}, E=100).init(jax.random.key(0))["embed"]["up"]["W_DE"]
+    assert float(begun.std()) == pytest.approx(100**-0.5, rel=0.02)  # of 40,000 numbers
 
 
 def primitives(jaxpr) -> list[str]:

@@ -52,7 +52,7 @@ N_BN = jnp.arange(N) + jnp.array([[3], [11]])  # every sequence at its own posit
 CASES = {  # mask, bias, heads of q, k, v, positions, cap
     "none": (lambda valid_BS: None, offsets, (1, 1, 1), None, 0.0),
     "blind, capped": (lambda valid_BS: blind, offsets, (H, 1, H), None, 1.3),
-    "alone": (lambda valid_BS: mask.window(1), apart, (H, H, H), None, 0.0),
+    "alone": (lambda valid_BS: mask.window(1), apart, (1, 1, H), None, 0.0),
     "padding": (mask.padding, offsets, (H, H, H), None, 0.0),
     "positions": (all_three, offsets, (H, H, H), N_BN, 0.0),
 }
@@ -197,7 +197,7 @@ def test_blocks_that_the_mask_forbids_are_not_computed():
     assert sorted(computed) == [(n, s) for n in range(0, 32, 8) for s in range(0, n + 1, 8)]
 
 
-MASKS = {"none": None, "causal": mask.causal, "window": mask.window(5), "backwards": mask.causal}
+MASKS = {"none": None, "window": mask.window(5)} | dict.fromkeys(("causal", "backwards", "later"), mask.causal)
 
 
 @pytest.mark.parametrize(
@@ -206,6 +206,7 @@ MASKS = {"none": None, "causal": mask.causal, "window": mask.window(5), "backwar
         ("gpu", jnp.bfloat16, 8, 5, "window", "cudnn"),
         ("gpu", jnp.float16, 7, 5, "causal", "cudnn"),  # no dense mask
         ("gpu", jnp.bfloat16, 8, 5, "backwards", "cudnn"),  # a kernel knows the causal mask of 0, 1, 2, ... alone
+        ("gpu", jnp.bfloat16, 8, 5, "later", "cudnn"),  # queries that are the last four of the tokens
         ("gpu", jnp.bfloat16, 7, 5, "window", "xla"),
         ("gpu", jnp.float32, 8, 5, "window", "xla"),
         ("gpu", jnp.bfloat16, 8, 129, "none", "xla"),
@@ -218,13 +219,15 @@ def test_cudnn_is_asked_only_for_what_it_can_do(monkeypatch, backend, dtype, len
     def record(q_BNHK, k_BSHK, v_BSHV, **settings):
         asked.update(settings, features=q_BNHK.shape[-1])
         implementations.add(settings["implementation"])
-        return v_BSHV
+        return q_BNHK
 
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
     x_BHNK, n = jax.ShapeDtypeStruct((1, 1, length, features), dtype), np.arange(length)[::-1]
     n = n if name == "backwards" else None
-    jax.eval_shape(lambda x_BHNK: fused.attention(x_BHNK, x_BHNK, x_BHNK, mask=MASKS[name], scale=1.0, n=n), x_BHNK)
+    first = 4 if name == "later" else 0
+    attend = functools.partial(fused.attention, mask=MASKS[name], scale=1.0, n=n)
+    jax.eval_shape(lambda x_BHNK: attend(x_BHNK[:, :, first:], x_BHNK, x_BHNK), x_BHNK)
     assert ("cudnn" in implementations) == (expected == "cudnn") and asked["features"] % 8 == 0
     assert asked["is_causal"] == (name == "causal") and (asked["mask"] is None) == (name in ("none", "causal"))
 

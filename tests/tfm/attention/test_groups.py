@@ -72,7 +72,7 @@ WAYS["flash in blocks"] = functools.partial(flash.attention, queries=3, keys=2)
 )
 @cases.float64()
 def test_every_way_and_its_gradient_equal_explicit_attention_of_repeated_heads(G, of_values, ways):
-    """Beside a bias that is learned, and the lengths of a batch."""
+    """Beside a bias that is learned, of each sequence's own positions too, and the lengths of a batch."""
     shape = {"q": (B, H, N, K), "k": (B, G, N, K), "v": (B, of_values, N, 7), "b_HR": (H, 2 * N - 1)}
     arrays = {name: cases.normal(i, *size) for i, (name, size) in enumerate(shape.items())}
 
@@ -81,7 +81,8 @@ def test_every_way_and_its_gradient_equal_explicit_attention_of_repeated_heads(G
 
     @jax.jit
     def every(arrays) -> dict:
-        call = dict(n=None, name="padding", bias=True, N=N) | ({} if "fused" in ways else {"cap": 1.3})
+        call = {"n": jnp.asarray(cases.ANY_BN % N)} if "fused" in ways else {"n": None, "cap": 1.3}
+        call |= dict(name="padding", bias=True, N=N)
         computed = {way: WAYS[way] for way in ways} | {"repeated": of_own_heads}
         return {way: test_ring.gradients(arrays, compute=compute, **call) for way, compute in computed.items()}
 
