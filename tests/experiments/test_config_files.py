@@ -29,6 +29,7 @@ def settings_of(file: pathlib.Path, folder: pathlib.Path) -> config.Settings:
         if "/" in made.text.tokenizer:
             made.text.tokenizer = "bytes"
     if "pairs" in made:
+        pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
         (folder / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(2000)))
         made.pairs.source = str(folder / "pairs.tsv")
     if "image" in made and made.image.source != "digits":
