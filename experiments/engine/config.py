@@ -255,7 +255,7 @@ class Settings:
         folders = {str(pathlib.Path(file).absolute().parent) for file in files if file}
         for name, module in [*sys.modules.items()]:
             file = getattr(module, "__file__", None) or ""
-            if os.path.dirname(file) in folders and by_name.own(file) and not name.startswith("configs."):
+            if os.path.dirname(file) in folders and by_name.own(file) and name.partition(".")[0] != "configs":
                 files.setdefault(file, f"{name}.py")
         return {pathlib.Path(file).absolute(): name for file, name in files.items() if file.endswith(".py")}
 

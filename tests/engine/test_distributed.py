@@ -257,3 +257,9 @@ def test_a_disk_that_is_not_shared_is_said_a_minute_after_process_0_has_entered(
     refused = pytest.raises(errors.UserError, match="its disk must be shared")
     with contextlib.nullcontext() if shared else refused:
         assert not runs.enter(settings, tmp_path, mesh.make(data=1))
+
+
+def test_arrays_take_the_types_of_the_leaves_in_whose_places_they_come():
+    tree = {"a_D": jax.numpy.ones(3, "bfloat16"), "b_D": jax.numpy.ones(2)}
+    found = distributed.put_into(tree, {"a_D": np.arange(3.0)})
+    assert found["a_D"].dtype == "bfloat16" and found["a_D"].tolist() == [0, 1, 2] and found["b_D"] is tree["b_D"]

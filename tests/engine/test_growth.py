@@ -1,5 +1,7 @@
 """A run whose batches grow (E30): what it logs and says, what it compiles, and that resuming changes nothing."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ def test_a_run_whose_batches_grow_and_that_is_resumed_across_a_change_of_size(tm
     told = capsys.readouterr().out
     for words in ("8 examples, 8 tokens", "16 examples, 16 tokens, after step 3", "8 examples, 8 tokens, after"):
         assert words in told
+    assert re.findall(r"([\d.]+ \w+) per step", told) == ["720 FLOP", "1.44 kFLOP", "720 FLOP"]  # of twice the examples
     rows = [row for row in log.read(tmp_path / "whole") if "train/loss" in row]
     assert [row["step"] for row in rows] == list(range(1, 11))
     assert [row["train/learning_rate"] for row in rows] == pytest.approx([0.01] * len(SIZES))

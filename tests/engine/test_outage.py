@@ -7,7 +7,7 @@ import sys
 import pytest
 from test_checkpoint_log_workdir import alike, run
 
-from experiments.engine import errors, run as runs, workdir
+from experiments.engine import disk, errors, run as runs, workdir
 
 EVENTS = ("open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate")
 GONE = errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ETIMEDOUT
@@ -175,3 +175,12 @@ def test_a_drive_that_does_not_come_back_ends_the_run_with_its_sentence(tmp_path
         workdir.outlive(run, tmp_path / "unmounted")
     assert run.calls == 1 and now[0] == workdir.PATIENCE
     assert capsys.readouterr().out == f"a sentence\nwaiting for {tmp_path / 'unmounted'}, 120 seconds at most\n"
+
+
+def test_what_was_raised_while_a_drive_was_found_gone_says_so_too():
+    with pytest.raises(ValueError) as caught:
+        try:
+            raise OSError(errno.ESTALE, "gone")
+        except OSError:
+            int("late")  # as a library may, which does not say from what
+    assert disk.gone(caught.value) and not disk.gone(ValueError("late"))

@@ -101,6 +101,13 @@ def test_the_config_file_and_the_modules_that_were_imported_are_the_sources(own)
     assert config.Settings(made, config_file.defaults(made, tiny.base.get_config)).sources() == found
 
 
+def test_configs_of_the_project_that_one_of_them_begins_with_are_not_the_users_own():
+    file = by_name.ROOT / "configs" / "contradictions_small.py"
+    made = config_file.load(str(file), base=tiny.base.get_config)
+    defaults = config_file.defaults(made, tiny.base.get_config)
+    assert config.Settings(made, defaults, file=str(file)).sources() == {file: file.name}
+
+
 def kept(folder) -> dict[str, str]:
     return {file.name: file.read_text() for file in (folder / workdir.SOURCES).iterdir()}
 

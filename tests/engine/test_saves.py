@@ -95,6 +95,13 @@ def test_what_is_saved_before_its_evaluation_counts_for_the_best(tmp_path, monke
     assert [manifest["metrics"]["eval/loss"] for manifest in manifests] == [0.5, 4.0]
 
 
+def test_what_is_better_than_the_one_before_it_alone_is_not_saved(tmp_path, monkeypatch):
+    evaluations(monkeypatch, 1.0, 3.0, 2.0, 0.5, 4.0, 4.0)
+    dots.planned(monkeypatch, keep=6)
+    assert dots.launched(tmp_path, *BEST).code == 0
+    assert dots.saved(tmp_path) == [1, 4, 6]
+
+
 @pytest.mark.parametrize("lost", [None, "row", "metrics"])
 def test_an_evaluation_of_a_step_that_is_resumed_is_in_the_log_once(tmp_path, monkeypatch, unbroken, lost):
     """Killed behind the evaluation of step 4, between it and its row, or before its checkpoint says what was found."""

@@ -137,6 +137,13 @@ def test_evaluation_is_exact(devices, size):
     assert found == pytest.approx(expected, rel=1e-6)
 
 
+def test_sums_over_batches_are_wider_than_float32():
+    task = tiny.linear_task(n_evaluation=29, evaluate_batch=8)
+    pairs = iter([(2.0**24, 1.0), (1.0, 1.0), (1.0, 1.0), (1.0, 1.0)])
+    found = training.evaluate(task, mesh(1), lambda params, batch: {"loss": np.float32(next(pairs))}, {})
+    assert found == {"loss": (2**24 + 3) / 4}
+
+
 def test_the_state_is_whole_on_every_device_and_donated_and_metrics_tell_the_norm_before_clipping():
     task, (rate, optimiser) = tiny.linear_task(), tiny.adamw()
     old = training.initial_state(task, optimiser, seed=0, mesh=mesh(EIGHT))

@@ -262,6 +262,7 @@ def test_beside_a_json_nothing_is_looked_for(places):
         ("raise RuntimeError('no')\n", "own_faulty.py, line 1: RuntimeError: no"),
         ("def f():\n    raise RuntimeError('no')\nf()\n", "own_faulty.py, line 2: RuntimeError: no"),
         ("mine = 1\n", "must be a tuple (init, apply), or an object with these, and it is not"),
+        ("mine = (len,) * 99\n", "must be a tuple (init, apply), or an object with these, and it is not"),
         ("yours = 1\n", "own_faulty.py has no mine"),
     ],
 )
