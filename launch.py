@@ -34,10 +34,8 @@ from experiments.engine import (
     config_file,
     distributed,
     errors,
-    replay,
     run as runs,
     signals,
-    workdir,
 )
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands
@@ -49,7 +47,6 @@ RESUME = flags.DEFINE_string("resume", "latest", "Go on from: latest, latest_val
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
 JSON = flags.DEFINE_string("json", None, "With --topology: a file for what the compiler says.")
-REPLAY = flags.DEFINE_string("replay", None, "A folder left by a run whose numbers went wrong: compute its step again.")
 COORDINATOR = flags.DEFINE_string("coordinator", None, "Several processes: host:port of process 0, given to all.")
 PROCESSES = flags.DEFINE_integer("processes", None, "Several processes: how many run this command.")
 PROCESS = flags.DEFINE_integer("process", None, "Several processes: which one this is, from 0.")
@@ -65,7 +62,6 @@ class Command(NamedTuple):
     changes: list[tuple[str, Any]]
     change: Callable[[ml_collections.ConfigDict, str, Any], None]
     dry_run: bool = False
-    replay: pathlib.Path | None = None
     topology: tuple[str, str | None] | None = None  # its name, and the file for what the compiler says
     group: distributed.Group | None = None  # of several processes
     detect: bool = False  # the cluster says which they are
@@ -153,24 +149,19 @@ def asked(argv: list[str]) -> Command:
         hint = f"; a setting is given as --config.{found[0]}=VALUE" if found else ""
         raise errors.UserError(f"{str(error).rstrip('.')}{hint}") from error
     group = distributed.given(COORDINATOR.value, PROCESSES.value, PROCESS.value)
-    several, bundle = group or DISTRIBUTED.value, REPLAY.value and pathlib.Path(REPLAY.value)
+    several = group or DISTRIBUTED.value
     if surplus:
         right = "Settings are given as --config.key=value, and a config as --config vit"
         raise errors.UserError(f'what is "{surplus[0]}"? {right}')
-    if bundle and (CONFIG.value or WORKDIR.value or DRY_RUN.value):
-        raise errors.UserError("--replay DIR takes its config from DIR and writes nothing: leave the other flags out")
     if (TOPOLOGY.value and not DRY_RUN.value) or (JSON.value and not TOPOLOGY.value):
         raise errors.UserError("--topology and --json are for --dry_run, which compiles for chips and runs nothing")
-    if not CONFIG.value and not bundle:
+    if not CONFIG.value:
         raise errors.UserError("say which config to run: python launch.py --config configs/vit.py")
-    if bundle and not (bundle / "config.json").is_file():
-        raise errors.UserError(f"{bundle} is no replay bundle: it has no config.json")
-    if several and (WORKDIR.value is None or DRY_RUN.value or bundle):
+    if several and (WORKDIR.value is None or DRY_RUN.value):
         raise errors.UserError("several processes train one run: all need the same --workdir, and no other task")
-    config = str(bundle / "config.json") if bundle else CONFIG.value
     chips = (TOPOLOGY.value, JSON.value) if TOPOLOGY.value else None
-    how = DRY_RUN.value, bundle, chips, group, DISTRIBUTED.value, DEVICE.value, RESUME.value
-    return Command(config, WORKDIR.value, changes, configs.override, *how)
+    how = DRY_RUN.value, chips, group, DISTRIBUTED.value, DEVICE.value, RESUME.value
+    return Command(CONFIG.value, WORKDIR.value, changes, configs.override, *how)
 
 
 def fields() -> str:
@@ -192,8 +183,6 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     base = importlib.import_module("configs.base").get_config  # anew for each `run`, as the config's own import is
     file = config_file.place(command.config)
     config = config_file.load(file, base=base, given=dict(command.changes))
-    for axis in config.mesh if command.replay is not None else ():  # the step of a bundle is computed on one device
-        config.mesh[axis] = 1
     for key, value in command.changes:
         command.change(config, key, value)
     given, defaults = [key for key, _ in command.changes], config_file.defaults(config, base)
@@ -206,13 +195,8 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     compilation.keep()
     if command.dry_run and not command.topology:
         compilation.simulate(settings.mesh.to_dict())
-    trains = hasattr(experiment, "prepare")
     by_name.choose("resume", str(command.resume), {"latest": False, LATEST_VALID: True})
-    work = functools.partial(trained if trains else studied, command, experiment, settings)
-    if command.replay is not None:
-        if not trains:
-            raise errors.UserError(f"{command.replay} is no replay bundle: {settings.experiment} leaves none")
-        return functools.partial(work, None), None
+    work = functools.partial(trained if hasattr(experiment, "prepare") else studied, command, experiment, settings)
     if command.topology:
         return functools.partial(topologies.of(*command.topology)(work), None), None
     if not (command.group or command.detect):
@@ -221,21 +205,18 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     if not command.dry_run:
         when = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
         folder = pathlib.Path(command.workdir or pathlib.Path("runs") / pathlib.Path(file).stem / when)
-    return functools.partial(workdir.outlive, functools.partial(work, folder), folder), folder
+    return functools.partial(work, folder), folder
 
 
 def trained(
     command: Command, experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None
 ) -> runs.Result | None:
-    """What an experiment prepares, trained; or the step of a replay bundle, computed again."""
-    bundle = command.replay
-    settings = settings if bundle is not None else warm_start.adopted(settings, folder)
+    """Train what an experiment prepares."""
+    settings = warm_start.adopted(settings, folder)
     devices = runs.devices(settings, command.device)
     work = adapters.prepared(settings, experiment, devices)
     for line in work.lines:
         print(line, flush=True)
-    if bundle is not None:
-        return replay.again(bundle, runs.plan(settings, work.task, devices))
     start = warm_start.load(settings, work.task.init, resumed=runs.begun(folder), files=work.files)
     work = work._replace(params={**work.params, **start})
     if folder is None:

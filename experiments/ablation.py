@@ -89,7 +89,7 @@ def run(
                 runs = study.runs(settings, asked, tuning.chosen(folder, asked))
             later = check(unfinished(grouped(runs), folder))  # also those that are tuned first
             with workdir.hold(folder, wait=workdir.PATIENCE):
-                workdir.enter(folder, settings.to_dict(), settings.defaults())
+                workdir.enter(folder, settings.to_dict())
                 plan.record(folder, asked)
                 sources = workdir.keep_sources(folder, settings.sources(), workdir.checkout()[1])
             how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
@@ -189,7 +189,7 @@ def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool) -> None:
         with study.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             with workdir.hold(place):
-                workdir.enter(place, run.settings.to_dict(), run.settings.defaults(), fall_back=fall_back)
+                workdir.enter(place, run.settings.to_dict(), fall_back=fall_back)
                 if not _finished(folder, run):  # a result of other steps, or a damaged one
                     (place / "summary.json").unlink(missing_ok=True)
 

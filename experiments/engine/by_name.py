@@ -1,4 +1,4 @@
-"""What a config names: variants and experiments, of the project and of the user's own files; and what is so no more."""
+"""What a config names: variants and experiments, of the project and of the user's own files."""
 
 import contextlib
 import difflib
@@ -20,95 +20,6 @@ from experiments.engine import errors
 
 ROOT = pathlib.Path(__file__).parents[2]
 CODE = re.compile(r"[\w.]+:[^\W\d]\w*")  # a program of the user's own: my_file:my_variant
-# Settings of earlier versions: what each is called now, or what one does instead. None of them is taken silently.
-RENAMED = {
-    "train.batch": "train.batch_size",
-    "optim.matrix_rate": "optim.muon_lr_multiplier",
-    "image.hide": "image.mask_ratio",
-    "text.tied_output": "text.head = tied",
-    "text.transform": "text.head = linear+gelu (of texts with classes: tanh)",
-    "text.label": "text.field = text,label",
-    "synthetic.N": "synthetic.task = ring:20",
-    "model.relation": "model.relative_position",
-    **dict.fromkeys(("model.rotary", "model.rotary_base"), "model.relative_position = rotary:10000"),
-    "model.rotary_scaling": "model.relative_position = rotary:10000:linear:2",
-    "model.eps": "model.norm = token:1e-5",
-    "model.diagonal": "model.score = asymmetric_noself",
-    "model.embed_norm": "model.outer_norm = both",
-    "model.final_norm": "model.outer_norm = none",
-    **dict.fromkeys(("optim.beta1", "optim.beta2"), "optim.betas = [0.9, 0.99]"),
-    "optim.final_fraction": "optim.schedule = cosine:0.1",
-    **dict.fromkeys(("model.attention = blockwise", "model.attention = fused"), "model.attention = flash"),
-}
-TODAY = {  # values of earlier versions, which are taken as these
-    "model.bias": {"true": "all", "false": "none"},
-    "text.transform": {"true": "gelu", "false": ""},
-}
-_DEBUG = {"nans": "JAX_DEBUG_NANS=true", "no_jit": "JAX_DISABLE_JIT=true", "transfer_guard": "JAX_TRANSFER_GUARD=log"}
-_TOOL = "python -m experiments.tools."
-_SAMPLE = ("prompt", "max_new_tokens", "stop", "temperature", "top_k", "top_p")
-FLAGS = {"device": "tpu", "resume": "latest_valid"}  # of the command, with a value: settings of earlier versions
-REMOVED = {
-    **{name: f'it is --{name}={value}, or launch.run(..., {name}="{value}")' for name, value in FLAGS.items()},
-    **dict.fromkeys(("study.probe", "train.probe"), 'log = ["tensorboard", "symmetry"]'),
-    "synthetic.causal": "synthetic.task = previous_causal, or another with _causal",
-    "checkpoint": f"{_TOOL}sample --checkpoint=DIR (or fill, classify, export, symmetry)",
-    "prompt": f"{_TOOL}sample --prompt=TEXT",
-    "prompts": f"{_TOOL}sample --prompt=ONE --prompt=TWO",
-    "file": f"{_TOOL}classify --file=PATH",
-    "family": f"{_TOOL}export --family=gpt2",
-    **{f"experiment = {name}": f"{_TOOL}{name}" for name in ("sample", "fill", "classify", "export", "symmetry")},
-    **{f"sample.{name}": f"{_TOOL}sample --{name}=..." for name in _SAMPLE},
-    "sample.length": f"{_TOOL}sample --max_new_tokens=...",
-    "resize_positions": "positions of another number are resized",
-    "synthetic.W": "there are twice as many words as tokens",
-    "data_dir": "set TFM_DATA to the folder",
-    "compilation_cache": "set JAX_COMPILATION_CACHE_DIR to the folder, or JAX_ENABLE_COMPILATION_CACHE=false",
-    **{f"debug.{name}": f"set {flag}" for name, flag in _DEBUG.items()},
-    "debug.check_shapes": "shapes are checked in every run",
-    "model.unroll": "layers are a loop where there are more than six, or with model.remat = products",
-    "optim.eps": "it is 1e-8",
-    "optim.rounds": "five steps of Newton-Schulz are made",
-    "optim.batch_rule": "the rate stays as it is where train.growth makes batches larger",
-    "optim.decay_fraction": "wsd falls over the last fifth of all steps",
-    "train.evaluate_batch": "evaluation batches have 16,384 tokens, or the examples of a part of train.accumulation",
-    "train.keep": "the two newest checkpoints are kept, and the best one with train.keep_best",
-    "train.spike": "train.nan = skip_spikes skips what lies six standard deviations above the last 128 steps",
-    "train.save_minutes": "a checkpoint is saved every five minutes, and every train.save_every steps",
-    "study.correction": f"{_TOOL}report --workdir=DIR --correction=condition",
-    "study.reference": "arms are compared with the last one",
-    "study.batched": "seeds are side by side with mesh.seed, or on a GPU or TPU",
-    "text.mask_rate": "15 % of the words are hidden",
-    "text.prefix": "the first half of text.N is the prefix",
-    "pairs.beam": "four translations are kept",
-    "pairs.share": "shorten the file that pairs.source names",
-    "pairs.reverse": "exchange the columns of the file that pairs.source names",
-    "synthetic.steps": "one edge leads from a source to a node",
-    "text.binary": "convert what is no text in UTF-8 into .txt files",
-    "pairs.length_penalty": "it is 0.6",
-    "pairs.score_sentences": "500 sentences are scored, or all that are held out",
-    "pairs.tied_output": "the output matrix is the embedding",
-    "synthetic.held_out": "512 examples are held out",
-    "image.shift": "image.augment = ['shift:0.5']",
-}
-for _section in ("text", "pairs", "image"):
-    for _part in ("train", "valid", "test"):
-        REMOVED[f"{_section}.{_part}"] = f"{_section}.source = a folder with files named train and valid (or test)"
-
-
-def refuse_old(name: str) -> None:
-    """UserError for an old setting, or a value of one."""
-    if name in RENAMED:
-        raise errors.UserError(f"{name} is now {RENAMED[name]}")
-    if name in REMOVED:
-        raise errors.UserError(f"{name} is no setting any more: {REMOVED[name]}")
-
-
-def today(name: str, value: Any) -> Any:
-    """The value of a setting, as it is called now."""
-    return TODAY[name].get(str(value).lower(), value) if name in TODAY else value
-
-
 # What other projects (nanoGPT, Hugging Face, big_vision, MaxText) call a setting, and what it is here.
 ELSEWHERE = {
     "optim.learning_rate": "lr max_lr base_lr peak_lr",
@@ -232,7 +143,6 @@ def experiment(name: str) -> ModuleType:
     It has config() -> {section: its fields} and prepare(settings, devices) -> run.Work, which is trained; or instead
     of that does all by itself, as ablation.run. One's own is looked for as 'my_file:my_score' is.
     """
-    refuse_old(f"experiment = {name}")
     if own_experiment(name):
         return _own("experiment", name, name, "config", "prepare")
     if (module := _of_project(name)) is not None:

@@ -29,14 +29,8 @@ TRUTH = {"true": True, "1": True, "false": False, "0": False}
 def values_of(config: ml_collections.ConfigDict) -> dict[str, Any]:
     """The plain nested values, with what is derived (K = D // H) worked out."""
 
-    def today(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-        return {
-            key: today(value, f"{prefix}{key}.") if isinstance(value, dict) else by_name.today(prefix + key, value)
-            for key, value in values.items()
-        }
-
     try:
-        return today(config.to_dict())
+        return config.to_dict()
     except ZeroDivisionError as error:
         raise errors.UserError("a size that others are divided by is 0: model.H must be at least 1") from error
 
@@ -52,7 +46,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + key, by_name.today(prefix + key, _lists(value))
+            yield prefix + key, _lists(value)
 
 
 def _lists(value: Any) -> Any:
@@ -63,7 +57,6 @@ def _lists(value: Any) -> Any:
 def known(key: str, right: Mapping[str, Any]) -> str:
     """The key. UserError where it is none of the right ones."""
     if key not in right:
-        by_name.refuse_old(key)
         name = key if len(key) <= 100 else key[:97] + "..."
         sections = ", ".join(dict.fromkeys(one.partition(".")[0] for one in right if "." in one))
         hint = f"; the sections of {right['experiment'] or 'a config'} are: {sections}" if "." in key else ""
@@ -73,7 +66,7 @@ def known(key: str, right: Mapping[str, Any]) -> str:
 
 def assign(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     """config.<key> = value, strictly: an unknown key or a value of the wrong type is a UserError."""
-    keys, value = flat(values_of(config)), by_name.today(key, plain(value))
+    keys, value = flat(values_of(config)), plain(value)
     wanted = type(keys[known(key, keys)])
     if not (wanted is float and type(value) is int):
         check_type(key, value, wanted)
@@ -197,8 +190,6 @@ class Settings:
         self._config, self._base, self._file, self._given = config, defaults, file, frozenset(given)
         self._values, self._defaults = values_of(config), flat(values_of(defaults))
         check_numbers(self._values)
-        for key, value in leaves(self._values):
-            by_name.refuse_old(f"{key} = {value}" if isinstance(value, str) else "")
         self._prefix, self._read = "", set()
 
     def __getattr__(self, name: str) -> Any:

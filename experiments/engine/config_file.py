@@ -86,8 +86,6 @@ def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_c
     config = base(*_experiments(file, values, given))
     right, found = configs.flat(configs.values_of(config)), {}
     for key, value in configs.leaves(values):
-        if key in by_name.FLAGS and values is not saved:  # as runs of earlier versions have them
-            continue
         found[configs.known(key, right)] = value
     for key, value in sorted(found.items()):  # in this order, D and H come before F and K, derived from them
         if key in configs.NAMED:
@@ -135,19 +133,15 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
         raise
     except Exception as error:  # somebody's own code may raise anything
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        where, line = (f"{file}, line {frames[-1].lineno}", frames[-1].line) if frames else (str(file), "")
-        raise errors.UserError(f"{where}: {_sentence(error, line)}") from error
+        where = f"{file}, line {frames[-1].lineno}" if frames else str(file)
+        raise errors.UserError(f"{where}: {_sentence(error)}") from error
     if not isinstance(config, ml_collections.ConfigDict):
         raise errors.UserError(f'{file}: get_config() must return the ConfigDict of base.get_config("...")')
     return config
 
 
-def _sentence(error: Exception, line: str) -> str:
-    """ml_collections' message without its print-out of the whole config; line: that of the file."""
-    try:
-        by_name.refuse_old(line.partition("=")[0].strip().partition(".")[2])  # config.train.batch = 3
-    except errors.UserError as old:
-        return str(old)
+def _sentence(error: Exception) -> str:
+    """Return ml_collections' message without its print-out of the whole config."""
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'
     if unknown := re.search(r'Key "(.*?)" does not exist', str(error)):

@@ -208,14 +208,9 @@ def reason(error: BaseException) -> str:
     return f"{words}: {REMEDY}" if code == errno.ENOTCONN else words
 
 
-def gone(error: BaseException | None, folder: pathlib.Path = pathlib.Path("/")) -> bool:
-    """Whether this error, or its cause, says that a drive is gone: of a file in `folder`, where it names one."""
-    if error is None:
-        return False
-    file = getattr(error, "filename", None)
-    known = isinstance(file, str | os.PathLike)
-    elsewhere = known and not pathlib.Path(os.path.abspath(file)).is_relative_to(os.path.abspath(folder))
-    return (number(error) in GONE and not elsewhere) or gone(error.__cause__ or error.__context__, folder)
+def gone(error: BaseException | None) -> bool:
+    """Return True if this error, or its cause, says that a mounted drive is gone."""
+    return error is not None and (number(error) in GONE or gone(error.__cause__ or error.__context__))
 
 
 def quiet() -> None:

@@ -20,7 +20,7 @@ from experiments.engine import (
     errors,
     log,
     mesh,
-    replay,
+    nonfinite,
     signals,
     step as training_step,
 )
@@ -134,7 +134,7 @@ class Training:
             self._in_a_row = self._in_a_row + 1 if skipped > self._skipped else 0
             self._skipped = skipped
             if self._in_a_row == SUSPECT and self._failed:
-                replay.check(n, state)
+                nonfinite.check(n, state)
             if self._in_a_row >= PATIENCE:
                 raise errors.RunError(
                     f"step {n:,}: {PATIENCE} steps in a row have been skipped, so nothing is learnt any more: go back"
@@ -180,7 +180,7 @@ class Training:
 
     def _save(self, n: int, state: training_step.State) -> None:
         if self._failed:  # of several runs, those that failed are kept as they are
-            replay.check(n, state)
+            nonfinite.check(n, state)
         self._saves.save(n, state, self.alone() if self._final_at == n else None)
         self._saved, self._saved_at = n, time.monotonic()
 
@@ -303,7 +303,7 @@ def train_and_save(
         )
         stack.enter_context(contextlib.closing(line))
         evaluate = training_step.evaluator(task, plan.mesh)
-        failed = functools.partial(replay.abort, plan, folder, saves)
+        failed = functools.partial(nonfinite.abort, plan, folder, saves)
         beside = {"line": line, "requests": requests, "evaluate": evaluate, "failed": failed}
         training = Training(plan, folder, [folder], saves, start=start, **beside)
         stack.enter_context(contextlib.closing(training))

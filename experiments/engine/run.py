@@ -150,7 +150,7 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh, *, fal
     if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
     hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.main() and workdir.enter(folder, values, settings.defaults(), hardware, fall_back=fall_back)
+    finished = distributed.main() and workdir.enter(folder, values, hardware, fall_back=fall_back)
     finished, until = bool(distributed.agree(finished)), time.monotonic() + SHARED_SECONDS
     while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:

@@ -178,7 +178,7 @@ def one_step(
     nan='abort': then and from then on the metric `alive`, which the next step gets, is False, and nothing changes.
     nan='skip': the step counts, without an update; 'skip_spikes': so does one that jumps (`is_spike`; the optimiser is
     `remembering`). The metric `skipped` counts those. What the optimiser makes of finite numbers is not
-    looked at here, a pass over all parameters, but by the next step's loss, and where it is to be saved (replay.py).
+    looked at here, a pass over all parameters, but by the next step's loss, and where it is to be saved (nonfinite.py).
     probe_due: after which steps n the metrics have what the task's probe finds.
     """
     propose = proposal(task, optimiser, mesh, accumulation=accumulation, sharded=sharded)

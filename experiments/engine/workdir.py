@@ -14,12 +14,10 @@ import socket
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
-
-from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, mesh
+from experiments.engine import checkpoint, config as configs, disk, errors, manifest, mesh
 
 # What may change on resume: where it runs, how long, what is written down, and what is done when something goes wrong.
 # A name that ends with a dot stands for all settings below it.
@@ -32,8 +30,7 @@ LOCK = "lock"
 SOURCES, DIFF = "source", "checkout.diff"  # the folder of the user's own code, and what it has of edits to ours
 LARGEST_SOURCE = 2**20  # bytes of a file of it
 COMPUTES = ("jax", "jaxlib")
-OUTAGES = 5  # of a drive that one command outlives; a disk that is broken has no end of them
-PATIENCE, PAUSE = 120.0, 1.0  # seconds that such a drive is waited for, and between two looks
+PATIENCE, PAUSE = 120.0, 0.1  # seconds for which a study waits for its folder's lock, and between two attempts
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that has none says
 
 
@@ -79,7 +76,7 @@ def hold(folder: pathlib.Path, *, wait: float = 0.0) -> Iterator[None]:
             except InUse:
                 if time.monotonic() >= until:
                     raise
-            time.sleep(PAUSE / 10)
+            time.sleep(PAUSE)
     except OSError as error:
         raise _refusal(folder, error) from error
     try:
@@ -127,12 +124,10 @@ def _locked(folder: pathlib.Path) -> tuple[int, bool]:
             return lock, alone
 
 
-def enter(
-    folder: pathlib.Path, config: dict, defaults: Mapping = {}, devices: str | None = None, *, fall_back: bool = False
-) -> bool:
+def enter(folder: pathlib.Path, config: dict, devices: str | None = None, *, fall_back: bool = False) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
-    defaults: of settings that an older version did not have. devices: how many of which kind; where they are given,
+    devices: how many of which kind; where they are given,
     it is said what differs from what was trained here before. fall_back: checkpoint.whole's. UserError where the folder
     cannot be written, or holds a run of another config (naming the keys) or one with more steps.
     """
@@ -142,7 +137,7 @@ def enter(
         disk.tidy(folder)
         if saved.exists():
             before = json.loads(disk.read_text(saved))
-            old, now = dict(defaults) | configs.flat(before["config"]), configs.flat(config)
+            old, now = configs.flat(before["config"]), configs.flat(config)
             differ = {k: (old.get(k), now.get(k)) for k in old | now if old.get(k) != now.get(k)}
             changed = sorted(k for k, pair in differ.items() if REMEMBERS in pair or not may_change(k))
             if changed:
@@ -200,7 +195,7 @@ def finished(folder: pathlib.Path, steps: int) -> bool:
 
 def may_change(key: str) -> bool:
     """Whether a run may be resumed with another value of this setting."""
-    return key in by_name.FLAGS or any(key == one or one[-1] == "." and key.startswith(one) for one in MAY_CHANGE)
+    return any(key == one or one[-1] == "." and key.startswith(one) for one in MAY_CHANGE)
 
 
 def keep_sources(folder: pathlib.Path, files: Mapping[pathlib.Path, str], diff: bytes = b"") -> dict[str, str]:
@@ -245,44 +240,3 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if others:
         lines.append(f"it was trained {'; '.join(others)}: numbers may differ in the last bits from here on")
     return lines
-
-
-def outlive(run: Callable[[], Any], folder: pathlib.Path | None) -> Any:
-    """What `run` returns, which trains in this folder (None: nowhere); it is called again, to go on from the last
-    checkpoint, where a mounted drive was gone and is back. Raises what `run` raises for another reason (also where it
-    cannot begin, or another drive is gone), for a drive that is not back within PATIENCE, and with several processes.
-    """
-    for outages in itertools.count(1):
-        try:
-            return run()
-        except (errors.UserError, errors.RunError) as error:
-            begun = outages > 1 or isinstance(error, errors.RunError)
-            if folder is None or not begun or not _lost(error, folder) or jax.process_count() > 1:
-                raise
-            sentence = errors.line(error).replace(f": {disk.REMEDY}", "")  # no other cell can run by now
-            print(f"{sentence}\nwaiting for {folder}, {PATIENCE:.0f} seconds at most", flush=True)
-            if outages > OUTAGES or not _back(folder):
-                raise
-        print(f"{folder} is back: the run goes on from its last checkpoint", flush=True)
-
-
-def _lost(error: BaseException, folder: pathlib.Path) -> bool:
-    """Whether the error says that the drive of the run's folder is gone, not that another one is."""
-    try:
-        os.listdir(folder)
-    except FileNotFoundError:  # it was never made: there is nothing to go on with
-        return False
-    except OSError as now:  # of a drive on which there are other files too
-        return disk.gone(error) and disk.gone(now)
-    return disk.gone(error, folder)
-
-
-def _back(folder: pathlib.Path) -> bool:
-    """Whether the run's folder can be used again, within PATIENCE."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        time.sleep(PAUSE)
-        with contextlib.suppress(OSError):
-            os.listdir(folder)
-            return True
-    return False

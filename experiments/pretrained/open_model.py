@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import model as models, variants
+from experiments import model as models
 from experiments.data import pretrained_tokenizer, tokenizer
 from experiments.engine import by_name, checkpoint, disk, errors, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors
@@ -168,9 +168,9 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
         params = adapters.merged(params, config["optim"].get("lora", ""))
         kind, facts = RUNS.get(config["experiment"], config["experiment"]), {}
         if kind == "language":
-            kind, facts = config["text"]["objective"], {"N": config["text"]["N"], "output": _output(config["text"])}
+            kind, facts = config["text"]["objective"], {"N": config["text"]["N"], "output": config["text"]["head"]}
         elif kind == "classes":
-            facts = {"N": config["text"]["N"], "output": _output(config["text"]), "C": params["head"]["G_CD"].shape[0]}
+            facts = {"N": config["text"]["N"], "output": config["text"]["head"], "C": params["head"]["G_CD"].shape[0]}
             extras["class_names"] = disk.read_json(folder / "data.json", says="the names of its classes")["classes"]
         elif kind == "translation":
             facts = {"N": config["pairs"]["N"], "tied_output": not params["head"]}
@@ -179,35 +179,11 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> 
             facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
         if kind == "image":
             facts |= {"C": params["head"]["G_CD"].shape[0], "answer": config["image"]["head"]}
-        model = {name: by_name.today(f"model.{name}", value) for name, value in config["model"].items()}
         if kind in (*HEADS, "translation"):
             facts["W"] = next(leaf for name, leaf in params["embed"].items() if name.startswith("E_W")).shape[0]
-        return Trained(folder, kind, params, _today(model), facts, extras, "", trust)
+        return Trained(folder, kind, params, config["model"], facts, extras, "", trust)
     except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        raise errors.UserError(f"{folder / 'config.json'} is damaged, or of an older version: no {error}") from error
-
-
-def _output(text: dict[str, Any]) -> str:
-    """text.head of a run, also of one of an older version, which has two other fields; of classes, one."""
-    layer = by_name.today("text.transform", text.get("transform", ""))
-    old = models.word_head(text["tied_output"], layer) if "tied_output" in text else layer or "linear"
-    return text.get("head", old)
-
-
-def _today(model: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `model` of a run, also of one of an older version, which has others, and not all of these."""
-    others = {name: values[0] for name, values in families.SETTINGS.items() if values}
-    norms = model.get("embed_norm", False), model.get("final_norm", True)
-    others["outer_norm"] = next(name for name, both in models.OUTER_NORMS.items() if both == norms)
-    model = others | model
-    angles = f"{variants.written(model.get('rotary_base', 10000))}:{model.get('rotary_scaling', 'none')}"
-    numbers = {"relative_position": model.get("rotary", angles.removesuffix(":none"))}
-    numbers["norm"] = variants.written(model.get("eps", 1e-5))
-    model |= {room: variants.joined(room, model[room], number) for room, number in numbers.items()}
-    if model.get("diagonal") == "exclude":
-        model["score"] = model["score"].removesuffix(variants.NOSELF) + variants.NOSELF
-    old = ("embed_norm", "final_norm", "rotary_base", "rotary_scaling", "rotary", "eps", "diagonal")
-    return {name: value for name, value in model.items() if name not in old}
+        raise errors.UserError(f"{folder / 'config.json'} is damaged: no {error}") from error
 
 
 def _published(path: pathlib.Path, read: hub.Imported) -> Trained:

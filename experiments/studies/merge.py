@@ -5,10 +5,10 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
-from experiments.engine import by_name, config, disk, errors, workdir
+from experiments.engine import config, disk, errors, workdir
 from experiments.studies import plan, report, runs, study, tuning
 
-OWN = {"study.arms", "study.conditions", "study.seeds", "log", *by_name.FLAGS}  # what may differ, and mesh.*
+OWN = {"study.arms", "study.conditions", "study.seeds", "log"}  # what may differ, and mesh.*
 MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
 
 

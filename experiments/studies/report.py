@@ -49,7 +49,7 @@ def saved(folder: pathlib.Path) -> config.Settings:
     values = disk.read_json(folder / "config.json", says="what was compared").get("config")
     if not isinstance(values, dict) or not isinstance(values.get("study"), dict):
         raise errors.UserError(f"{folder} holds no study: its config.json has no config with a section study")
-    made = ml_collections.ConfigDict(values | {"study": studies.NEWER | values["study"]})
+    made = ml_collections.ConfigDict(values)
     return config.Settings(made, made)
 
 

@@ -18,12 +18,6 @@ from experiments.engine import checkpoint, config, errors, log, loop, workdir
 NUMBERS = ("optim.learning_rate", "optim.weight_decay", "model.score_std")
 OWN = ("study.metric", "study.threshold", "study.margin")  # what a condition may say of itself
 TUNE = "study.tune"  # and an arm
-NEWER = {
-    "looks": 1,
-    "margin": 0.0,
-    "tune": [],
-    "tune_seeds": [1000],
-}  # settings, which older folders of studies have not
 VALUES = "@"  # between the name of an arm and the values of which it is to choose
 ONLY = "all"  # the condition of a study that names none
 TAKEN = (  # what the folder of a study or of a run holds otherwise

@@ -19,7 +19,7 @@ from test_fuzz_data import LIKE
 
 from experiments import ablation
 from experiments.data import image_file, pretrained_tokenizer
-from experiments.engine import checkpoint, disk, errors, log, manifest, replay, run, workdir
+from experiments.engine import checkpoint, disk, errors, log, manifest, run, workdir
 from experiments.figures import plots
 from experiments.pretrained import hub, llama2c, open_model, safetensors, warm_start
 from experiments.studies import attention, figures as drawings, programs
@@ -89,10 +89,6 @@ def test_a_link_in_place_of_a_file_that_a_run_writes_is_replaced(tmp_path, outsi
     assert not any(file.is_symlink() for file in written) and not (tmp_path / "nowhere").exists()
 
 
-def bundle(folder):
-    replay.write(folder, replay.Failure(5, 1.0, 1.0, {"x_B": np.zeros(3)}), state())
-
-
 def study_entered(folder):
     ablation.enter(folder, [ablation.study.Run("all", "tied", 3, tiny.settings("vision"))], fall_back=False)
 
@@ -108,7 +104,6 @@ LINKS = {  # what is a link, where to, who writes there, what is said
         "checkpoints cannot be used for checkpoints: it is a link, and a run writes into its own folder only",
     ),
     "events": ("events", "", functools.partial(log.Log, start=0), "events: it is a link"),
-    "bundles": ("replay", "", bundle, "step_5 cannot be written: it is a link"),
     "figures": ("figures", "", lambda folder: drawings.draw(folder, None, [], []), "figures: it is a link"),
     "run of a study": ("all", "", study_entered, "all: it is a link"),
 }

@@ -137,8 +137,6 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
         ("--config=a/vit.py", 'there is no config file a/vit.py (did you mean "vit"?)'),
         ("--config=a.json --workdri=x", "Unknown command line flag 'workdri'"),
         ("", "say which config to run: python launch.py --config configs/vit.py"),
-        ("--replay=a --dry_run", "--replay DIR takes its config from DIR and writes nothing"),
-        ("--replay=a", "a is no replay bundle: it has no config.json"),
         ("--config=a.json --topology=v5e-1", "--topology and --json are for --dry_run"),
         ("--config=a.json --dry_run --json=b", "--topology and --json are for --dry_run"),
         ("--config=a.json --distributed", "several processes train one run: all need the same --workdir"),

@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time in it, what may change when it goes on, and what an older version left."""
+"""The folder of a run: one run at a time in it, and what may change when it goes on."""
 
 import contextlib
 import errno
@@ -36,7 +36,7 @@ def config(**changes):
 def entered(folder, **changes):
     """What `enter` says, in the lock, as a run does it."""
     with workdir.hold(folder):
-        return workdir.enter(folder, config(**changes), tiny.config.flat(config()))
+        return workdir.enter(folder, config(**changes))
 
 
 # One run at a time
@@ -149,17 +149,6 @@ def test_all_else_is_refused_by_name_with_what_may_change(tmp_path):
     refused, _, right = str(caught.value).partition("; what may: ")
     assert refused.endswith("resuming may not change seed (0 -> 1), train.batch_size (64 -> 32)")
     assert "mesh.*" in right and "train.steps" in right and "\n" not in str(caught.value)
-
-
-def test_a_setting_that_an_older_version_did_not_have_has_its_default(tmp_path):
-    entered(tmp_path)
-    saved = json.loads((tmp_path / "config.json").read_text())
-    del saved["config"]["model"]["score"], saved["config"]["text"]
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    assert not entered(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.raises(errors.UserError, match=r"may not change model.score \('asymmetric' -> 'tied'\);"):
-        entered(tmp_path, model__score="tied")
 
 
 def test_a_finished_run_goes_on_when_more_steps_are_wanted(tmp_path):

@@ -292,14 +292,3 @@ def test_a_grid_of_patches_is_resized_between_their_centres(new, first):
     slow = np.stack([[np.interp(place, np.arange(5), rows[:, d, y]) for d in range(3)] for y in range(new)])
     np.testing.assert_allclose(found[first:], slow.swapaxes(1, 2).reshape(-1, 3), atol=1e-6)
     assert warm_start.resize(P_ND, first + new * new + 1 - 2 * first, "grid") is None
-
-
-def test_a_run_of_an_earlier_version_says_its_head_in_other_words(tmp_path):
-    published.keep(tmp_path, 2, {"embed": {"E_WD": np.ones((5, 3))}, "head": {"G_CD": np.ones((2, 3))}})
-    (tmp_path / "data.json").write_text('{"classes": ["a", "b"]}')
-    words = {"linear": (False, False), "tied": (True, ""), "tied+gelu": (True, True), "linear+bias": (False, "bias")}
-    texts = [(head, {"objective": "masked", "tied_output": a, "transform": b}) for head, (a, b) in words.items()]
-    for head, text in [*texts, ("pooled", {"transform": "pooled"}), ("linear", {"transform": ""})]:
-        config = {"experiment": "language" if "objective" in text else "text_classification", "optim": {}, "model": {}}
-        (tmp_path / "config.json").write_text(json.dumps({"config": config | {"text": {"N": 7} | text}}))
-        assert open_model.open(tmp_path).facts["output"] == head
