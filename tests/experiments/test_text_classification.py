@@ -34,7 +34,7 @@ CSV = ("label,text\n" + "".join(f'{kind},"{text}"\n' for text, kind in ROWS)).en
 def test_texts_and_classes_come_from_tables_and_folders(tmp_path, files, columns):
     """Where no name tells it, a tenth of the texts is held out, the same of each form."""
     found = labelled.load(str(write(tmp_path / "in", **files)), *columns)
-    assert sorted(found.train + found.evaluation) == sorted(ROWS) and found.classes == ["blame", "praise"]
+    assert sorted(found.train + found.evaluation) == sorted(ROWS) and found.classes == ("blame", "praise")
     assert 2 <= len(found.evaluation) <= 16 and not set(found.train) & set(found.evaluation)
     again = labelled.load(str(write(tmp_path / "csv", **{"b.csv": CSV})))
     assert sorted(again.evaluation) == sorted(found.evaluation)
