@@ -177,9 +177,7 @@ def _packed(rows: Any, number: int, column: str, name: str) -> BinaryIO:
     if packed.get("bytes") is None and not packed.get("path"):
         raise errors.UserError(f"{name} has no image")
     return (
-        disk.opened(packed["path"])
-        if packed.get("bytes") is None
-        else io.BufferedReader(io.BytesIO(packed["bytes"]))
+        disk.opened(packed["path"]) if packed.get("bytes") is None else io.BufferedReader(io.BytesIO(packed["bytes"]))
     )
 
 
