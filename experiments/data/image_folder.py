@@ -192,29 +192,17 @@ def read(found: Sequence[files.File], size: int) -> np.ndarray:
         os.utime(kept)  # used now
         return image_BYXZ
 
-    def look(file: files.File) -> tuple[bool, tuple[int, int], int]:
-        with image_file.opened(file) as image:
-            sides = (size, size) if size else image_file.upright(image)
-            return image.mode in image_file.GREY, sides, image.width * image.height
-
-    def made(file: files.File) -> np.ndarray:
-        with image_file.opened(file) as image:
-            return image_file.pixels(file.name, image, like)[0]
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged metadata
-        with concurrent.futures.ThreadPoolExecutor() as pool:
-            seen = list(pool.map(look, found))
-        Y, X = seen[0][1]
-        for file, (_, sides, _) in zip(found, seen, strict=True):
-            if sides != (Y, X):
-                wrong = f"{file.name} has {sides[0]} x {sides[1]} pixels, and {found[0].name} {Y} x {X}"
-                raise errors.UserError(f"{wrong}: --config.image.size=64, say, makes all of them 64 x 64")
-        like = image_file.own(Y, X, 1 if all(grey for grey, *_ in seen) else 3)
+        like, each = _looked(found, size)
         shape, room = (len(found), *like["image"]), disk.host_memory()
-        each = UNPACKED * max(pixels for *_, pixels in seen)
         disk.check_memory(f"the largest image of {found[0].name} and {len(found) - 1:,} more", each, room)
         chunk = max(1, min(CHUNK, CHUNK_BYTES // math.prod(like["image"])))
+
+        def made(file: files.File) -> np.ndarray:
+            with image_file.opened(file) as image:
+                return image_file.pixels(file.name, image, like)[0]
+
         with concurrent.futures.ThreadPoolExecutor(max(1, min((os.cpu_count() or 1) + 4, room // 2 // each))) as pool:
             images = (image for at in range(0, len(found), chunk) for image in pool.map(made, found[at : at + chunk]))
             if math.prod(shape) < KEPT:
@@ -228,6 +216,24 @@ def read(found: Sequence[files.File], size: int) -> np.ndarray:
                     for image_YXZ in images:
                         new.write(image_YXZ)
         return np.load(kept, mmap_mode="r", allow_pickle=False)
+
+
+def _looked(found: Sequence[files.File], size: int) -> tuple[dict[str, Any], int]:
+    """Return what image_file.pixels needs to know to make these files alike, and the bytes that the largest takes."""
+
+    def look(file: files.File) -> tuple[bool, tuple[int, int], int]:
+        with image_file.opened(file) as image:
+            sides = (size, size) if size else image_file.upright(image)
+            return image.mode in image_file.GREY, sides, image.width * image.height
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        grey, sides, pixels = zip(*pool.map(look, found), strict=True)
+    Y, X = sides[0]
+    for file, other in zip(found, sides, strict=True):
+        if other != (Y, X):
+            wrong = f"{file.name} has {other[0]} x {other[1]} pixels, and {found[0].name} {Y} x {X}"
+            raise errors.UserError(f"{wrong}: --config.image.size=64, say, makes all of them 64 x 64")
+    return image_file.own(Y, X, 1 if all(grey) else 3), UNPACKED * max(pixels)
 
 
 def _make_room(folder: pathlib.Path, needed: int) -> None:
