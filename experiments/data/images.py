@@ -184,39 +184,40 @@ def _images(
     if kinds[0] != kinds[-1]:
         lines = [*lines, f"warning: the images of the two parts are of the types {kinds[0]} and {kinds[1]}"]
     _check_scales(name, [image_BYXZ for image_BYXZ, _ in checked])
-    train_label_B, why = checked[0][1], ""
-    least, most = min(int(label_B.min()) for _, label_B in checked), int(train_label_B.max())
-    if most < 0:
-        why = f"the label {most} is out of range: classes are counted from 0"
-    elif least > 0:
-        why = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
-    elif most >= len(train_label_B):
-        why = f"the label {most} is out of range: {len(train_label_B)} images show fewer classes"
-    if why and not known:
-        raise errors.UserError(f"{names[0]}: {why}")
-    classes = known or tuple(map(str, range(most + 1)))
-    for part, (_, label_B) in zip(names, checked, strict=True):
-        if len(wrong_B := label_B[(label_B < 0) | (label_B >= len(classes))]):
-            right = f"it must lie in 0 .. {len(classes) - 1}"
-            raise errors.UserError(f"{part}: the label {wrong_B[0]} is out of range: {right}")
+    classes = _check_labels(names, [label_B for _, label_B in checked], known)
     if len(checked) == 1:
         image_BYXZ, label_B = checked[0]
         remedy = ": name the parts yourself, as train/ and test/"
         disk.check_memory(f"what is split by content, {name},", image_BYXZ.nbytes, remedy=remedy)
         out_B = files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=EVALUATION_SHARE)
         checked = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
-    if len(arrays) == 1 or not files_of:
-        said = "split by content"
-    else:
+    said = "split by content"
+    if len(arrays) == 2 and files_of:
         said = f"by their names, {files_of[0]} to train on; {files_of[1]} to evaluate; all else left alone"
-    both = [
-        array
-        for image_BYXZ, label_B in checked
-        for array in (image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32))
-    ]
+    pairs = ((image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32)) for image_BYXZ, label_B in checked)
+    both = [array for pair in pairs for array in pair]
     values = values or (float(both[0].min()), float(both[0].max()))
     said = [] if name in ("digits", *FOLDERS) else [said]
     return Images(name, *both, classes, "\n".join([*said, *lines]), values)
+
+
+def _check_labels(names: Sequence[str], parts: Sequence[np.ndarray], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the classes. Raises UserError for labels that are out of range."""
+    least, most, why = min(int(label_B.min()) for label_B in parts), int(parts[0].max()), ""
+    if most < 0:
+        why = f"the label {most} is out of range: classes are counted from 0"
+    elif least > 0:
+        why = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
+    elif most >= len(parts[0]):
+        why = f"the label {most} is out of range: {len(parts[0])} images show fewer classes"
+    if why and not known:
+        raise errors.UserError(f"{names[0]}: {why}")
+    classes = known or tuple(map(str, range(most + 1)))
+    for part, label_B in zip(names, parts, strict=True):
+        if len(wrong_B := label_B[(label_B < 0) | (label_B >= len(classes))]):
+            right = f"it must lie in 0 .. {len(classes) - 1}"
+            raise errors.UserError(f"{part}: the label {wrong_B[0]} is out of range: {right}")
+    return classes
 
 
 def _check_scales(name: str, parts: Sequence[np.ndarray]) -> None:
