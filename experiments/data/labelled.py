@@ -73,11 +73,8 @@ def load(source: str, field: str = "text,label") -> Labelled:
         raise errors.UserError(f"{source} has {len(trained)} class to train on: at least two are needed")
     if new := sorted({name for _, name in data.evaluation} - trained):
         raise errors.UserError(f'{source}: the class "{new[0]}" is to be evaluated, and no text to train on has it')
-    lines = [
-        *data.said.splitlines(),
-        *[f"{source}: texts left out, of no class: {len(unlabelled):,}"] * bool(unlabelled),
-    ]
-    return Labelled(*data._replace(said="\n".join(lines)), declared or classes.ordered(trained))
+    left = f"{source}: texts left out, of no class: {len(unlabelled):,}" if unlabelled else ""
+    return Labelled(*data._replace(said=f"{data.said}\n{left}".strip()), declared or classes.ordered(trained))
 
 
 def ids(of: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
