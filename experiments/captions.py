@@ -101,5 +101,6 @@ def figures(settings, data: images.Images, task: step.Task, written, words, para
     lines = [f"{a}: {b}" for a, b in sorted(pairs[:SHOWN], key=lambda pair: pair[0] == pair[1])]
     disk.write(folder / "captions.txt", "\n".join(["class: what the model wrote", *lines, ""]).encode())
     title = f"{settings.experiment}: {data.name}, {right:.1%} of the names right"
-    drawn = plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per letter", title=title)
-    return [drawn, folder / "captions.txt"], {"eval/names_right": right}
+    yield {"eval/names_right": right}
+    yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per letter", title=title)
+    yield folder / "captions.txt"

@@ -8,6 +8,7 @@ Beyond the first and the last column the image goes on as it ends.
 
 import functools
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -144,7 +145,7 @@ def examples(fetch: batches.Fetch, kernel_HD: np.ndarray, *which: Any) -> batche
 
 def figures(
     settings, data: images.Images, kernel_HD: np.ndarray, task: step.Task, params: Any, folder: pathlib.Path, rows
-) -> tuple[list[pathlib.Path], dict[str, float]]:
+) -> Iterator[pathlib.Path | dict[str, float]]:
     """Loss curves; kernels and weights, learned and constructed; images, and what the layers and numpy make of them.
     Also the largest differences: of the constructed layer from numpy.convolve, and of the learned kernel from the
     true."""
@@ -175,22 +176,20 @@ def figures(
     answers = np.concatenate([grey[name] for name in grey if name != "input"])
     scales = {name: grey[name] if name == "input" else answers for name in grey}
     title, folder = f"{settings.experiment}: {data.name}", folder / "figures"
-    files = [
-        plots.loss_curves(folder / "loss.png", rows, unit="squared error", title=title),
-        draw.kernels_and_weights(
-            folder / "convolution.png",
-            kernel_HD=kernel_HD,
-            learned_HD=learned_HD,
-            offsets=offsets(len(kernel_HD)),
-            learned_HNS=np.asarray(A_BHNS[0]),
-            constructed_HNS=np.asarray(built_BHNS[0]),
-            difference=difference,
-        ),
-        pictures.rows(
-            folder / "images.png",
-            {name: pictures.coloured(grey[name], scale=scales[name]) for name in grey},
-            title=f"{data.name}: held-out images, each pixel row convolved",
-        ),
-    ]
     numbers = {"constructed/largest_difference": difference, "constructed/largest_value": largest}
-    return files, numbers | {"learned/largest_kernel_error": wrong}
+    yield numbers | {"learned/largest_kernel_error": wrong}
+    yield plots.loss_curves(folder / "loss.png", rows, unit="squared error", title=title)
+    yield draw.kernels_and_weights(
+        folder / "convolution.png",
+        kernel_HD=kernel_HD,
+        learned_HD=learned_HD,
+        offsets=offsets(len(kernel_HD)),
+        learned_HNS=np.asarray(A_BHNS[0]),
+        constructed_HNS=np.asarray(built_BHNS[0]),
+        difference=difference,
+    )
+    yield pictures.rows(
+        folder / "images.png",
+        {name: pictures.coloured(grey[name], scale=scales[name]) for name in grey},
+        title=f"{data.name}: held-out images, each pixel row convolved",
+    )

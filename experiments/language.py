@@ -170,19 +170,16 @@ def figures(settings, corpus: Corpus, task: steps.Task, show, params: Any, folde
     runs with other tokens can be compared by."""
     from experiments.figures import plots as draw  # matplotlib, only where something is drawn
 
+    loss, asked = [row["eval/loss"] for row in rows if "eval/loss" in row], len(corpus.evaluation_T) - 1
+    if loss and corpus.size is not None and settings.text.objective == "causal":
+        measures = perplexity.measures(loss[-1] * asked, tokens=asked, of=corpus.size)
+        yield {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity")}
     title = f"{settings.text.objective} language: {corpus.name}"
     piece, A_MHNS = tasks.example(task, params, tokens=24)
     tokens = [corpus.tokenizer.decode([token]) for token in piece["w_BN"][0]]
     words, answer = folder / "sample.txt", show(params)
     disk.write(words, f"{answer}\n".encode())
     print(f"\n{answer}")
-    files = [
-        draw.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per token", title=title),
-        draw.attention_matrices(folder / "figures" / "attention.png", A_MHNS=A_MHNS, queries=tokens, keys=tokens),
-        words,
-    ]
-    loss, asked = [row["eval/loss"] for row in rows if "eval/loss" in row], len(corpus.evaluation_T) - 1
-    if not loss or corpus.size is None or settings.text.objective != "causal":
-        return files, {}
-    measures = perplexity.measures(loss[-1] * asked, tokens=asked, of=corpus.size)
-    return files, {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity")}
+    yield words
+    yield draw.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per token", title=title)
+    yield draw.attention_matrices(folder / "figures" / "attention.png", A_MHNS=A_MHNS, queries=tokens, keys=tokens)

@@ -15,6 +15,7 @@ from tfm import layout as layouts, loss, word_loss
 
 NAMED = "cross_entropy"
 BLOCK, SHARE = 32, 10  # one of SHARE blocks, of so many examples each that have nothing in common, is the third part
+RECALLS = 100  # classes in the summary
 EVALUATED = 2**14  # tokens at once
 Examples = tuple[batches.Fetch, int]  # and how many there are
 
@@ -127,15 +128,26 @@ def of_classes(
     return of_model(settings, model, logits, measure, baseline=baseline, guess=guess, **more)
 
 
-def told(task: step.Task, logits: Callable, params: Any, label_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """p_BC, the probabilities of the classes of all held-out examples, and count_CC, how many of each class (row) are
-    told to be of which (column). logits: as in of_classes."""
-    probability = jax.jit(lambda params, batch: jax.nn.softmax(logits(params, batch)[0]))
-    found = [np.asarray(probability(params, task.evaluation[i])) for i in range(len(task.evaluation))]
-    p_BC = np.concatenate(found)[: len(label_B)]
-    count_CC = np.zeros((p_BC.shape[1],) * 2, int)
-    np.add.at(count_CC, (label_B, p_BC.argmax(-1)), 1)
-    return p_BC, count_CC
+def told(task: step.Task, logits: Callable, params: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the likeliest class of each of the n held-out examples, and its probability. logits: as in of_classes."""
+
+    def likeliest(params: Any, batch: dict) -> tuple[jax.Array, jax.Array]:
+        p_BC = jax.nn.softmax(logits(params, batch)[0])
+        return p_BC.argmax(-1), p_BC.max(-1)
+
+    answer = jax.jit(likeliest)
+    pairs = [jax.device_get(answer(params, task.evaluation[i])) for i in range(len(task.evaluation))]
+    predicted_B, probability_B = (np.concatenate(arrays)[:n] for arrays in zip(*pairs, strict=True))
+    return predicted_B, probability_B
+
+
+def recalls(label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the share of the held-out examples of each class that are predicted right; of many classes the lowest."""
+    count_C = np.bincount(label_B, minlength=len(classes))
+    right_C = np.bincount(label_B[label_B == predicted_B], minlength=len(classes))
+    recall_C = np.where(count_C > 0, right_C / np.maximum(count_C, 1), np.inf)
+    lowest = np.argsort(recall_C, kind="stable")[: min(RECALLS, np.count_nonzero(count_C))]
+    return {"recall": {classes[c]: float(recall_C[c]) for c in np.sort(lowest)}}
 
 
 def measured(settings: config.Settings) -> Callable[..., step.Ratios]:

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
-from experiments.data import labelled, pretrained_tokenizer
+from experiments.data import classes as class_names, labelled, pretrained_tokenizer
 from experiments.engine import batches, config as configs, disk, errors, run, step
 from tfm import head
 from tfm.attention import mask as masks
@@ -46,7 +46,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     pooled = t.head == "pooled"
     asked = {"answer": head.each_word} if pooled else {"answer": head.first_word, "output": t.head}
     model = models.language(m, **asked, **sizes)
-    labels = [np.array([classes.index(name) for _, name in part], np.int32) for part in parts]
+    number = {name: c for c, name in enumerate(classes)}
+    labels = [np.array([number[name] for _, name in part], np.int32) for part in parts]
     examples = [inputs(words, *part, N=t.N) for part in zip(parts, labels, strict=True)]
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
@@ -61,6 +62,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     task = tasks.of_classes(settings, model, logits, labels, **more)
     counts = f"{len(data.train):,} texts to train on, {len(data.evaluation):,} to evaluate"
     lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(classes)} classes, vocabulary {words.size}"]
+    lines += [f"{data.name}: {line}" for line in class_names.describe(classes)]
     files = words.files | {"data.json": disk.as_json({"classes": classes})}
     show = functools.partial(figures, settings, data, task, logits, labels[1])
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines, data_sha256=data.sha256)
@@ -81,15 +83,16 @@ def figures(settings, data: labelled.Labelled, task: step.Task, logits, label_B,
     """Loss curves, the confusion matrix, and held-out texts with their classes, the wrong ones first."""
     from experiments.figures import plots  # matplotlib, only where something is drawn
 
-    p_BC, count_CC = tasks.told(task, logits, params, label_B)
+    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
     lines, classes = [], data.classes
-    for b in np.argsort(label_B == p_BC.argmax(-1), kind="stable")[:SHOWN]:
-        (text, name), c = data.evaluation[b], p_BC[b].argmax()
-        lines += [f"{classes[c]} ({p_BC[b, c]:.2f}); truth: {name}", " ".join(text.split())[:LETTERS], ""]
+    yield tasks.recalls(label_B, predicted_B, classes)
+    for b in np.argsort(label_B == predicted_B, kind="stable")[:SHOWN]:
+        text, name = data.evaluation[b]
+        said = f"{classes[predicted_B[b]]} ({probability_B[b]:.2f}); truth: {name}"
+        lines += [said, " ".join(text.split())[:LETTERS], ""]
     disk.write(folder / "sample.txt", "\n".join(lines).encode())
     title = f"{settings.experiment}: {data.name}"
-    return [
-        plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per text", title=title),
-        plots.confusion(folder / "figures" / "confusion.png", count_CC=count_CC, classes=classes),
-        folder / "sample.txt",
-    ]
+    yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per text", title=title)
+    where = folder / "figures" / "confusion.png"
+    yield from plots.confusion_of(where, label_B=label_B, predicted_B=predicted_B, classes=classes)
+    yield folder / "sample.txt"

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -149,24 +149,25 @@ def table(corpus: Corpus, found: dict[str, list[str]]) -> str:
 
 def figures(
     settings, corpus: Corpus, model: models.Model, translate: Callable, params, folder: pathlib.Path, rows: list[dict]
-) -> tuple[list[pathlib.Path], dict[str, float]]:
+) -> Iterator[pathlib.Path | dict[str, float]]:
     """Loss curves, cross-attention of one sentence where one fits, a table of translations; and the scores."""
     from experiments.figures import plots  # matplotlib, only where something is drawn
 
     N, words = settings.pairs.N, folder / "sample.txt"
     title = f"{settings.experiment}: {corpus.name}"
-    files = [plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per subword", title=title)]
     found = translate(params, corpus.sources)
+    yield score(found, corpus.references)
+    yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per subword", title=title)
     _, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
     if (seen := look(corpus, model, params, found["greedy"], N=N)) is not None:
         title = "cross-attention: the token to be written (row)\nlooks at the source (column)"
         file = folder / "figures" / "cross_attention.png"
-        files.append(plots.attention_matrices(file, **seen, title=title, mean=True))
+        yield plots.attention_matrices(file, **seen, title=title, mean=True)
     text, long = table(corpus, found), int(np.sum(~fits_B))
     disk.write(words, f"{text}\n".encode())
     print(f"\n{text}\n\n  chrF and BLEU of {len(fits_B):,} held-out sentences, {long:,} of them longer than")
     print(f"  {N} tokens, which count as translated by nothing")
-    return [*files, words], score(found, corpus.references)
+    yield words
 
 
 def look(corpus: Corpus, model: models.Model, params: Any, found: list[str], *, N: int) -> dict[str, Any] | None:

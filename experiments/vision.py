@@ -61,7 +61,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 def figures(
     settings, data: images.Images, task: step.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
 ):
-    """Loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
+    """Recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.figures import (
         images as draw,  # matplotlib, only where something is drawn
         plots,
@@ -69,29 +69,28 @@ def figures(
 
     folder = folder / "figures"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    p_BC, count_CC = tasks.told(task, logits, params, label_B)
-    predicted_B = p_BC.argmax(-1)
+    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
+    yield tasks.recalls(label_B, predicted_B, data.classes)
     wrong = int(np.sum(predicted_B != label_B))
     first = np.argsort(label_B == predicted_B, kind="stable")[: draw.MOST_PREDICTIONS]  # the wrong ones
     title = f"{settings.experiment}: {data.name}"
-    return [
-        plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title),
-        draw.predictions(
-            folder / "predictions.png",
-            image_BYXZ=image_BYXZ[first],
-            label_B=label_B[first],
-            predicted_B=predicted_B[first],
-            probability_B=p_BC.max(-1)[first],
-            classes=data.classes,
-            title=f"predicted class and its probability; {wrong} of {len(p_BC)} test images wrong"
-            + ", these first" * (wrong > 0),
-        ),
-        plots.confusion(folder / "confusion.png", count_CC=count_CC, classes=data.classes),
-        draw.attention_maps(
-            folder / "attention.png",
-            image_YXZ=image_BYXZ[0],
-            A_MHNS=tasks.example(task, params)[1],
-            grid=tuple(n // settings.image.patch for n in image_BYXZ.shape[1:3]),
-            class_token=models.FIRST.get(settings.image.head, 0),
-        ),
-    ]
+    yield plots.loss_curves(folder / "loss.png", rows, unit="nats per image", title=title)
+    yield draw.predictions(
+        folder / "predictions.png",
+        image_BYXZ=image_BYXZ[first],
+        label_B=label_B[first],
+        predicted_B=predicted_B[first],
+        probability_B=probability_B[first],
+        classes=data.classes,
+        title=f"predicted class and its probability; {wrong} of {len(label_B)} test images wrong"
+        + ", these first" * (wrong > 0),
+    )
+    where = folder / "confusion.png"
+    yield from plots.confusion_of(where, label_B=label_B, predicted_B=predicted_B, classes=data.classes)
+    yield draw.attention_maps(
+        folder / "attention.png",
+        image_YXZ=image_BYXZ[0],
+        A_MHNS=tasks.example(task, params)[1],
+        grid=tuple(n // settings.image.patch for n in image_BYXZ.shape[1:3]),
+        class_token=models.FIRST.get(settings.image.head, 0),
+    )

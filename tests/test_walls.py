@@ -81,7 +81,7 @@ LINES = {path: len(text.splitlines()) for path, text in FILES.items()}
 LONGEST = 350  # lines of a file
 STILL_LONGER = {"tests/reference.py": 391}  # to be divided
 # About as many as there are; 16,000 and 15,000 are wished for: a new ability makes something else smaller.
-ENGINE_FILES, SOURCE_LINES, TEST_LINES = 20, 25_100, 25_850
+ENGINE_FILES, SOURCE_LINES, TEST_LINES = 20, 25_400, 26_500
 
 
 def test_the_walls_stand():

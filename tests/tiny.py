@@ -108,10 +108,12 @@ def shown(settings: config.Settings, folder: pathlib.Path, rows: list[dict]) -> 
     """
     work = work_of(settings)
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        found = work.figures(drawn(work.task), folder, rows)
-    files = found[0] if isinstance(found, tuple) else found
+        found = [*work.figures(drawn(work.task), folder, rows)]
+    files, numbers = [one for one in found if not isinstance(one, dict)], {}
+    for more in (one for one in found if isinstance(one, dict)):
+        numbers |= more
     assert all(file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") or file.suffix == ".txt" for file in files)
-    return work, found, out.getvalue()
+    return work, (files, numbers), out.getvalue()
 
 
 def drawn(task: step.Task) -> dict:

@@ -182,7 +182,7 @@ def pixels(name: str, image: Any, like: Mapping[str, Any]) -> tuple[np.ndarray, 
     if like.get("draft"):
         image.draft(None, (max(Y, X),) * 2)  # a large JPEG is soon unpacked at 1/2, 1/4 or 1/8 of its size
     image = ImageOps.exif_transpose(image)
-    if rules["do_convert_rgb"] and ("A" in image.getbands() or "transparency" in image.info):
+    if Z in (1, 3) and ("A" in image.getbands() or "transparency" in image.info):
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     image, steps = _formed(name, image.convert(MODES[Z]), rules)
     if (image.height, image.width) != (Y, X):

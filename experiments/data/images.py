@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.data import augment, download, files, image_folder, tables
-from experiments.engine import batches, disk, errors
+from experiments.data import augment, classes as class_names, download, files, image_file, image_folder, tables
+from experiments.engine import batches, config, disk, errors
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 HELD_OUT = ("valid", "val", "validation", "dev", "test")  # the first that is there is evaluated
@@ -25,10 +25,12 @@ GARMENTS = (
 )  # fmt: skip
 DIGITS = tuple("0123456789")
 FOLDERS = {"mnist": ("mnist", DIGITS), "fashion_mnist": ("fashion-mnist", GARMENTS)}  # name -> (folder, classes)
-EVALUATION_SHARE = 0.2
+EVALUATION_SHARE = image_folder.EVALUATION_SHARE
 SHOWN = 10  # classes of which there is no image
 CHANNELS = 4  # grey, colour, either with opacity: more are hardly channels
 CHUNK, VALUES = 4096, 2**24  # at most so many images, and values, at a time: statistics need float64
+UNIT = 1.5  # pixels beyond are of another scale than 0 .. 1; what is a little beyond it was interpolated
+COMPARED = 16  # images of each part: fewer may differ by chance
 
 
 class Images(NamedTuple):
@@ -54,11 +56,12 @@ def configured(source: str, size: int = 0) -> Images:
     data = load(source, size)
     n, held_out, C = len(data.train_label_B), len(data.evaluation_label_B), len(data.classes)
     absent = np.setdiff1d(np.arange(C), data.train_label_B)
-    lines = [data.said] if data.said else []
+    lines = data.said.splitlines()
     lines += [f"{n:,} images to train on, {held_out:,} to evaluate, {C} classes"]
     if len(absent):
         some = ", ".join(data.classes[c] for c in absent[:SHOWN]) + ", ..." * (len(absent) > SHOWN)
         lines[-1] += f"; no image to train on is of {len(absent)} of them: {some}"
+    lines += [*class_names.describe(data.classes), *_differences(data)]
     return data._replace(said="\n".join(f"{data.name}: {line}" for line in lines))
 
 
@@ -70,6 +73,7 @@ def load(source: str, size: int = 0) -> Images:
     made size x size pixels (image_folder.py). Evaluated is a validation part, else the test part, which is else left
     alone; of one part about 20 %, chosen by content. UserError: nothing is there, damaged or contradictory files.
     """
+    config.at_least(0, {"image.size": size}, most=math.isqrt(image_file.LARGEST))
     data = _load(source, size)
     Y, X = data.train_image_BYXZ.shape[1:3]
     if size and (Y, X) != (size, size):
@@ -167,6 +171,7 @@ def _images(
     files_of: Sequence = (),
     known: tuple[str, ...] = (),
     values: tuple[float, float] | None = None,
+    lines: Sequence[str] = (),
 ) -> Images:
     """The images of two parts, or of one in two, chosen by their bytes; classes are those known, or 0 .. max(label).
     UserError where the parts differ in shape, or labels are out of range (also as many classes as images)."""
@@ -175,33 +180,73 @@ def _images(
     first, last = checked[0][0].shape[1:], checked[-1][0].shape[1:]
     if first != last:
         raise errors.UserError(f"{name}: the images of the two parts differ in shape, {first} and {last}")
-    train_label_B, why = checked[0][1], ""
-    least, most = min(int(label_B.min()) for _, label_B in checked), int(train_label_B.max())
-    if most < 0:
-        why = f"the label {most} is out of range: classes are counted from 0"
-    elif least > 0:
-        why = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
-    elif most >= len(train_label_B):
-        why = f"the label {most} is out of range: {len(train_label_B)} images show fewer classes"
-    if why and not known:
-        raise errors.UserError(f"{names[0]}: {why}")
-    classes = known or tuple(map(str, range(most + 1)))
-    for part, (_, label_B) in zip(names, checked, strict=True):
-        if len(wrong_B := label_B[(label_B < 0) | (label_B >= len(classes))]):
-            right = f"it must lie in 0 .. {len(classes) - 1}"
-            raise errors.UserError(f"{part}: the label {wrong_B[0]} is out of range: {right}")
+    kinds, dtype = [image.dtype for image, _ in arrays], np.result_type(*(image_BYXZ for image_BYXZ, _ in checked))
+    if kinds[0] != kinds[-1]:
+        lines = [*lines, f"warning: the images of the two parts are of the types {kinds[0]} and {kinds[1]}"]
+    _check_scales(name, [image_BYXZ for image_BYXZ, _ in checked])
+    classes = _check_labels(names, [label_B for _, label_B in checked], known)
     if len(checked) == 1:
         image_BYXZ, label_B = checked[0]
         remedy = ": name the parts yourself, as train/ and test/"
         disk.check_memory(f"what is split by content, {name},", image_BYXZ.nbytes, remedy=remedy)
         out_B = files.held_out((pixels.tobytes() for pixels in image_BYXZ), share=EVALUATION_SHARE)
         checked = [(image_BYXZ[~out_B], label_B[~out_B]), (image_BYXZ[out_B], label_B[out_B])]
-        said = "split by content"
-    else:
+    said = "split by content"
+    if len(arrays) == 2 and files_of:
         said = f"by their names, {files_of[0]} to train on; {files_of[1]} to evaluate; all else left alone"
-    both = [array for image_BYXZ, label_B in checked for array in (image_BYXZ, label_B.astype(np.int32))]
+    pairs = ((image_BYXZ.astype(dtype, copy=False), label_B.astype(np.int32)) for image_BYXZ, label_B in checked)
+    both = [array for pair in pairs for array in pair]
     values = values or (float(both[0].min()), float(both[0].max()))
-    return Images(name, *both, classes, "" if name in ("digits", *FOLDERS) else said, values)
+    said = [] if name in ("digits", *FOLDERS) else [said]
+    return Images(name, *both, classes, "\n".join([*said, *lines]), values)
+
+
+def _check_labels(names: Sequence[str], parts: Sequence[np.ndarray], known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the classes. Raises UserError for labels that are out of range."""
+    least, most, why = min(int(label_B.min()) for label_B in parts), int(parts[0].max()), ""
+    if most < 0:
+        why = f"the label {most} is out of range: classes are counted from 0"
+    elif least > 0:
+        why = f"the smallest label is {least}, and classes are counted from 0: subtract {least} from all labels"
+    elif most >= len(parts[0]):
+        why = f"the label {most} is out of range: {len(parts[0])} images show fewer classes"
+    if why and not known:
+        raise errors.UserError(f"{names[0]}: {why}")
+    classes = known or tuple(map(str, range(most + 1)))
+    for part, label_B in zip(names, parts, strict=True):
+        if len(wrong_B := label_B[(label_B < 0) | (label_B >= len(classes))]):
+            right = f"it must lie in 0 .. {len(classes) - 1}"
+            raise errors.UserError(f"{part}: the label {wrong_B[0]} is out of range: {right}")
+    return classes
+
+
+def _check_scales(name: str, parts: Sequence[np.ndarray]) -> None:
+    """Raise UserError if only one part has pixels from 0 to 1, or from -1 to 1; a part of one colour has any scale."""
+    ends = [(float(image_BYXZ.min()), float(image_BYXZ.max())) for image_BYXZ in parts]
+    wide = [max(-low, high) for low, high in ends if low < high]
+    beyond, signed = {most > UNIT for most in wide}, {low < -1 / 4 for low, high in ends if low < high}
+    if len(beyond) == 2 and max(wide) > UNIT * min(wide) or beyond == {False} and len(signed) == 2:
+        each = " and ".join(f"from {low:g} to {high:g}" for low, high in ends)
+        raise errors.UserError(f"{name}: the pixels of the two parts go {each}: give both parts one scale")
+
+
+def _differences(data: Images) -> list[str]:
+    """Return lines about pixels of the two parts that seem to differ in scale or in the order of the channels, and
+    about images that are in both."""
+    train, held_out = data.train_image_BYXZ, data.evaluation_image_BYXZ
+    (mean_Z, std_Z), (other_mean_Z, other_std_Z) = statistics(train), statistics(held_out)
+    gap, turned = (float(abs(other_Z - mean_Z).mean()) for other_Z in (other_mean_Z, other_mean_Z[::-1]))
+    std, other_std, lines = float(std_Z.mean()), float(other_std_Z.mean()), []
+    if min(len(train), len(held_out)) < COMPARED:
+        pass
+    elif train.shape[-1] == 3 and gap > std / 10 and turned < gap / 4:
+        lines += ["warning: the colours of the two parts seem to be in the opposite order (RGB and BGR)"]
+    elif gap > std or not std / 3 < other_std < 3 * std:
+        numbers = f"mean {mean_Z.mean():.4g} and {other_mean_Z.mean():.4g}, deviation {std:.4g} and {other_std:.4g}"
+        lines += [f"warning: the pixels of the two parts seem to have different scales: {numbers}"]
+    known = {files.digest(image_YXZ.tobytes()) for image_YXZ in train}
+    equal = sum(files.digest(image_YXZ.tobytes()) in known for image_YXZ in held_out)
+    return lines + [f"warning: {equal:,} of {len(held_out):,} images to evaluate are also trained on"] * bool(equal)
 
 
 def _labelled(part: str, image: np.ndarray, label: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -241,11 +286,11 @@ def describe(data: Images) -> dict[str, Any]:
 
 def statistics(image_BYXZ: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation of the raw pixels of each channel, float32; a deviation of 0 is given as 1."""
-    most = max(1, min(CHUNK, VALUES // math.prod(image_BYXZ.shape[1:])))
-    chunks = [image_BYXZ[at : at + most] for at in range(0, len(image_BYXZ), most)]
-    pixels = np.prod(image_BYXZ.shape[:-1])
-    mean_Z = sum(chunk.sum((0, 1, 2), dtype=np.float64) for chunk in chunks) / pixels
-    std_Z = np.sqrt(sum(np.square(chunk - mean_Z).sum((0, 1, 2)) for chunk in chunks) / pixels)
+    B, Y, X, Z = image_BYXZ.shape
+    row_RXZ, most = image_BYXZ.reshape(B * Y, X, Z), max(1, min(CHUNK * Y, VALUES // (X * Z)))
+    chunks = [row_RXZ[at : at + most] for at in range(0, B * Y, most)]
+    mean_Z = sum(chunk.sum((0, 1), dtype=np.float64) for chunk in chunks) / (B * Y * X)
+    std_Z = np.sqrt(sum(np.square(chunk - mean_Z).sum((0, 1)) for chunk in chunks) / (B * Y * X))
     return mean_Z.astype(np.float32), np.where(std_Z > 0, std_Z, 1).astype(np.float32)
 
 

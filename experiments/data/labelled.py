@@ -3,10 +3,11 @@
 import pathlib
 import sysconfig
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from experiments.data import files, tables, text, tokenizer
+from experiments.data import classes, files, tables, text, tokenizer
 from experiments.engine import errors
 
 DOCSTRINGS = "docstrings"
@@ -19,12 +20,15 @@ HINT = f"a folder DIR/class/*.txt, a table or a folder of such ({', '.join(table
 Row = tuple[str, str]  # a text, and the name of its class
 
 
-class Labelled(files.Rows):
-    """Texts with the names of their classes."""
+class Labelled(NamedTuple):
+    """Texts with the names of their classes, and these in their order."""
 
-    @property
-    def classes(self) -> list[str]:
-        return sorted({name for _, name in self.train})
+    name: str
+    train: list[Row]
+    evaluation: list[Row]
+    said: str
+    classes: tuple[str, ...]
+    sha256 = files.Rows.sha256
 
 
 def load(source: str, field: str = "text,label") -> Labelled:
@@ -45,24 +49,32 @@ def load(source: str, field: str = "text,label") -> Labelled:
         found = [file for file in there if tables.kind(file)]
         found = found or [file for file in there if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
 
+    declared, unlabelled = classes.declared(found, names[1]), []
+
     def rows(file: files.File) -> Iterator[Row]:
         """The texts of a file that are not empty, and their classes."""
         if source == DOCSTRINGS:
             yield from ((one, file.inside.parts[0]) for one in text.docstrings(file))
         elif tables.kind(file):
-            yield from (row for row in tables.pairs(file, *names) if row[0].strip())
+            for one, name in tables.pairs(file, *names):
+                if declared and int(name) < 0:
+                    unlabelled.append(file)
+                elif one.strip():
+                    yield one, declared[int(name)] if declared else name
         else:
             content = files.read(file, copies=COPIES).decode("utf-8-sig", "replace")
             yield from [(content, file.inside.parts[-2])] if content.strip() else []
 
     how = {"of": f"texts with classes: {HINT} is needed", "share": EVALUATION_SHARE, "copies": COPIES}
     section = "" if source == DOCSTRINGS else "text"
-    data = Labelled(*files.divided(source, section, found, rows, key=lambda row: row[0].encode(), **how))
-    if len(data.classes) < 2:
-        raise errors.UserError(f"{source} has {len(data.classes)} class to train on: at least two are needed")
-    if new := sorted({name for _, name in data.evaluation} - {*data.classes}):
+    data = files.divided(source, section, found, rows, key=lambda row: row[0].encode(), **how)
+    trained = {name for _, name in data.train}
+    if len(trained) < 2:
+        raise errors.UserError(f"{source} has {len(trained)} class to train on: at least two are needed")
+    if new := sorted({name for _, name in data.evaluation} - trained):
         raise errors.UserError(f'{source}: the class "{new[0]}" is to be evaluated, and no text to train on has it')
-    return data
+    left = f"{source}: texts left out, of no class: {len(unlabelled):,}" if unlabelled else ""
+    return Labelled(*data._replace(said=f"{data.said}\n{left}".strip()), declared or classes.ordered(trained))
 
 
 def ids(of: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:

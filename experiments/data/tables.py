@@ -160,4 +160,5 @@ def _refusing(name: str) -> Iterator[None]:
         raise
     except Exception as error:  # of csv, pyarrow, datasets, and whatever these download with
         said = (str(error).splitlines() or [type(error).__name__])[0]
+        said = "one of its splits is empty" if isinstance(error, IndexError) else said  # of `datasets`
         raise errors.UserError(f"{name} cannot be read: {said}") from error

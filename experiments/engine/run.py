@@ -6,7 +6,7 @@ import functools
 import pathlib
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -32,8 +32,8 @@ from tfm import layout as layouts, shapes
 
 WORDS = "tokenizer.json"  # which ids would mean others, were they to change
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
-# (params, folder, metrics) -> files written, or these and more final numbers by name
-Figures = Callable[[Any, pathlib.Path, list[dict]], list[pathlib.Path] | tuple[list[pathlib.Path], dict[str, float]]]
+# (params, folder, metrics) -> files written, and more final numbers by name: these first, if drawing may fail
+Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
 
 
 class Work(NamedTuple):
@@ -162,17 +162,15 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh, *, fal
 def write_result(
     settings: config.Settings, plan: step.Plan, work: Work, params: Any, folder: pathlib.Path, final: dict, began: float
 ) -> dict[str, Any]:
-    """Draw the figures of a trained model, and write, print and return its summary with these final metrics."""
-    disk.tidy(disk.folder(folder, "figures"))
-    drawn = work.figures(params, folder, log.read(folder))
-    files, more = drawn if isinstance(drawn, tuple) else (drawn, {})
-    summary = {
+    """Write the summary of a trained model with these final metrics, draw its figures, print and return the summary."""
+    first = {
         "experiment": settings.experiment,
         "steps": plan.steps,
         "params": shapes.total(params),
         "params_sha256": checkpoint.digest(params),
         **final,
-        **more,
+    }
+    last = {
         **{f"baseline/{name}": value for name, value in plan.task.baseline.items()},
         "guess": dict(plan.task.guess),
         "wall_seconds": time.perf_counter() - began,
@@ -183,9 +181,27 @@ def write_result(
         "versions": mesh.versions(),
         "commit": workdir.commit(),
     }
+    disk.write_json(folder / "summary.json", first | last)
+    files, more = draw(work, params, folder)
+    summary = first | more | last
     disk.write_json(folder / "summary.json", summary)
     print(result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
     return summary
+
+
+def draw(work: Work, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:
+    """Return the files that `work.figures` writes, and its numbers. An error is printed: it ends no trained run."""
+    files, numbers = [], {}
+    try:
+        disk.tidy(disk.folder(folder, "figures"))
+        for one in work.figures(params, folder, log.read(folder)):
+            numbers.update(one) if isinstance(one, dict) else files.append(one)
+    except errors.RunError:  # of more than a drawing
+        raise
+    except Exception as error:  # of anything that draws, also of the user's
+        reason = errors.line(error) or "no reason is given"
+        print(f"warning: not all figures in {folder} are drawn: {type(error).__name__}: {reason}", flush=True)
+    return files, numbers
 
 
 def result(summary: dict[str, Any], files: list[str]) -> str:
@@ -194,6 +210,10 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
     for name, value in summary.items():
         if name.startswith(("eval/", "baseline/")):
             lines.append(f"  {name:<22} {value:.4f}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
+    for name in guess.keys() & checkpoint.BETTER.keys():
+        reached, constant = (checkpoint.score(summary, f"{part}/{name}") for part in ("eval", "baseline"))
+        if reached <= constant:
+            lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
     lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
     if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
         lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")

@@ -3,22 +3,27 @@
 Colours are safe for the colour-blind, and nothing is said by colour alone. No global matplotlib state stays changed.
 """
 
+import contextlib
+import functools
 import os
 import pathlib
 import textwrap
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib import cm, colors, figure, font_manager, ticker
+from matplotlib import cm, colors, figure, font_manager, text, ticker
 from matplotlib.backends import backend_agg
 
 from experiments.engine import disk
 
 BLUE, RED, PALE, ORANGE = "#0072B2", "#CC3311", "#56B4E9", "#D55E00"
+MOST_CLASSES = 1000  # of a confusion matrix, which has their square
 MOST_LAYERS, MOST_HEADS, MOST_TOKENS = 12, 8, 32
 DPI = 110
+FONT, PLACEHOLDERS = "DejaVu Sans", (".", "Last Resort")  # and fonts that have every letter, as a box
 UNDATED = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}  # metadata, which would tell the time
 SYMBOLS = {" ": "␣", "\n": "↵", "\t": "⇥", "\r": "␍"}
 LITERAL = {"parse_math": False}  # for texts of the user's: a $ is a dollar and starts no formula
@@ -30,6 +35,9 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     backend_agg.FigureCanvasAgg(drawing)
+    for words in drawing.findobj(text.Text):
+        if more := {_font(c) for c in words.get_text()} - {FONT, ""}:
+            words.set_fontfamily([*words.get_fontfamily(), *sorted(more)])
     kind = path.suffix.removeprefix(".")
     with disk.draft(path) as file, matplotlib.rc_context({"svg.hashsalt": "tfm"}):  # else SVG draws its ids
         drawing.savefig(file, format=kind, dpi=DPI, metadata=UNDATED.get(kind))
@@ -39,11 +47,24 @@ def write(drawing: figure.Figure, path: str | os.PathLike) -> pathlib.Path:
 def visible(text: str, most: int = 14) -> str:
     """The text with white space as symbols, unprintable or undrawable letters as their code, and without its middle
     where it has more letters: names may differ at either end."""
-    font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
     drawn = text if len(text) <= most else f"{text[: most // 2]}…{text[1 - most // 2 :]}"
-    return "".join(
-        SYMBOLS.get(c) or (c if c.isprintable() and font.get_char_index(ord(c)) else f"<{ord(c):x}>") for c in drawn
+    return "".join(SYMBOLS.get(c) or (c if c.isprintable() and _font(c) else f"<{ord(c):x}>") for c in drawn)
+
+
+@functools.cache
+def _font(letter: str) -> str:
+    """Return the name of an installed font that has the letter, if possible FONT; without one print so, return ''."""
+    usual = font_manager.findfont(FONT)
+    others = sorted(
+        {(entry.name, entry.fname) for entry in font_manager.fontManager.ttflist if entry.style == "normal"}
     )
+    for name, file in [(FONT, usual), *others]:
+        with contextlib.suppress(OSError, RuntimeError):  # it is removed or damaged
+            if not name.startswith(PLACEHOLDERS) and font_manager.get_font(file).get_char_index(ord(letter)):
+                return name
+    if letter.isprintable() and unicodedata.category(letter) != "Co":
+        print(f"figures: no installed font has {letter!a} ({unicodedata.name(letter, '')}): it is drawn as its code")
+    return ""
 
 
 def name(text: str, most: int = 14) -> str:
@@ -129,6 +150,18 @@ def confusion(path: str | os.PathLike, *, count_CC: np.ndarray, classes: Sequenc
     accuracy = f"accuracy {100 * right / total:.2f} %\n{right} of {total} right" if total else "no examples"
     axes.set(xlabel="predicted class", ylabel="true class", title=accuracy)
     return write(drawing, path)
+
+
+def confusion_of(
+    path: str | os.PathLike, *, label_B: np.ndarray, predicted_B: np.ndarray, classes: Sequence[str]
+) -> list[pathlib.Path]:
+    """Draw the confusion of these predictions; of more than MOST_CLASSES print that it is not drawn."""
+    if len(classes) > MOST_CLASSES:
+        print(f"{path} is not drawn: {len(classes):,} classes are more than {MOST_CLASSES:,}", flush=True)
+        return []
+    count_CC = np.zeros((len(classes),) * 2, int)
+    np.add.at(count_CC, (label_B, predicted_B), 1)
+    return [confusion(path, count_CC=count_CC, classes=classes)]
 
 
 def spread(count: int, most: int) -> list[int]:

@@ -87,10 +87,10 @@ def adapted(settings: config.Settings, work: run.Work) -> run.Work:
 
     def figures(params: dict, folder: pathlib.Path, rows: list[dict]) -> Any:
         kept = shapes.flat(optim.trained(params, frozen))
-        safetensors.write(folder / FILE, {path: leaf for path, leaf in shapes.flat(params).items() if kept[path]})
-        found = work.figures(merged(params, text), folder, rows)
-        files, more = found if isinstance(found, tuple) else (found, {})
-        return [*files, folder / FILE], more
+        with run.file_errors(folder):
+            safetensors.write(folder / FILE, {path: leaf for path, leaf in shapes.flat(params).items() if kept[path]})
+        yield folder / FILE
+        yield from work.figures(merged(params, text), folder, rows)
 
     seen = {"probe": through(task.probe), "maps": through(task.maps)}
     own = task._replace(init=init, loss_and_metrics=loss_and_metrics, frozen=frozen, **seen)

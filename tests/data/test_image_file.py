@@ -96,11 +96,20 @@ def test_a_file_is_made_into_an_image_as_it_is_said(tmp_path, case):
     assert "assumed" not in told
 
 
-def test_opacity_is_laid_on_white_where_colours_are_asked_for(tmp_path):
+def test_opacity_is_laid_on_white_whatever_is_asked_for(tmp_path):
+    """Of colour with opacity, of grey with opacity, and of a palette with a transparent colour."""
     file = saved(tmp_path, np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8))
-    for asked, right in ((True, [0, 1]), (False, [0, 0])):
-        like = published(tmp_path, {"do_convert_rgb": asked} | PLAIN, 1, 2)
-        np.testing.assert_allclose(image_file.read(file, like)[0][0, 0, :, 1], right, atol=1e-6)
+    grey, palette = tmp_path / "grey.png", tmp_path / "palette.png"
+    Image.open(file).convert("LA").save(grey)
+    flat = Image.frombytes("P", (2, 1), bytes([0, 1]))
+    flat.putpalette([0, 0, 0, 0, 0, 0])
+    flat.save(palette, transparency=1)
+    for one in (file, grey, palette):
+        for asked in (True, False):
+            like = published(tmp_path, {"do_convert_rgb": asked} | PLAIN, 1, 2)
+            np.testing.assert_allclose(image_file.read(one, like)[0][0, 0, :, 1], [0, 1], atol=1e-6)
+        like = published(tmp_path, PLAIN, 1, 2, Z=1)
+        np.testing.assert_allclose(image_file.read(one, like)[0][0, 0, :, 0], [0, 1], atol=1e-6)
 
 
 REFUSED = [

@@ -1,6 +1,5 @@
 """Image files in folders of their classes: what part and class each is of; made alike, kept, refused by their names."""
 
-import errno
 import io
 import os
 
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 from small_files import elsewhere, write  # noqa: F401  a fixture
 
-from experiments.data import image_file, image_folder, images
+from experiments.data import classes, files, image_file, image_folder, images
 from experiments.engine import disk, errors
 
 Y, X = 5, 3
@@ -53,19 +52,149 @@ def test_names_of_folders_tell_parts_and_classes(tmp_path, parts, evaluated):
         np.testing.assert_array_equal(train, [pixels(b) for b in range(4)])
         np.testing.assert_array_equal(held, [pixels(b) for b in range(at, at + 4)])
         places = [os.path.join(source, part) for part in (parts[0], evaluated)]
-        assert data.said == f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
+        how = f"by their names, {places[0]} to train on; {places[1]} to evaluate; all else left alone"
     else:
-        assert len(train) + len(held) == 4 and len(held) > 0 and data.said == "split by content"
+        assert len(train) + len(held) == 4 and len(held) > 0
+        how = "split by content"
+    assert data.said.splitlines()[0] == how and "1 .db" in data.said and "1 .txt" in data.said
+    assert f"left out, in other folders or splits: {5 if len(parts) == 3 else 1}" in data.said
+
+
+CLASSES = ("cat", "dog")
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        ("training_set", "test_set"),
+        ("seg_train", "seg_test"),
+        ("seg_train/seg_train", "seg_test/seg_test"),
+        ("train2017", "val2017"),
+        ("train_images", "val_images"),
+        ("Training Images", "Test Images"),
+        ("TrainingSet", "ValidationSet"),
+        ("set/train", "set/test"),
+    ],
+)
+def test_folders_of_parts_have_many_names_and_one_level_more(tmp_path, train, held_out):
+    names = [f"{part}/{name}/{n}.png" for part in (train, held_out) for name in CLASSES for n in range(2)]
+    data = images.load(folder(tmp_path, *names, *(["seg_pred/seg_pred/a.png"] if "seg" in train else [])))
+    assert data.classes == CLASSES and data.train_label_B.tolist() == data.evaluation_label_B.tolist() == [0, 0, 1, 1]
+    np.testing.assert_array_equal(data.train_image_BYXZ, [pixels(b) for b in range(4)])
+    np.testing.assert_array_equal(data.evaluation_image_BYXZ, [pixels(b) for b in range(4, 8)])
+    assert str(tmp_path / train) in data.said and str(tmp_path / held_out) in data.said
+
+
+@pytest.mark.parametrize(
+    ("folders", "found"),
+    [
+        (["bus", "car", "train"], ("bus", "car", "train")),
+        (["airport", "test_tube", "train_station"], ("airport", "test_tube", "train_station")),
+        (["bus", "car", "train/steam"], None),
+        (["train/cat", "train/train", "test/cat", "test/train"], ("cat", "train")),
+        (["PetImages/Cat", "PetImages/Dog"], ("Cat", "Dog")),
+        (["train/cat", "train/dog"], ("cat", "dog")),
+        (["train", "test"], None),
+        (["human/a", "human/b", "validation-human/a", "validation-human/b"], None),
+        (["cat/train", "cat/test", "dog/train", "dog/test"], None),
+        (["train/a", "train/b", "test"], None),
+        (["2", "10", "1"], ("1", "2", "10")),
+        (["2.0", "10.0", "-1"], ("-1", "2.0", "10.0")),
+        (["2", "10", "b"], ("10", "2", "b")),
+    ],
+)
+def test_what_may_be_a_part_or_a_class_is_told_by_the_folders_or_refused(tmp_path, folders, found):
+    source = folder(tmp_path, *(f"{name}/{n}.png" for name in folders for n in range(2)))
+    if found is None:
+        with pytest.raises(errors.UserError, match=str(tmp_path)):
+            images.load(source)
+    else:
+        assert images.load(source).classes == found
+
+
+def test_files_and_links_that_are_left_out_are_counted_and_no_class_is_lost(tmp_path):
+    source = folder(tmp_path / "set", *(f"{name}/{n}.png" for name in CLASSES for n in range(3)))
+    write(tmp_path / "set", **{"cat/a.txt": b"a", "dog/b.txt": b"b", "dog/c.heic": b"c", "labels/d.txt": b"d"})
+    os.symlink(tmp_path / "set" / "cat", tmp_path / "set" / "dog" / "link")
+    lines = images.configured(source).said.splitlines()
+    assert any("3 .txt" in line and "1 .heic" in line for line in lines)
+    assert any("links" in line and " 1, " in line and "dog/link" in line for line in lines)
+    write(tmp_path / "set", **{"bird/e.heic": b"e"})
+    with pytest.raises(errors.UserError, match="bird.*'bird'"):
+        images.load(source)
+    write(tmp_path / "set", **{"bird/f.png": packed(pixels(99))})
+    assert images.load(source).classes == ("bird", *CLASSES)
+    (tmp_path / "set" / "test").mkdir()
+    with pytest.raises(errors.UserError, match="set/test .*empty"):
+        images.load(source)
+
+
+def test_classes_that_differ_by_spaces_or_case_are_warned_of_and_many_are_cut(tmp_path):
+    source = folder(tmp_path, *(f"{name}/{n}.png" for name in ("Cat", "cat", "cat ", "dog\x1b[31m") for n in range(2)))
+    said = images.configured(source).said
+    assert "'Cat', 'cat', 'cat ' differ" in said and "\x1b" not in said and "dog\\x1b" in said
+    (line,) = classes.describe([str(c) for c in range(100_000)])
+    assert line.startswith("classes: 0, 1, 2, ") and "11" in line and "12" not in line and "100,000" in line
+
+
+@pytest.mark.parametrize("end", ["gif", "tif", "tiff", "webp", "jfif", "ppm", "bmp"])
+def test_what_classify_reads_is_read_in_training(tmp_path, end):
+    forms = {"gif": "GIF", "tif": "TIFF", "tiff": "TIFF", "webp": "WEBP", "jfif": "JPEG", "ppm": "PPM", "bmp": "BMP"}
+    for b in range(4):
+        write(
+            tmp_path,
+            **{
+                f"{'ab'[b % 2]}/{b}.{end}": packed(pixels(b), forms[end])
+                if end in ("tif", "tiff", "webp", "jfif")
+                else plain(pixels(b), forms[end])
+            },
+        )
+    data = images.load(str(tmp_path))
+    assert len(data.train_label_B) + len(data.evaluation_label_B) == 4 and data.train_image_BYXZ.shape[1:] == (Y, X, 3)
+
+
+def plain(array, form):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, form)
+    return file.getvalue()
+
+
+def test_the_same_files_are_held_out_at_every_size_and_equal_ones_stay_together(tmp_path):
+    names = [f"{'ab'[b % 2]}/{b}.png" for b in range(60)]
+    folder(tmp_path, *names)
+    for b in range(60):
+        (tmp_path / names[b]).with_name(f"copy{b}.png").write_bytes((tmp_path / names[b]).read_bytes())
+    whole = images.load(str(tmp_path))
+    held = {image.tobytes() for image in whole.evaluation_image_BYXZ}
+    assert 0 < len(held) < 30 and not held & {image.tobytes() for image in whole.train_image_BYXZ}
+    assert len(whole.evaluation_label_B) == 2 * len(held)
+    for size in (2, 4, 9):
+        data = images.load(str(tmp_path), size)
+        assert data.evaluation_label_B.tolist() == whole.evaluation_label_B.tolist()
+        right = [b for b in range(60) if pixels(b).tobytes() in held]
+        found = image_folder.read(
+            [file for file in files.folder(tmp_path, ()) if file.inside.name in {f"{b}.png" for b in right}], size
+        )
+        assert {image.tobytes() for image in found} == {image.tobytes() for image in data.evaluation_image_BYXZ}
+
+
+@pytest.mark.parametrize("size", [-1, -(10**9), 8193, 10**12])
+def test_a_size_that_no_image_has_is_refused_by_its_setting(tmp_path, size):
+    for source in (folder(tmp_path, *NAMES), "digits"):
+        with pytest.raises(errors.UserError, match=rf"image.size.*{size:,}|image.size.*{size}"):
+            images.load(source, size)
 
 
 def test_grey_images_have_one_channel_and_one_coloured_makes_all_have_three(tmp_path):
     grey = pixels(0, (Y, X))
     write(tmp_path, **{"a/1.png": packed(grey), "a/2.bmp": packed(grey[::-1], "BMP")})
-    assert image_folder.load(str(tmp_path), 0)[0][0][0].shape == (2, Y, X, 1)
+    assert [image_BYXZ.shape for image_BYXZ, _ in image_folder.load(str(tmp_path), 0)[0]] == [(1, Y, X, 1)] * 2
     write(tmp_path, **{"b/3.webp": packed(pixels(1), "WEBP")})
-    ((image_BYXZ, label_B),) = image_folder.load(str(tmp_path), 0)[0]
-    np.testing.assert_array_equal(image_BYXZ[0], np.broadcast_to(grey[..., None], (Y, X, 3)))
-    assert image_BYXZ.shape == (3, Y, X, 3) and label_B.tolist() == [0, 0, 1]
+    (first, second), *_ = image_folder.load(str(tmp_path), 0)
+    image_BYXZ, label_B = (np.concatenate(pair) for pair in zip(first, second, strict=True))
+    colour = np.broadcast_to(grey[..., None], (Y, X, 3))
+    assert [c for image, c in zip(image_BYXZ, label_B, strict=True) if np.array_equal(image, colour)] == [0]
+    assert image_BYXZ.shape == (3, Y, X, 3) and sorted(label_B) == [0, 0, 1]
 
 
 def test_a_photograph_is_made_as_classify_makes_it(tmp_path):
@@ -73,7 +202,7 @@ def test_a_photograph_is_made_as_classify_makes_it(tmp_path):
     smooth = np.add.outer(np.arange(300), np.arange(200))[..., None].astype(np.uint8) // np.uint8([1, 2, 3])
     turned = packed(np.rot90(smooth), "JPEG", turned=6)
     write(tmp_path / "set", **{"a/1.jpg": packed(smooth, "JPEG"), "a/2.jpeg": turned, "b/3.png": packed(pixels(0))})
-    ((image_BYXZ, _),) = image_folder.load(str(tmp_path / "set"), 7)[0]
+    image_BYXZ = image_folder.read(files.folder(tmp_path / "set", ()), 7)
     assert image_BYXZ.shape == (3, 7, 7, 3)
     np.testing.assert_allclose(image_BYXZ[0].astype(int), image_BYXZ[1], atol=9)  # JPEG loses a little
     boxes = np.asarray(Image.fromarray(smooth).resize((7, 7), Image.Resampling.BOX), int)
@@ -86,38 +215,6 @@ def test_a_photograph_is_made_as_classify_makes_it(tmp_path):
     normal = dict(zip(("mean_Z", "std_Z"), images.statistics(data.train_image_BYXZ), strict=True))
     fetch, _ = images.examples(image_BYXZ, np.zeros(3, np.int32), **normal)
     np.testing.assert_allclose(found, fetch(np.arange(3), None)["image_BYXZ"], atol=1e-5)
-
-
-def test_many_images_are_kept_and_read_again_only_when_a_file_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_folder, "KEPT", 1)
-    source = folder(tmp_path / "set", *(f"{part}/{name}" for part in ("train", "test") for name in NAMES))
-    looked = []
-    opened = image_file.opened
-    monkeypatch.setattr(image_file, "opened", lambda file: looked.append(file) or opened(file))
-
-    def load(size=0):
-        looked.clear()
-        data = images.load(source, size)
-        return len(looked) // 2, data.train_image_BYXZ, data.evaluation_image_BYXZ
-
-    monkeypatch.setattr(image_folder, "CHUNK", 3)
-    first, again = load(), load()
-    assert first[0] == 8 and again[0] == 0 and load(4)[0] == 8
-    for a, b in zip(first[1:], again[1:], strict=True):
-        np.testing.assert_array_equal(a, b)
-    (tmp_path / "set" / "train" / NAMES[0]).write_bytes(packed(pixels(9)))
-    n, train, _ = load()
-    assert n == 8 and np.array_equal(train[0], pixels(9))
-    for file in (tmp_path / "cache" / "tfm" / "images").iterdir():
-        file.write_bytes(file.read_bytes()[:-1])
-    assert load()[0] == 8 and load()[0] == 0
-
-    def full(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(disk, "draft", full)
-    with pytest.raises(errors.UserError, match=r"images/\w+.npy cannot be written: No space left"):
-        load(3)
 
 
 def test_what_cannot_be_made_alike_is_refused_by_name(tmp_path):
@@ -157,6 +254,20 @@ def test_a_data_set_gives_the_images_that_a_folder_of_them_gives(tmp_path, monke
             np.testing.assert_array_equal(found, expected)
     datasets.DatasetDict(full=made["train"]).save_to_disk(tmp_path / "one")
     assert images.load(f"hub:{tmp_path / 'one'}").classes == ("cat", "dog house")
+    names = datasets.Features(pixels=datasets.Image(), kind=datasets.ClassLabel(names=["zebra", "10", "ant", "2"]))
+    rows = {"pixels": [Image.fromarray(pixels(b)) for b in range(8)], "kind": [0, 1, 2, 3, 0, 1, 2, -1]}
+    whole = datasets.Dataset.from_dict(rows, features=names)
+    datasets.DatasetDict(train=whole, test=whole.select(range(4))).save_to_disk(tmp_path / "order")
+    data = images.configured(f"hub:{tmp_path / 'order'}")
+    assert data.classes == ("zebra", "10", "ant", "2") and data.evaluation_label_B.tolist() == [0, 1, 2, 3]
+    assert "split train: 1" in data.said and "4 of 4" in data.said
+    for name, more in (
+        ("other", {"full": whole, "more": whole}),
+        ("empty", {"train": whole.select([]), "test": whole}),
+    ):
+        datasets.DatasetDict(more).save_to_disk(tmp_path / name)
+        with pytest.raises(errors.UserError, match=f"{name}.*(train|empty)"):
+            images.load(f"hub:{tmp_path / name}")
     made["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
     with pytest.raises(
         errors.UserError, match=r"none \(train\) needs a column Image and one ClassLabel, and has pixels"

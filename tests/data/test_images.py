@@ -95,11 +95,15 @@ def test_the_parts_and_the_classes_without_a_training_image_are_told(tmp_path):
     assert told(source) == [
         f"{source}: by their names, x_train to train on; x_test to evaluate; all else left alone",
         f"{source}: 11 images to train on, 7 to evaluate, 4 classes; no image to train on is of 1 of them: 1",
+        f"{source}: classes: 0, 1, 2, 3",
     ]
     lines = told(whole(tmp_path / "b.npz", x=np.arange(60).reshape(20, 3, 1), y=np.arange(20) // 10 * 19))
     assert lines[0].endswith("b.npz: split by content")
     assert lines[1].endswith(" of 18 of them: 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ...")
-    assert told() == ["digits: 1,463 images to train on, 334 to evaluate, 10 classes"]
+    assert told() == [
+        "digits: 1,463 images to train on, 334 to evaluate, 10 classes",
+        "digits: classes: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
+    ]
     digits = images.load("digits")
     assert digits.train_image_BYXZ.shape[1:] == (8, 8, 1) and digits.train_image_BYXZ.max() == 16
     assert digits.classes == tuple("0123456789") and set(digits.evaluation_label_B) == set(range(10))
@@ -163,6 +167,56 @@ def test_an_unknown_source_or_another_file_is_refused(tmp_path):
     for source, complaint in ((tmp_path / "a.txt", "a.txt is neither"), (tmp_path, "has neither images in folders of")):
         with pytest.raises(errors.UserError, match=complaint):
             images.load(str(source))
+
+
+RANDOM = np.random.default_rng(0)
+COLOUR = RANDOM.integers(0, 250, (60, Y, X, 3)).astype(np.uint8) // np.uint8([1, 2, 4])
+GREY = RANDOM.integers(0, 256, (60, Y, X)).astype(np.uint8)
+
+
+def parted(path, train, held_out):
+    y = np.arange(30) % C
+    return archive(path, x_train=train, y_train=y, x_test=held_out, y_test=y)
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        (GREY[:30], GREY[30:] / 255),
+        (GREY[:30] / 255, GREY[30:]),
+        (GREY[:30].astype(np.float32), GREY[30:] // 128),
+        (GREY[:30] / 127.5 - 1, GREY[30:] / 255),
+        ((GREY[:30] - 128.0) / 70, GREY[30:] / 255),
+    ],
+)
+def test_parts_of_different_scales_are_refused(tmp_path, train, held_out):
+    source = parted(tmp_path / "a.npz", train, held_out)
+    with pytest.raises(errors.UserError) as refusal:
+        images.load(source)
+    for number in (source, f"{train.max():g}", f"{held_out.max():g}"):
+        assert number in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out", "words"),
+    [
+        (GREY[:30], GREY[30:].astype(np.float64), ["types uint8 and float64"]),
+        (GREY[:30].astype(np.uint16) * 257, GREY[30:], ["types uint16 and uint8", "different scales"]),
+        (GREY[:30] // 4, 255 - GREY[30:] // 4, ["different scales"]),
+        (COLOUR[:30], COLOUR[30:, ..., ::-1], ["opposite order"]),
+        (GREY[:30], np.concatenate([GREY[:3], GREY[3:6] // 2, GREY[33:57], GREY[:3]])[:30], ["3 of 30"]),
+        (GREY[:30], np.concatenate([GREY[:7], GREY[30:53]]).astype(np.int64), ["types uint8 and int64", "7 of 30"]),
+        (GREY[:30], GREY[30:], []),
+        (GREY[:30] / 255, GREY[30:] / 255, []),
+        (COLOUR[:30], COLOUR[30:], []),
+    ],
+)
+def test_parts_that_seem_to_differ_or_share_images_are_warned_of(tmp_path, train, held_out, words):
+    data = images.configured(parted(tmp_path / "a.npz", train, held_out))
+    found = [line for line in data.said.splitlines() if "warning: " in line]
+    assert len(found) == len(words) and all(word in line for word, line in zip(words, found, strict=True))
+    assert data.train_image_BYXZ.dtype == data.evaluation_image_BYXZ.dtype
+    np.testing.assert_allclose(data.evaluation_image_BYXZ.reshape(held_out.shape), held_out)
 
 
 # Examples.

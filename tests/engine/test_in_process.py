@@ -264,3 +264,35 @@ def test_a_notebooks_cell_has_one_line_that_replaces_itself(tmp_path, monkeypatc
     assert "6/6 steps" not in outcome.out + outcome.err and outcome.out.count("step 4: eval/") == 1
     shell.get_ipython = lambda: types.SimpleNamespace()  # IPython in a terminal
     assert log.notebook() is None
+
+
+def test_what_is_only_drawn_ends_no_run_and_the_numbers_before_it_stay(tmp_path, monkeypatch, capsys):
+    def broken(params, folder, rows):
+        assert summary(folder)["params_sha256"]  # it is there before anything is drawn
+        yield {"eval/more": 0.25}
+        raise MemoryError("Unable to allocate 75 GiB")
+
+    monkeypatch.setattr(dots, "figures", broken)
+    result = run(tmp_path)
+    out = capsys.readouterr().out
+    assert result.summary["eval/more"] == 0.25 and result.summary == summary(result.folder)
+    assert "75 GiB" in out and "eval/more" in out and result.figures == []
+    assert [*result.summary].index("eval/more") < [*result.summary].index("guess")
+
+
+@pytest.mark.parametrize(
+    ("reached", "constant", "worse"),
+    [
+        ({"accuracy": 0.3}, {"accuracy": 0.4}, ["accuracy"]),
+        ({"accuracy": 0.5}, {"accuracy": 0.4}, []),
+        ({"loss": 2.0}, {"loss": 1.0}, ["loss"]),
+        ({"loss": 0.5, "accuracy": 0.1}, {"loss": 1.0, "accuracy": 0.2}, ["accuracy"]),
+        ({"loss": float("nan")}, {"loss": 1.0}, ["loss"]),
+    ],
+)
+def test_a_result_that_is_no_better_than_the_guess_says_so(reached, constant, worse):
+    told = {"wall_seconds": 1.0, "compile_seconds": 1.0, "tokens_per_second": 0, "guess": dict.fromkeys(constant, "A")}
+    told |= {f"eval/{name}": value for name, value in reached.items()}
+    told |= {f"baseline/{name}": value for name, value in constant.items()}
+    lines = [line for line in runs.result(told, []).splitlines() if "warning" in line]
+    assert len(lines) == len(worse) and all(f"eval/{name} " in line for name, line in zip(worse, lines, strict=True))

@@ -94,12 +94,12 @@ def test_a_signal_ends_an_evaluation_behind_a_save(tmp_path, monkeypatch, unbrok
 
 
 def test_while_figures_are_drawn_a_signal_stops_at_once(tmp_path, monkeypatch, unbroken, leaves, capfd):
-    """Only the result is missing then."""
+    """Only the figures are missing then."""
     with monkeypatch.context() as patch, pytest.raises(Left, match=f"^{128 + signal.SIGTERM}$"):
         patch.setattr(dots, "figures", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         dots.launched(tmp_path)
     assert capfd.readouterr().err.startswith("stopped; go on with: python launch.py --config ")
-    assert not (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "run" / "summary.json").exists()
     assert dots.saved(tmp_path) == [6] and dots.resumed(tmp_path) == unbroken
 
 

@@ -94,7 +94,7 @@ def test_a_run_from_its_command_to_its_figures_learns_and_writes_text(tmp_path, 
 def test_hidden_words_are_filled_in(tmp_path):
     settings = text_settings(tmp_path, text__objective="masked", text__N=31)
     _, (files, _), out = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
-    assert [file.name for file in files] == ["loss.png", "attention.png", "sample.txt"]
+    assert [file.name for file in files] == ["sample.txt", "loss.png", "attention.png"]
     blocks = files[2].read_text(encoding="utf-8").strip().split("\n\n")
     assert len(blocks) == 4
     for text in blocks:
@@ -112,7 +112,7 @@ def test_a_held_out_prefix_is_read_both_ways_and_continued_through_the_cache(tmp
     settings = text_settings(tmp_path, **own)
     work, w_N = tiny.work_of(settings), [*map(int, language.read(settings, ()).evaluation_T[:16])]
     params = tiny.drawn(work.task)  # by which a prompt that is read one way is continued otherwise
-    (*_, sample), _ = work.figures(params, tmp_path, [])
+    sample, *_ = work.figures(params, tmp_path, [])
     model = models.language(settings.model, answer=head.next_word, W=256, N=32)
     mask = masks.either(masks.causal, masks.prefix(16))
     apply = jax.jit(functools.partial(model.apply, mask=mask))
@@ -125,7 +125,7 @@ def test_a_held_out_prefix_is_read_both_ways_and_continued_through_the_cache(tmp
 def test_where_no_word_is_a_new_line_text_goes_on_from_the_first_that_was_held_out(tmp_path):
     (tmp_path / "text.txt").write_text("abc" * 60 + "cabcabcabcabcabcabca")
     changes = {"text__source": str(tmp_path / "text.txt"), "text__tokenizer": "characters", "text__N": 5}
-    _, ((*_, sample), _), _ = tiny.shown(tiny.settings("language", **changes), tmp_path, [])
+    _, ((sample, *_), _), _ = tiny.shown(tiny.settings("language", **changes), tmp_path, [])
     assert len(sample.read_text()) == 5 + 1 and sample.read_text()[0] == "c"
 
 
@@ -155,7 +155,7 @@ def test_images_are_shown_with_their_classes(tmp_path, monkeypatch):
         contents = {f"{part}-images-idx3-ubyte": idx(image), f"{part}-labels-idx1-ubyte": idx(label)}
         write(tmp_path, **contents)
     settings = tiny.settings("vision", image__source=str(tmp_path), image__patch=3, model__M=1)
-    work, files, _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
+    work, (files, numbers), _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.stem for file in files] == ["loss", "predictions", "confusion", "attention"]
     assert work.task.baseline == {"accuracy": pytest.approx(11 / 23)} and "data.json" in work.files
     wrong_B = given["label_B"] != given["predicted_B"]

@@ -62,7 +62,7 @@ def test_the_task_its_baseline_and_what_is_shown(tmp_path, monkeypatch):
     rows = [{"step": 1, "eval/loss": 0.5, "eval/explained": 0.458}]
     given, draw = {}, images.hidden_patches
     monkeypatch.setattr(images, "hidden_patches", lambda path, **some: draw(path, **given.update(some) or some))
-    work, files, _ = tiny.shown(tiny.settings("masked_image", **changes), tmp_path, rows)
+    work, (files, _), _ = tiny.shown(tiny.settings("masked_image", **changes), tmp_path, rows)
     assert [file.name for file in files] == ["loss.png", "prediction.png", "attention.png"]
     task, batch = work.task, work.task.evaluation[0]
     hidden_BN = batch["hidden_BN"][:5]

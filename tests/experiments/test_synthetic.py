@@ -242,5 +242,5 @@ def test_all_tasks_are_one_program():
 
 def test_the_figures_are_drawn_with_the_words_of_the_task(tmp_path):
     settings = tiny.settings("synthetic", synthetic__task="previous_causal", model__M=1, mesh__data=1)
-    _, files, _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
+    _, (files, _), _ = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.name for file in files] == ["loss.png", "attention.png"]

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.special import softmax
 from small_files import write
 
+from experiments import task as tasks
 from experiments.data import labelled, tokenizer
 from experiments.engine import errors
 from experiments.pretrained import open_model
@@ -34,7 +35,7 @@ CSV = ("label,text\n" + "".join(f'{kind},"{text}"\n' for text, kind in ROWS)).en
 def test_texts_and_classes_come_from_tables_and_folders(tmp_path, files, columns):
     """Where no name tells it, a tenth of the texts is held out, the same of each form."""
     found = labelled.load(str(write(tmp_path / "in", **files)), *columns)
-    assert sorted(found.train + found.evaluation) == sorted(ROWS) and found.classes == ["blame", "praise"]
+    assert sorted(found.train + found.evaluation) == sorted(ROWS) and found.classes == ("blame", "praise")
     assert 2 <= len(found.evaluation) <= 16 and not set(found.train) & set(found.evaluation)
     again = labelled.load(str(write(tmp_path / "csv", **{"b.csv": CSV})))
     assert sorted(again.evaluation) == sorted(found.evaluation)
@@ -127,3 +128,29 @@ def test_a_run_tells_the_classes_of_texts(tmp_path):
     shown = [f"  {p_C[c]:.3f}  {('blame', 'praise')[c]}" for c in np.argsort(-p_C)]
     assert (told.code, told.out.splitlines()) == (0, shown) and p_C.min() > 1e-6
     assert "say which one with --prompt" in tiny.refusal(classify, checkpoint=run, file="a.png")
+
+
+def test_classes_of_numbers_and_of_data_sets_keep_their_order(tmp_path):
+    rows = "".join(f"text {i},{i % 12}\n" for i in range(240))
+    found = labelled.load(str(write(tmp_path, **{"a.csv": f"text,label\n{rows}".encode()}) / "a.csv"))
+    assert found.classes == tuple(map(str, range(12)))
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    kinds = datasets.Features(text=datasets.Value("string"), label=datasets.ClassLabel(names=["zebra", "10", "ant"]))
+    made = {}
+    for part, labels in (("train", [0, 1, 2, 0]), ("test", [2, -1, 0])):
+        texts = [f"{part} {i}" for i in range(len(labels))]
+        made[part] = datasets.Dataset.from_dict({"text": texts, "label": labels}, features=kinds)
+    datasets.DatasetDict(made).save_to_disk(tmp_path / "saved")
+    found = labelled.load(f"hub:{tmp_path / 'saved'}")
+    assert found.classes == ("zebra", "10", "ant") and "no class: 1" in found.said
+    assert [name for _, name in found.train] == ["zebra", "10", "ant", "zebra"]
+    assert [name for _, name in found.evaluation] == ["ant", "zebra"]
+
+
+def test_recall_is_told_of_each_class_and_of_many_the_lowest():
+    label_B, predicted_B = np.array([0, 0, 0, 2, 2, 3]), np.array([0, 0, 2, 2, 2, 1])
+    assert tasks.recalls(label_B, predicted_B, "abcd") == {"recall": {"a": 2 / 3, "c": 1.0, "d": 0.0}}
+    label_B = np.arange(100_000)
+    (found,) = tasks.recalls(label_B, np.where(label_B > 99_950, 0, label_B), [*map(str, label_B)]).values()
+    assert len(found) == tasks.RECALLS and sum(value == 0 for value in found.values()) == 49

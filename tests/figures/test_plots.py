@@ -5,7 +5,9 @@ import itertools
 import numpy as np
 import pytest
 import study_folder
-from matplotlib import colors, figure, image, text
+from fontTools import fontBuilder
+from fontTools.pens import ttGlyphPen
+from matplotlib import colors, figure, font_manager, image, text
 
 from experiments import convolution
 from experiments.figures import convolution as kernels, images, plots
@@ -247,6 +249,48 @@ def test_matrices_label_queries_and_keys_and_keep_the_last_tokens(drawing):
     assert [axes[i].get_title() for i in (0, 2, 6)] == ["mean of heads", "head 2", ""]
     np.testing.assert_allclose(axes[4].images[0].get_array(), A_MHNS[1].mean(0))
     np.testing.assert_array_equal(axes[6].images[0].get_array(), A_MHNS[1, 1])
+
+
+def test_letters_are_drawn_by_any_font_that_has_them_and_else_as_codes_with_a_line(tmp_path, monkeypatch, capsys):
+    """A font with these letters is made here, for none may be installed."""
+    letters = {ord("好"): "hao", ord("漢"): "han"}
+    made = fontBuilder.FontBuilder(1000, isTTF=True)
+    made.setupGlyphOrder([".notdef", *letters.values()])
+    made.setupCharacterMap(letters)
+    pen = ttGlyphPen.TTGlyphPen(None)
+    for move, at in (("moveTo", (0, 0)), ("lineTo", (0, 900)), ("lineTo", (900, 900)), ("lineTo", (900, 0))):
+        getattr(pen, move)(at)
+    pen.closePath()
+    made.setupGlyf(dict.fromkeys([".notdef", *letters.values()], pen.glyph()))
+    made.setupHorizontalMetrics(dict.fromkeys([".notdef", *letters.values()], (1000, 0)))
+    made.setupHorizontalHeader(ascent=900, descent=-100)
+    made.setupNameTable({"familyName": "Two Letters", "styleName": "Regular"})
+    made.setupOS2()
+    made.setupPost()
+    made.save(tmp_path / "two.ttf")
+    plots._font.cache_clear()
+    assert plots.name("好") == "<597d>" and "597d" in (out := capsys.readouterr().out) and len(out.splitlines()) == 1
+    assert plots.name("好") == "<597d>" and not capsys.readouterr().out  # once
+    entries = [
+        *font_manager.fontManager.ttflist,
+        font_manager.ttfFontProperty(font_manager.get_font(tmp_path / "two.ttf")),
+    ]
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", entries)
+    plots._font.cache_clear()
+    assert plots.name("好 cat 漢") == "好 cat 漢"
+    plots.confusion(tmp_path / "a.png", count_CC=np.eye(2, dtype=int), classes=["好", "cat"])  # no warning of a glyph
+    plots._font.cache_clear()
+    assert "Two Letters" in plots._font("好") and plots._font("a") == plots.FONT
+    monkeypatch.undo()
+    plots._font.cache_clear()
+
+
+def test_the_confusion_of_many_classes_is_not_drawn(tmp_path, capsys):
+    label_B, names = np.arange(5), [str(c) for c in range(100_000)]
+    assert plots.confusion_of(tmp_path / "a.png", label_B=label_B, predicted_B=label_B, classes=names) == []
+    assert "100,000" in capsys.readouterr().out
+    (file,) = plots.confusion_of(tmp_path / "b.png", label_B=label_B, predicted_B=label_B[::-1], classes=names[:6])
+    assert file.is_file()
 
 
 def test_visible():

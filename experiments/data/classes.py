@@ -1,0 +1,40 @@
+"""Names of classes: their order, and what a run prints about them."""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from experiments.data import files
+from experiments.engine import errors
+
+SHOWN = 12
+NUMBER = re.compile(r"[+-]?[0-9]{1,15}(\.0+)?")
+
+
+def ordered(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the different names: in the order of numbers if all are whole numbers ("2" before "10"), else of text."""
+    different = sorted({*names})
+    return tuple(sorted(different, key=float) if all(map(NUMBER.fullmatch, different)) else different)
+
+
+def declared(splits: Sequence[files.File], column: str) -> tuple[str, ...]:
+    """Return the names of a data set's ClassLabel column in their order, () for a column of another kind.
+
+    Raises UserError if its splits declare different names."""
+    kinds = [(getattr(split.open(), "features", None) or {}).get(column) for split in splits if split.version]
+    names = {split.name: tuple(getattr(kind, "names", ())) for split, kind in zip(splits, kinds, strict=False)}
+    if len({*names.values()}) > 1:
+        raise errors.UserError(f"the splits {', '.join(names)} have different classes in their column {column!r}")
+    return next(iter(names.values()), ())
+
+
+def describe(names: Sequence[str]) -> list[str]:
+    """Return the line that names the classes, and one for each group of names that differ only by spaces or case."""
+    shown = ", ".join(names[:SHOWN]) + f", ... ({len(names):,} in all)" * (len(names) > SHOWN)
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault("".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(name)
+    groups = [", ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
+    lines = [f"classes: {shown}", *(f"warning: {group} differ only by spaces or case" for group in groups[:SHOWN])]
+    lines += [f"warning: so do {len(groups) - SHOWN:,} more groups"] * (len(groups) > SHOWN)
+    return [errors.line(line) for line in lines]

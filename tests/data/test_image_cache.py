@@ -1,0 +1,131 @@
+"""Many or large images are made a few at a time, kept on the disk within bounds, and read again."""
+
+import contextlib
+import errno
+import io
+import mmap
+import os
+import shutil
+import types
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_files import elsewhere, write  # noqa: F401  a fixture
+
+from experiments.data import image_file, image_folder, images
+from experiments.engine import disk, errors
+
+Y, X = 5, 3
+
+
+def pixels(b, shape=(Y, X, 3)):
+    return np.random.default_rng(b).integers(0, 256, shape, np.uint8)
+
+
+def packed(array):
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG")
+    return file.getvalue()
+
+
+def folder(path, *names):
+    """Image b has the b-th of these names."""
+    return str(write(path, **{name: packed(pixels(b)) for b, name in enumerate(names)}))
+
+
+CLASSES = ("cat", "dog")
+NAMES = ("cat/a.png", "cat/b.PNG", "dog house/a.png", "dog house/more/b.png")
+
+
+def test_many_images_are_kept_and_read_again_only_when_a_file_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folder, "KEPT", 1)
+    source = folder(tmp_path / "set", *(f"{part}/{name}" for part in ("train", "test") for name in NAMES))
+    looked = []
+    opened = image_file.opened
+    monkeypatch.setattr(image_file, "opened", lambda file: looked.append(file) or opened(file))
+
+    def load(size=0):
+        looked.clear()
+        data = images.load(source, size)
+        return len(looked) // 2, data.train_image_BYXZ, data.evaluation_image_BYXZ
+
+    monkeypatch.setattr(image_folder, "CHUNK", 3)
+    first, again = load(), load()
+    assert first[0] == 8 and again[0] == 0 and load(4)[0] == 8
+    for a, b in zip(first[1:], again[1:], strict=True):
+        np.testing.assert_array_equal(a, b)
+    (tmp_path / "set" / "train" / NAMES[0]).write_bytes(packed(pixels(9)))
+    n, train, _ = load()
+    assert n == 8 and np.array_equal(train[0], pixels(9))
+    for file in (tmp_path / "cache" / "tfm" / "images").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    assert load()[0] == 8 and load()[0] == 0
+
+    def full(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk, "draft", full)
+    with pytest.raises(errors.UserError, match=r"images/\w+.npy cannot be written: No space left"):
+        load(3)
+
+
+def test_the_kept_images_are_bounded_and_old_drafts_are_removed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(image_folder, "KEPT", 1)
+    kept = tmp_path / "cache" / "tfm" / "images"
+
+    def load(size):
+        images.load(source, size)
+        return len([*kept.glob("*.npy")])
+
+    source = folder(tmp_path / "set", *NAMES)
+    assert load(4) == 1
+    (old,) = kept.glob("*.npy")
+    os.utime(old, (1, 1))
+    drafts = [kept / f"{name}.npy{disk.DRAFT}" for name in ("old", "new")]
+    for file in drafts:
+        file.write_bytes(b"draft")
+    os.utime(drafts[0], (1, 1))
+    assert load(5) == 2 and not drafts[0].exists() and drafts[1].exists()
+    monkeypatch.setattr(image_folder, "CACHE", 1000)
+    for file in {*kept.glob("*.npy")} - {old}:
+        os.utime(file, (2, 2))
+    assert load(4) == 2 and load(6) == 2 and old.exists()  # the one of size 5 was used before it
+    assert "removed" in capsys.readouterr().out
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(9, 9, 9))
+    with pytest.raises(errors.UserError, match="image.size"):
+        load(8)
+
+
+def test_large_images_are_made_a_few_at_a_time_and_stay_on_the_disk(tmp_path, monkeypatch):
+    """Never more of them in memory than CHUNK_BYTES; the two parts of one set are no copies."""
+    monkeypatch.setattr(image_folder, "KEPT", 1)
+    monkeypatch.setattr(image_folder, "CHUNK_BYTES", 3 * Y * X * 3)
+    source, written, lead, waits = (
+        folder(tmp_path / "set", *(f"{c}/{n}.png" for c in CLASSES for n in range(20))),
+        [],
+        [],
+        [],
+    )
+    kept, pixels_of = disk.draft, image_file.pixels
+
+    @contextlib.contextmanager
+    def draft(file):
+        with kept(file) as new:
+            yield types.SimpleNamespace(write=lambda content: written.append(content) or new.write(content))
+
+    def made(*arguments):
+        waits.append(1)
+        lead.append(len(waits) - len(written))
+        return pixels_of(*arguments)
+
+    monkeypatch.setattr(disk, "draft", draft)
+    monkeypatch.setattr(image_file, "pixels", made)
+    data = images.load(source)
+    assert len(waits) == 40 and max(lead) <= 4
+    for array in (data.train_image_BYXZ, data.evaluation_image_BYXZ):
+        while not isinstance(array, mmap.mmap):
+            array = array.base
+    monkeypatch.setattr(disk, "host_memory", lambda: 10)
+    with pytest.raises(errors.UserError, match="memory"):
+        images.load(source, 4)
