@@ -9,6 +9,7 @@ from experiments.engine import by_name, config, disk, errors, workdir
 from experiments.studies import plan, report, runs, study, tuning
 
 OWN = {"study.arms", "study.conditions", "study.seeds", "log", *by_name.FLAGS}  # what may differ, and mesh.*
+FILES = ("config.json", "metrics.jsonl", "maps.npz", "summary.json")  # what a study writes for a run
 MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
 
 
@@ -50,8 +51,10 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
             files = sorted(sources.iterdir()) if sources.is_dir() else []
             workdir.keep_sources(draft, {file: file.name for file in files})
         for name, folder in kept.items():
-            left = shutil.ignore_patterns(workdir.LOCK, f"*{disk.DRAFT}")
-            shutil.copytree(folder / name, draft / name, symlinks=True, ignore=left)
+            (draft / name).mkdir(parents=True)
+            for file in (folder / name / one for one in FILES):
+                if file.is_file() and not file.is_symlink():
+                    shutil.copy2(file, draft / name)
         draft.replace(new)
     finally:
         disk.remove(draft)
