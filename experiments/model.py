@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from tfm import (
     initial as initials,
     layout as layouts,
     mlp,
-    shapes,
     symmetry,
     transformer,
     variant,
@@ -33,7 +31,6 @@ DTYPES = {"float32": None, "bfloat16": jnp.bfloat16}  # None: that of the parame
 # and evaluation; of four layers in a loop it expects a step to take 1.5 times as long (causal_lm, llama; v5e).
 WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25 times slower
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
-OUTPUT_ROOMS = ("value", "mlp")
 CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
 OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
 LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
@@ -172,7 +169,7 @@ def build(
         own = parts._replace(block=parts.block._replace(**numbers))
         params = whole.init(key, parts=own, **tree)
         scales = {name for name in ("score_std", "output_std") if name in numbers or getattr(m, name) != 1}
-        _check_scales(m, scales, params)
+        variants.check_scales(m, scales, params, OUTPUTS)
         return params if m.output_std == 1 else initials.scaled(params, m.output_std, OUTPUTS)
 
     def on(over: layouts.Layout, *, maps: bool = False) -> dict:
@@ -262,22 +259,6 @@ def check_causal(m: config.Settings) -> None:
             f"model.norm = {m.norm} needs all tokens of a sequence at once, and a causal model sees those before alone:"
             " choose another norm"
         )
-
-
-def _check_scales(m: config.Settings, changed: set[str], params: dict) -> None:
-    """Raise UserError if one of the changed settings leaves the matrices of its variant as they are: score_std scales
-    the leaves of a score whose names begin with U, output_std those of a value or an MLP that OUTPUTS names."""
-    for setting, room, names in (("score_std", "score", "U"), *(("output_std", one, OUTPUTS) for one in OUTPUT_ROOMS)):
-        matrices = [path for path in shapes.flat(params) if room in re.split("/|_cross/", path)[:-1]]
-        matrices = [path.rpartition("/")[2] for path in matrices if shapes.is_matrix(path)]
-        missed, own = [name for name in matrices if not name.startswith(names)], ":" in getattr(m, room)
-        all_missed = len(missed) == len(matrices)
-        if setting in changed and (
-            own and missed and room == "score" or all_missed and (room == "score" or missed and own)
-        ):
-            what = f"model.{setting} scales no {missed[0] if missed else 'matrix'} of model.{room} = {getattr(m, room)}"
-            right = f"begin the names of such matrices with {' or '.join([*names])}, or set model.{setting} = 1"
-            raise errors.UserError(f"{what}: {right}")
 
 
 def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:

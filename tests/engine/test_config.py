@@ -75,13 +75,6 @@ EVIL = [["mine", {"model": {"M": 1}, "model.score": "evil:x"}], ["b", {}]]
         ({"study.conditions": [["a", {}], ["b", {"text.objective": "evil:x"}]]}, " in study.conditions"),
         ({"study": {"conditions": [["a", {"model": {"score": "evil:x"}}]]}}, " in study.conditions"),
         ({"study": {"arms": [[{"image.head": "evil:x"}, "swapped"]]}}, " in study.arms"),
-        ({"study": {"tune": [["model.score", ["tied", "evil:x"]]]}}, " in study.tune"),
-        ({"study.tune": [["model.score", [[["evil:x"]]]]]}, " in study.tune"),
-        ({"study": {"arms": [["a", {"study.tune": [["model.norm", ["evil:x"]]]}]]}}, " in study.arms"),
-        ({"study": {"conditions": [["a", {"study": {"arms": [["b", {"optim.name": "evil:x"}]]}}]]}}, " in study.cond"),
-        ({"study": {"arms": [["source", [["evil:x"]]]]}}, " in study.arms"),
-        ({"study": {"arms": [["a", {"model.resource": "evil:x"}]]}}, " in study.arms"),
-        ({"log": ["evil:x"]}, " in log"),
     ],
 )
 def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
