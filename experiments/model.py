@@ -133,6 +133,8 @@ def build(
     """The model that the section `m` describes, for up to N tokens. transform: the activation before the output matrix.
     tree: class_token, tied_output, E (transformer.init). cross: an encoder-decoder. UserError: a wrong name or size."""
     config.at_least(0, {"model.window": m.window})
+    if isinstance(m, config.Settings) and m.window >= N and not endless(m, N=N):  # published models may say it
+        raise errors.UserError(f"model.window = {m.window} hides none of {N} tokens: choose less, or 0 for no window")
     dtype = by_name.choose("compute_dtype", m.compute_dtype, DTYPES)
     by_name.choose("remat", m.remat, transformer.REMAT)
     by_name.choose("bias", m.bias, block.BIASES)
@@ -166,6 +168,8 @@ def build(
     def initial(key: jax.Array, **numbers: Any) -> dict:
         own = parts._replace(block=parts.block._replace(**numbers))
         params = whole.init(key, parts=own, **tree)
+        scales = {name for name in ("score_std", "output_std") if name in numbers or getattr(m, name) != 1}
+        variants.check_scales(m, scales, params, OUTPUTS)
         return params if m.output_std == 1 else initials.scaled(params, m.output_std, OUTPUTS)
 
     def on(over: layouts.Layout, *, maps: bool = False) -> dict:
@@ -216,6 +220,8 @@ def block_parts(m: config.Settings, *, cross: bool = False) -> block.Parts:
             f"{m.H} x {m.K}"
         )
     chosen = variants.checked(m, sizes(m), cross=cross)
+    if m.norm.startswith("none:") and not getattr(chosen["score"], "normed", False):
+        raise errors.UserError(f"model.norm = {m.norm}: nothing uses the number after the colon. Choose none")
     if getattr(chosen["score"], "normed", False):
         own = functools.partial(chosen["score"].apply, eps=variants.eps(m))
         chosen["score"] = chosen["score"]._replace(apply=own)

@@ -7,6 +7,7 @@ of tfm says. What it raises is told with its line.
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -239,3 +240,22 @@ def _value(of: Trial, k: Any, *, bias: bool, heads: int) -> None:
     of._replace(size={**of.size, "V": 0}).check("values", f"B{of.shared}NV", v, free="V")
     y = jax.ShapeDtypeStruct((v.shape[0], max(heads, v.shape[1]), *v.shape[2:]), v.dtype)
     of.check("tokens", "BND", of.ask(of.variant.combine, params, y))
+
+
+def check_scales(m: config.Settings, changed: set[str], params: dict, outputs: tuple[str, ...]) -> None:
+    """Raise UserError if one of the changed settings leaves the matrices of its variant as they are: score_std scales
+    the leaves of a score whose names begin with U, output_std those of a value or an MLP that `outputs` names."""
+    for setting, room, names in (
+        ("score_std", "score", "U"),
+        *(("output_std", one, outputs) for one in ("value", "mlp")),
+    ):
+        matrices = [path for path in shapes.flat(params) if room in re.split("/|_cross/", path)[:-1]]
+        matrices = [path.rpartition("/")[2] for path in matrices if shapes.is_matrix(path)]
+        missed, own = [name for name in matrices if not name.startswith(names)], ":" in getattr(m, room)
+        all_missed = len(missed) == len(matrices)
+        if setting in changed and (
+            own and missed and room == "score" or all_missed and (room == "score" or missed and own)
+        ):
+            what = f"model.{setting} scales no {missed[0] if missed else 'matrix'} of model.{room} = {getattr(m, room)}"
+            right = f"begin the names of such matrices with {' or '.join([*names])}, or set model.{setting} = 1"
+            raise errors.UserError(f"{what}: {right}")

@@ -84,9 +84,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "shift": Kind(shift, 1, lambda n, side: 0 <= n < side, "at least 0 and less than a side"),
-    "flip": Kind(flip, 0.5, lambda n, side: 0 <= n <= 1, "between 0 and 1"),
-    "crop": Kind(crop, 4, lambda n, side: n in range(side), "a whole number less than a side"),
+    "shift": Kind(shift, 1, lambda n, side: 0 < n < side, "above 0 and less than a side"),
+    "flip": Kind(flip, 0.5, lambda n, side: 0 < n <= 1, "above 0 and at most 1"),
+    "crop": Kind(crop, 4, lambda n, side: n in range(1, side), "a whole number from 1, less than a side"),
     "mixup": Kind(mixup, 0.2, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
     "cutmix": Kind(cutmix, 1, lambda n, side: 0 < n < math.inf, "above 0", mixes=True),
 }

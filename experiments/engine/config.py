@@ -17,8 +17,8 @@ from experiments.engine import by_name, errors
 
 LARGEST, LARGEST_SEED, LARGEST_FLOAT = 2**31 - 1, 2**32 - 1, 3.4e38  # int32, uint32, float32
 DEEPEST = 30  # levels of a config in JSON
-TEXTS = ("source", "init_from", "init_fresh", "lora")  # ends of keys whose values name no code
-VARIED = ("study.arms", "study.conditions")  # pairs of a name and the settings that it changes
+TEXTS = ("source", "init_from", "init_fresh", "lora")  # last parts of keys whose values name no code
+TUNE = "study.tune"  # pairs of a setting and the values that are tried
 NAMED = ("experiment", "study.experiment")  # what may be a file of the user's own
 SOURCES = ("model.D", "model.H")  # from which others are derived
 SEEDS = ("seed", "study.seeds")
@@ -115,15 +115,17 @@ def shallow(text: str) -> Any:
 
 
 def codes(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The settings, and their values, that have a module imported, and so executed ('my_file:my_score'): this one, or
-    those that an arm or a condition changes."""
-    pairs = [(key, value)]
-    if key in VARIED and isinstance(value, list):
-        parts = [part for one in value if isinstance(one, list) for part in one]
-        pairs = [pair for part in parts if isinstance(part, Mapping) for pair in leaves(part)]
-    for name, one in pairs:
-        if isinstance(one, str) and by_name.CODE.fullmatch(one) and not name.endswith(TEXTS):
-            yield name, one
+    """Yield the settings and texts anywhere inside this setting's value that can have a module imported, and so
+    executed ('my_file:my_score'). Only the settings of TEXTS are known to name no code."""
+    if isinstance(value, Mapping):
+        for name, one in leaves(value):
+            yield from codes(name, one)
+    elif isinstance(value, list | tuple):
+        tried = key == TUNE and len(value) == 2 and isinstance(value[0], str)  # a setting and its values
+        for one in value:
+            yield from codes(value[0] if tried else key, one)
+    elif isinstance(value, str) and by_name.CODE.fullmatch(value) and key.rpartition(".")[2] not in TEXTS:
+        yield key, value
 
 
 def sections(name: str) -> dict[str, ml_collections.ConfigDict]:

@@ -61,7 +61,11 @@ def _row(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     whole = isinstance(row, dict) and type(row.get("step")) is int
-    return row if whole and all(isinstance(x, int | float | None) for x in row.values()) else None
+    return (
+        row
+        if whole and all(isinstance(x, float | None) or type(x) is int and abs(x) < 2**63 for x in row.values())
+        else None
+    )
 
 
 def finite(value: float) -> float | None:

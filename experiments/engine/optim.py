@@ -260,12 +260,17 @@ def _means(pattern: str, name: str) -> bool:
 
 
 def check_frozen(frozen: Sequence[str], params: Any, before: Sequence[str] = ()) -> None:
-    """UserError for a pattern that means no parameter, or where, behind those before it, none is left to train."""
+    """Raise UserError if a pattern names no parameter or, after the patterns before it, changes nothing, and if none
+    is left to train."""
     names = shapes.flat(params)
-    for pattern in frozen:
+    for i, pattern in enumerate(frozen):
         if not any(_means(str(pattern), name) for name in names):
             hint = by_name.nearest(str(pattern), names)
             raise errors.UserError(f'optim.frozen: no parameter is called "{pattern}"{hint}; --dry_run lists them')
+        earlier = [*before, *frozen[:i]]
+        if trained(params, [*earlier, pattern]) == trained(params, earlier):
+            state = "trained" if pattern.startswith("!") else "frozen"
+            raise errors.UserError(f'optim.frozen: "{pattern}" changes nothing: all that it names is {state} already')
     if not any(jax.tree.leaves(trained(params, [*before, *frozen]))):
         raise errors.UserError("optim.frozen leaves nothing to train")
 

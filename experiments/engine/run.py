@@ -297,6 +297,11 @@ def plan(settings: config.Settings, task: step.Task, devices: Mesh) -> step.Plan
     growth = batches.growing(t.batch_size, t.growth)
     for key, size in zip(["train.batch_size"] + [batches.GROWTH] * len(t.growth), growth.sizes, strict=True):
         mesh.check_batch(devices, key, batch=size, parts=t.accumulation)
+    if growth.firsts[-1] >= t.steps:
+        raise errors.UserError(
+            f"{batches.GROWTH} = {t.growth} has a batch size from {growth.firsts[-1]} steps on, and train.steps = "
+            f"{t.steps} ends before: leave that pair out, or train for longer"
+        )
     params, frozen = jax.eval_shape(task.init, jax.random.key(0)), [*task.frozen, *settings.optim.frozen]
     mesh.check_layout(devices, task.layout, params, task.train[0])
     if frozen:

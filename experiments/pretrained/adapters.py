@@ -28,6 +28,8 @@ def read(text: str) -> tuple[int, tuple[str, ...], float]:
     if not match:
         raise errors.UserError(f"optim.lora = {text!r} is not of the form {FORM}")
     rank, where, alpha = match.groups()
+    if alpha and not float(alpha):
+        raise errors.UserError(f"optim.lora = {text!r} changes no weight with alpha = {alpha}: choose more than 0")
     return int(rank), tuple(part.strip() for part in (where or shapes.STACKED).split(",")), float(alpha or rank)
 
 

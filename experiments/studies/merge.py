@@ -1,14 +1,19 @@
 """Folders of one study, from several machines, brought together in a new one."""
 
 import copy
+import fnmatch
 import pathlib
 import shutil
 from collections.abc import Sequence
 
-from experiments.engine import config, disk, errors, workdir
+from experiments.data import vocabulary_files
+from experiments.engine import config, disk, errors, manifest, workdir
 from experiments.studies import plan, report, runs, study, tuning
 
 OWN = {"study.arms", "study.conditions", "study.seeds", "log"}  # what may differ, and mesh.*
+# What a study writes for a run, with its model's vocabulary and checkpoints if study.keep_weights is set.
+FILES = ("config.json", "summary.json", "data.json", "metrics.jsonl", "maps.npz", "*token*.json", "tok*.bin")
+FILES += (*vocabulary_files.FILES, "checkpoints")
 MEASURED = ("params_sha256", "diverged_at", "steps")  # and all evaluations: of the same run these are the same
 
 
@@ -50,11 +55,23 @@ def merge(folders: Sequence[pathlib.Path], new: pathlib.Path) -> None:
             files = sorted(sources.iterdir()) if sources.is_dir() else []
             workdir.keep_sources(draft, {file: file.name for file in files})
         for name, folder in kept.items():
-            left = shutil.ignore_patterns(workdir.LOCK, f"*{disk.DRAFT}")
-            shutil.copytree(folder / name, draft / name, symlinks=True, ignore=left)
+            _copy(folder / name, draft / name)
         draft.replace(new)
     finally:
         disk.remove(draft)
+
+
+def _copy(run: pathlib.Path, new: pathlib.Path) -> None:
+    """Copy what a run writes, and print how many other files are left out."""
+    new.mkdir(parents=True)
+    entries = [one for one in run.iterdir() if one.name != workdir.LOCK]
+    written = [one for one in entries if any(fnmatch.fnmatchcase(one.name, name) for name in FILES)]
+    for step in manifest.steps(run / "checkpoints") if not (run / "checkpoints").is_symlink() else ():
+        shutil.copytree(run / "checkpoints" / str(step), new / "checkpoints" / str(step), symlinks=True)
+    for file in (one for one in written if one.is_file() and not one.is_symlink()):
+        shutil.copy2(file, new)
+    if len(written) < len(entries):
+        print(f"{len(entries) - len(written)} files of {run} that no run writes are not copied", flush=True)
 
 
 def _agree(alike: bool, one: pathlib.Path, other: pathlib.Path, where: str) -> None:

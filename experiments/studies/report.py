@@ -24,6 +24,7 @@ import ml_collections
 from experiments.engine import config, disk, errors, log, mesh, workdir
 from experiments.studies import (
     figures,
+    file_types,
     inference,
     overall,
     plan,
@@ -49,6 +50,7 @@ def saved(folder: pathlib.Path) -> config.Settings:
     values = disk.read_json(folder / "config.json", says="what was compared").get("config")
     if not isinstance(values, dict) or not isinstance(values.get("study"), dict):
         raise errors.UserError(f"{folder} holds no study: its config.json has no config with a section study")
+    file_types.check_study(folder / "config.json", values["study"])
     made = ml_collections.ConfigDict(values)
     return config.Settings(made, made)
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.engine import disk, errors, log
-from experiments.studies import study as studies
+from experiments.engine import errors, log
+from experiments.studies import file_types, study as studies
 from tfm import shapes
 
 SYMMETRY = {  # name in metrics.jsonl, of each layer -> words
@@ -88,7 +88,7 @@ def load(folder: pathlib.Path, study: studies.Study) -> list[Run]:
     for condition, arm, seed in itertools.product(study.conditions, study.arms, study.seeds):
         place = folder / condition.name / arm.name / f"seed_{seed}"
         if (place / "summary.json").is_file():
-            summary = disk.read_json(place / "summary.json", says="what the run found")
+            summary = file_types.read_summary(place / "summary.json")
             maps = place / "maps.npz" if (place / "maps.npz").is_file() else None
             runs.append(Run(condition.name, arm.name, seed, summary, log.read(place), maps))
     return runs

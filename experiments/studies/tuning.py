@@ -4,7 +4,9 @@ A study before the study trains each arm with each of its values. Its runs lie i
 <arm>@<values>/seed_<n>.
 """
 
+import hashlib
 import itertools
+import json
 import math
 import pathlib
 import re
@@ -73,7 +75,12 @@ def combinations(study: studies.Study, arm: str) -> list[dict[str, Any]]:
 def _name(arm: str, values: dict[str, Any]) -> str:
     """'tied@learning_rate=0.003', no name of an arm, as a folder may be called."""
     said = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in values.items())
-    return f"{arm}{studies.VALUES}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', said)}"[:_LONGEST]
+    name = f"{arm}{studies.VALUES}{re.sub(r'[^A-Za-z0-9_+.,=-]', '-', said)}"
+    plain = all(re.fullmatch(r"[a-z0-9_+.-]+|True|False", str(value)) for value in values.values())
+    if plain and len(name) <= _LONGEST:
+        return name
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST - 9]}-{digest}"  # other values may look alike, or alike on some systems
 
 
 def read(folder: pathlib.Path, study: studies.Study) -> list[Tuned]:

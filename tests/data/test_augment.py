@@ -63,9 +63,9 @@ def pasted(image, alpha, rng):
 
 SLOW = {"shift": shifted, "flip": flipped, "crop": cropped, "mixup": mixed, "cutmix": pasted}
 AMOUNTS = {
-    "shift": st.floats(0, 2.9),
-    "flip": st.floats(0, 1),
-    "crop": st.integers(0, X - 1),
+    "shift": st.floats(0.01, 2.9),
+    "flip": st.floats(0.01, 1),
+    "crop": st.integers(1, X - 1),
     "mixup": st.floats(0.1, 5),
     "cutmix": st.floats(0.1, 5),
 }
@@ -120,3 +120,10 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
 def test_what_does_not_suit_the_images_is_refused(changes, sentence):
     with pytest.raises(errors.UserError, match=sentence):
         plain(pixels(), *changes)
+
+
+@pytest.mark.parametrize("name", ["flip:0", "shift:0", "crop:0", "mixup:0", "cutmix:0", "flip:-0.0"])
+def test_an_augmentation_that_changes_nothing_is_refused(name):
+    with pytest.raises(errors.UserError) as caught:
+        augment.chain([name], Y=Y, X=X)
+    assert augment.KEY in str(caught.value) and name in str(caught.value)

@@ -84,14 +84,16 @@ def test_code_that_a_saved_config_names_is_not_run(tmp_path, saved, where):
     if "study" in saved:
         saved = {"study": {"experiment": of} | saved["study"]}
     file = saved_in(tmp_path, {"config": more | saved})
-    with pytest.raises(errors.UserError, match=f' = "evil:x"{where}, a program that would be run: give it on the comm'):
-        loaded(file, given={"model.score": ""} if where else {"study.arms": []})
-    given = {where.removeprefix(" in ") or "model.score": None}
+    inside = {" in study.cond": "study.conditions"}.get(where, where.removeprefix(" in ") or "model.score")
+    with pytest.raises(errors.UserError) as caught:
+        loaded(file, given={"optim.name": ""})
+    assert '"evil:x"' in str(caught.value) and f"--config.{inside}=" in str(caught.value)
+    given = {inside: None}
     assert values(loaded(file, given=given)) == values(base.get_config(name, of=of))
 
 
 def test_a_saved_study_may_name_what_is_there(tmp_path):
-    arms = [["a:b", {"model.score": "tied", "text.source": "C:/x", "init_from": "a: b"}]]
+    arms = [["a", {"model.score": "tied", "text.source": "C:/x", "init_from": "a: b"}]]
     saved = {"experiment": "ablation", "study": {"experiment": "language", "arms": arms}}
     assert values(loaded(saved_in(tmp_path, saved)))["study.arms"] == arms
 

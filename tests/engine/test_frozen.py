@@ -111,3 +111,22 @@ def test_a_study_freezes_too():
     program, devices = study.programs(study.runs(made, study.read(made)))[0], mesh.make(data=1)
     ready = programs.prepare(program, devices)
     assert ready.vmapped.task.frozen == ["embed"] and ready.vmapped.task is ready.plan.task
+
+
+@pytest.mark.parametrize(
+    ("frozen", "before", "wrong"),
+    [
+        (["!head"], [], "!head"),
+        (["embed", "!head"], [], "!head"),
+        (["!*"], [], "!*"),
+        (["*", "!head", "!head/G_CD"], [], "!head/G_CD"),
+        (["embed", "embed/W_DP"], [], "embed/W_DP"),
+        (["blocks"], ["blocks"], "blocks"),
+    ],
+)
+def test_a_pattern_that_changes_nothing_is_refused(frozen, before, wrong):
+    params = jax.eval_shape(small_task().init, jax.random.key(0))
+    with pytest.raises(errors.UserError) as caught:
+        optim.check_frozen(frozen, params, before)
+    assert "optim.frozen" in str(caught.value) and f'"{wrong}"' in str(caught.value)
+    optim.check_frozen(["*", "!head"], params)

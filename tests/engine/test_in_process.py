@@ -115,8 +115,8 @@ def test_a_second_call_gives_the_result_of_the_first_also_by_the_config_that_it_
     assert launch.run(first.folder / "config.json", first.folder, experiment="dots").summary == first.summary
 
 
-def test_how_to_go_on_is_an_argument_and_no_setting_as_in_a_run_of_an_earlier_version(called, tmp_path):
-    folder = published.changed(called[0].folder, tmp_path / "run", device="any", resume="latest")
+def test_which_checkpoint_to_resume_is_an_argument(called, tmp_path):
+    folder = published.changed(called[0].folder, tmp_path / "run")
     again = functools.partial(launch.run, folder / "config.json", folder, experiment="dots", **{"train.steps": 8})
     whole = again().summary
     shutil.rmtree(folder / "checkpoints" / "8")

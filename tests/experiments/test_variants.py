@@ -15,7 +15,7 @@ import tiny
 
 from experiments import model as models, variants
 from experiments.engine import by_name, config_file, errors
-from tfm import mlp, norm, position
+from tfm import head, mlp, norm, position
 from tfm.attention import relative_position, score, value
 
 D, H, K = 12, 2, 6
@@ -272,3 +272,60 @@ def test_a_file_that_cannot_be_imported_is_told_with_its_line(places, content, s
     with pytest.raises(errors.UserError) as caught:
         find("own_faulty:mine")
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+mixed_score = (
+    lambda key, *, H, K, D, bias: {"U_HKD": jnp.ones((H, K, D)), "A_HKD": jnp.ones((H, K, D))},
+    score.tied.apply,
+)
+
+
+@pytest.mark.parametrize(
+    ("setting", "room", "variant", "leaf"),
+    [
+        ("score_std", "score", "test_variants:renamed", "A_HKD"),
+        ("score_std", "score", "test_variants:mixed_score", "A_HKD"),
+        ("score_std", "score", "constant", "matrix"),
+        ("output_std", "mlp", "test_variants:own_mlp", "A_DD"),
+    ],
+)
+def test_a_scale_that_misses_matrices_of_a_variant_is_refused(setting, room, variant, leaf):
+    def init(**changes):
+        m = settings(**{f"model__{room}": variant} | changes)
+        network = models.language(m, answer=head.next_word, W=7, N=8)
+        return jax.eval_shape(network.init, jax.random.key(0))
+
+    init()
+    with pytest.raises(errors.UserError) as caught:
+        init(**{f"model__{setting}": 2.0})
+    assert f"model.{setting}" in str(caught.value) and variant in str(caught.value) and leaf in str(caught.value)
+
+
+renamed = (
+    lambda key, *, H, K, D, bias: {"A_HKD": jnp.ones((H, K, D))},
+    lambda params, x, y: score.tied.apply({"U_HKD": params["A_HKD"]}, x, y),
+)
+own_mlp = lambda key, *, D, F, M, bias: {"A_DD": jnp.eye(D)}, lambda params, x_BND: x_BND @ params["A_DD"].T
+
+
+def test_a_scale_reaches_matrices_of_a_users_score_that_begin_with_u():
+    m = settings(model__score="test_variants:pair", model__score_std=2.0)
+    one = settings(model__score="test_variants:pair")
+    a, b = (models.language(x, answer=head.next_word, W=7, N=8).init(jax.random.key(0)) for x in (m, one))
+    np.testing.assert_allclose(a["blocks"]["score"]["U_HKD"], 2 * b["blocks"]["score"]["U_HKD"])
+
+
+def test_a_number_after_the_norm_none_is_refused_if_nothing_uses_it():
+    for wrong in ("none:3", "none:1e-6", "none:0"):
+        assert f"model.norm = {wrong}" in refused(model__norm=wrong)
+    models.block_parts(settings(model__norm="none:1e-6", model__score="asymmetric_qknorm"))
+
+
+@pytest.mark.parametrize(("window", "position"), [(8, "learned"), (9, "learned"), (9, "none"), (1000, "none")])
+def test_a_window_that_hides_nothing_is_refused(window, position):
+    m = settings(model__window=window, model__position=position)
+    with pytest.raises(errors.UserError) as caught:
+        models.language(m, answer=head.next_word, W=7, N=8)
+    assert f"model.window = {window}" in str(caught.value)
+    m = settings(model__window=8, model__position="none")
+    models.language(m, answer=head.next_word, W=7, N=8)  # texts beyond the context are read with it

@@ -48,7 +48,7 @@ def halves(whole, tmp_path):
     for folder, (arm, other) in zip(folders, (("lean", "fast"), ("fast", "lean")), strict=True):
         shutil.copytree(whole / "study", folder)
         shutil.rmtree(folder / "all" / other)
-        edit(folder / "config.json", config__study__arms=[one for one in ARMS if one[0] != other], config__device=arm)
+        edit(folder / "config.json", config__study__arms=[one for one in ARMS if one[0] != other])
     return folders
 
 
@@ -142,3 +142,15 @@ def test_a_merge_takes_two_folders_with_runs_and_a_new_one(halves, tmp_path):
     for folder in halves:
         shutil.rmtree(folder / "all")
     assert "no run is finished in" in tiny.refusal(report, workdir=new, merge=halves) and not new.exists()
+
+
+def test_a_merge_leaves_out_what_no_run_writes(halves, tmp_path):
+    run = sorted(halves[0].glob("all/*/seed_*"))[0]
+    with (run / "core").open("wb") as file:
+        file.truncate(2**40)
+    (run / "link.json").symlink_to("/etc/hostname")
+    (run / "tokenizer.json").write_text("{}")
+    outcome = tiny.command(report, workdir=tmp_path / "new", merge=halves)
+    assert outcome.code == 0 and f"2 files of {run}" in outcome.out
+    names = {file.name for file in (tmp_path / "new" / run.relative_to(halves[0])).iterdir()}
+    assert "tokenizer.json" in names and not names & {"core", "link.json"}

@@ -232,3 +232,18 @@ def test_seeds_that_devices_cannot_share_evenly_are_trained_all_the_same(whole, 
         assert found[name]["eval/loss"] == pytest.approx(right[name]["eval/loss"], abs=1e-5)
     outcome = tiny_study.run(tmp_path, **arms | {"mesh__seed": 1})
     assert outcome.code == 0 and "6 of them finished before" in outcome.out
+
+
+def test_points_of_a_grid_have_folders_of_their_own():
+    """Also on a system whose folders do not tell small letters from large ones."""
+    grids = [
+        ["a/b", "a-b", "a b"],
+        ["x" * 300, "x" * 299 + "y", "x" * 250],
+        ["Rms", "rms"],
+        [[0.9, 0.99], [0.9, [0.99]]],
+    ]
+    grids += [["1,b=2", "1-b=2"], [1e-3, 1e-2, 1, True][:3]]
+    for grid in grids:
+        names = [tuning._name("arm", {"model.norm": value}) for value in grid]
+        assert len({name.lower() for name in names}) == len(grid) and max(map(len, names)) <= 200
+        assert all(re.fullmatch(r"[A-Za-z0-9_+.,=@-]+", name) for name in names)

@@ -27,7 +27,7 @@ RUNS = {
     "bert": WORDS | {"model.block": "post_norm"} | BERT,
     "albert": WORDS | {"model.block": "post_norm", "model.E": 5} | BERT,
     "vit": SMALL | {"image.head": "class_token", "image.patch": 4},
-    "llama": WORDS | {"model.bias": False} | LLAMA,
+    "llama": WORDS | {"model.bias": "none"} | LLAMA,
 }
 # For each field of `model`, and of the other sections, values of which at least one is another than a family's.
 MODEL = {

@@ -23,7 +23,7 @@ from tfm.attention import mask as masks
 from tfm.decode import generate
 
 N = 37
-SMALL = {"text__N": N, "model__M": 1, "model__bias": False}
+SMALL = {"text__N": N, "model__M": 1, "model__bias": "none"}
 STORIES = pathlib.Path(os.environ.get("TFM_DATA", "/nowhere")) / "stories260K"
 
 

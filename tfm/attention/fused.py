@@ -34,6 +34,8 @@ def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None) 
     rows = [jnp.broadcast_to(x, (len(x), H, *x.shape[2:])).swapaxes(1, 2) for x, H in zip(padded, each, strict=True)]
     if allowed is not None and not triangle:
         mask_BHNS = _heads(allowed | ~seeing)  # a row without a key may be NaN
+        if allowed.ndim == 3 and not reason:  # jax.vmap of cuDNN's call takes no head that all share (to JAX 0.12)
+            mask_BHNS = jnp.broadcast_to(mask_BHNS, (len(mask_BHNS), heads, N, S))
     y_BNHV = _averages(*rows, reason, bias=b_BHNS, mask=mask_BHNS, is_causal=triangle, scale=scale)
     y_BHNV = y_BNHV.swapaxes(1, 2)[..., :V].astype(v_BHSV.dtype)
     return (y_BHNV if allowed is None else jnp.where(_heads(seeing), y_BHNV, 0)), None

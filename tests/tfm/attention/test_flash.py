@@ -257,3 +257,18 @@ def test_a_step_on_16384_tokens_never_holds_their_weights():
     assert step.memory_analysis().temp_size_in_bytes < 4 * 16384**2 / 20
     assert largest(step) <= 16384 * 512  # the guard's mask of a block of keys
     assert largest(training_step(explicit.attention, 512)) >= 512**2  # so the search would have found it
+
+
+def test_the_mask_of_padding_has_every_head_for_cudnn(monkeypatch):
+    """jax.vmap of a gradient reshapes it to (R B, H, N, S), up to JAX 0.12 without repeating heads."""
+    shapes = []
+
+    def record(q_BNHK, k_BSHK, v_BSHV, *, mask, **_):
+        shapes.append(mask.shape)
+        return q_BNHK
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    x_BHNK, valid_BS = jax.ShapeDtypeStruct((2, 4, 8, 16), jnp.bfloat16), jax.ShapeDtypeStruct((2, 8), bool)
+    jax.eval_shape(lambda x, valid: fused.attention(x, x, x, mask=mask.padding(valid), scale=1.0), x_BHNK, valid_BS)
+    assert set(shapes) == {(2, 4, 8, 8)}
