@@ -45,7 +45,7 @@ def numbers(folder: pathlib.Path) -> dict:
 def halves(whole, tmp_path):
     """Two machines' folders of the study `whole`: each has an arm of its own, and the reference."""
     folders = [tmp_path / name for name in "AB"]
-    for folder, (arm, other) in zip(folders, (("lean", "fast"), ("fast", "lean")), strict=True):
+    for folder, other in zip(folders, ("fast", "lean"), strict=True):
         shutil.copytree(whole / "study", folder)
         shutil.rmtree(folder / "all" / other)
         edit(folder / "config.json", config__study__arms=[one for one in ARMS if one[0] != other])
