@@ -87,8 +87,7 @@ def common() -> ml_collections.ConfigDict:
     model.skips = False  # as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u
     model.outer_norm = "last"  # last, first, both, none (before the head; behind the positions; at both ends)
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
-    model.bias = ml_collections.FieldReference("all", field_type=(str, bool))  # all, none, attention, mlp,
-    # qkv (which products add one: block.py)
+    model.bias = "all"  # all, none, attention, mlp, qkv (which products add one: block.py)
     model.dropout = 0.0  # share of each stage's output, and of the embedding's, set to 0 in training
     model.attention = "flash"  # explicit, flash (memory linear in N, by the kernels of a TPU or a GPU)
     model.compute_dtype = "float32"  # float32, bfloat16 (of products and tokens; softmax, norms and loss stay float32)

@@ -15,7 +15,7 @@ from configs import base
 
 def get_config():
     config = base.get_config("language")
-    config.model.update(M=9, D=1024, H=4, G=1, F=3072, norm="rms", mlp="swiglu", bias=False)
+    config.model.update(M=9, D=1024, H=4, G=1, F=3072, norm="rms", mlp="swiglu", bias="none")
     config.model.update(position="none", relative_position="rotary_halves", compute_dtype="bfloat16", remat="products")
     config.text.update(tokenizer="gpt2/tokenizer.json", N=2048, head="tied")
     config.optim.update(learning_rate=1e-3, betas=[0.9, 0.95])

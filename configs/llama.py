@@ -10,7 +10,7 @@ from configs import base
 def get_config():
     config = base.get_config("language")
     config.model.update(norm="rms", mlp="swiglu", F=344, position="none")
-    config.model.update(relative_position="rotary", bias=False)
+    config.model.update(relative_position="rotary", bias="none")
     config.text.source = "docstrings"
     config.optim.learning_rate = 2e-3
     config.train.update(steps=600, batch_size=24)

@@ -9,7 +9,7 @@ from configs import base
 
 def get_config():
     config = base.get_config("language")
-    config.model.bias = False
+    config.model.bias = "none"
     config.text.update(source="docstrings", objective="masked")
     config.optim.learning_rate = 2e-3
     config.train.update(steps=3000, batch_size=24, evaluate_every=1000, save_every=1000)

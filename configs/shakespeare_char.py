@@ -10,6 +10,6 @@ from configs import base
 def get_config():
     config = base.get_config("language")
     config.text.update(source="tinyshakespeare", tokenizer="characters")
-    config.model.bias = False
+    config.model.bias = "none"
     config.train.update(steps=2000, batch_size=12, evaluate_every=1000)
     return config

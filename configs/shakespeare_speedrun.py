@@ -15,7 +15,7 @@ def get_config():
     config.model.update(D=64, H=2, F=85, mlp="swiglu", position="none")
     config.model.update(score="asymmetric_qknorm", value="gated")
     config.model.update(relative_position="rotary_halves", outer_norm="both", output_std=0.0)
-    config.model.bias = False
+    config.model.bias = "none"
     config.optim.update(name="muon", learning_rate=2e-2, muon_lr_multiplier=4.5, momentum=0.85)
     config.optim.update(betas=[0.8, 0.99], weight_decay=0.0, clip=0.0, schedule="linear:0", warmup_steps=0)
     config.train.update(steps=250, batch_size=12)

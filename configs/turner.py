@@ -9,7 +9,7 @@ from configs import base
 
 def get_config():
     config = base.get_config("language")
-    config.model.update(score="tied", value="full_rank", mlp="relu", bias=False)
+    config.model.update(score="tied", value="full_rank", mlp="relu", bias="none")
     config.text.source = "docstrings"
     config.optim.learning_rate = 2e-3
     config.train.update(steps=600, batch_size=24)

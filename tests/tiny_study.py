@@ -24,7 +24,7 @@ ARMS = [["lean", {"dots.bias": False}], ["fast", {"optim.learning_rate": 1e-2}],
 ALL = [f"all/{arm}/seed_{seed}" for arm, _ in ARMS for seed in (3, 5)]
 STUDY = {"study__experiment": "dots", "study__arms": ARMS, "study__seeds": [3, 5], "log": []}
 LANGUAGE = {"text__N": 7, "model__M": 2, "model__D": 4, "model__H": 2, "model__remat": "products"}
-LANGUAGE |= {"model__bias": False, "model__mlp": "relu", "model__norm": "rms"}  # compiled twice as fast
+LANGUAGE |= {"model__bias": "none", "model__mlp": "relu", "model__norm": "rms"}  # compiled twice as fast
 
 
 def config_file(folder: pathlib.Path, **changes) -> str:

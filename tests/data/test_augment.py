@@ -105,10 +105,10 @@ def test_changes_follow_one_another_with_one_generator_and_evaluation_has_none()
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (["shift:-1"], "image.augment has 'shift:-1', and images of 5 x 3 pixels need a number .* at least 0"),
+        (["shift:-1"], "image.augment has 'shift:-1', and images of 5 x 3 pixels need a number .* above 0"),
         (["shift:3"], "'shift:3', .* less than a side"),  # something is left to see
-        (["flip", "crop:1.5"], "'crop:1.5', .* a whole number less than a side"),
-        (["flip:2"], "between 0 and 1"),
+        (["flip", "crop:1.5"], "'crop:1.5', .* a whole number from 1, less than a side"),
+        (["flip:2"], "at most 1"),
         (["mixup:0"], "above 0"),
         (["cutmix:nan"], "above 0"),
         (["crop:"], "a whole number"),

@@ -56,7 +56,7 @@ def vision(tmp_path):
         ("c.train.steps = 'many'", ["TypeError", "int"]),
         ("c.train.steps = 2.5", ["TypeError", "int"]),
         ("c.optim.schedule = 3", ["TypeError", "str"]),
-        ("c.model.bias = 1", ["TypeError", "bool"]),
+        ("c.model.bias = False", ["TypeError", "str"]),
         ("c.seed = 1 / 0", ["division by zero"]),
         ("raise RuntimeError('mine')", ["RuntimeError: mine"]),
     ],

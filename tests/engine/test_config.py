@@ -165,7 +165,7 @@ TAKEN = {
     "train.steps": {"7": 7},
     "mesh.data": {"-1": -1},
     "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
-    "model.bias": {"false": "none", "True": "all", "qkv": "qkv"},
+    "model.bias": {"qkv": "qkv"},
     "model.skips": {"false": False, "0": False},
     "text.source": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
     "model.scale": {"1": "1"},
@@ -302,13 +302,13 @@ def test_absurd_numbers_are_refused():
 def test_what_a_program_gives_is_taken_as_a_config_has_it():
     config = base.get_config("ablation")
     given = {"study.seeds": (1, 2), "init_from": pathlib.Path("a"), "train.steps": np.int64(3)}
-    given |= {"optim.clip": 2, "optim.ema": np.float32(0.5), "model.bias": False}
+    given |= {"optim.clip": 2, "optim.ema": np.float32(0.5), "model.bias": "none"}
     for key in given:
         configs.assign(config, key, given[key])
     found = [values(config)[key] for key in given]
     assert found == [[1, 2], "a", 3, 2.0, 0.5, "none"]
     assert [type(one) for one in found] == [list, str, int, float, float, str]
-    for key, wrong in (("train.steps", 2.0), ("train.steps", True), ("model.bias", 1), ("optim.clip", "2")):
+    for key, wrong in (("train.steps", 2.0), ("train.steps", True), ("model.bias", False), ("optim.clip", "2")):
         with pytest.raises(errors.UserError, match=f'"{key}" must be of type'):
             configs.assign(config, key, wrong)
 

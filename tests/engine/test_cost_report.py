@@ -50,7 +50,7 @@ HEAD = 2 * B * N * D * W
         ({"model__remat": "none"}, M * layer() + HEAD),
         ({"model__K": 11}, M * layer(K=11) + HEAD),
         ({"model__score": "tied"}, M * layer(projections=3) + HEAD),
-        ({"model__position": "sinusoidal", "model__norm": "token_plain", "model__bias": False}, M * layer() + HEAD),
+        ({"model__position": "sinusoidal", "model__norm": "token_plain", "model__bias": "none"}, M * layer() + HEAD),
         ({"text__objective": "masked"}, M * layer() + HEAD + 2 * B * N * D),  # one id more: the mask
     ],
 )
@@ -125,14 +125,14 @@ def test_numbers_with_prefixes():
 
 
 def test_the_result_block():
-    summary = {"experiment": "vision", "eval/loss": 0.5, "baseline/accuracy": 0.1, "wall_seconds": 12.34}
-    summary |= {"compile_seconds": 3.21, "tokens_per_second": 12345.6}
+    summary = {"experiment": "vision", "eval/loss": 0.5, "eval/accuracy": 0.2, "baseline/accuracy": 0.1}
+    summary |= {"wall_seconds": 12.34, "compile_seconds": 3.21, "tokens_per_second": 12345.6}
     summary["guess"] = {"accuracy": "always the first", "loss": "none such"}
     lines = run.result(summary, ["a.png", "b.json"]).splitlines()
     assert lines[1] == "  eval/loss              0.5000"
-    assert lines[2] == "  baseline/accuracy      0.1000  always the first"
-    assert "12.3 s, 3.2 s of it compiling" in lines[3] and "12,346 tokens/s" in lines[4]
-    assert [line.strip() for line in lines[5:]] == ["a.png", "b.json"]
+    assert lines[3] == "  baseline/accuracy      0.1000  always the first"
+    assert "12.3 s, 3.2 s of it compiling" in lines[4] and "12,346 tokens/s" in lines[5]
+    assert [line.strip() for line in lines[6:]] == ["a.png", "b.json"]
 
 
 def test_a_dry_run_shows_the_costs_and_writes_nothing(tmp_path, monkeypatch):

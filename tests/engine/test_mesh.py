@@ -24,13 +24,13 @@ from tfm import head, layout as layouts
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = {"model__H": 4, "model__M": 1}
-FEW = {"model__bias": False, "model__norm": "rms", "model__mlp": "relu"}  # parameters, which are soon compiled
+FEW = {"model__bias": "none", "model__norm": "rms", "model__mlp": "relu"}  # parameters, which are soon compiled
 KINDS = {  # what each room has beside the usual: every sum over devices is in one of the first three
     "masked_image": (
         "masked_image",
         {"model__norm": "instance", "model__mlp": "swiglu", "model__score": "tied", "model__value": "identity"}
         | {"model__relative_position": "relative", "model__remat": "none", "model__block": "post_norm"}
-        | {"model__bias": False, "image__patch": 2},
+        | {"model__bias": "none", "image__patch": 2},
     ),
     "prefix": (
         "language",

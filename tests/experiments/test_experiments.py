@@ -95,7 +95,7 @@ def test_hidden_words_are_filled_in(tmp_path):
     settings = text_settings(tmp_path, text__objective="masked", text__N=31)
     _, (files, _), out = tiny.shown(settings, tmp_path, [{"step": 1, "train/loss": 2.0}])
     assert [file.name for file in files] == ["sample.txt", "loss.png", "attention.png"]
-    blocks = files[2].read_text(encoding="utf-8").strip().split("\n\n")
+    blocks = files[0].read_text(encoding="utf-8").strip().split("\n\n")
     assert len(blocks) == 4
     for text in blocks:
         hidden, filled, truth, right = text.split("\n")

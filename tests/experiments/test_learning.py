@@ -17,7 +17,7 @@ RUNS = {
     "ring": ("synthetic", {"synthetic.task": "ring:4"}, 60, 0.5),
     "convolution": ("convolution", {"model.H": 5}, 60, 0.5),
 }
-FEW = {"model.norm": "rms", "model.mlp": "relu", "model.bias": False, "model.attention": "explicit"}  # compiled soon
+FEW = {"model.norm": "rms", "model.mlp": "relu", "model.bias": "none", "model.attention": "explicit"}  # compiled soon
 
 
 @pytest.mark.parametrize("name", RUNS)

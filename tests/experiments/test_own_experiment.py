@@ -142,7 +142,7 @@ def test_regression_in_context_is_learnt_and_a_study_over_its_own_setting(tmp_pa
     assert [run.settings.regression.noise for run in runs[::3]] == [1.0, 0.3, 0.0] and len(runs) == 9
     own = tiny.config_file(tmp_path, "my_regression", train__steps=150, mesh__data=1, regression__features=1)
     words = "--config.model.M=1 --config.model.D=16 --config.optim.learning_rate=1e-2 --config.regression.pairs=4"
-    words += " --config.model.norm=rms --config.model.mlp=relu --config.model.bias=false"  # which are soon compiled
+    words += " --config.model.norm=rms --config.model.mlp=relu --config.model.bias=none"  # which are soon compiled
     told = tiny.run("--config", own, "--workdir", str(tmp_path / "run"), *words.split())
     assert told.code == 0, told.err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["eval/explained"] > 0.3

@@ -111,7 +111,13 @@ def test_classes_have_no_tied_output():
 
 
 def settings_of(folder, head):
-    small = {"model.M": 1, "model.norm": "rms", "model.mlp": "relu", "model.bias": False, "model.attention": "explicit"}
+    small = {
+        "model.M": 1,
+        "model.norm": "rms",
+        "model.mlp": "relu",
+        "model.bias": "none",
+        "model.attention": "explicit",
+    }
     return small | {"text.source": str(folder / "reviews.csv"), "text.N": 17, "text.head": head}
 
 

@@ -54,7 +54,7 @@ def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp
     monkeypatch.setattr(translation, "SCORED", 11)
     changes = {"model.D": 32, "model.H": 2, "mesh.data": 1, "train.batch_size": 32, "train.steps": 120}
     changes |= {"train.evaluate_every": 60}
-    changes |= {"model.bias": False, "model.mlp": "relu", "model.norm": "rms"}  # which are soon compiled
+    changes |= {"model.bias": "none", "model.mlp": "relu", "model.norm": "rms"}  # which are soon compiled
     changes |= {"optim.learning_rate": 0.02, "optim.warmup_steps": 20, "pairs.source": file}
     config, folder = tiny.config_file(tmp_path, "translation", **SIZES | changes), tmp_path / "run"
     with mock.patch.object(translation.beam, "search", wraps=translation.beam.search) as search:

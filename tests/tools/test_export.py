@@ -333,17 +333,3 @@ def test_transformers_ends_a_text_where_we_do(tmp_path):
             told = theirs.generate(torch.tensor([[0]]), max_new_tokens=12, do_sample=False)[0].tolist()
             assert told[-1] in np.atleast_1d(ends) and len(told) < 13
             assert "".join(LETTERS[id] for id in told[1:-1]) == gained(path)
-
-
-def test_a_run_of_an_earlier_version_is_opened(tmp_path):
-    """Its config says how it was computed in words that are no longer there."""
-    changes = {"model.relative_position": "rotary:50:linear:2", "model.outer_norm": "first", "model.norm": "rms:1e-6"}
-    changes |= {"model.score": "tied_noself"}
-    run = published.run(tmp_path / "run", "language", **RUNS["gpt2"] | changes)
-    config, right = json.loads((run / "config.json").read_text())["config"], vars(open_model.open(run).fields)
-    new = [config["model"].pop(name) for name in "G cap output_cap E share skips value_embedding outer_norm".split()]
-    config["model"] |= {"remat": False, "attention": "fused", "unroll": new, "embed_norm": True, "final_norm": False}
-    config["model"] |= {"norm": "rms", "eps": 1e-6, "relative_position": "rotary", "diagonal": "exclude"}
-    for own in ({"rotary_base": 50.0, "rotary_scaling": "linear:2", "score": "tied"}, {"rotary": "50:linear:2"}):
-        (run / "config.json").write_text(json.dumps({"config": config | {"model": config["model"] | own}}))
-        assert vars(open_model.open(run).fields) == right | {"remat": "none", "attention": "flash", "unroll": new}
