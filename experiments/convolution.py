@@ -61,7 +61,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
     average = tasks.always_average(parts["evaluation"], lambda batch: batch["target_BND"], average_ND)
     task = step.Task(
-        init=functools.partial(init, H=H, K=settings.model.K, D=Y * Z, N=X),
+        init=functools.partial(init, H=H, D=Y * Z, N=X),
         loss_and_metrics=loss_and_metrics,
         baseline={"loss": average},
         guess={"loss": "always the average training image, convolved"},
@@ -72,10 +72,11 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     return run.Work(task, show, lambda params, batch: apply(params, batch["x_BND"])[0], **told)
 
 
-def init(key: jax.Array, *, H: int, K: int, D: int, N: int) -> dict:
-    """b_h(s - n) = 0 for all offsets, and random V_h: nothing is known of the kernel. No part has K features."""
+def init(key: jax.Array, *, H: int, D: int, N: int) -> dict:
+    """b_h(s - n) = 0 for all offsets, and random V_h: nothing is known of the kernel. No part has query or key
+    features, so K = 0."""
     sizes = {"score": {"D": D, "bias": False}, "relative_position": {"N": N}, "value": {"D": D, "M": 1, "bias": False}}
-    return {name: PARTS[name].init(initial.key(key, name), H=H, K=K, **sizes[name]) for name in PARTS}
+    return {name: PARTS[name].init(initial.key(key, name), H=H, K=0, **sizes[name]) for name in PARTS}
 
 
 def constructed(kernel_HD: np.ndarray, *, N: int) -> dict:

@@ -160,6 +160,7 @@ def build(
         ("output_cap", head.apply is PIXELS, "words or classes for an answer"),
         ("skips", m.M < 2, "model.M of at least 2"),
         ("skips", m.share > 1, "model.share = 1"),
+        ("window", cross, "a single sequence"),
     ):
         if getattr(m, name) and holds:
             raise errors.UserError(f"model.{name} needs {right}")

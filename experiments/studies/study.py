@@ -145,6 +145,8 @@ def read(settings: config.Settings) -> Study:
     whole = _grid(TUNE, s.tune)
     grid = {arm.name: whole | _grid(f"arm {arm.name}: {TUNE}", arm.changes.get(TUNE, [])) for arm in arms}
     if not any(grid.values()):
+        if [*s.tune_seeds] != settings.defaults()["study.tune_seeds"]:
+            raise errors.UserError(f"study.tune_seeds = {s.tune_seeds} is for {TUNE}, which tries no values here")
         return made
     _check_seeds("study.tune_seeds", s.tune_seeds)
     if both := sorted({*s.seeds} & {*s.tune_seeds}):

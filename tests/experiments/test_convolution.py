@@ -49,7 +49,7 @@ def test_offsets_are_centred_and_tokens_are_pixel_columns():
 
 
 def test_the_weights_follow_from_positions_alone():
-    params = convolution.init(jax.random.key(0), H=3, K=1, D=D, N=N)
+    params = convolution.init(jax.random.key(0), H=3, D=D, N=N)
     assert not params["relative_position"]["b_HR"].any() and params["score"] == {}
     params["relative_position"]["b_HR"] = cases.normal(4, 3, 2 * N - 1)
     one, other = (APPLY(params, cases.normal(seed, 1, N, D)) for seed in (1, 2))

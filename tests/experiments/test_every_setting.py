@@ -1,0 +1,192 @@
+"""A setting that is changed changes a program, the data or the plan of a run, or the change is refused."""
+
+import contextlib
+import functools
+import hashlib
+import io
+import re
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from configs import base
+from experiments.engine import by_name, config, errors, mesh as meshes, run as runs, step
+from experiments.pretrained import adapters, warm_start
+from experiments.studies import study
+
+# Another value that is allowed, for each setting. What an experiment does not have is left out.
+OTHER = {
+    "seed": 7,
+    "init_from": "no_such_folder",
+    "init_fresh": "head",
+    "log": ["tensorboard", "symmetry"],
+    "mesh.data": 2,
+    "mesh.fsdp": 2,
+    "mesh.tensor": 2,
+    "mesh.sequence": 2,
+    "mesh.seed": 2,
+    "model.M": 3,
+    "model.share": 2,
+    "model.D": 16,
+    "model.E": 4,
+    "model.H": 1,
+    "model.G": 1,
+    "model.K": 2,
+    "model.F": 10,
+    "model.score": "tied",
+    "model.score_std": 0.5,
+    "model.output_std": 0.5,
+    "model.scale": "1",
+    "model.cap": 5.0,
+    "model.output_cap": 5.0,
+    "model.value": "full_rank",
+    "model.value_embedding": True,
+    "model.norm": "rms",
+    "model.mlp": "relu",
+    "model.position": "sinusoidal",
+    "model.relative_position": "alibi",
+    "model.window": 3,
+    "model.block": "post_norm",
+    "model.skips": True,
+    "model.outer_norm": "first",
+    "model.segments": 2,
+    "model.bias": "none",
+    "model.dropout": 0.5,
+    "model.attention": "explicit",
+    "model.compute_dtype": "bfloat16",
+    "model.remat": "full",
+    "optim.name": "muon",
+    "optim.muon_lr_multiplier": 3.0,
+    "optim.momentum": 0.5,
+    "optim.learning_rate": 0.5,
+    "optim.schedule": "linear",
+    "optim.warmup_steps": 1,
+    "optim.betas": [0.5, 0.5],
+    "optim.weight_decay": 0.5,
+    "optim.frozen": ["head"],
+    "optim.lora": "2",
+    "optim.ema": 0.5,
+    "optim.clip": 0.5,
+    "train.steps": 7,
+    "train.loss": "nowhere:nothing",
+    "train.batch_size": 32,
+    "train.growth": [[2, 32]],
+    "train.accumulation": 2,
+    "train.nan": "skip",
+    "train.log_every": 2,
+    "train.evaluate_every": 2,
+    "train.save_every": 2,
+    "train.keep_best": "eval/loss",
+    "text.N": 16,
+    "text.field": "text",
+    "text.head": "relu",
+    "text.objective": "masked",
+    "text.tokenizer": "characters",
+    "image.augment": ["shift"],
+    "image.head": "class_token",
+    "image.mask_ratio": 0.5,
+    "image.patch": 4,
+    "image.size": 12,
+    "pairs.N": 16,
+    "pairs.vocabulary": 300,
+    "synthetic.task": "ring_causal",
+}
+QUICK = ("language", "convolution")  # the others are traced with `pytest -m slow`
+EXPERIMENTS = [
+    pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+    for name in tiny.EXPERIMENTS
+    if name != "ablation"
+]
+STUDY = {
+    "study.arms": [["one", {}], ["other", {"model.score": "tied"}]],
+    "study.conditions": [["short", {"train.steps": 3}]],
+    "study.experiment": "vision",
+    "study.looks": 2,
+    "study.margin": 0.1,
+    "study.metric": "eval/accuracy",
+    "study.seeds": [5, 6],
+    "study.threshold": 2.0,
+    "study.tune": [["optim.learning_rate", [0.1, 0.2]]],
+    "study.tune_seeds": [2000],
+}
+
+
+def sources(folder, experiment: str, word: str) -> dict[str, str]:
+    """Small data of the experiment, in files whose contents depend on the word, by the setting that names the file."""
+    rng, file = np.random.default_rng(len(word)), folder / word
+    if experiment == "translation":
+        file.write_text("".join(f"{word} {i}\tpalabra {i * i}\n" for i in range(2000)))
+        return {"pairs.source": str(file.rename(file.with_suffix(".tsv")))}
+    if experiment == "text_classification":
+        file.write_text("text,label\n" + "".join(f"{word} {i},{i % 3}\n" for i in range(99)))
+        return {"text.source": str(file.rename(file.with_suffix(".csv")))}
+    if experiment == "language":
+        file.write_bytes((word.encode() + tiny.TEXT) * 9)
+        return {"text.source": str(file.rename(file.with_suffix(".txt")))}
+    if experiment == "synthetic":
+        return {}
+    np.savez(file, x=rng.random((300, 8, 8)), y=np.arange(300) % 10)
+    return {"image.source": f"{file}.npz"}
+
+
+def kinds(experiment: str, changes: dict) -> dict[str, Callable[[], object]]:
+    """What a run with these changes is made of, each kind as a function that makes it, the cheapest first. Nothing is
+    compiled."""
+    settings = tiny.settings(experiment, model=experiment != "convolution", **changes)
+    with contextlib.redirect_stdout(io.StringIO()):
+        settings = warm_start.adopted(settings, None)
+        devices = runs.devices(settings)
+        work = adapters.prepared(settings, by_name.experiment(experiment), devices)
+        warm_start.load(settings, work.task.init, resumed=False, files=work.files)
+        plan, state = runs.prepared(settings, work, devices)
+    batches, alive = [work.task.train[0], work.task.train[1], *work.task.evaluation], step.abstract_alive(devices)
+    loss = functools.partial(work.task.loss_and_metrics, key_B=None)
+    return {
+        "plan": lambda: [plan.steps, plan.seed, plan.every, plan.log, plan.keep_best, plan.growth, plan.accumulation],
+        "devices": lambda: devices.shape,
+        "parameters": lambda: state.params,
+        "files": lambda: work.files,
+        "data": lambda: jax.tree.map(lambda x: hashlib.sha256(np.ascontiguousarray(x)).hexdigest(), batches),
+        "initial": lambda: jax.make_jaxpr(work.task.init)(jax.random.key(0)),
+        "evaluation": lambda: jax.make_jaxpr(loss)(state.params, batches[-1]),
+        "step": lambda: jax.make_jaxpr(plan.step)(state, meshes.abstract_batch(devices, batches[0]), alive),
+    }
+
+
+def text(made: object) -> str:
+    """Without addresses, which differ from one tracing to the next."""
+    return re.sub("0x[0-9a-f]+", "", str(made))
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_changed_setting_changes_the_run_or_is_refused(experiment, tmp_path):
+    small, others = ({"mesh.data": 1} | sources(tmp_path, experiment, word) for word in ("one", "another"))
+    before, again = ({kind: text(make()) for kind, make in kinds(experiment, small).items()} for _ in range(2))
+    assert before == again  # or the rest would say nothing
+    silent = []
+    for key in sorted(config.flat(base.get_config(experiment).to_dict()).keys() - {"experiment"}):
+        other = OTHER[key] if key in OTHER else others[key]
+        try:
+            after = kinds(experiment, small | {key: other})
+        except (errors.UserError, errors.RunError):
+            continue
+        if all(before[kind] == text(after[kind]()) for kind in before):
+            silent.append(key)
+    assert silent == []
+
+
+def test_a_changed_setting_of_a_study_changes_the_study_or_is_refused():
+    """What study.keep_weights leaves behind is tested in test_tuning.py."""
+    usual = {"study.arms": [["one", {}], ["two", {"model.score": "tied"}]], "study.experiment": "language"}
+    keys = {key for key in base.get_config("ablation", of="language").study.keys()} - {"keep_weights"}
+    assert {f"study.{key}" for key in keys} == STUDY.keys()
+    before, silent = study.read(tiny.settings("ablation", **usual)), []
+    for key, other in STUDY.items():
+        try:
+            silent += [key] * (study.read(tiny.settings("ablation", **usual | {key: other})) == before)
+        except errors.UserError as error:
+            assert key.rpartition(".")[2] in str(error)
+    assert silent == []
