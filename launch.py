@@ -34,6 +34,7 @@ from experiments.engine import (
     config_file,
     distributed,
     errors,
+    optim,
     run as runs,
     signals,
 )
@@ -186,11 +187,9 @@ def prepared(command: Command) -> tuple[Callable[[], runs.Result | None], pathli
     for key, value in command.changes:
         command.change(config, key, value)
     given, defaults = [key for key, _ in command.changes], config_file.defaults(config, base)
-    usual, steps = defaults.optim.warmup_steps, config.train.steps
-    if 0 < steps <= usual == config.optim.warmup_steps and "optim.warmup_steps" not in given:
-        config.optim.warmup_steps = steps // 10
-        print(f"optim.warmup_steps = {steps // 10}, a tenth of the steps: the usual {usual} would be all of them")
     settings = configs.Settings(config, defaults, file=command.config, given=given)
+    if (warmup := optim.warmup_steps(settings)) != (usual := config.optim.warmup_steps):
+        print(f"the warm-up takes {warmup} steps, a tenth of all: optim.warmup_steps = {usual} would be all of them")
     experiment = by_name.experiment(settings.experiment)
     compilation.keep()
     if command.dry_run and not command.topology:

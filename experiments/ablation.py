@@ -95,14 +95,14 @@ def run(
             how = {"measure": log.SYMMETRY in settings.log, "devices": devices, "sources": sources}
             train = functools.partial(train_all, check=check, write=write, requests=requests, **how)
             if waiting:
-                enter(disk.folder(folder, tuning.FOLDER), tried, fall_back)
+                enter(disk.folder(folder, tuning.FOLDER), tried, fall_back, waiting)
                 print(f"first {len(tried)} runs in {len(trials)} programs, to choose settings")
                 train(folder / tuning.FOLDER, waiting)
                 runs = study.runs(settings, asked, tuning.chosen(folder, asked))
                 later = check(unfinished(grouped(runs), folder))
             for one in tuning.read(folder, asked):
                 print(one, flush=True)
-            enter(folder, runs, fall_back)
+            enter(folder, runs, fall_back, later)
             done = sum(_finished(folder, run) for run in runs)
             print(f"{len(runs)} runs in {len(grouped(runs))} programs, {done} of them finished before")
             train(folder, later, weights=settings.study.keep_weights)
@@ -182,14 +182,27 @@ def train_all(
                 write()
 
 
-def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool) -> None:
-    """Make the folders of the runs, or come back to them, but for those that another process is in. UserError where
-    one was another before."""
+def enter(folder: pathlib.Path, runs: list[study.Run], fall_back: bool, later: list[programs.Checked]) -> None:
+    """Make the folders of the runs, or come back to them, but for those that another process is in. later: the programs
+    that are not trained yet. Raises UserError if a run was another before, or its arm was trained on other data."""
+    data = {(run.condition, run.arm): one.data for one in later for run in one.program.runs}
+    begun = [one.program for one in later if (folder / "checkpoints" / one.program.folder).exists()]
+    begun = {run.name for program in begun for run in program.runs}
+    for run in runs:
+        now, saved = data.get((run.condition, run.arm)), folder / run.name / "config.json"
+        if now and saved.is_file() and (run.name in begun or _finished(folder, run)):
+            before = disk.read_json(saved, says="its settings").get("data") or now
+            if before != now:
+                raise errors.UserError(
+                    f"{folder / run.name} was trained on other data than there are now, so the seeds of arm {run.arm} "
+                    "could not be compared: bring back the data, or choose another --workdir"
+                )
     for run in runs:
         with study.naming(f"condition {run.condition}, arm {run.arm}"), contextlib.suppress(workdir.InUse):
             place = disk.folder(folder, run.condition, run.arm, f"seed_{run.seed}")
             with workdir.hold(place):
-                workdir.enter(place, run.settings.to_dict(), fall_back=fall_back)
+                own = data.get((run.condition, run.arm))
+                workdir.enter(place, run.settings.to_dict(), data=own, fall_back=fall_back)
                 if not _finished(folder, run):  # a result of other steps, or a damaged one
                     (place / "summary.json").unlink(missing_ok=True)
 

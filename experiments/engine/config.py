@@ -217,6 +217,10 @@ class Settings:
             assign(config, key, value)
         return Settings(config, defaults, file=self._file, given=self._given)
 
+    def given(self, key: str) -> bool:
+        """Whether the command line sets this one."""
+        return key in self._given
+
     def chosen(self) -> set[str]:
         """The keys that somebody has chosen a value for: on the command line, or another one in the config than the
         default is, or than follows from other settings (F from D). Only of a whole config, not of a section."""

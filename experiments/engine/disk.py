@@ -109,8 +109,13 @@ def write(file: pathlib.Path, content: bytes) -> None:
         new.write(content)
 
 
+def finite(value: Any) -> Any:
+    """Return the value as JSON gives it back, with None for numbers that JSON does not have (NaN, infinity)."""
+    return json.loads(json.dumps(value), parse_constant=lambda _: None)
+
+
 def as_json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
+    return (json.dumps(finite(value), indent=2, allow_nan=False) + "\n").encode()
 
 
 def write_json(file: pathlib.Path, value: Any) -> None:

@@ -297,6 +297,12 @@ NAMED = {"adamw": adamw, "muon": muon, "normuon": functools.partial(muon, rows=T
 NAMED |= {"hyperball": functools.partial(muon, ball=True)}
 
 
+def warmup_steps(settings: config.Settings) -> int:
+    """Return optim.warmup_steps; a tenth of train.steps if these are no more than its default, which nobody changed."""
+    key, steps, n = "optim.warmup_steps", settings.train.steps, settings.optim.warmup_steps
+    return max(steps, 0) // 10 if steps <= n == settings.defaults()[key] and not settings.given(key) else n
+
+
 def optimiser(
     settings: config.Settings, frozen: Sequence[str] = (), **numbers: jax.Array
 ) -> tuple[optax.Schedule, optax.GradientTransformation]:
@@ -319,7 +325,7 @@ def optimiser(
     if len(betas) != 2 or not all(type(one) in (int, float) and 0 <= one < 1 for one in betas):
         raise errors.UserError(f"optim.betas must be two numbers from 0 to below 1, and {betas} is not")
     values |= {**dict(zip(BETAS, betas, strict=True)), **numbers}
-    how = {"steps": settings.train.steps, "warmup_steps": o.warmup_steps}
+    how = {"steps": settings.train.steps, "warmup_steps": warmup_steps(settings)}
     rate = schedule(o.schedule, peak=values["learning_rate"], **how)
     given = {argument: values[name] for argument, name in arguments.items()}
     made = own(o.name, rule, rate, given, clip=o.clip) if ":" in o.name else rule(rate, **given)

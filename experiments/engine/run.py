@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import pathlib
 import time
 import zlib
@@ -31,6 +32,7 @@ from experiments.engine import (
 from tfm import layout as layouts, shapes
 
 WORDS = "tokenizer.json"  # which ids would mean others, were they to change
+DATA = "data.json"  # what else must be known to use a model, as the names of its classes
 SHARED_SECONDS = 60  # in which a file that one process has written is there for all; NFS remembers for 30 what is not
 # (params, folder, metrics) -> files written, and more final numbers by name: these first, if drawing may fail
 Figures = Callable[[Any, pathlib.Path, list[dict]], Iterable[pathlib.Path | dict[str, Any]]]
@@ -46,6 +48,12 @@ class Work(NamedTuple):
     params: Mapping[str, np.ndarray] = {}  # initial parameters, by path, in place of random ones
     lines: Sequence[str] = ()  # about the data, for a person
     data_sha256: str | None = None  # the same for the same data; None: they are made, or nobody tells
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What identifies the data: their digest, and the names of their classes in order."""
+        described = json.loads(self.files.get(DATA, b"{}"))
+        return {"sha256": self.data_sha256, "classes": described.get("classes")}
 
 
 class Result(NamedTuple):
@@ -85,7 +93,7 @@ def run(
     plan = dataclasses.replace(plan, fall_back=fall_back)
     writes, resumed = distributed.main(), begun(folder)
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if enter(settings, folder, devices, fall_back=fall_back):
+        if enter(settings, folder, devices, work.data, fall_back=fall_back):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
             summary = disk.read_json(folder / "summary.json", says="its result")
@@ -105,6 +113,7 @@ def run(
             params = distributed.fetch(state.params)
             numbers |= {"compile_seconds": seconds, "sources": sources}
             summary = write_result(settings, plan, work, params, folder, numbers, began) if writes else {}
+        check_result(summary or numbers, plan.steps, folder)
         apply = None if work.apply is None else jax.jit(work.apply)
         figures = sorted((folder / "figures").glob("*.png"))
         return Result(folder, summary, params, apply, work.task.evaluation[0], figures)
@@ -141,7 +150,14 @@ def file_errors(folder: pathlib.Path | None) -> Iterator[None]:
         raise errors.RunError(f"{what} from the last checkpoint") from error
 
 
-def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh, *, fall_back: bool = False) -> bool:
+def enter(
+    settings: config.Settings,
+    folder: pathlib.Path,
+    devices: Mesh,
+    data: Mapping[str, Any] | None = None,
+    *,
+    fall_back: bool = False,
+) -> bool:
     """Whether the folder, which is made or come back to, holds the finished run. Several processes enter together.
 
     Raises UserError as `workdir.enter` does, and where processes have different configs, or not the same disk.
@@ -150,7 +166,7 @@ def enter(settings: config.Settings, folder: pathlib.Path, devices: Mesh, *, fal
     if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
     hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.main() and workdir.enter(folder, values, hardware, fall_back=fall_back)
+    finished = distributed.main() and workdir.enter(folder, values, hardware, data=data, fall_back=fall_back)
     finished, until = bool(distributed.agree(finished)), time.monotonic() + SHARED_SECONDS
     while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
@@ -187,6 +203,18 @@ def write_result(
     disk.write_json(folder / "summary.json", summary)
     print(result(summary, [str(file) for file in [*files, folder / "metrics.jsonl", folder / "summary.json"]]))
     return summary
+
+
+def check_result(summary: Mapping[str, Any], steps: int, folder: pathlib.Path) -> None:
+    """Raise RunError for a run whose result does not count: it ended with a loss that is no number, or more than half
+    of its steps were skipped (train.nan)."""
+    loss, skipped = summary.get(f"{loop.EVAL}{step.LOSS}", 0.0), summary.get("skipped") or 0
+    faults = [f"{loop.EVAL}{step.LOSS} is not finite"] * (loss is None or not np.isfinite(loss))
+    faults += [f"{skipped:,} of {steps:,} steps were skipped"] * (2 * skipped > steps)
+    if faults:
+        raise errors.RunError(
+            f"the run in {folder} failed: {' and '.join(faults)}; train another one, with a smaller optim.learning_rate"
+        )
 
 
 def draw(work: Work, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Path], dict[str, Any]]:

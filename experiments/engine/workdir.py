@@ -124,12 +124,19 @@ def _locked(folder: pathlib.Path) -> tuple[int, bool]:
             return lock, alone
 
 
-def enter(folder: pathlib.Path, config: dict, devices: str | None = None, *, fall_back: bool = False) -> bool:
+def enter(
+    folder: pathlib.Path,
+    config: dict,
+    devices: str | None = None,
+    *,
+    data: Mapping[str, Any] | None = None,
+    fall_back: bool = False,
+) -> bool:
     """Make the folder, or come back to it; True if its run is finished, with all the steps that the config wants.
 
-    devices: how many of which kind; where they are given,
-    it is said what differs from what was trained here before. fall_back: checkpoint.whole's. UserError where the folder
-    cannot be written, or holds a run of another config (naming the keys) or one with more steps.
+    devices: how many of which kind; if they are given, what differs from what was trained here before is printed.
+    data: what identifies the run's data (run.Work.data). fall_back: checkpoint.whole's. Raises UserError if the folder
+    cannot be written, or holds a run of another config (naming the keys), of other classes or with more steps.
     """
     saved, steps, before = folder / "config.json", config["train"]["steps"], {}
     try:
@@ -148,11 +155,13 @@ def enter(folder: pathlib.Path, config: dict, devices: str | None = None, *, fal
         elif any(entry.name != LOCK for entry in folder.iterdir()):
             raise errors.UserError(f"{folder} holds files, but no run to resume{newest(folder, '--workdir')}")
         over = finished(folder, steps) and checkpoint.whole(folder / "checkpoints", steps, fall_back=fall_back)
-        if not over:
-            facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
-            trained = devices and before and checkpoint.newest(folder / "checkpoints") is not None
-            for line in changes(before, facts) if trained else []:
+        facts = {"config": config, "versions": mesh.versions(), "devices": devices, "commit": commit()}
+        facts["data"] = data or before.get("data")
+        if over or before and checkpoint.newest(folder / "checkpoints") is not None:
+            check_data(folder, before.get("data"), facts["data"])
+            for line in changes(before, facts) if devices and not over else []:
                 print(line, flush=True)
+        if not over:
             disk.write_json(saved, facts)
     except OSError as error:
         raise _refusal(folder, error) from error
@@ -161,6 +170,21 @@ def enter(folder: pathlib.Path, config: dict, devices: str | None = None, *, fal
             f"{saved} is damaged, so this run cannot be resumed: choose another --workdir"
         ) from error
     return over
+
+
+def check_data(folder: pathlib.Path, before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
+    """Print a warning if a run was trained on other data before. Raises UserError for other classes."""
+    old, new = before or {}, now or {}
+    was, are = (one.get("classes") or [] for one in (old, new))
+    if was and are and was != are:
+        differ = [f"class {i} was {a!r} and is {b!r}" for i, (a, b) in enumerate(zip(was, are, strict=False)) if a != b]
+        count = f"{len(was)} classes before, {len(are)} now"
+        raise errors.UserError(
+            f"{folder} holds a run of other classes ({'; '.join([count, *differ[:3]])}): go on with the data that it"
+            " began with, or choose another --workdir"
+        )
+    if None not in (digests := [one.get("sha256") for one in (old, new)]) and digests[0] != digests[1]:
+        print(f"warning: the data are not those that {folder} was trained on before", flush=True)
 
 
 def newest(folder: pathlib.Path, flag: str) -> str:

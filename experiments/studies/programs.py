@@ -49,6 +49,7 @@ class Checked(NamedTuple):
     flops: int  # of the forward pass for one batch of one run
     evaluation: float  # how many steps one is worth
     every: int  # steps between evaluations
+    data: dict[str, Any] = {}  # single.Work.data
 
     @property
     def step(self) -> float:
@@ -85,8 +86,8 @@ def check(program: study.Program, devices: Mesh, *, metric: str) -> Checked:
                 getattr(run.settings.mesh, axis)  # the whole study has read it
             run.settings.refuse_unused()
     count = shapes.total(jax.eval_shape(task.init, jax.random.key(0)))
-    evaluation = loop.evaluation_work(task, batch=plan.growth.sizes[0])
-    return Checked(program, work.lines, plan.steps, count, _forward(task), evaluation, plan.every["evaluate"])
+    evaluation, every = loop.evaluation_work(task, batch=plan.growth.sizes[0]), plan.every["evaluate"]
+    return Checked(program, work.lines, plan.steps, count, _forward(task), evaluation, every, work.data)
 
 
 def _work(program: study.Program, settings: config.Settings, devices: Mesh) -> single.Work:

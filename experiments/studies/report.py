@@ -75,7 +75,7 @@ def write(folder: pathlib.Path, study: studies.Study, *, what: dict[str, Any]) -
         past = plan.read(folder)
     tuned, spread = tuning.read(folder, study), across(conditions, finished)
     numbers = record(study, conditions, finished, what, past, spread)
-    numbers |= finite({"tuned": [one.record() for one in tuned]})
+    numbers |= disk.finite({"tuned": [one.record() for one in tuned]})
     pictures = figures.draw(folder, study, conditions, finished, [(one.kind, one.numbers) for one in spread])
     pictures += tuning.draw(folder, study, tuned)
     title = f'{study.experiment}: {len(study.arms)} arms, "{study.reference}" is the reference'
@@ -199,16 +199,11 @@ def record(
         ],
         "what": {**what, "versions": {**(what.get("versions") or {}), **inference.LIBRARY}},
     }
-    return finite(whole)
+    return disk.finite(whole)
 
 
 def _verdict(study: studies.Study, conditions: list[statistics.Condition], past: plan.Past) -> str:
     return " ".join([words.of_study(conditions), *words.of_past(study, past)])
-
-
-def finite(value: Any) -> Any:
-    """The value as JSON gives it back, and None for numbers that JSON has not."""
-    return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 @functools.cache  # a template is compiled once

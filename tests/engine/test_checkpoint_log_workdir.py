@@ -87,7 +87,7 @@ def test_what_a_run_writes(straight):
     assert {(f"train/{name}", 9) for name in ("loss", "accuracy", "gradient_norm", "learning_rate")} <= events
     assert {("eval/loss", 9), ("eval/accuracy", 4)} <= events
     saved = json.loads((straight / "config.json").read_text())
-    assert saved.keys() == {"config", "versions", "devices", "commit"} and saved["devices"] == "1 x cpu"
+    assert saved.keys() == {"config", "versions", "devices", "commit", "data"} and saved["devices"] == "1 x cpu"
     assert saved["config"]["train"]["steps"] == STEPS and saved["config"]["model"]["K"] == 32  # derived: 128 // 4
     assert saved["versions"] == meshes.versions() and saved["versions"]["jax"] == jax.__version__
     result = summary(straight)

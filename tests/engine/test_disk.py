@@ -90,7 +90,7 @@ def test_a_link_in_place_of_a_file_that_a_run_writes_is_replaced(tmp_path, outsi
 
 
 def study_entered(folder):
-    ablation.enter(folder, [ablation.study.Run("all", "tied", 3, tiny.settings("vision"))], fall_back=False)
+    ablation.enter(folder, [ablation.study.Run("all", "tied", 3, tiny.settings("vision"))], fall_back=False, later=[])
 
 
 LINKS = {  # what is a link, where to, who writes there, what is said

@@ -115,6 +115,20 @@ def test_arms_and_seeds_may_be_added_to_what_was_begun_and_other_runs_keep_their
     assert [(len(one["arms"]), one["seeds"]) for one in planned] == [(2, [3]), (2, [3, 5]), (3, [3, 5])]
 
 
+def test_seeds_are_not_added_to_runs_that_were_trained_on_other_data(copy, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a run is trained")
+
+    monkeypatch.setattr(programs, "train", refuse)
+    file = copy / "study" / "all" / "fast" / "seed_5" / "config.json"
+    facts = json.loads(file.read_text())
+    assert facts["data"] == {"sha256": None, "classes": None}
+    for other in ({"sha256": "0", "classes": None}, {"sha256": None, "classes": ["a", "b"]}):
+        file.write_text(json.dumps(facts | {"data": other}))
+        outcome = tiny_study.run(copy, study__seeds=[3, 5, 7])
+        assert outcome.code == 2 and str(file.parent) in outcome.err and "fast" in outcome.err
+
+
 def test_results_of_other_steps_are_not_compared(copy, monkeypatch):
     seen = []
     monkeypatch.setattr(programs, "train", lambda *_, **__: seen.append(tiny_study.summaries(copy)))

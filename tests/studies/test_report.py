@@ -12,6 +12,7 @@ import scipy
 import study_folder
 from matplotlib import image
 
+from experiments.engine import disk
 from experiments.studies import figures, report, runs, statistics, tables
 
 ARMS = ("none", "tied", "asymmetric")
@@ -150,7 +151,7 @@ def test_json_has_the_numbers(reported):
     assert none["others"]["eval/accuracy"] == {"mean": 0.5, "std": 0.0, "n": 3}
     assert difference["words"].startswith("by 0.04") and difference["words"].endswith(", 3 seeds)")
     inf, nan = float("inf"), float("nan")
-    finite = report.finite({1: (inf, nan), "a": {"b": [-inf, 1.5, "nan", True]}})
+    finite = disk.finite({1: (inf, nan), "a": {"b": [-inf, 1.5, "nan", True]}})
     assert finite == {"1": [None, None], "a": {"b": [None, 1.5, "nan", True]}}
 
 
