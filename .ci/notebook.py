@@ -1,4 +1,5 @@
-"""Make colab.ipynb of docs/colab.py, or run it from its first cell to its last, as on a new machine.
+"""Make colab.ipynb of docs/colab.py, with the address that pyproject.toml says (also in README.md); or run the notebook
+from its first cell to its last, as on a new machine.
 
 python .ci/notebook.py
 python .ci/notebook.py run [EXECUTED.ipynb]
@@ -9,8 +10,10 @@ environment it comes last. TFM_STEPS, 120 here, is how long the notebook trains 
 
 import os
 import pathlib
+import re
 import sys
 import tempfile
+import tomllib
 
 import jupytext
 import nbformat
@@ -18,6 +21,15 @@ import nbformat
 ROOT = pathlib.Path(__file__).parents[1]
 SOURCE, NOTEBOOK = ROOT / "docs" / "colab.py", ROOT / "colab.ipynb"
 FIGURES = 4  # of vit
+
+
+def address() -> None:
+    """Write the repository's address, as pyproject.toml has it, into the files that say where to clone from."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    repository = project["urls"]["Repository"].partition("github.com/")[2]
+    for file in (SOURCE, ROOT / "README.md"):
+        content = file.read_text(encoding="utf-8")
+        file.write_text(re.sub(r"(github\.com|/github)/[\w.-]+/tfm\b", rf"\1/{repository}", content), encoding="utf-8")
 
 
 def text() -> str:
@@ -68,6 +80,7 @@ def run(executed: str | None = None) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case []:
+            address()
             NOTEBOOK.write_text(text(), encoding="utf-8")
         case ["run", *executed]:
             run(*executed)

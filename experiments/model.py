@@ -262,6 +262,12 @@ def check_causal(m: config.Settings) -> None:
         )
 
 
+def mean_of_words(answer_BNC: jax.Array, valid_BN: jax.Array) -> jax.Array:
+    """Return answer_BC, the mean over the words that are no padding: what their mean would answer."""
+    valid_BN1 = valid_BN[..., None]
+    return jnp.where(valid_BN1, answer_BNC, 0).sum(1) / valid_BN1.sum(1)
+
+
 def masked(m: config.Settings, who: mask.Mask | None) -> mask.Mask | None:
     """The mask of an experiment, and beside it the sliding window that the config asks for (model.window; 0: none)."""
     if not m.window:

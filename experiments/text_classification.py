@@ -5,7 +5,6 @@ import functools
 import pathlib
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -53,10 +52,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.masked(m, masks.padding(batch["valid_BS"]))
         answer, seen = model.apply(params, batch["w_BN"], mask=mask, **options)
-        if pooled:  # the mean of what real words answer is what their mean answers
-            real_BN1 = batch["valid_BS"][..., None]
-            answer = jnp.where(real_BN1, answer, 0).sum(1) / real_BN1.sum(1)
-        return answer, seen
+        return models.mean_of_words(answer, batch["valid_BS"]) if pooled else answer, seen
 
     more = {"layout": layout, **tasks.parts(settings, *examples, tokens=t.N)}
     task = tasks.of_classes(settings, model, logits, labels, **more)

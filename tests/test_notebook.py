@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import runpy
+import tomllib
 
 import pytest
 import tiny
@@ -94,7 +95,14 @@ def syntax(source: str) -> str:
     return ast.dump(tree)
 
 
-def test_the_badge_opens_it_where_it_clones_from() -> None:
-    (repository,) = re.findall(r"https://github\.com/[\w.-]+/[\w.-]+", CODE[0])
-    badge = f"https://colab.research.google.com/github/{repository.partition('.com/')[2]}/blob/main/colab.ipynb"
-    assert badge in README
+def test_the_repository_s_address_is_that_of_pyproject_everywhere() -> None:
+    """Set it there, and `python .ci/notebook.py` writes it into the badge, the notebook and its source."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["urls"]
+    owner = urls["Repository"].removeprefix("https://github.com/").removesuffix("/tfm")
+    files = [ROOT / "README.md", ROOT / "colab.ipynb", *ROOT.glob("docs/**/*.py"), *ROOT.glob("docs/**/*.md")]
+    found = {file: re.findall(r"github(?:\.com)?/([\w.-]+)/tfm\b", file.read_text(encoding="utf-8")) for file in files}
+    assert {file.name for file in found if found[file]} == {"README.md", "colab.ipynb", "colab.py"}
+    assert {name for names in found.values() for name in names} == {owner}
+    if owner != "OWNER":
+        assert not [file for file in files if re.search(r"\bOWNER\b", file.read_text(encoding="utf-8"))]
+    assert f"https://colab.research.google.com/github/{owner}/tfm/blob/main/colab.ipynb" in README

@@ -43,6 +43,7 @@ HARMLESS = {  # what else stands in their files: nothing of it changes a pixel o
     *("data_format", "input_data_format", "return_tensors", "device", "disable_grouping", "pad_size"),
     *("do_reduce_labels", "reduce_labels", "_valid_processor_keys"),
 }
+SLACK = 0.05  # of the range of values that training images had: how far others may lie outside
 PLAIN = {"mean": 0, "std": 1}  # of images that are not normalised
 GREY = ("1", "L", "LA")  # modes
 ORIENTATION = 0x0112  # in the metadata of a camera
@@ -203,11 +204,55 @@ def read(path: pathlib.Path, like: Mapping[str, Any]) -> tuple[np.ndarray, str]:
             was = f"{image.height} x {image.width} pixels, {COLOURS.get(image.mode, 'mode ' + image.mode)}"
             image_YXZ, steps = pixels(str(path), image, like)
     low, high = like["values"]
-    image_1YXZ = low + (high - low) / 255 * image_YXZ[None].astype(np.float32)
     colours = f"{COLOURS[MODES[Z]]}, black {low:g} and white {high:g}"
     sentence = f"{path}: {was}, {steps}, {colours} as the model's own images"
     sentence += " (assumed: there is no preprocessor_config.json)" * like["assumed"]
-    return (image_1YXZ - np.float32(like["mean"])) / np.float32(like["std"]), sentence
+    return normalised(scaled(image_YXZ[None], like), like), sentence
+
+
+def scaled(image_BYXZ: np.ndarray, like: Mapping[str, Any]) -> np.ndarray:
+    """Return images of 0 to 255 with the `values` of the model's own images for black and white, float32."""
+    low, high = like["values"]
+    return low + (high - low) / 255 * image_BYXZ.astype(np.float32)
+
+
+def normalised(image_BYXZ: np.ndarray, like: Mapping[str, Any]) -> np.ndarray:
+    """Return (image - mean) / std, float32."""
+    return (image_BYXZ.astype(np.float32) - np.float32(like["mean"])) / np.float32(like["std"])
+
+
+def prepared(images: Any, like: Mapping[str, Any]) -> np.ndarray:
+    """Return raw images as image_BYXZ, made and normalised as `expected` says (float32).
+
+    images: of the axes YX, YXZ, BYX or BYXZ. Of type uint8 they are 0 (black) to 255 (white), of any size, and are made
+    as `pixels` makes the image of a file. Of another type, or if they are no larger than the model's own data are
+    (`values`, as 0 to 16), they are numbers of such data, of the model's size. Raises UserError for other shapes and
+    numbers: also if one cannot know what they mean.
+    """
+    from PIL import Image
+
+    (Y, X, Z), (low, high) = like["image"], like["values"]
+    image_BYXZ = np.asarray(images)
+    given = f"images of shape {image_BYXZ.shape} and type {image_BYXZ.dtype}"
+    if image_BYXZ.ndim == 2 or image_BYXZ.ndim == 3 and image_BYXZ.shape[-1] == Z:
+        image_BYXZ = image_BYXZ[None]
+    image_BYXZ = image_BYXZ[..., None] if image_BYXZ.ndim == 3 else image_BYXZ
+    same = image_BYXZ.shape[1:] == (Y, X, Z)
+    if image_BYXZ.ndim != 4 or not image_BYXZ.size or image_BYXZ.dtype.kind not in "fiu":
+        raise errors.UserError(f"{given}: the model reads numbers of the axes BYXZ, {Y} x {X} x {Z} each")
+    least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
+    if image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
+        if (not same or "draft" not in like) and image_BYXZ.shape[3] in MODES and Z in MODES:
+            squeezed = (one[..., 0] if one.shape[-1] == 1 else one for one in image_BYXZ)
+            image_BYXZ = np.stack([pixels(given, Image.fromarray(one), like)[0] for one in squeezed])
+            same = True
+        image_BYXZ = scaled(image_BYXZ, like)
+    elif not low - SLACK * (high - low) <= least <= most <= high + SLACK * (high - low) or 0 < most <= 1 < high / 4:
+        what = f"{given} have values from {least:g} to {most:g}, and the model's own images {low:g} to {high:g}"
+        raise errors.UserError(f"{what}: give these, or uint8 of 0 to 255; what is normalised already: model.logits")
+    if not same:
+        raise errors.UserError(f"{given}: the model reads {Y} x {X} x {Z}; of other sizes it takes uint8 of 0 to 255")
+    return normalised(image_BYXZ, like)
 
 
 def _formed(name: str, image: Any, processor: Mapping[str, Any]) -> tuple[Any, str]:

@@ -242,6 +242,18 @@ def newest(folder: pathlib.Path) -> int | None:
         raise errors.UserError(f"{folder} cannot be read: {disk.reason(error)}") from error
 
 
+def best(folder: pathlib.Path, metric: Any) -> dict[str, Any] | None:
+    """Return the step of the best checkpoint by this metric, with what was measured at it; None if none tells."""
+    if not isinstance(metric, str) or metric.rpartition("/")[2] not in BETTER:
+        return None
+    found = []
+    for step in manifest.steps(folder):
+        with contextlib.suppress(errors.UserError):  # it is damaged, which is told if it is used
+            found.append({"step": step, **manifest.read(folder / str(step), step=step)["metrics"]})
+    found = [one for one in found if score(one, metric) > -math.inf]
+    return max(found, key=lambda one: (score(one, metric), one["step"]), default=None)
+
+
 def whole(folder: pathlib.Path, steps: int, *, fall_back: bool) -> bool:
     """Whether the newest checkpoint of a run that is finished after so many steps is what was saved, or there is none.
 

@@ -197,6 +197,9 @@ def write_result(
         "versions": mesh.versions(),
         "commit": workdir.commit(),
     }
+    if plan.keep_best:
+        kept = checkpoint.best(folder / "checkpoints", plan.keep_best)
+        first["checkpoints"] = {"best": kept, "last": {"step": plan.steps, plan.keep_best: final[plan.keep_best]}}
     disk.write_json(folder / "summary.json", first | last)
     files, more = draw(work, params, folder)
     summary = first | more | last
@@ -242,6 +245,9 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
         reached, constant = (checkpoint.score(summary, f"{part}/{name}") for part in ("eval", "baseline"))
         if reached <= constant:
             lines.append(f"  warning: eval/{name} is no better than the guess: {guess[name]}")
+    for which, one in summary.get("checkpoints", {}).items():
+        measured = ", ".join(f"{name} {x:.4f}" for name, x in (one or {}).items() if name != "step")
+        lines.append(f"  {which + ' checkpoint':<22} " + (f"step {one['step']:,}, {measured}" if one else "none"))
     lines.append(f"  {'time':<22} {summary['wall_seconds']:.1f} s, {summary['compile_seconds']:.1f} s of it compiling")
     if summary["tokens_per_second"]:  # 0 where a run was resumed behind its last step
         lines.append(f"  {'throughput':<22} {summary['tokens_per_second']:,.0f} tokens/s")

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 
 from experiments import model as models
-from experiments.data import pretrained_tokenizer, tokenizer
-from experiments.engine import by_name, checkpoint, disk, errors, workdir
+from experiments.data import image_file, pretrained_tokenizer, tokenizer
+from experiments.engine import by_name, checkpoint, disk, errors, manifest, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
@@ -38,7 +38,7 @@ HEADS |= {"classes": head.first_word, "tokens": head.each_word, "spans": head.ea
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trained:
-    """A model and what its user must know; called with a batch, it answers with logits.
+    """A model and what its user must know; called with a batch of ids or raw images, it answers with logits.
 
     kind: one of DOES, or the name of another experiment. params: our tree, numpy arrays. model: fields of a config's
     `model`. facts: the arguments of models.language or models.vision that are not in there (W, N, output; Y, X,
@@ -55,26 +55,47 @@ class Trained:
     table: str = dataclasses.field(repr=False)
     trust: Sequence[str] = ()
 
-    def __call__(self, inputs: np.ndarray) -> jax.Array:
-        """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for image_BYXZ
-        (..BC), images as `image_file.read` or the run's own data make them. UserError: it does neither."""
+    def __call__(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
+        """Logits: of the next word, or of the word that stood there, for w_BN (..BNW); of the classes, for images
+        (..BC). valid: valid_BN, which ids are no padding. Raises UserError if it does neither.
+
+        Images are raw: uint8, or numbers of the model's own data (`image_file.prepared`), which makes and normalises
+        them as those that the model was trained on.
+        """
+        if self.kind == "image":
+            inputs = image_file.prepared(inputs, self.like)
+        return self.logits(inputs, valid)
+
+    def logits(self, inputs: np.ndarray, valid: np.ndarray | None = None) -> jax.Array:
+        """The same, of images that are normalised already, as the batches of a run."""
         expect(self, self.kind if self.kind in (*HEADS, "image") else "causal")
         N = self.facts.get("N")
         if self.table and ":dynamic:" in self.model["relative_position"] and N < getattr(inputs, "shape", (0, 0))[1]:
             what = f"the model in {self.path} takes {N} tokens at once"  # of more, theirs turns every one otherwise
             raise errors.UserError(f"{what}: a longer text it reads and writes word by word")
-        return self._apply(self.params, inputs)
+        return self._apply(self.params, inputs, valid)
 
     @functools.cached_property
-    def _apply(self) -> Callable[[dict, jax.Array], jax.Array]:
-        mask = models.masked(self.fields, masks.causal if self.kind in ("causal", "prefix") else None)
+    def like(self) -> dict[str, Any]:
+        """How an image is made like those that the model was trained on (image_file.expected)."""
+        return image_file.expected(self.path, self.extras, Z=self.facts["Z"], C=self.facts["C"])
 
-        def apply(params: dict, inputs: jax.Array) -> jax.Array:
-            size = {}
+    @functools.cached_property
+    def _apply(self) -> Callable[[dict, jax.Array, jax.Array | None], jax.Array]:
+        mask = models.masked(self.fields, masks.causal if self.kind in ("causal", "prefix") else None)
+        each = {name: fact for name, fact in self.facts.items() if name != "output"}
+        of_words = dataclasses.replace(self, kind="tokens", facts=each)  # what each word answers alone
+
+        def apply(params: dict, inputs: jax.Array, valid: jax.Array | None) -> jax.Array:
+            size, who, by_word = {}, mask, False
             if self.kind == "image":
                 size = {"Y": inputs.shape[1], "X": inputs.shape[2]}
                 inputs = embed.cut(inputs, size=self.facts["patch"])
-            return self.network(**size).apply(params, inputs, mask=mask)[0]
+            if valid is not None:
+                who = masks.padding(valid) if mask is None else masks.both(mask, masks.padding(valid))
+                by_word = self.facts.get("output") == "pooled"
+            answer = (of_words if by_word else self).network(**size).apply(params, inputs, mask=who)[0]
+            return models.mean_of_words(answer, valid) if by_word else answer
 
         return jax.jit(apply)
 
@@ -100,7 +121,8 @@ class Trained:
 
 
 def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
-    """The model at the path: a run's folder (its newest checkpoint), a folder with a published model, or its file.
+    """The model at the path: a run's folder, one of its checkpoints (RUN/checkpoints/40), a folder with a published
+    model, or its file. Of a run with train.keep_best it is the best checkpoint, else the newest.
 
         model = open_model.open("runs/x")
         logits_BNW = model(np.array([open_model.words(model).encode("Once upon a time")]))
@@ -108,7 +130,7 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
     A published model is config.json beside model.safetensors, or a .bin of llama2.c (also the only one in a folder); a
     config.json stands for its folder. UserError where there is none.
     """
-    where = pathlib.Path(os.path.expanduser(path))
+    where, step = pathlib.Path(os.path.expanduser(path)), None
     if not str(path) or not where.exists():
         wrong = f"there is no {path}" if str(path) else "say which model: --checkpoint=PATH"
         raise errors.UserError(f"{wrong}; a model is a run's folder, or the folder or file of a published one")
@@ -121,11 +143,15 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
             raise errors.UserError(f"{path} is no run{workdir.newest(where, '--checkpoint')}")
         for up in (where, *where.parents[:2]):  # of RUN/checkpoints/30/state
             if up.name == "checkpoints" and (up.parent / "config.json").exists():
-                raise errors.UserError(f"{path} is a part of {up.parent}: give that, and its newest state is opened")
+                number = where.relative_to(up).parts[:1]
+                where, step = up.parent, int(number[0]) if number and number[0].isdecimal() else None
+                if number and step is None:
+                    raise errors.UserError(f"{path} is no checkpoint: {up} has those of steps {_steps(where)}")
+                break
     config = saved(where / "config.json").get("config")
     if not isinstance(config, dict) or "experiment" not in config:
         return _published(where, hub.read(where))
-    return _run(where, config, (trust,) if isinstance(trust, str) else tuple(trust))
+    return _run(where, config, (trust,) if isinstance(trust, str) else tuple(trust), step)
 
 
 def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
@@ -150,14 +176,26 @@ def saved(file: pathlib.Path) -> dict[str, Any]:
     return {}
 
 
-def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str]) -> Trained:
-    step = checkpoint.newest(folder / "checkpoints")
-    if step is None:
+def _steps(folder: pathlib.Path) -> str:
+    return ", ".join(map(str, sorted(manifest.steps(folder / "checkpoints")))) or "none"
+
+
+def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], step: int | None) -> Trained:
+    """The model of a run after so many steps; None: the best checkpoint if one is kept, else the newest."""
+    last = checkpoint.newest(folder / "checkpoints")
+    if last is None:
         raise errors.UserError(f"the run {folder} has no checkpoint: train it to one first")
-    params = checkpoint.parameters(folder / "checkpoints", step)
     summary = saved(folder / "summary.json")
-    steps = summary.get("steps")
-    if isinstance(steps, int) and steps > step:
+    steps, asked = summary.get("steps"), step is not None
+    metric = config["train"].get("keep_best") if isinstance(config.get("train"), dict) else ""
+    step = step if asked else (checkpoint.best(folder / "checkpoints", metric) or {"step": last})["step"]
+    if step not in manifest.steps(folder / "checkpoints"):
+        raise errors.UserError(f"{folder} has no checkpoint of step {step}, but of steps {_steps(folder)}")
+    params = checkpoint.parameters(folder / "checkpoints", step)
+    if step != last and not asked:
+        others = f"the newest is {folder / 'checkpoints' / str(last)}"
+        print(f"{folder}: step {step:,} is opened, the best by {metric}; {others}", flush=True)
+    elif isinstance(steps, int) and steps > step and not asked:
         print(f"{folder} was trained for {steps:,} steps, and its newest checkpoint is of step {step:,}", flush=True)
     digest = summary.get("params_sha256") if steps == step else None
     if digest is not None and digest != checkpoint.digest(params):

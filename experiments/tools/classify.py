@@ -47,14 +47,13 @@ def run(
     else:
         if not file or prompt:
             raise errors.UserError("this model tells the classes of images: say which one with --file=PATH")
-        like = image_file.expected(model.path, model.extras, Z=model.facts["Z"], C=model.facts["C"])
-        inputs, said = image_file.read(pathlib.Path(os.path.expanduser(file)), like)
-        classes, steps = like["classes"], [said]
+        inputs, said = image_file.read(pathlib.Path(os.path.expanduser(file)), model.like)
+        classes, steps = model.like["classes"], [said]
     problem = model.extras.get("problem_type")
     if problem == "regression":
         raise errors.UserError(f"the model in {model.path} tells a number and no classes: call it (open_model.open)")
     probability = jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax
-    p_C = np.asarray(probability(model(inputs)[0]))
+    p_C = np.asarray(probability(model.logits(inputs)[0]))
     if model.kind == "tokens":  # N of these, each word's own
         each = [(words.decode([id]) or words.name(id), p_C[n]) for n, id in enumerate(inputs[0].tolist())]
         return command.tell("\n".join(f"  {p.max():.3f}  {classes[p.argmax()]}  {a}" for a, p in each), workdir, FILE)

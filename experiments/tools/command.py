@@ -7,6 +7,7 @@ import inspect
 import os
 import pathlib
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,11 @@ def arguments(function: Callable, help: dict[str, str], argv: list[str]) -> dict
         surplus = values(argv)[1:]
     except flags.Error as error:
         raise errors.UserError(str(error)) from error
+    given = Counter(word.lstrip("-").partition("=")[0] for word in argv[1:] if word.startswith("-"))
+    for name in (
+        name for name, n in given.items() if n > 1 and name in values and not isinstance(values[name], flags.MultiFlag)
+    ):
+        raise errors.UserError(f"--{name} is given {given[name]} times, and one is used: give it once")
     if surplus:
         raise errors.UserError(f'what is "{surplus[0]}"? Each argument has its name: --checkpoint=PATH')
     return values.flag_values_dict()

@@ -1,13 +1,15 @@
 """When a run saves without being told to stop, and what is there where an evaluation, a save or the disk fails."""
 
 import json
+import re
 import signal
 
 import dots
 import pytest
 
-from experiments.engine import batches, errors, log, loop, step as steps
+from experiments.engine import batches, checkpoint, errors, log, loop, step as steps
 from experiments.engine.checkpoint import Checkpoints
+from experiments.pretrained import open_model
 
 quick, unbroken = dots.quick, dots.unbroken
 
@@ -93,6 +95,38 @@ def test_what_is_saved_before_its_evaluation_counts_for_the_best(tmp_path, monke
     assert dots.saved(tmp_path) == [5, 6]
     manifests = [json.loads((tmp_path / f"run/checkpoints/{n}/manifest.json").read_text()) for n in (5, 6)]
     assert [manifest["metrics"]["eval/loss"] for manifest in manifests] == [0.5, 4.0]
+
+
+def test_the_best_checkpoint_is_opened_and_each_one_on_request_and_the_summary_names_both(
+    tmp_path, monkeypatch, capsys
+):
+    evaluations(monkeypatch, 3.0, 1.0, 2.0, 1.5, 0.5, 4.0)
+    outcome = dots.launched(tmp_path, *BEST, "--config.train.save_every=3")
+    run = tmp_path / "run"
+    both = {"best": {"step": 5, "eval/loss": 0.5, "eval/accuracy": 0}, "last": {"step": 6, "eval/loss": 4.0}}
+    assert json.loads((run / "summary.json").read_text())["checkpoints"] == both
+    assert re.search(r"best checkpoint +step 5, eval/loss 0.5000", outcome.out)
+    assert re.search(r"last checkpoint +step 6, eval/loss 4.0000", outcome.out)
+    digest = {step: checkpoint.digest(checkpoint.parameters(run / "checkpoints", step)) for step in (5, 6)}
+    opened = {
+        "": 5,
+        "config.json": 5,
+        "checkpoints": 5,
+        "checkpoints/5": 5,
+        "checkpoints/6": 6,
+        "checkpoints/6/state": 6,
+    }
+    for path, step in opened.items():
+        capsys.readouterr()
+        model = open_model.open(run / path)
+        assert checkpoint.digest(model.params) == digest[step] and model.path == run
+        assert ("step 5 is opened, the best by eval/loss" in capsys.readouterr().out) == ("/" not in path)
+    for path in ("checkpoints/4.damaged", "checkpoints/x"):
+        (run / path).mkdir()
+    for path in ("checkpoints/2", "checkpoints/4.damaged", "checkpoints/x"):
+        (run / path).mkdir(exist_ok=True)
+        with pytest.raises(errors.UserError, match="5, 6|checkpoints/2"):
+            open_model.open(run / path)
 
 
 def test_what_is_better_than_the_one_before_it_alone_is_not_saved(tmp_path, monkeypatch):

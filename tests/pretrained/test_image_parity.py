@@ -48,7 +48,7 @@ def classes(tmp_path_factory):
         with torch.no_grad():
             return theirs(image_1ZYX).logits.softmax(-1)[0].numpy()
 
-    return folder, of_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(ours(image_1YXZ)[0]))
+    return folder, of_theirs, lambda image_1YXZ: np.asarray(jax.nn.softmax(ours.logits(image_1YXZ)[0]))
 
 
 def photograph(folder, mode="RGB"):

@@ -51,6 +51,14 @@ def test_what_does_something_else_is_refused(run_of):
         assert sentence in tiny.refusal(tool, checkpoint=run_of[kind])
 
 
+def test_an_argument_that_is_given_twice_is_refused(run_of):
+    for name in ("prompt", "file"):
+        told = tiny.refusal(classify, checkpoint=run_of["image"], **{name: ["a", "b"]})
+        assert f"--{name} is given 2 times" in told
+    told = tiny.refusal(classify, checkpoint=[run_of["image"]] * 2, trust=["a:b", "c:d"], file="a.png")
+    assert "--checkpoint is given 2 times" in told
+
+
 # Hidden words.
 
 
@@ -144,8 +152,7 @@ def test_an_image_file_is_classified_as_the_same_pixels_are(run_of, tmp_path):
     file = saved(tmp_path, (image_YX.astype(int) * 255 // 16).astype(np.uint8))
     outcome = tiny.command(classify, workdir=tmp_path / "out", checkpoint=run, file=file)
     assert (outcome.code, outcome.err) == (0, "")
-    mean_Z, std_Z = images.statistics(digits.train_image_BYXZ)
-    p_C = softmax(np.asarray(open_model.open(run)((image_YX[None, ..., None] - mean_Z) / std_Z)[0]))
+    p_C = softmax(np.asarray(open_model.open(run)(image_YX)[0]))
     line, *told = outcome.out.splitlines()
     assert line == f"{file}: 8 x 8 pixels, grey, made 8 x 8, grey, black 0 and white 16 as the model's own images"
     assert [text.split()[1] for text in told] == [str(c) for c in np.argsort(-p_C)[:5]]

@@ -1,0 +1,94 @@
+"""A run's model, called with images and texts as a person has them."""
+
+import numpy as np
+import published
+import pytest
+from PIL import Image
+
+from experiments.data import image_file, images
+from experiments.engine import errors
+from experiments.pretrained import open_model
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory):
+    """A model of sklearn's digits, 8 x 8 numbers of 0 to 16."""
+    changes = {"image.patch": 4, "image.head": "class_token"}
+    return open_model.open(published.run(tmp_path_factory.mktemp("runs") / "image", "vision", **changes))
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return images.load("digits")
+
+
+def test_raw_images_are_normalised_as_in_training(vision, digits):
+    raw_BYXZ, (mean_Z, std_Z) = digits.evaluation_image_BYXZ[:9], images.statistics(digits.train_image_BYXZ)
+    assert raw_BYXZ.dtype == np.uint8 and raw_BYXZ.max() == 16
+    right_BC = np.asarray(vision.logits((raw_BYXZ - mean_Z) / std_Z))
+    assert np.abs(right_BC - np.asarray(vision.logits(raw_BYXZ))).max() > 0.01  # it matters
+    for given in (raw_BYXZ, raw_BYXZ[..., 0], raw_BYXZ.astype(np.float64), raw_BYXZ.astype(np.int64)):
+        np.testing.assert_allclose(vision(given), right_BC, atol=2e-6)
+    for given in (raw_BYXZ[0], raw_BYXZ[0, ..., 0], [raw_BYXZ[0, ..., 0].tolist()]):
+        np.testing.assert_allclose(vision(given), right_BC[:1], atol=2e-6)
+    white_BYX = np.round(raw_BYXZ[..., 0] * 255 / 16).astype(np.uint8)
+    np.testing.assert_allclose(vision(white_BYX), right_BC, atol=0.05)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (20, 12), (8, 8, 3), (16, 16, 3), (9, 7, 4)])
+def test_images_of_another_size_or_with_colours_are_made_as_the_file_would_be(vision, tmp_path, shape):
+    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    Image.fromarray(image).save(tmp_path / "image.png")
+    right_1YXZ, _ = image_file.read(tmp_path / "image.png", vision.like)
+    batch = image.reshape(1, *shape[:2], -1)
+    np.testing.assert_array_equal(image_file.prepared(batch, vision.like), right_1YXZ)
+    np.testing.assert_array_equal(vision(batch), vision.logits(right_1YXZ))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda raw: (raw - 4.9) / 6.0, "model.logits"),  # normalised already
+        (lambda raw: raw / 16, "model's own images 0 to 16"),
+        (lambda raw: raw / 8 - 1, "from -1 to 1"),
+        (lambda raw: raw * 15.9, "0 to 16"),
+        (lambda raw: np.where(raw > 15, np.nan, raw), "nan"),
+        (lambda raw: np.repeat(raw, 2, 1), "16, 8"),
+        (lambda raw: raw[:0], r"\(0, 8"),
+        (lambda raw: raw.astype(str), "type <U"),
+        (lambda raw: raw.astype(bool), "type bool"),
+        (lambda raw: raw[..., 0].ravel(), "shape"),
+    ],
+)
+def test_images_that_may_mean_something_else_are_refused(vision, digits, change, told):
+    with pytest.raises(errors.UserError, match=told):
+        vision(change(digits.evaluation_image_BYXZ[:4].astype(np.float64)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("language", {"text.N": 17, "text.objective": "masked"}),
+        ("language", {"text.N": 17}),
+        ("text_classification", {"text.N": 17, "text.head": "tanh"}),
+        ("text_classification", {"text.N": 17, "text.head": "pooled"}),
+    ],
+)
+def test_a_text_of_a_batch_has_the_logits_that_it_has_alone(tmp_path, kind, changes):
+    if kind == "text_classification":
+        (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"word {i},{i % 3}\n" for i in range(99)))
+        changes = changes | {"text.source": str(tmp_path / "texts.csv")}
+    model = open_model.open(published.run(tmp_path / "run", kind, **changes))
+    rng, lengths = np.random.default_rng(0), (5, 17, 9)
+    valid_BN = np.arange(17) < np.array(lengths)[:, None]
+    w_BN = np.where(valid_BN, rng.integers(1, 200, (3, 17)), 0)
+    together = model(w_BN, valid_BN)
+    for b, n in enumerate(lengths):
+        alone = model(w_BN[b : b + 1, :n])[0]
+        there = together[b] if alone.ndim == 1 else together[b, :n]
+        np.testing.assert_allclose(there, alone, atol=2e-5)
+    without = model(w_BN)[0]
+    without = without if without.ndim == 1 else without[:5]
+    differs = np.abs(np.asarray(without) - np.asarray(together[0] if without.ndim == 1 else together[0, :5])).max()
+    causal = kind == "language" and "text.objective" not in changes
+    assert (differs < 1e-5) == causal
