@@ -143,18 +143,35 @@ def glance(file: File) -> str:
     return ""
 
 
-def pieces(file: File, *, text: bool = True, most: float = math.inf, hint: str = "") -> Iterator[bytes]:
-    """What is in the file, a CHUNK or less at a time; unpacked if it begins as gzip or zstd does, whatever its name.
-    text = False: whatever it holds. most: bytes after which it is enough (one more shows that there are more). hint:
-    the end of the sentence about what is no text. UserError for that, damaged gzip or zip, an unreadable file."""
-    n = 0
+def pieces(
+    file: File, *, text: bool = True, utf8: bool = True, most: float = math.inf, hint: str = ""
+) -> Iterator[bytes]:
+    """What is in the file, a CHUNK or less at a time; unpacked if it begins as gzip or zstd does, whatever its name. Of
+    text the byte order mark is left out.
+
+    text = False: whatever it holds. utf8 = False: text of any bytes but NUL. most: bytes after which it is enough (one
+    more shows that there are more). hint: the end of the sentence about what is no text. UserError for that, damaged
+    gzip or zip, an unreadable file."""
+    n, lines, decoder = 0, 0, codecs.getincrementaldecoder("utf-8")()
     with _refusing(file.name), file.open() as packed:
         source = _unpacked(file.name, packed)
-        while n <= most and (chunk := source.read(int(min(CHUNK, most + 1 - n)))):
-            if text and (wrong := fault(chunk, n)):
+        while chunk := source.read(int(min(CHUNK, most + 1 - n))) if n <= most else b"":
+            wrong = fault(chunk, n) if text else ""
+            if text and utf8 and not wrong:
+                try:
+                    decoder.decode(chunk)
+                except UnicodeDecodeError as error:
+                    line = lines + error.object[: error.start].count(b"\n") + 1
+                    wrong = (
+                        f"is not UTF-8 text in line {line:,} ({error.object[error.start : error.end]!r}): convert it"
+                    )
+                lines += chunk.count(b"\n")
+            if wrong:
                 raise errors.UserError(f"{file.name} {wrong}{hint}")
-            yield chunk
+            yield chunk.removeprefix(codecs.BOM_UTF8) if text and n == 0 else chunk
             n += len(chunk)
+        if n <= most and decoder.getstate()[0]:
+            raise errors.UserError(f"{file.name} ends within a character of UTF-8{hint}")
 
 
 def _unpacked(name: str, packed: BinaryIO) -> BinaryIO:
@@ -260,7 +277,10 @@ def divided(
     if empty := [some for some, part in zip(used, parts, strict=True) if not part]:
         raise errors.UserError(f"{name}{f' ({listed(empty[0])})' if named else ''} holds no {of}")
     if named:
-        return Rows(name, *parts, told(name, "by their names,", named))
+        keys, said = {*map(key, parts[0])}, told(name, "by their names,", named)
+        if both := sum(key(row) in keys for row in parts[1]):
+            said += f" ({both:,} of {len(parts[1]):,} to evaluate are trained on, too)"
+        return Rows(name, *parts, said)
     out_B = held_out([key(row) for row in parts[0]], share=share)
     return Rows(name, *([parts[0][b] for b in np.flatnonzero(out_B == side).tolist()] for side in (False, True)), "")
 

@@ -46,8 +46,8 @@ def load(source: str, field: str = "text,label") -> Labelled:
         found = [files.on_disk(file, file.relative_to(top)) for file in programs]
     else:
         there = tables.found(source, *names, named=DOCSTRINGS, hint=f": {HINT}")
-        found = [file for file in there if tables.kind(file)]
-        found = found or [file for file in there if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
+        of_folders = [file for file in there if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
+        found = tables.among(there, of_folders)
 
     declared, unlabelled = classes.declared(found, names[1]), []
 
@@ -62,7 +62,7 @@ def load(source: str, field: str = "text,label") -> Labelled:
                 elif one.strip():
                     yield one, declared[int(name)] if declared else name
         else:
-            content = files.read(file, copies=COPIES).decode("utf-8-sig", "replace")
+            content = files.read(file, copies=COPIES).decode()
             yield from [(content, file.inside.parts[-2])] if content.strip() else []
 
     how = {"of": f"texts with classes: {HINT} is needed", "share": EVALUATION_SHARE, "copies": COPIES}

@@ -55,12 +55,9 @@ def load(source: str) -> files.Rows:
         found = _found(source, zips)
         how = {"of": f"sentence pairs: {FORM}", "key": _key, "share": EVALUATION_SHARE, "copies": COPIES}
         rows = files.divided(source, "" if source in NAMED else "pairs", found, _pairs, **how)
-    keys, said = {*map(_key, rows.train)}, rows.said
-    if both := sum(_key(pair) in keys for pair in rows.evaluation):  # as names told
-        said += f" ({both:,} of {len(rows.evaluation):,} sources to evaluate are trained on, too)"
-    if not said and any(file.beside for file in found):
-        said = f"{source}: the lines of {files.listed(found)} are pairs"
-    return rows._replace(said=said)
+    if not rows.said and any(file.beside for file in found):
+        rows = rows._replace(said=f"{source}: the lines of {files.listed(found)} are pairs")
+    return rows
 
 
 def sentence_key(sentence: str) -> str:
@@ -153,12 +150,8 @@ def parallel(some: Sequence[files.File]) -> list[list[str]]:
 
 def _lines(file: files.File) -> Iterator[str]:
     """The lines, in NFC."""
-    for number, line in enumerate(files.read(file, copies=COPIES).split(b"\n"), 1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\r")
-        except UnicodeDecodeError as error:
-            raise errors.UserError(f"{file.name}, line {number}: not UTF-8 text: {line[:40]!r}") from error
-        yield unicodedata.normalize("NFC", text)
+    for line in files.read(file, copies=COPIES).split(b"\n"):
+        yield unicodedata.normalize("NFC", line.decode().removesuffix("\r"))
 
 
 class Subwords(pretrained_tokenizer.Published):

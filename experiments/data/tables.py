@@ -3,11 +3,11 @@
 import contextlib
 import csv
 import errno
-import functools
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from experiments.data import files
@@ -16,28 +16,87 @@ from experiments.engine import errors
 HUB = "hub:"  # begins the name of a data set
 SAVED = ("dataset_dict.json", "state.json")  # one of these is in a folder that `save_to_disk` has written
 LONGEST_CELL = 2**30  # characters of a cell in CSV
+OTHERS = (";", "\t", "|", ",")  # what may stand between columns elsewhere
+COPIES = 8  # bytes of memory for each of a list in JSON
+LARGE, EXPANDS = 2**28, 1000  # bytes of a table that nobody minds; how much a text is packed at most
 Row = tuple[str, Mapping[str, Any]]  # where it stands, and what is in it
 
 
 def _json(file: files.File, field: str, *others: str) -> Iterator[Row]:
-    for number, line in enumerate(files.lines(files.pieces(file)), 1):
-        if line.strip():
-            where = f"{file.name}, line {number:,}"
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise errors.UserError(f"{where} is no JSON: {error}") from error
+    """The rows of JSON lines; or of one list of objects, if the file begins with a bracket."""
+    lines = enumerate(files.lines(files.pieces(file)), 1)
+    for number, line in lines:
+        where = f"{file.name}, line {number:,}"
+        listed = number == 1 and line.lstrip().startswith(b"[") and _ending(file) == ".json"
+        try:
+            found = json.loads(
+                files.read(file, copies=COPIES) if listed else line or b"null", object_pairs_hook=_object
+            )
+        except (ValueError, RecursionError) as error:
+            raise errors.UserError(f"{where} is no JSON: {error}") from error
+        for row in found if listed else [found] if line.strip() else []:
             if not isinstance(row, dict):
                 raise errors.UserError(f"{where} must be an object with the field {field!r}")
             yield where, row
+        if listed:
+            return
 
 
-def _csv(file: files.File, *fields: str, delimiter: str = ",") -> Iterator[Row]:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of JSON. Raises ValueError if a name in it is repeated."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"it repeats {_repeated([name for name, _ in pairs])!r}")
+    return found
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    return next((name for i, name in enumerate(names) if name in names[:i]), None)
+
+
+def _csv(file: files.File, *fields: str) -> Iterator[Row]:
+    """The rows of a table with commas between its cells, which may be quoted."""
     csv.field_size_limit(LONGEST_CELL)
-    lines = (line.decode("utf-8-sig") + "\n" for line in files.lines(files.pieces(file)))
-    rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
-    for row in rows:
-        yield f"{file.name}, line {rows.line_num:,}", {name: cell for name, cell in row.items() if name is not None}
+    lines, first = (line.decode() + "\n" for line in files.lines(files.pieces(file))), 1
+
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        nonlocal first
+        for row in (reader := csv.reader(lines, strict=True)):
+            yield reader.line_num, row
+            first = reader.line_num + 1
+
+    try:
+        yield from _of_cells(file, rows(), ",")
+    except csv.Error as error:
+        wrong = (
+            f'{file.name}, the row that begins in line {first:,}: {error} (a cell in quotation marks, with "" inside)'
+        )
+        raise errors.UserError(wrong) from error
+
+
+def _tsv(file: files.File, *fields: str) -> Iterator[Row]:
+    """The rows of a table with tabs between its cells, in which a quotation mark is a character as others are."""
+    lines = enumerate(files.lines(files.pieces(file)), 1)
+    yield from _of_cells(file, ((n, line.decode().removesuffix("\r").split("\t")) for n, line in lines), "\t")
+
+
+def _of_cells(file: files.File, rows: Iterable[tuple[int, list[str]]], separator: str) -> Iterator[Row]:
+    """Each row as an object. Raises UserError for names that are repeated, and for a row of another length."""
+    names: list[str] = []
+    for number, cells in ((number, cells) for number, cells in rows if any(cells)):  # without empty lines
+        where = f"{file.name}, line {number:,}"
+        if not names:
+            names = cells
+            if (name := _repeated(names)) is not None:
+                raise errors.UserError(f"{where}: the column {name!r} is there twice: rename one of the two")
+            if len(names) == 1 and (other := next((one for one in OTHERS if one in names[0]), "")):
+                raise errors.UserError(f"{where} has {other!r} between its columns: {separator!r} must be there")
+        elif len(cells) != len(names):
+            wrong = f"{where} has {len(cells)} cells, and the header {len(names)}"
+            raise errors.UserError(
+                f"{wrong} ({', '.join(names)}): with {separator!r} between them they must be as many"
+            )
+        else:
+            yield where, dict(zip(names, cells, strict=True))
 
 
 def _parquet(file: files.File, *fields: str) -> Iterator[Row]:
@@ -48,23 +107,46 @@ def _parquet(file: files.File, *fields: str) -> Iterator[Row]:
         names = table.schema_arrow.names
         if not {*fields} <= {*names}:
             yield file.name, dict.fromkeys(names)
+        for group in range(table.num_row_groups):
+            columns = map(table.metadata.row_group(group).column, range(table.metadata.num_columns))
+            _check_unpacked(file, sum(column.total_uncompressed_size for column in columns))
+        n = 0
         for batch in table.iter_batches(columns=[*fields], batch_size=1024):
+            n += batch.nbytes
+            _check_unpacked(file, n)
             yield from ((file.name, row) for row in batch.to_pylist())
+
+
+def _check_unpacked(file: files.File, size: int) -> None:
+    """Raise UserError for a file that becomes more than EXPANDS times as large, and large."""
+    if size > max(LARGE, EXPANDS * file.size):
+        raise errors.UserError(
+            f"{file.name} has {file.size:,} bytes and would become more than {size:,}: no table of text is packed so"
+        )
 
 
 def _hub(file: files.File, *fields: str) -> Iterator[Row]:
     return ((file.name, row) for row in file.open())
 
 
-KINDS: dict[str, Callable[..., Iterator[Row]]] = {".jsonl": _json, ".ndjson": _json, ".csv": _csv}
-KINDS |= {".tsv": functools.partial(_csv, delimiter="\t"), ".parquet": _parquet}
+KINDS: dict[str, Callable[..., Iterator[Row]]] = {".jsonl": _json, ".ndjson": _json, ".json": _json}
+KINDS |= {".csv": _csv, ".tsv": _tsv, ".parquet": _parquet}
+
+
+def _ending(file: files.File) -> str:
+    """The end of its name, before .gz or .zst."""
+    return pathlib.PurePath(file.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def kind(file: files.File) -> Callable[..., Iterator[Row]] | None:
     """What reads the rows of a file, by the end of its name (before .gz or .zst); None: it is no table."""
-    if file.version:
-        return _hub
-    return KINDS.get(pathlib.PurePath(file.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix)
+    return _hub if file.version else KINDS.get(_ending(file))
+
+
+def among(found: Sequence[files.File], others: Sequence[files.File] = ()) -> list[files.File]:
+    """The tables, or the others; a .json is a table if there is nothing else, as it may also describe the rest."""
+    of_tables = [file for file in found if kind(file)]
+    return [file for file in of_tables if _ending(file) != ".json" or file.version] or [*others] or of_tables
 
 
 def applies(file: files.File, field: str) -> bool:
@@ -80,7 +162,7 @@ def content(file: files.File) -> Iterable[bytes]:
 def rows(file: files.File, field: str) -> Iterator[bytes]:
     """The documents in a field of a table, without empty ones, in UTF-8. UserError where the field is missing (with the
     names that are there) or holds no text, for a damaged file, and for what needs an extra."""
-    return (text.encode("utf-8", "replace") for text, _ in pairs(file, field))
+    return (text.encode() for text, _ in pairs(file, field))
 
 
 def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, str]]:
@@ -94,10 +176,22 @@ def pairs(file: files.File, field: str, label: str = "") -> Iterator[tuple[str, 
             text = row[field]
             if not isinstance(text, str | None):
                 raise errors.UserError(f"{where}: the field {field!r} is no text but {str(text)[:40]!r}")
+            for name in names if text else ():
+                _check_text(f"{where}: the field {name!r}", str(row[name]))
+            if label and isinstance(row[label], list | dict | bytes):
+                raise errors.UserError(f"{where}: the field {label!r} names no class: {str(row[label])[:40]}")
             if label and row[label] in (None, ""):
                 raise errors.UserError(f"{where}: the field {label!r} is empty")
             if text:
                 yield text, str(row[label]) if label else ""
+
+
+def _check_text(what: str, text: str) -> None:
+    """Raise UserError for text that UTF-8 does not have, or that no document holds."""
+    if (wrong := re.search("[\0\ud800-\udfff]", text)) is not None:
+        raise errors.UserError(
+            f"{what} holds {wrong[0]!r}, which is no character of a text: mend or leave out that row"
+        )
 
 
 def found(source: str, *fields: str, named: str, hint: str = "") -> list[files.File]:

@@ -102,7 +102,7 @@ def _found(source: str, field: str) -> list[files.File]:
     else:
         named = f"a named text ({', '.join(NAMED)}) or data set ({tables.HUB}NAME)"
         found = tables.found(source, field, named=named)
-    of_tables = [file for file in found if tables.kind(file)]
+    of_tables = tables.among(found)
     for file in found if of_tables == found and not field else []:  # no model learns commas: the fields are told
         next(tables.rows(file, field), None)
     if field and not of_tables:
@@ -170,10 +170,18 @@ def _as_named(name: str, named: Mapping[str, Sequence[files.File]], field: str) 
     used = {part: named[part] for part in (files.TRAIN, files.evaluated(named))}
     sides = [_scanned(f"{name}: the part {part} ({files.listed(used[part])})", used[part], field) for part in used]
     said = files.told(name, "by their names,", named)
-    train, evaluation = ({text.digest for text in texts} for texts in sides)
-    if both := len(train & evaluation):
+    evaluation = [*_digests(sides[1])]
+    held = {*evaluation}
+    trained = {digest for digest in _digests(sides[0]) if digest in held}
+    if both := sum(digest in trained for digest in evaluation):
         said += f" ({both:,} of {len(evaluation):,} texts to evaluate are trained on, too)"
     return Text(name, *map(_part, sides), said)
+
+
+def _digests(texts: Sequence[Source]) -> Iterator[bytes]:
+    """Those of documents; of a data set of the hub, which is not loaded once more for this, as a whole."""
+    for one in texts:
+        yield from map(files.digest, one.rows()) if one.rows and not one.file.version else [one.digest[:8]]
 
 
 def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]:
@@ -205,7 +213,7 @@ def _scanned(name: str, found: Sequence[files.File], field: str) -> list[Source]
 
 
 def _text(file: files.File) -> Iterator[bytes]:
-    return files.pieces(file, hint=HINT)
+    return files.pieces(file, utf8=False, hint=HINT)
 
 
 def _docstrings(file: files.File) -> Iterator[bytes]:

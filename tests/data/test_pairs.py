@@ -58,7 +58,7 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
         (b"a\tb\nc\td\n\t\n", "line 3: the first column is empty"),
         (b"a\tb\n \tc", "line 2: the first column is empty"),
         (b"a\t\xc2\xa0\n", "line 1: the second column is empty"),
-        (b"a\tb\n\xff\tc", "line 2: not UTF-8"),
+        (b"a\tb\n\xff\tc", "not UTF-8 text in line 2"),
         (b"\xef\xbb\xbfSource\ttarget\na\tb", "said.tsv, line 1 is a header and no pair: leave it out"),
         (b"\n\n", "said.tsv holds no sentence pairs"),
         (b"a\tb\na.\tc", "not two examples that differ"),
@@ -161,7 +161,7 @@ def test_names_tell_train_valid_and_test(tmp_path):
     assert "test.en -> test.es left alone" in found.said and "trained on, too" not in found.said
     write(tmp_path / "tsv", **{"said.train.tsv": text(SAID[:900]), "said.dev.tsv": text(SAID[890:920])})
     found = pairs.load(str(tmp_path / "tsv"))
-    assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 sources" in found.said
+    assert len(found.train) == 900 and found.evaluation == SAID[890:920] and "(10 of 30 to evaluate" in found.said
     write(tmp_path / "tsv", **{"said.dev.tsv": b"\n" * 999})
     with pytest.raises(errors.UserError, match=r"tsv \(said.dev.tsv\) holds no sentence pairs"):
         pairs.load(str(tmp_path / "tsv"))

@@ -15,12 +15,13 @@ import threading
 import pytest
 from small_files import documents, elsewhere, write  # noqa: F401
 
-from experiments.data import files, text
+from experiments.data import files, tables, text
 from experiments.engine import errors
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 ROOT = pathlib.Path(__file__).parents[2]
-TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 ", "\ud800"]
+TEXTS = [f'{i} kings, "who"\nread é漢\t;' * (1 + i % 3) for i in range(70)] + ["", None, "7 "]
+LINES = [said and said.translate({9: " ", 10: " "}) for said in TEXTS]  # what a table of tabs can hold
 HUB = """
 import datasets, json, sys
 from experiments.data import text, tokenizer, tokens
@@ -44,16 +45,16 @@ def jsonl(texts) -> bytes:
 
 def separated(texts, delimiter) -> bytes:
     file = io.StringIO()
-    writer = csv.writer(file, delimiter=delimiter)
-    writer.writerows([["n", "said"], *([1, said and said.replace("\ud800", "?")] for said in texts)])
+    quoting = csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL
+    writer = csv.writer(file, delimiter=delimiter, quoting=quoting, quotechar=None if quoting else '"')
+    writer.writerows([["n", "said"], *([1, said] for said in texts)])
     return file.getvalue().encode("utf-8-sig")
 
 
 def parquet(texts) -> bytes:
-    pyarrow, tables = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pyarrow, parquets = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
-    column = [said and said.replace("\ud800", "?") for said in texts]
-    tables.write_table(pyarrow.table({"n": [1] * len(texts), "said": column}), file, row_group_size=7)
+    parquets.write_table(pyarrow.table({"n": [1] * len(texts), "said": texts}), file, row_group_size=7)
     return file.getvalue()
 
 
@@ -64,6 +65,8 @@ def zstd(content: bytes) -> bytes:
 FORMATS = {
     ".jsonl": jsonl,
     ".ndjson.gz": lambda texts: gzip.compress(jsonl(texts)),
+    ".json": lambda texts: json.dumps([{"n": 1, "said": said} for said in texts], indent=1).encode(),
+    ".json.gz": lambda texts: gzip.compress(jsonl(texts)),  # JSON lines under the name of one document
     ".csv": lambda texts: separated(texts, ","),
     ".tsv": lambda texts: separated(texts, "\t"),
     ".csv.zst": lambda texts: zstd(separated(texts, ",")),
@@ -74,8 +77,9 @@ FORMATS = {
 @pytest.mark.parametrize("end", FORMATS)
 def test_rows_are_documents_and_the_same_are_held_out_in_every_format(tmp_path, end, monkeypatch):
     monkeypatch.setattr(files, "CHUNK", 99)
-    write(tmp_path, **{f"one{end}": FORMATS[end](TEXTS), "two/README.md": b"no table"})
-    expected = [(said or "").encode("utf-8", "replace") for said in TEXTS]
+    texts = LINES if end == ".tsv" else TEXTS
+    write(tmp_path, **{f"one{end}": FORMATS[end](texts), "two/README.md": b"no table"})
+    expected = [(said or "").encode() for said in texts]
     found = text.load(str(tmp_path / f"one{end}"), "said")
     train, evaluation = map(documents, found[1:3])
     bound = text.EVALUATION_SHARE * 2**64
@@ -96,8 +100,32 @@ def test_rows_are_documents_and_the_same_are_held_out_in_every_format(tmp_path, 
         ("a.jsonl", jsonl(["x"]) + b"\n{", "said", "line 2 is no JSON"),
         ("a.jsonl", jsonl(["x"]), "n", "line 1: the field 'n' is no text but '1'"),
         ("a.csv", separated(["x"], ","), "text", "line 2: text.field = 'text' is none of its fields: n, said"),
-        ("a.csv", b'n,said\n1,"x', "said", "a.csv cannot be read: unexpected end of data"),
-        ("a.csv", b"n,said\n1,\xff\n", "said", "a.csv cannot be read: 'utf-8' codec"),
+        ("a.csv", b'n,said\n1,"x', "said", "a.csv, the row that begins in line 2: unexpected end"),
+        ("a.csv", b'n,said\n1,x\n2,"y"z\n3,w\n', "said", "a.csv, the row that begins in line 3"),
+        ("a.csv", b"n,said\n1,\xff\n", "said", "a.csv is not UTF-8 text in line 2"),
+        (
+            "a.jsonl",
+            jsonl(["x"]) + b"\n" + '{"said": "é"}'.encode("latin-1"),
+            "said",
+            "a.jsonl is not UTF-8 text in line 2",
+        ),
+        ("a.tsv", "n\tsaid\n1\té\n".encode("utf-16"), "said", "a.tsv is text in UTF-16"),
+        ("a.csv", "n,said\n1,é".encode()[:-1], "said", "a.csv ends within a character"),
+        ("a.csv", b"n,said\n1,x\n2,y,z\n", "said", "a.csv, line 3 has 3 cells, and the header 2"),
+        ("a.csv", b"n,said\n\n1,x\n2\n", "said", "a.csv, line 4 has 1 cells, and the header 2"),
+        ("a.csv", b'n,said\n1,"x\ny"\n2\n', "said", "a.csv, line 4 has 1 cells"),
+        ("a.tsv", b"n\tsaid\n1\tx\t\n", "said", "a.tsv, line 2 has 3 cells, and the header 2"),
+        ("a.csv", b"said,n,said\nx,1,y\n", "said", "a.csv, line 1: the column 'said' is there twice"),
+        ("a.tsv", b"said\tsaid\nx\ty\n", "said", "a.tsv, line 1: the column 'said' is there twice"),
+        ("a.jsonl", b'{"said": "x", "said": "y"}', "said", "a.jsonl, line 1 is no JSON: it repeats 'said'"),
+        ("a.csv", b"n;said\n1;x\n", "said", "line 1 has ';' between its columns: ',' must be"),
+        ("a.csv", b"n\tsaid\n1\tx\n", "said", r"line 1 has '\\t' between its columns: ',' must be"),
+        ("a.tsv", b"n,said\n1,x\n", "said", r"line 1 has ',' between its columns: '\\t' must be"),
+        ("a.jsonl", jsonl(["x", "\ud800"]), "said", r"line 3: the field 'said' holds '\\ud800'"),
+        ("a.json", json.dumps([{"said": "\udfff"}]).encode(), "said", r"the field 'said' holds '\\udfff'"),
+        ("a.jsonl", jsonl(["x\0y"]), "said", r"line 1: the field 'said' holds '\\x00'"),
+        ("a.json", b'{"data": [{"said": "x"}]}', "said", "none of its fields: data"),
+        ("a.json", b'["x", "y"]', "said", "must be an object with the field 'said'"),
         (
             "a.csv.zst",
             zstd(separated(TEXTS, ","))[:-9],
@@ -130,6 +158,36 @@ def test_without_a_field_a_table_among_texts_is_one_and_what_is_not_installed_is
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(errors.UserError, match=rf'needs the package {missing}: pip install -e ".\[hub\]"'):
             text.load(source)
+
+
+def test_a_quotation_mark_in_a_table_of_tabs_is_a_character(tmp_path):
+    said = ['5" pipe', '"', '"to be', 'or not"', '""', 'a "b" c']
+    write(tmp_path, **{"a.tsv": b"\xef\xbb\xbfsaid\tn\r\n" + "".join(f"{one}\t1\r\n" for one in said).encode()})
+    (file,) = tables.found(str(tmp_path / "a.tsv"), named="")
+    assert [text for text, _ in tables.pairs(file, "said")] == said
+
+
+def test_rows_that_are_trained_on_and_evaluated_are_counted(tmp_path):
+    write(tmp_path, **{"train.jsonl": jsonl(["a", "b", "b", "c"]), "valid.csv": separated(["b", "d", "b", "e"], ",")})
+    assert "(2 of 4 texts to evaluate are trained on, too)" in text.load(str(tmp_path), "said").said
+    write(tmp_path, **{"valid.csv": separated(["d", "e"], ",")})
+    assert "trained on, too" not in text.load(str(tmp_path), "said").said
+
+
+def test_what_describes_tables_is_none_of_them(tmp_path):
+    write(tmp_path, **{"a.jsonl": jsonl(["x"] * 3), "dataset_info.json": b"{}"})
+    assert [file.inside.name for file in tables.among(tables.found(str(tmp_path), named=""))] == ["a.jsonl"]
+
+
+def test_a_table_that_is_a_bomb_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    pyarrow, parquets = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(tables, "LARGE", 2**20)
+    rows = pyarrow.array(["x" * 2**21]).take(pyarrow.array([0] * 64))  # 128 MB of one text
+    for name, how in {"packed": {"use_dictionary": False, "compression": "zstd"}, "repeated": {}}.items():
+        parquets.write_table(pyarrow.table({"said": rows}), tmp_path / f"{name}.parquet", **how)
+        assert (tmp_path / f"{name}.parquet").stat().st_size < 2**17
+        with pytest.raises(errors.UserError, match=f"{name}.parquet has .* bytes and would become more than"):
+            [*tables.pairs(files.on_disk(tmp_path / f"{name}.parquet"), "said")]
 
 
 class Hub(http.server.BaseHTTPRequestHandler):

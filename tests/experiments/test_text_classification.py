@@ -28,7 +28,7 @@ CSV = ("label,text\n" + "".join(f'{kind},"{text}"\n' for text, kind in ROWS)).en
     [
         ({"reviews.csv": CSV}, ()),
         ({"reviews.jsonl.gz": gzip.compress(JSONL), "README.txt": b"about"}, ["review, stars"]),
-        ({f"{kind}/{i}.txt": text.encode() for i, (text, kind) in enumerate(ROWS)}, ()),
+        ({f"{kind}/{i}.txt": text.encode() for i, (text, kind) in enumerate(ROWS)} | {"about.json": b"{}"}, ()),
     ],
     ids=["csv", "jsonl", "folders"],
 )
@@ -47,6 +47,14 @@ def test_names_tell_what_is_held_out(tmp_path):
     found = labelled.load(str(write(tmp_path, **{k: v.encode() for k, v in tables.items()})))
     assert (found.train, found.evaluation) == (ROWS[::2], ROWS[1::2])
     assert "train.tsv to train on; test.tsv to evaluate" in found.said
+    (tmp_path / "test.tsv").write_text(
+        "text\tlabel\n" + "".join(f"{a}\t{b}\n" for a, b in [*ROWS[:3], ("x", "praise")])
+    )
+    assert "(2 of 4 to evaluate are trained on, too)" in labelled.load(str(tmp_path)).said
+    for nothing in ("text\tlabel\n", ""):
+        (tmp_path / "test.tsv").write_text(nothing)
+        with pytest.raises(errors.UserError, match=r"\(test.tsv\) holds no texts with classes"):
+            labelled.load(str(tmp_path))
     (tmp_path / "test.tsv").write_text("text\tlabel\n" + "x\tnew\n" * 99)
     with pytest.raises(errors.UserError, match='the class "new" is to be evaluated, and no text to train on has it'):
         labelled.load(str(tmp_path))
@@ -58,6 +66,7 @@ def test_names_tell_what_is_held_out(tmp_path):
         ("a.csv", b"text,kind\nx,y\n", "line 2: text.field = 'label' is none of its fields: text, kind"),
         ("a.csv", b"text,label\nx,y\nz,\n", "line 3: the field 'label' is empty"),
         ("a.csv", b"text,label\nx,y\nz,y\n", "has 1 class to train on: at least two"),
+        ("a.jsonl", b'{"text": "x", "label": ["y"]}', "line 1: the field 'label' names no class: ['y']"),
         ("a.txt", b"x", "holds no texts with classes: a folder DIR/class/*.txt, a table or a folder"),
     ],
 )
@@ -67,6 +76,9 @@ def test_what_holds_no_texts_with_classes_is_refused(tmp_path, name, content, se
     assert sentence in str(raised.value)
     with pytest.raises(errors.UserError, match="neither docstrings nor a path that exists"):
         labelled.load("absent")
+    write(tmp_path / "folders", **{"pos/a.txt": b"caf\xe9 au lait", "neg/a.txt": b"x"})
+    with pytest.raises(errors.UserError, match="pos/a.txt is not UTF-8 text in line 1"):
+        labelled.load(str(tmp_path / "folders"))
     for field in ("text", ",label", "text,label,kind"):
         with pytest.raises(errors.UserError, match='text.field names the columns of .* "text,label": not '):
             labelled.load("docstrings", field)
