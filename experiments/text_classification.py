@@ -47,7 +47,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     model = models.language(m, **asked, **sizes)
     number = {name: c for c, name in enumerate(classes)}
     labels = [np.array([number[name] for _, name in part], np.int32) for part in parts]
-    examples = [inputs(words, *part, N=t.N) for part in zip(parts, labels, strict=True)]
+    rows = [labelled.ids(words, [text for text, _ in part], N=t.N) for part in parts]
+    examples = [inputs(*row[:2], label_B) for row, label_B in zip(rows, labels, strict=True)]
 
     def logits(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.masked(m, masks.padding(batch["valid_BS"]))
@@ -59,20 +60,24 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     counts = f"{len(data.train):,} texts to train on, {len(data.evaluation):,} to evaluate"
     lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(classes)} classes, vocabulary {words.size}"]
     lines += [f"{data.name}: {line}" for line in class_names.describe(classes)]
+    if any(cut for *_, cut in rows):
+        cuts = " and ".join(f"{cut:,} of {len(part):,}" for (*_, cut), part in zip(rows, parts, strict=True))
+        lines.append(
+            f"{data.name}: {cuts} texts have more than text.N = {t.N} tokens: of these only the beginning is read"
+        )
     files = words.files | {"data.json": disk.as_json({"classes": classes})}
     show = functools.partial(figures, settings, data, task, logits, labels[1])
     return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines, data_sha256=data.sha256)
 
 
-def inputs(words: Any, rows: list[labelled.Row], label_B: np.ndarray, *, N: int) -> tasks.Examples:
+def inputs(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> tasks.Examples:
     """`(fetch, n)` for `batches`: w_BN, valid_BS (False: padding), label_B and weight_B."""
-    id_BN, valid_BN = labelled.ids(words, [text for text, _ in rows], N=N)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         batch = {"w_BN": id_BN[index_B], "valid_BS": valid_BN[index_B], "label_B": label_B[index_B]}
         return batch | {"weight_B": np.ones(len(index_B), np.float32)}
 
-    return fetch, len(rows)
+    return fetch, len(id_BN)
 
 
 def figures(settings, data: labelled.Labelled, task: step.Task, logits, label_B, params, folder: pathlib.Path, rows):

@@ -21,6 +21,7 @@ BEAM = 4  # translations kept by beam search
 LENGTH_PENALTY = 0.6  # beam search divides log p by ((5 + length) / 6) to this power (Wu et al. 2016)
 SHOWN = 12  # translations in sample.txt
 SCORED = 500  # held-out source sentences, or all, that are translated for chrF and BLEU
+SIDES = "source", "target"
 ANOTHER = "always the translation of another sentence"
 
 
@@ -35,12 +36,14 @@ class Corpus(NamedTuple):
     references: list[list[str]]
     lines: list[str]
     sha256: str  # of the pairs
+    words: dict[str, list[str]]  # the commonest of source and target
 
 
 def config() -> dict[str, ConfigDict]:
     """The sentence pairs, and how they are decoded and scored."""
     pairs = ConfigDict()
     pairs.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
+    pairs.reverse = False  # the second column, or the language that comes second in the alphabet, is the source
     pairs.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
     pairs.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
     return {"pairs": pairs}
@@ -71,6 +74,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         **parts,
     )
     files = {"tokenizer.json": corpus.subwords.library.to_str(pretty=True).encode()}
+    files[run.DATA] = disk.as_json(corpus.words)
     at_once = tasks.at_once(settings.train, 2 * p.N, len(corpus.sources))
     translate = translator(model, corpus.subwords, N=p.N, batch=at_once)
     show = functools.partial(figures, settings, corpus, model, translate)
@@ -83,13 +87,15 @@ def read(settings: configs.Settings) -> Corpus:
     """The pairs of the config; subwords come from the training part. Says how many pairs are longer than pairs.N."""
     p = settings.pairs
     configs.at_least(2, {"pairs.N": p.N})  # a word and its [EOS]
-    loaded = pairs.load(p.source)
+    loaded = pairs.load(p.source, reverse=p.reverse)
     made = pairs.train((side for pair in loaded.train for side in pair), W=p.vocabulary)
     rows = [pairs.rows(made, part, N=p.N) for part in (loaded.train, loaded.evaluation)]
     counts = [f"{len(r.source_BS):,} (and {r.longer:,} longer than {p.N} tokens, left out)" for r in rows]
     told = f"{loaded.name}: pairs to train on: {counts[0]}; to evaluate: {counts[1]}; vocabulary {made.size:,}"
-    lines = [*loaded.said.splitlines(), told]
-    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, SCORED), lines, loaded.sha256)
+    first = " -> ".join(repr(side[:60]) for side in loaded.train[0])
+    lines = [*loaded.said.splitlines(), told, f"{loaded.name}: it learns to translate as {first}"]
+    words = {side: pairs.commonest(some) for side, some in zip(SIDES, zip(*loaded.train, strict=True), strict=True)}
+    return Corpus(loaded.name, made, *rows, *asked(loaded.evaluation, SCORED), lines, loaded.sha256, words)
 
 
 def asked(held_out: list[pairs.Pair], n: int) -> tuple[list[str], list[list[str]]]:
@@ -156,7 +162,8 @@ def figures(
     N, words = settings.pairs.N, folder / "sample.txt"
     title = f"{settings.experiment}: {corpus.name}"
     found = translate(params, corpus.sources)
-    yield score(found, corpus.references)
+    words_by = translation_score.words_by(corpus.references)
+    yield score(found, corpus.references) | {"bleu_words_by": words_by}
     yield plots.loss_curves(folder / "figures" / "loss.png", rows, unit="nats per subword", title=title)
     _, fits_B = pairs.padded(corpus.subwords, corpus.sources, N=N)
     if (seen := look(corpus, model, params, found["greedy"], N=N)) is not None:
@@ -166,7 +173,7 @@ def figures(
     text, long = table(corpus, found), int(np.sum(~fits_B))
     disk.write(words, f"{text}\n".encode())
     print(f"\n{text}\n\n  chrF and BLEU of {len(fits_B):,} held-out sentences, {long:,} of them longer than")
-    print(f"  {N} tokens, which count as translated by nothing")
+    print(f"  {N} tokens, which count as translated by nothing; the words of BLEU are sacrebleu's {words_by}")
     yield words
 
 

@@ -77,16 +77,18 @@ def load(source: str, field: str = "text,label") -> Labelled:
     return Labelled(*data._replace(said=f"{data.said}\n{left}".strip()), declared or classes.ordered(trained))
 
 
-def ids(of: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray]:
-    """(id_BN, valid_BN): each text behind the word that answers for it, and what is real; of a longer one the beginning
-    (and the special that ends it). UserError where the tokenizer has no such word."""
+def ids(of: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """(id_BN, valid_BN, how many were cut): each text behind the word that answers for it, and what is real; of a
+    longer one the beginning (and the special that ends it). UserError where the tokenizer has no such word."""
     around = of.encode("").tolist()  # [CLS] and [SEP] of BERT's
     own = [] if around else [id for id in reversed(range(of.size)) if of.name(id) == CLS][:1]
     if not around and not own:
         raise errors.UserError(f"this tokenizer puts no special before a text, such as {CLS}, that could answer for it")
     id_BN, valid_BN = np.zeros((len(texts), N), np.int32), np.zeros((len(texts), N), bool)
+    cut = 0
     for b, one in enumerate(texts):
         id_T, end = [*own, *of.encode(one).tolist()], around[1:][-1:]
+        cut += len(id_T) > N
         id_T = id_T if len(id_T) <= N else id_T[: N - len(end)] + end
         id_BN[b, : len(id_T)], valid_BN[b, : len(id_T)] = id_T, True
-    return id_BN, valid_BN
+    return id_BN, valid_BN, cut

@@ -9,6 +9,7 @@ import pathlib
 import re
 import unicodedata
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -32,32 +33,45 @@ HIDDEN = (".", "_")  # begin the names of files and folders that do not
 LANGUAGE = r"\.[a-z]{2}|\.[a-z]{2,3}[-_][A-Za-z]{2,4}"  # .en, .pt_BR, .zho_Hans: the ends of parallel files' names
 COPIES = 8  # bytes in memory for each of text: strings have some 50 bytes beside their letters (measured: 6.5)
 PIECE = 10_000  # sentences encoded at a time: the library takes some kilobytes for each
-HEADER = re.compile(r"(source|src)\t(target|tgt|trg)\b", re.IGNORECASE)  # of a table: no pair that says so
+CODES = "ar bg ca cs da de el en es et eu fa fi fr ga gl he hi hr hu id is it ja ka ko lt lv mk ms nl no pl pt ro ru sk"
+CODES += (
+    " sl sq sr sv sw ta th tr uk ur vi zh english french german spanish italian portuguese russian chinese japanese"
+)
+NAMES = {*CODES.split(), *"source src target tgt trg sentence translation id index score".split()}  # of columns
 SPECIALS = ("[PAD]", "[BOS]", "[EOS]")
 PAD, BOS, EOS = range(len(SPECIALS))
 LEAST = len(SPECIALS) + 256  # ids: specials and bytes
 FORM = "a line is a sentence, a tab, and its translation, or two parallel files end in .en and .es, say"
 
+NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
+
 Pair = tuple[str, str]
 
 
-def load(source: str) -> files.Rows:
+def load(source: str, *, reverse: bool = False) -> files.Rows:
     """Pairs from a named set or a path: tab-separated UTF-8 lines, in a file, or in a folder's or zip's .tsv and .txt.
 
-    Empty lines and columns after source and target are ignored. A folder or zip without such files may hold parallel
-    ones, as said.en and said.es, whose lines are pairs, or a path be what the names of two share (said); the source is
-    the language that comes first in the alphabet. Sentences are in Unicode's form NFC. Without names that tell it
-    (`files.by_names`), about 5 % of the sources are held out, with all their translations; those of the same
-    `sentence_key` fall on one side. UserError for what is not there, damaged, dangerous or too large, a line that is no
-    pair, too few sentences to split.
+    Empty lines are ignored, and columns after source and target, of which the number is told. A folder or zip without
+    such files may hold parallel ones, as said.en and said.es, whose lines are pairs, or a path be what the names of two
+    share (said); the source is the language that comes first in the alphabet. reverse: source and target are exchanged.
+    Sentences are in Unicode's form NFC. Without names that tell it (`files.by_names`), about 5 % of the sources are
+    held out, with all their translations; those of the same `sentence_key` fall on one side. UserError for what is not
+    there, damaged, dangerous or too large, a line that is no pair, a header, columns of numbers, too few sentences to
+    split.
     """
+    left: Counter[str] = Counter()
+
+    def read(file: files.File) -> Iterator[Pair]:
+        return (pair[::-1] if reverse else pair for pair in _pairs(file, left))
+
     with contextlib.ExitStack() as zips:
         found = _found(source, zips)
         how = {"of": f"sentence pairs: {FORM}", "key": _key, "share": EVALUATION_SHARE, "copies": COPIES}
-        rows = files.divided(source, "" if source in NAMED else "pairs", found, _pairs, **how)
+        rows = files.divided(source, "" if source in NAMED else "pairs", found, read, **how)
     if not rows.said and any(file.beside for file in found):
         rows = rows._replace(said=f"{source}: the lines of {files.listed(found)} are pairs")
-    return rows
+    more = (f"{source}: {n:,} lines {what}" for what, n in left.items())
+    return rows._replace(said="\n".join(filter(None, [rows.said, *more])))
 
 
 def sentence_key(sentence: str) -> str:
@@ -118,23 +132,36 @@ def _bare(path: pathlib.PurePath) -> pathlib.PurePath:
     return path.with_suffix("") if path.suffix.lower() == ".gz" else path
 
 
-def _pairs(file: files.File) -> Iterator[Pair]:
-    """The pairs of a file's lines, or of those of two files. UserError names file and line."""
+def _pairs(file: files.File, left: Counter[str]) -> Iterator[Pair]:
+    """The pairs of a file's lines, or of those of two files. left: counts what is left out of them. UserError names
+    file and line."""
     if file.beside:
-        sides = parallel([file, file.beside])
-        yield from ((source, target) for source, target in zip(*sides, strict=True) if source and target)
+        for pair in zip(*parallel([file, file.beside]), strict=True):
+            if all(pair):
+                yield pair
+            elif any(pair):
+                left["are left out, as one side is empty"] += 1
         return
+    lines, numbers = 0, Counter()
     for number, line in enumerate(_lines(file), 1):
-        if number == 1 and HEADER.match(line):
-            raise errors.UserError(f"{file.name}, line 1 is a header and no pair: leave it out")
-        columns = line.split("\t")
-        if len(columns) > 1 and all(sides := [column.strip() for column in columns[:2]]):
-            yield tuple(sides)
+        cells = [cell.strip() for cell in line.split("\t")]
+        if lines == 0 and len({*cells}) > 1 and all(re.split("[-_]", cell.lower())[0] in NAMES for cell in cells[:3]):
+            raise errors.UserError(f"{file.name}, line {number} is a header and no pair: leave it out")
+        lines += line != ""
+        if len(cells) > 1 and all(cells[:2]):
+            if len(cells) > 2:
+                left["have more than two columns, of which the first two are used"] += 1
+                numbers.update(i for i in (0, 1) if NUMBER.fullmatch(cells[i]))
+            yield tuple(cells[:2])
         elif line:
             wrong = f"no second column after a tab ({FORM}): {line[:40]!r}"
-            if len(columns) > 1:
-                wrong = f"the {'second' if sides[0] else 'first'} column is empty"
+            if len(cells) > 1:
+                wrong = f"the {'second' if cells[0] else 'first'} column is empty"
             raise errors.UserError(f"{file.name}, line {number}: {wrong}")
+    for column, n in numbers.items():
+        if 2 * n > lines:
+            wrong = f"column {column + 1} of {file.name} holds numbers in {n:,} of {lines:,} lines, and no sentences"
+            raise errors.UserError(f"{wrong}: leave it out, so that source and target are the first two columns")
 
 
 def parallel(some: Sequence[files.File]) -> list[list[str]]:
@@ -152,6 +179,17 @@ def _lines(file: files.File) -> Iterator[str]:
     """The lines, in NFC."""
     for line in files.read(file, copies=COPIES).split(b"\n"):
         yield unicodedata.normalize("NFC", line.decode().removesuffix("\r"))
+
+
+def commonest(sentences: Iterable[str], n: int = 200) -> list[str]:
+    """Return the words that stand most often in the sentences, by which their language is known again."""
+    return [word for word, _ in Counter(word for one in sentences for word in sentence_key(one).split()).most_common(n)]
+
+
+def looks_like(sentences: Iterable[str], words: Iterable[str]) -> float:
+    """Return the share of the sentences' words that are among these."""
+    own, every = {*words}, [word for one in sentences for word in sentence_key(one).split()]
+    return sum(word in own for word in every) / max(len(every), 1)
 
 
 class Subwords(pretrained_tokenizer.Published):

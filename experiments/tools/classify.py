@@ -42,8 +42,9 @@ def run(
         if not prompt or file:
             raise errors.UserError("this model tells the classes of texts: say which one with --prompt='...'")
         words = open_model.words(model)
-        id_1N, valid_1N = labelled.ids(words, [prompt], N=model.facts["N"])
-        inputs, classes, steps = id_1N[:, valid_1N[0]], model.extras["class_names"], []
+        id_1N, valid_1N, cut = labelled.ids(words, [prompt], N=model.facts["N"])
+        inputs, classes = id_1N[:, valid_1N[0]], model.extras["class_names"]
+        steps = [f"  of the text the first {model.facts['N']} tokens are read: it has more"] * cut
     else:
         if not file or prompt:
             raise errors.UserError("this model tells the classes of images: say which one with --file=PATH")

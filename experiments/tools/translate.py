@@ -21,6 +21,7 @@ from experiments.pretrained import open_model
 from experiments.tools import command
 
 BATCH = 64  # sentences that are translated together
+LEAST = 0.2  # share of a text's words that are common ones of a language, from which on it looks like it
 
 
 @command.tool(file="The sentences, one a line.", reference="Their translations; several files may be given.")
@@ -49,6 +50,11 @@ def run(
     ways = translation.translator(model.network(), words, N=N, batch=min(BATCH, B))(model.params, sources)
     text, long = "\n".join(ways["beam"]), B - int(np.sum(pairs.padded(words, sources, N=N)[1]))
     told = [f"{B:,} sentences; {long:,} of more than {N - 1} tokens, which are translated by nothing"]
+    said = open_model.saved(model.path / "data.json")
+    alike = {side: pairs.looks_like(sources, said[side]) for side in translation.SIDES if side in said}
+    if len(alike) == 2 and alike["target"] > max(2 * alike["source"], LEAST):
+        told[0] = f"warning: {file} looks like what this model translates into, not from (pairs.reverse)\n{told[0]}"
+        print(told[0].partition("\n")[0], file=sys.stderr, flush=True) if not translators else None
     for way, some in ways.items() if translators else ():
         told += [f"{way}:", translation_score.signed(some, list(zip(*translators, strict=True)))]
     log.say("\n".join(told if translators else [text]), "\n")

@@ -42,7 +42,8 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
     """In Unicode's form NFC; further columns are ignored."""
     content = "\ufeffGo.\tVe\u0301te.\r\n\nStop!  \t Para. \tby a person\nA\u2028b\tc"
     loaded = pairs.load(str(write(tmp_path, **{"a.txt": content.encode()}) / "a.txt"))
-    assert both(loaded) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")] and loaded.said == ""
+    assert both(loaded) == [("A\u2028b", "c"), ("Go.", "V\u00e9te."), ("Stop!", "Para.")]
+    assert loaded.said.endswith("a.txt: 1 lines have more than two columns, of which the first two are used")
     contents = {"a.tsv": b"a\tb", "sub/c.TXT": b"c\td", "_about.txt": b"no pair", ".x.tsv": b"no", ".git/x.tsv": b"no"}
     contents |= {"r": b"no", "sub/_x/y.tsv": b"no", "e.tsv.gz": gzip.compress(b"e\tf")}
     write(tmp_path / "set", **contents)
@@ -60,6 +61,17 @@ def test_lines_become_pairs_of_a_file_a_folder_or_a_zip_without_what_is_hidden_o
         (b"a\t\xc2\xa0\n", "line 1: the second column is empty"),
         (b"a\tb\n\xff\tc", "not UTF-8 text in line 2"),
         (b"\xef\xbb\xbfSource\ttarget\na\tb", "said.tsv, line 1 is a header and no pair: leave it out"),
+        (b"en\tde\na\tb", "said.tsv, line 1 is a header"),
+        (b"\nEnglish\tSpanish\na\tb", "said.tsv, line 2 is a header"),
+        (b"id\tsource\ttarget\n1\ta\tb", "said.tsv, line 1 is a header"),
+        (b"en-GB\tpt_BR\na\tb", "said.tsv, line 1 is a header"),
+        (
+            "".join(f"{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(),
+            "column 1 of .*said.tsv holds numbers in 1,000 of",
+        ),
+        ("".join(f"{i}\t{a}\t{i}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(), "column 1 of"),
+        ("".join(f"{a}\t{i}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(), "column 2 of"),
+        ("".join(f"0.{i}\t{a}\t{b}\n" for i, (a, b) in enumerate(SAID)).encode(), "column 1 of"),
         (b"\n\n", "said.tsv holds no sentence pairs"),
         (b"a\tb\na.\tc", "not two examples that differ"),
         (text(SAID) + b"a\0\tb\n", f"said.tsv holds a NUL at byte {len(text(SAID)) + 1}"),
@@ -111,6 +123,19 @@ def test_a_wrong_source_or_share_is_one_sentence(tmp_path, file, monkeypatch):
         pairs.load(str(tmp_path / "pipe"))
 
 
+def test_source_and_target_are_exchanged_if_asked_for(file):
+    assert both(pairs.load(str(file), reverse=True)) == sorted((target, source) for source, target in SAID)
+
+
+def test_numbers_as_sentences_are_pairs_and_the_language_of_a_text_is_known_again(tmp_path):
+    numbers = "".join(f"{i}\tnumber {i}\n" for i in range(99)).encode()
+    assert len(both(pairs.load(str(write(tmp_path, **{"n.tsv": numbers}) / "n.tsv")))) == 99
+    english, spanish = ["the king is here", "the queen and the king"], ["el rey", "la reina y el rey"]
+    assert pairs.commonest(english, 2) == ["the", "king"]
+    assert pairs.looks_like(["The KING, el!"], pairs.commonest(english)) == 2 / 3
+    assert pairs.looks_like(spanish, pairs.commonest(english)) == 0 == pairs.looks_like([""], ["a"])
+
+
 # Two files side by side.
 
 
@@ -137,7 +162,8 @@ def test_parallel_files_are_pairs_line_by_line(tmp_path, file):
 
 def test_a_line_that_one_side_lacks_is_no_pair_and_a_file_that_ends_early_is_refused(tmp_path):
     some = side_by_side(tmp_path / "some", "a", [("a", "x"), ("", "y"), ("c", " "), ("d", "z")])
-    assert both(pairs.load(str(some))) == [("a", "x"), ("d", "z")]
+    loaded = pairs.load(str(some))
+    assert both(loaded) == [("a", "x"), ("d", "z")] and "2 lines are left out, as one side is empty" in loaded.said
     write(some, **{"a.es": b"x\ny\nz"})
     with pytest.raises(errors.UserError, match=r"a.en has 4 lines and .*a.es has 3 lines: a line of one must"):
         pairs.load(str(some))

@@ -92,6 +92,7 @@ OTHER = {
     "image.size": 12,
     "pairs.N": 16,
     "pairs.vocabulary": 300,
+    "pairs.reverse": True,
     "synthetic.task": "ring_causal",
 }
 QUICK = ("language", "convolution")  # the others are traced with `pytest -m slow`

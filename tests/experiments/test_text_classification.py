@@ -98,7 +98,8 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
         (tokenizer.make("bytes", [], specials=(labelled.CLS,)), []),
         (Ended("bytes", "", ("x", "y")), [257]),
     ):
-        id_BN, valid_BN = labelled.ids(of, texts, N=N)
+        id_BN, valid_BN, cut = labelled.ids(of, texts, N=N)
+        assert cut == sum(1 + len(text.encode()) + len(ends) > N for text in texts)
         for text, id_N, valid_N in zip(texts, id_BN, valid_BN, strict=True):
             whole = [256, *text.encode()][: N - len(ends)] + ends
             assert id_N[valid_N].tolist() == whole and valid_N[: len(whole)].all() and not id_N[len(whole) :].any()
@@ -109,7 +110,12 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
 @pytest.mark.parametrize("head", ["tanh", "linear", "pooled"])
 def test_a_model_sees_no_padding(tmp_path, head):
     write(tmp_path, **{"reviews.csv": CSV})
-    task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, head)))
+    work = tiny.work_of(tiny.settings("text_classification", **settings_of(tmp_path, head)))
+    longer = [
+        sum(len(one.encode()) > 16 for one, _ in part) for part in labelled.load(str(tmp_path / "reviews.csv"))[1:3]
+    ]
+    assert f": {longer[0]} of " in work.lines[-1] and f"and {longer[1]} of " in work.lines[-1] and longer[0] > 0
+    task = work.task
     assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
     params, batch, measure = tiny.drawn(task), task.evaluation[0], jax.jit(task.loss_and_metrics)
     junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)

@@ -8,6 +8,7 @@ from unittest import mock
 
 import jax
 import numpy as np
+import published
 import pytest
 import tiny
 
@@ -68,9 +69,10 @@ def test_a_run_from_its_command_to_its_figures_translates_held_out_sentences(tmp
     text = (folder / "sample.txt").read_text(encoding="utf-8")
     saved = pretrained_tokenizer.read(folder)
     assert saved.size == 300 and saved.decode(saved.encode("one two")) == "one two"
-    for words in (text, "pairs to train on: 5", "11 held-out sentences, 1 of them"):
+    for words in (text, "it learns to translate as 'one", "pairs to train on: 5", "11 held-out sentences, 1 of them"):
         assert words in outcome.out
     summary = json.loads((folder / "summary.json").read_text())
+    assert summary["bleu_words_by"] == "13a"
     for way in ("greedy", "beam"):
         assert summary[f"eval/chrf_{way}"] > 70 > 60 > summary["baseline/chrf"]
         assert summary[f"eval/bleu_{way}"] > 50 > 40 > summary["baseline/bleu"]
@@ -193,6 +195,44 @@ def test_scores_are_of_the_whole_corpus_with_any_number_of_references():
     # BLEU by hand: matches 5/6+4/4, 3/5+3/3, 2/4+2/2, 1/3+1/1 where "a mat" breaks the first; lengths are equal
     hand = 100 * math.exp(sum(map(math.log, ((5 + 5) / 11, (3 + 4) / 9, (2 + 3) / 7, (1 + 2) / 5))) / 4)
     assert worse["bleu"] == pytest.approx(hand)
+
+
+@pytest.mark.parametrize(
+    ("language", "expected", "sentence"),
+    [
+        ("Chinese", "zh", "猫坐在垫子上。"),
+        ("traditional Chinese", "zh", "貓坐在 mat 上面。"),
+        ("Japanese", "char", "猫はマットの上に座った。"),
+        ("Japanese in katakana", "char", "ラーメンヲタベル"),
+        ("Thai", "char", "แมวนั่งบนเสื่อ"),
+        ("Khmer", "char", "ឆ្មាអង្គុយលើកន្ទេល"),
+        ("Lao", "char", "ແມວນັ່ງຢູ່ເທິງເສື່ອ"),
+        ("Burmese", "char", "ကြောင်က ဖျာပေါ်မှာ ထိုင်နေတယ်။"),
+        ("Korean", "13a", "고양이가 매트 위에 앉았다."),
+        ("Hindi", "13a", "बिल्ली चटाई पर बैठी।"),
+        ("German", "13a", "Die Katze saß auf der Matte."),
+        ("no letters", "13a", "1 + 1 = 2"),
+    ],
+)
+def test_bleu_has_the_words_of_the_language(language, expected, sentence):
+    assert translation_score.words_by([[sentence], [sentence]]) == expected
+    if expected != "13a":  # of a sentence that is one "word" nothing but the whole would count
+        half = [sentence[: len(sentence) * 2 // 3] + "x"]
+        assert translation_score.scores(half, [[sentence]])["bleu"] > 20
+        assert f"tok:{expected}" in translation_score.signed(half, [[sentence]])
+
+
+def test_a_text_in_the_wrong_language_is_told(tmp_path):
+    write = {"pairs.tsv": "".join(f"{source}\t{target}\n" for source, target in SAID)}
+    write |= {f"test.{i}": "".join(f"{pair[i]}\n" for pair in SAID[:20]) for i in (0, 1)}
+    for name, content in write.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    changes = {"pairs.source": str(tmp_path / "pairs.tsv")} | SIZES
+    for reverse in (False, True):
+        run = published.run(tmp_path / f"run{reverse}", "translation", **changes, **{"pairs.reverse": reverse})
+        for side in (0, 1):
+            told = tiny.command(translate, checkpoint=run, file=tmp_path / f"test.{side}")
+            assert told.code == 0 and ("looks like what this model translates into" in told.err) == (side != reverse)
 
 
 def test_a_translation_that_ignores_the_source_is_the_baseline():
