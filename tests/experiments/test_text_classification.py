@@ -110,17 +110,22 @@ def test_a_text_stands_behind_the_word_that_answers_and_a_longer_one_is_cut(text
 @pytest.mark.parametrize("head", ["tanh", "linear", "pooled"])
 def test_a_model_sees_no_padding(tmp_path, head):
     write(tmp_path, **{"reviews.csv": CSV})
-    work = tiny.work_of(tiny.settings("text_classification", **settings_of(tmp_path, head)))
-    longer = [
-        sum(len(one.encode()) > 16 for one, _ in part) for part in labelled.load(str(tmp_path / "reviews.csv"))[1:3]
-    ]
-    assert f": {longer[0]} of " in work.lines[-1] and f"and {longer[1]} of " in work.lines[-1] and longer[0] > 0
-    task = work.task
+    task = tiny.task_of(tiny.settings("text_classification", **settings_of(tmp_path, head)))
     assert task.baseline["accuracy"] <= 0.7 and task.train[0]["w_BN"].shape == (16, 17)
     params, batch, measure = tiny.drawn(task), task.evaluation[0], jax.jit(task.loss_and_metrics)
     junk_BN = np.where(batch["valid_BS"], batch["w_BN"], 99)
     one, other = (measure(params, batch | {"w_BN": w_BN}, None) for w_BN in (batch["w_BN"], junk_BN))
     assert not batch["valid_BS"].all() and float(one["loss"][0]) == float(other["loss"][0])
+
+
+def test_how_many_texts_are_cut_is_told(tmp_path):
+    write(tmp_path, **{"reviews.csv": CSV})
+    for N in (9, 5, 60):
+        work = tiny.work_of(tiny.settings("text_classification", **settings_of(tmp_path, "tanh") | {"text.N": N}))
+        parts = labelled.load(str(tmp_path / "reviews.csv"))[1:3]
+        longer = [sum(1 + len(one.encode()) > N for one, _ in part) for part in parts]
+        told = f"{longer[0]} of {len(parts[0])} and {longer[1]} of {len(parts[1])} texts have more than text.N = {N}"
+        assert (told in "\n".join(work.lines)) == (N < 60) == (longer[0] > 0)
 
 
 def test_classes_have_no_tied_output():
