@@ -66,7 +66,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     model = models.language(m, answer=head.masked_word if hidden else head.next_word, W=W, N=t.N, output=t.head)
     if hidden and corpus.tokenizer.mask is None:
         raise errors.UserError(f"this tokenizer has no special {MASK!r}")
-    asked = {"ordinary": corpus.tokenizer.ordinary, "mask_id": corpus.tokenizer.mask} if hidden else {"prefix": prefix}
+    own = {"W": W, "special": corpus.tokenizer.special, "mask_id": corpus.tokenizer.mask}
+    asked = own if hidden else {"prefix": prefix}
     cut = functools.partial(windows.masked if hidden else windows.causal, N=t.N, **asked)
     both = cut(corpus.train_T), cut(corpus.evaluation_T, evaluation=True)
     parts = tasks.parts(settings, *both, tokens=t.N, apart=t.N + 1)

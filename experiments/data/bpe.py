@@ -4,7 +4,8 @@ import hashlib
 import itertools
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -15,6 +16,8 @@ BETWEEN = "<|endoftext|>"  # two documents, and after a text that is drawn
 MOST = 2**20  # words
 LONG = 2**25  # bytes of text, from which on it is told that it takes a while: 3 s on two cores
 LEARNED = 2**30  # bytes of text from which it is learned, about; of more, every second, third ... document
+RUN = 256  # characters of one kind without a break, of which a word is made at most: its time grows with the square
+RUNS = re.compile("|".join(f"{kind}{{{RUN}}}" for kind in (r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)", r"\s")))
 VERSION = 2  # of what is in the cache
 
 
@@ -48,8 +51,22 @@ def learned(texts: Iterable[str], *, words: int, specials: Sequence[str | AddedT
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
     begin = {"special_tokens": [*specials], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
-    library.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=words, show_progress=False, **begin))
+    shown = sys.stderr.isatty()
+    library.train_from_iterator(_cut(texts), trainers.BpeTrainer(vocab_size=words, show_progress=shown, **begin))
     return library
+
+
+def _cut(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts; one with more than RUN letters, digits, signs or spaces in a row as several, cut there."""
+    n = 0
+    for text in texts:
+        at = 0
+        for run in RUNS.finditer(text):
+            yield text[at : run.end()]
+            at, n = run.end(), n + 1
+        yield text[at:]
+    if n:
+        log.say(f"the words are learned from text cut in {n:,} places, behind {RUN} letters (or signs) in a row", "\n")
 
 
 def cached(text: Iterable[bytes], *, words: int, specials: tuple[str, ...]) -> pathlib.Path:

@@ -17,6 +17,7 @@ import re
 import stat
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
@@ -106,6 +107,18 @@ def folder(path: pathlib.Path, hidden: tuple[str, ...]) -> list[File]:
         folders[:] = [name for name in folders if not name.startswith(hidden)]
         paths += [pathlib.Path(parent, name) for name in names if not name.startswith(hidden)]
     return [on_disk(file, file.relative_to(path)) for file in sorted(paths)]
+
+
+def skipped(path: pathlib.Path, every: Sequence[File], used: Sequence[File]) -> list[str]:
+    """Return lines about what a folder holds that is not used: files, by the ends of their names, and links to folders,
+    which are not followed."""
+    there = {file.inside for file in used}
+    ends = Counter(file.inside.suffix.lower() or "no ending" for file in every if file.inside not in there)
+    folders = [pathlib.Path(parent, name) for parent, some, _ in os.walk(path) for name in some]
+    links = [folder.relative_to(path) for folder in folders if folder.is_symlink()]
+    more = f" and {sum(ends.values()) - sum(n for _, n in ends.most_common(LISTED)):,} others" * (len(ends) > LISTED)
+    lines = [f"files skipped: {', '.join(f'{n:,} {end}' for end, n in ends.most_common(LISTED))}{more}"] * bool(ends)
+    return lines + [f"links to folders not followed: {len(links):,}, {listed(links)}"] * bool(links)
 
 
 def members(path: pathlib.Path, zips: contextlib.ExitStack, hidden: tuple[str, ...]) -> list[File]:

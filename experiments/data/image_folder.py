@@ -4,7 +4,6 @@ DIR/class/*.jpg, or the same in DIR/train, DIR/valid and DIR/test. Each is squas
 all of it stays in sight, or taken as it is (0). Many are kept in the cache folder, in a file that is mapped to memory.
 """
 
-import collections
 import concurrent.futures
 import contextlib
 import functools
@@ -73,11 +72,8 @@ def _files(path: pathlib.Path) -> tuple[Parts, tuple[str, ...], list[str]]:
     every = files.folder(path, HIDDEN)
     found = [file for file in every if file.inside.suffix.lower() in ENDS]
     skipped = [file for file in every if file.inside.suffix.lower() not in ENDS]
-    ends = collections.Counter(file.inside.suffix.lower() or "no ending" for file in skipped).most_common(LISTED)
     folders = [pathlib.Path(parent, name) for parent, some, _ in os.walk(path) for name in some]
-    links = [folder.relative_to(path) for folder in folders if folder.is_symlink()]
-    lines = [f"files skipped: {', '.join(f'{n:,} {end}' for end, n in ends)}"] * bool(skipped)
-    lines += [f"links to folders not followed: {len(links):,}, {files.listed(links)}"] * bool(links)
+    lines = files.skipped(path, every, found)
     if not found:
         wants = f"images in folders of their classes ({', '.join(ENDS)})"
         raise errors.UserError("; ".join([f"{path} has neither {wants} nor train.npz nor IDX files", *lines]))

@@ -49,6 +49,7 @@ def load(source: str, field: str = "text,label") -> Labelled:
         of_folders = [file for file in there if ".txt" in file.inside.suffixes[-2:] and len(file.inside.parts) > 1]
         found = tables.among(there, of_folders)
 
+    skipped = [] if source == DOCSTRINGS else files.skipped(pathlib.Path(source).expanduser(), there, found)
     declared, unlabelled = classes.declared(found, names[1]), []
 
     def rows(file: files.File) -> Iterator[Row]:
@@ -73,8 +74,9 @@ def load(source: str, field: str = "text,label") -> Labelled:
         raise errors.UserError(f"{source} has {len(trained)} class to train on: at least two are needed")
     if new := sorted({name for _, name in data.evaluation} - trained):
         raise errors.UserError(f'{source}: the class "{new[0]}" is to be evaluated, and no text to train on has it')
-    left = f"{source}: texts left out, of no class: {len(unlabelled):,}" if unlabelled else ""
-    return Labelled(*data._replace(said=f"{data.said}\n{left}".strip()), declared or classes.ordered(trained))
+    skipped += [f"texts left out, of no class: {len(unlabelled):,}"] * bool(unlabelled)
+    said = "\n".join(filter(None, [data.said, *(f"{source}: {line}" for line in skipped)]))
+    return Labelled(*data._replace(said=said), declared or classes.ordered(trained))
 
 
 def ids(of: tokenizer.Tokenizer, texts: Sequence[str], *, N: int) -> tuple[np.ndarray, np.ndarray, int]:

@@ -39,13 +39,9 @@ UNKNOWN, BOS, EOS = range(len(SPECIALS))
 
 
 class OfRun(tokenizer.Plain):
-    """That of a run of ours, used as a published one is: nothing stands between documents, and any id may be drawn."""
+    """That of a run of ours, used as a published one is: nothing stands between documents."""
 
     parts, ids = tokenizer.Tokenizer.parts, tokenizer.Tokenizer.ids
-
-    def __post_init__(self):
-        super().__post_init__()
-        vars(self)["ordinary"] = self.size
 
 
 class Published(tokenizer.Tokenizer):
@@ -55,9 +51,12 @@ class Published(tokenizer.Tokenizer):
         self, library: tokenizers.Tokenizer, roles: Mapping[str, str | None], files: dict[str, bytes] | None = None
     ):
         self.library, self.files = library, files or {}
-        self.size = self.ordinary = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         for role, name in roles.items():
             setattr(self, role, None if name is None else library.token_to_id(name))
+        added = library.get_added_tokens_decoder().items()
+        own = (getattr(self, role) for role in roles)
+        self.special = frozenset([id for id, one in added if one.special] + [id for id in own if id is not None])
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         with _refusing(f"the tokenizers library fails at the text {text[:40]!r}"):
@@ -127,7 +126,7 @@ class Pieces(tokenizer.Tokenizer):
 
     def __init__(self, table: Sequence[bytes], scores: Sequence[float], files: dict[str, bytes] | None = None):
         self.table, self.scores, self.files = tuple(table), tuple(scores), files or {}
-        self.size = self.ordinary = len(table)
+        self.size, self.special = len(table), frozenset((UNKNOWN, BOS, EOS))
         matches = {i: re.fullmatch(rb"<0x([0-9A-F]{2})>", piece) for i, piece in enumerate(self.table)}
         self._byte_of = {i: bytes([int(match[1], 16)]) for i, match in matches.items() if match}
         self._id_of_byte = {content[0]: i for i, content in self._byte_of.items()}

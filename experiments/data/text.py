@@ -70,7 +70,15 @@ def load(source: str, field: str = "") -> Text:
     (`files.by_names`); of a large text no more than MOST_EVALUATED bytes. UserError for what is not there, cannot be
     read, is no text, or too little to split.
     """
-    found = _found(source, field)
+    every, found = _found(source, field)
+    text, path = _divided(source, found, field), pathlib.Path(source).expanduser()
+    lines = files.skipped(path, every, found) if source not in NAMED and path.is_dir() else []
+    empty = sum(not file.size for file in found)
+    lines += [f"empty files left out: {empty:,}"] * bool(empty)
+    return text._replace(said="\n".join(filter(None, [text.said, *(f"{source}: {line}" for line in lines)])))
+
+
+def _divided(source: str, found: list[files.File], field: str) -> Text:
     if named := files.by_names("text", found):  # neither a file alone nor those of a named text are inside a folder
         return _as_named(source, named, field)
     texts = _scanned(source, found, field)
@@ -91,10 +99,11 @@ def load(source: str, field: str = "") -> Text:
 
 def whole(source: str, field: str = "") -> Part:
     """All documents there, whatever the names of files say. UserError as `load`."""
-    return _part(_scanned(source, _found(source, field), field))
+    return _part(_scanned(source, _found(source, field)[1], field))
 
 
-def _found(source: str, field: str) -> list[files.File]:
+def _found(source: str, field: str) -> tuple[list[files.File], list[files.File]]:
+    """Return all files there, and those of which the text is made."""
     if source in (STDLIB, DOCSTRINGS):
         found = [files.on_disk(file) for file in sorted(pathlib.Path(sysconfig.get_path("stdlib")).glob("*.py"))]
     elif source in download.NAMED:
@@ -108,7 +117,7 @@ def _found(source: str, field: str) -> list[files.File]:
     if field and not of_tables:
         ends = ", ".join(tables.KINDS)
         raise errors.UserError(f"text.field = {field!r} is for tables ({ends}), and {source} has none: leave it empty")
-    return of_tables if field else found
+    return found, of_tables if field else found
 
 
 def _side(text: Source, bound: bytes, held: bool) -> Source | None:

@@ -24,8 +24,8 @@ LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 class Tokenizer:
     """Ids 0 .. size-1 and the text they stand for; ids from `size` on, if a model has such rows, stand for none.
 
-    ordinary: ids below it may take the place of a hidden word (all, as for BERT, but where specials come last). files:
-    the contents, by name, of which `pretrained_tokenizer.read` makes this tokenizer again. Every kind has
+    special: the ids that are no words of a text, such as what stands between two documents. files: the contents, by
+    name, of which `pretrained_tokenizer.read` makes this tokenizer again. Every kind has
 
         encode(text, *, specials=True): int32 ids, with the specials that belong around it (<s>, or [CLS] and [SEP]).
             UserError for what is not Unicode, and for a character that nothing stands for.
@@ -34,7 +34,7 @@ class Tokenizer:
     """
 
     size: int
-    ordinary: int
+    special: frozenset[int]
     files: dict[str, bytes]
     bos = eos = mask = pad = between = None  # the ids of these specials, the last one between two documents
 
@@ -95,14 +95,15 @@ class Plain(Tokenizer):
     def __post_init__(self):
         names = [name.encode("utf-8", "surrogatepass") for name in (*self.characters, *self.specials)]
         contents = [bytes([byte]) for byte in range(256) if self.kind == "bytes"] + names
-        size, ordinary = len(contents), len(contents) - len(self.specials)
-        ids = {name: ordinary + i for i, name in enumerate(self.specials)}
+        size, first = len(contents), len(contents) - len(self.specials)
+        ids = {name: first + i for i, name in enumerate(self.specials)}
+        special = frozenset(i for i, content in enumerate(contents) if i >= first or content == SEPARATOR.encode())
         points = [*map(ord, self.characters)]
         # Code point -> id. The last entry stands for all points beyond the largest known one.
         table = np.full(max(points, default=0) + 2, ids.get(UNKNOWN, -1), np.int32)
         table[points] = np.arange(len(points), dtype=np.int32)
         files = {"tokenizer.json": json.dumps(dataclasses.asdict(self)).encode()}
-        vars(self).update(size=size, ordinary=ordinary, mask=ids.get(MASK), files=files, _contents=contents, _ids=table)
+        vars(self).update(size=size, special=special, mask=ids.get(MASK), files=files, _contents=contents, _ids=table)
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         content = checked(text).encode()

@@ -1,5 +1,7 @@
 """Windows of N tokens cut from one long row of T tokens, and what of them, or of an image, is asked of a model."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from experiments.engine import batches, errors
@@ -35,26 +37,28 @@ def causal(
 
 
 def masked(
-    token_T: np.ndarray, *, N: int, ordinary: int, mask_id: int, evaluation: bool = False
+    token_T: np.ndarray, *, N: int, W: int, special: Collection[int], mask_id: int, evaluation: bool = False
 ) -> tuple[batches.Fetch, int]:
     """`(fetch, n)` for `batches`: n windows with hidden words, by BERT's rule (Devlin et al. 2019, section 3.1).
 
-    Each position is hidden with probability RATE; of the hidden ones 80 % become `mask_id`, 10 % any of the first
-    `ordinary` ids, 10 % stay. `w_BN` is what the model sees, `target_BN` what stood there (int32), `weight_BN` 1 at
-    hidden positions, else 0 (float32), `valid_BS` False for padding. n = T - N + 1: a window may start anywhere.
-    For evaluation they follow one another, n = ceil(T / N), and what is hidden depends on the window's number only.
-    UserError for fewer than N tokens.
+    Each position is hidden with probability RATE, but for those of `special` ids, which are never asked for; of the
+    hidden ones 80 % become `mask_id`, 10 % any of the W ids that is not special, 10 % stay. `w_BN` is what the model
+    sees, `target_BN` what stood there (int32), `weight_BN` 1 at hidden positions, else 0 (float32), `valid_BS` False at
+    padding. n = T - N + 1: a window may start anywhere. For evaluation they follow one another, n = ceil(T / N), and
+    what is hidden depends on the window's number only. UserError for fewer than N tokens.
     """
     stride, n = _places(token_T, N=N, more=0, evaluation=evaluation)
+    special_W = np.isin(np.arange(W), [*special])
+    ordinary = np.flatnonzero(~special_W).astype(np.int32)
 
     def fetch(index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         position_BN = index_B[:, None] * stride + np.arange(N)
         valid_BS, target_BN = position_BN < len(token_T), _at(token_T, position_BN)
         hidden_BN, kind_BN, other_BN = _uniforms(index_B, rng, rows=3, N=N)
-        hidden_BN = (hidden_BN < RATE) & valid_BS
+        hidden_BN = (hidden_BN < RATE) & valid_BS & ~special_W[target_BN]
         w_BN = np.where(hidden_BN & (kind_BN < HIDE), np.int32(mask_id), target_BN)
         replaced_BN = hidden_BN & (kind_BN >= HIDE) & (kind_BN < HIDE + REPLACE)
-        w_BN = np.where(replaced_BN, (other_BN * ordinary).astype(np.int32), w_BN)
+        w_BN = np.where(replaced_BN, ordinary[(other_BN * len(ordinary)).astype(np.int32)], w_BN)
         return {"w_BN": w_BN, "target_BN": target_BN, "weight_BN": hidden_BN.astype(np.float32), "valid_BS": valid_BS}
 
     return fetch, n

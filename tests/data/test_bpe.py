@@ -1,5 +1,8 @@
 """A byte-level BPE of a run's own text: its words, what stands between documents, and that it is made once."""
 
+import random
+import time
+
 import hypothesis
 import numpy as np
 import pytest
@@ -87,3 +90,25 @@ def test_perplexities_are_those_of_their_definitions():
     np.testing.assert_allclose(found["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
     np.testing.assert_allclose(found["bits_per_byte"], -np.log2(p_T).sum() / 11)
     assert np.isfinite(perplexity.measures(1e5, tokens=4, of=perplexity.Size(0, 0))["word_perplexity"])
+
+
+LETTERS = "".join(random.Random(0).choices("abcdefghijklmnop", k=300_000))
+
+
+@pytest.mark.parametrize("letters", [LETTERS, LETTERS.translate({code: code + 0x4E00 for code in b"abcdefghijklmnop"})])
+def test_text_without_spaces_is_learned_in_time_that_grows_with_its_length(letters, capsys):
+    """300,000 letters took over a minute. Pieces of words beyond a cut are the same ones."""
+    began = time.process_time()
+    library = bpe.learned([letters], words=600, specials=["<|endoftext|>"])
+    assert time.process_time() - began < 20
+    assert f"cut in {300_000 // bpe.RUN:,} places" in capsys.readouterr().out
+    ids = library.encode(letters[:1000]).ids
+    assert library.decode(ids) == letters[:1000] and len(ids) < 3 * 1000 * 0.7
+
+
+def test_text_with_spaces_is_not_cut(capsys):
+    for words in (KING.decode() * 9, "x" * (bpe.RUN - 1) + " " + "1." * bpe.RUN + "\n" * (bpe.RUN - 1)):
+        assert [*bpe._cut([words, words])] == [words, words]
+    assert capsys.readouterr().out == ""
+    words = "a " + "x" * (2 * bpe.RUN + 3) + " " * bpe.RUN + "b"
+    assert [len(one) for one in bpe._cut([words])] == [2 + bpe.RUN, bpe.RUN, 3 + bpe.RUN, 1]

@@ -157,6 +157,9 @@ def test_a_panic_at_a_later_text_is_a_sentence_and_an_interruption_stays_one():
         def get_vocab(self, *, with_added_tokens):
             return {"a": 0}
 
+        def get_added_tokens_decoder(self):
+            return {}
+
         def encode(self, *_, **__):
             raise self.error
 

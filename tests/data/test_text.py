@@ -136,3 +136,22 @@ def test_what_is_not_utf8_is_told_by_its_file_and_byte(tmp_path):
     ):
         with pytest.raises(errors.UserError, match=told):
             list(tokenizer.decoded(part))
+
+
+def test_files_that_are_no_part_of_a_text_are_counted(tmp_path):
+    lines = b'{"said": "a king"}\n{"said": "two kings"}\n{"said": "three"}\n' * 30
+    write(
+        tmp_path / "set",
+        **{"a.jsonl": lines, "README.md": b"#", "b/notes.md": b"", "c.html": b"<p>", "empty.jsonl": b""},
+    )
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "set" / "link").symlink_to(tmp_path / "elsewhere")
+    said = text.load(str(tmp_path / "set"), "said").said
+    assert "files skipped: 2 .md, 1 .html" in said and "links to folders not followed: 1, link" in said
+    assert "empty files left out: 1" in said
+    write(tmp_path / "texts", **{"a.txt": KING, "b.txt": KING[:99], "c.md": b""})
+    assert text.load(str(tmp_path / "texts")).said.endswith("empty files left out: 1")
+    many = {f"{c}.{c}": b"x" for c in "abcdefg"} | {"z.csv": b"said\n" + b"x\ny\n" * 30}
+    assert (
+        "files skipped: 1 .a, 1 .b, 1 .c and 4 others" in text.load(str(write(tmp_path / "many", **many)), "said").said
+    )

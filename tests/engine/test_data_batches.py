@@ -223,7 +223,7 @@ def test_causal_evaluation_asks_for_every_token_but_the_first_once(sizes, batch,
 def test_masking_follows_the_rule():
     T, N, ordinary, mask_id, rate = 40_009, 31, 11, 12, 0.15
     token_T = np.random.default_rng(1).integers(0, ordinary, T).astype(np.int32)
-    fetch, n = windows.masked(token_T, N=N, ordinary=ordinary, mask_id=mask_id)
+    fetch, n = windows.masked(token_T, N=N, W=13, special={11, 12}, mask_id=mask_id)
     assert n == T - N + 1
     index_B = np.arange(0, n, N)
     batch = fetch(index_B, np.random.default_rng(2))
@@ -251,7 +251,7 @@ def test_masking_follows_the_rule():
 def test_masked_evaluation_has_every_token_once_and_is_the_same_for_every_batch_size(sizes, first, second):
     N, T = sizes
     token_T = np.arange(T, dtype=np.int32)
-    fetch, n = windows.masked(token_T, N=N, ordinary=T, mask_id=T + 1, evaluation=True)
+    fetch, n = windows.masked(token_T, N=N, W=T + 2, special={T + 1}, mask_id=T + 1, evaluation=True)
 
     def everything(batch):
         dataset = batches.evaluation(fetch, n=n, batch=batch)
@@ -269,7 +269,7 @@ def test_a_row_of_small_integers_gives_the_same_batches(kind):
     """Also where [MASK] is an id that they do not hold."""
     N = 7
     token_T = np.random.default_rng(0).integers(0, 256, 61)
-    rule = {"ordinary": 256, "mask_id": 256}
+    rule = {"W": 257, "special": {256}, "mask_id": 256}
     for made in (
         lambda token_T: windows.causal(token_T, N=N),
         lambda token_T: windows.causal(token_T, N=N, evaluation=True),
@@ -288,13 +288,28 @@ def test_a_row_of_small_integers_gives_the_same_batches(kind):
 
 def test_masked_evaluation_hides_different_places_in_different_windows():
     token_T = np.zeros(7 * 31, np.int32)
-    fetch, n = windows.masked(token_T, N=31, ordinary=2, mask_id=2, evaluation=True)
+    fetch, n = windows.masked(token_T, N=31, W=3, special={2}, mask_id=2, evaluation=True)
     batch = fetch(np.arange(n), None)
     assert len({row.tobytes() for row in batch["weight_BN"]}) == n == 7
 
 
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_what_is_special_is_never_hidden_nor_asked_for_nor_drawn(evaluation):
+    special, mask_id = {0, 3, 9, 12}, 12
+    token_T = np.random.default_rng(1).integers(0, 12, 20_000).astype(np.int32)
+    fetch, n = windows.masked(token_T, N=50, W=13, special=special, mask_id=mask_id, evaluation=evaluation)
+    batch = fetch(np.arange(0, n, 1 if evaluation else 50), None if evaluation else np.random.default_rng(2))
+    of_special = np.isin(batch["target_BN"], [*special])
+    hidden = batch["weight_BN"] == 1
+    assert of_special.mean() > 0.2 and not hidden[of_special].any()
+    assert (batch["w_BN"][of_special] == batch["target_BN"][of_special]).all()
+    assert abs(hidden[~of_special].mean() - 0.15) < 0.01
+    drawn = batch["w_BN"][hidden & (batch["w_BN"] != mask_id)]
+    assert {*drawn.tolist()} == {*range(12)} - special
+
+
 def test_windows_refuse_too_few_tokens():
-    settings = {"ordinary": 5, "mask_id": 6}
+    settings = {"W": 7, "special": {6}, "mask_id": 6}
     short = np.zeros(5, np.int32)
     for cut, extra, N, needed in (
         (windows.causal, {}, 5, 6),
