@@ -113,10 +113,10 @@ def patches(Y: int, X: int, Z: int, *, patch: int) -> tuple[int, int]:
     return (Y // patch) * (X // patch), patch * patch * Z
 
 
-def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool) -> Model:
+def encoder_decoder(m: config.Settings, *, W: int, N: int, tied_output: bool, output_bias: bool = False) -> Model:
     """The encoder-decoder that the section `m` describes, M layers each, for up to N tokens on either side."""
     check_causal(m)
-    words, output = sized(embed.words, W=W), sized(head.next_word, W=W)
+    words, output = sized(embed.words, W=W), sized(head.next_word, W=W, **({"bias": "b_W"} if output_bias else {}))
     return build(m, embed=words, head=output, N=N, cross=True, tied_output=tied_output)
 
 

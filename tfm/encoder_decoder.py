@@ -15,11 +15,12 @@ from tfm.decode import kv_cache
 
 def init(key: jax.Array, *, D: int, parts: transformer.Parts, tied_output: bool = False, **trunk: Any) -> dict:
     """The parameter tree; with tied_output the head uses the embedding. trunk: as in transformer.trunk_init."""
+    head = parts.head.init(initial.key(key, "head"), D=D)
     return {
         "embed": parts.embed.init(initial.key(key, "embed"), D=D),
         "encoder": transformer.trunk_init(initial.key(key, "encoder"), D=D, parts=parts, **trunk),
         "decoder": transformer.trunk_init(initial.key(key, "decoder"), D=D, parts=parts, cross=True, **trunk),
-        "head": {} if tied_output else parts.head.init(initial.key(key, "head"), D=D),
+        "head": {name: leaf for name, leaf in head.items() if not (tied_output and name == "G_WD")},
     }
 
 

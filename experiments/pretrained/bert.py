@@ -71,7 +71,7 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
     names, said = families.labels(config), config.get("architectures") or ["?"]
     classes = {"C": len(names), "class_names": names, "architecture": str(said[0]) if isinstance(said, list) else "?"}
     classes["problem_type"] = config.get("problem_type")  # whether a text has one class, several, or is a number
-    return {"J": facts["segments"], "unread": 0} | classes
+    return {"J": facts["segments"], "unread": 0, "T": 2} | classes  # T: the next sentence follows or not
 
 
 def groups(beginnings: Mapping[str, str], decoder: str, facts: families.Facts, names: set[str]) -> set[str]:
@@ -100,7 +100,8 @@ def architecture(name: str, facts: families.Facts, groups: set[str]) -> dict[str
     if kind in ("classes", "tokens"):
         labels = families.named(facts) | {"problem_type": facts.get("problem_type")}
     if "next_sentence" in groups:
-        return {"architectures": [f"{name}ForPreTraining" if kind else f"{name}ForNextSentencePrediction"]}
+        rows = {"num_labels": facts["T"]} if facts["T"] != 2 else {}  # of an ALBERT
+        return {"architectures": [f"{name}ForPreTraining" if kind else f"{name}ForNextSentencePrediction"]} | rows
     return {"architectures": [name + CLASSES.get(kind, "Model")]} | labels
 
 
@@ -135,7 +136,7 @@ FAMILY = families.Family(
         *of_sequences("pooler.dense", "classifier"),
         *OF_WORDS,
         *POOLER,
-        *tensors.pair("cls.seq_relationship", "C D; C", "extras/next_sentence/G_CD", "b_C", "next_sentence"),
+        *tensors.pair("cls.seq_relationship", "T D; T", "extras/next_sentence/G_TD", "b_T", "next_sentence"),
     ),
     known=known(*DECODER),
     model=MODEL,

@@ -91,7 +91,8 @@ def albert_complete(config: families.Config, facts: families.Facts) -> families.
     if facts["M"] % groups:
         wrong = f"num_hidden_layers = {facts['M']} is not divisible by num_hidden_groups = {groups}"
         raise errors.UserError(f"config.json: {wrong}")
-    return bert.complete(config, facts) | {"share": facts["M"] // groups}
+    found = bert.complete(config, facts)
+    return found | {"share": facts["M"] // groups, "T": found["C"]}  # rows for the next sentence, as for classes
 
 
 def albert_extra(facts: families.Facts, groups: set[str]) -> dict[str, Any]:
@@ -115,7 +116,7 @@ ALBERT = bert.FAMILY._replace(
         *bert.of_sequences("pooler", "classifier"),
         *bert.OF_WORDS,
         *tensors.pair("pooler", "D D; D", "extras/pooler/W_DD", "b_D", "pooler"),
-        *tensors.pair("sop_classifier.classifier", "C D; C", "extras/next_sentence/G_CD", "b_C", "next_sentence"),
+        *tensors.pair("sop_classifier.classifier", "T D; T", "extras/next_sentence/G_TD", "b_T", "next_sentence"),
     ),
     known=bert.known(*OF_ALBERT),
     model=bert.MODEL | {"E": families.ANY, "share": families.ANY},

@@ -106,6 +106,18 @@ def labels(config: Config) -> list[str]:
     return [str(said[str(i)]) for i in range(len(said))]
 
 
+def labelled(config: Config, rows: int, path: Any) -> Config:
+    """Return the config with a name for each row of the head; a warning is printed if it names others."""
+    said = config.get("id2label")
+    if isinstance(said, dict) and said and said.keys() != {str(i) for i in range(rows)}:
+        print(
+            f"warning: {path} has a head of {rows} classes, and its config.json names {len(said)} (id2label)",
+            flush=True,
+        )
+        config = {**config, "id2label": {str(i): said.get(str(i), f"LABEL_{i}") for i in range(rows)}}
+    return {**config, "num_labels": rows}
+
+
 def named(facts: Facts) -> dict[str, Any]:
     """What `labels` reads."""
     names = facts.get("class_names") or [f"LABEL_{i}" for i in range(facts.get("C", 2))]

@@ -20,6 +20,8 @@ FAMILIES = {
     one.name: one
     for one in (gpt2.FAMILY, gpt2.BIGCODE, *ENCODERS, vit.FAMILY, vit.DEIT, llama.FAMILY, *llama.RELATIVES)
 }
+CLASSIFIERS = ("classifier.weight", "cls_classifier.weight", "classifier.out_proj.weight")  # a row for each class
+NEXT_SENTENCE = ("seq_relationship.weight", "sop_classifier.classifier.weight")
 GENERATION = "generation_config.json"  # beside config.json: where a text ends
 ASIDE = ("pooler", "next_sentence")  # heads that our models do not have: kept in `extras`
 
@@ -56,9 +58,13 @@ def read(path: str | pathlib.Path) -> Imported:
 def interpret(config: Mapping[str, Any], arrays: tensors.Arrays, path: str | pathlib.Path) -> Imported:
     """The model that config.json describes and the tensors hold. UserError as `read`, which names `path`."""
     family = _family(config.get("model_type"))
-    rows = [len(array) for name, array in arrays.items() if name.endswith("classifier.weight") and array.ndim]
-    config = {**config, "num_labels": rows[0]} if rows else config  # for classes that nobody named
+    rows = [
+        len(arrays[name]) for name in arrays if name.removeprefix(family.prefix) in CLASSIFIERS and arrays[name].ndim
+    ]
+    config = families.labelled(config, rows[0], path) if rows else config
     facts, plain = families.describe(family, config), {}
+    for name in (name for name in arrays if name.endswith(NEXT_SENTENCE) and arrays[name].ndim):
+        facts["T"] = len(arrays[name])
     for name, array in arrays.items():  # without the prefix, and spelled as in the lines
         short = name.removeprefix(family.prefix)
         for pattern, spelling in family.spellings:

@@ -148,6 +148,12 @@ def open(path: str | os.PathLike, trust: Sequence[str] = ()) -> Trained:
                 if number and step is None:
                     raise errors.UserError(f"{path} is no checkpoint: {up} has those of steps {_steps(where)}")
                 break
+    if (where / "adapter_config.json").is_file() and not (where / "config.json").exists():
+        base = saved(where / "adapter_config.json").get("base_model_name_or_path")
+        raise errors.UserError(
+            f"{path} holds adapters of peft alone, for the model {base}: merge them there (merge_and_unload of peft), "
+            "save that with save_pretrained, and give its folder"
+        )
     config = saved(where / "config.json").get("config")
     if not isinstance(config, dict) or "experiment" not in config:
         return _published(where, hub.read(where))
@@ -211,7 +217,8 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], ste
             facts = {"N": config["text"]["N"], "output": config["text"]["head"], "C": params["head"]["G_CD"].shape[0]}
             extras["class_names"] = disk.read_json(folder / "data.json", says="the names of its classes")["classes"]
         elif kind == "translation":
-            facts = {"N": config["pairs"]["N"], "tied_output": not params["head"]}
+            facts = {"N": config["pairs"]["N"], "tied_output": "G_WD" not in params["head"]}
+            facts["output_bias"] = "b_W" in params["head"]
         elif kind in ("image", "masked_image"):
             patch = config["image"]["patch"]
             facts = {"patch": patch, "Z": params["embed"]["W_DP"].shape[1] // patch**2}
@@ -290,6 +297,13 @@ def ends(model: Trained, words: tokenizer.Tokenizer) -> list[int]:
     said = model.extras.get("ids", {}).get("eos_token_id", [])
     ids = [id for id in (said if isinstance(said, list) else [said]) if id < model.facts["W"]]
     return list(dict.fromkeys(ids or [id for id in (words.eos, words.bos) if id is not None]))
+
+
+def class_names(model: Trained) -> list[str] | None:
+    """The names of the classes of its head, in order; None if it has no such head or nobody named them."""
+    names = model.extras.get("class_names") if "class_names" in model.extras else None
+    names = saved(model.path / "data.json").get("classes") if names is None and "C" in model.facts else names
+    return None if not isinstance(names, list) or names == [f"LABEL_{i}" for i in range(len(names))] else names
 
 
 def folder_of(model: Trained) -> pathlib.Path:

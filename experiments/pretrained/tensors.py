@@ -86,7 +86,10 @@ def _names(theirs: str, layers: int) -> list[str]:
 def _axes(line: Line) -> tuple[str, str, list[int]]:
     """Their letters, ours in the same alphabet, and the order that turns the first into the second."""
     theirs = line.axes.replace(" ", "").replace("1", "")
-    ours = "".join(PARTS.get(letter, letter) for letter in shapes.letters(line.ours[0].split("/")[-1]))
+    ours = "".join(
+        letter if letter in theirs else PARTS.get(letter, letter)
+        for letter in shapes.letters(line.ours[0].split("/")[-1])
+    )
     ours = "3" + ours if "3" in theirs else "+" + ours[1:] if "+" in theirs else ours
     return theirs, ours, list(range(len(ours))) if theirs == ours else [theirs.index(letter) for letter in ours]
 

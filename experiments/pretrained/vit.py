@@ -54,7 +54,7 @@ def complete(config: families.Config, facts: families.Facts) -> families.Facts:
     names = families.labels(config)
     N, P = (Y // patch) * (X // patch) + (2 if config.get("model_type") == "deit" else 1), patch * patch * facts["Z"]
     sizes = {"Y": patch, "X": patch, "N": N, "P": P, "C": len(names)}
-    return sizes | {"image": (Y, X), "patch": patch, "class_names": names}
+    return sizes | {"image": (Y, X), "patch": patch, "class_names": names, "problem_type": config.get("problem_type")}
 
 
 def _sides(config: families.Config, name: str, default: int) -> tuple[int, int]:

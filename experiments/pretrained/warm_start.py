@@ -4,14 +4,14 @@ import fnmatch
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.data import pretrained_tokenizer
-from experiments.engine import by_name, config, errors
+from experiments.data import files as data_files, pretrained_tokenizer
+from experiments.engine import by_name, config, errors, run
 from experiments.pretrained import open_model, tensors
 from tfm import lora, shapes
 
@@ -109,7 +109,7 @@ def load(
     )
     if model.table:
         print(model.table)
-    start = _resized(settings, model, start, ours)
+    start = _ordered(model, _resized(settings, model, start, ours), files)
     if wrong := _misfit(settings, model, fresh, start, ours, files):
         raise errors.UserError(f"init_from: {model.path} is not the model of this config: {wrong}")
     open_model.finite(model.path, start)
@@ -119,6 +119,28 @@ def load(
     sentence += f", anew: {', '.join(new)}" * bool(new) + f", left behind: {', '.join(behind)}" * bool(behind)
     print(sentence, flush=True)
     return start
+
+
+def _ordered(model: open_model.Trained, start: dict, files: Mapping[str, bytes]) -> dict[str, np.ndarray]:
+    """Their head with its rows in the order of the data's classes, by their names. Raises UserError for other names."""
+    theirs = open_model.class_names(model) if "head/G_CD" in start else None
+    ours = json.loads(files.get(run.DATA, b"{}")).get("classes")
+    if not theirs or not ours or _alike(theirs) == _alike(ours):
+        return start
+    if sorted(_alike(theirs)) != sorted(_alike(ours)) or len({*_alike(ours)}) < len(ours):
+        there, here = (f"{len(names)}: {data_files.listed(names)}" for names in (theirs, ours))
+        raise errors.UserError(
+            f"init_from: the classes of {model.path} ({there}) are not those of the data ({here}): name them alike, or "
+            "begin with a new head, init_fresh = head"
+        )
+    order = [_alike(theirs).index(name) for name in _alike(ours)]
+    print(f"the rows of the head of {model.path} are put into the order of the data's classes", flush=True)
+    return start | {path: start[path][order] for path in ("head/G_CD", "head/b_C") if path in start}
+
+
+def _alike(names: Sequence[str]) -> list[str]:
+    """Without case and spaces."""
+    return ["".join(name.casefold().split()) for name in names]
 
 
 def _any(part: str, paths: Any) -> bool:

@@ -5,7 +5,7 @@ python -m experiments.tools.classify --checkpoint=DIR --prompt="What a pleasant 
 classify.run("DIR", file="digit.png")
 
 The image is made as many rows, columns and channels as the model's own images have (a line says so; MNIST's digits are
-white on black). Prints the five likeliest classes with their probabilities, and returns this text.
+white on black). Prints the five likeliest classes with their probabilities, or the numbers of a regression.
 """
 
 import os
@@ -21,6 +21,7 @@ from experiments.pretrained import open_model
 from experiments.tools import command
 
 SHOWN, FILE = 5, "classes.txt"  # likeliest classes
+MULTI = "multi_label_classification"  # each class by itself
 
 
 @command.tool(
@@ -51,10 +52,12 @@ def run(
         inputs, said = image_file.read(pathlib.Path(os.path.expanduser(file)), model.like)
         classes, steps = model.like["classes"], [said]
     problem = model.extras.get("problem_type")
-    if problem == "regression":
-        raise errors.UserError(f"the model in {model.path} tells a number and no classes: call it (open_model.open)")
-    probability = jax.nn.sigmoid if problem == "multi_label_classification" else jax.nn.softmax
+    number = problem == "regression" or not problem and len(classes) == 1  # as transformers takes it: no probabilities
+    probability = np.asarray if number else jax.nn.sigmoid if problem == MULTI else jax.nn.softmax
     p_C = np.asarray(probability(model.logits(inputs)[0]))
+    if number:
+        lines = [*steps, *(f"  {x}  {name}" for name, x in zip(classes, np.atleast_1d(p_C).T.tolist(), strict=True))]
+        return command.tell("\n".join(lines), workdir, FILE)
     if model.kind == "tokens":  # N of these, each word's own
         each = [(words.decode([id]) or words.name(id), p_C[n]) for n, id in enumerate(inputs[0].tolist())]
         return command.tell("\n".join(f"  {p.max():.3f}  {classes[p.argmax()]}  {a}" for a, p in each), workdir, FILE)

@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 import tiny
+import tokenizers
 from PIL import Image
 
 from configs import base
 from experiments.engine import errors
 from experiments.pretrained import foreign, hub, open_model
-from experiments.tools import classify, export, sample
+from experiments.tools import classify, export, sample, translate
 from tfm import shapes
 
 LLAMA = {"model.norm": "rms", "model.mlp": "swiglu", "model.position": "none", "model.bias": "none"}
@@ -101,3 +102,38 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(run, tmp_path):
     assert not new.exists()
     with pytest.raises(errors.UserError, match="is there already"):
         imported(folder, experiment, mapping, arrays)
+
+
+def drawn(experiment: str, **changes) -> dict:
+    with contextlib.redirect_stdout(io.StringIO()):
+        return shapes.flat(jax.device_get(tiny.drawn(tiny.task_of(tiny.settings(experiment, model=False, **changes)))))
+
+
+@pytest.mark.parametrize("axes", ["D P", "P D"])
+def test_a_patch_matrix_may_have_its_pixels_in_a_row(tmp_path, axes):
+    arrays = drawn("vision", **CASES["vision"][0])
+    right_DP = arrays.pop("embed/W_DP")
+    arrays["patch"] = right_DP if axes == "D P" else right_DP.T
+    folder = imported(tmp_path / "run", "vision", {"patch": (axes, "embed/W_DP")}, arrays)
+    np.testing.assert_array_equal(open_model.open(folder).params["embed"]["W_DP"], right_DP)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_model_of_sequences_may_have_an_output_bias(tmp_path, named):
+    pytest.importorskip("sacrebleu", reason='the library sacrebleu is missing: pip install -e ".[text]"')
+    (tmp_path / "pairs.tsv").write_text("".join(f"word {i}\tpalabra {i * i}\n" for i in range(400)))
+    changes = {"pairs.source": str(tmp_path / "pairs.tsv"), "pairs.vocabulary": 270, "pairs.N": 7}
+    changes |= {"model.M": 1, "model.D": 8, "model.H": 2}
+    arrays, config = drawn("translation", **changes), base.get_config("translation")
+    config.update_from_flattened_dict(changes)
+    content = tiny.work_of(tiny.settings("translation", model=False, **changes)).files["tokenizer.json"]
+    (letter,) = tokenizers.Tokenizer.from_str(content.decode()).encode("x").ids
+    bias_W = np.where(np.arange(len(arrays["embed/E_WD"])) == letter, 1e4, 0.0).astype(np.float32)  # nothing but x
+    mapping = {} if named else {"final_logits_bias": ("1 W", "head/b_W")}
+    arrays |= {"head/b_W": bias_W} if named else {"final_logits_bias": bias_W[None]}
+    with contextlib.redirect_stdout(io.StringIO()):
+        foreign.import_tree(mapping, arrays, config, tmp_path / "run")
+    (tmp_path / "text").write_text("word\n")
+    np.testing.assert_array_equal(open_model.open(tmp_path / "run").params["head"]["b_W"], bias_W)
+    outcome = tiny.command(translate, checkpoint=tmp_path / "run", file=tmp_path / "text")
+    assert (outcome.err, outcome.out.strip()) == ("", "x" * 7)

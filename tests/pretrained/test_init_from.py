@@ -1,6 +1,7 @@
 """Training from another model's parameters: they are there at step 0, a misfit is named, resuming needs none."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -336,3 +337,45 @@ def test_stories260k_goes_on_learning():
     for path, array in theirs.items():
         np.testing.assert_array_equal(found[path], array, err_msg=path)
     assert work.files["tok512.bin"] == (folder / "tok512.bin").read_bytes()
+
+
+CLASSES = ["ape", "bee", "cow", "dog", "eel", "fly", "gnu", "hen", "ibis", "jay"]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [
+        (CLASSES, None),
+        ([name.upper() for name in CLASSES], None),
+        (CLASSES[::-1], "order"),
+        ([*CLASSES[1:], "APE"], "order"),
+        ([f"LABEL_{i}" for i in range(10)], None),  # nobody named them
+        ([*CLASSES[:9], "yak"], "refused"),
+        (["ape", *CLASSES[:9]], "refused"),
+    ],
+)
+def test_the_classes_of_a_head_are_those_of_the_data(tmp_path, capsys, theirs, told):
+    changes = {"image__patch": 4, "init_from": str(tmp_path / "run")}
+    made = published.run(tmp_path / "run", "vision", **{"image.patch": 4})
+    facts = json.loads((made / "data.json").read_text())
+    (made / "data.json").write_text(json.dumps(facts | {"classes": theirs}))
+    head, settings = open_model.open(made).params["head"], tiny.settings("vision", **changes)
+    work, files = tiny.work_of(settings), {"data.json": json.dumps({"classes": CLASSES}).encode()}
+    load = functools.partial(warm_start.load, settings, work.task.init, resumed=False, files=files)
+    if told == "refused":
+        with pytest.raises(errors.UserError, match="init_fresh = head"):
+            load()
+        return
+    start, out = load(), capsys.readouterr().out
+    lower = [name.lower() for name in theirs]
+    order = [lower.index(name) for name in CLASSES] if told else range(10)
+    np.testing.assert_array_equal(start["head/G_CD"], head["G_CD"][order])
+    np.testing.assert_array_equal(start["head/b_C"], head["b_C"][order])
+    assert ("order of the data's classes" in out) == (told == "order")
+
+
+def test_adapters_of_peft_alone_are_named(tmp_path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "some/base"}')
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(errors.UserError, match="adapters of peft alone, for the model some/base.*merge_and_unload"):
+        open_model.open(tmp_path)

@@ -58,6 +58,7 @@ CASES = {  # their class, and the fields of its config
     ),
     "bigcode, one head": ("GPTBigCodeForCausalLM", GPT2 | dict(n_head=1)),
     "bert": ("BertForPreTraining", BERT),
+    "bert, two rows whatever num_labels is": ("BertForPreTraining", BERT | dict(num_labels=5)),
     "bert, untied": (
         "BertForMaskedLM",
         BERT | dict(type_vocab_size=5, tie_word_embeddings=False, hidden_act="gelu_new"),
@@ -78,6 +79,7 @@ CASES = {  # their class, and the fields of its config
     "distilbert, classes": ("DistilBertForSequenceClassification", DISTILBERT),
     "distilbert, tokens": ("DistilBertForTokenClassification", DISTILBERT | dict(num_labels=3)),
     "albert": ("AlbertForPreTraining", ALBERT),
+    "albert, other rows": ("AlbertForPreTraining", ALBERT | dict(num_labels=5)),
     "albert, two groups, untied": (
         "AlbertForMaskedLM",
         ALBERT | dict(num_hidden_layers=4, num_hidden_groups=2, tie_word_embeddings=False, hidden_act="relu"),
@@ -200,7 +202,7 @@ def test_heads_aside_names_of_today_and_half_precision(tmp_path):
     bert.save_pretrained(tmp_path / "bert")
     extras = hub.read(tmp_path / "bert").extras
     np.testing.assert_array_equal(extras["pooler"]["W_DD"], bert.bert.pooler.dense.weight.detach())
-    np.testing.assert_array_equal(extras["next_sentence"]["b_C"], bert.cls.seq_relationship.bias.detach())
+    np.testing.assert_array_equal(extras["next_sentence"]["b_T"], bert.cls.seq_relationship.bias.detach())
 
     vit, llama = random(*CASES["vit"]), random(*CASES["llama, grouped"])
     vit.save_pretrained(tmp_path / "vit")

@@ -165,7 +165,6 @@ def test_tensors_that_do_not_fit_are_listed(tmp_path):
         ("bert", {"num_labels": 10**12}, "num_labels = 1000000000000 is not supported"),
         ("bert", {"model_type": "roberta", "max_position_embeddings": 2}, "= 2 leave none behind pad_token_id = 1"),
         ("vit", {"patch_size": [5, 3]}, "square patches"),
-        ("vit", {"id2label": {"1": "cat"}}, "id2label"),
         ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling asks for the type 'longrope'"),
         ("llama", {"rope_scaling": {"type": "llama3", "factor": 8.0}}, "of the type 'llama3' needs low_freq_factor"),
         ("llama", {"rope_scaling": {"type": "yarn", "factor": "8"}}, "factor must be a number from 0, and is '8'"),

@@ -102,7 +102,7 @@ def exported(folder, family: str, words=None, **changed):
 
 def logits(made: open_model.Trained) -> np.ndarray:
     if made.kind == "image":
-        return np.asarray(made(IMAGE_BYXZ))
+        return np.asarray(made.logits(IMAGE_BYXZ))
     words = {"w_BN": WORDS_BN, "segment_BN": SEGMENT_BN} if made.fields.segments > 1 else WORDS_BN
     return np.asarray(made(words))
 

@@ -111,8 +111,36 @@ def test_a_published_bert_fills_words_in_or_tells_their_classes(tmp_path):
     assert rows == [
         [f"{p.max():.3f}", ("noun", "verb", "other")[p.argmax()], name] for name, p in zip(names, p_NC, strict=True)
     ]
-    published.save(tmp_path, "bert", bare | head, num_labels=3, problem_type="regression")
-    assert "tells a number and no classes" in tiny.refusal(classify, checkpoint=tmp_path, prompt="word3")
+    published.save(tmp_path, "bert", bare | head, **said | {"problem_type": "regression"})
+    numbers = np.asarray(open_model.open(tmp_path)(np.array([[2, 8, 3]]))[0]).T.tolist()
+    out = tiny.command(classify, checkpoint=tmp_path, prompt="word3").out
+    assert out.splitlines() == [f"  {x}  {name}" for name, x in zip(("noun", "verb", "other"), numbers, strict=True)]
+
+
+@pytest.mark.parametrize("problem", [None, "regression", "single_label_classification", "multi_label_classification"])
+def test_one_output_is_a_number_unless_its_config_says_otherwise(tmp_path, problem):
+    images = published.tensors("vit")
+    images |= {"classifier.weight": images["classifier.weight"][:1], "classifier.bias": images["classifier.bias"][:1]}
+    published.save(tmp_path, "vit", images, id2label={"0": "age"}, **({"problem_type": problem} if problem else {}))
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (15, 10, 2), dtype=np.uint8)).save(tmp_path / "a.png")
+    model = open_model.open(tmp_path)
+    number = float(model.logits(image_file.read(tmp_path / "a.png", model.like)[0])[0, 0])
+    (line,) = tiny.command(classify, checkpoint=tmp_path, file=tmp_path / "a.png").out.splitlines()[1:]
+    shown = {"single_label_classification": "1.000", "multi_label_classification": f"{1 / (1 + np.exp(-number)):.3f}"}
+    assert line == f"  {shown.get(problem, number)}  age" and abs(number) > 0.01
+
+
+def test_a_head_with_other_classes_than_its_config_names_opens_by_its_weights(tmp_path, capsys):
+    for labels, names in (
+        ({"0": "cat", "1": "dog"}, ["cat", "dog", "LABEL_2"]),
+        ({"0": "cat", "1": "dog", "2": "owl", "3": "eel"}, ["cat", "dog", "owl"]),
+        ({"1": "dog", "2": "owl"}, ["LABEL_0", "dog", "owl"]),
+    ):
+        published.save(tmp_path, "vit", id2label=labels)
+        assert open_model.open(tmp_path).extras["class_names"] == names
+        assert f"a head of 3 classes, and its config.json names {len(labels)}" in capsys.readouterr().out
+    published.save(tmp_path, "vit", id2label={"2": "owl", "0": "cat", "1": "dog"})
+    assert open_model.open(tmp_path).extras["class_names"] == ["cat", "dog", "owl"] and not capsys.readouterr().out
 
 
 def test_the_words_of_a_text_stay_and_a_special_has_its_name():
