@@ -34,6 +34,7 @@ from experiments.engine import (
     config_file,
     distributed,
     errors,
+    log,
     optim,
     run as runs,
     signals,
@@ -84,8 +85,7 @@ def attempt(argv: list[str]) -> None:
             given = any(word.lstrip("-").partition("=")[0] == "workdir" for word in argv[1:])
             hint = f"; go on with: {shlex.join(['python', *argv, *([] if given else [f'--workdir={folder}'])])}"
         with signals.at_once(hint), distributed.joined(command.group, detect=command.detect, how_to_go_on=hint):
-            with by_name.told("your own code", all_is_own=False):  # launch.run shows the whole traceback of it
-                action()
+            action()
     except KeyboardInterrupt as error:
         raise stopped(error, hint) from error
 
@@ -107,12 +107,15 @@ def run(
     hint = ""
     try:
         with config_file.unchanged(pathlib.Path(command.config).parent):
-            action, folder = prepared(command)
-            words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{shown!r}"] if shown else [])]
-            hint = f"; go on with: launch.run({', '.join(words)})"
-            return action()
+            with signals.kept():
+                action, folder = prepared(command)
+                words = [repr(command.config), f"workdir={str(folder)!r}", *([f"**{shown!r}"] if shown else [])]
+                hint = f"; go on with: launch.run({', '.join(words)})"
+                return action()
     except (errors.UserError, errors.RunError) as error:
         end = type(error)(str(error))
+    except SystemExit as error:  # of the user's own code: a program that calls this would end in silence
+        end = errors.UserError(f"your own code: {by_name.fault(error)}")
     except KeyboardInterrupt as error:
         end = stopped(error, hint)
         if end.code != 128 + signal.SIGINT:  # for which there is an exception; another does what it would have done
@@ -211,11 +214,13 @@ def trained(
     command: Command, experiment: ModuleType, settings: configs.Settings, folder: pathlib.Path | None
 ) -> runs.Result | None:
     """Train what an experiment prepares."""
+    signals.heed()
     settings = warm_start.adopted(settings, folder)
     devices = runs.devices(settings, command.device)
     work = adapters.prepared(settings, experiment, devices)
+    signals.heed()
     for line in work.lines:
-        print(line, flush=True)
+        log.say(line, "\n")
     start = warm_start.load(settings, work.task.init, resumed=runs.begun(folder), files=work.files)
     work = work._replace(params={**work.params, **start})
     if folder is None:

@@ -62,7 +62,7 @@ def run(
     grouped = functools.partial(study.programs, spread=devices.shape.get(mesh.SEED, 1))
     runs, tried = (study.runs(settings, one) for one in (asked, tuning.trials(asked)))
     trials = grouped(tried, tuning=True)
-    say = functools.cache(functools.partial(print, flush=True))  # every line once
+    say = functools.cache(functools.partial(log.say, end="\n"))  # every line once
 
     def check(waiting: list[study.Program]) -> list[programs.Checked]:
         """The programs, all of which can be trained; what their experiments say of their data is said."""

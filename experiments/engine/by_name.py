@@ -182,21 +182,21 @@ def told(called: str, *, all_is_own: bool = True) -> Iterator[None]:
     """
     try:
         yield
-    except (errors.UserError, errors.RunError):
+    except (errors.UserError, errors.RunError, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:  # also a SystemExit, with which the process would end in silence
         if (says := fault(error)) == sentence(error) and not all_is_own:
             raise
         raise errors.UserError(f"{called}: {says}") from error
 
 
-def fault(error: Exception) -> str:
+def fault(error: BaseException) -> str:
     """What somebody's own code raised, with the last line that is theirs: 'my_file.py, line 3: NameError: ...'."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if own(frame.filename)]
     return "".join(f"{f.filename}, line {f.lineno}: " for f in frames[-1:]) + sentence(error)
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 

@@ -129,9 +129,9 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     try:
         spec.loader.exec_module(module)
         config = module.get_config()
-    except errors.UserError:
+    except (errors.UserError, KeyboardInterrupt):
         raise
-    except Exception as error:  # somebody's own code may raise anything
+    except BaseException as error:  # somebody's own code may raise anything, also SystemExit
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         where = f"{file}, line {frames[-1].lineno}" if frames else str(file)
         raise errors.UserError(f"{where}: {_sentence(error)}") from error
@@ -140,7 +140,7 @@ def _from_python(file: pathlib.Path) -> ml_collections.ConfigDict:
     return config
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: BaseException) -> str:
     """Return ml_collections' message without its print-out of the whole config."""
     if section := re.fullmatch(r"\W*(\w+)\W*", str(error)) if isinstance(error, AttributeError) else None:
         return f'the config of this experiment has no "{section.group(1)}"'

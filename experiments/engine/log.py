@@ -21,7 +21,9 @@ from tensorboardX.proto import event_pb2
 
 from experiments.engine import by_name, disk, distributed, errors
 
-CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n\r"}
+# What a terminal acts on: control characters, and those that turn the direction of a text.
+CONTROL = (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+CONTROL = {code: "\N{REPLACEMENT CHARACTER}" for code in CONTROL if chr(code) not in "\t\n"}
 FLUSH_SECONDS = 30.0  # events reach the disk at least so often
 KNOWN, LONG = 9, 10.0  # pieces of work, or seconds of it, before which nothing is announced: the first may be slow
 RECENT = 100  # pieces of work whose median speed counts, as some wait for something that the others do not
@@ -30,7 +32,9 @@ RECENT = 100  # pieces of work whose median speed counts, as some wait for somet
 def say(text: str, end: str = "") -> None:
     """Print at once; control characters, which may be commands to a terminal, as U+FFFD, what it cannot show as ?."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.translate(CONTROL).encode(encoding, "replace").decode(encoding), end=end, flush=True)
+    print(
+        text.replace("\r\n", "\n").translate(CONTROL).encode(encoding, "replace").decode(encoding), end=end, flush=True
+    )
 
 
 def read(folder: pathlib.Path, *, tells: bool = False) -> list[dict[str, Any]]:

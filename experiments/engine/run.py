@@ -229,7 +229,7 @@ def draw(work: Work, params: Any, folder: pathlib.Path) -> tuple[list[pathlib.Pa
             numbers.update(one) if isinstance(one, dict) else files.append(one)
     except errors.RunError:  # of more than a drawing
         raise
-    except Exception as error:  # of anything that draws, also of the user's
+    except (Exception, SystemExit) as error:  # of anything that draws, also of the user's
         reason = errors.line(error) or "no reason is given"
         print(f"warning: not all figures in {folder} are drawn: {type(error).__name__}: {reason}", flush=True)
     return files, numbers

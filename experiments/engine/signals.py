@@ -92,6 +92,39 @@ def _handler(handler: Callable[[int, FrameType | None], None], *, wakeup: int = 
         signal.set_wakeup_fd(wakeup)
 
 
+_lost: list[int] = []  # a Ctrl-C whose exception has not ended anything yet
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Within this, a Ctrl-C does what it does elsewhere in this process, as raise KeyboardInterrupt; if that is lost, as
+    in a callback of JAX or a destructor, the next `heed` raises it, or the end."""
+    usual = signal.getsignal(signal.SIGINT)
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        _lost[:] = [number]
+        usual(number, frame)
+
+    _lost.clear()
+    if not callable(usual) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+        heed()
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        _lost.clear()
+
+
+def heed() -> None:
+    """Raise KeyboardInterrupt if a Ctrl-C came within `kept` and was lost."""
+    if _lost:
+        _lost.clear()
+        raise KeyboardInterrupt
+
+
 class Requests:
     """The signal that came while a run trains, for the loop to ask at the end of each step."""
 
@@ -118,6 +151,8 @@ class Requests:
                 os._exit(128 + number)
 
         with _handler(note):
+            if _lost:
+                note(_lost.pop(), None)
             yield
 
     def heed(self, sentence: str = "stopped") -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import importlib
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ import numpy as np
 
 from experiments import model as models
 from experiments.data import image_file, pretrained_tokenizer, tokenizer
-from experiments.engine import by_name, checkpoint, disk, errors, manifest, workdir
+from experiments.engine import by_name, checkpoint, config as configs, disk, errors, manifest, workdir
 from experiments.pretrained import adapters, families, hub, llama2c, tensors
 from tfm import embed, head, shapes
 from tfm.attention import mask as masks
@@ -182,6 +183,26 @@ def saved(file: pathlib.Path) -> dict[str, Any]:
     return {}
 
 
+def _check_settings(file: pathlib.Path, config: dict[str, Any]) -> None:
+    """Raise UserError if a setting of a run is missing, of another type than it has, or too large a number."""
+    base, name = importlib.import_module("configs.base"), config["experiment"]
+    ours = isinstance(name, str) and name.isidentifier() and (by_name.ROOT / "experiments" / f"{name}.py").is_file()
+    right, found = (
+        configs.flat((base.get_config(name) if ours else base.common()).to_dict()),
+        dict(configs.leaves(config)),
+    )
+    try:
+        configs.check_type("experiment", name, str)
+        for key, usual in right.items():
+            if key not in found:
+                raise errors.UserError(f'it has no "{key}"')
+            if not (type(usual) is float and type(found[key]) is int):
+                configs.check_type(key, found[key], type(usual))
+        configs.check_numbers(config)
+    except errors.UserError as error:
+        raise errors.UserError(f"{file} is damaged: {error}") from error
+
+
 def _steps(folder: pathlib.Path) -> str:
     return ", ".join(map(str, sorted(manifest.steps(folder / "checkpoints")))) or "none"
 
@@ -207,6 +228,7 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], ste
     if digest is not None and digest != checkpoint.digest(params):
         wrong = f"the parameters of step {step} are not those of params_sha256 in its summary.json"
         raise errors.UserError(f"{folder} is damaged: {wrong}")
+    _check_settings(folder / "config.json", config)
     try:
         extras: dict[str, Any] = {}
         params = adapters.merged(params, config["optim"].get("lora", ""))

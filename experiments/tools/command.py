@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import flags
 
-from experiments.engine import compilation, config, config_file, disk, errors, log, signals
+from experiments.engine import by_name, compilation, config, config_file, disk, errors, log, signals
 
 FLAGS = {
     str: flags.DEFINE_string,
@@ -82,10 +82,14 @@ def arguments(function: Callable, help: dict[str, str], argv: list[str]) -> dict
 def exit_code(action: Callable[[], Any]) -> int:
     """Do this as a command: 0, or 2 (UserError; too long a name of a file), 1 (RunError; nobody reads what is
     printed), 130 (Ctrl-C)."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what a terminal cannot show is written out
+            stream.reconfigure(errors="backslashreplace")
     try:
         with signals.at_once():
             try:
-                action()
+                with by_name.told("your own code", all_is_own=False):
+                    action()
             except BaseException as error:
                 _ended[:] = [error]
                 raise
