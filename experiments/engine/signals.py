@@ -97,8 +97,8 @@ _lost: list[int] = []  # a Ctrl-C whose exception has not ended anything yet
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Within this, a Ctrl-C does what it does elsewhere in this process, as raise KeyboardInterrupt; if that is lost, as
-    in a callback of JAX or a destructor, the next `heed` raises it, or the end."""
+    """Within this, a Ctrl-C does what it does elsewhere in this process, as raise KeyboardInterrupt; if that is lost,
+    as in a callback of JAX or a destructor, the next `heed` raises it, or the end."""
     usual = signal.getsignal(signal.SIGINT)
 
     def hear(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""What a user's own code, a terminal or Ctrl-C at any moment can do to a run: it ends with a sentence, never silently."""
+"""What a user's own code, a terminal or Ctrl-C at any time can do to a run: end it with a sentence, never silently."""
 
 import os
 import signal
