@@ -224,30 +224,36 @@ def normalised(image_BYXZ: np.ndarray, like: Mapping[str, Any]) -> np.ndarray:
 def prepared(images: Any, like: Mapping[str, Any]) -> np.ndarray:
     """Return raw images as image_BYXZ, made and normalised as `expected` says (float32).
 
-    images: of the axes YX, YXZ, BYX or BYXZ. Of type uint8 they are 0 (black) to 255 (white), of any size, and are made
-    as `pixels` makes the image of a file. Of another type, or if they are no larger than the model's own data are
-    (`values`, as 0 to 16), they are numbers of such data, of the model's size. Raises UserError for other shapes and
-    numbers: also if one cannot know what they mean.
+    images: of the axes YX, YXZ, BYX (grey) or BYXZ, of Pillow, or a list of these. Of type uint8 they are 0 (black) to
+    255 (white), of any size, and are made as `pixels` makes the image of a file. Of another type, or if they are no
+    larger than the model's own data are (`values`, as 0 to 16), they are numbers of such data, of the model's size.
+    Raises UserError for other shapes and numbers: also if one cannot know what they mean.
     """
     from PIL import Image
 
     (Y, X, Z), (low, high) = like["image"], like["values"]
+    if isinstance(images, Image.Image) and Z in MODES and not images.mode.startswith(("I", "F")):
+        image_1YXZ = pixels("the image", images.copy(), like)[0][None]  # a copy, since `draft` changes it
+        return normalised(scaled(image_1YXZ, like), like)
+    if isinstance(images, list | tuple) and any(isinstance(one, Image.Image | np.ndarray) for one in images):
+        return np.concatenate([prepared(one, like) for one in images])
     image_BYXZ = np.asarray(images)
     given = f"images of shape {image_BYXZ.shape} and type {image_BYXZ.dtype}"
-    if image_BYXZ.ndim == 2 or image_BYXZ.ndim == 3 and image_BYXZ.shape[-1] == Z:
+    if image_BYXZ.ndim == 3 and (image_BYXZ.shape[-1] in (Z, *MODES) and image_BYXZ.shape[1:] != (Y, X)):
         image_BYXZ = image_BYXZ[None]
-    image_BYXZ = image_BYXZ[..., None] if image_BYXZ.ndim == 3 else image_BYXZ
+    elif image_BYXZ.ndim == 2 or image_BYXZ.ndim == 3 and Z == 1:  # of colour it could be ZYX as well
+        image_BYXZ = image_BYXZ.reshape(-1, *image_BYXZ.shape[-2:], 1)
     same = image_BYXZ.shape[1:] == (Y, X, Z)
     if image_BYXZ.ndim != 4 or not image_BYXZ.size or image_BYXZ.dtype.kind not in "fiu":
         raise errors.UserError(f"{given}: the model reads numbers of the axes BYXZ, {Y} x {X} x {Z} each")
-    least, most = float(image_BYXZ.min()), float(image_BYXZ.max())
+    least, most, slack = float(image_BYXZ.min()), float(image_BYXZ.max()), SLACK * (high - low)
     if image_BYXZ.dtype == np.uint8 and not 0 < most <= high < 255:
         if (not same or "draft" not in like) and image_BYXZ.shape[3] in MODES and Z in MODES:
             squeezed = (one[..., 0] if one.shape[-1] == 1 else one for one in image_BYXZ)
             image_BYXZ = np.stack([pixels(given, Image.fromarray(one), like)[0] for one in squeezed])
             same = True
         image_BYXZ = scaled(image_BYXZ, like)
-    elif not low - SLACK * (high - low) <= least <= most <= high + SLACK * (high - low) or 0 < most <= 1 < high / 4:
+    elif not low - slack * (low < 0) <= least <= most <= high + slack or 0 < most <= 1 < high / 4:
         what = f"{given} have values from {least:g} to {most:g}, and the model's own images {low:g} to {high:g}"
         raise errors.UserError(f"{what}: give these, or uint8 of 0 to 255; what is normalised already: model.logits")
     if not same:

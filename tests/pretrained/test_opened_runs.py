@@ -92,3 +92,29 @@ def test_a_text_of_a_batch_has_the_logits_that_it_has_alone(tmp_path, kind, chan
     differs = np.abs(np.asarray(without) - np.asarray(together[0] if without.ndim == 1 else together[0, :5])).max()
     causal = kind == "language" and "text.objective" not in changes
     assert (differs < 1e-5) == causal
+
+
+PHOTO = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+COLOUR = image_file.own(12, 16, 3) | {"values": [0, 255], "mean": [120.0] * 3, "std": [70.0] * 3}
+GREY = image_file.own(8, 8, 1) | {"values": [0, 16], "mean": [5.0], "std": [6.0]}
+
+
+@pytest.mark.parametrize("like", [COLOUR, GREY], ids=["colour", "grey"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "1", "CMYK", "turned"])
+def test_an_image_of_pillow_is_made_as_its_file_would_be(tmp_path, like, mode):
+    exif, file = Image.Exif(), tmp_path / ("image.tif" if mode == "CMYK" else "image.png")
+    exif[image_file.ORIENTATION] = 6 if mode == "turned" else 1
+    Image.fromarray(PHOTO).convert("RGB" if mode == "turned" else mode).save(file, exif=exif)
+    right_1YXZ, _ = image_file.read(file, like | {"assumed": False})
+    with Image.open(file) as image:
+        np.testing.assert_array_equal(image_file.prepared(image, like), right_1YXZ)
+        both_2YXZ = image_file.prepared([image, image.resize((20, 20))], like)
+        assert both_2YXZ.shape == (2, *like["image"])
+        if mode in ("RGB", "RGBA", "L"):  # one array of axes YX or YXZ, whatever the model's channels are
+            np.testing.assert_array_equal(image_file.prepared(np.asarray(image), like), right_1YXZ)
+
+
+@pytest.mark.parametrize("given", [PHOTO.transpose(2, 0, 1), PHOTO[:12, :16] / 100 - 1, PHOTO[:12, :16] / 255])
+def test_colours_that_come_first_or_are_normalised_are_refused(given):
+    with pytest.raises(errors.UserError, match=r"\(3, 30, 40\)|\(12, 16, 3\)"):
+        image_file.prepared(given, COLOUR)
