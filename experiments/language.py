@@ -104,6 +104,9 @@ def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     lengths = f"{len(rows[0]):,} tokens to train on, {len(rows[1]):,} to evaluate"
     fewer = f" ({t.tokenizer} asks for more, and the text has no more pairs)" if of.size < bpe.size(t.tokenizer) else ""
     lines = [*documents.said.splitlines(), f"{documents.name}: {lengths}, vocabulary {of.size}{fewer}"]
+    if isinstance(of, pretrained_tokenizer.Published) and len(documents.train.reads) > 1:
+        ids = of.encode("") if of.between is None else [of.between]
+        lines.append(f"{documents.name}: {''.join(map(of.name, ids)) or 'no token'} separates documents")
     size = None if t.tokenizer == "bytes" else perplexity.size(both[1], first=of.decode(rows[1][:1]))
     return Corpus(documents.name, of, *rows, lines, documents.sha256, size)
 

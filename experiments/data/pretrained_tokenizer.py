@@ -243,6 +243,7 @@ def _read_library(path: pathlib.Path, content: bytes) -> Published:
         library.no_truncation()
         library.encode("\uf8ff")  # a character of nobody's: shows whether there is something for the unknown
         library.decode([*known.values()])
+        plain = not library.encode("").ids  # nothing is put around a text
     if max(known.values(), default=0) >= 2**31:
         raise errors.UserError(f"{path} is damaged: it has the id {max(known.values())}")
     # As the files beside say it, the first having the last word; else by the names in use.
@@ -251,6 +252,8 @@ def _read_library(path: pathlib.Path, content: bytes) -> Published:
         saved = disk.read_json(file, says="which special has which role")
         for role in roles:
             roles[role] = vocabulary_files.named(saved.get(f"{role}_token", roles[role]), None)
+    if roles["between"] is None and roles["eos"] in known and plain:
+        roles["between"] = roles["eos"]
     files = {"tokenizer.json": content} | {name: file.read_bytes() for name, file in beside.items()}
     return Published(library, roles, files)
 

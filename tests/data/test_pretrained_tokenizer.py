@@ -71,6 +71,22 @@ def test_word_pieces_are_read_without_the_settings_for_batches(tmp_path):
     assert made.decode([-1, 8, 10**12]) == ""
 
 
+@pytest.mark.parametrize(
+    ("make", "row"),
+    [
+        (byte_level, ["a", "<|endoftext|>", "b"]),
+        (sentence_pieces, ["<s>", "▁a", "<s>", "▁", "b"]),
+        (word_pieces, ["[CLS]", "a", "[SEP]", "[CLS]", "b", "[SEP]"]),
+    ],
+)
+def test_two_documents_have_the_end_of_text_between_them_if_nothing_else_is_put_around_a_text(tmp_path, make, row):
+    words = saved(tmp_path, make())
+    for ids in (words.join([b"a\0b"]), np.concatenate([*words.each(words.parts([b"a", b"\0b"]))])):
+        if make is word_pieces:  # "b" is no word of it
+            row = [name if name != "b" else "[UNK]" for name in row]
+        assert [*map(words.name, ids.tolist())] == row
+
+
 @pytest.mark.parametrize("make", [byte_level, sentence_pieces])
 @hypothesis.given(first=TEXT, second=TEXT, ids=st.lists(st.integers(0, 258), max_size=23))
 @hypothesis.settings(deadline=None, max_examples=25)
