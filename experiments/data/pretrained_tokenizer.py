@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from experiments.data import bpe, byte_level, tokenizer, vocabulary_files
+from experiments.data import bpe, byte_level, tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import disk, errors
 
 LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
 FILES = ("tokenizer.json", "tok*.bin", *vocabulary_files.NAMES)  # what is looked for in a folder
-# Files beside tokenizer.json say which special has which role; where there are none, the names that are in use do.
-ROLE_FILES = ("tokenizer_config.json", "special_tokens_map.json")
+# Files next to tokenizer.json say which special has which role; if there are none, the names that are in use do.
+ROLE_FILES = (tokenizer_config.CONFIG, tokenizer_config.MAP)
 USUAL = {
     "bos": ("<s>", "<|begin_of_text|>", "<bos>", "<|endoftext|>"),
     "eos": ("</s>", "<|end_of_text|>", "<eos>", "<|endoftext|>"),
@@ -211,11 +211,8 @@ def content_of(path: pathlib.Path) -> bytes:
             raise errors.UserError(f"{path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise errors.UserError(f"{path} is damaged, or no tokenizer: {error}") from error
-    said: dict[str, Any] = {}
-    for file in reversed(_beside(path).values()):
-        said |= disk.read_json(file, says="how text becomes words")
     with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
-        return vocabulary_files.library(path, said).to_str().encode()
+        return vocabulary_files.library(path).to_str().encode()
 
 
 def _beside(path: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -235,9 +232,9 @@ def make(name: str, text: Iterable[bytes], **options: Any) -> tokenizer.Tokenize
 
 
 def _read_library(path: pathlib.Path, content: bytes) -> Published:
-    beside = _beside(path)
+    config = tokenizer_config.read(path.parent, vocabulary_files.CLASSES.get(path.name, tokenizer_config.FROM_FILE))
     with _refusing(f"{path} is damaged, or newer than the tokenizers library here"), _muted():
-        library = tokenizers.Tokenizer.from_str(content.decode())
+        library = tokenizer_config.apply(content, config)
         known = library.get_vocab(with_added_tokens=True)
         library.no_padding()  # a file keeps the settings that its model was trained with: they are for batches
         library.no_truncation()
@@ -246,15 +243,15 @@ def _read_library(path: pathlib.Path, content: bytes) -> Published:
         plain = not library.encode("").ids  # nothing is put around a text
     if max(known.values(), default=0) >= 2**31:
         raise errors.UserError(f"{path} is damaged: it has the id {max(known.values())}")
-    # As the files beside say it, the first having the last word; else by the names in use.
+    # As the config says it; else by the names in use.
     roles = {role: next((name for name in usual if name in known), None) for role, usual in USUAL.items()}
-    for file in reversed(beside.values()):
-        saved = disk.read_json(file, says="which special has which role")
-        for role in roles:
-            roles[role] = vocabulary_files.named(saved.get(f"{role}_token", roles[role]), None)
+    roles |= {role: tokenizer_config.named(config, role) for role in roles if f"{role}_token" in config}
     if roles["between"] is None and roles["eos"] in known and plain:
         roles["between"] = roles["eos"]
-    files = {"tokenizer.json": content} | {name: file.read_bytes() for name, file in beside.items()}
+    files = {"tokenizer.json": content} | {name: file.read_bytes() for name, file in _beside(path).items()}
+    saved = files.get(ROLE_FILES[0], b"")
+    if config["tokenizer_class"] != tokenizer_config.FROM_FILE and b"tokenizer_class" not in saved:
+        files[ROLE_FILES[0]] = disk.as_json(config)  # it was named elsewhere, in a file that is not kept
     return Published(library, roles, files)
 
 

@@ -15,7 +15,7 @@ import shutil
 import sys
 from typing import Any
 
-from experiments.data import image_file, pretrained_tokenizer, vocabulary_files
+from experiments.data import image_file, pretrained_tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import by_name, disk, distributed, errors, log
 from experiments.pretrained import adapters, families, hub, llama, open_model, tensors
 from experiments.tools import command
@@ -101,6 +101,11 @@ def copied(model: open_model.Trained, folder: pathlib.Path) -> list[str]:
             shutil.copyfile(beside / name, folder / name)
     except OSError as error:
         raise errors.UserError(f"{beside / name} cannot be copied to {folder}: {error.strerror or error}") from error
+    saved = open_model.saved(folder / tokenizer_config.CONFIG)
+    if "model" in open_model.saved(folder / "tokenizer.json") and "tokenizer_class" not in saved:
+        saved["tokenizer_class"] = tokenizer_config.read(beside)["tokenizer_class"]  # else the model's type decides
+        disk.write_json(folder / tokenizer_config.CONFIG, saved)
+        names = [*dict.fromkeys([*names, tokenizer_config.CONFIG])]
     return names
 
 

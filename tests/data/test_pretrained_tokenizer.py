@@ -110,7 +110,13 @@ MAP = {"pad_token": "<unk>", "eos_token": {"content": "<s>"}}
     [
         (sentence_pieces, {}, (1, 2, None, None)),
         (sentence_pieces, {"special_tokens_map": MAP}, (1, 1, None, 0)),
-        (sentence_pieces, {"tokenizer_config": SAID, "special_tokens_map": MAP}, (None, 2, None, None)),
+        (sentence_pieces, {"tokenizer_config": SAID}, (None, 2, 263, None)),  # a special that is absent is added
+        (sentence_pieces, {"tokenizer_config": SAID, "special_tokens_map": MAP}, (None, 1, 263, 0)),
+        (
+            sentence_pieces,
+            {"tokenizer_config": SAID | {"added_tokens_decoder": {}}, "special_tokens_map": MAP},
+            (None, 2, 263, None),
+        ),
         (byte_level, {"tokenizer_config": {"model_max_length": 1024}}, (258, 258, None, None)),  # as of GPT-2
     ],
 )
