@@ -47,6 +47,9 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     if H > X:
         raise errors.UserError(f"a kernel of {H} pixels (model.H) does not fit into rows of {X} pixels")
     kernel_HD = np.random.default_rng(settings.seed).standard_normal((H, Y * Z)) / np.sqrt(H)
+    if "model.K" in settings.chosen():
+        raise errors.UserError(f"model.K = {settings.model.K} is set, and this layer has neither queries nor keys")
+    _ = settings.model.K  # else it follows from model.H
     train, evaluation, normal = images.both(data)
     some = ((functools.partial(examples, fetch, kernel_HD), n) for fetch, n in (train, evaluation))
     parts = tasks.parts(settings, *some, tokens=X)

@@ -107,7 +107,20 @@ def read(settings: configs.Settings, specials: tuple[str, ...]) -> Corpus:
     if isinstance(of, pretrained_tokenizer.Published) and len(documents.train.reads) > 1:
         ids = of.encode("") if of.between is None else [of.between]
         lines.append(f"{documents.name}: {''.join(map(of.name, ids)) or 'no token'} separates documents")
+        for name in dict.fromkeys(map(of.name, ids)):
+            if n := tokenizer.occurrences(name, both[0]):
+                lines.append(f"{documents.name}: the texts to train on hold {name} {n:,} times, each an end of a text")
+    if of.unknown is not None:
+        shares = [token_counts(row, W=of.size)[of.unknown] / max(len(row), 1) for row in rows]
+        lines.append(
+            f"{documents.name}: {shares[0]:.2%} of the tokens to train on are unknown, {shares[1]:.2%} to evaluate"
+        )
     size = None if t.tokenizer == "bytes" else perplexity.size(both[1], first=of.decode(rows[1][:1]))
+    if size and (lost := perplexity.lost(of, both[1])):
+        lines.append(f"{documents.name}: no bits per byte, as the tokenizer does not give back the text: {lost}")
+        size = None
+    elif size and size.bytes > perplexity.LONGEST * size.words:
+        lines.append(f"{documents.name}: no perplexity of words, as no spaces stand between these")
     return Corpus(documents.name, of, *rows, lines, documents.sha256, size)
 
 
@@ -177,7 +190,7 @@ def figures(settings, corpus: Corpus, task: steps.Task, show, params: Any, folde
     loss, asked = [row["eval/loss"] for row in rows if "eval/loss" in row], len(corpus.evaluation_T) - 1
     if loss and corpus.size is not None and settings.text.objective == "causal":
         measures = perplexity.measures(loss[-1] * asked, tokens=asked, of=corpus.size)
-        yield {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity")}
+        yield {f"eval/{name}": measures[name] for name in ("bits_per_byte", "word_perplexity") if name in measures}
     title = f"{settings.text.objective} language: {corpus.name}"
     piece, A_MHNS = tasks.example(task, params, tokens=24)
     tokens = [corpus.tokenizer.decode([token]) for token in piece["w_BN"][0]]

@@ -4,6 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from experiments.data import tokenizer
+
+LONGEST = 50  # bytes of a word, on average; if there are more, a text has no spaces between its words
+
 
 class Size(NamedTuple):
     """Of a text: its bytes, and its words, which are what stands between spaces, tabs and line ends."""
@@ -24,9 +28,23 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
     return Size(n, words)
 
 
+def lost(words: tokenizer.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
+    """Return what a tokenizer does not give back of a text, '' if it gives back all; so many characters are tried."""
+    for one in tokenizer.documents(text) if getattr(words, "kind", "") != "bytes" else ():
+        again, right = words.decode(words.encode(one, specials=False)).lstrip(" "), one.lstrip(" ")
+        if again != right:
+            at = next((i for i, pair in enumerate(zip(again, right, strict=False)) if len({*pair}) > 1), len(again))
+            before, after = (some[max(at - 10, 0) : at + 10] for some in (right, again))
+            return f"{before!r} comes back as {after!r}"
+        if (most := most - len(one)) <= 0:
+            break
+    return ""
+
+
 def measures(nats: float, *, tokens: int, of: Size) -> dict[str, float]:
     """Of the nats of all tokens, -sum ln p: nats / (ln 2 bytes), the bits per byte, and exp(nats / words) and
-    exp(nats / tokens), the perplexities."""
-    logs = {"token_perplexity": nats / tokens, "word_perplexity": nats / max(of.words, 1)}
+    exp(nats / tokens), the perplexities; that of words if spaces stand between these (LONGEST)."""
+    logs = {"token_perplexity": nats / tokens}
+    logs |= {"word_perplexity": nats / of.words} if of.bytes <= LONGEST * of.words else {}
     measures = {"nats_per_token": nats / tokens, "bits_per_byte": nats / math.log(2) / max(of.bytes, 1)}
     return measures | {name: math.exp(min(log, 700.0)) for name, log in logs.items()}  # what is more, no float holds

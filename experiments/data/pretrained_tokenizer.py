@@ -55,7 +55,9 @@ class Published(tokenizer.Tokenizer):
         for role, name in roles.items():
             setattr(self, role, None if name is None else library.token_to_id(name))
         added = library.get_added_tokens_decoder().items()
-        own = (getattr(self, role) for role in roles)
+        own = [getattr(self, role) for role in roles]
+        unknown = getattr(getattr(library, "model", None), "unk_token", None)
+        self.unknown = None if unknown is None else library.token_to_id(unknown)
         self.special = frozenset([id for id, one in added if one.special] + [id for id in own if id is not None])
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
@@ -75,10 +77,20 @@ class Published(tokenizer.Tokenizer):
             if self._words is not None:
                 return self._words.ids(part)
             rows = [encoding.ids for encoding in self.library.encode_batch_fast(part)]
+            for i, text in enumerate(part):
+                if isinstance(text, tokenizer.Cut):  # specials belong around the document, and not around its pieces
+                    rows[i] = self._around(text)
         id_T = np.fromiter(itertools.chain.from_iterable(rows), np.int64)
         if id_T.size and id_T.max() >= self.size:  # as what is put around a text may have
             raise errors.UserError(f"the tokenizer makes the id {id_T.max()}, and it has {self.size} words")
         return id_T.astype(self.dtype)
+
+    def _around(self, text: tokenizer.Cut) -> list[int]:
+        """The ids of a piece of a document, with the specials before or after this."""
+        whole, bare = (self.library.encode("a", add_special_tokens=specials).ids for specials in (True, False))
+        at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+        ids = self.library.encode(text, add_special_tokens=False).ids
+        return whole[:at] * text.begins + ids + whole[at + len(bare) :] * text.ends
 
     def each(self, parts: Iterable[list[str]]) -> Iterator[np.ndarray]:
         if self._words is None:
@@ -122,7 +134,7 @@ class Pieces(tokenizer.Tokenizer):
     of the best score joins first. A piece <0x41> is the byte 0x41, for characters that are no piece. By hand, since the
     `tokenizers` library ranks pairs of pieces, and not what they become: where these overlap, it joins others."""
 
-    bos, eos = BOS, EOS
+    bos, eos, unknown = BOS, EOS, UNKNOWN
 
     def __init__(self, table: Sequence[bytes], scores: Sequence[float], files: dict[str, bytes] | None = None):
         self.table, self.scores, self.files = tuple(table), tuple(scores), files or {}

@@ -21,6 +21,15 @@ LONGEST, PIECE, PART = 2**21, 2**16, 2**20  # characters: a library takes some 2
 LINE_END, ANY_END = re.compile(r"(?<=\w)(?=\n)"), re.compile(r"(?<=\n)")
 
 
+class Cut(str):
+    """A part of a document that is longer than LONGEST; it begins or ends the document, or neither."""
+
+    def __new__(cls, text: str, *, begins: bool, ends: bool):
+        made = super().__new__(cls, text)
+        made.begins, made.ends = begins, ends
+        return made
+
+
 class Tokenizer:
     """Ids 0 .. size-1 and the text they stand for; ids from `size` on, if a model has such rows, stand for none.
 
@@ -36,7 +45,7 @@ class Tokenizer:
     size: int
     special: frozenset[int]
     files: dict[str, bytes]
-    bos = eos = mask = pad = between = None  # the ids of these specials, the last one between two documents
+    bos = eos = mask = pad = between = unknown = None  # the ids of these specials; between: of two documents
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text; what is not UTF-8 is U+FFFD."""
@@ -77,7 +86,8 @@ class Tokenizer:
 
     def ids(self, part: Any) -> np.ndarray:
         """Those of one of the `parts`, in these integers."""
-        return np.concatenate([np.empty(0, self.dtype), *(self.encode(text).astype(self.dtype) for text in part)])
+        rows = (self.encode(text, specials=getattr(text, "begins", True)).astype(self.dtype) for text in part)
+        return np.concatenate([np.empty(0, self.dtype), *rows])
 
     def each(self, parts: Iterable[Any]) -> Iterator[np.ndarray]:
         """`ids` of each of many parts, in order."""
@@ -103,7 +113,15 @@ class Plain(Tokenizer):
         table = np.full(max(points, default=0) + 2, ids.get(UNKNOWN, -1), np.int32)
         table[points] = np.arange(len(points), dtype=np.int32)
         files = {"tokenizer.json": json.dumps(dataclasses.asdict(self)).encode()}
-        vars(self).update(size=size, special=special, mask=ids.get(MASK), files=files, _contents=contents, _ids=table)
+        vars(self).update(
+            size=size,
+            special=special,
+            mask=ids.get(MASK),
+            unknown=ids.get(UNKNOWN),
+            files=files,
+            _contents=contents,
+            _ids=table,
+        )
 
     def encode(self, text: str, *, specials: bool = True) -> np.ndarray:
         content = checked(text).encode()
@@ -202,17 +220,33 @@ def decoded(text: Iterable[bytes]) -> Iterator[str]:
         at = at + len(piece) if cut < 0 else len(piece) - cut - 1
 
 
+def occurrences(name: str, text: Iterable[bytes]) -> int:
+    """Return how often the name of a special stands in a text."""
+    n, rest, content = 0, b"", name.encode()
+    for piece in text:
+        n, rest = n + (rest + piece).count(content), (rest + piece)[1 - len(content) :] if content[1:] else b""
+    return n
+
+
 def documents(text: Iterable[bytes]) -> Iterator[str]:
-    """The documents of a text, without empty ones; of one longer than LONGEST, pieces of PIECE or more that end where
-    a line does, behind a letter or digit if possible: there no known byte-level tokenizer has a token that goes on."""
+    """The documents of a text, without empty ones; of one longer than LONGEST, pieces (Cut) of PIECE or more that end
+    where a line does, behind a letter or digit if possible: there no known byte-level tokenizer has a token that goes
+    on."""
     rest, most = "", LONGEST
     for characters in decoded(text):
         *whole, rest = (rest + characters).split(SEPARATOR)
+        if whole and most < LONGEST:  # the end of a document of which there were pieces
+            yield Cut(whole.pop(0), begins=False, ends=True)
+            most = LONGEST
         yield from filter(None, whole)
-        most, at = LONGEST if whole else most, 0
+        at = 0
         while len(rest) - at > most:
             end = LINE_END.search(rest, at + PIECE) or ANY_END.search(rest, at + PIECE)
-            before, at, most = at, end.start() if end else len(rest), 2 * PIECE
-            yield rest[before:at]
+            before, at, first = at, end.start() if end else len(rest), most == LONGEST
+            most = 2 * PIECE
+            yield Cut(rest[before:at], begins=first, ends=False)
         rest = rest[at:]
-    yield from filter(None, [rest])
+    if most < LONGEST:
+        yield Cut(rest, begins=False, ends=True)
+    elif rest:
+        yield rest

@@ -19,7 +19,7 @@ from experiments.data import files, text, tokenizer
 from experiments.engine import disk, log
 
 SAVED = 2**26  # bytes of ids, at most, that are made again after an interruption
-VERSION = 2  # of the ids in such a file
+VERSION = 3  # of the ids in such a file
 NOTHING = {"parts": 0, "bytes": 0, "crc32": 0}
 
 

@@ -240,7 +240,8 @@ def result(summary: dict[str, Any], files: list[str]) -> str:
     lines, guess = [""], summary.get("guess", {})
     for name, value in summary.items():
         if name.startswith(("eval/", "baseline/")):
-            lines.append(f"  {name:<22} {value:.4f}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
+            number = f"{value:.4f}" if abs(value) < 1e9 else f"{value:.4g}"
+            lines.append(f"  {name:<22} {number}  {guess.get(name.removeprefix('baseline/'), '')}".rstrip())
     for name in guess.keys() & checkpoint.BETTER.keys():
         reached, constant = (checkpoint.score(summary, f"{part}/{name}") for part in ("eval", "baseline"))
         if reached <= constant:

@@ -54,23 +54,36 @@ def run(
     if len(token_T) < 2:
         raise errors.UserError(f"{file} has {len(token_T)} tokens, and the first that is counted is the second")
     N = min(model.facts["N"], len(token_T) - 1)
-    nats, right, asked = np.sum([*counts(model, token_T, N=N, stride=stride)], axis=0, dtype=np.float64)
+    begins = words.bos is not None and words.encode("")[:1].tolist() == [words.bos]  # which no text has to predict
+    how = {"N": N, "stride": stride, "never": words.bos if begins else -1}
+    nats, right, asked = np.sum([*counts(model, token_T, **how)], axis=0, dtype=np.float64)
     size = perplexity.size(part, first=words.decode(token_T[:1]))
     measures = perplexity.measures(float(nats), tokens=int(asked), of=size) | {"accuracy": float(right / asked)}
-    shown = "\n".join(f"  {name.replace('_', ' '):<22}{value:,.4f}" for name, value in measures.items())
+    if lost := perplexity.lost(words, part):
+        measures = {name: x for name, x in measures.items() if name not in ("bits_per_byte", "word_perplexity")}
+    shown = "\n".join(f"  {name.replace('_', ' '):<22}{shorter(value)}" for name, value in measures.items())
+    shown += f"\n  no bits per byte, as the tokenizer does not give back the text: {lost}" * bool(lost)
     how = f", {stride} apart" if 0 < stride < N else " that do not overlap"
     title = f"{file} ({size.bytes:,} bytes, {size.words:,} words): {int(asked):,} tokens in windows of {N}{how}"
     command.tell(f"{title}\n{shown}", workdir, "evaluation.txt")
     return measures
 
 
-def counts(model: open_model.Trained, token_T: np.ndarray | tokens.Mapped, *, N: int, stride: int) -> Any:
-    """Of each batch of windows the nats of what was asked, how many of it were right, and how many it was."""
+def shorter(value: float) -> str:
+    """Return the number with four digits behind the point, or as a power of ten if it is large."""
+    return f"{value:,.4f}" if abs(value) < 1e9 else f"{value:.4g}"
+
+
+def counts(
+    model: open_model.Trained, token_T: np.ndarray | tokens.Mapped, *, N: int, stride: int, never: int = -1
+) -> Any:
+    """Of each batch of windows the nats of what was asked, how many of it were right, and how many it was. never: the
+    id that begins texts, and is not asked for."""
     network, mask = model.network(), models.masked(model.fields, masks.causal)
 
     @jax.jit
     def measured(params: Any, batch: dict) -> tuple[jax.Array, ...]:
-        asked = word_loss.Asked(batch["target_BN"], batch["weight_BN"])
+        asked = word_loss.Asked(batch["target_BN"], batch["weight_BN"] * (batch["target_BN"] != never))
         found, _ = network.apply(params, batch["w_BN"], mask=mask, asked=asked)
         return found["loss"][0], found["accuracy"][0], found["loss"][1]
 

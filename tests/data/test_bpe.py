@@ -7,10 +7,11 @@ import hypothesis
 import numpy as np
 import pytest
 import small_files
+import tokenizers
 from hypothesis import strategies as st
 from small_files import KING, elsewhere  # noqa: F401
 
-from experiments.data import bpe, perplexity, pretrained_tokenizer, text
+from experiments.data import bpe, perplexity, pretrained_tokenizer, text, tokenizer
 from experiments.engine import errors
 
 WORDS = st.lists(st.text(st.sampled_from("ab c\n<é€😀"), max_size=13), min_size=1, max_size=4)
@@ -89,7 +90,55 @@ def test_perplexities_are_those_of_their_definitions():
     np.testing.assert_allclose(found["token_perplexity"], np.prod(1 / p_T) ** (1 / 4))
     np.testing.assert_allclose(found["word_perplexity"], np.prod(1 / p_T) ** (1 / 2))
     np.testing.assert_allclose(found["bits_per_byte"], -np.log2(p_T).sum() / 11)
-    assert np.isfinite(perplexity.measures(1e5, tokens=4, of=perplexity.Size(0, 0))["word_perplexity"])
+    assert np.isfinite(perplexity.measures(1e5, tokens=4, of=perplexity.Size(4, 1))["word_perplexity"])
+
+
+def test_text_without_spaces_has_no_perplexity_of_words():
+    for size, there in (
+        (perplexity.Size(50, 1), True),
+        (perplexity.Size(51, 1), False),
+        (perplexity.Size(9, 0), False),
+    ):
+        found = perplexity.measures(9.0, tokens=9, of=size)
+        assert ("word_perplexity" in found) == there and {"bits_per_byte", "token_perplexity"} <= found.keys()
+
+
+def test_what_a_tokenizer_loses_of_a_text_is_told(tmp_path):
+    words, part = made(tmp_path / "a")
+    assert perplexity.lost(words, part) == "" == perplexity.lost(words, [" ⏎ café 漢\0\n\n".encode()])
+    assert "<|endo" in perplexity.lost(words, [b"one <|endoftext|> more"])
+    letters = tokenizer.make("characters", [b"a king"], evaluation=[b"a queen"])
+    assert perplexity.lost(letters, [b"a king\0king"]) == ""
+    assert perplexity.lost(letters, [b"a king\0a queen"]) == "'a queen' comes back as 'a [UNK][UNK]'"
+    assert perplexity.lost(tokenizer.make("bytes", []), [b"\xff"]) == ""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "king": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    library.normalizer = tokenizers.normalizers.Lowercase()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    published = pretrained_tokenizer.Published(library, {})
+    assert published.unknown == 2 and "'A king'" in perplexity.lost(published, [b"A king"])
+
+
+def test_a_long_document_has_its_specials_once(monkeypatch):
+    """Not around each of the pieces in which it is encoded."""
+    monkeypatch.setattr(tokenizer, "LONGEST", 40)
+    monkeypatch.setattr(tokenizer, "PIECE", 10)
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[CLS]": 0, "[SEP]": 1, "a": 2}, unk_token="a"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.add_special_tokens(["[CLS]", "[SEP]"])
+    library.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 1), ("[CLS]", 0))
+    published = pretrained_tokenizer.Published(library, {})
+    for lengths in ((3,), (100,), (3, 100, 2), (100, 50), (20, 20, 21), (7, 200)):
+        text = "\0".join("a\n" * n for n in lengths).encode()
+        right = [id for n in lengths for id in [0, *[2] * n, 1]]
+        for step in (1, 7, 33, 1000):
+            pieces = [text[at : at + step] for at in range(0, len(text), step)]
+            assert published.join(pieces).tolist() == right, (lengths, step)
+
+
+def test_a_special_in_the_texts_is_counted():
+    text = b"a <|end|> b<|end|>\0<|en d|> <|end|>"
+    for step in (1, 2, 5, 7, 99):
+        assert tokenizer.occurrences("<|end|>", [text[at : at + step] for at in range(0, len(text), step)]) == 3
 
 
 LETTERS = "".join(random.Random(0).choices("abcdefghijklmnop", k=300_000))

@@ -43,13 +43,15 @@ def attention(q_BHNK, k_BHSK, v_BHSV, *, mask, scale: float, bias=None, n=None) 
 
 def refused(q_BHNK, k_BHSK, v_BHSV, *, mask, bias=None, n=None) -> str:
     """Why XLA computes these averages, in a part of a sentence; '' where cuDNN does: it takes numbers of 16 bits, up to
-    128 features and, beside an array of a mask or bias, even lengths."""
+    128 features, no bias (JAX has its gradient, and that of several runs, for some shapes only) and, with an array of a
+    mask, even lengths."""
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
-    arrays = bias is not None or not (mask is None or (mask is masks.causal and n is None and N == S))
+    arrays = not (mask is None or (mask is masks.causal and n is None and N == S))
     for holds, reason in (
+        (bias is not None, "a bias"),
         (q_BHNK.dtype not in (jnp.bfloat16, jnp.float16), "numbers of more than 16 bits"),
         (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > 128, "more than 128 features of a head"),
-        (arrays and (N % 2 or S % 2), f"{N} queries and {S} keys beside an array of a mask or bias"),
+        (arrays and (N % 2 or S % 2), f"{N} queries and {S} keys beside an array of a mask"),
     ):
         if holds:
             return reason

@@ -272,3 +272,20 @@ def test_the_mask_of_padding_has_every_head_for_cudnn(monkeypatch):
     x_BHNK, valid_BS = jax.ShapeDtypeStruct((2, 4, 8, 16), jnp.bfloat16), jax.ShapeDtypeStruct((2, 8), bool)
     jax.eval_shape(lambda x, valid: fused.attention(x, x, x, mask=mask.padding(valid), scale=1.0), x_BHNK, valid_BS)
     assert set(shapes) == {(2, 4, 8, 8)}
+
+
+def test_cudnn_is_never_asked_with_a_bias(monkeypatch):
+    """JAX 0.7.2 has its gradient for one shape only, and no version that of several runs at once."""
+    implementations = set()
+
+    def record(q_BNHK, k_BSHK, v_BSHV, *, implementation, **_):
+        implementations.add(implementation)
+        return q_BNHK
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    x_BHNK = jax.ShapeDtypeStruct((2, 4, 8, 16), jnp.bfloat16)
+    for bias in (None, lambda n, s: jnp.zeros((4, 8, 8))):
+        implementations.clear()
+        jax.eval_shape(lambda x, bias=bias: fused.attention(x, x, x, mask=None, scale=1.0, bias=bias), x_BHNK)
+        assert ("cudnn" in implementations) == (bias is None)
