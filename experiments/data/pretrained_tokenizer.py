@@ -4,7 +4,6 @@ A file tells its kind: tokenizer.json for the `tokenizers` library, a saved toke
 """
 
 import contextlib
-import functools
 import heapq
 import itertools
 import json
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from experiments.data import bpe, byte_level, tokenizer, tokenizer_config, vocabulary_files
+from experiments.data import bpe, tokenizer, tokenizer_config, vocabulary_files
 from experiments.engine import disk, errors
 
 LARGEST = 2**28  # bytes of a file; the largest tokenizers in use have some 2**25
@@ -68,14 +67,8 @@ class Published(tokenizer.Tokenizer):
             raise errors.UserError(f"the tokenizer {made}, and it has {self.size} words")
         return np.asarray(ids, np.int32)
 
-    @functools.cached_property
-    def _words(self) -> byte_level.Words | None:
-        return byte_level.Words(self.library, self.dtype) if byte_level.applies(self.library) else None
-
     def ids(self, part: list[str]) -> np.ndarray:
         with _refusing("the tokenizers library fails at the text"):
-            if self._words is not None:
-                return self._words.ids(part)
             rows = [encoding.ids for encoding in self.library.encode_batch_fast(part)]
             for i, text in enumerate(part):
                 if isinstance(text, tokenizer.Cut):  # specials belong around the document, and not around its pieces
@@ -91,11 +84,6 @@ class Published(tokenizer.Tokenizer):
         at = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
         ids = self.library.encode(text, add_special_tokens=False).ids
         return whole[:at] * text.begins + ids + whole[at + len(bare) :] * text.ends
-
-    def each(self, parts: Iterable[list[str]]) -> Iterator[np.ndarray]:
-        if self._words is None:
-            return super().each(parts)
-        return byte_level.encoded(self.library, parts, self.dtype)
 
     def parts(self, text: Iterable[bytes]) -> Iterator[list[str]]:
         if self.between is None:

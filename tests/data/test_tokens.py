@@ -1,16 +1,12 @@
 """The ids of a large text are made once, in a file; an interruption and damage leave the same ids in the end."""
 
-import json
-
-import hypothesis
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import strategies as st
 from small_files import KING, elsewhere, write  # noqa: F401
 from tokenizers import models, pre_tokenizers, trainers
 
-from experiments.data import byte_level, pretrained_tokenizer, text, tokenizer, tokens
+from experiments.data import pretrained_tokenizer, text, tokenizer, tokens
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -31,38 +27,7 @@ def trained():
 
 
 LIBRARY = trained()
-SAID = json.loads(LIBRARY.to_str())
 WORDS = pretrained_tokenizer.Published(LIBRARY, {}, {"tokenizer.json": LIBRARY.to_str().encode()})
-
-
-@hypothesis.given(
-    st.text(st.sampled_from("ak'sé漢1, .\n\n\t  \xa0\u2003\x1c\x1d_<") | st.characters(codec="utf-8"), max_size=40)
-)
-@hypothesis.example("a\x1c\x1cb")
-@hypothesis.settings(deadline=None, max_examples=200)
-def test_remembered_words_are_those_of_the_library(drawn):
-    assert byte_level.applies(LIBRARY)
-    for said in (drawn, drawn + "<|endoftext|>" + drawn, drawn + "  [MASK]  " + drawn):
-        assert WORDS.ids([said]).tolist() == LIBRARY.encode(said, add_special_tokens=False).ids
-
-
-@hypothesis.given(st.text(st.sampled_from("stmdrevl'' \n\t1_.Z"), min_size=1))
-@hypothesis.example("can't 've  it''s x'll'd 12a_b'm\n\n 'S")
-@hypothesis.settings(deadline=None)
-def test_a_word_of_ascii_is_cut_as_the_library_cuts_it(drawn):
-    pieces = [drawn[begin:end] for _, (begin, end) in LIBRARY.pre_tokenizer.pre_tokenize_str(drawn)]
-    assert [one for word in byte_level.WORD.findall(drawn) for one in byte_level.PIECE.findall(word)] == pieces
-
-
-def test_what_the_words_would_be_cut_by_goes_to_the_library_itself():
-    for change in (
-        {"normalizer": {"type": "Lowercase"}},
-        {"pre_tokenizer": {"type": "Whitespace"}},
-        {"pre_tokenizer": SAID["pre_tokenizer"] | {"add_prefix_space": True}},
-        {"pre_tokenizer": SAID["pre_tokenizer"] | {"use_regex": False}},
-        {"model": SAID["model"] | {"dropout": 0.5}},
-    ):
-        assert not byte_level.applies(tokenizers.Tokenizer.from_str(json.dumps(SAID | change)))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters", "library", "others"])
