@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from experiments.data import tokenizer
 
+PIECE = 2**12  # characters that are tried together
 LONGEST = 50  # bytes of a word, on average; if there are more, a text has no spaces between its words
 
 
@@ -30,7 +31,9 @@ def size(text: Iterable[bytes], first: str = "") -> Size:
 
 def lost(words: tokenizer.Tokenizer, text: Iterable[bytes], most: int = 2**20) -> str:
     """Return what a tokenizer does not give back of a text, '' if it gives back all; so many characters are tried."""
-    for one in tokenizer.documents(text) if getattr(words, "kind", "") != "bytes" else ():
+    decoded = tokenizer.decoded(text) if getattr(words, "kind", "") != "bytes" else ()
+    parts = (part for piece in decoded for part in piece.split(tokenizer.SEPARATOR))
+    for one in (part[at : at + PIECE] for part in parts for at in range(0, len(part), PIECE)):
         again, right = words.decode(words.encode(one, specials=False)).lstrip(" "), one.lstrip(" ")
         if again != right:
             at = next((i for i, pair in enumerate(zip(again, right, strict=False)) if len({*pair}) > 1), len(again))

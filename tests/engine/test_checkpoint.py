@@ -19,7 +19,7 @@ from checkpoints import numbers, resumed, saved, state, there
 from experiments.engine import checkpoint, disk, errors, manifest
 
 
-class Killed(BaseException):
+class Killed(GeneratorExit):
     """The process ends here."""
 
 

@@ -14,7 +14,7 @@ from experiments.pretrained import open_model
 quick, unbroken = dots.quick, dots.unbroken
 
 
-class Killed(BaseException):
+class Killed(GeneratorExit):
     """The process has ended."""
 
 

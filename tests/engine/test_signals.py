@@ -36,7 +36,7 @@ def stopped(folder, number, step, *more):
     return outcome.err
 
 
-class Left(BaseException):
+class Left(GeneratorExit):
     """The process has ended, with this code."""
 
 
