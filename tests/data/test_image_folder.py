@@ -261,13 +261,13 @@ def test_a_data_set_gives_the_images_that_a_folder_of_them_gives(tmp_path, monke
     data = images.configured(f"hub:{tmp_path / 'order'}")
     assert data.classes == ("zebra", "10", "ant", "2") and data.evaluation_label_B.tolist() == [0, 1, 2, 3]
     assert "split train: 1" in data.said and "4 of 4" in data.said
-    for name, more in (
-        ("other", {"full": whole, "more": whole}),
-        ("empty", {"train": whole.select([]), "test": whole}),
-    ):
-        datasets.DatasetDict(more).save_to_disk(tmp_path / name)
-        with pytest.raises(errors.UserError, match=f"{name}.*(train|empty)"):
-            images.load(f"hub:{tmp_path / name}")
+    datasets.DatasetDict({"full": whole, "more": whole}).save_to_disk(tmp_path / "other")
+    with pytest.raises(errors.UserError, match="other.*train"):
+        images.load(f"hub:{tmp_path / 'other'}")
+    with monkeypatch.context() as patch:  # older versions of `datasets` cannot save an empty split of images
+        patch.setattr(datasets, "load_from_disk", lambda folder: {"train": whole.select([]), "test": whole})
+        with pytest.raises(errors.UserError, match="other.*(train|empty)"):
+            images.load(f"hub:{tmp_path / 'other'}")
     made["train"].remove_columns("kind").save_to_disk(tmp_path / "none")
     with pytest.raises(
         errors.UserError, match=r"none \(train\) needs a column Image and one ClassLabel, and has pixels"

@@ -95,7 +95,7 @@ OTHER = {
     "pairs.reverse": True,
     "synthetic.task": "ring_causal",
 }
-QUICK = ("language", "convolution")  # the others are traced with `pytest -m slow`
+QUICK = ("convolution",)  # the others are traced with `pytest -m slow`
 EXPERIMENTS = [
     pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
     for name in tiny.EXPERIMENTS
