@@ -1,5 +1,6 @@
 """What a user's own code, a terminal or Ctrl-C at any time can do to a run: end it with a sentence, never silently."""
 
+import io
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import tiny
 
 import launch
 from experiments.engine import errors, log
+from experiments.tools import command
 
 EXPERIMENT = """
 import asyncio, os, signal, sys
@@ -105,6 +107,12 @@ def test_no_ctrl_c_is_lost_in_what_swallows_exceptions(quits, tmp_path, place, c
 def test_what_a_terminal_would_act_on_is_not_printed(capsys):
     log.say("a\x1b[31m b\rc \u202ed\u2066 \x9b1m\0\r\n\te", "\n")
     assert capsys.readouterr().out == "a\ufffd[31m b\ufffdc \ufffdd\ufffd \ufffd1m\ufffd\n\te\n"
+
+
+def test_what_a_terminal_cannot_show_is_written_out(monkeypatch):
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii"))
+    assert command.exit_code(lambda: print("runs/好")) == 0 and shown.getvalue() == b"runs/\\u597d\n"
 
 
 def test_a_terminal_that_is_not_utf8_ends_nothing(tmp_path):
