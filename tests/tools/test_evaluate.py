@@ -66,6 +66,16 @@ def test_every_token_is_counted_once_behind_those_of_its_window(run, tmp_path):
     assert {name: found[name] for name in right} == pytest.approx(right, rel=1e-4)
 
 
+def test_what_begins_every_text_is_not_asked_for(run):
+    model = open_model.open(run)
+    token_T = open_model.words(model).encode(run.with_name("test.txt").read_text())
+    often = int(np.bincount(token_T[1:]).argmax())
+    asked = [
+        sum(int(n) for _, _, n in evaluate.counts(model, token_T, N=N, stride=0, never=never)) for never in (-1, often)
+    ]
+    assert asked == [len(token_T) - 1, np.sum(token_T[1:] != often)] and asked[0] > asked[1]
+
+
 def test_its_words_go_with_it_where_others_open_it(run, tmp_path):
     """Its text ends where a document does."""
     outcome = tiny.command(export, checkpoint=run, family="gpt2", workdir=tmp_path / "out")
