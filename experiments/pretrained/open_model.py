@@ -235,6 +235,7 @@ def _run(folder: pathlib.Path, config: dict[str, Any], trust: Sequence[str], ste
         kind, facts = RUNS.get(config["experiment"], config["experiment"]), {}
         if kind == "language":
             kind, facts = config["text"]["objective"], {"N": config["text"]["N"], "output": config["text"]["head"]}
+            by_name.choose("text.objective", kind, dict.fromkeys(("causal", "prefix", "masked")))
         elif kind == "classes":
             facts = {"N": config["text"]["N"], "output": config["text"]["head"], "C": params["head"]["G_CD"].shape[0]}
             extras["class_names"] = disk.read_json(folder / "data.json", says="the names of its classes")["classes"]

@@ -217,6 +217,7 @@ def test_what_is_no_trained_model_is_refused_in_a_sentence(run, tmp_path):
     assert 'damaged: it has no "text.' in told(copy)
     (copy / "config.json").write_text(json.dumps({"config": saved["config"] | {"experiment": []}}))
     assert '"experiment" must be of type str' in told(copy)
+    assert "text.objective" in told(published.changed(run, tmp_path / "d", text__objective="x"))
     copy = published.changed(run, tmp_path / "c", model__score="no_such_file:s")
     assert "a program that would be run" in told(copy)
     assert 'score "no_such_file:s" cannot be imported' in told(copy, trust="no_such_file:s")
