@@ -206,19 +206,20 @@ class Settings:
         inner._prefix, inner._read = f"{self._prefix}{name}.", self._read
         return inner
 
-    def changed(self, changes: Mapping[str, Any], *, without: str = "") -> "Settings":
+    def changed(self, changes: Mapping[str, Any], *, without: str = "", given: Iterable[str] = ()) -> "Settings":
         """The same with these values, by whole keys, and without a section; what is derived follows, and nothing is
-        read yet. Only of a whole config, not of a section. UserError as `assign` raises."""
+        read yet. given: keys that count as set by somebody. Only of a whole config, not of a section. Raises UserError
+        as `assign` does."""
         config, defaults = copy.deepcopy(self._config), copy.deepcopy(self._base) if without else self._base
         for one in (config, defaults) if without else ():
             with one.unlocked():
                 del one[without]
         for key, value in sorted(changes.items()):  # in this order, D and H come before F and K, derived from them
             assign(config, key, value)
-        return Settings(config, defaults, file=self._file, given=self._given)
+        return Settings(config, defaults, file=self._file, given=self._given.union(given))
 
     def given(self, key: str) -> bool:
-        """Whether the command line sets this one."""
+        """Whether the command line, or an arm or condition of a study, sets this one."""
         return key in self._given
 
     def chosen(self) -> set[str]:

@@ -311,5 +311,5 @@ def train_and_save(
             state = train(training, step, state, batches.iterate(task.train, start=start), start=start)
             training.stop_if_asked(anew=True)  # by a signal that came behind the last step
     skipped = int(jax.device_get(state.step - training_step.updates_made(state.opt_state)))
-    more = {"tokens_per_second": line.tokens_per_second()} | ({"skipped": skipped} if plan.may_skip else {})
+    more = {"tokens_per_second": line.tokens_per_second()} | ({"skipped": skipped} if plan.may_skip or skipped else {})
     return state, training.alone() | more

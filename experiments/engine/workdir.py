@@ -256,7 +256,9 @@ def _content(file: pathlib.Path) -> bytes | None:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Lines about a run that goes on, as config.json told of it before and tells of it now."""
     lines, (old, new) = [], (one["config"]["train"]["steps"] for one in (before, now))
-    if old != new and now["config"]["optim"]["schedule"] != "constant":
+    optim = now["config"]["optim"]
+    falls, grows = optim["schedule"] != "constant", min(old, new) <= optim["warmup_steps"]  # a warm-up that is derived
+    if old != new and (falls or grows):
         lines.append(f"train.steps was {old} and is {new}: the rest of the learning rate's schedule is another one")
     pairs = [(f"with {name}", before["versions"].get(name), now["versions"][name]) for name in COMPUTES]
     pairs.append(("on", before.get("devices"), now["devices"]))

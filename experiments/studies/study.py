@@ -220,7 +220,8 @@ def runs(
         if both := sorted(of_condition.keys() & of_arm.keys()):
             raise errors.UserError(f"condition {condition.name} and arm {arm.name} both set {', '.join(both)}")
         with naming(f"condition {condition.name}, arm {arm.name}"):
-            alone = settings.changed(plain | of_condition | of_arm | {"seed": seed}, without="study")
+            own = of_condition | of_arm
+            alone = settings.changed(plain | own | {"seed": seed}, without="study", given=own)
         every.append(Run(condition.name, arm.name, seed, alone))
     return every
 

@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from experiments.engine import disk, errors, loop, optim, run as runs
+from experiments.studies import study
 
 CLASSES = ["cat", "dog", "eel"]
 
@@ -66,6 +67,25 @@ def test_a_run_that_was_planned_too_short_goes_on(goes_on, shorter, longer):
     assert goes_on(**own, train__steps=longer).summary["steps"] == longer
 
 
+@pytest.mark.parametrize(("warmup", "told"), [(100, True), (2, False)])
+def test_another_warm_up_of_a_constant_rate_is_told(goes_on, capsys, warmup, told):
+    changes = {"optim__warmup_steps": warmup, "optim__schedule": "constant"}
+    goes_on(**changes, train__steps=60)
+    capsys.readouterr()
+    goes_on(**changes, train__steps=110)
+    assert ("train.steps was 60 and is 110" in capsys.readouterr().out) == told
+
+
+@pytest.mark.parametrize(("own", "warmup"), [(50, 50), (100, 100), (None, 6)])
+def test_an_arm_that_sets_the_warm_up_has_it(own, warmup):
+    """Also if it is the default: an arm of 100 steps must not be trained with another number."""
+    arms = [["own", {} if own is None else {"optim.warmup_steps": own}], ["other", {"optim.warmup_steps": 5}]]
+    changes = {"study.experiment": "language", "study.arms": arms, "study.seeds": [1], "optim.warmup_steps": 100}
+    settings = tiny.settings("ablation", model=False, **changes | {"train.steps": 60})
+    made = {one.arm: one.settings for one in study.runs(settings, study.read(settings))}
+    assert [optim.warmup_steps(made[name]) for name in ("own", "other")] == [warmup, 5]
+
+
 def test_a_warm_up_that_somebody_set_stays(goes_on):
     goes_on(optim__warmup_steps=3)
     with pytest.raises(errors.UserError, match="optim.warmup_steps"):
@@ -106,6 +126,13 @@ def test_a_run_that_learned_nothing_fails_each_time_and_its_summary_has_the_numb
         assert (summary["eval/loss"] is None) == bad.get("evaluation", False)
         for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
             json.loads(line, parse_constant=refuse)
+
+
+def test_skipped_steps_count_though_later_ones_may_not_be(goes_on):
+    task = bad_task(steps=range(5))
+    for steps, nan in ((6, "skip"), (8, "abort")):
+        with pytest.raises(errors.RunError, match=f"5 of {steps} steps were skipped"):
+            goes_on(task=task, train__nan=nan, train__steps=steps)
 
 
 def test_a_few_skipped_steps_are_no_failure(goes_on):
