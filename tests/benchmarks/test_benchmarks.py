@@ -73,7 +73,7 @@ def test_without_any_peer_ours_is_measured_alone():
 
 def test_a_process_answers_only_when_asked_and_what_it_prints_is_no_answer(monkeypatch):
     monkeypatch.setenv("GIVEN", "before")
-    one = participant.Participant("one", ("tests.benchmarks.stand_in", "works"), SIZE, {"GIVEN": "now"})
+    one = participant.Participant("one", ("tests.helpers.stand_in", "works"), SIZE, {"GIVEN": "now"})
     try:
         assert (one.facts["parameters"], one.facts["title"], one.facts["GIVEN"]) == (7, SIZE.title, "now")
         answer = one.take(3, lead=100)
@@ -85,9 +85,9 @@ def test_a_process_answers_only_when_asked_and_what_it_prints_is_no_answer(monke
 @pytest.mark.parametrize(
     ("way", "error", "sentence"),
     [
-        (("tests.benchmarks.stand_in", "missing"), participant.Unavailable, "^there is no such library$"),
+        (("tests.helpers.stand_in", "missing"), participant.Unavailable, "^there is no such library$"),
         (("tests.no_such_file",), participant.Unavailable, "^No module named 'tests.no_such_file'$"),
-        (("tests.benchmarks.stand_in", "fails"), RuntimeError, "(?s)one has ended.*the model cannot be built"),
+        (("tests.helpers.stand_in", "fails"), RuntimeError, "(?s)one has ended.*the model cannot be built"),
     ],
 )
 def test_what_a_process_lacks_is_one_sentence_and_its_failure_is_told(way, error, sentence):

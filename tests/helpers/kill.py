@@ -1,4 +1,4 @@
-"""python tests/kill.py FOLDER [--every N]: kill a run before each (N-th) change of a file in its workdir.
+"""python tests/helpers/kill.py FOLDER [--every N]: kill a run before each (N-th) change of a file in its workdir.
 
 What is left between two changes of files is all that a kill at any moment can leave. Every run is a fork of this
 process, which has imported all and computed nothing, and dies by a SIGKILL of its own. Then the same command is run.
@@ -15,7 +15,7 @@ import time
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 import dots  # noqa: E402  what is imported here, a fork need not import
 import tiny  # noqa: E402
