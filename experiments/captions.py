@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images
@@ -21,14 +20,16 @@ SPELLED = "zero one two three four five six seven eight nine".split()  # of digi
 SHOWN = 20  # captions in captions.txt
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The images, whose classes are their captions."""
-    image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)
-    image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
-    image.patch = 2  # pixels of a patch's side
-    image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4 (augment.py)
-    return {"image": image}
+    return {
+        "image": {
+            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
+            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
+            "patch": (2, "pixels of a patch's side"),
+            "augment": ([], "of training images, in this order: shift:0.5, flip, crop:4 (augment.py)"),
+        }
+    }
 
 
 def spelled(classes: list[str]) -> tuple[str, np.ndarray, np.ndarray]:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import task as tasks
 from experiments.data import images
@@ -29,11 +28,13 @@ COMPARED = 64  # held-out images that the constructed layer and numpy convolve
 SHOWN = 8
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The images."""
-    image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz
-    return {"image": image}
+    return {
+        "image": {
+            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, or a path to IDX files or an .npz"),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:

@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images, windows
@@ -15,15 +14,20 @@ from experiments.engine import config as configs, run, train_step
 from tfm import embed, head, layout as layouts
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The images, and how much of them is hidden."""
-    image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)
-    image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
-    image.patch = 2  # pixels of a patch's side
-    image.mask_ratio = 0.75  # share of hidden patches
-    image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
-    return {"image": image}
+    return {
+        "image": {
+            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
+            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
+            "patch": (2, "pixels of a patch's side"),
+            "mask_ratio": (0.75, "share of hidden patches"),
+            "augment": (
+                [],
+                "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)",
+            ),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:

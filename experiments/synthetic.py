@@ -7,7 +7,6 @@ import re
 from typing import Any
 
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import synthetic
@@ -20,12 +19,18 @@ TOKENS = 12  # of an example
 HELD_OUT = 512  # examples of an evaluation, the same in every run
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The task, whose data are made. What is compiled for one serves all of as many tokens, or causal ones."""
-    synthetic = ConfigDict()
-    synthetic.task = "ring"  # ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or
-    # ring_causal, ...: where a token attends to itself and to what came before only; ring:20, ...: of 20 tokens, not 12
-    return {"synthetic": synthetic}
+    return {
+        "synthetic": {
+            "task": (
+                "ring",
+                "ring, previous, reachability, beats, membership, nearest (data/synthetic.py); or ring_causal, "
+                "...: where a token attends to itself and to what came before only; ring:20, ...: of 20 tokens, "
+                "not 12",
+            ),
+        }
+    }
 
 
 def named(task: str) -> tuple[str, bool, int]:

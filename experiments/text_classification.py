@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
@@ -18,16 +17,21 @@ from tfm.attention import mask as masks
 SHOWN, LETTERS = 12, 200  # texts in sample.txt, and characters of each
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The texts and their classes."""
-    text = ConfigDict()
-    text.source = "docstrings"  # docstrings (of packages of Python), DIR with DIR/class/*.txt, a table, hub:NAME
-    text.field = "text,label"  # of a table, the columns with the texts and with their classes
-    text.tokenizer = "bytes"  # bytes, characters, or the path of a trained model's: a file, or its folder
-    text.N = 128  # tokens of a text: of a longer one the beginning
-    text.head = "tanh"  # activation of the layer between the first word and the classes: tanh as in BERT, relu as
-    # in DistilBERT, linear for no such layer; pooled: the mean of all words in place of the first
-    return {"text": text}
+    return {
+        "text": {
+            "source": ("docstrings", "docstrings (of packages of Python), DIR with DIR/class/*.txt, a table, hub:NAME"),
+            "field": ("text,label", "of a table, the columns with the texts and with their classes"),
+            "tokenizer": ("bytes", "bytes, characters, or the path of a trained model's: a file, or its folder"),
+            "N": (128, "tokens of a text: of a longer one the beginning"),
+            "head": (
+                "tanh",
+                "activation of the layer between the first word and the classes: tanh as in BERT, relu as in "
+                "DistilBERT, linear for no such layer; pooled: the mean of all words in place of the first",
+            ),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:

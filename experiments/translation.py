@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import pairs, translation_score
@@ -39,14 +38,19 @@ class Corpus(NamedTuple):
     words: dict[str, list[str]]  # the commonest of source and target
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The sentence pairs, and how they are decoded and scored."""
-    pairs = ConfigDict()
-    pairs.source = "spa-eng"  # spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such
-    pairs.reverse = False  # the second column, or the language that comes second in the alphabet, is the source
-    pairs.vocabulary = 4096  # subwords of both languages together, the 3 specials and the 256 bytes included
-    pairs.N = 24  # tokens of a side, its [EOS] included; training leaves longer pairs out
-    return {"pairs": pairs}
+    return {
+        "pairs": {
+            "source": (
+                "spa-eng",
+                "spa-eng (English-Spanish), or a path to tab-separated text, a folder or a zip of such",
+            ),
+            "reverse": (False, "the second column, or the language that comes second in the alphabet, is the source"),
+            "vocabulary": (4096, "subwords of both languages together, the 3 specials and the 256 bytes included"),
+            "N": (24, "tokens of a side, its [EOS] included; training leaves longer pairs out"),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images
@@ -14,15 +13,20 @@ from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts
 
 
-def config() -> dict[str, ConfigDict]:
+def config() -> dict[str, dict]:
     """The images and their patches."""
-    image = ConfigDict()
-    image.source = "digits"  # digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)
-    image.size = 0  # image files are made so many pixels high and wide; 0: they stay as they are, all alike
-    image.patch = 2  # pixels of a patch's side
-    image.head = "pooled"  # pooled, class_token, distilled (head.py)
-    image.augment = []  # of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)
-    return {"image": image}
+    return {
+        "image": {
+            "source": ("digits", "digits (scikit-learn), mnist, fashion_mnist, hub:NAME, or a path (docs/configs.md)"),
+            "size": (0, "image files are made so many pixels high and wide; 0: they stay as they are, all alike"),
+            "patch": (2, "pixels of a patch's side"),
+            "head": ("pooled", "pooled, class_token, distilled (head.py)"),
+            "augment": (
+                [],
+                "of training images, in this order: shift:0.5, flip, crop:4, mixup:0.2, cutmix (augment.py)",
+            ),
+        }
+    }
 
 
 def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:

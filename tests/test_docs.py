@@ -64,7 +64,7 @@ def launched(words: list[str]) -> None:
         return
     settings = config_file.load(str(ROOT / file), base=base.get_config)
     for key, value in changes:
-        config.override(settings, key, value)
+        config.assign(settings, key, value)
 
 
 def checked(words: list[str]) -> None:

@@ -34,21 +34,21 @@ _ended: list[BaseException] = []
 
 
 def tool(**help: str) -> Callable[[Callable], Callable]:
-    """For a function: as a tool, in any process, which it leaves as it was but for what JAX has started and compiled.
+    """For a function: as a tool, in any process.
     help: a line for each of its arguments that is not in COMMON. An argument with the default () may be given several
     times as a flag. The function's `main(argv)` is the command of these flags, and returns the exit code."""
 
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
         def run(*given: Any, **named: Any) -> Any:
-            with config_file.unchanged(pathlib.Path()):
-                values = inspect.signature(function).bind(*given, **named)
-                values.apply_defaults()
-                config.check_numbers(values.arguments)
-                compilation.keep()
-                if not values.arguments.get("topology"):  # whose chips need not be there
-                    compilation.start(values.arguments.get("device", "any"))
-                return function(*values.args, **values.kwargs)
+            config_file.forget_own_modules(pathlib.Path())
+            values = inspect.signature(function).bind(*given, **named)
+            values.apply_defaults()
+            config.check_numbers(values.arguments)
+            compilation.keep()
+            if not values.arguments.get("topology"):  # whose chips need not be there
+                compilation.start(values.arguments.get("device", "any"))
+            return function(*values.args, **values.kwargs)
 
         run.main = lambda argv: exit_code(lambda: run(**arguments(function, COMMON | help, argv)))
         return run

@@ -4,25 +4,17 @@ import hashlib
 import json
 import shutil
 
-import dots
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
-from test_log import scalars
+from resuming import SAVE, SETTINGS, STEPS, alike, break_off, linear_task, run, scalars, summary
 
 from experiments.engine import checkpoint, errors, log, mesh as meshes, run as runs, train_step as steps, workdir
 
-STEPS, SAVE = 9, 3
-SETTINGS = {"train__steps": STEPS, "train__save_every": SAVE, "train__log_every": 1, "train__evaluate_every": 4}
-SETTINGS |= {"train__batch_size": 8, "mesh__data": 1}
 SUMMARY = "experiment steps params params_sha256 eval/loss eval/accuracy wall_seconds compile_seconds"
 SUMMARY += " tokens_per_second devices backend versions"  # the contract of a run
-
-
-class Stopped(Exception):
-    """The machine goes away."""
 
 
 def test_the_digest_is_over_names_and_bytes_in_sorted_order():
@@ -37,38 +29,6 @@ def test_the_digest_is_over_names_and_bytes_in_sorted_order():
     assert checkpoint.digest({"head": {"G_CD": a}, "head 2": {"b_C": b}}) == both  # whole names, not level by level
     others = [{"head": {"G_CD": a, "c_C": b}}, {"head": {"G_CD": a, "b_C": np.nextafter(b, 2)}}, {"head": {"G_CD": a}}]
     assert len({checkpoint.digest(other) for other in others} | {expected}) == 4
-
-
-def linear_task(growth=()):
-    """Of 20 examples with noise, of which two and a half batches of 8 are an epoch."""
-    return tiny.linear_task(n=20, n_evaluation=11, batch=8, growth=growth)
-
-
-def run(folder, **changes):
-    """A run of the task above with the settings above."""
-    task = linear_task(changes.get("train__growth", ()))
-    return tiny.trained(folder, task, **(SETTINGS | changes))
-
-
-def break_off(folder, step, **changes):
-    """The run dies when it asks for the batch of this step."""
-
-    def stop():
-        raise Stopped
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        dots.at_batch(patch, step, stop)
-        run(folder, **changes)
-
-
-def alike(folder, straight):
-    """Whether both have the same parameters, and the same log."""
-    one, other = ((summary(run)["params_sha256"], log.read(run)) for run in (folder, straight))
-    return one == other
-
-
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
 
 
 @pytest.fixture(scope="module")

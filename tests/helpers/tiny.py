@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import io
+import json
 import pathlib
+import re
 import subprocess
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -88,6 +90,17 @@ def config_file(folder: pathlib.Path, experiment: str, **changes) -> str:
     return str(file)
 
 
+def saved_in(folder: pathlib.Path, content: Any) -> str:
+    """Write a config in JSON with this content, and return its path."""
+    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(folder / "config.json")
+
+
+def loaded(file: str, **options) -> Any:
+    """Return the config of a file."""
+    return files.load(file, base=base.get_config, **options)
+
+
 def settings(experiment: str, *, model: bool = True, **changes) -> config.Settings:
     """A config with few steps, a small model (where there is one) and these changes (dots of keys written as __)."""
     changes = {key.replace("__", "."): value for key, value in changes.items()}
@@ -100,6 +113,11 @@ def fields() -> dict[str, Any]:
     """The defaults of all fields that an experiment of the project has, by their keys."""
     every = [base.get_config(name, of="language" if name == "ablation" else "") for name in EXPERIMENTS]
     return {key: value for one in every for key, value in config.flat(one.to_dict()).items()}
+
+
+def listed(field: str) -> list[str]:
+    """Return the names in the comment of a field of the model: "relu, gelu (mlp.py)"."""
+    return re.sub(r" \(.*|of the logits: ", "", base.FIELDS["model"][field][1]).split(", ")
 
 
 def work_of(settings: config.Settings, devices: jax.sharding.Mesh | None = None) -> runs.Work:
