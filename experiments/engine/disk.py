@@ -3,6 +3,7 @@ nothing is waited for, and nothing is written through a link."""
 
 import asyncio
 import contextlib
+import csv
 import errno
 import json
 import logging
@@ -13,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import struct
 import sys
 import tokenize
 import zipfile
@@ -37,6 +39,26 @@ OTHER_CACHE = "; make room, or let $XDG_CACHE_HOME name another folder"
 _NO_FLUSH = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # what a mounted drive that cannot do it says
 _DAMAGED = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, RuntimeError, MemoryError)
 _DAMAGED += (TypeError, OverflowError, SyntaxError, tokenize.TokenError)  # of a header, which numpy reads as Python
+
+
+# What the standard library and numpy raise for a file that is missing, damaged, or of another format.
+UNREADABLE = (OSError, ValueError, LookupError, EOFError, MemoryError, RecursionError)
+UNREADABLE += (csv.Error, struct.error, zipfile.BadZipFile, zlib.error)
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise UserError "path: reason" if the block cannot read the file.
+
+    kinds: exceptions of the library that reads it, in addition to UNREADABLE.
+    """
+    try:
+        yield
+    except (*UNREADABLE, *kinds) as error:
+        name = type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0] or name
+        missing = "missing " if isinstance(error, KeyError) else ""
+        raise errors.UserError(f"{path}: {missing}{reason}") from error
 
 
 def cache_folder() -> pathlib.Path:
