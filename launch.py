@@ -6,11 +6,8 @@ In a notebook or another program: launch.run("configs/vit.py", **{"train.steps":
 if __name__ == "__main__":
     import signal
 
-    from experiments import engine
-
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once and without a traceback, until something trains
-    engine.large_pages(__file__)  # starts this process again: before what takes seconds to import
 
 import datetime
 import functools

@@ -8,7 +8,7 @@ import dots
 import pytest
 from errors import raises
 
-from experiments.engine import batches, checkpoint, errors, log, loop, step as steps
+from experiments.engine import batches, checkpoint, errors, log, loop, train_step as steps
 from experiments.engine.checkpoint import Checkpoints
 from experiments.pretrained import open_model
 

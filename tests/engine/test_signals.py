@@ -15,7 +15,7 @@ import pytest
 import tiny
 from errors import raises
 
-from experiments.engine import errors, signals, step as steps
+from experiments.engine import errors, signals, train_step as steps
 
 ROOT = pathlib.Path(__file__).parents[2]
 quick, unbroken = dots.quick, dots.unbroken
