@@ -4,9 +4,10 @@ In a notebook or another program: launch.run("configs/vit.py", **{"train.steps":
 """
 
 if __name__ == "__main__":
-    from experiments.engine import signals
+    import signal
 
-    signals.from_the_start()  # before what takes seconds to import
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # at once and without a traceback, until something trains
 
 import contextlib
 import datetime
@@ -31,7 +32,6 @@ from experiments.engine import (
     distributed,
     errors,
     run as runs,
-    signals,
 )
 from experiments.pretrained import adapters, warm_start
 from experiments.tools import command as commands
@@ -39,7 +39,7 @@ from experiments.tools import command as commands
 CONFIG = flags.DEFINE_string("config", None, "The config: a .py file with get_config(), or a run's config.json.")
 WORKDIR = flags.DEFINE_string("workdir", None, "The run's folder; the same resumes. Default: runs/<config>/<time>.")
 DEVICE = flags.DEFINE_string("device", "any", "What must be there: any, cpu, gpu, tpu.")
-RESUME = flags.DEFINE_string("resume", "latest", "Go on from: latest, latest_valid (checkpoint that is not damaged).")
+RESUME = flags.DEFINE_integer("resume", None, "Go on from the checkpoint of this step, and delete later ones.")
 DRY_RUN = flags.DEFINE_boolean("dry_run", False, "Show sizes, costs and memory of the compiled step, and stop.")
 TOPOLOGY = flags.DEFINE_string("topology", None, "With --dry_run: compile for TPU chips that need not be there: v5e-1.")
 JSON = flags.DEFINE_string("json", None, "With --topology: a file for what the compiler says.")
@@ -63,9 +63,10 @@ def execute(argv: list[str]) -> None:
     folder, hint = WORKDIR.value, ""
     if not DRY_RUN.value:
         folder = WORKDIR.value or new_folder(CONFIG.value)
-        hint = f"; go on with: {shlex.join(['python', *argv, *([] if WORKDIR.value else [f'--workdir={folder}'])])}"
+        again = [word for word in argv if not word.startswith("--resume=")]  # from here on the newest is the right one
+        hint = f"; go on with: {shlex.join(['python', *again, *([] if WORKDIR.value else [f'--workdir={folder}'])])}"
     try:
-        with signals.at_once(hint), distributed.joined(group, detect=DISTRIBUTED.value, how_to_go_on=hint):
+        with distributed.joined(group, detect=DISTRIBUTED.value):
             train(
                 CONFIG.value,
                 folder,
@@ -82,7 +83,7 @@ def execute(argv: list[str]) -> None:
 
 
 def run(
-    config: Path, workdir: Path | None = None, *, device: str = "any", resume: str = "latest", **changes: Any
+    config: Path, workdir: Path | None = None, *, device: str = "any", resume: int | None = None, **changes: Any
 ) -> runs.Result:
     """Do in this process what `python launch.py --config CONFIG --workdir WORKDIR --config.KEY=VALUE ...` does.
 
@@ -97,8 +98,7 @@ def run(
     hint = f"; go on with: launch.run({', '.join(again)})"
     config_file.forget_own_modules(pathlib.Path(config).parent)
     try:
-        with signals.kept():
-            return train(config, folder, changes, device=device, resume=resume)
+        return train(config, folder, changes, device=device, resume=resume)
     except (errors.UserError, errors.RunError) as error:
         end = type(error)(str(error))
     except SystemExit as error:  # from the user's own code: a program that calls this would end without a word
@@ -126,7 +126,7 @@ def train(
     changes: dict[str, Any],
     *,
     device: str = "any",
-    resume: str = "latest",
+    resume: int | None = None,
     dry_run: bool = False,
     topology: str | None = None,
     json: str | None = None,
@@ -136,23 +136,23 @@ def train(
 
     changes: values of settings, or texts for them, by their keys. alone: this process is the only one of the run.
     """
-    signals.heed()
     folder = None if dry_run else pathlib.Path(workdir)
     settings = warm_start.adopted(config_file.load_settings(config, changes), folder)
     compilation.keep()
     experiment = by_name.experiment(settings.experiment)
-    fall_back = by_name.choose("resume", resume, {"latest": False, "latest_valid": True})
     with topologies.of(topology, json) if topology else contextlib.nullcontext():
         chips = None if topology else compilation.split(settings.to_dict()["mesh"], device, alone=alone, fake=dry_run)
         if not hasattr(experiment, "prepare"):  # a study: it prepares and trains many runs
+            if resume is not None:
+                raise errors.UserError(f"--resume={resume}: a study goes on from its newest checkpoints by itself")
             earlier = pathlib.Path(workdir) if dry_run and workdir else None
-            return experiment.run(settings, folder, earlier, device, fall_back, chips)
+            return experiment.run(settings, folder, earlier, device, chips)
         mesh = runs.devices(settings, device, chips=chips)
         work = adapters.prepared(settings, experiment, mesh)  # data, initial parameters, loss, figures; optim.lora
         work = warm_start.started(settings, work, resumed=runs.begun(folder))  # init_from
         if dry_run:
             return compiler_report.dry_run(settings, work, mesh)
-        return runs.run(settings, folder, work, mesh, fall_back=fall_back)
+        return runs.run(settings, folder, work, mesh, resume=resume)
 
 
 def parse(argv: list[str]) -> dict[str, str]:
@@ -186,4 +186,4 @@ def parse(argv: list[str]) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    distributed.leave(main(sys.argv))
+    sys.exit(main(sys.argv))

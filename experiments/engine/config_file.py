@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from experiments.engine import by_name, config as configs, disk, errors, optim
+from experiments.engine import by_name, config as configs, errors, optim
 
 Base = Callable[..., ml_collections.ConfigDict]  # get_config of configs/base.py: (experiment, of) -> the defaults
 
@@ -83,7 +83,7 @@ def defaults(config: ml_collections.ConfigDict, base: Base) -> ml_collections.Co
 
 def _from_json(file: pathlib.Path, base: Base, given: Mapping[str, Any]) -> ml_collections.ConfigDict:
     try:
-        saved = json.loads(disk.read_text(file))
+        saved = json.loads(file.read_text(encoding="utf-8"))
         values = dict(saved.get("config", saved))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise errors.UserError(f"{file} is not a config in JSON, an object of settings: {error}") from error

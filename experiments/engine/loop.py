@@ -109,7 +109,7 @@ class Training:
         self._best = max((checkpoint.score(one, plan.keep_best) for one in saves.measured.values()), default=-math.inf)
         self._skipped, self._in_a_row = math.inf, 0
         self._saved, self._saved_at = start, time.monotonic()
-        self._request, self._agreement = 0, distributed.Late()
+        self._request = 0
 
     def is_due(self, what: str, n: int) -> bool:
         """Return True if this happens after step n by its number."""
@@ -157,19 +157,20 @@ class Training:
                 writer.write(n, {name: float(np.atleast_1d(column)[r]) for name, column in columns.items()})
 
     def pauses(self, n: int) -> bool:
-        """Return True if a save, an evaluation or a stop follows on step n. All processes give the same answer: a
-        signal during a step counts after it, with several processes after the next one."""
+        """Return True if a save, an evaluation or a stop follows on step n. All processes give the same answer."""
         self._saves.check()
-        self._agree(self._agreement)
+        self._agree(clock=self.is_due("log", n))
         return self.is_due("evaluate", n) or self.is_due("save", n) or self._request > 0
 
-    def _agree(self, agreement: distributed.Late) -> None:
-        """Set `_request`: whether the processes save now, by the clock or for a signal."""
-        request = self._requests.signal
-        minutes = (time.monotonic() - self._saved_at) / 60
-        if minutes >= self.plan.save_minutes and distributed.main():
-            request = request or (0 if agreement.asked else SAVE)  # once: the save comes after the next question
-        self._request = agreement.agree(request)
+    def _agree(self, *, clock: bool) -> None:
+        """Set `_request`, alike in all processes: a signal, or SAVE if it is time to.
+
+        clock: whether several processes agree on the time too, for which the devices wait.
+        """
+        self._request = self._requests.agreed()
+        late = time.monotonic() - self._saved_at >= 60 * self.plan.save_minutes
+        if not self._request and (clock or jax.process_count() == 1) and distributed.agree(late):
+            self._request = SAVE
 
     def save_if_due(self, n: int, state: train_step.State) -> None:
         """Save if the number of steps, the clock or a signal requests it: before an evaluation, which takes long."""
@@ -184,7 +185,7 @@ class Training:
     def stop_if_requested(self, *, now: bool = False) -> None:
         """Raise Interrupted, after a save, if a signal has come; now: ask the processes again."""
         if now:
-            self._request = distributed.agree(self._requests.signal)
+            self._request = self._requests.agreed()
         if self._request > SAVE:
             self._saves.wait()
             distributed.barrier()  # no process leaves while another one writes
@@ -209,10 +210,9 @@ class Training:
         Raises Interrupted for a signal, in all processes after the same batch. saves: save the state meanwhile if it is
         time to, if the evaluation fails, and if it is the best so far.
         """
-        agreement = distributed.Late()
 
         def on_batch() -> None:
-            self._agree(agreement)
+            self._agree(clock=True)
             if self._request and saves:
                 self._save(n, state)
             self.stop_if_requested()
@@ -302,7 +302,7 @@ def start_state(
 ) -> tuple[int, train_step.State]:
     """Return the step and the state to start from: those of the newest checkpoint, or of step 0."""
     like = train_step.abstract_state(plan.task, plan.optimiser, mesh=plan.mesh)  # never two states at once
-    if resumed := saves.resume(like, fall_back=plan.fall_back):
+    if resumed := saves.resume(like, plan.resume):
         if distributed.main():
             print(f"resuming {folder} at step {resumed[0]:,}")
         return resumed

@@ -78,7 +78,7 @@ class Plan:
     log: Sequence[str]  # the setting log: writers in addition to metrics.jsonl, and symmetry
     keep_best: str  # the name of a metric, or ''
     may_skip: bool  # whether skipped steps are counted
-    fall_back: bool = False  # resume from an earlier checkpoint where the newest is damaged
+    resume: int | None = None  # the step of the checkpoint to go on from; None: the newest
     save_minutes: float = 5.0  # between checkpoints, whatever the steps
     keep: int = 2  # newest checkpoints that are kept
 

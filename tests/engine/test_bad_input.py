@@ -183,7 +183,11 @@ def test_text_that_is_not_there_empty_short_or_not_text(refused, language, tmp_p
     text.write_bytes(b"\x89PNG\r\n" + tiny.TEXT)
     told(str(text), "is a PNG image, not text", "leave it out")
     text.write_bytes(bytes(range(32, 122)))
-    refused([*language, f"--config.text.source={text}", "--config.train.batch_size=80"], "73 examples", "train.batch_size = 80")
+    refused(
+        [*language, f"--config.text.source={text}", "--config.train.batch_size=80"],
+        "73 examples",
+        "train.batch_size = 80",
+    )
 
 
 def test_images_that_are_not_there_or_damaged(refused, vision, tmp_path, monkeypatch):

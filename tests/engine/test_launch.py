@@ -78,14 +78,15 @@ def test_a_person_who_stops_a_command_is_told_how_to_go_on(spy, tmp_path):
     words = ["--config", spy, "--workdir", "a/b", "--config.seed=3"]
     told = tiny.run(*words)
     assert (told.code, told.err) == (130, f"stopped; go on with: python launch.py {' '.join(words)}\n")
+    assert tiny.run(*words, "--resume=3").err == told.err  # from here on the newest checkpoint is the right one
     assert tiny.run("--config", spy, "--dry_run").err == "stopped\n"
     assert not (tmp_path / "a").exists() and not (tmp_path / "runs").exists()
 
 
 def test_in_a_notebook_settings_are_given_as_they_are(spy, tmp_path):
     with pytest.raises(errors.Interrupted) as stopped:
-        launch.run(spy, tmp_path / "run", resume="latest_valid", **{"train.steps": 7, "spy.text": tmp_path})
-    given = f"**{{'train.steps': 7, 'spy.text': '{tmp_path}'}}"
+        launch.run(spy, tmp_path / "run", resume=3, **{"train.steps": 7, "spy.text": tmp_path})
+    given = f"**{{'train.steps': 7, 'spy.text': '{tmp_path}'}}"  # from here on the newest checkpoint is the right one
     assert str(stopped.value).endswith(f"; go on with: launch.run({spy!r}, workdir='{tmp_path}/run', {given})")
     assert json.loads((tmp_path / "seen.json").read_text())["train"]["steps"] == 7
     with raises(errors.UserError, "train.steps", "7.0"):
@@ -136,12 +137,12 @@ def test_a_config_in_json_imports_nothing(tmp_path, monkeypatch):
         ("--config=vit --dropout 3", ["'dropout'", "--config.model.dropout=VALUE"]),
         ("--config=vit --config.model.n_layer=3", ['"model.n_layer"', '"model.M"']),
         ("--config=vitt", ["vitt", '"vit"']),
-        ("--config=vit --resume=newest", ['"newest"', '"latest"']),
+        ("--config=vit --resume=newest", ["--resume=newest"]),
         ("--config=a/vit.py", ["a/vit.py", '"vit"']),
         ("--config=a.json --workdri=x", ["'workdri'"]),
         ("", ["--config", "configs/vit.py"]),
         ("--config=a.json --topology=v5e-1", ["--topology", "--dry_run"]),
-        ("--config=a.json --dry_run --json=b", ["--json", "--topology"]),
+        ("--config=a.json --dry_run --json=b", ["--json", "--dry_run"]),
         ("--config=a.json --distributed", ["--workdir"]),
         ("--config=a.json --workdir=b --distributed --dry_run", ["--workdir"]),
     ],
