@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images
-from experiments.engine import batches, config as configs, disk, errors, run, step
+from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import embed, head
 from tfm.attention import mask as masks
 
@@ -106,7 +106,7 @@ def writer(logits: Callable, patches: int, L: int) -> Callable[[Any, jax.Array],
 def figures(
     settings: configs.Settings,
     data: images.Images,
-    task: step.Task,
+    task: train_step.Task,
     write: Callable,
     letters,
     w_CL,

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import synthetic
-from experiments.engine import config as configs, errors, run, step
+from experiments.engine import config as configs, errors, run, train_step
 from tfm import head
 from tfm.attention import mask as masks
 
@@ -55,7 +55,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 
 def figures(
-    settings: configs.Settings, task: step.Task, params: Any, folder: pathlib.Path, rows: list[dict]
+    settings: configs.Settings, task: train_step.Task, params: Any, folder: pathlib.Path, rows: list[dict]
 ) -> list[pathlib.Path]:
     """Draw loss curves, and the attention weights of one held-out example."""
     from experiments.figures import plots  # it imports matplotlib, which takes a second

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import classes as class_names, labelled, pretrained_tokenizer
-from experiments.engine import batches, config as configs, disk, errors, run, step
+from experiments.engine import batches, config as configs, disk, errors, run, train_step
 from tfm import head
 from tfm.attention import mask as masks
 
@@ -91,7 +91,7 @@ def describe(data: labelled.Labelled, *, W: int, N: int, truncated: list[int]) -
 def figures(
     settings: configs.Settings,
     data: labelled.Labelled,
-    task: step.Task,
+    task: train_step.Task,
     logits: Callable,
     label_B,
     params,

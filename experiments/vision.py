@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from experiments import model as models, task as tasks
 from experiments.data import images
-from experiments.engine import config as configs, disk, errors, run, step
+from experiments.engine import config as configs, disk, errors, run, train_step
 from tfm import embed, layout as layouts
 
 
@@ -60,7 +60,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
 
 
 def figures(
-    settings: configs.Settings, data: images.Images, task: step.Task, logits: Callable, params: Any, folder, rows
+    settings: configs.Settings, data: images.Images, task: train_step.Task, logits: Callable, params: Any, folder, rows
 ) -> Iterator[pathlib.Path | dict]:
     """Yield recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.figures import images as draw, plots  # they import matplotlib, which takes a second

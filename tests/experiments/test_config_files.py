@@ -54,5 +54,5 @@ def test_a_config_file_can_be_trained_and_says_how_to_run_it(file, tmp_path):
         getattr(settings, key)
     settings.refuse_unused()
     params = jax.eval_shape(work.task.init, jax.random.key(0))
-    loss, count = jax.eval_shape(work.task.loss_and_metrics, params, work.task.train[0], None)["loss"]
+    loss, count = jax.eval_shape(work.task.loss, params, work.task.train[0])[0]["loss"]
     assert loss.shape == count.shape == () and loss.dtype == np.float32

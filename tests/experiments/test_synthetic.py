@@ -194,7 +194,7 @@ def test_only_without_causal_do_answers_depend_on_later_words():
     losses = {}
     for causal in (True, False):
         task = task_of(synthetic__task="ring_causal" if causal else "ring", model__M=1)
-        params, measure = tiny.drawn(task), jax.jit(task.loss_and_metrics)
+        params, measure = tiny.drawn(task), tiny.measure(task)
         batch = dict(task.train[0])
         batch["weight_BN"] = np.float32(np.arange(12) < 5) * batch["weight_BN"]
         other_BN = np.where(np.arange(12) == 7, (batch["w_BN"] + 1) % 24, batch["w_BN"])

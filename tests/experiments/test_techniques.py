@@ -14,7 +14,7 @@ import tiny
 from cases import B, D, H, K, N
 
 from experiments import model as models
-from experiments.engine import mesh as meshes, step as steps
+from experiments.engine import mesh as meshes, train_step as steps
 from tfm import block, head, loss, word_loss
 from tfm.attention import heads, mask, relative_position, value
 
