@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import participant, sizes
 from experiments import model as models
 from experiments.engine import by_name, compilation, config, distributed, mesh, run, train_step as training_step
-from experiments.tools import sample
+from experiments.tools import generation as generating
 from tfm import head, shapes
 from tfm.attention import mask as masks
 
@@ -119,13 +119,15 @@ def generation(size: sizes.Workload) -> participant.Built:
     params = jax.jit(model.init)(jax.random.key(0))
     ids = sizes.prompt(size).tolist()
     how = {"temperature": sizes.TEMPERATURE, "top_k": 0, "top_p": 1.0}
-    how |= {"steps": size.new, "stop": [], "mask": lambda *_: masks.causal}
-    generator, key = sample.Generator(model, params, **how), jax.random.key(0)
-    collections.deque(sample.rounds(generator, ids, key, set()), maxlen=0)  # larger caches are compiled on the way
+    how |= {"stop": [], "mask": lambda *_: masks.causal}
+    generator, key = generating.Generator(model, params, **how), jax.random.key(0)
+    collections.deque(
+        generating.rounds(generator, ids, key, steps=size.new), maxlen=0
+    )  # larger caches are compiled on the way
 
     def steps(n: int) -> float:
         for _ in range(n):
-            gained = sum(len(row) for some in sample.rounds(generator, ids, key, set()) for row in some)
+            gained = sum(len(row) for some in generating.rounds(generator, ids, key, steps=size.new) for row in some)
             if gained != size.counted:
                 raise RuntimeError(f"{gained} words instead of {size.counted}")
         return 0.0

@@ -30,6 +30,7 @@ from experiments.engine import (
     run as runs,
     train_step,
 )
+from experiments.tools import command as commands
 from tfm import loss
 
 MODEL = {"model.M": 2, "model.D": 8, "model.H": 2, "model.remat": "products"}
@@ -68,7 +69,7 @@ def command(tool, **values) -> Outcome:
     """`python -m experiments.tools.TOOL --NAME=VALUE ...`, in this process; a list is given one by one."""
     pairs = [(name, one) for name, value in values.items() for one in (value if isinstance(value, list) else [value])]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = tool.run.main([tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
+        code = commands.main(tool.run, tool.HELP, [tool.__name__, *(f"--{name}={one}" for name, one in pairs)])
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
