@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from experiments.engine import by_name, disk, errors
+from experiments.engine import by_name, disk, distributed, errors
 
 MOST_FAKE = 4096  # fake devices: each has threads of its own
 UNLIMITED = 2**50  # bytes: no device has as many
@@ -65,7 +65,7 @@ def split(sizes: Mapping[str, int], device: str, *, fake: bool = False) -> list[
     enough = fake or n_devices <= (os.cpu_count() or 1)
     if (
         enough
-        and not jax.distributed.is_initialized()
+        and not distributed.joined_others()
         and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     ):
         with contextlib.suppress(RuntimeError):  # JAX has started: the number of devices stays
