@@ -65,7 +65,7 @@ def common() -> ml_collections.ConfigDict:
     model.K = model.get_ref("D") // model.get_ref("H")  # query, key and value features of a head
     model.F = model.get_ref("D") * 4  # hidden units of the MLP
     model.score = "asymmetric"  # none, tied, tied_keynorm, tied_wide, tied_signed, l2_tied, pairwise, pairwise_sym,
-    # identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, additive, constant
+    # identity_query, nonlinear_query, symmetric_init, asymmetric, asymmetric_std, asymmetric_qknorm, constant
     # (score.py; tied_noself, and so all: a token attends to itself only where nothing else is allowed)
     model.score_std = 1.0  # factor on the initial scale of the matrices that make queries and keys
     model.output_std = 1.0  # the same for the last matrix of attention and MLP; 0: a block begins as the identity
@@ -73,7 +73,6 @@ def common() -> ml_collections.ConfigDict:
     model.cap = 0.0  # scaled logits l become cap tanh(l / cap), as in Gemma 2; 0: they stay l
     model.output_cap = 0.0  # the same for the logits of words and classes, what the head says
     model.value = "low_rank"  # low_rank, keys, gated, exclusive, full_rank, identity (value.py)
-    model.value_embedding = False  # values get a second embedding of the word, times a learned weight of each head
     model.norm = "token"  # token, token_plain, rms, batch, batch_features, instance, layer_sequence, none (norm.py;
     # rms:1e-6: what is added inside the root, eps; else 1e-5)
     model.mlp = "gelu"  # relu, relu_squared, gelu, gelu_tanh, quick_gelu, silu, tanh, two_hidden_relu, two_hidden_gelu,
@@ -84,7 +83,6 @@ def common() -> ml_collections.ConfigDict:
     # another scaling there: dynamic:factor:N, llama3:factor:low:high:N, yarn:factor:N:fast:slow:length)
     model.window = 0  # attention only to tokens nearer than this; 0: to all
     model.block = "pre_norm"  # pre_norm, post_norm, plain (without residual connections; block.py)
-    model.skips = False  # as in a U-net: layer u's output, times a learned weight, is added to the input of M + 1 - u
     model.outer_norm = "last"  # last, first, both, none (before the head; behind the positions; at both ends)
     model.segments = 0  # kinds of segments that words can belong to, with a learned row each; 0: no such rows
     model.bias = "all"  # all, none, attention, mlp, qkv (which products add one: block.py)

@@ -33,8 +33,7 @@ WRITTEN_OUT, SHALLOW = 4, 6  # the second on a CPU, where a loop is 1.15 to 1.25
 OUTPUTS = ("Uo_HDK", "V_HDD", "W2_DF")  # the last matrix of attention and of the MLP
 CUTS = ("identity_query", "nonlinear_query")  # scores that cut whole tokens into heads
 OUTER_NORMS = {"last": (False, True), "first": (True, False), "both": (True, True), "none": (False, False)}
-LOW_RANK = ("low_rank", "gated", "exclusive")  # values of K features, to which an embedding of words can be added
-WORDS, PIXELS = embed.words.apply, head.pixels.apply
+PIXELS = head.pixels.apply
 CLASS_HEADS = {"pooled": head.pooled, "class_token": head.class_token, "distilled": head.distilled}
 TEXT_HEADS = {layer: (False, layer) for layer in ("linear", "pooled", *mlp.ACTIVATIONS)}
 FIRST = {"class_token": 1, "distilled": 2}  # tokens of a class head, before the patches
@@ -152,14 +151,10 @@ def build(
     first, last = by_name.choose("outer_norm", m.outer_norm, OUTER_NORMS)
     if first and cross:
         raise errors.UserError(f"model.outer_norm = {m.outer_norm} needs a single sequence: here it is last or none")
-    tree |= sizes(m) | {"share": m.share, "skips": m.skips, "N": N, "final_norm": last, "bias": m.bias}
-    tree |= {} if cross else {"embed_norm": first, "value_embedding": m.value_embedding}
+    tree |= sizes(m) | {"share": m.share, "N": N, "final_norm": last, "bias": m.bias}
+    tree |= {} if cross else {"embed_norm": first}
     for name, holds, right in (
-        ("value_embedding", cross or embed.apply is not WORDS, "words alone as the input of a single sequence"),
-        ("value_embedding", m.value not in LOW_RANK, f"model.value = {' or '.join(LOW_RANK)}"),
         ("output_cap", head.apply is PIXELS, "words or classes for an answer"),
-        ("skips", m.M < 2, "model.M of at least 2"),
-        ("skips", m.share > 1, "model.share = 1"),
         ("window", cross, "a single sequence"),
     ):
         if getattr(m, name) and holds:
@@ -175,9 +170,8 @@ def build(
 
     def on(over: layouts.Layout, *, maps: bool = False) -> dict:
         """How it is computed on such devices. Maps are made by the way that forms them."""
-        product = getattr(parts.block.attention.score, "logits", None) is None
-        compute = explicit.attention if maps or not product else parts.block.attention.compute
-        if product and (over.sequence or compute is flash.attention):
+        compute = explicit.attention if maps else parts.block.attention.compute
+        if over.sequence or compute is flash.attention:
             compute = attention.on(over.platform, dtype, shared=bool(over.sequence), cap=m.cap)
         own = parts.block.attention._replace(compute=_told(compute))
         changed = {"parts": parts._replace(block=parts.block._replace(attention=own)), "layout": over}
@@ -296,10 +290,6 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
             "mesh.sequence = 1",
         ),
         (
-            over.sequence and getattr(parts.attention.score, "logits", None),
-            f"model.score = {m.score} is no product of queries and keys, and needs all keys: mesh.sequence must be 1",
-        ),
-        (
             over.sequence and variants.split("norm", m.norm)[0] == "batch_features",
             "model.norm = batch_features keeps statistics of each position: mesh.sequence must be 1",
         ),
@@ -310,10 +300,6 @@ def layout(m: config.Settings, devices: Any, *, W: int = 0, N: int = 0, head: st
             over.tensor and m.score.removesuffix(variants.NOSELF) in CUTS,
             f"model.score = {m.score} cuts whole tokens into heads, and devices would have to share those: "
             "mesh.tensor must be 1",
-        ),
-        (
-            over.tensor and m.value_embedding,
-            "model.value_embedding is one table for the words and heads of all devices: mesh.tensor must be 1",
         ),
         (
             over.tensor and whole,

@@ -214,8 +214,6 @@ def _score(of: Trial, *, bias: bool, cross: bool) -> tuple[Any, Any]:
             raise of.refusal(f"its queries have {queries.shape[-1]} features, and its keys {keys.shape[-1]}")
         if not queries.shape[-1]:
             raise of.refusal("its queries and keys have no features")
-    if compare := getattr(of.variant, "logits", None):
-        of.check("logits", "BHNN", of.ask(compare, params, q, k))
     if factors := getattr(of.variant, "factors", None):
         for matrix in of.pair("its factors", of.ask(factors, params, D=of.size["D"])):
             of.check("factors", "HKD", matrix, free="K")

@@ -42,8 +42,6 @@ SETTINGS = {
     "segments": (0,),
     "E": (0,),
     "share": (1,),
-    "value_embedding": (False,),
-    "skips": (False,),
     "bias": ("all",),
 }
 # Where a model begins, or how it is trained and computed: no matter to what the trained one says. What a published

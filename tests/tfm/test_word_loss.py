@@ -36,7 +36,7 @@ def drawn(*, bias=True, std=1.0):
 
 
 def at_once(params, x_BND, asked, cap=0.0):
-    logits_BNW = linear.answers(x_BND, params["G_WD"], params.get("b_W"))
+    logits_BNW = linear.logits(x_BND, params["G_WD"], params.get("b_W"))
     logits_BNW = cap * jnp.tanh(logits_BNW / cap) if cap else logits_BNW
     answer = logits_BNW, asked.target_BN, asked.weight_BN
     return {"loss": loss.cross_entropy(*answer), "accuracy": loss.accuracy(*answer)}

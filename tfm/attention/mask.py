@@ -76,10 +76,10 @@ def _joined(how: Callable, first: Mask, second: Mask, n: jax.Array, s_S: jax.Arr
     return how(first(n, s_S), second(n, s_S))
 
 
-def known(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
-    """(N, S), what the mask says of these positions while a program is made, and valid_BS of the padding in it, or None
-    where it has none. (None, None) for a mask that is more than these two `both` hold."""
-    (terms, valid_BS), shown_NS = parted(mask), np.ones((n.size, s_S.size), bool)
+def evaluate(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
+    """Return (N, S), what the mask says of these positions while a program is traced, and valid_BS of the padding in
+    it, or None if there is none. (None, None) for a mask that is not the product of these two."""
+    (terms, valid_BS), shown_NS = split(mask), np.ones((n.size, s_S.size), bool)
     for term in terms:
         arrays = jax.tree.leaves(block_mask.arrays_of(term))
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
@@ -92,8 +92,9 @@ def known(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray
     return shown_NS, valid_BS
 
 
-def parted(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
-    """The masks that must all allow it but those of padding, and what these say together: valid_BS, or None."""
+def split(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
+    """Return the masks that must all allow a key, except padding, and what the padding masks say together: valid_BS, or
+    None."""
     terms, valid_BS = [], None
     for term in _terms(mask):
         if isinstance(term, Partial) and term.func is _padding:
@@ -104,9 +105,9 @@ def parted(mask: Mask | None) -> tuple[list[Mask], jax.Array | None]:
 
 
 def _terms(mask: Mask | None) -> list[Mask]:
-    """The masks that must all allow it."""
+    """Return the factors of a product of masks (`both`)."""
     if mask is None:
         return []
-    if isinstance(mask, Partial) and getattr(mask.func, "args", None) == (operator.and_,):
+    if isinstance(mask, Partial) and isinstance(mask.func, functools.partial) and mask.func.args == (operator.and_,):
         return [term for one in mask.args for term in _terms(one)]
     return [mask]

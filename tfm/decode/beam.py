@@ -73,7 +73,7 @@ def search(
 
     # At first the prompt is the only hypothesis: the other places of the beam have probability 0.
     w_BQN = jnp.repeat(w_BN[:, None], beam, axis=1)
-    none_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, linear.wide(logits_BW).dtype)
+    none_BQ = jnp.full(w_BQN.shape[:2], -jnp.inf, linear.to_float32(logits_BW).dtype)
     cache = jax.tree.map(lambda x: jnp.repeat(x, beam, axis=0), cache)
     state = State(jnp.int32(0), w_BQN, none_BQ.at[:, 0].set(0), w_BQN, none_BQ, cache)
     if steps:
@@ -87,7 +87,7 @@ def _extended(state: State, logits_RW: jax.Array, *, n_B: jax.Array, stop: Any, 
     """Every live hypothesis with every word at n_B: the best of those that end are kept, of the others followed."""
     B, Q, N = state.live_BQN.shape
     W = logits_RW.shape[-1]
-    log_p_BQW = state.log_p_BQ[..., None] + jax.nn.log_softmax(linear.wide(logits_RW), axis=-1).reshape(B, Q, W)
+    log_p_BQW = state.log_p_BQ[..., None] + jax.nn.log_softmax(linear.to_float32(logits_RW), axis=-1).reshape(B, Q, W)
     ends_W = generate.is_stop(jnp.arange(W), stop)
 
     def top(log_p_BQW: jax.Array) -> tuple[jax.Array, ...]:
