@@ -53,8 +53,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     if layout.sequence:
         raise errors.UserError("patches and words are of one sequence, which no devices share: mesh.sequence must be 1")
     sizes = models.sized(embed.mixed, P=P, W=len(letters)), models.sized(head.next_word, W=len(letters))
-    model = models.build(m, embed=sizes[0], head=sizes[1], N=N)
     mask = models.masked(m, masks.either(masks.causal, masks.prefix(patches)))
+    model = models.build(m, embed=sizes[0], head=sizes[1], N=N, layout=layout, mask=mask)
 
     def captioned(fetch: batches.Fetch, index_B: np.ndarray, rng: np.random.Generator | None) -> batches.Batch:
         batch = fetch(index_B, rng)
@@ -68,24 +68,27 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     examples = ((functools.partial(captioned, fetch), n) for fetch, n in (train, evaluation))
     parts = tasks.parts(settings, *examples, tokens=N)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
         inputs = {"v_BNP": embed.cut(batch["image_BYXZ"], size=i.patch), "w_BN": batch["w_BL"]}
-        return model.apply(params, inputs, mask=mask, **options)
+        return model.hidden(params, inputs, mask=mask, **options)
+
+    def logits(params: Any, batch: dict) -> jax.Array:
+        return model.logits(params, hidden(params, batch)[0])
 
     def written(params: Any, image_BYXZ: jax.Array) -> jax.Array:
         """The likeliest letter after those before it, one by one: w_BL."""
         w_BL = jnp.zeros((len(image_BYXZ), w_CL.shape[1]), jnp.int32)
         for at in range(w_CL.shape[1]):
-            l_BNW, _ = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
+            l_BNW = logits(params, {"image_BYXZ": image_BYXZ, "w_BL": w_BL[:, :-1]})
             w_BL = w_BL.at[:, at].set(l_BNW[:, before + at].argmax(-1))
         return w_BL
 
     parts["baseline"] = {"accuracy": tasks.always(parts["evaluation"], W=len(letters))}
     parts["guess"] = {"accuracy": "always the evaluation's most frequent letter"}
-    task = tasks.of_words(settings, model, logits, few=True, layout=layout, **parts)
+    task = tasks.of_tokens(settings, model, hidden, sparse=True, layout=layout, **parts)
     lines = [*data.said.splitlines(), f"captions of {patches} patches and up to {w_CL.shape[1]} letters"]
     show = functools.partial(figures, settings, data, task, jax.jit(written), (letters, w_CL))
-    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], lines=lines, data_sha256=data.sha256)
+    return run.Work(task, show, logits, lines=lines, data_sha256=data.sha256)
 
 
 def figures(

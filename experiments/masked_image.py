@@ -37,17 +37,18 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     hide = functools.partial(windows.patches, N=N, share=i.mask_ratio)
     parts = tasks.parts(settings, *((hide(fetch), n) for fetch, n in (train, evaluation)), tokens=N)
     places = {"embed": models.sized(embed.masked_patches, P=P), "head": models.sized(head.pixels, P=P)}
-    model, mask = models.build(settings.model, **places, N=N), models.masked(settings.model, None)
+    layout, mask = models.layout(settings.model, devices, N=N), models.masked(settings.model, None)
+    model = models.build(settings.model, **places, N=N, layout=layout, mask=mask)
 
-    def cut(image_BYXZ: Any, over: layouts.Layout = layouts.ONE) -> Any:
-        return layouts.own(embed.cut(image_BYXZ, size=i.patch), over)
+    def cut(image_BYXZ: Any, layout: layouts.Layout = layouts.ONE) -> Any:
+        return layouts.take_own_tokens(embed.cut(image_BYXZ, size=i.patch), layout)
 
-    def predict(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        inputs = {"v_BNP": cut(batch["image_BYXZ"], over), "hidden_BN": batch["hidden_BN"]}
-        return model.apply(params, inputs, mask=mask, over=over, **options)
+    def predict(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        inputs = {"v_BNP": cut(batch["image_BYXZ"], layout), "hidden_BN": batch["hidden_BN"]}
+        return model.apply(params, inputs, mask=mask, layout=layout, **options)
 
-    def measure(prediction_BNP: jax.Array, batch: dict, over: layouts.Layout) -> train_step.Ratios:
-        target_BNP, average_NP = cut(batch["image_BYXZ"], over), cut(average_YXZ[None], over)
+    def measure(prediction_BNP: jax.Array, batch: dict, layout: layouts.Layout) -> train_step.Ratios:
+        target_BNP, average_NP = cut(batch["image_BYXZ"], layout), cut(average_YXZ[None], layout)
         return tasks.explained(prediction_BNP, target_BNP, average_NP, batch["weight_BN"])
 
     average = tasks.always_average(parts["evaluation"], lambda batch: cut(batch["image_BYXZ"]), cut(average_YXZ[None]))
@@ -58,7 +59,7 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         measure,
         baseline={"loss": average},
         guess={"loss": "always the average training image"},
-        layout=models.layout(settings.model, devices, N=N),
+        layout=layout,
         **parts,
     )
     show = functools.partial(figures, settings, data, normal, task, predict)

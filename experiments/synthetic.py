@@ -42,23 +42,27 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     W, fetch = 2 * N, synthetic.examples(name, N=N, W=2 * N)
     if causal:
         models.check_causal(m)
-    model = models.language(m, answer=head.masked_word, W=W, N=N)
-    mask = models.masked(m, masks.causal if causal else None)
+    layout, mask = models.layout(m, devices, W=W), models.masked(m, masks.causal if causal else None)
+    model = models.language(m, answer=head.masked_word, W=W, N=N, layout=layout, mask=mask)
     parts = tasks.parts(settings, (fetch, synthetic.EPOCH), (fetch, HELD_OUT), tokens=N)
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
-        return model.apply(params, batch["w_BN"], mask=mask, **options)
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
+        return model.hidden(params, batch["w_BN"], mask=mask, **options)
 
-    task = tasks.of_words(
+    task = tasks.of_tokens(
         settings,
         model,
-        logits,
+        hidden,
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W)},
         guess={"accuracy": "always the held-out examples' most frequent answer"},
-        layout=models.layout(m, devices, W=W),
+        layout=layout,
         **parts,
     )
-    return run.Work(task, functools.partial(figures, settings, task), lambda *inputs: logits(*inputs)[0])
+    return run.Work(
+        task,
+        functools.partial(figures, settings, task),
+        lambda params, batch: model.logits(params, hidden(params, batch)[0]),
+    )
 
 
 def figures(settings: configs.Settings, task: train_step.Task, params: Any, folder: pathlib.Path, rows: list[dict]):

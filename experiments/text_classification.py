@@ -44,19 +44,20 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     sizes = {"W": words.size, "N": t.N, "C": len(classes)}
     pooled = t.head == "pooled"
     asked = {"answer": head.each_word} if pooled else {"answer": head.first_word, "output": t.head}
-    model = models.language(m, **asked, **sizes)
+    padding = models.masked(m, masks.padding(np.ones((1, t.N), bool)))
+    model = models.language(m, **asked, **sizes, layout=layout, mask=padding)
     number = {name: c for c, name in enumerate(classes)}
     labels = [np.array([number[name] for _, name in part], np.int32) for part in parts]
     rows = [labelled.ids(words, [text for text, _ in part], N=t.N) for part in parts]
     examples = [inputs(*row[:2], label_B) for row, label_B in zip(rows, labels, strict=True)]
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
+    def apply(params: Any, batch: dict, **options: Any) -> Any:
         mask = models.masked(m, masks.padding(batch["valid_BS"]))
         answer, seen = model.apply(params, batch["w_BN"], mask=mask, **options)
         return models.mean_of_words(answer, batch["valid_BS"]) if pooled else answer, seen
 
     more = {"layout": layout, **tasks.parts(settings, *examples, tokens=t.N)}
-    task = tasks.of_classes(settings, model, logits, labels, **more)
+    task = tasks.of_classes(settings, model, apply, labels, **more)
     counts = f"{len(data.train):,} texts to train on, {len(data.evaluation):,} to evaluate"
     lines = [*data.said.splitlines(), f"{data.name}: {counts}, {len(classes)} classes, vocabulary {words.size}"]
     lines += [f"{data.name}: {line}" for line in class_names.describe(classes)]
@@ -66,8 +67,8 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
             f"{data.name}: {cuts} texts have more than text.N = {t.N} tokens: of these only the beginning is read"
         )
     files = words.files | {"data.json": disk.as_json({"classes": classes})}
-    show = functools.partial(figures, settings, data, task, logits, labels[1])
-    return run.Work(task, show, lambda *inputs: logits(*inputs)[0], files, lines=lines, data_sha256=data.sha256)
+    show = functools.partial(figures, settings, data, task, apply, labels[1])
+    return run.Work(task, show, lambda *inputs: apply(*inputs)[0], files, lines=lines, data_sha256=data.sha256)
 
 
 def inputs(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> tasks.Examples:
@@ -81,12 +82,12 @@ def inputs(id_BN: np.ndarray, valid_BN: np.ndarray, label_B: np.ndarray) -> task
 
 
 def figures(
-    settings, data: labelled.Labelled, task: train_step.Task, logits, label_B, params, folder: pathlib.Path, rows
+    settings, data: labelled.Labelled, task: train_step.Task, apply, label_B, params, folder: pathlib.Path, rows
 ):
     """Loss curves, the confusion matrix, and held-out texts with their classes, the wrong ones first."""
     from experiments.figures import plots  # matplotlib, only where something is drawn
 
-    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
     lines, classes = [], data.classes
     yield tasks.recalls(label_B, predicted_B, classes)
     for b in np.argsort(label_B == predicted_B, kind="stable")[:SHOWN]:

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from experiments import model as models, task as tasks
 from experiments.data import pairs, translation_score
 from experiments.engine import config as configs, disk, run
+from tfm.attention import mask as masks
 from tfm.decode import beam, generate
 
 BEAM = 4  # translations kept by beam search
@@ -54,22 +55,23 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     translation_score.metrics()  # a missing library is said before the training, not after it
     corpus = read(settings)
     p, W = settings.pairs, corpus.subwords.size
-    model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=True)
+    layout, padding = models.layout(settings.model, devices, W=W), masks.padding(np.ones((1, p.N), bool))
+    model = models.encoder_decoder(settings.model, W=W, N=p.N, tied_output=True, layout=layout, mask=padding)
     parts = tasks.parts(settings, *map(pairs.examples, (corpus.train, corpus.evaluation)), tokens=2 * p.N)
     count_W = np.bincount(corpus.train.target_BN.ravel(), minlength=W)
     count_W[pairs.PAD] = 0
 
-    def logits(params: Any, batch: dict, **options: Any) -> Any:
-        return model.apply(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
+    def hidden(params: Any, batch: dict, **options: Any) -> Any:
+        return model.hidden(params, batch["source_BS"], batch["valid_BS"], batch["w_BN"], **options)
 
-    task = tasks.of_words(
+    task = tasks.of_tokens(
         settings,
         model,
-        logits,
+        hidden,
         few=True,  # sides are filled up
         baseline={"accuracy": tasks.always(parts["evaluation"], W=W, answer=count_W.argmax())},
         guess={"accuracy": "always the training part's most frequent token", "chrf": ANOTHER, "bleu": ANOTHER},
-        layout=models.layout(settings.model, devices, W=W),
+        layout=layout,
         maps=None,
         **parts,
     )
@@ -79,7 +81,12 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
     translate = translator(model, corpus.subwords, N=p.N, batch=at_once)
     show = functools.partial(figures, settings, corpus, model, translate)
     return run.Work(
-        task, show, lambda *inputs: logits(*inputs)[0], files, lines=corpus.lines, data_sha256=corpus.sha256
+        task,
+        show,
+        lambda params, batch: model.logits(params, hidden(params, batch)[0]),
+        files,
+        lines=corpus.lines,
+        data_sha256=corpus.sha256,
     )
 
 

@@ -33,33 +33,33 @@ def prepare(settings: configs.Settings, devices: Mesh) -> run.Work:
         wrong = f"{data.name} has images of one class alone, {data.classes[0]!r}"
         raise errors.UserError(f"{wrong}: at least two are needed, each in a folder of its own there")
     _, Y, X, Z = data.train_image_BYXZ.shape
-    model = models.vision(settings.model, answer=i.head, Y=Y, X=X, Z=Z, patch=i.patch, C=len(data.classes))
-    mask = models.masked(settings.model, None)
+    tokens = models.patches(Y, X, Z, patch=i.patch)[0] + models.FIRST.get(i.head, 0)
+    layout, mask = models.layout(settings.model, devices, N=tokens, head=i.head), models.masked(settings.model, None)
+    image = {"Y": Y, "X": X, "Z": Z, "patch": i.patch, "C": len(data.classes)}
+    model = models.vision(settings.model, answer=i.head, **image, layout=layout, mask=mask)
     train, evaluation, _ = images.both(data, i.augment)
 
-    def logits(params: Any, batch: dict, over: layouts.Layout = layouts.ONE, **options: Any) -> Any:
-        v_BNP = layouts.own(embed.cut(batch["image_BYXZ"], size=i.patch), over)
-        return model.apply(params, v_BNP, mask=mask, over=over, **options)
+    def apply(params: Any, batch: dict, layout: layouts.Layout = layouts.ONE, **options: Any) -> Any:
+        v_BNP = layouts.take_own_tokens(embed.cut(batch["image_BYXZ"], size=i.patch), layout)
+        return model.apply(params, v_BNP, mask=mask, layout=layout, **options)
 
-    N, _ = models.patches(Y, X, Z, patch=i.patch)
-    tokens = N + models.FIRST.get(i.head, 0)
     task = tasks.of_classes(
         settings,
         model,
-        logits,
+        apply,
         (data.train_label_B, data.evaluation_label_B),
-        layout=models.layout(settings.model, devices, N=tokens, head=i.head),
+        layout=layout,
         **tasks.parts(settings, train, evaluation, tokens=tokens),
     )
     files = {"data.json": disk.as_json(images.describe(data))}
-    show = functools.partial(figures, settings, data, task, logits)
+    show = functools.partial(figures, settings, data, task, apply)
     return run.Work(
-        task, show, lambda *inputs: logits(*inputs)[0], files, lines=data.said.splitlines(), data_sha256=data.sha256
+        task, show, lambda *inputs: apply(*inputs)[0], files, lines=data.said.splitlines(), data_sha256=data.sha256
     )
 
 
 def figures(
-    settings, data: images.Images, task: train_step.Task, logits, params: Any, folder: pathlib.Path, rows: list[dict]
+    settings, data: images.Images, task: train_step.Task, apply, params: Any, folder: pathlib.Path, rows: list[dict]
 ):
     """Recall; loss curves, a grid of test images, the confusion matrix, the attention maps of one image."""
     from experiments.figures import (
@@ -69,7 +69,7 @@ def figures(
 
     folder = folder / "figures"
     image_BYXZ, label_B = data.evaluation_image_BYXZ, data.evaluation_label_B
-    predicted_B, probability_B = tasks.told(task, logits, params, len(label_B))
+    predicted_B, probability_B = tasks.told(task, apply, params, len(label_B))
     yield tasks.recalls(label_B, predicted_B, data.classes)
     wrong = int(np.sum(predicted_B != label_B))
     first = np.argsort(label_B == predicted_B, kind="stable")[: draw.MOST_PREDICTIONS]  # the wrong ones

@@ -18,7 +18,7 @@ image.
 | E5  | A ~ exp(x_n'^T U^T U x_n)                 | tied: U_HKD, b_HK                 | score_symmetric.py   |
 | E6  | A ~ exp(x_n'^T U_k^T U_q x_n)             | asymmetric: Uq_HKD, Uk_HKD        | score.py             |
 |     | between the two, and beside them          | U_HQD, sigma_HK, P_HKK            | score_symmetric.py   |
-|     | A_{n,n} = 0 where n sees others           | itself, apart                     | relative_position.py |
+|     | A_{n,n} = 0 where n sees others           | attend_to_self, self_bias                  | relative_position.py |
 | E7  | scale of the logits                       | SCALES                            | score.py             |
 | E8  | Y = sum_h V_h X A_h                       | full_rank: V_HDD; identity        | value.py             |
 | E9  | V_h = U_h U_{v,h}                         | low_rank: Uo_HDK, Uv_HKD          | value.py             |
@@ -56,14 +56,14 @@ image.
 | E30 | Adam, clipping, decaying learning rate    | experiments/engine/optim.py       |                      |
 |     | batch size that grows during training     | experiments/engine/batches.py     |                      |
 
-Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py writes them out, and
-online_softmax.py is the mathematics of one; sampling.py has temperature, top-k, top-p and others; fused.py calls the
-backend's own kernels; loss.py has sums and counts, and word_loss.py those of
-words chunk by chunk. layout.py says what several devices share, and ring.py passes keys and values around those that
-share a sequence.
+Heads side by side are in heads.py; flash.py loops over blocks of weights, chunked.py unrolls chunks of queries, and
+online_softmax.py is the mathematics of one block; implementations.py chooses between them and the kernels of a TPU
+(splash.py) and a GPU (fused.py). sampling.py has temperature, top-k, top-p and others; loss.py has sums and counts.
+layout.py says what several devices share, ring.py passes keys and values around those that share a sequence, and
+platform.py has what CPUs and TPUs need to be fast.
 """
 
 from tfm import attention, block, decode, embed, encoder_decoder, head, initial, layout  # noqa: F401
 
 # isort: split
-from tfm import linear, lora, loss, mlp, norm, position, shapes, symmetry, transformer, word_loss  # noqa: F401
+from tfm import linear, lora, loss, mlp, norm, platform, position, shapes, symmetry, transformer  # noqa: F401

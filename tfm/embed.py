@@ -80,9 +80,7 @@ def _mixed(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout
     return jnp.concatenate([_patches(params, inputs["v_BNP"]), x_BND], axis=1)
 
 
-def _masked_patches(
-    params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE
-) -> jax.Array:
+def _masked_patches(params: dict, inputs: dict[str, jax.Array], *, layout: layouts.Layout = layouts.ONE) -> jax.Array:
     """x_n = h for the hidden patches, the same learned token for all, and W vec(patch_n) + b for the others (E26).
     inputs: patches `v_BNP`, and `hidden_BN` (bool), True where a patch is hidden. No hidden pixel reaches a token, be
     it NaN, nor the gradient of W, to which 0 * NaN would still be NaN."""

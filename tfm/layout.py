@@ -62,7 +62,9 @@ def gather_features(params: Any, layout: Layout) -> Any:
     def gather(leaf: jax.Array, spec: Any) -> jax.Array:
         if layout.fsdp not in spec:
             return leaf
-        return jax.lax.all_gather(leaf + zero.astype(leaf.dtype), layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True)
+        return jax.lax.all_gather(
+            leaf + zero.astype(leaf.dtype), layout.fsdp, axis=tuple(spec).index(layout.fsdp), tiled=True
+        )
 
     with jax.named_scope("gather"):
         return jax.tree.map(gather, params, shapes.specs(params, layout.rules))

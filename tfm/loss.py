@@ -1,12 +1,11 @@
 """Losses and measures as (sum, count): what several devices can add up before they divide.
 
-Those of tokens and classes take logits (..., C), targets (...) and weights (...); that of pixels takes patches. Weight 0
-is padding or no target. vocab: the mesh axis whose devices each have the logits of some tokens, in order.
+Those of tokens and classes take logits (..., C), targets (...) and weights (...); that of pixels takes patches. Weight
+0 is padding or no target. vocab: the mesh axis whose devices each have the logits of some tokens, in order.
 `next_token` takes the hidden states instead of the logits, and never makes the logits of all tokens at once.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +110,8 @@ def _measures(x: jax.Array, matrix: tuple, target: jax.Array, weight: jax.Array,
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _sum_chunks(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT, weight_IT, count) -> Ratio:
-    """Return the summed loss and the number of right answers of the first `count` chunks I of T tokens each, or of all."""
+    """Return the summed loss and the number of right answers of the first `count` chunks I of T tokens each, or of
+    all."""
 
     def add(i: jax.Array, sums: Ratio) -> Ratio:
         found = _measures(x_ITD[i], matrix, target_IT[i], weight_IT[i], cap, vocab)
@@ -136,9 +136,7 @@ def _sum_forward(cap: float, vocab: str | None, x_ITD, matrix: tuple, target_IT,
 
     zero = block_mask.zero(weight_IT).astype(weight_IT.dtype)
     zeros = jnp.zeros_like(x_ITD), jax.tree.map(lambda array: jnp.zeros_like(array, weight_IT.dtype), matrix)
-    total, right, *gradients = jax.lax.fori_loop(
-        0, len(x_ITD) if count is None else count, add, (zero, zero, *zeros)
-    )
+    total, right, *gradients = jax.lax.fori_loop(0, len(x_ITD) if count is None else count, add, (zero, zero, *zeros))
     return (total, right), (gradients[0], jax.tree.map(lambda d, m: d.astype(m.dtype), gradients[1], matrix))
 
 

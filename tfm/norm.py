@@ -45,7 +45,7 @@ class Norm(NamedTuple):
     init: Callable[..., dict[str, Any]]
     apply: Callable[..., jax.Array]
     observe: Callable[..., dict[str, jax.Array]] = observe_nothing
-    takes_layout: bool = True
+    takes_layout: bool = False
     needs_all_tokens: bool = False
 
 
@@ -157,12 +157,13 @@ def _keep(params: dict, x_BND: jax.Array, *, eps: float, layout: layouts.Layout 
     return x_BND
 
 
-token = Norm(_init("gain_D", "shift_D"), apply)  # TokenNorm with gain and shift: E14, E16
-token_plain = Norm(_init(), apply)  # without: E15
-rms = Norm(_init("gain_D"), _rms)
-batch = Norm(_init("gain_D", "shift_D", "mean_D", "var_D"), _batch, _observe)
+_norm = functools.partial(Norm, takes_layout=True)
+token = _norm(_init("gain_D", "shift_D"), apply)  # TokenNorm with gain and shift: E14, E16
+token_plain = _norm(_init(), apply)  # without: E15
+rms = _norm(_init("gain_D"), _rms)
+batch = _norm(_init("gain_D", "shift_D", "mean_D", "var_D"), _batch, _observe)
 _observe_positions = functools.partial(_observe, positions=True)
-batch_features = Norm(_init("gain_D", "shift_D", "mean_N", "var_N"), _batch, _observe_positions, needs_all_tokens=True)
-instance = Norm(_init("gain_D", "shift_D"), _instance, needs_all_tokens=True)
-layer_sequence = Norm(_init("gain_D", "shift_D"), _layer_sequence, needs_all_tokens=True)
-none = Norm(_init(), _keep)
+batch_features = _norm(_init("gain_D", "shift_D", "mean_N", "var_N"), _batch, _observe_positions, needs_all_tokens=True)
+instance = _norm(_init("gain_D", "shift_D"), _instance, needs_all_tokens=True)
+layer_sequence = _norm(_init("gain_D", "shift_D"), _layer_sequence, needs_all_tokens=True)
+none = _norm(_init(), _keep)

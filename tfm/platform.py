@@ -1,7 +1,7 @@
 """What CPUs and TPUs need to be fast: the same sums, written as the compiler of that platform likes them.
 
-`jax.lax.platform_dependent` chooses when a program is compiled, so nothing of this reaches other devices. Times are of two
-CPU cores (Zen 4) with JAX 0.10.2; times of a TPU (v5e) are estimates by the compiler of libtpu 0.0.50.
+`jax.lax.platform_dependent` chooses when a program is compiled, so nothing of this reaches other devices. Times are of
+two CPU cores (Zen 4) with JAX 0.10.2; times of a TPU (v5e) are estimates by the compiler of libtpu 0.0.50.
 """
 
 import jax
@@ -56,8 +56,9 @@ def sum_heads(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:
 def spread_mean(x: jax.Array) -> jax.Array:
     """Return the mean over the last axis, repeated along it, as a product with a matrix of ones.
 
-    Up to SPREAD features a TPU takes a third of the time of a sum that is spread again. Without it the estimated step of
-    configs/vit.py takes 15 % longer, that of configs/causal_lm.py 24 %. The ones are exact in 16 bits; x is not narrowed.
+    Up to SPREAD features a TPU takes a third of the time of a sum that is spread again. Without it the estimated step
+    of configs/vit.py takes 15 % longer, that of configs/causal_lm.py 24 %. The ones are exact in 16 bits; x is not
+    narrowed.
     """
     ones_DD = jnp.ones_like(x, shape=(x.shape[-1],) * 2)
     return jnp.matmul(x * (1 / x.shape[-1]), ones_DD, precision=("highest", "default"))

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tfm import block as blocks, embed as embeds, head as heads, initial, layout as layouts, linear, mlp, shapes, variant
+from tfm import (
+    block as blocks,
+    embed as embeds,
+    head as heads,
+    initial,
+    layout as layouts,
+    linear,
+    mlp,
+    shapes,
+    variant,
+)
 from tfm.attention import explicit
 from tfm.attention.spec import Call
 
@@ -207,8 +217,8 @@ def output(
 
 
 def cast(params: dict, dtype: Any) -> dict:
-    """Return the parameters in the dtype of the products; statistics and biases of logits stay as they are. NumPy arrays
-    become JAX's, since NumPy's cannot be indexed by traced token ids."""
+    """Return the parameters in the dtype of the products; statistics and biases of logits stay as they are. NumPy
+    arrays become JAX's, since NumPy's cannot be indexed by traced token ids."""
 
     def convert(path: Any, leaf: Any) -> jax.Array:
         leaf = jnp.asarray(leaf)

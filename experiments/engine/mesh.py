@@ -105,16 +105,7 @@ def make(*, data: int = -1, fsdp: int = 1, tensor: int = 1, sequence: int = 1, s
             f"{named_sizes} takes {len(used)} of {len(devices)} devices: several processes must use all"
         )
     types = (AxisType.Auto,) * len(sizes)  # the default changed between JAX releases
-    if max(sizes.values()) == len(used) and of_two_columns(used):
-        used = sorted(used, key=lambda chip: chip.coords[1::-1])
-        return Mesh(np.array(used).reshape(*sizes.values()), tuple(sizes), axis_types=types)
     return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=types, devices=used)
-
-
-def of_two_columns(devices: Sequence[Any]) -> bool:
-    """Whether these are TPU chips of which every second one, and back over the others, is a ring (layout.gathered) of
-    neighbours, in the order of their rows; in JAX's (0.12) it is not."""
-    return devices[0].platform == "tpu" and all(x < 2 and not z for x, _, z in (chip.coords for chip in devices))
 
 
 def layout(mesh: Mesh, *, W: int = 0) -> layouts.Layout:

@@ -51,6 +51,7 @@ class Task(NamedTuple):
     layout: layouts.Layout = layouts.ONE  # how the model is shared over the mesh
     probe: Callable[[Any], dict[str, jax.Array]] | None = None  # params -> numbers to log beside the loss
     maps: Callable[[Any, dict], jax.Array] | None = None  # (params, batch) -> the attention weights A_MBHNS
+    lines: Sequence[str] = ()  # of the parameter table: how the model is computed ("attention: flash, in blocks")
     frozen: Sequence[str] = ()  # the parameters that stay as they begin (optim.trained)
     tuning: Callable[[], dict[str, Sequence[dict]]] | None = None  # `train`, `evaluation`: a split of the training part
 

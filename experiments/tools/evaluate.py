@@ -22,7 +22,7 @@ from experiments.data import perplexity, text, tokens, windows
 from experiments.engine import batches, config, distributed, errors
 from experiments.pretrained import open_model
 from experiments.tools import command
-from tfm import word_loss
+from tfm import loss
 from tfm.attention import mask as masks
 
 AT_ONCE = 2**13  # tokens
@@ -83,8 +83,9 @@ def counts(
 
     @jax.jit
     def measured(params: Any, batch: dict) -> tuple[jax.Array, ...]:
-        asked = word_loss.Asked(batch["target_BN"], batch["weight_BN"] * (batch["target_BN"] != never))
-        found, _ = network.apply(params, batch["w_BN"], mask=mask, asked=asked)
+        x_BND, head = network.output(params, network.hidden(params, batch["w_BN"], mask=mask)[0])
+        weight_BN = batch["weight_BN"] * (batch["target_BN"] != never)
+        found = loss.next_token(x_BND, head, batch["target_BN"], weight_BN, cap=network.cap)
         return found["loss"][0], found["accuracy"][0], found["loss"][1]
 
     fetch, n = windows.causal(token_T, N=N, evaluation=True, stride=stride)

@@ -24,7 +24,6 @@ from experiments.compiler import report as compiler_report, topology as topologi
 from experiments.engine import compilation, config, distributed, errors, log, mesh
 from experiments.pretrained import open_model
 from experiments.tools import command
-from tfm import layout as layouts
 from tfm.attention import mask as masks
 from tfm.decode import generate, kv_cache, sampling
 
@@ -187,8 +186,7 @@ class Generator:
         self.params, self.steps, self.context, self.grows = params, steps, context, grows
 
         def reads(params: Any, length_B: jax.Array | None, capacity: int) -> generate.Start:
-            over = layouts.Layout(platform=mesh.backend(mesh.make(data=1)))  # when it is made: `described` has chips
-            return functools.partial(model.start, params, capacity=capacity, mask=mask(length_B), over=over)
+            return functools.partial(model.start, params, capacity=capacity, mask=mask(length_B))
 
         def moving(params: Any, capacity: int) -> tuple[generate.Start, generate.Step]:
             return generate.window(reads(params, None, context), context=context, capacity=capacity)

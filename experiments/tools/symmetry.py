@@ -38,8 +38,8 @@ def run(
     if look is None:
         score = f"model.score = {model.fields.score}"
         raise errors.UserError(f"the scores of {model.path}, {score}, have no matrix to look at")
-    sizes, score = models.sizes(model.fields), models.block_parts(model.fields).attention.score
-    options = {letter: sizes[letter] for letter in "HKD"} | {"bias": block.biased("score", model.fields.bias)}
+    sizes, score = models.sizes(model.fields), models.block_spec(model.fields).attention.score
+    options = {letter: sizes[letter] for letter in "HKD"} | {"bias": block.has_bias("score", model.fields.bias)}
     keys_M = jax.random.split(jax.random.key(0), sizes["M"] // model.fields.share)
     expected = jax.eval_shape(jax.vmap(lambda key: score.init(key, **options)), keys_M)
     sides = [model.params[side] for side in ("encoder", "decoder") if side in model.params]

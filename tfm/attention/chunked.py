@@ -1,7 +1,7 @@
 """Attention of a few hundred tokens: chunks of queries, each against the span of keys that the mask lets any of it see.
 
-A chunk is unrolled, so the mask must be known while the program is traced. A causal mask is: four chunks have 5/8 of its
-weights. A mask of the lengths of a batch is not, and then every chunk sees all keys.
+A chunk is unrolled, so the mask must be known while the program is traced. A causal mask is: four chunks have 5/8 of
+its weights. A mask of the lengths of a batch is not, and then every chunk sees all keys.
 """
 
 import functools

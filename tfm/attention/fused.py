@@ -1,5 +1,5 @@
-"""Attention on a GPU by cuDNN's kernel, through `jax.nn.dot_product_attention`: it never forms the N x S weights. A mask
-is an N x S array here."""
+"""Attention on a GPU by cuDNN's kernel, through `jax.nn.dot_product_attention`: it never forms the N x S weights. A
+mask is an N x S array here."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ from tfm.attention import groups, mask as masks
 
 
 def refuse(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axis: str | None) -> str:
-    """Return why cuDNN cannot compute these averages, as a part of a sentence; '' if it can. It takes numbers of 16 bits,
-    up to 128 features and no bias (JAX has its gradient for some shapes only) and, with an array of a mask, even
+    """Return why cuDNN cannot compute these averages, as a part of a sentence; '' if it can. It takes numbers of 16
+    bits, up to 128 features and no bias (JAX has its gradient for some shapes only) and, with an array of a mask, even
     lengths. The arrays may be jax.ShapeDtypeStruct."""
     N, S = q_BHNK.shape[2], k_BHSK.shape[2]
     triangle = mask is masks.causal and N == S
@@ -19,7 +19,10 @@ def refuse(q_BHNK, k_BHSK, v_BHSV, *, mask, bias: bool, cap: float, axis: str | 
         (bias, "the logits have a bias"),
         (q_BHNK.dtype not in (jnp.bfloat16, jnp.float16), "numbers of more than 16 bits"),
         (max(q_BHNK.shape[-1], v_BHSV.shape[-1]) > 128, "more than 128 features of a head"),
-        (mask is not None and not triangle and (N % 2 or S % 2), f"a mask of {N} queries and {S} keys, not even numbers"),
+        (
+            mask is not None and not triangle and (N % 2 or S % 2),
+            f"a mask of {N} queries and {S} keys, not even numbers",
+        ),
     ):
         if holds:
             return reason

@@ -36,9 +36,9 @@ def count(*qkv: jax.Array) -> int:
 
 
 def each(compute: Callable, *qkv: jax.Array, bias: masks.Bias | None, **call: Any) -> tuple:
-    """(y_BHNV, A_BHNS or None) of compute(q, k, v, bias=..., **call), one of attention.IMPLEMENTATIONS, which is asked
-    for one group at a time, with one head of keys and values; all groups are one program. Mask and positions are the
-    same for all groups, so they are formed once."""
+    """(y_BHNV, A_BHNS or None) of compute(q, k, v, bias=..., **call), an implementation (implementations.py), which is
+    called for one group at a time, with one head of keys and values; all groups are one program. Mask and positions are
+    the same for all groups, so they are formed once."""
     H, G = max(x.shape[1] for x in qkv), count(*qkv)
 
     def one(g: jax.Array, *qkv: jax.Array) -> tuple[jax.Array, jax.Array | None]:

@@ -1,6 +1,6 @@
-"""Multi-head attention: several averages side by side, each with its own comparison and values (E8-E10), over the tokens
-themselves (self-attention) or over those of another sequence (cross-attention, E26). Keys and values may be kept (KV
-cache): a token that comes later then needs only its own query, key and value (E23)."""
+"""Multi-head attention: several averages side by side, each with its own comparison and values (E8-E10), over the
+tokens themselves (self-attention) or over those of another sequence (cross-attention, E26). Keys and values may be kept
+(KV cache): a token that comes later then needs only its own query, key and value (E23)."""
 
 import functools
 

@@ -28,6 +28,10 @@ class Implementation(NamedTuple):
         return f"{self.name} ({self.reason})" if self.reason else self.name
 
 
+DEFINED = Implementation(explicit.attention, "explicit, all weights in memory")
+BLOCKS = Implementation(flash.attention, "flash attention in blocks")
+
+
 def choose(
     name: str,
     platform: str,
@@ -48,7 +52,7 @@ def choose(
     if axis is not None:
         return Implementation(flash.attention, "flash attention in blocks, around a ring of devices")
     if name == "explicit":
-        return Implementation(explicit.attention, "explicit, all weights in memory")
+        return DEFINED
     call = {"mask": mask, "bias": bias, "axis": axis}
     if platform == "tpu":
         if k_BHSK.shape[2] < FEWEST:
@@ -56,10 +60,10 @@ def choose(
         reason = splash.refuse(q_BHNK, k_BHSK, v_BHSV, **call)
         if not reason:
             return Implementation(splash.attention, "flash attention by the splash kernel (TPU)")
-        return Implementation(flash.attention, "flash attention in blocks", f"no kernel: {reason}")
+        return BLOCKS._replace(reason=f"no kernel: {reason}")
     if platform == "gpu":
         reason = fused.refuse(q_BHNK, k_BHSK, v_BHSV, cap=cap, **call)
         if not reason:
             return Implementation(fused.attention, "flash attention by cuDNN's kernel (GPU)")
-        return Implementation(flash.attention, "flash attention in blocks", f"no kernel: {reason}")
-    return Implementation(flash.attention, "flash attention in blocks")
+        return BLOCKS._replace(reason=f"no kernel: {reason}")
+    return BLOCKS

@@ -91,7 +91,9 @@ def _qknorm(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e
 def _nonlinear_query(params: dict, x_BND: jax.Array, x_BSD: jax.Array, *, eps: float = 1e-5) -> Pair:
     """q_n = (x_n + f(x_n)) / 2, cut into heads, f(x) = LN(W_2 gelu(W_1 RMS(x))) with D/2 hidden units, I: as many
     weights as U_q of all heads has (Karbevski 2026, with the half of its second version); norms have gains alone."""
-    h_BNI = mlp.exact_gelu(linear.matmul(norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps), params["W1_ID"]))
+    h_BNI = mlp.exact_gelu(
+        linear.matmul(norm.rms.apply({"gain_D": params["gain1_D"]}, x_BND, eps=eps), params["W1_ID"])
+    )
     f_BND = norm.token.apply({"gain_D": params["gain2_D"]}, linear.matmul(h_BNI, params["W2_DI"]), eps=eps)
     return one.identity_query(params, (x_BND + f_BND) / 2, x_BSD)
 

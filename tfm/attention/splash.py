@@ -82,14 +82,22 @@ def _pad(scale: float, *qkv: jax.Array) -> list[jax.Array]:
 
 
 def _save(x_BHNK: jax.Array) -> jax.Array:
-    """Name what a loop over layers keeps for the gradient, with tokens along the lanes if a head does not fill these."""
+    """Name what a loop over layers keeps for the gradient, with tokens along the lanes if a head does not fill
+    these."""
     if x_BHNK.shape[3] % LANES == 0:
         return checkpoint_name(x_BHNK, "attention")
     return checkpoint_name(x_BHNK.swapaxes(2, 3), "attention").swapaxes(2, 3)
 
 
 def _run_kernel(
-    mask: Any, q_BHNK: jax.Array, k_BGSK: jax.Array, v_BGSV: jax.Array, ids: tuple | None, *, cap: float, interpret: bool
+    mask: Any,
+    q_BHNK: jax.Array,
+    k_BGSK: jax.Array,
+    v_BGSV: jax.Array,
+    ids: tuple | None,
+    *,
+    cap: float,
+    interpret: bool,
 ) -> jax.Array:
     """Return y_BHNV of the kernel.
 

@@ -1,8 +1,8 @@
 """What is averaged: the values of a head, and how the averages of the heads come together again.
 
 `apply(params, x_BSD) -> v_BHSV` makes the values, and `out_proj(params, y_BHNV, *, layout) -> y_BND` maps the averages
-back. V is K for values of low rank and D for the others; a head axis of size one is shared by all heads. Values that are
-the tokens themselves are one head for all, whatever G is.
+back. V is K for values of low rank and D for the others; a head axis of size one is shared by all heads. Values that
+are the tokens themselves are one head for all, whatever G is.
 """
 
 from collections.abc import Callable
@@ -95,8 +95,8 @@ def _gated(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array 
 
 def _exclusive(params: dict, y_BHNK: jax.Array, x_BND: jax.Array, v_BHNK: jax.Array | None) -> jax.Array:
     """y_n - (y_n . v_n) v_n / |v_n|^2: what a head says along the token's own value is taken away (Zhai 2026, exclusive
-    self-attention); heads of a group have one value. Attention to others only, as a score may have it (`attend_to_self`), may
-    still point that way. Where v_n is 0, and in cross-attention, y_n stays."""
+    self-attention); heads of a group have one value. Attention to others only, as a score may have it
+    (`attend_to_self`), may still point that way. Where v_n is 0, and in cross-attention, y_n stays."""
     if v_BHNK is None:
         return y_BHNK
     y, v = linear.to_float32(y_BHNK), linear.to_float32(jnp.repeat(v_BHNK, y_BHNK.shape[1] // v_BHNK.shape[1], axis=1))
