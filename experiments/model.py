@@ -93,7 +93,7 @@ def language(
         answer = head.first_word_of(activation) if activation else head.class_token
     made = sized(answer, **({"C": C} if C else {"W": W, "bias": "b_W"} if layer == "bias" else {"W": W}))
     if activation and not C:
-        init = functools.partial(head.transformed_init, made.init, norm=variants.choose(m, "norm"))
+        init = functools.partial(head.transformed_init, made.init, norm=variants.choose(m, "norm"), E=m.E)
         made = made._replace(init=init)
     words = sized(embed.words, W=W, J=m.segments)
     own = {"activation": activation} if activation else {}

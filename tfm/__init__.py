@@ -67,3 +67,4 @@ from tfm import attention, block, decode, embed, encoder_decoder, head, initial,
 
 # isort: split
 from tfm import linear, lora, loss, mlp, norm, platform, position, shapes, symmetry, transformer  # noqa: F401
+from tfm.models import language_model, vision_model  # noqa: F401

@@ -80,7 +80,10 @@ def init(
     3.1); 0: D.
     """
     own = {"E": E} if E else {}
-    params = {name: getattr(spec, name).init(initial.key(key, name), D=D, **own) for name in ("embed", "head")}
+    params = {
+        "embed": spec.embed.init(initial.key(key, "embed"), D=D, **own),
+        "head": spec.head.init(initial.key(key, "head"), D=D),
+    }
     params |= init_trunk(key, D=D, spec=spec, **trunk)
     if E:
         params["position"] = spec.position.init(initial.key(key, "position"), N=trunk["N"], D=D, E=E)

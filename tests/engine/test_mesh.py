@@ -137,7 +137,7 @@ def test_the_pooled_tokens_of_devices_have_the_gradient_of_one():
     params = head.pooled.init(jax.random.key(0), C=7, D=5)
 
     def loss(params, x_BND, layout=layouts.ONE):
-        return jnp.sin(layouts.on(layout, head.pooled)(params, x_BND)).sum()
+        return jnp.sin(head.pooled.apply(params, x_BND, layout=layout)).sum()
 
     spread = functools.partial(jax.grad(loss), layout=meshes.layout(mesh))
     spread = jax.jit(meshes.sharded(spread, mesh, in_specs=(P(), P(None, "sequence"))))

@@ -7,7 +7,6 @@ of computing attention may ask for any block of it and need never hold all of it
 """
 
 import functools
-import operator
 from collections.abc import Callable
 
 import jax
@@ -64,16 +63,20 @@ def _padding(valid_BS: jax.Array, n: jax.Array, s_S: jax.Array) -> jax.Array:
 
 def both(first: Mask, second: Mask) -> Mask:
     """The product of two masks: what both allow."""
-    return Partial(functools.partial(_joined, operator.and_), *map(block_mask.arrays_of, (first, second)))
+    return Partial(_both, block_mask.arrays_of(first), block_mask.arrays_of(second))
+
+
+def _both(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return first(n, s_S) & second(n, s_S)
 
 
 def either(first: Mask, second: Mask) -> Mask:
     """The sum of two masks: what one of them allows."""
-    return Partial(functools.partial(_joined, operator.or_), *map(block_mask.arrays_of, (first, second)))
+    return Partial(_either, block_mask.arrays_of(first), block_mask.arrays_of(second))
 
 
-def _joined(how: Callable, first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
-    return how(first(n, s_S), second(n, s_S))
+def _either(first: Mask, second: Mask, n: jax.Array, s_S: jax.Array) -> jax.Array:
+    return first(n, s_S) | second(n, s_S)
 
 
 def evaluate(mask: Mask | None, n: np.ndarray, s_S: np.ndarray) -> tuple[np.ndarray | None, jax.Array | None]:
@@ -108,6 +111,6 @@ def _terms(mask: Mask | None) -> list[Mask]:
     """Return the factors of a product of masks (`both`)."""
     if mask is None:
         return []
-    if isinstance(mask, Partial) and isinstance(mask.func, functools.partial) and mask.func.args == (operator.and_,):
+    if isinstance(mask, Partial) and mask.func is _both:
         return [term for one in mask.args for term in _terms(one)]
     return [mask]
