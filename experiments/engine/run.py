@@ -85,15 +85,15 @@ def devices(settings: config.Settings, device: str = "any", *, seeds: int = 1) -
 
 
 def run(
-    settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, fall_back: bool = False
+    settings: config.Settings, folder: pathlib.Path, work: Work, devices: Mesh, *, resume: int | None = None
 ) -> Result:
-    """Train as the config says, and write the results into `folder`. fall_back: train_step.Plan's."""
+    """Train as the config says, and write the results into `folder`. resume: train_step.Plan's."""
     began = time.perf_counter()
     plan, state = prepared(settings, work, devices)
-    plan = dataclasses.replace(plan, fall_back=fall_back)
+    plan = dataclasses.replace(plan, resume=resume)
     writes, resumed = distributed.main(), begun(folder)
     with workdir.hold(folder) if writes else contextlib.nullcontext(), file_errors(folder):
-        if enter(settings, folder, devices, work.data, fall_back=fall_back):
+        if enter(settings, folder, devices, work.data, resume=resume):
             print(f"{folder} holds a finished run: nothing to do. Its result is in {folder / 'summary.json'}")
             params = checkpoint.parameters(folder / "checkpoints", plan.steps) if resumed else None
             summary = disk.read_json(folder / "summary.json", says="its result")
@@ -156,7 +156,7 @@ def enter(
     devices: Mesh,
     data: Mapping[str, Any] | None = None,
     *,
-    fall_back: bool = False,
+    resume: int | None = None,
 ) -> bool:
     """Whether the folder, which is made or come back to, holds the finished run. Several processes enter together.
 
@@ -166,13 +166,13 @@ def enter(
     if not distributed.same(zlib.crc32(disk.as_json(values)) >> 1):
         raise errors.UserError("the processes have different configs: start all with the same command, but --process")
     hardware = f"{devices.size} x {devices.devices.flat[0].device_kind}"
-    finished = distributed.main() and workdir.enter(folder, values, hardware, data=data, fall_back=fall_back)
-    finished, until = bool(distributed.agree(finished)), time.monotonic() + SHARED_SECONDS
+    finished = distributed.in_main(lambda: workdir.enter(folder, values, hardware, data=data, resume=resume))
+    until = time.monotonic() + SHARED_SECONDS
     while not distributed.main() and not (folder / "config.json").exists():
         if time.monotonic() > until:
             raise errors.UserError(f"not all processes see what process 0 wrote in {folder}: its disk must be shared")
         time.sleep(0.5)
-    return finished
+    return bool(finished)
 
 
 def write_result(

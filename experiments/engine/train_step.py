@@ -82,7 +82,7 @@ class Plan:
     log: Sequence[str]  # who is told beside metrics.jsonl, and of what (log.py)
     keep_best: str  # '', or the name of a metric
     may_skip: bool  # steps are counted that changed nothing
-    fall_back: bool = False  # resume from an earlier checkpoint where the newest is damaged
+    resume: int | None = None  # the step of the checkpoint to go on from; None: the newest
     save_minutes: float = 5.0  # between checkpoints, whatever the steps
     keep: int = 2  # newest checkpoints that are kept
 

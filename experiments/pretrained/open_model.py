@@ -178,7 +178,7 @@ def _llama2c_file(path: pathlib.Path) -> pathlib.Path | None:
 def saved(file: pathlib.Path) -> dict[str, Any]:
     """The object in a file of a run; {} where there is none, as before a run's end or in a published model's folder."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
-        content = json.loads(disk.read_text(file))
+        content = json.loads(file.read_bytes())
         return content if isinstance(content, dict) else {}
     return {}
 

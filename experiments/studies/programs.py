@@ -25,7 +25,6 @@ from experiments.engine import (
     errors,
     log,
     loop,
-    manifest,
     mesh,
     optim,
     run as single,
@@ -168,10 +167,10 @@ def train(
         stack.enter_context(train_step.device_errors())
         start, state = 0, begin()
         begun = runs.sketches(state.params)
-        if checkpoint.newest(saved) is not None:
-            del state  # never two at once
-            start, state = _resumed(saved, initial(abstract=True)) or (0, begin())
         saves = stack.enter_context(contextlib.closing(checkpoint.Checkpoints(saved, keep=2)))
+        if saves.measured:
+            del state  # never two at once
+            start, state = saves.resume(initial(abstract=True))
         progress.go_on(start)
         compiled, compiling, seconds = vmapped_runs.step(vmapped), time.perf_counter(), 0.0
         if not (jax.config.jax_debug_nans or jax.config.jax_disable_jit):  # which look into what is not yet compiled
@@ -230,19 +229,6 @@ def train(
                         np.savez_compressed(file, A_MHNS=A_MHNN)
             disk.write_json(folder / run.name / "summary.json", own | common)  # last: it says that the run is finished
     shutil.rmtree(saved)  # behind the results: no one goes on from here
-
-
-def _resumed(saved: pathlib.Path, like: train_step.State) -> tuple[int, train_step.State] | None:
-    """The step and state of the checkpoint; None where there is only a damaged one, which is put aside."""
-    with contextlib.closing(checkpoint.Checkpoints(saved, keep=2)) as saves:
-        try:
-            return saves.resume(like, fall_back=True)
-        except manifest.Damaged as error:
-            print(f"these runs begin anew: their checkpoint cannot be used ({error})", flush=True)
-    aside = saved.with_name(saved.name + manifest.DAMAGED)
-    disk.remove(aside)
-    saved.rename(aside)
-    return None
 
 
 def _of_all(one: Checked, ready: Ready) -> dict[str, Any]:

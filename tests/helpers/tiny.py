@@ -208,9 +208,9 @@ def without_figures():
         yield
 
 
-def trained(folder, task: train_step.Task, *, figures=lambda *arguments: [], fall_back=False, **changes) -> runs.Result:
+def trained(folder, task: train_step.Task, *, figures=lambda *arguments: [], resume=None, **changes) -> runs.Result:
     """A run of this task in the folder, with these changes of the settings."""
     given = settings("vision", model=False, **changes)
     assert given.experiment == "vision"  # as the launcher, which reads it
     with without_figures():
-        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given), fall_back=fall_back)
+        return runs.run(given, folder, runs.Work(task, figures), runs.devices(given), resume=resume)
