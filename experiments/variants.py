@@ -116,42 +116,54 @@ def rehearse(m: config.Settings, spec: transformer.Spec, sizes: dict[str, int], 
     """Trace the shapes of a block, with nothing computed. Raises UserError if a variant of the user's own fails or
     makes other shapes than its room's, or if features do not fit together."""
     own = [f"model.{name} = {getattr(m, name)}" for name in ROOMS if ":" in split(name, getattr(m, name))[0]]
-    called, D = " and ".join(own) or f"model.score = {m.score} with model.value = {m.value}", sizes["D"]
-    n, x_BND, of = min(N, 3), jax.ShapeDtypeStruct((2, min(N, 3), D), jnp.float32), spec.block
-    rotary = split("relative_position", m.relative_position)[0] in ROTARY
-    if not (own or rotary or of.attention.value.from_keys):
+    rotary, from_keys = (
+        split("relative_position", m.relative_position)[0] in ROTARY,
+        spec.block.attention.value.from_keys,
+    )
+    if not (own or rotary or from_keys):
         return
+    called = " and ".join(own) or f"model.score = {m.score} with model.value = {m.value}"
+    called += f" and model.relative_position = {m.relative_position}" if rotary and not own else ""
+    n, x_BND = min(N, 3), jax.ShapeDtypeStruct((2, min(N, 3), sizes["D"]), jnp.float32)
 
-    def trace(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
-        params = block.init(key, **sizes, N=N, spec=of, bias=m.bias, cross=cross)
+    def trace_parts(key: jax.Array, x_BND: jax.Array) -> dict[str, Any]:
+        params, of = block.init(key, **sizes, N=N, spec=spec.block, bias=m.bias, cross=cross), spec.block.attention
         shapes.check(params)
-        q, k = of.attention.score.apply(params["score"], x_BND, x_BND)
-        v = of.attention.value.apply(params["value"], k if of.attention.value.from_keys else x_BND)
-        position = spec.position.apply(spec.position.init(key, N=N, D=D), x_BND, None)
-        memory = attentions.Memory(x_BND, None) if cross else None
-        y_BND, _ = block.apply(params, x_BND, of, attentions.Call(mask=masks.causal, memory=memory, key_B=None))
-        return {"params": params, "q": q, "k": k, "v": v, "position": position, "block": y_BND}
+        q, k = of.score.apply(params["score"], x_BND, x_BND)
+        position = spec.position.apply(spec.position.init(key, N=N, D=sizes["D"]), x_BND, None)
+        return {"params": params, "queries": q, "keys": k, "position": position}
+
+    def trace_block(params: dict, x_BND: jax.Array) -> jax.Array:
+        call = attentions.Call(mask=masks.causal, memory=attentions.Memory(x_BND, None) if cross else None)
+        return block.apply(params, x_BND, spec.block, call)[0]
 
     with by_name.told(called):
-        made = jax.eval_shape(trace, jax.random.key(0), x_BND)
-    letters = shapes.check(made.pop("params"))
-    wrong = [f"{a} is {letters[a]} in its parameters" for a in "HKDF" if letters.get(a, sizes[a]) != sizes[a]]
-    (H, K), right = (sizes["H"], made["q"].shape[-1]), {}
-    for name in "qkv":  # a head axis of 1, or of fewer heads of keys, is shared
-        heads = next((h for h in {H, m.G, 1} if made[name].ndim == 4 and made[name].shape[1] == h), H)
-        right[name] = (2, heads, n, K if name != "v" else (made[name].shape or (0,))[-1])
-    right |= {"position": x_BND.shape, "block": x_BND.shape}
-    wrong += [
-        f"its {name} has the shape {made[name].shape}, not {right[name]}"
-        for name in right
-        if made[name].shape != right[name]
-    ]
-    wrong += ["its queries have no features"] if not K else []
-    wrong += [f"its queries have {K} features, and rotary positions turn pairs"] if rotary and K % 2 else []
-    if of.attention.value.from_keys and made["k"].shape[-1] != sizes["K"]:
-        wrong.append(f"values made of keys need keys of model.K = {sizes['K']} features, not {made['k'].shape[-1]}")
-    if wrong:
-        raise errors.UserError(f"{called}: {wrong[0]}")
+        made = jax.eval_shape(trace_parts, jax.random.key(0), x_BND)
+    params = made.pop("params")
+    if wrong := _misfit(made, shapes.check(params), sizes | {"G": m.G}, n, rotary=rotary, from_keys=from_keys):
+        raise errors.UserError(f"{called}: {wrong}")
+    with by_name.told(called):
+        y_BND = jax.eval_shape(trace_block, params, x_BND)
+    if y_BND.shape != x_BND.shape:
+        raise errors.UserError(f"{called}: its block makes tokens of the shape {y_BND.shape}, not {x_BND.shape}")
+
+
+def _misfit(made: dict, letters: dict, sizes: dict[str, int], n: int, *, rotary: bool, from_keys: bool) -> str:
+    """Return what does not fit of queries, keys, a position code and the sizes of parameters; '' if all fits."""
+    for letter in "HKDF":
+        if letters.get(letter, sizes[letter]) != sizes[letter]:
+            return f"{letter} is {letters[letter]} in its parameters, not {sizes[letter]}"
+    K = (made["queries"].shape or (0,))[-1]
+    for name in ("queries", "keys"):
+        shape = made[name].shape
+        if len(shape) != 4 or shape[:1] + shape[2:] != (2, n, K) or shape[1] not in (1, sizes["G"], sizes["H"]):
+            return f"its {name} have the shape {shape}, not {(2, sizes['H'], n, K)}"
+    if not K or (rotary and K % 2):
+        return f"its queries have {K} features" + (", and rotary positions turn pairs" if K else "")
+    if from_keys and K != sizes["K"]:
+        return f"values made of keys need keys of model.K = {sizes['K']} features, not {K}"
+    shape = made["position"].shape
+    return "" if shape == (2, n, sizes["D"]) else f"its position code makes the shape {shape}, not {(2, n, sizes['D'])}"
 
 
 def check_scales(m: config.Settings, changed: set[str], params: dict, outputs: tuple[str, ...]) -> None:

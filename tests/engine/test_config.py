@@ -13,8 +13,8 @@ import tiny
 from configs import base
 from experiments import model as models
 from experiments.engine import by_name, config as configs, config_file, errors
-from tfm import attention, block, mlp, norm, position
-from tfm.attention import relative_position, score, value
+from tfm import block, mlp, norm, position
+from tfm.attention import implementations, relative_position, score, value
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -166,7 +166,6 @@ TAKEN = {
     "mesh.data": {"-1": -1},
     "optim.learning_rate": {"1e-3": 0.001, "1": 1.0, ".5": 0.5},
     "model.bias": {"qkv": "qkv"},
-    "model.skips": {"false": False, "0": False},
     "text.source": {"x = 1 # a=b": "x = 1 # a=b", "": "", "7": "7"},
     "model.scale": {"1": "1"},
     "train.growth": {"[[2, 3]]": [[2, 3]]},
@@ -191,7 +190,6 @@ def test_an_override_has_the_type_of_its_field(key):
         ("zzz", "3", 'unknown config key "zzz"'),
         ("train.steps", "1e3", '"train.steps" must be of type int, and "1e3" is not'),
         ("train.steps", "", '"train.steps" must be of type int, and "" is not'),
-        ("model.skips", "2", "\"model.skips\" must be of type bool, and '2' is not"),
         ("optim.clip", "one", '"optim.clip" must be of type float, and "one" is not'),
         ("train.growth", "2, 3", """"train.growth" must be of type list, as '["One", "Two"]', and "2, 3" is not"""),
     ],
@@ -217,7 +215,7 @@ def test_sizes_follow_from_others_unless_they_are_set():
 
 
 SCORES = """none tied tied_keynorm tied_wide tied_signed l2_tied pairwise pairwise_sym identity_query
-nonlinear_query symmetric_init asymmetric asymmetric_std asymmetric_qknorm additive constant"""
+nonlinear_query symmetric_init asymmetric asymmetric_std asymmetric_qknorm constant"""
 MLPS = """relu relu_squared gelu gelu_tanh quick_gelu silu tanh two_hidden_relu two_hidden_gelu swiglu geglu geglu_tanh
 reglu"""
 LISTED = {
@@ -231,7 +229,7 @@ LISTED = {
     "bias": (block.BIASES, "all none attention mlp qkv"),
     "outer_norm": (models.OUTER_NORMS, "last first both none"),
     "block": (block.ORDERS, "pre_norm post_norm plain"),
-    "attention": (attention.IMPLEMENTATIONS, "explicit flash"),
+    "attention": (implementations.NAMES, "explicit flash"),
     "compute_dtype": (models.DTYPES, "float32 bfloat16"),
 }
 
@@ -348,3 +346,13 @@ def test_a_derived_size_counts_as_changed_only_where_it_matters():
         found.refuse_unused()  # an experiment that uses D uses these, too
     assert math.prod((found.model.F, found.model.K)) == 256 * 16
     found.refuse_unused()
+
+
+def test_a_switch_is_true_or_false():
+    config = base.get_config("translation")
+    for text, right in {"true": True, "1": True, "false": False, "0": False}.items():
+        configs.override(config, "pairs.reverse", text)
+        assert config.pairs.reverse is right
+    with pytest.raises(errors.UserError) as caught:
+        configs.override(config, "pairs.reverse", "2")
+    assert "pairs.reverse" in str(caught.value) and "2" in str(caught.value)

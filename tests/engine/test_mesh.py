@@ -269,7 +269,7 @@ def test_tokens_are_dealt_like_cards():
     assert all(shard.data.shape == (1, 12) for shard in placed["valid_BS"].addressable_shards)
 
     def own(x_BN, w_BN):
-        return jnp.abs(layouts.own(x_BN, meshes.layout(mesh_of("2x1x1x4"))) - w_BN).sum()[None, None]
+        return jnp.abs(layouts.take_own_tokens(x_BN, meshes.layout(mesh_of("2x1x1x4"))) - w_BN).sum()[None, None]
 
     specs = {"in_specs": (P("data"), P("data", "sequence")), "out_specs": P("data", "sequence")}
     assert not jax.jit(meshes.sharded(own, mesh_of("2x1x1x4"), **specs))(batch["w_BN"], placed["w_BN"]).any()

@@ -14,13 +14,11 @@ MODELS = {
     "model.window must be at least 0": dict(window=-1),
     "model.cap must be at least 0": dict(cap=-1.0),
     "model.output_cap must be at least 0": dict(output_cap=-1.0),
-    "takes keys of model.K = 4 features, and those of model.score = tied_wide have 8": dict(
-        value="keys", score="tied_wide"
-    ),
+    "tied_wide.*model.K = 4 features, not 8": dict(value="keys", score="tied_wide"),
     "model.dropout must be less than 1": dict(dropout=1.0),
     "model.dropout must be at least 0": dict(dropout=-0.1),
-    "are 3 with model.score = asymmetric: model.K must be even": dict(relative_position="rotary", K=3),
-    "are 9 with model.score = none: .*, or model.D": dict(relative_position="rotary_halves", score="none", D=9, H=3),
+    "model.score = asymmetric .*3 features.* pairs": dict(relative_position="rotary", K=3),
+    "model.score = none .*9 features.* pairs": dict(relative_position="rotary_halves", score="none", D=9, H=3),
     "9:yarn:2 gives no angles: it must be rotary_halves:base:yarn:factor:N:fast:slow:length, in numbers": dict(
         relative_position="rotary_halves:9:yarn:2"
     ),
@@ -35,11 +33,8 @@ MODELS = {
     "rotary: gives no angles": dict(relative_position="rotary:"),
     "rotary:9:linear:2:3 gives no angles": dict(relative_position="rotary:9:linear:2:3"),
     r'"rotery:2" is not of the form my_file:my_variant \(did you mean "rotary"': dict(relative_position="rotery:2"),
-    "model.value_embedding needs words alone": dict(value_embedding=True),
-    "model.skips needs model.M of at least 2": dict(skips=True, M=1),
-    "model.skips needs model.share = 1": dict(skips=True, share=2),
-    "model.score = constant does not declare": dict(relative_position="rotary", score="constant"),
-    "turns .* model.score = l2_tied does not declare": dict(relative_position="rotary_halves", score="l2_tied"),
+    "model.score = constant does not": dict(relative_position="rotary", score="constant"),
+    "turns .* model.score = l2_tied does not": dict(relative_position="rotary_halves", score="l2_tied"),
     "model.D = 8 must be model.H x model.K = 2 x 3": dict(score="identity_query", K=3),
     "unknown relative_position .*alibi": dict(relative_position="alibbi"),
     "unknown compute_dtype .*bfloat16": dict(compute_dtype="bf16"),
@@ -54,9 +49,6 @@ TEXTS = {
     "model.share = 2 needs another model.norm": dict(model__share=2, model__norm="batch"),
     "model.E = 3 needs text.head = linear": dict(model__E=3, text__head="tied"),
     "model.E = 3 needs another model.norm": dict(model__E=3, model__norm="batch"),
-    "model.value_embedding needs model.value = low_rank or gated": dict(
-        model__value="full_rank", model__value_embedding=True
-    ),
     "is a path, and nothing is there": dict(text__tokenizer="/nowhere/tok512.bin"),
 }
 TRAININGS = {
@@ -81,7 +73,7 @@ def test_a_model_that_cannot_be(words):
 
 def test_twice_as_many_features_are_an_even_number():
     settings = tiny.settings("vision", model__relative_position="rotary", model__score="tied_wide", model__K=3)
-    assert models.block_parts(settings.model).attention.score is score.tied_wide
+    assert models.block_spec(settings.model).attention.score is score.tied_wide
 
 
 @pytest.mark.parametrize("words", TEXTS)
@@ -101,9 +93,7 @@ def test_a_training_that_cannot_be(words, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "of", "words"), [("score", "additive", "no product of"), ("norm", "batch_features", "statistics of each")]
-)
+@pytest.mark.parametrize(("name", "of", "words"), [("norm", "batch_features", "statistics of each")])
 def test_what_needs_all_tokens_of_a_sequence_on_one_device(name, of, words):
     settings = tiny.settings("vision", **{f"model__{name}": of})
     with pytest.raises(errors.UserError, match=f"model.{name} = {of} .*{words}.*mesh.sequence must be 1"):

@@ -32,7 +32,7 @@ RUNS = {
 # For each field of `model`, and of the other sections, values of which at least one is another than a family's.
 MODEL = {
     **dict(M=[4], D=[32], H=[4], G=[1], K=[6], F=[9]),  # with D also K and G
-    **dict(share=[1, 2], E=[0, 6], skips=[True], value_embedding=[True]),
+    **dict(share=[1, 2], E=[0, 6]),
     "score": ["tied", "asymmetric_noself", "symmetric_init", "asymmetric_std", "pairwise"],
     **dict(score_std=[0.5], output_std=[0.0], window=[3]),
     "scale": ["1/sqrt(D)", "1"],
