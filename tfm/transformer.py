@@ -40,8 +40,8 @@ def _save(*names: str) -> Callable[..., bool]:
 
 # What the backward pass computes again: norms; also what an MLP makes of its products; all of a block.
 REMAT = {
-    "none": _save("attention", "statistic", "activation"),
-    "products": _save("attention", "statistic"),
+    "none": _save("product", "attention", "statistic", "activation"),
+    "products": _save("product", "attention", "statistic"),
     "full": None,
 }
 KEEP_FLOAT32 = ("mean_D", "var_D", "mean_N", "var_N", "b_HR")  # running averages, and what is added to logits

@@ -30,6 +30,8 @@ CPU = {  # name -> (function, the shapes of its arguments, what stands in the pr
     "one row": (linear.matmul, [(1, 5), (7, 5)], "optimization_barrier"),
     "few rows": (linear.matmul, [(3, 5), (7, 5)], "tensor<7x3xf32>"),
     "few rows of heads": (platform.sum_heads, [(1, 2, 3, 5), (2, 7, 5)], "tensor<2x5x3xf32>"),
+    "many rows of heads": (platform.matmul_heads, [(2, 32, 5), (2, 3, 5)], "tensor<64x5xf32>"),
+    "many heads of rows": (platform.sum_heads, [(2, 3, 32, 5), (3, 7, 5)], "tensor<64x15xf32>"),
     "one new token": (platform.write_cache, [(1, 2, 7, 5), (1, 2, 1, 5), (1, 1)], "stablehlo.while"),
 }
 
@@ -64,6 +66,21 @@ def test_a_tpu_writes_a_token_into_the_cache_as_a_cpu_does(monkeypatch):
     np.testing.assert_array_equal(jax.jit(write)(cache_BHSK, new_BHNK), expected)
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda x, *, cpu, tpu, default: tpu(x))
     np.testing.assert_array_equal(jax.jit(lambda *arrays: write(*arrays))(cache_BHSK, new_BHNK), expected)
+
+
+@pytest.mark.parametrize("name", ["a row", "heads"])
+def test_a_tpu_computes_a_single_row_as_one_of_eight(name, monkeypatch):
+    function, shapes, mark = {
+        "a row": (platform.matmul_rows, [(1, 5), (7, 5)], "tensor<8x5xf32>"),
+        "heads": (platform.sum_heads, [(1, 3, 1, 5), (3, 7, 5)], "1x3x8x5xf32"),
+    }[name]
+    arrays = [np.random.default_rng(i).standard_normal(shape, np.float32) for i, shape in enumerate(shapes)]
+    cpu, tpu = (jax.jit(function).trace(*arrays).lower(lowering_platforms=(one,)).as_text() for one in ("cpu", "tpu"))
+    assert mark in tpu and mark not in cpu
+    expected = jax.jit(function)(*arrays)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *xs, cpu, tpu=None, default: (tpu or default)(*xs))
+    found = jax.jit(lambda *arrays: function(*arrays))(*arrays)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_many_new_tokens_are_not_unrolled():
