@@ -61,12 +61,14 @@ def matmul_heads(x_BND: jax.Array, U_HKD: jax.Array) -> jax.Array:
     (B, N, D), (H, K) = x_BND.shape, U_HKD.shape[:2]
 
     def rows(x_BND: jax.Array, U_HKD: jax.Array) -> jax.Array:
-        return matmul_rows(x_BND.reshape(-1, D), U_HKD.reshape(-1, D)).reshape(B, N, H, K).swapaxes(1, 2)
+        return jnp.matmul(x_BND.reshape(-1, D), U_HKD.reshape(-1, D).T).reshape(B, N, H, K).swapaxes(1, 2)
 
     def contraction(x_BND: jax.Array, U_HKD: jax.Array) -> jax.Array:
         return jnp.einsum("bnd,hkd->bhnk", x_BND, U_HKD)
 
-    return rows(x_BND, U_HKD) if B * N <= FEW else choose_product(rows, contraction, x_BND, U_HKD)
+    if B * N > FEW:
+        return choose_product(rows, contraction, x_BND, U_HKD)
+    return matmul_rows(x_BND.reshape(-1, D), U_HKD.reshape(-1, D)).reshape(B, N, H, K).swapaxes(1, 2)
 
 
 def sum_heads(y_BHNV: jax.Array, U_HDV: jax.Array) -> jax.Array:

@@ -45,7 +45,8 @@ def parameters(G: int, bias: bool = True) -> dict:
 
 def attended(params: dict, x_BND: jax.Array, *, positions=relative_position.none, attend_to_self=True, **call) -> tuple:
     own = SCORES["asymmetric"]._replace(attend_to_self=attend_to_self)
-    parts = cases.spec(score=own, H=H, relative_position=positions).attention
+    attend = flash.attention if call.get("layout", layouts.ONE).sequence else explicit.attention
+    parts = cases.spec(score=own, H=H, relative_position=positions, attend=attend).attention
     return cases.self_attention(params, x_BND, spec=parts, mask=mask.causal, **call)
 
 
